@@ -31,7 +31,7 @@ test: $(STAMP) ## run the tests, two processes (seven minutes on two cores)
 
 # What real processes make of faults: one after the other, since they are judged by how soon they go on.
 hard: $(STAMP) ## what CI runs too: every failpoint, the fault matrix, partitions, crowds and what is long (twenty minutes)
-	@FARFLUNG_LONG=1 FARFLUNG_KILLS=20 $(BIN)/python -m pytest -n 0 -m "hard or chaos"
+	@FARFLUNG_LONG=1 FARFLUNG_KILLS=10 $(BIN)/python -m pytest -n 0 -m "hard or chaos"
 
 # A layer over .venv/, so that lint and the other tests see what they always see: its name, what is installed in it, and
 # what pytest is told. A machine that reaches no registry has not run these tests, and says so: that is no fault of
@@ -56,7 +56,7 @@ optimizers: $(STAMP) ## the tests of inner optimizers from packages of their own
 package: $(STAMP) ## dist/: the wheel and the source archive, checked; the wheel, installed elsewhere, makes a round (a minute)
 	@rm -rf dist
 	@$(BIN)/python -m build --no-isolation --outdir dist .
-	@FARFLUNG_WHEEL="$$(ls $(CURDIR)/dist/*.whl)" $(BIN)/python -m pytest -n 0 -q tests/house/test_packaging.py tests/house/test_deploy.py
+	@FARFLUNG_LONG=1 FARFLUNG_WHEEL="$$(ls $(CURDIR)/dist/*.whl)" $(BIN)/python -m pytest -n 0 -q tests/house/test_packaging.py tests/house/test_deploy.py
 
 chaos: $(STAMP) ## the same with 200 kills of the coordinator, as docs/reliability.md tells it (half an hour)
 	@FARFLUNG_LONG=1 $(BIN)/python -m pytest -n 0 -q tests/chaos

@@ -191,6 +191,10 @@ class Bench:
         self.options, self.coordinator = options, coordinator
         self.workers: list[Worker] = []
         self.rows: list[Row] = []
+        self._idle_costs = (
+            0.0,
+            0.0,
+        )  # without rounds: of a second, the coordinator's CPU and the bytes it sends
 
     def row(self, what: str, figure: str, goal: str = "", was_met: str = "") -> None:
         self.rows.append(Row(what, figure, goal, was_met))
@@ -267,6 +271,13 @@ class Bench:
                 f"{len(made)} in {took:.0f} s, of {max(sizes, default=0)} members, "
                 f"{quantile(seconds, 0.5):.2f} s each (median)",
             )
+            taken = max(1, sum(sizes))
+            more_s, more_bytes = cpu - self._idle_costs[0] * took, (sent - self._idle_costs[1]) * took * 1e6
+            self.row(
+                "the same: a member of a round costs the coordinator, over what it costs without rounds",
+                f"{1000 * more_s / taken:.2f} ms of CPU, {more_bytes / taken / 1024:.1f} KB sent",
+            )
+        self._idle_costs = cpu / took, sent
         return beats
 
     def seats(self) -> None:

@@ -74,6 +74,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GROWTH_MB = 64.0
 # Frames without a payload.
 BARE = WANTS | {Kind.MISSING, Kind.PONG, Kind.LATER, Kind.ROOM, Kind.IDLE, Kind.GIVEN_BACK}
+BARE |= {Kind.AHEAD_HELD, Kind.AHEAD_COUNTS}
 MOST_KEPT = 256  # inputs that led somewhere new
 INTERESTING = (
     b"\0",

@@ -19,7 +19,8 @@ from farflung.coordinator.run.effects import AnswerDoor, DialBack, Effect, Tell
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol import envelope
 from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.manifest import Manifest, NetSection, RoundSection, RunSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import NetSection, RoundSection, RunSection
 from farflung.protocol.messages import DOOR_IN, MEMBER_IN, Message
 from farflung.protocol.process.sockets import curve_raw
 from farflung.protocol.round_words import Plan

@@ -24,6 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from farflung.console.bench.bench import BenchOptions
+from farflung.console.bench.figures import peer_of
 from rig.lab.emulator import HostSpec
 from rig.lab_run import Found, Setting, allowed_congestion, run
 
@@ -183,6 +184,42 @@ def slow(asked: Asked) -> list[Row]:
     return rows
 
 
+def one_slow(asked: Asked) -> list[Row]:
+    """One of six at 5 Mbit/s up and 20 down: the others' rounds beside those that they make without it, and how much of
+    what it computed counts.  With other sizes than 100 MB the time between rounds is shorter or longer alike."""
+    hosts = equal(asked, 6, 200)
+    hosts[-1] = replace(hosts[-1], up_mbit=5, down_mbit=20)
+    of = setting(asked, hosts, 100, "auto")
+    pause_s = 20.0 * of.options.mb / 100
+    options = replace(
+        of.options,
+        codec="auto",
+        gather_codec="int8",
+        pause_s=pause_s,
+        waits_for=2,
+        grace_s=10.0,
+        keep_results=8,
+    )
+    with_it = replace(of, options=options, timeout_s=120 + (asked.rounds + 1) * (pause_s + 30))
+    without = replace(with_it, hosts=hosts[:-1], options=replace(options, peers=len(hosts) - 1))
+    found, alone = run(with_it), run(without)
+    fast = [spec.name for spec in hosts[:-1]]
+    took, usual = (statistics.median(rounds_of(each, fast)) for each in (found, alone))
+    told = found.told[hosts[-1].name]
+    share, ratio = told["counted"] / told["computed"], took / usual
+    got = f"{took:.2f} s instead of {usual:.2f} s ({ratio:.2f} x), {100 * share:.0f} % of its tokens count"
+    what = f"{shape(with_it)}, the last at 5/20, {pause_s:g} s between rounds"
+    met = ratio <= 1.3 and share >= 0.8
+    return [row_of("one-slow", what, found, got, f"{usual:.2f} s, 100 %", "1.3 x, 80 %", met)]
+
+
+def rounds_of(found: Found, hosts: list[str]) -> list[float]:
+    """The seconds of each round after the first, as the slowest of these hosts saw it."""
+    peers = [peer_of(found.events[name]).rounds for name in hosts]
+    common = set.intersection(*(set(rounds) for rounds in peers))
+    return [max(rounds[version].seconds for rounds in peers) for version in sorted(common) if version]
+
+
 def cap(name: str, asked: Asked, way: int) -> list[Row]:
     variable = ("FARFLUNG_UPLOAD_LIMIT", "FARFLUNG_DOWNLOAD_LIMIT")[way]
     of = setting(asked, equal(asked, 2, 200), 80)
@@ -265,6 +302,7 @@ ROWS: dict[str, Callable[[Asked], list[Row]]] = {
     "death-scatter": lambda asked: death("death-scatter", asked, 0.5),
     "death-gather": lambda asked: death("death-gather", asked, 1.5),
     "slow": slow,
+    "one-slow": one_slow,
     "cap-up": lambda asked: cap("cap-up", asked, 0),
     "cap-down": lambda asked: cap("cap-down", asked, 1),
     "control": control,

@@ -22,15 +22,18 @@ from farflung.checkpoints.files import Folder
 from farflung.protocol.digests import HASH_BYTES, hash_bytes, root_of, split_hashes
 from farflung.protocol.errors import CheckpointError, UserError
 from farflung.protocol.frames import Payload
-from farflung.protocol.limits import CHUNKS_PER_FRAGMENT
+from farflung.protocol.limits import AMENDMENT_BYTES, AMENDMENTS_MOST, CHUNKS_PER_FRAGMENT
 from farflung.protocol.manifest import MAX_MANIFEST_BYTES, Manifest
+from farflung.protocol.moments import Terms
 from farflung.protocol.round_words import Commit, Count, Hash, HashList
+from farflung.protocol.signing import Amendment, Amendments
 
 FORMAT = 1
 ENDING = "-archive"  # of the folder; what comes before it is the beginning of the run's id
-_RUN_FILE = "run.json"
+_RUN_FILE, _AMENDMENTS_FILE = "run.json", "amendments.json"
 LENGTH_BYTES = 8  # of a head, before it
 HEAD_BYTES_MAX = 1 << 20
+_AMENDMENTS_BYTES = 4 * AMENDMENTS_MOST * AMENDMENT_BYTES
 _NAME = re.compile(r"e(\d{4,})-f(\d{2,})-v(\d{8,})\.round")
 
 Key = tuple[int, int, int]  # era, fragment, version
@@ -73,6 +76,10 @@ class Archive:
         if _RUN_FILE not in self._files.files(folder_of(run_id)):
             self._files.write(folder_of(run_id), _RUN_FILE, [manifest.canonical()])
 
+    def amend(self, run_id: bytes, amendments: Sequence[Amendment]) -> None:
+        """What the host has changed so far, in place of what stood there."""
+        self._files.write(folder_of(run_id), _AMENDMENTS_FILE, [msgspec.json.encode(amendments)])
+
     def put(self, head: RoundHead, payloads: Sequence[Payload]) -> None:
         """All of one version of a fragment, unless it is there already."""
         folder, name = folder_of(head.run_id), name_of(*head.key)
@@ -91,6 +98,16 @@ class Archive:
             return Manifest.from_canonical(raw)
         except UserError as error:
             raise CheckpointError(f"{self._where(run, _RUN_FILE)}: {error}") from None
+
+    def terms(self, run: str) -> Terms:
+        """What held at each version.  Whether the host has signed it, `is_hosts` says."""
+        if _AMENDMENTS_FILE not in self._files.files(run + ENDING):
+            return Terms(self.manifest(run))
+        raw = self._files.read(run + ENDING, _AMENDMENTS_FILE, _AMENDMENTS_BYTES + 1)
+        try:
+            return Terms.of(self.manifest(run), msgspec.json.decode(raw, type=Amendments))
+        except (UserError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{self._where(run, _AMENDMENTS_FILE)}: {error}") from None
 
     def keys(self, run: str) -> list[Key]:
         """What is there, in order."""

@@ -24,8 +24,8 @@ from farflung.checkpoints.donors import GAIN, Asked, Donors
 from farflung.checkpoints.fellows import NOTHING, Fellows, Holding
 from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal, SendFrame
 from farflung.protocol.digests import is_piece, mask_of, root_of, split_hashes
-from farflung.protocol.fragments import Fragment
 from farflung.protocol.frames import Frame, Header, Kind, Payload
+from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import Commit
 from farflung.protocol.verdicts import Verdict
 

@@ -16,9 +16,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from farflung.protocol.digests import hash_bytes, root_of
 from farflung.protocol.errors import CheckpointError
-from farflung.protocol.fragments import Fragment
-from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, FRAGMENTS_MAX
-from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.limits import AMENDMENTS_MOST, CHUNKS_PER_FRAGMENT, FRAGMENTS_MAX
+from farflung.protocol.model_schema import Fragment, ModelSchema
 from farflung.protocol.outer_numbers import MOMENTUM_PARTS, StateForm
 from farflung.protocol.round_words import Count
 from farflung.protocol.signing import curve_key_of, peer_id_of, proves, statement_of, verify
@@ -70,6 +69,8 @@ class CheckpointManifest(Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     stage: Count | UnsetType = UNSET
     # Of a chunk's state.  Left out where they are two, as all were that wrote none.
     parts: Literal[3] | UnsetType = UNSET
+    # The amendment that held in the round that made it; left out where its host had changed nothing.
+    amended: Annotated[int, Meta(ge=1, le=AMENDMENTS_MOST)] | UnsetType = UNSET
     writer: Text  # the id of the peer that wrote the manifest
     key: Hex32
     signature: Annotated[str, Meta(pattern="^([0-9a-f]{128})?$")] = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -39,33 +39,13 @@ def tensors_of(model: ModelSchema, chunks: Iterable[tuple[int, bytes]]) -> Expor
             bytearray(raw[: VALUE_BYTES * size]), dtype=torch.float32
         )
     tensors: dict[str, Tensor] = {}
-    for specs, at in _placed(model):
-        for spec in specs:
-            if spec.kind not in at:
-                continue
-            tensors[spec.name] = _values_of(spec, flat, at[spec.kind])
-            at[spec.kind] += prod(spec.shape)
-    pairs = [spec.name.split(" = ", 1) for spec in model.tensors if spec.kind == "alias"]
+    for spec, at in model.places():
+        tensors[spec.name] = _values_of(spec, flat, at)
     return Exported(
         tensors,
-        {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and pair[1] in tensors},
+        {name: of for name, of in model.aliases.items() if of in tensors},
         tuple(spec.name for spec in model.tensors if spec.kind == "frozen"),
     )
-
-
-def _placed(model: ModelSchema) -> Iterator[tuple[Sequence[TensorSpec], dict[str, int]]]:
-    """Tensors that lie one after the other, and where the first of each kind begins in the flat vector."""
-    size = model.chunk_elements
-    if not model.stages:
-        yield model.tensors, {"param": 0, "buffer": model.first_plain_chunk * size}
-        return
-    ends = [*(stage.first_tensor for stage in model.stages[1:]), len(model.tensors)]
-    first_chunk = 0
-    for stage, end in zip(model.stages, ends, strict=True):
-        stop_chunk = first_chunk + stage.chunk_count
-        at = {"param": first_chunk * size, "buffer": (stop_chunk - stage.plain_chunks) * size}
-        yield model.tensors[stage.first_tensor : end], at
-        first_chunk = stop_chunk
 
 
 def _values_of(spec: TensorSpec, flat: Tensor, at: int) -> Tensor:

@@ -19,8 +19,8 @@ from itertools import islice
 
 from farflung.collectives.round.effects import SendFrame
 from farflung.protocol.digests import bits, full_mask, mask_from_bytes
-from farflung.protocol.fragments import Fragment
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
+from farflung.protocol.model_schema import Fragment
 from farflung.protocol.verdicts import Verdict
 
 NOTHING = -1  # the version of a fellow that has told nothing yet

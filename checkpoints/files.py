@@ -50,7 +50,7 @@ class Folder:
         self._mark = secrets.token_hex(4)  # others may write a file of the same name
 
     def _path(self, *names: str) -> str:
-        return "/".join((self._root.rstrip("/"), *names))
+        return "/".join((self._root.rstrip("/"), *filter(None, names)))
 
     # ---- looking ---------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Folder:
         except Exception as error:  # each store's library has its own errors: this is its outermost call
             what = getattr(error, "strerror", None) or str(error).splitlines()[0:1] or type(error).__name__
             told = what if isinstance(what, str) else what[0]
-            raise StoreError(f"{'/'.join((self.url.rstrip('/'), *names))}: {told}") from error
+            raise StoreError(f"{'/'.join((self.url.rstrip('/'), *filter(None, names)))}: {told}") from error
 
 
 def _beginning(pieces: Iterator[bytes]) -> bytes:

@@ -1,4 +1,5 @@
-"""The command line of `farflung checkpoint`: list, verify and export what is at a URL.
+"""The command line of `farflung checkpoint`: list, verify and export what is at a URL, and begin
+a run with it.
 
 Added to the command line by console/main.py.  Works without a coordinator: that a checkpoint is a state of the run is
 said by the run's signature, which the key of a join URL must have made.  Every command of farflung imports this module:
@@ -137,6 +138,28 @@ def export(
         typer.echo(f"wrote version {manifest.version} of {manifest.run}{joins} to {target}")
         return
     raise CheckpointError(f"{place}: no checkpoint there can be read whole")
+
+
+@app.command()
+def start(
+    place: Annotated[str, typer.Argument(help="A checkpoint, a folder of them, or a .safetensors file.")],
+    run: Run = "",
+    momentum: Annotated[
+        bool, typer.Option("--momentum", help="Go on with the checkpoint's outer momentum, too.")
+    ] = False,
+) -> None:
+    """Print the lines of run.toml with which a new run begins with this."""
+    from farflung.checkpoints.checkpoint_manifest import MANIFEST_NAME
+    from farflung.checkpoints.warm_start import hash_at
+
+    source = place_of(place.rstrip("/"))
+    if not source.partition("?")[0].endswith(".safetensors"):
+        store = store_at(source)
+        if MANIFEST_NAME not in store.files.files(""):
+            found = next(candidates(look(store, run), place, None))
+            source = f"{source}/{found.parts[0].folder}"
+    keep = '\nmomentum = "keep"' if momentum else ""
+    typer.echo(f'[start]\nfrom = "{source}"\nhash = "{hash_at(source)}"{keep}')
 
 
 def _is_free(target: Path, force: bool, is_folder: bool, is_dcp: bool) -> None:

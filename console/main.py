@@ -22,6 +22,8 @@ from farflung import __version__
 from farflung.console.bench_command import app as bench_app
 from farflung.console.checkpoint_commands import app as checkpoint_app
 from farflung.console.operator_commands import app as operator_app
+from farflung.console.phonebook_commands import BOOK_HELP
+from farflung.console.phonebook_commands import app as phonebook_app
 from farflung.console.publish_command import app as publish_app
 from farflung.peer.settings import METRICS_HELP, SETTINGS, Setting, own_config, place_of
 from farflung.protocol.errors import FarflungError, UserError
@@ -43,6 +45,7 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(operator_app)
 app.add_typer(publish_app)
+app.add_typer(phonebook_app)
 
 Given = Mapping[str, object]  # by the names of the settings; None or False where nothing was said
 Url = Annotated[
@@ -59,6 +62,11 @@ Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="In place of run.toml's, such as round.sync_every=50."),
 ]
+Public = Annotated[
+    list[str] | None,
+    typer.Option(help="HOST or HOST:PORT that peers dial; up to four times, IPv6 in \\[brackets]."),
+]
+Announced = Annotated[list[str] | None, typer.Option("--announce", help=BOOK_HELP)]
 Board = Annotated[
     Path | None, typer.Option("--tensorboard", help="Write a TensorBoard log into this folder.")
 ]
@@ -141,21 +149,18 @@ def coordinate(
     host: Annotated[
         str | None, typer.Option(help="The name or address that peers dial, for the URL.")
     ] = None,
+    public: Public = None,
     json_output: Annotated[bool, typer.Option("--json", help='Print {"url": ...} as one JSON line.')] = False,
     exit_when_done: Annotated[
         bool, typer.Option(help="End when the run is complete and everybody left.")
     ] = False,
     metrics: Annotated[str | None, typer.Option(help=METRICS_HELP, envvar="FARFLUNG_METRICS")] = None,
     web: Annotated[str | None, typer.Option(help=WEB_HELP)] = None,
+    announced: Announced = None,
     tensorboard: Board = None,
     wandb: Wandb = None,
     mlflow: Mlflow = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="In place of run.toml's, such as round.sync_every=50."
-        ),
-    ] = None,
+    changes: Changes = None,
     restored: Annotated[
         bool,
         typer.Option(help="The data folder is a copy, or takes the place of one, and no other is in use."),
@@ -185,19 +190,31 @@ def coordinate(
         print(json.dumps({"url": url}) if json_output else url, flush=True)
 
     folder = data if data is not None else run_toml.parent / f"{run_toml.stem}.data"
-    hosting = Hosting(run_toml, folder, listen, host, exit_when_done, metrics, restored, tuple(changes or ()))
-    _host(hosting, Chosen(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow), web, tell)
+    dialled = (*([host] if host is not None else []), *(public or []))
+    hosting = Hosting(
+        run_toml, folder, listen, dialled, exit_when_done, metrics, restored, tuple(changes or ())
+    )
+    chosen = Chosen(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
+    _host(hosting, chosen, web, announced or [], tell)
 
 
-def _host(hosting: Hosting, chosen: Chosen, web: str | None, tell: Callable[[str], None]) -> None:
-    """A coordinator, and what goes on beside it in processes of their own: a page, trackers."""
+def _host(
+    hosting: Hosting, chosen: Chosen, web: str | None, books: list[str], tell: Callable[[str], None]
+) -> None:
+    """A coordinator, and what goes on beside it in processes of their own: a page, trackers, phone books."""
     from farflung.console.history.tracking import Tracking
+    from farflung.console.phonebook.announcer import Announcer
     from farflung.console.web.page_keeper import PageKeeper
-    from farflung.coordinator.hosting import serve
+    from farflung.coordinator.hosting import Opened, serve
 
     with contextlib.ExitStack() as stack:
         page = stack.enter_context(PageKeeper(web)) if web is not None else None
         tracking = stack.enter_context(Tracking(chosen, "the run"))
+        announcer = stack.enter_context(Announcer(books)) if books else None
+
+        def opened(found: Opened) -> None:
+            if announcer is not None:
+                announcer.begin(found.url, found.incarnation, found.prove)
 
         def announce(url: str) -> None:
             tell(url)
@@ -205,7 +222,7 @@ def _host(hosting: Hosting, chosen: Chosen, web: str | None, tell: Callable[[str
                 page.show(JoinUrl.parse(url), hosting.listens_on)
             tracking.of_run(hosting.data_dir)
 
-        serve(hosting, announce)
+        serve(hosting, announce, opened)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

@@ -15,7 +15,7 @@ from farflung.checkpoints.stages import Joined
 from farflung.console.history.history import History
 from farflung.coordinator.ledger.provenance import Provenance
 from farflung.protocol.errors import UserError
-from farflung.protocol.fragments import BOOKS_FRAGMENT
+from farflung.protocol.model_schema import BOOKS_FRAGMENT
 
 SHOWN_PEERS = 50
 

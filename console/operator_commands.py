@@ -1,5 +1,5 @@
-"""The command line of whoever runs a coordinator: invite, invites, revoke, kick, ban, unban, bans, pause, resume,
-drain, go-back, rewind.
+"""The command line of whoever runs a coordinator: invite, invites, revoke, kick, ban, unban, bans, amend, pause,
+resume, drain, go-back, rewind.
 
 Each command asks the coordinator that runs on this machine, over the socket in its data folder.  Must not know what the
 coordinator makes of it: the words come from there.
@@ -18,6 +18,7 @@ import typer
 from farflung.coordinator.operator_socket import ask
 from farflung.protocol.errors import UserError
 from farflung.protocol.orders import (
+    Amend,
     Ban,
     Bans,
     Drain,
@@ -122,6 +123,28 @@ def unban(place: Place, who: Who) -> None:
 def bans(place: Place, json_output: Json = False) -> None:
     """Who is banned, who has strikes, and why."""
     reply = _asked(place, Bans())
+    typer.echo(json.dumps(reply.found) if json_output else reply.text)
+
+
+@app.command()
+def amend(
+    run_toml: Annotated[Path, typer.Argument(help="The run.toml of the run, with what is to be otherwise.")],
+    data: Annotated[
+        Path | None, typer.Option(help="The coordinator's data folder, if it is elsewhere.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="SECTION.KEY=VALUE in place of what the file says.")
+    ] = None,
+    at: Annotated[
+        int | None, typer.Option(min=0, help="In rounds from this version on \\[from the next one].")
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Change what may change while the run goes on: rounds, deadlines, limits, the codec, periods, rates, admission."""
+    from farflung.coordinator.hosting import read_manifest
+
+    wanted = read_manifest(run_toml, changes or []).model_dump_json().encode()
+    reply = _asked(data if data is not None else run_toml, Amend(manifest=wanted, at=at))
     typer.echo(json.dumps(reply.found) if json_output else reply.text)
 
 

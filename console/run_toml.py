@@ -7,7 +7,7 @@ from __future__ import annotations
 
 TEMPLATE = """\
 # The public description of a run.  Every peer gets it and it is hashed: a change makes another run, but for
-# [admission].  Every key is optional; the values below are the defaults.
+# [admission], and for what `farflung amend` changes.  Every key is optional; the values below are the defaults.
 
 [run]
 name = "my-run"           # appears in the join URL; a-z, 0-9 and -
@@ -22,6 +22,11 @@ layers = 2                # this and the next three describe tiny-gpt; other mod
 width = 64                # size of a token's vector, a multiple of heads; raise it for a bigger model
 heads = 4                 # attention heads of each layer
 context = 64              # tokens per sample
+
+[start]                   # what version 0 is: as the first peer's script builds the model, or what was trained before
+from = ""                 # a checkpoint's folder, or a .safetensors file: https://, s3://, or /path at the first peer
+hash = ""                 # of that; `farflung checkpoint start PLACE` finds it and prints these lines
+momentum = "fresh"        # "keep": go on with the outer momentum of the checkpoint, too; step = "nesterov" only
 
 [data]
 source = "python-stdlib"  # text that every peer already has; "" if your own script brings the data
@@ -112,6 +117,8 @@ turn = false              # int4: spread each value over 256 before rounding; tr
 min_per_stage = 1         # a batch begins when every stage has so many peers; with 1 a death can cost the stage
 rebalance_s = 60.0        # how often it is looked at whether a peer should serve another stage; 0: never
 rebalance_gain = 1.15     # a move must raise the slowest stage's rate by this factor
+delay = 0                 # 1: the next batch is computed while the step of this one is made, at the values before it:
+                          # for steps "adamw" and, better, "muon" of [outer]; see docs/pipelines.md
 mode = "sync"             # stages > 1: "local": each peer takes steps of [inner] within a batch, and step = "nesterov"
                           # of [outer] merges what they moved; a batch is sync_every * local_micros * peers of a stage
 local_micros = 8          # microbatches in such a step

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from farflung.coordinator.door.keys import CoordinatorKeys, load_or_create
-from farflung.coordinator.door.listener import ListenOn, take_all_descriptors
+from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.evidence_folder import FOLDER_NAME, EvidenceFolder
 from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.journal_upgrade import backup_path
@@ -32,10 +32,12 @@ from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.protocol.caps import parse_bytes, relay_bytes_per_s
 from farflung.protocol.errors import UserError
-from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.join_url import Address, JoinUrl, Whereabouts
+from farflung.protocol.limits import ADDRESSES_MOST, WHEREABOUTS_BYTES
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import failpoints
 from farflung.protocol.process.exporter import Exporter
+from farflung.protocol.process.sockets import take_all_descriptors
 
 EVENTS_NAME = "events.jsonl"
 _KEY = r"[A-Za-z0-9_-]{1,60}"
@@ -46,7 +48,7 @@ class Hosting:
     run_toml: Path
     data_dir: Path
     listen: str
-    public_host: str | None = None
+    public: tuple[str, ...] = ()  # HOST or HOST:PORT, as peers dial it
     exit_when_done: bool = False
     metrics: str | None = None  # where /metrics answers
     restored: bool = False  # the data folder is a copy
@@ -58,12 +60,26 @@ class Hosting:
         return ListenOn.parse(self.listen).host
 
 
-def serve(asked_for: Hosting, announce: Callable[[str], None] = print) -> None:
-    """Run a coordinator until it is told to stop; `announce` gets the join URL once peers can use it."""
+@dataclass(frozen=True)
+class Opened:
+    """A coordinator that peers can join now."""
+
+    url: JoinUrl
+    incarnation: int
+    prove: Callable[[bytes], bytes]  # the run's ed25519 key and its signature of a statement
+
+
+def serve(
+    asked_for: Hosting,
+    announce: Callable[[str], None] = print,
+    on_open: Callable[[Opened], None] | None = None,
+) -> None:
+    """Run a coordinator until it is told to stop; `announce` gets the join URL once peers can use it, and `on_open`
+    what else somebody beside it may need."""
     listen_on, data_dir = ListenOn.parse(asked_for.listen), asked_for.data_dir
     take_all_descriptors()
     exporter = Exporter(asked_for.metrics) if asked_for.metrics is not None else None
-    manifest = _read_manifest(asked_for.run_toml, asked_for.changes)
+    manifest = read_manifest(asked_for.run_toml, asked_for.changes)
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -71,6 +87,7 @@ def serve(asked_for: Hosting, announce: Callable[[str], None] = print) -> None:
     path = data_dir / JOURNAL_NAME
     with Journal.open_or_create(path, manifest, lambda: os.urandom(16), asked_for.restored) as journal:
         keys, records = load_or_create(data_dir), journal.records()
+        manifest = journal.manifest
         machine = RunMachine(manifest, journal.run_id, records, os.urandom)
         machine.core.prove = keys.prove
         if journal.upgraded_from:
@@ -98,12 +115,36 @@ def serve(asked_for: Hosting, announce: Callable[[str], None] = print) -> None:
             server.relaying = _relaying(machine, keys, listen_on, data_dir)
             if server.relaying is not None:
                 stack.callback(server.relaying.close)
-            host = asked_for.public_host or listen_on.host_for_others()
-            server.url = JoinUrl(host, server.port, manifest.run.name, keys.public_raw)
+            places = _places(asked_for.public or listen_on.hosts_for_others(), server.port)
+            server.url = JoinUrl.at(places, manifest.run.name, keys.public_raw)
+            machine.core.whereabouts = _whereabouts(machine, server.url, keys)
             announce(str(server.url))
+            if on_open is not None:
+                on_open(Opened(server.url, machine.core.ledger.incarnation, keys.prove))
             server.run_until(lambda: bool(asked) or done() or machine.drained)
         drained = "drained" if machine.drained else "the run is complete"
         events.close("asked to stop" if asked else drained, server.counts)
+
+
+def _places(public: Sequence[str], port: int) -> tuple[Address, ...]:
+    """Where peers find the door, by the host's own word."""
+    if len(public) > ADDRESSES_MOST:
+        raise UserError(f"--public: {len(public)} addresses, at most {ADDRESSES_MOST} are allowed")
+    bare = [f"[{each}]" if each.count(":") > 1 and "[" not in each else each for each in public]
+    return tuple(dict.fromkeys(Address.parse(each, f"--public {each}", port) for each in bare))
+
+
+def _whereabouts(machine: RunMachine, url: JoinUrl, keys: CoordinatorKeys) -> bytes:
+    """The same, signed, for members; empty where there is no key to sign with."""
+    if keys.signing is None:
+        return b""
+    addresses = tuple(map(str, url.addresses))
+    said = Whereabouts(url.run, machine.core.ledger.incarnation, 0, addresses, 0, b"").signed(keys.prove).raw
+    if len(said) > WHEREABOUTS_BYTES:
+        raise UserError(
+            f"--public: {addresses} are too long: {len(said)} bytes signed, at most {WHEREABOUTS_BYTES}"
+        )
+    return said
 
 
 def _relaying(
@@ -129,7 +170,7 @@ def _relaying(
     return Relaying(RelayProcess(begin, core.note), month, machine)
 
 
-def _read_manifest(path: Path, changes: Sequence[str]) -> Manifest:
+def read_manifest(path: Path, changes: Sequence[str]) -> Manifest:
     """Who reads of a mistake sees whether it may stand in the file or on the command line."""
     name = " with ".join([str(path), *(f"--set {each}" for each in changes)])
     try:

@@ -69,12 +69,18 @@ def _of_members(core: Core) -> list[Family]:
 
 def _of_relay(core: Core) -> list[Family]:
     ways, usage = core.members.ways, core.members.ways.usage
-    relayed = sum(ways.way_of(each) == "relayed" for each in core.members.alive.values())
+    found = [ways.way_of(each) for each in core.members.alive.values()]
     return [
         gauge(
             "relay_on", "1 where peers that nobody can dial may meet at a relay.", int(ways.relay is not None)
         ),
-        gauge("members_relayed", "Members that have tickets for it.", relayed),
+        gauge("members_relayed", "Members that have tickets for it.", found.count("relayed")),
+        gauge(
+            "members_punched",
+            "Members that met others past their routers, and need it not.",
+            found.count("punched"),
+        ),
+        gauge("pairs_punched", "Pairs of members that did.", ways.meetings.punched),
         gauge("relay_pairs", "Pairs that are joined there now.", usage.pairs),
         gauge("relay_waiting", "Sides that wait there for the other one.", usage.waiting),
         counter("relay_bytes_total", "Bytes that it passed.", usage.moved_bytes),

@@ -30,6 +30,7 @@ from farflung.coordinator.door.front_door_words import (
     Counted,
     FromDoor,
     Limits,
+    Saw,
     StatusNow,
     WantsStatus,
 )
@@ -43,6 +44,7 @@ from farflung.coordinator.ledger.record_events import RecordEvents
 from farflung.coordinator.ledger.records import Record
 from farflung.coordinator.operator_socket import OperatorSocket
 from farflung.coordinator.provenance_file import ProvenanceFile
+from farflung.coordinator.reach.meeting import DOORS
 from farflung.coordinator.relaying import Relaying
 from farflung.coordinator.run.effects import (
     Allow,
@@ -62,7 +64,7 @@ from farflung.coordinator.run_metrics import run_metrics
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError, UserError
 from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.messages import MEMBER_IN, FromMember, Message
+from farflung.protocol.messages import MEMBER_IN, FromMember, Look, Message
 from farflung.protocol.orders import Order, Reply
 from farflung.protocol.process.exporter import Exporter
 from farflung.protocol.process.zap import ZapHandler
@@ -147,6 +149,9 @@ class Server:
                 self._operator = OperatorSocket(self._folder, self._obey)
                 on_failure.callback(self._operator.close)
                 self._read_allowlist(self._folder)
+            self._machine.core.members.ways.meetings.is_on = (
+                True  # both sockets see from which ports they come
+            )
             self._execute(self._start())
             self._carry_out()
             self._closing = on_failure.pop_all()
@@ -254,6 +259,8 @@ class Server:
             case Brings():
                 passed = Passed(word.hello, word.nonce, word.came_from)
                 self._execute(self._machine.on_hello(word.caller, passed, now))
+            case Saw(key=key, endpoint=endpoint):
+                self._execute(self._machine.on_look(key, DOORS[0], endpoint, now))
             case WantsStatus():
                 self._door.send(StatusNow(status=self._machine.status(now)))
             case Counted(arrived=arrived, counters=counters):
@@ -268,14 +275,24 @@ class Server:
             if self._allowance.is_flood(arrival.key):
                 self._strike(arrival, f"more than {self._allowance.per_s:.0f} messages a second")
             return
-        message = cast(FromMember | None, self._decode(arrival, _OF_MEMBERS))
+        message = cast(FromMember | Look | None, self._decode(arrival, _OF_MEMBERS))
         if message is None:
+            return
+        if isinstance(message, Look):
+            self._on_look(arrival)
             return
         self._learn_route(arrival, message.session)
         effects = self._machine.on_member(arrival.key, message, time.monotonic(), last=False)
         self._execute(effects, arrival.routing_id)
         if not self._members.is_open(arrival.descriptor):
             self._on_closed(arrival.descriptor)  # these were its last words, read after the news of its end
+
+    def _on_look(self, arrival: Arrival) -> None:
+        """Over another connection than the beats: answers go on over theirs, and whose it is tells its key alone."""
+        self._machine.counters.count(Verdict.ACCEPTED)
+        seen = self._members.comes_from(arrival)
+        if seen:
+            self._execute(self._machine.on_look(arrival.key, DOORS[1], seen, time.monotonic()))
 
     def _learn_route(self, arrival: Arrival, session: bytes) -> None:
         """Answers to a session go where it last spoke; only its own key may say where that is."""

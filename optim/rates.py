@@ -17,6 +17,7 @@ All of them rise from 0 over warmup_steps first.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from farflung.optim.schedule import Rules
@@ -32,8 +33,13 @@ class RunPlace:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
+        self._steps_before: Callable[[int], int] = lambda version: version * rules.period_steps
         self._has_frozen = False  # since it was loaded last
         self.step = 0
+
+    def follow(self, rules: Rules, steps_before: Callable[[int], int]) -> None:
+        """`steps_before`: the run's own, until a version, where not all its periods are of one length."""
+        self._rules, self._steps_before = rules, steps_before
 
     def on_load(self, restarts: bool) -> None:
         """`restarts`: the state is another one.  Otherwise the step never goes down."""
@@ -48,7 +54,7 @@ class RunPlace:
         whole = self._rules.period_steps
         if self._has_frozen:
             place = whole if self._rules.waits else whole + place
-        self.step = max(self.step, version * whole + place)
+        self.step = max(self.step, self._steps_before(version) + place)
 
 
 @dataclass(frozen=True)
@@ -73,8 +79,9 @@ class Rates:
         return self.last + (1.0 - self.last) * left
 
 
-def rates_of(manifest: Manifest) -> Rates:
-    inner = manifest.inner
+def rates_of(manifest: Manifest, total_steps: int | None = None) -> Rates:
+    """`total_steps`: of the run, where not all its periods are of one length."""
+    inner, total = manifest.inner, manifest.total_steps if total_steps is None else total_steps
     last = 0.1 if isinstance(inner.last_lr, str) else inner.last_lr / inner.lr
-    decay = manifest.total_steps // 5 if isinstance(inner.decay_steps, str) else inner.decay_steps
-    return Rates(inner.schedule, manifest.total_steps, inner.warmup_steps, last, decay)
+    decay = total // 5 if isinstance(inner.decay_steps, str) else inner.decay_steps
+    return Rates(inner.schedule, total, inner.warmup_steps, last, decay)

@@ -6,7 +6,7 @@ works.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import nn
 from torch.optim import Optimizer
@@ -15,10 +15,24 @@ from farflung.optim.inner import hidden_matrices
 from farflung.optim.outer import Fused, OuterStep, outer_step_for
 from farflung.optim.packaged import FOR_HIDDEN_MATRICES, inner_optimizer
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.moments import Terms
 
 
 def outer_of(manifest: Manifest, fused: Fused | None = None) -> OuterStep:
     return outer_step_for(manifest.outer_numbers, fused)
+
+
+def outer_steps_of(terms: Terms, fused: Fused | None = None) -> Callable[[int], OuterStep]:
+    """Which step makes a version: that of the terms in which its round began."""
+    steps: dict[int, OuterStep] = {}
+
+    def making(version: int) -> OuterStep:
+        number = terms.number_at(version - 1)
+        if number not in steps:
+            steps[number] = outer_of(terms.at(version - 1), fused)
+        return steps[number]
+
+    return making
 
 
 def inner_of(manifest: Manifest, model: nn.Module) -> Optimizer:

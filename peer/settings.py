@@ -138,9 +138,11 @@ class OwnConfig:
     record: Path | None = _setting(None, _RECORD_HELP, _folder)  # noqa: RUF009
     metrics: str = _setting("", METRICS_HELP)
     data: str = _setting("", _DATA_HELP, place_of)
+    book: str = _setting("", "A phone book in which to look the run up while nobody answers.")
     # Of token shards that lie elsewhere, for all trainers of this machine.  No options, only file and environment.
     cache: Path | None = _setting(None, parse=_folder)  # noqa: RUF009
     cache_limit: int = _setting(SHARDS_BYTES, parse=parse_bytes)
+    leave_router: bool = _setting(False, "Do not ask the router to open a port.", _yes)
 
     def as_json(self) -> str:
         """For the agent: an option of `python -m farflung.peer.agent.main`."""

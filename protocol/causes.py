@@ -90,6 +90,8 @@ class NoteCause(StrEnum):
 
     OPENED = "opened"  # a round
     COMMITTED = "committed"
+    PUNCHED = "punched"  # two peers are connected past their routers
+    PARTED = "parted"  # they are no more
     NEWS = "news"
 
 

@@ -59,9 +59,17 @@ class Kind(IntEnum):
     HAVE = (
         28  # joiner -> joiner: masks of the pieces of `version` that I have, and of those that donors owe me
     )
+    AHEAD = 29  # member -> owner: one chunk of an encoded pseudo-gradient, before the round that it is for
+    AHEAD_HELD = 30  # owner -> member: "of this chunk I keep the bytes with this hash"
+    AHEAD_COUNTS = 31  # member -> owner: "those bytes are my contribution to this round"
+    # "I lost the coordinator: where is it?  I know the list `version`; answer when yours is newer."
+    WANT_WHERE = 32
+    WHERE = 33  # the list that the coordinator signed: Whereabouts in join_url.py
 
 
-WANTS = frozenset(kind for kind in Kind if kind >= Kind.WANT_CONTRIBUTION and kind is not Kind.HAVE)
+WANTS = frozenset(kind for kind in Kind if Kind.WANT_CONTRIBUTION <= kind <= Kind.WANT_HAVE) | {
+    Kind.WANT_WHERE
+}
 ANSWERS = frozenset({Kind.STATE, Kind.LOGGED, Kind.MANIFEST})  # of who serves somebody that catches up
 CROSSING_KINDS = frozenset(
     {
@@ -80,7 +88,8 @@ CROSSING_KINDS = frozenset(
 # Where the model is in one piece nobody has a use for crossings: they are unknown there, and refused as such.
 ONE_STAGE_KINDS = frozenset(Kind) - CROSSING_KINDS
 ALL_KINDS = frozenset(Kind)
-_BARE = WANTS | {Kind.MISSING, Kind.PONG, Kind.LATER, Kind.ROOM, Kind.IDLE, Kind.GIVEN_BACK}
+_ABOUT_CROSSINGS = {Kind.ROOM, Kind.IDLE, Kind.GIVEN_BACK}
+_BARE = WANTS | _ABOUT_CROSSINGS | {Kind.MISSING, Kind.PONG, Kind.LATER, Kind.AHEAD_HELD, Kind.AHEAD_COUNTS}
 
 
 @dataclass(frozen=True, slots=True)

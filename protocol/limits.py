@@ -4,12 +4,12 @@ from __future__ import annotations
 
 PROTOCOL_VERSION = 8
 
-CONTROL_FRAME_BYTES = 256 * 1024  # one control message, before it is parsed
+CONTROL_FRAME_BYTES = 320 * 1024  # one control message, before it is parsed
 CONTROL_BIN_BYTES = 192 * 1024  # one bytes field in it (a run's hash list, a status)
 CONTROL_STR_BYTES = 8 * 1024
 PART_BYTES = 128 * 1024  # of what a member shows the coordinator, in one message
 PARTS_AT_ONCE = 8  # so many messages answer one question; the coordinator asks for the rest
-CONTROL_ARRAY_LEN = 4096
+CONTROL_ARRAY_LEN = 8256  # the products of 128 members with each other
 CONTROL_MAP_LEN = 1024
 
 HANDSHAKE_S = 5.0  # for a connection to show its key
@@ -22,12 +22,19 @@ MESSAGES_BURST_S = 10.0  # so many seconds' messages may come at once
 # 4096 hashes of 32 bytes fit in one control message; also the most of a whole model.
 CHUNKS_PER_FRAGMENT = 4096
 FRAGMENTS_MAX = 64  # beats and ticks have an entry for each
-MEMBERS_PER_ROUND = 64  # direct exchange; beyond about 32 a second level of groups is due
+MEMBERS_PER_ROUND = 128  # direct exchange of all with all
 SEATS_TOLD = 1024  # of a stage and those beside it: the living ones, and as many that went during a batch
 MAX_PEERS = 1024
+ADDRESSES_MOST = 4  # of one coordinator, in a join URL and in what it signs
+WHEREABOUTS_BYTES = 960  # of such a signed list: fits into a record of the BitTorrent DHT, which takes 1,000
 WAYS_MOST = 128  # of one member over the relay
+MEETS_AT_ONCE = 16  # pairs of one member that connect to each other at agreed instants
 TICKET_CHARS = 160
 ADDRESS_CHARS = 128  # with MAX_PEERS: a whole roster fits into one control message
+
+AMENDMENTS_MOST = 64  # of one run
+AMENDMENT_BYTES = 1024  # of what one changes
+AMENDMENTS_TOLD = 8  # in one tick
 
 BULK_HEADER_BYTES = 96
 BULK_SLACK_BYTES = 4 * 1024  # encoding headers and CURVE on top of a chunk

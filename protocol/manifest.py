@@ -1,8 +1,9 @@
 """Owns the run manifest: what every peer of a run must agree on, its rules, and its digest.
 
 Called by the coordinator and the peers (both hold the same bytes).  [admission] alone is the coordinator's own: it
-is not in those bytes, so it may be changed between two starts.  console/run_toml.py is the file that `farflung init`
-writes. Must not know files, sockets or torch: text or bytes come in, a checked value or a UserError comes out.
+is not in those bytes, so it may be changed between two starts.  What each key may be, manifest_sections.py says;
+console/run_toml.py is the file that `farflung init` writes.  Must not know files, sockets or torch: text or bytes come
+in, a checked value or a UserError comes out.
 """
 
 from __future__ import annotations
@@ -14,14 +15,29 @@ import re
 import tomllib
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Self
 
 from blake3 import blake3
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
 from farflung.protocol.caps import wrong_caps
 from farflung.protocol.errors import UserError
-from farflung.protocol.limits import FRAGMENTS_MAX, MEMBERS_PER_ROUND, MICROS_PER_BATCH
+from farflung.protocol.manifest_sections import (
+    HUGE,
+    AdmissionSection,
+    CheckpointSection,
+    DataSection,
+    InnerSection,
+    MergeSection,
+    ModelSection,
+    NetSection,
+    OuterSection,
+    PipelineSection,
+    RoundSection,
+    RunSection,
+    Section,
+    StartSection,
+)
 from farflung.protocol.outer_numbers import (
     EXACT_STEPS,
     MUON_MOMENTUM,
@@ -34,182 +50,17 @@ from farflung.protocol.outer_numbers import (
 
 MAX_MANIFEST_BYTES = 64 * 1024
 MAX_PROBLEMS = 5  # more than this at once is noise: mend these, then see the rest
-_HUGE = 2**53 - 1  # the bound of numbers without a natural one; every JSON reader keeps integers up to it
 _SHOWN_CHARS = 60
 COORDINATORS_OWN: dict[str, Any] = {"admission": True, "net": {"relay", "relay_month"}}  # no peer needs it
 _SAME_VERSION = "are both sides on the same farflung version?"
-_NAME = "^[a-z0-9-]{1,64}$"
-_PLACE = r"^(https|s3)://[A-Za-z0-9.-]{1,253}(:\d{1,5})?/[A-Za-z0-9/._~%+=&?,@*-]{1,2000}$"
-
-# By name: this process has no torch, and compression/ needs it.  A test holds the two lists together.
-CodecName = Literal["fp32", "bf16", "int8", "int4", "int2", "topk", "auto"]
-Count = Annotated[int, Field(ge=1, le=_HUGE)]
-Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
-Decay = Annotated[float, Field(ge=0, lt=1)]
-Auto = Literal["auto"]
 
 
-class _Section(BaseModel):
-    """Strict: `lr = "0.1"` is an error, not a guess.  Frozen: the digest names the content."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class RunSection(_Section):
-    name: Annotated[str, Field(pattern=_NAME, description="1 to 64 of a-z, 0-9 and -")] = "my-run"
-    seed: Annotated[int, Field(ge=0, le=_HUGE)] = 0
-    min_peers: Annotated[int, Field(ge=1, le=1024)] = 1
-    max_peers: Annotated[int, Field(ge=1, le=1024)] = 64
-    rounds: Count = 100
-
-
-class ModelSection(_Section):
-    builtin: Literal["tiny-gpt", ""] = "tiny-gpt"
-    layers: Annotated[int, Field(ge=1, le=1024)] = 2
-    width: Annotated[int, Field(ge=1, le=65536)] = 64
-    heads: Annotated[int, Field(ge=1, le=1024)] = 4
-    context: Annotated[int, Field(ge=1, le=2**20)] = 64
-
-
-# Of token shards, read by everybody on the run's word: nothing that a volunteer's machine alone can reach.
-Place = Annotated[str, Field(pattern=_PLACE, description="https://HOST/... or s3://BUCKET/...")]
-
-# As betas of [inner]: a list in the file.
-Places = Annotated[tuple[Place, ...], Field(strict=False, min_length=1, max_length=1024)]
-
-
-class DataSection(_Section):
-    source: Annotated[
-        Literal["python-stdlib", ""] | Place | Places,
-        Field(description='"python-stdlib", "", or token shards at https:// or s3://, one place or a list'),
-    ] = "python-stdlib"
-    length: Annotated[int, Field(ge=0, le=2**24)] = 0
-    dtype: Literal["uint8", "uint16", "int16", "uint32", "int32", "int64"] = "uint16"
-    column: Annotated[
-        str, Field(min_length=1, max_length=256, description="the name of a column, 1 to 256 characters")
-    ] = "input_ids"
-    batch: Annotated[int, Field(ge=1, le=65536)] = 8
-    lease_samples: Annotated[int, Field(ge=1, le=2**24)] = 256
-
-
-class InnerSection(_Section):
-    optimizer: Literal[
-        "adamw", "muon", "adamw8bit", "galore", "apollo", "apollo-mini", "adam-mini", "soap"
-    ] = "adamw"
-    lr: Annotated[float, Field(gt=0, le=10)] = 4e-4
-    # TOML and JSON have lists only, which strict mode would refuse for a tuple; the two numbers stay strict.
-    betas: Annotated[
-        tuple[Decay, Decay], Field(strict=False, description="two numbers from 0 up to but not 1")
-    ] = (0.9, 0.95)
-    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
-    warmup_steps: Annotated[int, Field(ge=0, le=_HUGE)] = 0
-    schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
-    last_lr: Annotated[
-        Annotated[float, Field(ge=0, le=10)] | Auto, Field(description='a number >= 0 and <= 10, or "auto"')
-    ] = "auto"
-    decay_steps: Annotated[Count | Auto, Field(description='an integer >= 1, or "auto"')] = "auto"
-    rejoin_warmup_steps: Annotated[int, Field(ge=0, le=_HUGE)] = 10
-    clip: Annotated[float, Field(gt=0, le=1e9)] = 1.0
-
-
-class OuterSection(_Section):
-    step: Literal["nesterov", "mean", "sparse", "adamw", "muon"] = "nesterov"
-    lr: Annotated[
-        Annotated[float, Field(gt=0, le=10)] | Auto, Field(description='a number > 0 and <= 10, or "auto"')
-    ] = "auto"
-    last_lr: Annotated[
-        Annotated[float, Field(ge=0, le=10)] | Auto, Field(description='a number >= 0 and <= 10, or "auto"')
-    ] = "auto"
-    momentum: Annotated[Decay | Auto, Field(description='a number from 0 up to but not 1, or "auto"')] = (
-        "auto"
-    )
-    schedule: Literal["blocking", "streaming", "overlap"] = "blocking"
-    overlap_steps: Annotated[int, Field(ge=0, le=_HUGE)] = 0
-    mix: Annotated[Decay | Auto, Field(description='a number from 0 up to but not 1, or "auto"')] = "auto"
-
-
-class RoundSection(_Section):
-    sync_every: Count = 50
-    period_s: Annotated[float, Field(ge=0, le=7 * 86400)] = 0.0
-    codec: CodecName = "auto"
-    gather_codec: CodecName = "auto"
-    chunk_kb: Annotated[int, Field(ge=1, le=16384)] = 1024
-    fragments: Annotated[int, Field(ge=1, le=FRAGMENTS_MAX)] = 1
-    deadline_s: Seconds = 60.0
-    scatter_grace_s: Seconds = 10.0
-    round_timeout_s: Seconds = 120.0
-    weight_cap: Annotated[float, Field(ge=1, le=1000)] = 4.0
-    ramp_rounds: Annotated[int, Field(ge=0, le=1000)] = 3
-    keep_results: Annotated[int, Field(ge=1, le=1024)] = 3
-
-
-class MergeSection(_Section):
-    policy: Literal["robust", "mean"] = "robust"
-    clip: Annotated[float, Field(ge=1, le=1000)] = 2.0
-    guard: Annotated[float, Field(ge=0, le=1e6)] = 10.0
-    audit: Annotated[float, Field(ge=0, le=1)] = 0.037
-    audit_first: Annotated[int, Field(ge=0, le=MEMBERS_PER_ROUND)] = 0
-
-
-class NetSection(_Section):
-    heartbeat_s: Annotated[float, Field(ge=0.01, le=60)] = 1.0
-    dead_after_s: Annotated[float, Field(gt=0, le=600)] = 5.0
-    upload_limit: Annotated[str, Field(max_length=200, description='a limit such as "20 Mbit/s"')] = "none"
-    download_limit: Annotated[str, Field(max_length=200, description='a limit such as "20 Mbit/s"')] = "none"
-    relay: Annotated[str, Field(max_length=40, description='such as "50 Mbit/s", or "off"')] = "50 Mbit/s"
-    relay_month: Annotated[str, Field(max_length=40, description='a size such as "1 TB"')] = "1 TB"
-
-
-class CheckpointSection(_Section):
-    every_rounds: Annotated[int, Field(ge=0, le=_HUGE)] = 0
-    keep: Annotated[int, Field(ge=1, le=1000)] = 3
-    go_back_after_s: Annotated[float, Field(ge=0, le=7 * 86400)] = 300.0
-
-
-class PipelineSection(_Section):
-    """Batches that all compute together: one update of the model comes from so many microbatches, each of them once."""
-
-    batch: Annotated[int, Field(ge=0, le=MICROS_PER_BATCH)] = 0  # 0: every peer takes steps of its own
-    micro: Annotated[int, Field(ge=1, le=65536)] = 1
-    clip: Annotated[float, Field(ge=0, le=1e9)] = 0.0  # the batch's gradient, over all stages; 0: as it is
-    stages: Annotated[int, Field(ge=1, le=FRAGMENTS_MAX)] = 1  # 1: every peer holds the whole model
-    # Numbers of the parts at which stages 1, 2, ... begin.
-    cuts: Annotated[
-        Auto | Annotated[tuple[int, ...], Field(strict=False)],
-        Field(description='"auto", or a list with the number of the part at which each later stage begins'),
-    ] = "auto"
-    codec: Literal["fp32", "bf16", "int8", "int4"] = "int8"  # of activations
-    gradient_codec: Literal["fp32", "bf16", "int8", "int4"] = "int8"  # of their gradients
-    turn: bool = False  # what goes through int4 is turned before, so that no value stands out
-    min_per_stage: Annotated[int, Field(ge=1, le=MEMBERS_PER_ROUND)] = 1
-    rebalance_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0  # 0: nobody is moved
-    rebalance_gain: Annotated[float, Field(ge=1.01, le=10)] = 1.15
-    mode: Literal["sync", "local"] = "sync"  # local: stages take inner steps of their own within a batch
-    local_micros: Annotated[int, Field(ge=1, le=MICROS_PER_BATCH)] = 8  # in such a step
-
-
-class AdmissionSection(_Section):
-    mode: Literal["open", "token", "allowlist"] = "open"
-    joins_per_minute: Annotated[int, Field(ge=1, le=100_000)] = 30
-    joins_at_once: Annotated[int, Field(ge=1, le=1024)] = 16
-    probation_rounds: Annotated[int, Field(ge=0, le=1000)] = 0
-    ban_strikes: Annotated[int, Field(ge=0, le=1000)] = 5
-    ban_hours: Annotated[float, Field(gt=0, le=24 * 3650)] = 24.0
-    trusted: Annotated[
-        tuple[Annotated[str, Field(pattern="^[a-z2-7]{16}$")], ...],
-        Field(
-            strict=False,
-            max_length=64,
-            description="a list of at most 64 peer ids, as farflung status shows them",
-        ),
-    ] = ()
-
-
-class Manifest(_Section):
+class Manifest(Section):
     """The whole `run.toml`, checked.  Two peers may train together only if their digests are equal."""
 
     run: RunSection = RunSection()
     model: ModelSection = ModelSection()
+    start: StartSection = StartSection()
     data: DataSection = DataSection()
     inner: InnerSection = InnerSection()
     outer: OuterSection = OuterSection()
@@ -347,7 +198,7 @@ def _cross_checks(m: Manifest) -> list[str]:
     if not coarse:
         found = f'codec = "{m.round.codec}"'
         problems.append(f'[outer] step: "sparse" expects [round] codec = "topk" or "int2", found {found}')
-    problems += _outer_problems(m)
+    problems += _outer_problems(m) + _start_problems(m)
     problems += _rate_problems(m) if m.inner.schedule != "constant" else []
     if m.outer.schedule == "streaming" and m.round.fragments < 2:
         problems.append(
@@ -355,6 +206,7 @@ def _cross_checks(m: Manifest) -> list[str]:
         )
     problems += _batch_checks(m) if m.pipeline.batch else []
     problems += _clip_problems(m) if m.pipeline.clip else []
+    problems += _delay_problems(m) if m.pipeline.delay else []
     problems += _turn_problems(m) if m.pipeline.turn else []
     problems += _stage_checks(m) if m.pipeline.stages > 1 else _no_stage_checks(m)
     problems += _local_problems(m) if m.pipeline.mode == "local" else []
@@ -386,6 +238,33 @@ def _outer_problems(m: Manifest) -> list[str]:
         problems.append(
             f"[outer] last_lr: expected [inner] warmup_steps below rounds ({m.run.rounds}), which it goes down after, "
             f"found {inner.warmup_steps}"
+        )
+    return problems
+
+
+def _start_problems(m: Manifest) -> list[str]:
+    """All must begin with the same bytes, and with a momentum that the step of this run knows."""
+    start = m.start
+    if not start.source:
+        found = [
+            key for key, value in (("hash", start.hash), ("momentum", start.momentum)) if value != "fresh"
+        ]
+        return [
+            f"[start] {key}: expected to be left out without from" for key in found if getattr(start, key)
+        ]
+    problems = []
+    if not start.hash:
+        problems.append(
+            f"[start] hash: expected the hash of what from names; farflung checkpoint start {start.source} prints it"
+        )
+    if start.momentum == "keep" and start.is_file:
+        problems.append(
+            '[start] momentum: expected "fresh" with a .safetensors file, which holds none, found "keep"'
+        )
+    if start.momentum == "keep" and m.outer.step != "nesterov":
+        problems.append(
+            f'[start] momentum: expected "fresh" with [outer] step = "{m.outer.step}", found "keep": only nesterov\'s '
+            "goes on where it was"
         )
     return problems
 
@@ -485,6 +364,17 @@ def _clip_problems(m: Manifest) -> list[str]:
     ]
 
 
+def _delay_problems(m: Manifest) -> list[str]:
+    """Only an exact step says what a gradient that is one version late comes to."""
+    if m.makes_exact_batches and m.outer.step in EXACT_STEPS:
+        return []
+    found = "batch = 0" if not m.pipeline.batch else f'mode = "{m.pipeline.mode}" and step = "{m.outer.step}"'
+    return [
+        '[pipeline] delay: expected 0 unless batch > 0, mode = "sync" and [outer] step is "adamw" or "muon", found 1 '
+        f"with {found}"
+    ]
+
+
 def _local_problems(m: Manifest) -> list[str]:
     """Steps of each peer's own are merged by an outer step that takes what they moved for a pseudo-gradient."""
     pipeline, problems = m.pipeline, []
@@ -565,7 +455,7 @@ def _expected(rule: dict[str, Any], found: Any) -> str:
         return "true or false"
     noun = {"integer": "an integer", "number": "a number"}.get(rule.get("type", ""), "text")
     low = f">= {rule['minimum']}" if "minimum" in rule else f"> {rule['exclusiveMinimum']}"
-    if rule.get("maximum") == _HUGE and not (isinstance(found, int) and found > _HUGE):
+    if rule.get("maximum") == HUGE and not (isinstance(found, int) and found > HUGE):
         return f"{noun} {low}"  # a bound that only keeps numbers finite would distract from this one
     high = f"<= {rule['maximum']}" if "maximum" in rule else f"< {rule['exclusiveMaximum']}"
     return f"{noun} {low} and {high}"

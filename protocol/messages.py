@@ -20,15 +20,18 @@ from farflung.protocol.limits import (
     CONTROL_BIN_BYTES,
     FRAGMENTS_MAX,
     MAX_PEERS,
+    MEETS_AT_ONCE,
     MEMBERS_PER_ROUND,
     MICROS_PER_BATCH,
     PART_BYTES,
     SEATS_TOLD,
     TOKENS_MAX,
     WAYS_MOST,
+    WHEREABOUTS_BYTES,
 )
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import (
+    AheadPlan,
     Commit,
     Contact,
     Count,
@@ -36,13 +39,14 @@ from farflung.protocol.round_words import (
     Hash,
     HashList,
     Mask,
+    Meet,
     PeerName,
     Plan,
     Reason,
     Used,
     Way,
 )
-from farflung.protocol.signing import PROOF_BYTES
+from farflung.protocol.signing import PROOF_BYTES, Amendments
 from farflung.protocol.verdicts import Verdict
 
 Bytes32 = Hash
@@ -108,6 +112,8 @@ class Welcome(_Message, frozen=True, kw_only=True):
     fragments: Annotated[tuple[FragmentNo, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
     # Whom to dial already: the first tick comes several round trips later.  Empty in a crowd: the tick tells it.
     roster: Annotated[tuple[Contact, ...], Meta(max_length=MAX_PEERS)]
+    # Where the coordinator is to be found, by its own word: see Whereabouts in join_url.py.  Empty: it can't sign.
+    whereabouts: Annotated[bytes, Meta(max_length=WHEREABOUTS_BYTES)] = b""
 
 
 class Refuse(_Message, frozen=True, kw_only=True):
@@ -131,6 +137,7 @@ class Probe(_Message, frozen=True, kw_only=True):
     want: Annotated[int, Meta(ge=0, le=CONTROL_BIN_BYTES)]  # bytes of padding in the answer
     address: Annotated[str, Meta(max_length=ADDRESS_CHARS)]  # to dial, with this key; empty: do not
     key: Annotated[bytes, Meta(max_length=32)]
+    look: bool = False  # I am a member, and come from the port from which I meet others
 
 
 class Probed(_Message, frozen=True, kw_only=True):
@@ -138,6 +145,7 @@ class Probed(_Message, frozen=True, kw_only=True):
     wall_s: float  # this machine's clock, seconds since 1970
     padding: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
     dialled: ShortText  # yes, no, or why it was not tried; empty: not asked
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0  # of the caller, as it is seen here; 0: not known
 
 
 # ---- from a member ---------------------------------------------------------------------------------
@@ -163,6 +171,7 @@ class FragmentBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     shown: Annotated[bytes, Meta(max_length=TAG_BYTES + 32)] = (
         b""  # that I hold this version: see `proof_of_holding`
     )
+    ahead: Count = 0  # the newest `AheadPlan` that I know, by its number
 
 
 class Complaint(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -189,6 +198,7 @@ class BatchBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=True
     made: Count = 0
     # Of seats in the stages beside mine, as I see them now.
     complains: Annotated[tuple[Complaint, ...], Meta(max_length=MEMBERS_PER_ROUND)] = ()
+    weights: Version = -1  # the version whose values my trainer has: `version`, or the one before (delay)
 
 
 class SeatRow(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -226,6 +236,9 @@ class Beat(_FromMember, frozen=True, kw_only=True):
     leaving: bool  # I stay for the rounds that I am in, and begin no other
     data: Digest  # the fingerprint of my data set; empty: it has none
     batch: BatchBeat | None  # where updates are synchronous batches
+    # With whom a connection stands that we made by meeting; it counts where both say so.
+    punched: Annotated[tuple[PeerName, ...], Meta(max_length=WAYS_MOST)] = ()
+    amended: Count = 0  # amendments that I know
 
     def of(self, fragment: int) -> FragmentBeat | None:
         """None of a fragment that its sender does not hold."""
@@ -311,6 +324,10 @@ class Shown(_FromMember, frozen=True, kw_only=True):
     signature: Annotated[bytes, Meta(max_length=64)]
 
 
+class Look(_Message, frozen=True, kw_only=True):
+    """See from where this connection comes: it is another one than that of my beats.  Its key says whose it is."""
+
+
 FINISHED = "finished"  # the reason of a peer that leaves with the finished model
 
 
@@ -371,6 +388,9 @@ class FragmentTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     refuted: Digest = b""  # who says that it holds this does not hold the run's state: that was proven
     # Who catches up as I do: what they have of the state they give on.
     fellows: Annotated[tuple[str, ...], Meta(max_length=16)] = ()
+    # The plan by which slow lines send their work ahead of rounds, where I have a part in it; 0: there is none.
+    ahead_no: Count = 0
+    ahead: AheadPlan | None = None  # that plan, if my beat shows that I do not know it
 
 
 class BatchTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -394,6 +414,8 @@ class BatchTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=True
     skipped: Mask = b""
     # Somebody complains of these seats: does whoever has to do with them get on with them?
     doubted: Annotated[tuple[Count, ...], Meta(max_length=MEMBERS_PER_ROUND)] = ()
+    # At whose values its gradient is taken: `version`, or the one before; -1: a coordinator that knows no other.
+    weights: Version = -1
 
 
 class Tick(_ToMember, frozen=True, kw_only=True):
@@ -418,10 +440,17 @@ class Tick(_ToMember, frozen=True, kw_only=True):
     serve: Annotated[int, Meta(ge=-1, lt=FRAGMENTS_MAX)] = -1
     # With a roster: how those are reached whom I can't dial and who can't dial me.
     ways: Annotated[tuple[Way, ...], Meta(max_length=WAYS_MOST)] = ()
+    look: bool = False  # show me from where your line's port is seen: see `Look`
+    # With whom to connect at which instant; told again until all tries are over.
+    meets: Annotated[tuple[Meet, ...], Meta(max_length=MEETS_AT_ONCE)] = ()
+    amendments: Amendments = ()  # of the run's terms, after those that my beat says that I know
 
 
 class OpenRound(_ToMember, frozen=True, kw_only=True):
     plan: Plan
+    amended: Count = 0  # the amendment that holds in it: whoever does not know it takes no part yet
+    # The next batch is begun, at the values from which this round goes on.  They are to be loaded before its commit.
+    next_begun: bool = False
 
 
 class Decided(_ToMember, frozen=True, kw_only=True):
@@ -431,6 +460,7 @@ class Decided(_ToMember, frozen=True, kw_only=True):
 class Committed(_ToMember, frozen=True, kw_only=True):
     commit: Commit
     nonce: Nonce  # under which to show that one holds the version that it makes
+    amended: Count = 0  # the amendment that held in its round
 
 
 class Aborted(_ToMember, frozen=True, kw_only=True):
@@ -506,6 +536,7 @@ MEMBER_IN: dict[str, type[_Message]] = {
     "shown": Shown,
     "audited": Audited,
     "leave": Leave,
+    "look": Look,
 }
 MEMBER_OUT: dict[str, type[_Message]] = {
     "tick": Tick,
@@ -525,7 +556,7 @@ FromMember = Beat | Sent | ProgressReport | Shown | Audited | Leave
 ToMember = Tick | OpenRound | Decided | Committed | Aborted | Show | AuditChunks | Gone
 FromDoor = Knock | Hello | AskStatus | Probe
 ToDoor = Challenge | Welcome | Refuse | StatusReply | Probed
-Message = FromMember | ToMember | FromDoor | ToDoor
+Message = FromMember | Look | ToMember | FromDoor | ToDoor
 
 
 def kind_of(message: Message) -> str:

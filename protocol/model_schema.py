@@ -1,12 +1,16 @@
-"""What a model looks like to the run: one line per exchanged tensor, and the first difference between two.
+"""What a model looks like to the run: a line per exchanged tensor, the first difference of two, and its fragments.
 
-Made by the peer from its model, kept by the coordinator from the first peer, compared at hello.  No torch.
+A schema is made by the peer from its model, kept by the coordinator from the first peer, compared at hello.  Fragments
+are the model's chunks cut into consecutive ranges, each synchronised on its own, by its own versions.  Chunks keep the
+numbers that they have in the whole model everywhere outside; `index` is a chunk's place within its fragment, in plans
+and masks.  No torch.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Annotated
 
@@ -15,10 +19,40 @@ from msgspec import Meta, Struct
 
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
-from farflung.protocol.fragments import Fragment, fragments_of
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, CONTROL_ARRAY_LEN, FRAGMENTS_MAX
 from farflung.protocol.outer_numbers import Tile
 from farflung.protocol.round_words import Count, Hash
+
+# The same tokens go into every fragment: the commits of this one count them, and tell the loss.
+BOOKS_FRAGMENT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    number: int
+    first: int  # its first chunk
+    count: int
+
+    @property
+    def chunks(self) -> range:
+        return range(self.first, self.first + self.count)
+
+    def index(self, chunk: int) -> int:
+        return chunk - self.first
+
+
+def fragments_of(chunk_count: int, fragments: int) -> tuple[Fragment, ...]:
+    """All chunks are of one size, so ranges that differ by at most one chunk are balanced by bytes."""
+    if fragments > chunk_count:
+        chunks = "1 chunk" if chunk_count == 1 else f"{chunk_count} chunks"
+        raise UserError(
+            f"[round] fragments: the model has {chunks}, too few for {fragments} fragments; "
+            "lower fragments or chunk_kb in run.toml"
+        )
+    ends = [number * chunk_count // fragments for number in range(fragments + 1)]
+    return tuple(
+        Fragment(number, ends[number], ends[number + 1] - ends[number]) for number in range(fragments)
+    )
 
 
 class TensorSpec(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -107,6 +141,26 @@ class ModelSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
                     tile = Tile(start + first_row * columns - chunk * size, rows, columns)
                     found.setdefault(chunk, []).append(tile)
         return {chunk: tuple(each) for chunk, each in found.items()}
+
+    def places(self) -> Iterator[tuple[TensorSpec, int]]:
+        """Of each exchanged tensor, where its values begin in the flat vector of the whole model."""
+        size = self.chunk_elements
+        begins = {spec.first_tensor: (spec, first) for spec, first in self._stages_and_first_chunks()}
+        at = {"param": 0, "buffer": self.first_plain_chunk * size}
+        for number, tensor in enumerate(self.tensors):
+            if number in begins:
+                stage, first = begins[number]
+                plain = first + stage.chunk_count - stage.plain_chunks
+                at = {"param": first * size, "buffer": plain * size}
+            if tensor.kind in at:
+                yield tensor, at[tensor.kind]
+                at[tensor.kind] += math.prod(tensor.shape)
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """A tied name, and the tensor that holds its values."""
+        pairs = (spec.name.split(" = ", 1) for spec in self.tensors if spec.kind == "alias")
+        return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
     def _stages_and_first_chunks(self) -> Iterator[tuple[StageSpec, int]]:
         first = 0

@@ -66,6 +66,13 @@ class Drain(_Order, frozen=True, kw_only=True, tag="drain"):
     pass
 
 
+class Amend(_Order, frozen=True, kw_only=True, tag="amend"):
+    """What may change while the run goes on is to be as in this run.toml."""
+
+    manifest: Annotated[bytes, Meta(max_length=40 * 1024)]  # all of it, as JSON
+    at: Annotated[int, Meta(ge=0)] | None = None  # in rounds from this version on; None: from the next one
+
+
 class GoBack(_Order, frozen=True, kw_only=True, tag="go_back"):
     """To the newest version that somebody here holds or has a checkpoint of, without those who are away."""
 
@@ -82,7 +89,9 @@ class Rewind(_Order, frozen=True, kw_only=True, tag="rewind"):
     sure: bool = False
 
 
-Order = Invite | Invites | Revoke | Kick | Ban | Unban | Bans | Pause | Resume | Drain | GoBack | Rewind
+Order = (
+    Invite | Invites | Revoke | Kick | Ban | Unban | Bans | Amend | Pause | Resume | Drain | GoBack | Rewind
+)
 
 
 class Reply(Struct, frozen=True, kw_only=True):

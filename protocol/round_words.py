@@ -65,6 +65,28 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
         return self.members[self.owners[place]]
 
 
+class AheadPlan(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Who sends its contributions ahead of the rounds they are for, because its line is slow; to whom, and how encoded.
+
+    `number` is a name of all the rest: equal plans have equal ones, also those of a coordinator that was restarted.
+    """
+
+    number: Annotated[int, Meta(ge=1, lt=1 << 62)]
+    senders: Annotated[tuple[PeerName, ...], Meta(min_length=1, max_length=MEMBERS_PER_ROUND)]
+    # Of each sender's contribution.
+    codecs: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=MEMBERS_PER_ROUND)]
+    members: Annotated[tuple[PeerName, ...], Meta(min_length=1, max_length=MEMBERS_PER_ROUND)]  # who may own
+    # index of a chunk within the fragment -> index in members
+    owners: Annotated[tuple[int, ...], Meta(max_length=CHUNKS_PER_FRAGMENT)]
+
+    def codec_of(self, sender: str) -> str:
+        """Empty: it sends nothing ahead."""
+        return self.codecs[self.senders.index(sender)] if sender in self.senders else ""
+
+    def owner_of(self, place: int) -> str:
+        return self.members[self.owners[place]]
+
+
 class Decision(Struct, frozen=True, forbid_unknown_fields=True):
     """DECIDE.  One weight per member for the WHOLE fragment; 0.0 means out, `reasons` says why."""
 
@@ -117,6 +139,19 @@ class Way(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     peer: PeerName
     port: Annotated[int, Meta(ge=1, le=65535)]
     ticket: Annotated[str, Meta(max_length=TICKET_CHARS)]  # mine: a name to ask the relay for, by SOCKS5
+
+
+# How often both sides of a `Meet` connect, and how long after one another.
+MEET_TRIES, MEET_EVERY_S = 3, 1.0
+
+
+class Meet(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Whom I can't dial and who can't dial me: from that instant on, each of us connects to the other."""
+
+    peer: PeerName
+    # HOST:PORT from which its own connections to the coordinator come, as seen there.
+    endpoint: Annotated[str, Meta(max_length=ADDRESS_CHARS)]
+    at_s: Annotated[float, Meta(ge=0)]  # on the coordinator's clock, as `heard_s` of a tick
 
 
 def result_name(commit: Commit) -> str:

@@ -9,10 +9,14 @@ Must not know files, messages or sockets; all functions are pure, and none raise
 from __future__ import annotations
 
 import base64
+import json
+from typing import Annotated, Any
 
 from blake3 import blake3
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from msgspec import Meta, Struct
+
+from farflung.protocol.limits import AMENDMENT_BYTES, AMENDMENTS_MOST
+from farflung.protocol.round_words import Count, Hash
 
 _ID_BYTES = 10  # 80 bits: 16 letters of base32 without padding
 
@@ -49,6 +53,10 @@ def name_of(public: bytes) -> str:
 
 def verify(public: bytes, message: bytes, signature: bytes) -> bool:
     """True if the holder of the key signed exactly this message; damaged keys and signatures are False."""
+    # Slow to load, and needed by nobody who only reads a join URL.
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
     except (InvalidSignature, ValueError, UnsupportedAlgorithm):
@@ -78,6 +86,54 @@ def curve_key_of(public: bytes) -> bytes:
     if len(public) != 32 or y >= _P or (1 - y) % _P == 0:
         return b""
     return ((1 + y) * pow(1 - y, -1, _P) % _P).to_bytes(32, "little")
+
+
+def ed25519_keys_of(curve_key: bytes) -> tuple[bytes, ...]:
+    """The two ed25519 keys of which one belongs to the holder of this CURVE key: y = (u - 1) / (u + 1)."""
+    u = int.from_bytes(curve_key, "little")
+    if len(curve_key) != 32 or u >= _P or (u + 1) % _P == 0:
+        return ()
+    y = (u - 1) * pow(u + 1, -1, _P) % _P
+    return tuple((y | sign << 255).to_bytes(32, "little") for sign in (0, 1))
+
+
+# ---- what its host changes while it goes on: see Terms in protocol/moments.py
+
+
+class Amendment(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    number: Annotated[int, Meta(ge=1, le=AMENDMENTS_MOST)]
+    version: Count  # it holds in rounds that start from it, or from a later one
+    era: Count  # and in this era or a later one
+    changes: Annotated[bytes, Meta(max_length=AMENDMENT_BYTES)]  # JSON: section -> key -> value
+    before: Hash  # the digest of the terms that it changes
+    proof: Annotated[bytes, Meta(max_length=PROOF_BYTES)] = b""  # the key of the run, and its signature
+
+    def statement(self, run_id: bytes) -> bytes:
+        """What the host signs."""
+        numbers = b"".join(each.to_bytes(8, "big") for each in (self.number, self.version, self.era))
+        return b"farflung/amendment/1\0" + run_id + numbers + self.before + self.changes
+
+    @property
+    def changed(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = json.loads(self.changes)
+        return found
+
+    def __str__(self) -> str:
+        told = (
+            f"[{section}] {key} = {json.dumps(value)}"
+            for section, keys in self.changed.items()
+            for key, value in keys.items()
+        )
+        return ", ".join(told)
+
+
+Amendments = Annotated[tuple[Amendment, ...], Meta(max_length=AMENDMENTS_MOST)]
+
+
+def is_hosts(amendment: Amendment, run_id: bytes, pinned: bytes) -> bool:
+    """`pinned`: the key in the run's join URL."""
+    proof = amendment.proof
+    return proves(proof, amendment.statement(run_id)) and curve_key_of(proof[:32]) == pinned
 
 
 def _hash(public: bytes) -> bytes:

@@ -26,7 +26,7 @@ from farflung.peer.data.sampling import permuted_range
 from farflung.peer.machine.effects import Encode
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.trainer.layout import ModelLayout
-from farflung.protocol.manifest import RoundSection
+from farflung.protocol.manifest_sections import RoundSection
 
 CONFIG = GPTConfig(layers=2, width=64, heads=4, context=64)
 BATCH, CHUNK_ELEMENTS, SEED = 8, 16384, 0

@@ -8,14 +8,17 @@
     python benchmarks/learning/learning.py inner      the words of [inner] optimizer: loss, and bytes of state
     python benchmarks/learning/learning.py idle       how long training waits while bytes are on their way (no model)
 
-Each prints a table and, with --plot, draws held-out loss over steps.  The figures are told in docs/learning.md.
+Each prints a table and, with --plot, draws held-out loss over steps.  A long one is given a file by --keep: each row
+is written there as soon as it is made, and the same command goes on after the last one.  The figures are told in
+docs/learning.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -91,7 +94,7 @@ def outer(base: Setting) -> Rows:
 
 
 def inner(base: Setting) -> Rows:
-    """Each at the rate of AdamW; --lr and --only for another one."""
+    """Each at the same rate; several after --lr are tried one after the other."""
     return [(replace(base, name=word, inner={"optimizer": word}), farflung) for word in WORDS]
 
 
@@ -156,6 +159,39 @@ def plain(value: str) -> float | str:
         return value
 
 
+class Kept:
+    """Rows in a file, one a line, each behind what it was made of: a table that was stopped is not lost."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        lines = path.read_text("utf-8").splitlines() if path is not None and path.exists() else []
+        self._rows = {made_of: Row(**row) for made_of, row in map(json.loads, lines)}
+
+    def row(self, setting: Setting, make: Make) -> Row:
+        made_of = json.dumps([make.__name__, asdict(setting)], sort_keys=True)
+        if made_of not in self._rows:
+            self._rows[made_of] = row = make(setting)
+            if self._path is not None:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps([made_of, asdict(row)]) + "\n")
+        return self._rows[made_of]
+
+
+def rows_of(asked: argparse.Namespace) -> Rows:
+    """All of one rate, then all of the next."""
+    base = Setting("", asked.steps, asked.period, batch=asked.batch, seed=asked.seed)
+    base = replace(base, merge={"policy": asked.merge})
+    found: Rows = []
+    for lr in asked.lr:
+        rows = EXPERIMENTS[asked.experiment](replace(base, lr=lr))
+        rows = [rows[number] for number in asked.only] if asked.only is not None else rows
+        for setting, make in rows:
+            name = f"{setting.name}, {lr:g}" if len(asked.lr) > 1 else setting.name
+            setting = replace(setting, name=name, learns=setting.learns and not asked.time_only)
+            found.append((with_words(setting, asked.set), make))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("experiment", choices=EXPERIMENTS)
@@ -165,7 +201,9 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch", type=int, default=4, help="windows that a peer reads at each step")
-    parser.add_argument("--lr", type=float, default=6e-3, help="of the inner optimizer, at its highest")
+    parser.add_argument(
+        "--lr", type=float, nargs="+", default=[6e-3], help="of the inner optimizer, at its highest"
+    )
     parser.add_argument("--merge", choices=("robust", "mean"), default="robust", help="[merge] policy")
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="KEY=VALUE", help="for all rows, such as outer.momentum=0.9"
@@ -175,15 +213,10 @@ def main() -> None:
         "--time-only", action="store_true", help="without a model: only the last columns mean anything"
     )
     parser.add_argument("--plot", type=Path, help="an SVG file to write")
+    parser.add_argument("--keep", type=Path, help="a file of rows: those in it are not made again")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    base = Setting("", asked.steps, asked.period, lr=asked.lr, batch=asked.batch, seed=asked.seed)
-    base = replace(base, merge={"policy": asked.merge})
-    rows = [(with_words(row, asked.set), make) for row, make in EXPERIMENTS[asked.experiment](base)]
-    if asked.time_only:
-        rows = [(replace(setting, learns=False), make) for setting, make in rows]
-    if asked.only is not None:
-        rows = [rows[number] for number in asked.only]
+    rows, kept = rows_of(asked), Kept(asked.keep)
     print(
         f"{asked.experiment}: {asked.steps} steps of {rows[0][0].peers} peers, seed {asked.seed}; loss in nats per byte"
     )
@@ -192,7 +225,7 @@ def main() -> None:
     done: list[Row] = []
     for setting, make in rows:
         try:
-            row = make(setting)
+            row = kept.row(setting, make)
         except UserError as error:  # a package that is not installed
             print(f"{setting.name:28} not run: {error}", flush=True)
             continue

@@ -32,9 +32,9 @@ from farflung.peer.simulator.surroundings import Learned
 from farflung.peer.simulator.trainer import Part, VirtualTrainer
 from farflung.peer.simulator.world import World
 from farflung.peer.trainer.layout import ModelLayout
-from farflung.protocol.fragments import BOOKS_FRAGMENT
 from farflung.protocol.frames import Header, Kind
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.model_schema import BOOKS_FRAGMENT
 
 CONFIG = GPTConfig(layers=2, width=32, heads=4, context=64)
 CHUNK_KB, STEP_S, WARMUP = 32, 1.0, 50

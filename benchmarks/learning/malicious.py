@@ -43,7 +43,8 @@ from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.digests import mask_from_bytes
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import Kind, Payload
-from farflung.protocol.manifest import Manifest, MergeSection, RoundSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import MergeSection, RoundSection
 from farflung.protocol.messages import ProgressReport, Sent
 from farflung.protocol.round_words import Commit, Plan
 

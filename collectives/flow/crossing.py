@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import Payload
 from farflung.protocol.limits import TOKENS_MAX
-from farflung.protocol.manifest import PipelineSection
+from farflung.protocol.manifest_sections import PipelineSection
 from farflung.protocol.model_schema import BorderTensor, ModelSchema
 from farflung.protocol.verdicts import Verdict
 

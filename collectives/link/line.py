@@ -12,14 +12,15 @@ connections comes last, and a round waits for its last frame.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from farflung.collectives.link.bookkeeping import ENCRYPTION_BYTES, Backlog, OnTheWay
-from farflung.collectives.link.link import Relayed
+from farflung.collectives.link.link import Appointment, Relayed
 from farflung.collectives.link.relay_way import RelayWay
-from farflung.collectives.link.tcp_counts import NEWS, NOTHING, Crossed, TcpCounts
+from farflung.collectives.link.tcp_counts import NEWS, NOTHING, OPENED, Crossed, TcpCounts
 from farflung.collectives.link.urgency import Rank
 from farflung.protocol.frames import Frame, Payload
 from farflung.protocol.process.sockets import Socket
@@ -32,6 +33,14 @@ LISTEN_EVERY_S = 1.0  # at least, or it was not the line that was silent but we 
 COPIED_BELOW_BYTES = 65536  # copying so little is cheaper than keeping a reference alive across threads
 
 
+class Over(StrEnum):
+    """How a connection was made."""
+
+    DIALLED = "dialled"
+    RELAYED = "relayed"
+    PUNCHED = "punched"  # both sides connected to each other
+
+
 @dataclass
 class Connection:
     """One that we opened."""
@@ -39,9 +48,12 @@ class Connection:
     socket: Socket
     monitor: Socket
     tcp: TcpCounts
+    over: Over = Over.DIALLED
     up: bool = False  # connected, and the other side proved its key
     descriptor: int = -1  # of the TCP connection
     carried_by: int = -1  # where that is not libzmq's own: see relay_way.py
+    is_over: bool = False  # it ended, or never came to be
+    is_abrupt: bool = False  # it leaves nothing behind when it is closed
     silent_since: float | None = None  # what left is not acknowledged: that end may be cut off
     on_the_way: OnTheWay = field(default_factory=OnTheWay)
     _crossed: Crossed = NOTHING
@@ -54,9 +66,9 @@ class Connection:
     _listened_at: float = float("-inf")
 
     @staticmethod
-    def watched(socket: Socket, tcp: TcpCounts) -> Connection:
+    def watched(socket: Socket, tcp: TcpCounts, over: Over = Over.DIALLED) -> Connection:
         """Before `socket.connect`: its news are then complete."""
-        return Connection(socket, socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | NEWS), tcp)
+        return Connection(socket, socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | NEWS), tcp, over)
 
     def read_news(self) -> bool:
         """True if it came up just now."""
@@ -64,11 +76,13 @@ class Connection:
         while self.monitor.poll(0):
             news = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
             self.tcp.on_news(news["event"], news["value"])
-            if news["event"] == zmq.EVENT_CONNECTED:
+            if news["event"] & OPENED:
                 self.descriptor = news["value"] if self.carried_by < 0 else self.carried_by
                 self.on_the_way.forget()
+                self.is_over = False
             else:
                 self.up = news["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                self.is_over = not self.up
         return self.up and not was_up
 
     def listen(self, now: float) -> None:
@@ -126,6 +140,10 @@ class Line:
     relay_way: RelayWay | None = None  # that way, as it is taken now
     again_at: float = 0.0  # not before that another attempt is made
     pause_s: float = 0.0  # after the next one that comes to nothing
+    retires_at: float | None = None  # that way is told no more: what is on it may still come
+    appointment: Appointment | None = None
+    tries: int = 0  # of this appointment
+    try_until: float = 0.0  # of the newest one
     sent_bytes: int = 0
     served_no: int = 0  # which frame of all lines was its last one
     # Since then no connection took what waits.  What a cap holds back is nobody's fault and does not count.
@@ -186,13 +204,30 @@ class Line:
         self.sent_bytes += item.size
         return item.size
 
+    def over(self, how: Over) -> list[Connection]:
+        return [each for each in self.opened if each.over == how]
+
+    @property
+    def is_punched(self) -> bool:
+        return any(each.up for each in self.over(Over.PUNCHED))
+
+    @property
+    def _usable(self) -> list[Connection]:
+        """Of those two ways the one that the coordinator tells: it changes over between rounds."""
+        if self.relay_way is None:
+            return self.opened
+        relayed = [each for each in self.over(Over.RELAYED) if each.up]
+        others = [each for each in self.opened if each.up and each.over != Over.RELAYED]
+        return (relayed or others) if self.retires_at is None else (others or relayed)
+
     def _over_opened(self, parts: list[Payload]) -> bool:
-        for _ in self.opened:
+        usable = self._usable
+        for _ in usable:
             # In turn, so that all of them are kept busy when more than one is needed.
-            self._turn = (self._turn + 1) % len(self.opened)
-            if _offer(self.opened[self._turn].socket, parts):
+            self._turn = (self._turn + 1) % len(usable)
+            if _offer(usable[self._turn].socket, parts):
                 size = sum(map(len, parts)) + ENCRYPTION_BYTES
-                self.opened[self._turn].on_the_way.take(bytes(parts[0]), size)
+                usable[self._turn].on_the_way.take(bytes(parts[0]), size)
                 return True
         return False
 
@@ -210,13 +245,15 @@ class Line:
                 self.routes.remove(route)  # that connection is gone; the other side will open another
         return False
 
-    def close(self) -> None:
+    def close(self, *ways: Over) -> None:
+        """Those made in these ways; without any: all."""
         for connection in self.opened:
-            connection.close()
-        self.opened.clear()
-        if self.relay_way is not None:
+            if not ways or connection.over in ways:
+                connection.close()
+        self.opened = [each for each in self.opened if ways and each.over not in ways]
+        if self.relay_way is not None and (not ways or Over.RELAYED in ways):
             self.relay_way.close()
-            self.relay_way = None
+            self.relay_way, self.retires_at = None, None
 
 
 def _offer(socket: Socket, parts: list[Payload]) -> bool:

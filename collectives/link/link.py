@@ -60,6 +60,13 @@ class Relayed(NamedTuple):
     ticket: str  # the name to ask for
 
 
+class Appointment(NamedTuple):
+    """How such a contact is reached without a relay: both connect at one instant, and again each second."""
+
+    endpoint: str  # HOST:PORT, where it is seen from outside
+    at: float  # on the link's clock
+
+
 class Link(Protocol):
     # ---- life ------------------------------------------------------------------------------------------------
 
@@ -91,6 +98,24 @@ class Link(Protocol):
         The relay is believed nothing: what comes over it counts for the contact only under the contact's key.  A
         connection that stands is kept when its ticket is renewed.
         """
+        ...
+
+    def meeting_port(self, host: str) -> int:
+        """The port from which this peer meets all others; one is chosen at the first call.  `host`: every address of a
+        family, 0.0.0.0 or [::].  0 where there is none."""
+        ...
+
+    def set_appointments(self, appointments: Mapping[str, Appointment]) -> None:
+        """By peer, with those of whom neither can dial the other.  What stands, stays: an appointment told again,
+        or no more, is no news.
+
+        A connection carries frames as soon as it stands, unless a way over a relay is told as well: then that one does,
+        until it is told no more.
+        """
+        ...
+
+    def punched(self) -> frozenset[str]:
+        """Contacts with whom such a connection stands."""
         ...
 
     def limit(self, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:

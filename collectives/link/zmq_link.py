@@ -6,12 +6,13 @@ encrypts: a word to the coordinator must not wait until megabytes for other peer
 
 A peer that can be dialled is dialled, one connection for each direction, or several where one is not enough for the
 line (rates.py).  One that cannot be dialled keeps connections to all who can, and is answered over them.  Two of these
-meet at a relay, if they are told of one.  A socket takes only a few frames at a time; the rest waits in its line
-(line.py), as references to bytes that their owner keeps.
+connect to each other at one instant, or meet at a relay, as they are told (undialled.py).  A socket takes only a few
+frames at a time; the rest waits in its line (line.py), as references to bytes that their owner keeps.
 """
 
 from __future__ import annotations
 
+import errno
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,26 +22,24 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from farflung.collectives.link.bookkeeping import Intake
-from farflung.collectives.link.line import Connection, Line
-from farflung.collectives.link.link import FrameCounts, Moved, Pollable, Relayed
+from farflung.collectives.link.line import Connection, Line, Over
+from farflung.collectives.link.link import Appointment, FrameCounts, Moved, Pollable, Relayed
 from farflung.collectives.link.pacer import Pacer
 from farflung.collectives.link.pings import Pings
 from farflung.collectives.link.rates import AtLeast, connections_wanted
-from farflung.collectives.link.relay_way import RelayWay, Stand
 from farflung.collectives.link.tcp_counts import NEWS, Incoming, TcpCounts
+from farflung.collectives.link.undialled import Undialled, domain_of
 from farflung.collectives.link.urgency import Rank, Sharing, has_room
 from farflung.protocol.errors import UserError
 from farflung.protocol.frames import ONE_STAGE_KINDS, Frame, Kind, Spoiled
 from farflung.protocol.process.sockets import (
     BULK_CLIENT,
-    BULK_RELAYED,
     BULK_SERVER,
     Keys,
     Options,
     Socket,
     bulk,
     curve_client,
-    curve_raw,
     curve_server,
     opened,
 )
@@ -52,14 +51,11 @@ FRAMES_PER_TURN = 16  # bounded work between two looks at the clock and at the c
 WIDEN_EVERY_S = 0.5
 STALL_S = 20.0  # a connection that takes nothing for so long although it is up is opened anew
 UNREACHED_AFTER_S = 2.5
-MEET_AGAIN_S, MEET_AGAIN_MOST_S = (
-    0.25,
-    4.0,
-)  # after an attempt at the relay, the next one; longer each time in vain
 ROUTES_KEPT = 16  # connections that one peer opened to us
 ROUTES_AGAIN_S = 0.005
 ROOM_AGAIN_S = 0.005  # crossings wait until less waits in sockets
 ZAP_DOMAIN = b"data"
+SOCKETS_MOST = 16384  # of libzmq's, which has 1,023 by itself; a connection takes three
 
 
 @dataclass
@@ -87,11 +83,13 @@ class ZmqLink:
         self._incoming = Incoming(self._tcp)
         self._clock = self.settings.clock
         self._context: zmq.Context[Socket] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, SOCKETS_MOST)
         self._zap = ZapHandler(self._context)
         # The server key of the data plane is told to members only, so a handshake already shows membership; whose
         # frames count is decided frame by frame, from the contacts.
         self._zap.set_policy(ZAP_DOMAIN.decode(), lambda key: True)
         self._keys = keys
+        self._undialled = Undialled(keys, self._zap, self._tcp, self._clock, self._connection)
         self._peer_of_key: dict[str, str] = {}
         self._router: Socket | None = None
         self._router_news: Socket | None = None
@@ -141,17 +139,22 @@ class ZmqLink:
         # Connections stand before they are needed: a round does not wait for handshakes, a peer that can't be dialled
         # is answered over them, and it is known which peers can't be reached.
         for line in self.lines.values():
-            if len(contacts) <= CROWD or not self._router:
-                self._dial(line)
+            if len(contacts) <= CROWD:
+                self._dial(line)  # in a crowd, when something is to go there
 
     def set_ways(self, ways: Mapping[str, Relayed]) -> None:
         for peer, line in self.lines.items():
-            way = ways.get(peer)
-            if (way is None) != (line.way is None):
-                line.close()  # what was opened leads another way
-                line.again_at, line.pause_s = 0.0, MEET_AGAIN_S
-            line.way = way
+            self._undialled.tell_way(line, ways.get(peer))
             self._dial(line)
+
+    def meeting_port(self, host: str) -> int:
+        return self._undialled.meeting_port(host)
+
+    def set_appointments(self, appointments: Mapping[str, Appointment]) -> None:
+        self._undialled.set_appointments(self.lines, appointments)
+
+    def punched(self) -> frozenset[str]:
+        return frozenset(peer for peer, line in self.lines.items() if line.is_punched)
 
     def limit(self, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:
         now = self._clock()
@@ -167,6 +170,7 @@ class ZmqLink:
             self._router_news.close(linger=0)
             self._router.close(linger=0)
             self._router = self._router_news = None
+        self._undialled.close()
         self._zap.close()
         self._context.destroy(linger=0)
         self._tcp.close()
@@ -174,7 +178,7 @@ class ZmqLink:
     def _drop(self, peer: str) -> None:
         line = self.lines.pop(peer)
         self._peer_of_key.pop(line.contact.key.hex(), None)
-        self._zap.forget_policy(_domain_of(line.contact.key))
+        self._zap.forget_policy(domain_of(line.contact.key))
         self._sent_before.pop(peer, None)
         self._pings.forget(peer)
         line.close()
@@ -186,16 +190,17 @@ class ZmqLink:
     def _dial(self, line: Line) -> None:
         """Open what the line needs, if the other side can be dialled."""
         if line.way is not None:
-            self._meet(line, line.way)
+            self._undialled.meet_at_relay(line, line.way)
         elif line.contact.address and not line.undialable:
             self._dial_directly(line)
 
     def _dial_directly(self, line: Line) -> None:
-        while len(line.opened) < max(1, self.settings.connections, line.wanted):
-            dealer = self._opened(zmq.DEALER, BULK_CLIENT, curve_client(self._keys, line.contact.key))
-            connection = Connection.watched(dealer, self._tcp)
+        while len(line.over(Over.DIALLED)) < max(1, self.settings.connections, line.wanted):
+            connection = self._connection(Over.DIALLED, curve_client(self._keys, line.contact.key))
+            if connection is None:
+                return  # what waits for this line is stuck, and so it is dialled again
             try:
-                dealer.connect(f"tcp://{line.contact.address}")
+                connection.socket.connect(f"tcp://{line.contact.address}")
             except (
                 zmq.ZMQError
             ):  # the coordinator checks addresses, but one that slips through must not end us
@@ -204,38 +209,18 @@ class ZmqLink:
                 return
             line.opened.append(connection)
 
-    def _meet(self, line: Line, way: Relayed) -> None:
-        """At the relay: one connection, for both directions."""
-        now = self._clock()
-        if line.relay_way is None and now >= line.again_at:
-            line.again_at, line.pause_s = now + line.pause_s, min(MEET_AGAIN_MOST_S, 2 * line.pause_s)
-            line.relay_way = RelayWay(way, now)
-            self._tcp.on_news(zmq.EVENT_CONNECTED, line.relay_way.descriptor)
-
-    def _follow_relay(self, line: Line, taken: RelayWay) -> None:
-        """A turn of the way over the relay.  libzmq connects once the other side is there."""
-        taken.turn(self._clock())
-        if taken.stand == Stand.JOINED and not line.opened:
-            line.pause_s = MEET_AGAIN_S
-            connection = self._open_relayed(line.contact.key)
-            connection.carried_by = taken.descriptor
-            connection.socket.connect(taken.endpoint)
-            line.opened.append(connection)
-        renewed = line.way != taken.way and not any(each.up for each in line.opened)
-        if taken.stand == Stand.OVER or renewed:
-            self._tcp.forget(taken.descriptor)
-            line.close()
-
-    def _open_relayed(self, theirs: bytes) -> Connection:
-        """Which of us is CURVE's server follows from our keys."""
-        if curve_raw(self._keys[0]) < theirs:
-            # Whoever the relay brings, only the contact itself shakes hands.
-            domain = _domain_of(theirs)
-            self._zap.set_policy(domain, theirs.__eq__)
-            curve = curve_server(self._keys[1], domain.encode())
-        else:
-            curve = curve_client(self._keys, theirs)
-        return Connection.watched(self._opened(zmq.DEALER, BULK_CLIENT, BULK_RELAYED, curve), self._tcp)
+    def _connection(self, over: Over, *presets: Options) -> Connection | None:
+        """None: this process has as many sockets as it may have."""
+        dealer = None
+        try:
+            dealer = self._opened(zmq.DEALER, BULK_CLIENT, *presets)
+            return Connection.watched(dealer, self._tcp, over)
+        except zmq.ZMQError as error:
+            if dealer is not None:
+                dealer.close(linger=0)
+            if error.errno != errno.EMFILE:
+                raise
+            return None
 
     # ---- polling and time ----------------------------------------------------------------------------------
 
@@ -265,7 +250,8 @@ class ZmqLink:
                 waits.append(ROOM_AGAIN_S)
             elif any(line.waits and line.routes and line.needs_routes(now) for line in self.lines.values()):
                 waits.append(ROUTES_AGAIN_S)  # room in one connection of a ROUTER can't be waited for
-        return min(waits, default=60.0)
+        waits.append(self._undialled.idle_s(self.lines.values(), now))
+        return min(waits)
 
     def on_tick(self) -> None:
         now = self._clock()
@@ -434,7 +420,9 @@ class ZmqLink:
         self.answer_handshakes()
         for peer, line in list(self.lines.items()):
             if line.relay_way is not None:
-                self._follow_relay(line, line.relay_way)
+                self._undialled.follow_relay(line, line.relay_way)
+            if line.appointment is not None:
+                self._undialled.follow_meeting(line)
             for connection in list(line.opened):
                 yield from self._receive_from(connection.socket, peer)
         if self._router is not None:
@@ -479,11 +467,6 @@ class ZmqLink:
                 line.put(answer)
             return None
         return frame
-
-
-def _domain_of(key: bytes) -> str:
-    """Of ZAP: where only this key comes in."""
-    return f"pair-{key.hex()}"
 
 
 def _user_of(part: zmq.Frame) -> str:

@@ -145,6 +145,11 @@ class MemberRound:
             effects += self._deliver(chunk) + self._weigh_ready(chunk)
         return effects + self._merge_ready()
 
+    def on_sent_ahead(self, pieces: Mapping[int, Piece]) -> list[DataEffect]:
+        """My contribution was encoded before the round began, and most owners have it."""
+        self.mine.update(pieces)
+        return [effect for chunk in self._my_chunks for effect in self._deliver(chunk)]
+
     def on_calculated(self, effect: Merge | Weigh | Measure, made: object) -> list[DataEffect]:
         if isinstance(effect, Weigh):
             assert isinstance(made, tuple)

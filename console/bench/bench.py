@@ -28,7 +28,8 @@ from farflung.peer.local.folder import sweep_stale
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, FRAGMENTS_MAX, MEMBERS_PER_ROUND
-from farflung.protocol.manifest import Manifest, MergeSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import MergeSection
 from farflung.protocol.process.journal import JOURNAL_VARIABLE, Follower
 
 LOOK_S = 0.1
@@ -61,9 +62,9 @@ gather_codec = "{gather_codec}"
 fragments = {fragments}
 chunk_kb = {chunk_kb}
 deadline_s = 36000.0
-scatter_grace_s = 36000.0
+scatter_grace_s = {grace_s}
 round_timeout_s = 72000.0
-keep_results = 1
+keep_results = {keep_results}
 [merge]
 policy = "{policy}"
 clip = 1000.0
@@ -91,6 +92,10 @@ class BenchOptions:
     serve: str | None = None
     join: str | None = None
     kill_at: float | None = None
+    pause_s: float = 0.0  # so long a trainer computes before its vector is due
+    waits_for: int = 0  # contributions that a round needs; 0: everybody's
+    grace_s: float = 36000.0
+    keep_results: int = 1
     json: bool = False
 
 
@@ -122,7 +127,7 @@ def check(asked: BenchOptions) -> Manifest:
     spare = 1 if serves or kill is not None else 0
     text = RUN_TOML.format(
         rounds=asked.rounds + 1,
-        min_peers=asked.peers - spare,
+        min_peers=asked.waits_for or asked.peers - spare,
         peers=asked.peers,
         width=WIDTH,
         context=10 * asked.mb,
@@ -133,6 +138,8 @@ def check(asked: BenchOptions) -> Manifest:
         policy=asked.policy,
         audit=asked.audit,
         audit_first=asked.audit_first,
+        grace_s=asked.grace_s,
+        keep_results=asked.keep_results,
     )
     try:
         return Manifest.from_toml(text, "bench")

@@ -2,7 +2,8 @@
 
 Started by console/bench/bench.py, one per peer, in a process of its own; it starts its agent as a script's trainer does
 and speaks the same local words, so the rounds that it takes part in are real ones.  It never waits between
-rounds: the vector stands in the slot before the round is due.  Must not know how figures are shown.
+rounds: the vector stands in the slot before the round is due; with a pause it stands there so long after the version
+came, and counts as one token.  Must not know how figures are shown.
 
     v(peer, version)   a heavy-tailed block, rotated by the peer's name and repeated to the length asked for; every
                        1024th value depends on the version too, so that bytes of another round would be noticed
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
@@ -24,7 +26,18 @@ import numpy.typing as npt
 
 from farflung.console.screen.status_client import StatusClient
 from farflung.peer.local.memory import SharedState
-from farflung.peer.local.words import Attach, Finish, Frozen, Load, Loaded, Provide, Provided, Shared, Stop
+from farflung.peer.local.words import (
+    Attach,
+    Finish,
+    Frozen,
+    Load,
+    Loaded,
+    Provide,
+    Provided,
+    Resume,
+    Shared,
+    Stop,
+)
 from farflung.peer.trainer.agent_process import AgentProcess
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import FarflungError, Refused, UserError
@@ -96,8 +109,14 @@ def exact_mean(peers: list[str], version: int, values: int) -> npt.NDArray[np.fl
 
 
 class BenchTrainer:
-    def __init__(self, agent: AgentProcess, manifest: Manifest, peer: str, url: JoinUrl, check: bool) -> None:
+    def __init__(
+        self, agent: AgentProcess, manifest: Manifest, peer: str, url: JoinUrl, check: bool, pause_s: float
+    ) -> None:
         self._agent = agent
+        self._pause_s, self._freezes_at = pause_s, math.inf
+        self._owed = self.computed = self.counted = (
+            0  # tokens: that no commit has used; ever; that one has used
+        )
         self._manifest = manifest
         self._peer = peer
         self._url = url
@@ -114,7 +133,10 @@ class BenchTrainer:
         channel, parent = self._agent.channel, os.getppid()
         channel.send(Attach(model=model_of(self._manifest), pid=os.getpid()))
         while True:
-            message = channel.recv(POLL_S)
+            message = channel.recv(min(POLL_S, max(0.0, self._freezes_at - time.monotonic())))
+            if time.monotonic() >= self._freezes_at:
+                self._freezes_at = math.inf
+                self._freeze([self._loaded[number] for number in range(self._manifest.fragments)])
             match message:
                 case None:
                     problem = self._agent.problem()
@@ -125,25 +147,37 @@ class BenchTrainer:
                 case Provide():
                     self.anchor().fill(0.0)
                     channel.send(Provided())
+                case Resume() if self._pause_s:
+                    self._freezes_at = min(self._freezes_at, time.monotonic() + self._pause_s)
                 case Load():
                     channel.send(Loaded(version=message.version, fragment=message.fragment))
-                    self._loaded[message.fragment] = message
-                    fragments = self._manifest.fragments
-                    if {load.version for load in self._loaded.values()} == {message.version}:
-                        if len(self._loaded) == fragments:
-                            self._freeze([self._loaded[number] for number in range(fragments)])
+                    self._on_load(message)
                 case Stop():
                     raise Refused(message.code, message.reason)
                 case Finish():
                     return
+
+    def _on_load(self, load: Load) -> None:
+        self._loaded[load.fragment] = load
+        if load.fragment == 0:
+            used = {"all": 0, "rest": load.tokens}.get(load.keep)
+            self.counted += load.tokens if load.keep == "rest" else 0
+            self._owed = self._owed - used if used is not None else load.tokens
+        together = {each.version for each in self._loaded.values()} == {load.version}
+        if together and len(self._loaded) == self._manifest.fragments:
+            # A version that comes while it computes changes nothing about when that is done.
+            self._freezes_at = min(self._freezes_at, time.monotonic() + self._pause_s)
 
     def _freeze(self, loads: list[Load]) -> None:
         """All fragments at once, when all of them are at the same version."""
         load, rounds = loads[0], self._manifest.run.rounds
         if load.version >= rounds:
             return
-        if load.version == 0 or self._manifest.run.min_peers < self._manifest.run.max_peers:
+        if load.version == 0 or (
+            self._manifest.run.min_peers < self._manifest.run.max_peers and not self._pause_s
+        ):
             self._wait_for_all(load.version)
+        self._owed, self.computed = self._owed + 1, self.computed + 1
         if load.version == rounds - 1 and self._check:
             self.before_last = self.anchor().copy()
         assert self._shared is not None
@@ -156,8 +190,8 @@ class BenchTrainer:
         for each in loads:
             frozen = Frozen(
                 slot=each.spare,
-                tokens=1,
-                steps=1,
+                tokens=self._owed,
+                steps=self._owed,
                 used=(),
                 loss=None,
                 fragment=each.fragment,
@@ -185,6 +219,7 @@ class BenchTrainer:
         """What this peer has to tell: its agent's events, and what stands in the anchor."""
         events = read_events(journal)
         found: dict[str, Any] = {"peer": self._peer, "events": events}
+        found |= {"computed": self.computed, "counted": self.counted}
         found["anchor"] = hash_bytes(self.anchor().view(np.uint8).data).hex()
         if self.before_last is not None:
             included, version = _last_round(events)
@@ -207,6 +242,7 @@ def main() -> int:
     parser.add_argument("--identity", required=True)
     parser.add_argument("--figures", required=True, type=Path, help="where to write them at the end")
     parser.add_argument("--check", action="store_true", help="compare the last round with the exact mean")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds from a version to the next vector")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
@@ -225,7 +261,9 @@ def _take_part(asked: argparse.Namespace) -> None:
     try:
         begin = agent.wait_for_begin()
         manifest = Manifest.from_canonical(begin.manifest)
-        trainer = BenchTrainer(agent, manifest, begin.peer, JoinUrl.parse(asked.url), asked.check)
+        trainer = BenchTrainer(
+            agent, manifest, begin.peer, JoinUrl.parse(asked.url), asked.check, asked.pause
+        )
         trainer.run()
     finally:
         agent.close("the bench is over")  # it writes its last event on the way out

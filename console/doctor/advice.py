@@ -20,6 +20,7 @@ GIB = 1 << 30
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 SLOW_RTT_S = 0.5
 CLOCK_S = 5.0
+LEAST_PORT = 1024  # see coordinator/reach/meeting.py
 LITTLE_DISK_BYTES = 1 << 30
 SLOT_COPIES = 3  # of the model, in shared memory, beside the parts of the outer state
 AGENT_COPIES = 3  # beside them: a residual, chunks on their way
@@ -56,6 +57,15 @@ class Relay:
     silent: str = ""  # why it could not be asked from here
 
 
+@dataclass(frozen=True)
+class Seen:
+    """One port of this machine, as two sockets of the coordinator see it: HOST:PORT, empty where one did not say."""
+
+    local_port: int
+    by_door: str
+    by_relay: str
+
+
 @dataclass
 class Facts:
     """What was found out; None and empty where it was not."""
@@ -81,6 +91,7 @@ class Facts:
     dialled: tuple[str, str] | None = None  # the address, and what came of it
     wants_dialling: bool = True
     relay: Relay | None = None  # of the coordinator
+    seen: Seen | None = None  # None: this coordinator names no instants
     limits: tuple[float | None, float | None] = (None, None)  # own caps, up and down, bytes per second
     stages: tuple[Stage, ...] = ()  # of a model that is cut, as far as somebody has brought it
     notes: list[str] = field(default_factory=list)
@@ -106,6 +117,8 @@ def examine(facts: Facts) -> list[Finding]:
         findings += [_rtt(facts.line), _clock(facts.line)]
     if facts.dialled is not None or (facts.line is not None and not facts.wants_dialling):
         findings.append(_reach(facts))
+    if facts.seen is not None:
+        findings.append(_router(facts.seen, facts.dialled is not None and facts.dialled[1] == "yes"))
     if facts.relay is not None:
         findings.append(_relay(facts.relay, facts.dialled is None or facts.dialled[1] != "yes"))
     if facts.line is not None:
@@ -264,11 +277,37 @@ def _reach(facts: Facts) -> Finding:
             "reachable", OK, f"the coordinator dialled {address}; {nat}. Other peers may still be blocked"
         )
     forward = f"forward a port of your router and use --listen 0.0.0.0:PORT --advertise {seen or 'HOST'}:PORT"
-    todo = "nothing must be done: it takes part, others own its chunks, and where nobody can be dialled the relay "
-    todo += f"brings its bytes, slower than a line of its own. Better: {forward}"
+    todo = (
+        "nothing must be done: it takes part, and meets others past its router or at the relay (see below). "
+    )
+    todo += f"Better for all: {forward}"
     if said == "no":
         return Finding("reachable", WARN, f"nobody can dial {address} ({nat})", todo)
     return Finding("reachable", WARN, f"{address}: {said} ({nat})", todo)
+
+
+def _router(seen: Seen, is_dialled: bool) -> Finding:
+    """Can others behind routers meet this machine?  From one port both sockets must see one."""
+    if not seen.by_door:
+        return Finding(
+            "router", OK if is_dialled else WARN, "the coordinator did not say from which port it sees you"
+        )
+    door_port = int(seen.by_door.rpartition(":")[2])
+    if seen.by_relay and seen.by_relay != seen.by_door:
+        told = f"another port for each connection (it shows {seen.by_door} and {seen.by_relay}): nobody can meet you"
+        todo = "others reach you over the relay; where the router has such a setting, let it keep ports (a NAT that is "
+        todo += "`endpoint-independent`, `full cone` or `open`), or forward a port"
+        return Finding("router", OK if is_dialled else WARN, told, "" if is_dialled else todo)
+    if door_port < LEAST_PORT:
+        return Finding(
+            "router", WARN, f"it shows you at port {door_port}: nobody is sent to one below {LEAST_PORT}"
+        )
+    if seen.by_relay:
+        why = f"one port for all connections ({seen.by_door})"
+        return Finding("router", OK, f"{why}: others behind routers can meet you, unless theirs forbids it")
+    kept = "the same as here, so probably" if door_port == seen.local_port else "it is not known whether"
+    told = f"the door sees port {door_port}, {kept} others behind routers meet you; no relay can be asked as well"
+    return Finding("router", OK, told)
 
 
 def _relay(relay: Relay, is_needed: bool) -> Finding:
@@ -280,7 +319,7 @@ def _relay(relay: Relay, is_needed: bool) -> Finding:
         told = f"port {relay.port} of the coordinator does not answer: {relay.silent}"
         return Finding("relay", WARN if is_needed else OK, told, todo)
     rate = si(8 * relay.bytes_per_s, "bit/s")
-    use = "it is what others reach you by" if is_needed else "not needed here"
+    use = "it is what those reach you by who can't otherwise" if is_needed else "not needed here"
     return Finding("relay", OK, f"answers on port {relay.port}, {rate} for all who use it; {use}")
 
 

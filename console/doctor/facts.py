@@ -17,6 +17,7 @@ from farflung import __version__
 from farflung.console.doctor.advice import Facts, Relay
 from farflung.console.doctor.dial_back import dial_back
 from farflung.console.doctor.line_probe import measure
+from farflung.console.doctor.nat_probe import look
 from farflung.console.doctor.stage_advice import stages_in
 from farflung.console.screen.gpu import read_gpus
 from farflung.console.screen.status_client import StatusClient
@@ -70,6 +71,9 @@ def of_the_run(facts: Facts, url: JoinUrl, own: OwnConfig) -> None:
             facts.relay = _relay_of(status.get("relay"), url.host)
             facts.line = measure(client)
             facts.local_address = address_towards(url).strip("[]")
+            names_instants = status.get("meetings")
+            if isinstance(names_instants, Mapping) and names_instants.get("on") is True:
+                facts.seen = look(url, facts.relay.port if facts.relay is not None else 0)
             if facts.wants_dialling:
                 facts.dialled = dial_back(client, own)
     except Refused as error:

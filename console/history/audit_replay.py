@@ -29,10 +29,12 @@ from farflung.coordinator.court.plain_steps import ChunkRules
 from farflung.coordinator.ledger.evidence import Evidence
 from farflung.protocol.digests import split_hashes
 from farflung.protocol.errors import CheckpointError, FrameError, UserError
-from farflung.protocol.fragments import Fragment
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.model_schema import Fragment
+from farflung.protocol.moments import Terms
 from farflung.protocol.process import exit_codes
 from farflung.protocol.round_words import result_name
+from farflung.protocol.signing import is_hosts
 
 SHOWN_CHARS = 16  # of a digest
 KEEP_IT = "farflung join --checkpoints FOLDER --archive keeps them, at every peer that is asked to"
@@ -218,7 +220,7 @@ class _Replay:
             )
             return
         manifest = self._manifest_of(self._starts[0].manifest)
-        rules = ChunkRules.of(manifest, self._starts[0].manifest.model)
+        rules = ChunkRules.of(manifest, self._starts[0].manifest.model, self._terms(), self._era)
         fragments = self._starts[0].manifest.model.fragments(manifest.fragments)
         if self._stage is not None:
             fragments = (fragments[self._stage],)
@@ -242,6 +244,20 @@ class _Replay:
                 f"{self._sources.archive.url}: run.json of the archive is not the manifest of the checkpoints' run"
             )
         return manifest
+
+    def _terms(self) -> Terms:
+        """What held at each version, if the run's own key has signed what its host changed."""
+        sources, start = self._sources, self._starts[0].manifest
+        terms, run_id = sources.archive.terms(sources.run), bytes.fromhex(start.run_id)
+        keys = {sources.run_key or start.run_key} - {b""}
+        foreign = [
+            each.number for each in terms.amendments if not all(is_hosts(each, run_id, k) for k in keys)
+        ]
+        if foreign:
+            raise CheckpointError(
+                f"{sources.archive.url}: amendment {foreign[0]} is not signed by the run's host"
+            )
+        return terms
 
     def _is_kept(self, version: int, fragments: tuple[Fragment, ...]) -> bool:
         missing = [f.number for f in fragments if (self._era, f.number, version) not in self._there]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from farflung.console.history.finding import Finding
 from farflung.console.history.history import History, Process
-from farflung.protocol.fragments import BOOKS_FRAGMENT
+from farflung.protocol.model_schema import BOOKS_FRAGMENT
 from farflung.protocol.process.journal import Event
 
 # ---- P6 ----------------------------------------------------------------------------------------------------

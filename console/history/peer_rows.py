@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from farflung.console.history.round_rows import Row
-from farflung.protocol.fragments import BOOKS_FRAGMENT
+from farflung.protocol.model_schema import BOOKS_FRAGMENT
 from farflung.protocol.process.journal import Event
 
 

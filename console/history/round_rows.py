@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from farflung.console.history.history import Told
-from farflung.protocol.fragments import BOOKS_FRAGMENT
+from farflung.protocol.model_schema import BOOKS_FRAGMENT
 from farflung.protocol.process.journal import Event
 
 KEPT_ROUNDS = 256  # what peers told of rounds that were never committed is forgotten after so many

@@ -203,14 +203,17 @@ def _cells(member: Record) -> dict[str, str]:
     }
 
 
+_HOW_REACHED = {
+    "punched": "past its router, by those whom it can't dial",
+    "relayed": "over the relay, by those whom it can't dial",
+}
+
+
 def _reach(member: Record) -> str:
     """Which way others have to it, and why no better one."""
     if member.get("reachable") is True:
         return "others can dial it"
-    relayed = clean(member.get("way")) == "relayed"
-    how = (
-        "over the relay, by those whom it can't dial" if relayed else "nobody can dial it: it owns no chunks"
-    )
+    how = _HOW_REACHED.get(clean(member.get("way")), "nobody can dial it: it owns no chunks")
     why = clean(member.get("why_this_way") or "")
     return f"{how} ({why})" if why else how
 

@@ -27,6 +27,7 @@ class StatusClient:
 
     def __init__(self, url: JoinUrl) -> None:
         self.url = url
+        self._places = list(url.addresses)  # the one that answered last first
         self._context: zmq.Context[zmq.SyncSocket] | None = None
         self._socket: zmq.SyncSocket | None = None
 
@@ -48,7 +49,15 @@ class StatusClient:
         return self.ask_all([question], kind, timeout_s)[0]
 
     def ask_all(self, questions: list[FromDoor], kind: type[Answer], timeout_s: float) -> list[Answer]:
-        """All questions at once, each answer within the time."""
+        """All questions at once, each answer within the time; of several addresses the first one that answers."""
+        for _ in self._places[1:]:
+            try:
+                return self._ask_there(questions, kind, timeout_s / len(self._places))
+            except Unreachable:
+                self._places.append(self._places.pop(0))
+        return self._ask_there(questions, kind, timeout_s)
+
+    def _ask_there(self, questions: list[FromDoor], kind: type[Answer], timeout_s: float) -> list[Answer]:
         line = self._socket = self._socket or self._dial()
         for question in questions:
             line.send(envelope.encode(question))
@@ -59,7 +68,7 @@ class StatusClient:
             # A late answer must not be taken for the next one, and questions must not pile up meanwhile.
             self.forget()
             raise Unreachable(
-                f"no answer from {self.url.host} port {self.url.port} within {timeout_s:g} s; check that the "
+                f"no answer from {self._asked} within {timeout_s:g} s; check that the "
                 "coordinator is running, that a firewall lets this port through, and that the join URL is the one "
                 "it printed last (another key in the URL looks like silence too)"
             )
@@ -74,8 +83,13 @@ class StatusClient:
         assert self._context is not None, "use StatusClient in a with statement"
         curve = curve_client(zmq.curve_keypair(), self.url.key)
         line = opened(self._context, zmq.DEALER, STRANGER, curve)
-        line.connect(f"tcp://{self.url.address}")
+        line.connect(f"tcp://{self._places[0]}")
         return line
+
+    @property
+    def _asked(self) -> str:
+        told = [f"{place.host} port {place.port}" for place in self.url.addresses]
+        return " or ".join(told)
 
     def forget(self) -> None:
         """Hang up: late answers must not be taken for those to the next question."""

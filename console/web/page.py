@@ -21,6 +21,10 @@ _HOW = {
     "token": "This run is by invitation: ask whoever hosts it for a join URL of your own.",
     "allowlist": "This run is for peers on a list: ask whoever hosts it to put yours on it.",
 }
+_SCRIPT = (
+    "It trains by a script of its own, which whoever hosts it gives you: here it is called train.py. Read it first, "
+    "since it is run as you."
+)
 _NOBODY = {
     "people": '<tr class="none"><td colspan="5">Nobody yet.</td></tr>',
     "leaders": '<tr class="none"><td colspan="4">The first round will tell.</td></tr>',
@@ -293,7 +297,9 @@ def _join(seen: Shown, url: str) -> str:
         )
     told = f"<p>{_HOW.get(seen.admission, 'How to join is not known yet.')}</p>"
     if seen.admission == "open":
-        told += _command("Train until the run ends; Ctrl-C leaves cleanly:", f'farflung join "{url}"')
+        script = "--script train.py " if seen.needs_script else ""
+        told += f"<p>{_SCRIPT}</p>" if script else ""
+        told += _command("Train until the run ends; Ctrl-C leaves cleanly:", f'farflung join {script}"{url}"')
         told += _command("Can this machine take part?", f'farflung doctor "{url}"')
     return _section("join", "Take part", told, "join")
 

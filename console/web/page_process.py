@@ -32,8 +32,8 @@ from farflung.console.web.requests import CSS, SCRIPT, Said, gzipped, said
 from farflung.console.web.requests import ICON as ICON_KIND
 from farflung.console.web.server import Asset, Edition, PageServer
 from farflung.protocol.errors import FarflungError
-from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.limits import WEB_MEMORY_BYTES
+from farflung.protocol.join_url import Address, JoinUrl
+from farflung.protocol.limits import ADDRESSES_MOST, WEB_MEMORY_BYTES
 from farflung.protocol.process import log_lines
 
 EVERY_S, EVERY_OF_A_CROWD_S = 2.0, 5.0
@@ -100,7 +100,9 @@ class Looking:
 
     def __init__(self, begin: Begin, press: Press, server: PageServer) -> None:
         url = JoinUrl.parse(begin.url)
-        self._ask = JoinUrl(begin.ask_host, url.port, url.run, url.key)
+        # Peers may dial another port than this machine does, where a router stands in between.
+        places = dict.fromkeys((Address(begin.ask_host, url.port), *url.addresses))
+        self._ask = JoinUrl.at(tuple(places)[:ADDRESSES_MOST], url.run, url.key)
         self._press = press
         self._server = server
         self._stop = threading.Event()

@@ -111,6 +111,7 @@ class Shown:
     eta_s: float | None
     elapsed_s: float
     admission: str  # "" while it is not known
+    needs_script: bool  # peers bring the run's own training script
     curve: tuple[tuple[float, float], ...]  # (version, loss)
     people: tuple[Person, ...]
     leaders: tuple[Leader, ...]
@@ -149,6 +150,7 @@ def shown(status: Record) -> Shown:
         eta_s=known(status, "eta_s"),
         elapsed_s=number(status, "elapsed_s"),
         admission=mode if mode in _ADMISSIONS else "",
+        needs_script=status.get("needs_script") is True,
         curve=_curve(status),
         people=_people(members),
         leaders=_leaders(status),

@@ -50,7 +50,7 @@ class Move:
     to: int
     why: str
     fills: bool  # a stage with too few peers for a batch
-    version: int  # of the run, when it was chosen
+    version: int  # of the batch in which it was chosen, else of the run
     keeps: int  # seats, of the stage that it leaves
     free_at: float | None = None  # its batch is over, and it waits for others of its stage
     gone_at: float | None = None  # it was told to go
@@ -163,7 +163,8 @@ class Moves:
 
     def _begin(self, wish: Wish) -> None:
         worker = self._house.living()[wish.peer]
-        version, name = self._desk.ledger.version, self._desk.name(wish.peer)
+        batch, name = self._book.batch, self._desk.name(wish.peer)
+        version = batch.version if batch is not None else self._desk.ledger.version
         self._wished = None
         self.under_way = Move(wish.peer, worker.stage, wish.to, wish.why, wish.fills, version, wish.keeps)
         self._desk.note(f"{name} is to move from stage {worker.stage} to stage {wish.to}: {wish.why}")
@@ -245,7 +246,7 @@ class Moves:
         """Those who serve it have nothing of what was learned, and wait for somebody who serves another one now."""
         here = {worker.peer for worker in self._here(stage) if self.serves(worker)}
         saved = set(self._house.saved_by(stage))
-        works = any(mate.stage == stage for mate in self.rates().crew)
+        works = any(map(self._works, self._here(stage)))
         return self._desk.ledger.learned and not works and not here & saved and bool(here and saved)
 
     @property

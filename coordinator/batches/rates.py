@@ -16,7 +16,7 @@ from statistics import median
 
 from farflung.collectives.flow.stage_rates import Traffic, borders_of, seat_pace, traffic_of
 from farflung.coordinator.batches.micros import UNIT_LEAST_S, believed_unit_s
-from farflung.protocol.manifest import PipelineSection
+from farflung.protocol.manifest_sections import PipelineSection
 from farflung.protocol.model_schema import ModelSchema
 
 BELIEVED = 4.0

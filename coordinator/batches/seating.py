@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from farflung.protocol.manifest import PipelineSection
+from farflung.protocol.manifest_sections import PipelineSection
 from farflung.protocol.messages import Hello
 
 

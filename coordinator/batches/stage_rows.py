@@ -24,7 +24,7 @@ from farflung.collectives.flow.stage_rates import (
 )
 from farflung.coordinator.batches.words import Heard, Worker
 from farflung.coordinator.ledger.batch_book import BatchBook
-from farflung.protocol.manifest import PipelineSection
+from farflung.protocol.manifest_sections import PipelineSection
 from farflung.protocol.model_schema import ModelSchema
 
 _SUM_BYTES = 4  # of a value: gradients are summed in fp32

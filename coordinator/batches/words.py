@@ -6,15 +6,20 @@ from them is decided in `batches.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from farflung.coordinator.ledger.batch_book import Seat
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import Record
 from farflung.protocol.digests import bits
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import Beat
+from farflung.protocol.messages import BatchBeat, Beat
+
+# A restarted coordinator waits so many times dead_after_s for those whose seats are in its books, or who owe sums.
+AWAIT_DEAD = 2.0
+NAMED_MOST = 4  # peers in one sentence
 
 
 class Worker(Protocol):
@@ -29,6 +34,8 @@ class Worker(Protocol):
     @property
     def verified(self) -> bool: ...
     @property
+    def on_its_way(self) -> bool: ...  # it was verified before, and nothing speaks against it
+    @property
     def leaving(self) -> bool: ...
     @property
     def dialable(self) -> bool: ...
@@ -42,10 +49,11 @@ class Desk(Protocol):
     """What the batches need of the run machine's core."""
 
     ledger: Ledger
-    manifest: Manifest
     now: float
     began_at: float
 
+    @property
+    def manifest(self) -> Manifest: ...  # as it holds now
     @property
     def clock_s(self) -> float: ...  # the run's own
     @property
@@ -137,3 +145,24 @@ class NotFinite:
             if len(by) >= 2 or not has_others(stage, by[0]):
                 found.append((stage, micro, by))
         return found
+
+
+def names_of(desk: Desk, peers: Sequence[str]) -> str:
+    named = ", ".join(map(desk.name, peers[:NAMED_MOST]))
+    return named if len(peers) <= NAMED_MOST else f"{named} and {len(peers) - NAMED_MOST} more"
+
+
+def is_of(seat: Seat, worker: Worker, said: BatchBeat) -> bool:
+    """The seat is this very trainer's."""
+    return (seat.process, seat.trainer) == (worker.process, said.trainer)
+
+
+def wants(worker: Worker | None, seat: Seat) -> bool:
+    said = worker.beat.batch if worker is not None and worker.beat is not None else None
+    return (
+        worker is not None
+        and said is not None
+        and said.want
+        and not worker.leaving
+        and is_of(seat, worker, said)
+    )

@@ -22,10 +22,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from farflung.coordinator.court.questions import Answer, Questions, Wanted
-from farflung.protocol.digests import HASH_BYTES, hash_bytes, root_of, split_hashes
+from farflung.protocol.digests import HASH_BYTES, hash_at, hash_bytes, root_of, split_hashes
 from farflung.protocol.errors import FrameError
-from farflung.protocol.fragments import Fragment
 from farflung.protocol.messages import What
+from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import Commit
 
 VERSION_BYTES = 8
@@ -256,7 +256,7 @@ class Dispute:
     def _on_result(self, answer: Answer) -> None:
         raw, wanted = answer.raw or b"", answer.wanted
         index = wanted.chunk - self.case.fragment.first
-        if hash_bytes(raw) != split_hashes(self.case.commits[wanted.version].hashes)[index]:
+        if hash_bytes(raw) != hash_at(self.case.commits[wanted.version].hashes, index):
             told = f"the result that it shows is not the one that version {wanted.version} was committed with"
             return self._has_no_ground(answer.of, told)
         attempt = self._attempts[answer.of, wanted.chunk]

@@ -61,7 +61,7 @@ def muon(
 def orthogonal(values: Floats) -> Floats:
     """Of the matrix the one with the same singular vectors and singular values of about 1."""
     wide: Doubles = values.astype(np.float64)
-    norm = max(math.sqrt(_sum_of((wide * wide).reshape(-1))), MUON_LEAST_NORM)
+    norm = max(math.sqrt(sum_by_halves((wide * wide).reshape(-1))), MUON_LEAST_NORM)
     is_tall = wide.shape[0] > wide.shape[1]
     x: Doubles = np.rint((wide.T if is_tall else wide) * (MUON_ONE / norm))
     a, b, c = MUON_POLYNOMIAL
@@ -74,7 +74,8 @@ def orthogonal(values: Floats) -> Floats:
     return found  # type: ignore[no-any-return]
 
 
-def _sum_of(values_n: Doubles) -> float:
+def sum_by_halves(values_n: Doubles) -> float:
+    """Halves are added to each other until one value is left: the order of the additions is written down here."""
     while len(values_n) > 1:
         half = len(values_n) // 2
         sums_n = values_n[:half] + values_n[half : 2 * half]

@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.coordinator.court.plain_codecs import Bytes, NotFinite, codec_in, codec_named
-from farflung.coordinator.court.plain_muon import Parts, muon
+from farflung.coordinator.court.plain_muon import Parts, muon, sum_by_halves
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import FrameError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.moments import Terms
 from farflung.protocol.outer_numbers import (
     EPS,
     GRADIENT_MOST,
@@ -65,13 +66,7 @@ def square_length(codec_name: str, elements: int, payload: Bytes) -> float:
     """The sum of the squares of a result's values, in fp64: halves are added to each other until one is left."""
     squares_n = codec_named(codec_name).decode(payload, elements).astype(np.float64)
     squares_n *= squares_n
-    while len(squares_n) > 1:
-        half = len(squares_n) // 2
-        sums_n = squares_n[:half] + squares_n[half : 2 * half]
-        if len(squares_n) % 2:
-            sums_n[0] += squares_n[-1]
-        squares_n = sums_n
-    return float(squares_n[0])
+    return sum_by_halves(squares_n)
 
 
 def chunk_hash(state: Bytes) -> bytes:
@@ -88,19 +83,32 @@ class ChunkRules:
     form: StateForm  # of a chunk
     is_plain: Callable[[int], bool]  # the chunk holds buffers, which take the mean
     tiles_of: Callable[[int], tuple[Tile, ...]] = lambda chunk: ()  # what a step takes as matrices
+    # By the version that is made, where the run's host has changed its terms.
+    making: Callable[[int], StepNumbers] | None = None
 
     @classmethod
-    def of(cls, manifest: Manifest, model: ModelSchema) -> ChunkRules:
+    def of(
+        cls, manifest: Manifest, model: ModelSchema, terms: Terms | None = None, era: int | None = None
+    ) -> ChunkRules:
+        """`manifest`: that the run began with.  `era`: of the versions that are made; left out, the present one."""
+
+        def making(version: int) -> StepNumbers:
+            return (terms.at(version - 1, era) if terms is not None else manifest).outer_numbers
+
         return cls(
             manifest.outer_numbers,
             manifest.round.gather_codec,
             manifest.state_form(model.chunk_elements),
             model.is_plain,
             functools.cache(lambda chunk: model.tiles(range(chunk, chunk + 1)).get(chunk, ())),
+            functools.cache(making) if terms is not None and terms.count else None,
         )
 
-    def outer_of(self, chunk: int) -> StepNumbers:
-        return _BUFFERS if self.is_plain(chunk) else self.outer
+    def outer_of(self, chunk: int, version: int | None = None) -> StepNumbers:
+        """`version`: that is made; left out where it is the same for all."""
+        if self.is_plain(chunk):
+            return _BUFFERS
+        return self.outer if self.making is None or version is None else self.making(version)
 
     def after(self, old: Bytes, payload: Bytes, chunk: int, version: int, factor: float = 1.0) -> bytes:
         """The chunk's state at this version, from that at the one before.  `chunk` is its number in the whole model,
@@ -110,7 +118,7 @@ class ChunkRules:
         if factor != 1.0 and not self.is_plain(chunk):
             delta_n = delta_n * f32(factor)
         parts = tuple(np.frombuffer(self.form.whole(old), "<f4").astype(f32).reshape(self.form.parts, -1))
-        numbers = self.outer_of(chunk)
+        numbers = self.outer_of(chunk, version)
         with np.errstate(all="ignore"):
             if isinstance(numbers, AdamWNumbers):
                 theta_n, m_n, v_n = parts

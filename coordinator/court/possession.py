@@ -19,8 +19,8 @@ from farflung.protocol.digests import (
     root_of,
     split_hashes,
 )
-from farflung.protocol.fragments import Fragment
 from farflung.protocol.messages import TAG_BYTES, What
+from farflung.protocol.model_schema import Fragment
 
 
 def shown_value(said: bytes, nonce: bytes) -> bytes:

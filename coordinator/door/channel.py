@@ -72,6 +72,6 @@ class Channel(Generic[Word]):
                 return
             try:
                 yield self._decoder.decode(raw)
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, UnicodeDecodeError):
                 self.closed = True
                 return

@@ -27,6 +27,7 @@ from farflung.coordinator.door.allowance import Quota, Tally
 from farflung.coordinator.door.channel import packed
 from farflung.coordinator.door.dialer import Dialer
 from farflung.coordinator.door.front_door_words import (
+    LOOKS_PER_S,
     Answer,
     Begin,
     Brings,
@@ -34,6 +35,7 @@ from farflung.coordinator.door.front_door_words import (
     Counted,
     DoorChannel,
     Listening,
+    Saw,
     StatusNow,
     WantsStatus,
     door_channel,
@@ -42,7 +44,7 @@ from farflung.coordinator.door.hello_check import UNPROVEN, Doorkeeper, Passed, 
 from farflung.coordinator.door.keys import CoordinatorKeys
 from farflung.coordinator.door.listener import Arrival, Listener
 from farflung.coordinator.door.networks import Crowd, network_of
-from farflung.coordinator.door.prober import Prober
+from farflung.coordinator.door.prober import Caller, Prober
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError, UserError
 from farflung.protocol.messages import (
@@ -88,6 +90,7 @@ class FrontDoor:
         self._frames: Quota[str] = Quota(limits.frames_per_s, BURST_S * limits.frames_per_s)
         self._bytes: Quota[str] = Quota(limits.bytes_per_s, float(BYTES_BURST))
         self._hellos: Quota[str] = Quota(limits.hellos_per_s, HELLOS_AT_ONCE)
+        self._looks: Quota[str] = Quota(LOOKS_PER_S, LOOKS_PER_S)
         self._told_busy: Quota[str] = Quota(1.0, 1.0)
         self._strikes: Tally[bytes] = Tally()
         self._counters = Counters()
@@ -182,7 +185,10 @@ class FrontDoor:
             case Hello():
                 verdict = self._on_hello(arrival, caller, message, now)
             case Probe():
-                self._prober.on_probe(arrival.routing_id, arrival.came_from, message, now)
+                endpoint = self._listener.comes_from(arrival)
+                self._prober.on_probe(Caller(arrival.routing_id, arrival.came_from, endpoint), message, now)
+                if message.look and endpoint and self._looks.take("", now):
+                    self._channel.send(Saw(key=arrival.key, endpoint=endpoint))  # a lost one is shown again
         self._counters.count(verdict)
         if isinstance(message, AskStatus):  # after it was counted: the coordinator is told all counts with it
             self._on_asked(arrival.routing_id, self._keeper.wrong_run(message.run), now)

@@ -58,28 +58,30 @@ Spawn = Callable[[socket.socket, int], Handle]
 
 def in_process(end: socket.socket, memory_bytes: int) -> Handle:
     """As it is meant: memory-capped, and nothing of it is in this process."""
-    words = [
-        sys.executable,
-        "-m",
-        "farflung.coordinator.door.front_door",
-        str(end.fileno()),
-        str(memory_bytes),
-    ]
+    return started("farflung.coordinator.door.front_door", end, memory_bytes)
+
+
+def started(module: str, end: socket.socket, memory_bytes: int) -> subprocess.Popen[bytes]:
+    """A process beside the coordinator that speaks over `end`; of the relay, too (coordinator/relay/)."""
+    words = [sys.executable, "-m", module, str(end.fileno()), str(memory_bytes)]
     # Each arena of the allocator takes address space as if it were memory.
     env = os.environ | {"MALLOC_ARENA_MAX": "2"}
     return subprocess.Popen(words, pass_fds=[end.fileno()], stdin=subprocess.DEVNULL, env=env)
 
 
-class _Thread:
-    def __init__(self, end: socket.socket) -> None:
+class ServedInThread:
+    """What such a process does, in a thread of this one."""
+
+    def __init__(self, end: socket.socket, serve: Callable[[socket.socket], None], name: str) -> None:
         self._end = end.dup()
-        self._thread = threading.Thread(target=self._serve, daemon=True, name="front door")
+        self._serve_end = serve
+        self._thread = threading.Thread(target=self._serve, daemon=True, name=name)
         self._thread.start()
 
     def _serve(self) -> None:
         self._end.setblocking(False)
         with self._end:
-            serve_strangers(self._end)
+            self._serve_end(self._end)
 
     def poll(self) -> int | None:
         return None if self._thread.is_alive() else 0
@@ -90,7 +92,7 @@ class _Thread:
 
 def in_thread(end: socket.socket, memory_bytes: int) -> Handle:
     """For tests that start many coordinators: the same code, without a process and without the cap."""
-    return _Thread(end)
+    return ServedInThread(end, serve_strangers, "front door")
 
 
 def begin_of(facts: RunFacts, secret: bytes, listen: ListenOn, limits: Limits) -> Begin:

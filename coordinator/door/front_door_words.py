@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from farflung.coordinator.door.channel import Channel
-from farflung.protocol.limits import CONTROL_BIN_BYTES, CONTROL_FRAME_BYTES
+from farflung.protocol.limits import ADDRESS_CHARS, CONTROL_BIN_BYTES, CONTROL_FRAME_BYTES
 from farflung.protocol.messages import Bytes32, Hello, Session
 
 # At the front door, of everybody and of one network (networks.py).
@@ -22,6 +22,7 @@ SILENT_S = 10.0  # a full door makes room for the next by cutting off who said n
 FRAMES_PER_S = 100.0  # of one network; three seconds' worth at once
 BYTES_PER_S = 4.0 * (1 << 20)
 HELLOS_PER_S = 200.0  # of everybody: what is passed on to the coordinator
+LOOKS_PER_S = 200.0  # the same, of members that show from where they are seen
 MEMORY_BYTES = 512 << 20  # address space of the whole process
 Caller = Annotated[bytes, Meta(max_length=512)]
 
@@ -84,6 +85,13 @@ class Brings(_Word, frozen=True, kw_only=True, tag="brings"):
     came_from: Annotated[str, Meta(max_length=128)]
 
 
+class Saw(_Word, frozen=True, kw_only=True, tag="saw"):
+    """A connection that proved this key came from there, and says that it is a member's."""
+
+    key: Bytes32
+    endpoint: Annotated[str, Meta(max_length=ADDRESS_CHARS)]
+
+
 class WantsStatus(_Word, frozen=True, kw_only=True, tag="wants_status"):
     pass
 
@@ -98,7 +106,7 @@ class Counted(_Word, frozen=True, kw_only=True, tag="counted"):
 
 
 ToDoor = Begin | Answer | StatusNow
-FromDoor = Listening | CannotListen | Brings | WantsStatus | Counted
+FromDoor = Listening | CannotListen | Brings | Saw | WantsStatus | Counted
 
 _decoder: msgspec.msgpack.Decoder[ToDoor | FromDoor] = msgspec.msgpack.Decoder(ToDoor | FromDoor)
 DoorChannel = Channel[ToDoor | FromDoor]

@@ -6,8 +6,8 @@ server.  Bounds what may arrive before anything is parsed.  Must not know messag
 
 from __future__ import annotations
 
+import ipaddress
 import os
-import resource
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from farflung.coordinator.door.keys import CoordinatorKeys
 from farflung.protocol.errors import UserError
+from farflung.protocol.join_url import Address
 from farflung.protocol.process.sockets import CONTROL_SERVER, curve_server, opened
 from farflung.protocol.verdicts import Verdict
 
@@ -26,12 +27,6 @@ GOODBYE_MS = 1000
 _EVERY_ADDRESS = ("*", "0.0.0.0", "::")
 
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-
-
-def take_all_descriptors() -> None:
-    """As many connections as the system lets this process have: each member takes two."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @dataclass(frozen=True)
@@ -59,16 +54,26 @@ class ListenOn:
             )
         return cls(host or "*", *numbers)
 
-    def host_for_others(self) -> str:
-        """The host to put into a URL: if this listens everywhere, the address that leads out of this machine."""
+    def hosts_for_others(self) -> tuple[str, ...]:
+        """What to put into a URL: if this listens everywhere, the addresses that lead out of this machine."""
         if self.host not in _EVERY_ADDRESS:
-            return self.host
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.connect(("192.0.2.1", 9))  # an address of nobody; choosing a route sends no packet
-            except OSError:
-                return "127.0.0.1"
-            return str(probe.getsockname()[0])
+            return (self.host,)
+        # Of nobody; choosing a route sends no packet.
+        found = [_route_out(socket.AF_INET, "192.0.2.1")]
+        if self.host != "0.0.0.0":
+            found.append(_route_out(socket.AF_INET6, "2001:db8::1"))
+        return tuple(filter(None, found)) or ("127.0.0.1",)
+
+
+def _route_out(family: int, towards: str) -> str:
+    """This machine's address on the way there; empty if there is none that others could use."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((towards, 9))
+            host = str(probe.getsockname()[0])
+    except OSError:
+        return ""  # no route, or no such family
+    return "" if ipaddress.ip_address(host.partition("%")[0]).is_link_local else host
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +145,12 @@ class Listener:
         except OSError:
             pass  # it has just ended by itself, which is what was wanted
 
+    def comes_from(self, arrival: Arrival) -> str:
+        """HOST:PORT of its sender, as it is seen here; empty if it has gone again."""
+        found = endpoint_of(arrival.descriptor) if arrival.descriptor in self._heard else ""
+        # Its number may be another connection's by now.
+        return found if found.rpartition(":")[0].strip("[]") == plain_host(arrival.came_from) else ""
+
     def is_open(self, descriptor: int) -> bool:
         return descriptor in self._heard
 
@@ -182,3 +193,18 @@ class Listener:
             key = bytes.fromhex(str(first.get("User-Id")))
             whole = first.bytes if first is last else None
             yield Arrival(routing_id, key, descriptor, whole, str(first.get("Peer-Address") or ""))
+
+
+def endpoint_of(descriptor: int) -> str:
+    """HOST:PORT of the other end of a connection."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as line:
+            host, port, *_ = line.getpeername()
+    except (OSError, ValueError):
+        return ""  # it has gone again
+    return str(Address(plain_host(str(host)), port))
+
+
+def plain_host(address: str) -> str:
+    """IPv4 callers of a socket for both appear as ::ffff:1.2.3.4."""
+    return address.removeprefix("::ffff:").partition("%")[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,6 +23,12 @@ KEY_BYTES = 32
 _NOBODY = ""  # the peer of a Target: a stranger's attempt is no member's
 
 
+class Caller(NamedTuple):
+    routing_id: bytes
+    host: str  # where its connection comes from
+    endpoint: str = ""  # the same with the port
+
+
 class Prober:
     """`answer(routing id, message)` sends."""
 
@@ -32,25 +39,32 @@ class Prober:
         self._filled_at = 0.0
         self._waiting: dict[bytes, Probed] = {}  # by routing id: said when the attempt has ended
 
-    def on_probe(self, caller: bytes, came_from: str, probe: Probe, now: float) -> None:
+    def on_probe(self, caller: Caller, probe: Probe, now: float) -> None:
+        asked, host = caller.routing_id, caller.host
         if not self._may_move(len(probe.padding) + probe.want, now):
             busy = "others are measuring at the moment; try again in some seconds"
-            self._answer(caller, Refuse(code="busy", reason=busy, retry_after_s=5.0))
+            self._answer(asked, Refuse(code="busy", reason=busy, retry_after_s=5.0))
             return
-        probed = Probed(came_from=came_from[:128], wall_s=time.time(), padding=bytes(probe.want), dialled="")
+        probed = Probed(
+            came_from=host[:128],
+            wall_s=time.time(),
+            padding=bytes(probe.want),
+            dialled="",
+            port=int(caller.endpoint.rpartition(":")[2] or 0),
+        )
         if not probe.address:
-            self._answer(caller, probed)
-        elif len(probe.key) != KEY_BYTES or not _is_at(probe.address, came_from):
+            self._answer(asked, probed)
+        elif len(probe.key) != KEY_BYTES or not _is_at(probe.address, host):
             self._say(
-                caller,
+                asked,
                 probed,
-                f"not tried: your connection comes from {came_from.removeprefix('::ffff:') or 'elsewhere'}",
+                f"not tried: your connection comes from {host.removeprefix('::ffff:') or 'elsewhere'}",
             )
-        elif len(self._waiting) >= DIALS_AT_ONCE or caller in self._waiting:
-            self._say(caller, probed, "not tried: too many ask at once")
+        elif len(self._waiting) >= DIALS_AT_ONCE or asked in self._waiting:
+            self._say(asked, probed, "not tried: too many ask at once")
         else:
-            self._waiting[caller] = probed
-            self._dialer.dial(Target(_NOBODY, caller, probe.address, probe.key))
+            self._waiting[asked] = probed
+            self._dialer.dial(Target(_NOBODY, asked, probe.address, probe.key))
 
     def on_verdict(self, target: Target, reached: bool) -> bool:
         """True if the attempt was a stranger's."""

@@ -16,10 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from farflung.coordinator.ledger.journal_upgrade import SCHEMA_VERSION, sync_folder, upgrade
-from farflung.coordinator.ledger.records import UNREADABLE, Folded, Record, from_bytes, to_bytes
+from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.records import UNREADABLE, Amended, Folded, Record, from_bytes, to_bytes
+from farflung.coordinator.ledger.snapshot import unpacked
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import COORDINATORS_OWN, Manifest
+from farflung.protocol.manifest_sections import NetSection
+from farflung.protocol.moments import Terms
 from farflung.protocol.process import failpoints
+from farflung.protocol.signing import Amendment
 
 FOLD_AFTER_BYTES = 16 << 20  # of records since it was folded last
 _RESTORE = (
@@ -37,6 +42,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run_id = b""
+        self.manifest = Manifest()  # that the run began with
         self.upgraded_from = 0  # the older format that it had
         self.restored = False  # it takes the place of another one, which must not be followed any more
         self._position = 0  # of the newest record
@@ -201,12 +207,38 @@ class Journal:
             raise UserError(f"{self.path}: not the journal of a run; {_RESTORE}")
 
     def _check_rules(self, meta: dict[str, bytes], manifest: Manifest) -> None:
-        if meta["manifest"] != manifest.canonical():
-            difference = _first_difference(manifest, Manifest.from_canonical(meta["manifest"]))
-            raise UserError(
-                f"{self.path}: this journal is of a run with other rules: {difference}; "
-                "put the value back, or begin a new run in an empty folder"
-            )
+        """The file that is given says what the run began with, or what its host has amended it to."""
+        self.manifest = manifest
+        if meta["manifest"] == manifest.canonical():
+            return
+        first = Manifest.from_canonical(meta["manifest"])
+        amendments = _amendments_in(self.records())
+        newest = Terms.of(first, amendments).newest
+        if newest.canonical() == manifest.canonical():
+            own = {"admission": manifest.admission, "net": _with_relay(first.net, manifest.net)}
+            self.manifest = first.model_copy(update=own)
+            return
+        amended = f", with {len(amendments)} amendments" if amendments else ""
+        raise UserError(
+            f"{self.path}: this journal is of a run with other rules{amended}: {_first_difference(manifest, newest)}; "
+            "put the value back, or begin a new run in an empty folder; what may change while a run goes on is changed "
+            "with farflung amend"
+        )
+
+
+def _amendments_in(records: Sequence[Record]) -> list[Amendment]:
+    found: list[Amendment] = []
+    for record in records:
+        match record:
+            case Folded(ledger=raw):
+                found = list(unpacked(raw, Ledger).amendments)
+            case Amended(amendment=amendment):
+                found.append(amendment)
+    return found
+
+
+def _with_relay(run: NetSection, given: NetSection) -> NetSection:
+    return run.model_copy(update={"relay": given.relay, "relay_month": given.relay_month})
 
 
 def _unusable(path: Path, error: sqlite3.DatabaseError) -> UserError:

@@ -26,8 +26,10 @@ from farflung.coordinator.ledger.loss_curve import LossCurve
 from farflung.coordinator.ledger.records import (
     AbortedRound,
     Admitted,
+    Amended,
     Banned,
     BatchBegun,
+    BatchesVoided,
     CommittedBatch,
     CommittedRound,
     CutShort,
@@ -68,11 +70,12 @@ from farflung.coordinator.ledger.register import Register
 from farflung.coordinator.ledger.snapshot import packed, unpacked
 from farflung.protocol.causes import DepartureCause
 from farflung.protocol.digests import hash_bytes, keyed_hash
-from farflung.protocol.fragments import BOOKS_FRAGMENT
 from farflung.protocol.messages import UNKNOWN_LENGTH
-from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.model_schema import BOOKS_FRAGMENT, ModelSchema
 from farflung.protocol.round_words import Commit
+from farflung.protocol.signing import Amendment
 
+OfBatches = BatchBegun | BatchesVoided | Seated | Unseated | GrantedMicros | TakenBack | MicroSkipped
 ROUNDS_SHOWN = 50
 DIGESTS_KEPT = 16
 NORMS_KEPT = 10
@@ -138,6 +141,7 @@ class Ledger:
     # Of each peer, ever: who has the most of them decides about the data.
     committed_tokens: Counter[str] = field(default_factory=Counter)
     here: set[str] = field(default_factory=set)  # peers that came in and have not gone, since the last start
+    amendments: list[Amendment] = field(default_factory=list)
     abandoned: Abandoned | None = None  # the era that can be won back
     register: Register = field(default_factory=Register)
     batches: BatchBook = field(default_factory=BatchBook)  # where updates are synchronous batches
@@ -168,12 +172,8 @@ class Ledger:
                 self.model, self.abandoned = model, None
                 for book in self.books:
                     book.digests.clear()  # only before anything was learned: version 0 must be founded for this model
-            case DataFixed():
-                self._fix_data(record)
-            case StreamEnded(samples=samples):
-                self.leases.end_stream(samples)
-            case CutShort(leases=lease_ids, samples=samples):
-                self.leases.cut_short(lease_ids, samples)
+            case DataFixed() | StreamEnded() | CutShort():
+                self._know_data(record)
             case Genesis():
                 self.batches.start_at((0, 0))
                 for book, digest in zip(self.books, record.digests, strict=True):
@@ -199,13 +199,16 @@ class Ledger:
                 self._know_state(self.books[record.fragment], record)
             case RolledBack() | WonBack():
                 self._begin_era(record)
+            case Amended(amendment=amendment):
+                self.amendments.append(amendment)
+                self.abandoned = None
             case Granted(peer=peer, lease=lease):
                 self.leases.grant(peer, lease)
             case Released(leases=lease_ids):
                 self.leases.release(lease_ids)
             case Moving(at_s=at_s):
                 self.batches.moved_at_s = at_s
-            case BatchBegun() | Seated() | Unseated() | GrantedMicros() | TakenBack() | MicroSkipped():
+            case _ if isinstance(record, OfBatches):
                 self._on_batch(record)
             case Departed():
                 self._depart(record)
@@ -216,6 +219,15 @@ class Ledger:
                 pass  # kept for the audit; nothing durable follows from them
             case Invited() | Revoked() | Struck() | Banned() | Unbanned() | Paused() | Resumed():
                 pass  # the register has them
+
+    def _know_data(self, record: DataFixed | StreamEnded | CutShort) -> None:
+        match record:
+            case DataFixed():
+                self._fix_data(record)
+            case StreamEnded(samples=samples):
+                self.leases.end_stream(samples)
+            case CutShort(leases=lease_ids, samples=samples):
+                self.leases.cut_short(lease_ids, samples)
 
     def _fix_data(self, record: DataFixed) -> None:
         """Named again only before anything that was leased is committed, and while no round is in flight."""
@@ -230,13 +242,14 @@ class Ledger:
         self.abandoned = None  # it had learned from other data
         self.batches.start_at((0, 0))
 
-    def _on_batch(
-        self, record: BatchBegun | Seated | Unseated | GrantedMicros | TakenBack | MicroSkipped
-    ) -> None:
+    def _on_batch(self, record: OfBatches) -> None:
         book = self.batches
         match record:
             case BatchBegun(version=version, epoch=epoch, start=start, stop=stop, count=count):
-                book.begin(Batch(version, epoch, start, stop, count), record.shares)
+                batch = Batch(version, epoch, start, stop, count, weights=record.weights)
+                book.begin(batch, record.shares, record.owed)
+            case BatchesVoided():
+                book.void()
             case Seated(number=number, peer=peer, process=process, trainer=trainer, stage=stage):
                 book.sit_down(Seat(number, peer, process, trainer, stage=stage))
             case Unseated(number=number):

@@ -14,7 +14,15 @@ import msgspec
 from msgspec import Meta, Struct
 
 from farflung.coordinator.court.plain_steps import ChunkRules, merged
-from farflung.protocol.digests import HASH_BYTES, bits, hash_bytes, mask_from_bytes, root_of, split_hashes
+from farflung.protocol.digests import (
+    HASH_BYTES,
+    bits,
+    hash_at,
+    hash_bytes,
+    mask_from_bytes,
+    root_of,
+    split_hashes,
+)
 from farflung.protocol.errors import FrameError
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, MEMBERS_PER_ROUND
 from farflung.protocol.messages import Session
@@ -77,9 +85,9 @@ def step_factors(rules: ChunkRules, chunk: int, factors: tuple[float, ...]) -> t
     return () if rules.is_plain(chunk) or set(factors) <= {1.0} else factors
 
 
-def step_rules(rules: ChunkRules, chunk: int) -> StepRules:
-    """Of this chunk of the model."""
-    outer, form = rules.outer_of(chunk), rules.form
+def step_rules(rules: ChunkRules, chunk: int, version: int | None = None) -> StepRules:
+    """Of this chunk of the model.  `version`: that is made; left out where it is the same for all."""
+    outer, form = rules.outer_of(chunk, version), rules.form
     if isinstance(outer, AdamWNumbers):
         return StepRules(False, 0.0, 0.0, rules.gather_codec, form.elements, form.parts, outer)
     if isinstance(outer, MuonNumbers):
@@ -167,7 +175,7 @@ class WrongSum(Struct, frozen=True, forbid_unknown_fields=True, tag="wrong_sum")
             made = merged(results.codec, elements, self.contributions, weights)
         except FrameError:
             return ""  # an owner that does as it should refuses these bytes, and has no result
-        return SUM_IS_RIGHT if hash_bytes(made) == split_hashes(results.hashes)[place] else ""
+        return SUM_IS_RIGHT if hash_bytes(made) == hash_at(results.hashes, place) else ""
 
 
 class FalseClaim(Struct, frozen=True, forbid_unknown_fields=True, tag="false_claim"):

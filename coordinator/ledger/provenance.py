@@ -17,8 +17,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.fragments import BOOKS_FRAGMENT
 from farflung.protocol.limits import MEMBERS_PER_ROUND
+from farflung.protocol.model_schema import BOOKS_FRAGMENT
 from farflung.protocol.round_words import Commit, Count, PeerName, result_name
 from farflung.protocol.signed_words import Said
 from farflung.protocol.signing import verify

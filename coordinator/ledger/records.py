@@ -14,6 +14,7 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.messages import Lease
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import Commit, Decision, Plan, Used
+from farflung.protocol.signing import Amendment
 
 
 class _Record(Struct, frozen=True, tag_field="record", kw_only=True):
@@ -202,16 +203,35 @@ class Released(_Record, frozen=True, kw_only=True, tag="released"):
     reason: str
 
 
+class OwedSums(Struct, frozen=True, array_like=True):
+    """What a member has of a batch that is whole.  Nobody else can give it, once the next batch is begun."""
+
+    seat: int
+    process: bytes
+    counted: bytes  # mask
+
+
 class BatchBegun(_Record, frozen=True, kw_only=True, tag="batch"):
     """The next version is the exact gradient of these samples."""
 
-    version: int  # that it is learned from
+    version: int  # from which it goes on
     epoch: int
     start: int  # samples [start, stop) of the epoch's order
     stop: int
     count: int  # of microbatches
     # By seat, where a model is cut and what seats can do has changed: see Seat.share in collectives/flow/seats.py.
     shares: dict[int, float] = {}
+    # The version at whose values the gradient is taken; -1: `version`.  With delay it may be the one before, and the
+    # batch before this one, which is whole, is merged meanwhile: by stage and peer, of what.
+    weights: int = -1
+    owed: tuple[dict[str, OwedSums], ...] = ()
+
+
+class BatchesVoided(_Record, frozen=True, kw_only=True, tag="batches_voided"):
+    """The batch that is counted is of no use, nor the one before it that is merged: their samples come again."""
+
+    version: int  # that the run is at
+    reason: str
 
 
 class Seated(_Record, frozen=True, kw_only=True, tag="seated"):
@@ -321,6 +341,14 @@ class Unbanned(_Record, frozen=True, kw_only=True, tag="unbanned"):
     peer: str
 
 
+class Amended(_Record, frozen=True, kw_only=True, tag="amended"):
+    """The host changed what holds from a version on.  What was given up before can't be won back: it may have gone
+    past that version by other terms."""
+
+    amendment: Amendment
+    at_s: float  # on the run's clock
+
+
 class Paused(_Record, frozen=True, kw_only=True, tag="paused"):
     """No rounds are opened until `Resumed`."""
 
@@ -363,6 +391,7 @@ Record = (
     | Granted
     | Released
     | BatchBegun
+    | BatchesVoided
     | Seated
     | Unseated
     | Moving
@@ -375,6 +404,7 @@ Record = (
     | FoundCheating
     | Banned
     | Unbanned
+    | Amended
     | Paused
     | Resumed
     | Folded

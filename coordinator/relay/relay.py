@@ -32,7 +32,7 @@ from farflung.coordinator.relay.relay_words import (
     Wanted,
     relay_channel,
 )
-from farflung.coordinator.relay.socks import JOINED, NOT_ALLOWED, Greeting
+from farflung.coordinator.relay.socks import JOINED, NOT_ALLOWED, WHERE, Greeting, seen
 from farflung.coordinator.relay.switchboard import Switchboard
 from farflung.coordinator.relay.turns import Turns
 from farflung.protocol.process.splice import Pipe
@@ -163,6 +163,12 @@ class Relay:
             self._show(end, greeting.name)
 
     def _show(self, end: _End, name: bytes) -> None:
+        if name == WHERE:
+            with contextlib.suppress(OSError):  # it has gone again
+                host, port, *_ = end.socket.getpeername()
+                _sent(end.socket, seen(str(host), int(port)))
+            self._close(end.number)
+            return
         ticket = read(name, self._run, self._public)
         said = self._board.shows(end.number, ticket, time.monotonic()) if ticket is not None else None
         if ticket is None or said is None or said.why_not:

@@ -6,12 +6,11 @@ that it joined come again.  So nobody waits for it, and it is no error if it can
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
+
+import msgspec
 
 from farflung.coordinator.door.channel import pair
 from farflung.coordinator.door.front_door_process import (
@@ -22,8 +21,10 @@ from farflung.coordinator.door.front_door_process import (
     STARTS_WITHIN_S,
     WELL_AFTER_S,
     Handle,
+    ServedInThread,
     Spawn,
     how_it_ended,
+    started,
 )
 from farflung.coordinator.relay.relay import serve_pairs
 from farflung.coordinator.relay.relay_words import (
@@ -42,32 +43,12 @@ TRIES_AGAIN_S = 30.0  # where it could not listen
 
 
 def in_process(end: socket.socket, memory_bytes: int) -> Handle:
-    words = [sys.executable, "-m", "farflung.coordinator.relay.relay", str(end.fileno()), str(memory_bytes)]
-    env = os.environ | {"MALLOC_ARENA_MAX": "2"}  # each arena takes address space as if it were memory
-    return subprocess.Popen(words, pass_fds=[end.fileno()], stdin=subprocess.DEVNULL, env=env)
-
-
-class _Thread:
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end.dup()
-        self._thread = threading.Thread(target=self._serve, daemon=True, name="relay")
-        self._thread.start()
-
-    def _serve(self) -> None:
-        self._end.setblocking(False)
-        with self._end:
-            serve_pairs(self._end)
-
-    def poll(self) -> int | None:
-        return None if self._thread.is_alive() else 0
-
-    def kill(self) -> None:
-        self._thread.join(5.0)  # its channel was closed, and it ends by that
+    return started("farflung.coordinator.relay.relay", end, memory_bytes)
 
 
 def in_thread(end: socket.socket, memory_bytes: int) -> Handle:
     """For tests: the same code, without a process and without the cap."""
-    return _Thread(end)
+    return ServedInThread(end, serve_pairs, "relay")
 
 
 class RelayProcess:
@@ -118,7 +99,8 @@ class RelayProcess:
             match word:
                 case Listening(port=port):
                     self.port, self.why_not = port, ""
-                    self._begin = _at_port(self._begin, port)
+                    # The same one when it is started again: it stands on people's tickets, and in firewalls.
+                    self._begin = msgspec.structs.replace(self._begin, port=port)
                     self._say_wanted()
                     if self.starts > 1:
                         self._note(f"relay: open again on port {port}")
@@ -175,15 +157,3 @@ class RelayProcess:
         self.starts += 1
         self._started_at, self._heard_at, self._gone_at = now, now + STARTS_WITHIN_S, None
         self.channel.send(self._begin)
-
-
-def _at_port(begin: Begin, port: int) -> Begin:
-    """The same one when it is started again: it stands on people's tickets, and in firewalls."""
-    return Begin(
-        run_id=begin.run_id,
-        incarnation=begin.incarnation,
-        public=begin.public,
-        host=begin.host,
-        port=port,
-        bytes_per_s=begin.bytes_per_s,
-    )

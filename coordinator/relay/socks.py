@@ -1,11 +1,13 @@
 """What a guest of the relay says before it is joined to anybody: SOCKS5 (RFC 1928), as far as libzmq speaks it.  Pure.
 
 Fed by relay.py with what arrives.  The relay dials nobody: the only request that it understands is CONNECT to a name,
-and the name is the ticket.  Must not know what a ticket is.
+and the name is the ticket.  Whoever asks for `where` is told from where it comes: two sockets of the coordinator that
+see two ports of one mean a router past which nobody can be met.  Must not know what a ticket is.
 """
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 
 MOST_BYTES = 600  # of a greeting and a request together: 255 methods, and a name of 255 letters
@@ -19,6 +21,15 @@ def answer(code: int) -> bytes:
     return bytes((_VERSION, code, 0, 1)) + bytes(6)
 
 
+def seen(host: str, port: int) -> bytes:
+    """To whoever asks where it is: its own address, as it is seen here."""
+    ip = ipaddress.ip_address(host.removeprefix("::ffff:").partition("%")[0])
+    kind = _IPV4 if ip.version == 4 else _IPV6
+    return bytes((_VERSION, _NOT_ALLOWED_CODE, 0, kind)) + ip.packed + port.to_bytes(2, "big")
+
+
+WHERE = b"where"  # no ticket is so short
+_IPV4, _IPV6, _NOT_ALLOWED_CODE = 1, 4, 2
 JOINED = answer(0)
 NOT_ALLOWED = answer(2)
 _NOT_KNOWN, _NO_NAME = answer(7), answer(8)

@@ -7,20 +7,24 @@ now, and all members that are to be compared.  Numbers that no vectors can have 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations_with_replacement
-from math import isfinite, sqrt
+
+import numpy as np
 
 from farflung.coordinator.rounds.screening import Matrix, Share
 from farflung.protocol.digests import bits, mask_from_bytes, mask_of, mask_to_bytes
 from farflung.protocol.messages import DotProducts
 
 ROUNDING = 1e-3  # products are summed in fp32 by tiles: so much over what vectors can have is forgiven
+PRODUCT_MOST = 1e100  # more than any model's values of fp32 have; sums of them are finite
 
 
 class Comparing:
     def __init__(self, members: Sequence[str]) -> None:
         self._members = list(members)
         self._said: dict[str, DotProducts] = {}  # by owner
+        self._products: dict[
+            str, Matrix
+        ] = {}  # the same as a matrix, with a row for each of the run's members
         self._asked: tuple[str, ...] = ()
         self.impossible: dict[str, str] = {}  # owner -> what is wrong with its numbers
         self.asks_anew = False  # somebody has to be told whom to compare
@@ -28,11 +32,12 @@ class Comparing:
     def on_report(self, owner: str, said: DotProducts | None) -> None:
         if said is None or said == self._said.get(owner):
             return
-        problem = _problem(said, len(self._members))
+        products = _matrix(said, len(self._members))
+        problem = products if isinstance(products, str) else _problem(products)
         if problem:
             self.impossible[owner] = problem
-        else:
-            self._said[owner] = said
+        elif not isinstance(products, str):
+            self._said[owner], self._products[owner] = said, products
 
     def lacking(self, ready: Sequence[str], shares: Mapping[str, int]) -> list[str]:
         """Owners whose word is missing before these members can be compared.  `shares`: owner -> mask of its chunks."""
@@ -51,7 +56,7 @@ class Comparing:
         """By owner; call it when nothing is lacking."""
         rows = [self._members.index(member) for member in ready]
         return [
-            Share(share.bit_count(), _matrix(self._said[owner], rows))
+            Share(share.bit_count(), self._products[owner][np.ix_(rows, rows)])
             for owner, share in sorted(shares.items())
         ]
 
@@ -67,28 +72,30 @@ class Comparing:
         return mask_of(self._members.index(member) for member in members)
 
 
-def _pairs(said: DotProducts) -> dict[tuple[int, int], float]:
-    members = bits(mask_from_bytes(said.members))
-    return dict(zip(combinations_with_replacement(members, 2), said.products, strict=True))
-
-
-def _matrix(said: DotProducts, rows: Sequence[int]) -> Matrix:
-    pairs = _pairs(said)
-    return [[pairs[min(i, j), max(i, j)] for j in rows] for i in rows]
-
-
-def _problem(said: DotProducts, members: int) -> str:
-    """Why no vectors have these dot products, or empty."""
+def _matrix(said: DotProducts, members: int) -> Matrix | str:
+    """With zeros for whom it says nothing about; words if it is none."""
     mask = mask_from_bytes(said.members)
     count = mask.bit_count()
     if mask >> members or len(said.products) != count * (count + 1) // 2:
         return f"{len(said.products)} dot products of {count} members"
-    if not all(isfinite(product) for product in said.products):
+    above, found = np.triu_indices(count), np.zeros((count, count))
+    found[above] = found.T[above] = said.products
+    rows = list(bits(mask))
+    whole: Matrix = np.zeros((members, members))
+    whole[np.ix_(rows, rows)] = found
+    return whole
+
+
+def _problem(products: Matrix) -> str:
+    """Why no vectors have these dot products, or empty."""
+    if not np.isfinite(products).all():
         return "dot products that are not finite"
-    pairs = _pairs(said)
-    if any(pairs[i, i] < 0.0 for i in bits(mask)):
+    if (np.abs(products) > PRODUCT_MOST).any():
+        return "dot products beyond what values of fp32 have"
+    squares = products.diagonal()
+    if (squares < 0.0).any():
         return "a negative square"
-    norms = {i: sqrt(pairs[i, i]) for i in bits(mask)}
-    if any(abs(product) > (1.0 + ROUNDING) * norms[i] * norms[j] for (i, j), product in pairs.items()):
+    norms = np.sqrt(squares)
+    if (np.abs(products) > (1.0 + ROUNDING) * np.outer(norms, norms)).any():
         return "a dot product above the product of the norms"
     return ""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from farflung.coordinator.rounds import shares
+from farflung.coordinator.rounds import ahead, shares
 from farflung.coordinator.rounds.audits_first import AuditsFirst
 from farflung.coordinator.rounds.comparing import Comparing
 from farflung.coordinator.rounds.opening import RoundRules
@@ -42,6 +42,7 @@ from farflung.protocol.digests import (
     bits,
     combined,
     full_mask,
+    hash_at,
     length_to_bytes,
     mask_from_bytes,
     mask_of,
@@ -107,6 +108,7 @@ class InFlight:
     prepared: bool = False
     _prepared_at: float = -math.inf
     _uncompared: set[str] = field(default_factory=set)  # owners whose dot products are waited for
+    _named_by: float | None = None  # until then whoever sent its work ahead may say so
     _shares_of: Plan | None = None
     _share_masks: dict[str, int] = field(default_factory=dict)
 
@@ -194,8 +196,7 @@ class InFlight:
             sent = self.sent.get(member)
             if sent is None or member in self.barred:
                 continue
-            hashes = split_hashes(sent.hashes)
-            if combined((chunk, hashes[chunk]) for chunk in bits(mask)) == digest:
+            if combined((chunk, hash_at(sent.hashes, chunk)) for chunk in bits(mask)) == digest:
                 proven[member] = mask
                 continue
             proven.pop(member, None)
@@ -267,7 +268,7 @@ class InFlight:
         return lacking_alone(lacks, senders)
 
     def _senders(self, alive: set[str]) -> set[str]:
-        return {m for m in self.sent.keys() & alive if m not in self.barred}
+        return {m for m in self.sent.keys() & alive if m not in self.barred} - self.rules.unawaited
 
     def _withheld(self, alive: set[str], dialable: set[str]) -> frozenset[str]:
         """Living owners without results at the end of the time, unless there is nobody to own their chunks instead."""
@@ -325,6 +326,12 @@ class InFlight:
                 return Waiting(f"scatter: waiting for {self._names(waited)}")
             return self._settle_whole(ready, alive)
         late = [m for m in self.plan.members if m in alive and m not in ready and m not in self.barred]
+        if late and self.rules.unawaited.issuperset(late) and len(ready) >= self.rules.min_peers:
+            # What they sent ahead is only to be named: nobody waits for more than that.
+            self._named_by = (
+                now + ahead.patience_s(now - self.opened_at) if self._named_by is None else self._named_by
+            )
+            late = late if now < self._named_by else []
         grace_over = self._grace_is_over(now)
         if late and not (grace_over and len(ready) >= self.rules.min_peers):
             return Waiting(f"scatter: waiting for {self._names(late)}")

@@ -41,6 +41,8 @@ class RoundRules:
     whole: frozenset[str] = frozenset()
     # Holders of a result that are enough when others have been waited for; None: as many as the round needs.
     most_of_run: int | None = None
+    # Their lines are slow, and their work was sent ahead: nobody waits for what is still missing of it.
+    unawaited: frozenset[str] = frozenset()
     measures: bool = False  # how long the results are decides by what they are multiplied
 
     @property
@@ -110,9 +112,15 @@ def chosen(ready: Sequence[str], can_own: Set[str], most: int) -> list[str]:
 
 
 def codecs_for(
-    beats: Beats, fragment: int, manifest: Manifest, model: ModelSchema, given_last: Mapping[str, str]
+    beats: Beats,
+    fragment: int,
+    manifest: Manifest,
+    model: ModelSchema,
+    given_last: Mapping[str, str],
+    time_s: float | None = None,
 ) -> dict[str, str]:
-    """The codec of each one's contribution: the run's, or what its line can carry in time."""
+    """The codec of each one's contribution: the run's, or what its line can carry in time (`time_s`, if others have not
+    to wait for it)."""
     rules = manifest.round
     if rules.codec != AUTO:
         return dict.fromkeys(beats, rules.codec)
@@ -122,7 +130,7 @@ def codecs_for(
     sizes = {name: int(values * BITS_PER_VALUE[name] / 8) for name in LADDER}
     lines = shares.smoothed([_rates(beat, LADDER[0]) for beat in beats.values()])
     up = {peer: line.up_bytes_per_s for peer, line in zip(beats, lines, strict=True)}
-    return codecs_by_member(sizes, up, rules.scatter_grace_s, given_last)
+    return codecs_by_member(sizes, up, rules.scatter_grace_s if time_s is None else time_s, given_last)
 
 
 def within(beats: Beats, most_bytes_per_s: float | None) -> Beats:

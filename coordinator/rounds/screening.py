@@ -21,6 +21,10 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from math import sqrt
 from statistics import median
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 LEAST_MEMBERS = 4  # with fewer there is no majority to compare with
 LEAST_OF_MEDIAN = 0.25
@@ -29,7 +33,7 @@ WORTH_TELLING = 0.9  # about half of all honest contributions are a little longe
 # Median energy a chunk, between honest owners' shares; a louder owner's word is scaled down.
 OWNERS_ALIKE = 100.0
 
-Matrix = list[list[float]]  # symmetric
+Matrix: TypeAlias = NDArray[np.float64]  # symmetric
 
 
 @dataclass(frozen=True)
@@ -56,10 +60,8 @@ class Screening:
 
     def norm_of(self, weights: dict[str, float]) -> float:
         """Of the weighted sum, before it is encoded."""
-        row = [weights.get(name, 0.0) for name in self.names]
-        pairs = zip(row, self.products, strict=True)
-        square = sum(a * sum(map(float.__mul__, row, products)) for a, products in pairs if a)
-        return sqrt(max(0.0, square))
+        row = np.array([weights.get(name, 0.0) for name in self.names])
+        return sqrt(max(0.0, float(row @ self.products @ row)))
 
 
 def screened(
@@ -74,7 +76,7 @@ def screened(
         return Screening(told, total, tuple(names))
     out = _without_common_direction(names, shares, judges)
     out = {name: why for name, why in out.items() if name not in trusted}
-    norms = {name: sqrt(total[i][i]) for i, name in enumerate(names)}
+    norms = dict(zip(names, np.sqrt(total.diagonal()).tolist(), strict=True))
     usual = median(norm for name, norm in norms.items() if name in judges and name not in out)
     factors, clipped = {}, {}
     for name, norm in norms.items():
@@ -98,9 +100,8 @@ def _without_common_direction(
         return {}
     cosines = _cosines(_added([_evened(share) for share in shares], 1.0))
     rows = {name: i for i, name in enumerate(names)}
-    agreement = [
-        median(cosines[rows[name]][rows[other]] for other in judges if other != name) for name in names
-    ]
+    judged_by = np.array([rows[name] for name in judges])
+    agreement = [float(np.median(cosines[row, judged_by[judged_by != row]])) for row in range(len(names))]
     usual = median(agreement[rows[name]] for name in judges)
     if usual < COMMON_LEAST:
         return {}
@@ -115,34 +116,29 @@ def _without_common_direction(
 
 def _added(shares: Sequence[Share], most: float) -> Matrix:
     """The sum; an owner in whose share the contributions have over `most` times the usual energy is scaled down."""
-    energies = [median(row[i] for i, row in enumerate(s.products)) / s.chunks for s in shares]
+    energies = [float(np.median(share.products.diagonal())) / share.chunks for share in shares]
     # Of two owners nobody knows which one exaggerates.
     usual = median(energies) if len(shares) > 2 else 0.0
-    count = len(shares[0].products)
-    total = [[0.0] * count for _ in range(count)]
+    total: Matrix = np.zeros_like(shares[0].products)
     for share, energy in zip(shares, energies, strict=True):
         scale = most * usual / energy if 0.0 < most * usual < energy else 1.0
-        for into, row in zip(total, share.products, strict=True):
-            for j, product in enumerate(row):
-                into[j] += scale * product
+        total += scale * share.products
     return total
 
 
 def _evened(share: Share) -> Share:
     """As if each member's part were no longer than the median one: length must not buy a say in directions."""
-    norms = [sqrt(row[i]) for i, row in enumerate(share.products)]
-    usual = median(norms)
-    scales = [usual / norm if norm > usual else 1.0 for norm in norms]
-    products = [
-        [a * b * product for b, product in zip(scales, row, strict=True)]
-        for a, row in zip(scales, share.products, strict=True)
-    ]
-    return Share(share.chunks, products)
+    norms = np.sqrt(share.products.diagonal())
+    scales = np.minimum(1.0, _ratios(np.full_like(norms, np.median(norms)), norms))
+    return Share(share.chunks, np.outer(scales, scales) * share.products)
 
 
 def _cosines(total: Matrix) -> Matrix:
-    norms = [sqrt(row[i]) for i, row in enumerate(total)]
-    return [
-        [product / (a * b) if a * b > 0.0 else 0.0 for b, product in zip(norms, row, strict=True)]
-        for a, row in zip(norms, total, strict=True)
-    ]
+    norms = np.sqrt(total.diagonal())
+    return _ratios(total, np.outer(norms, norms))
+
+
+def _ratios(above: Matrix, below: Matrix) -> Matrix:
+    """0 where there is nothing to divide by."""
+    found: Matrix = np.divide(above, below, out=np.zeros_like(below), where=below > 0.0)
+    return found

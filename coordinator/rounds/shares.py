@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import median
 
 from farflung.protocol.round_words import LADDER
@@ -89,15 +90,20 @@ def assign(
     `rates` holds one entry for each member, in their order; without it, or if it knows no rate, shares are even.
     """
     assert not rates or len(rates) == len(members)
-    hosts = [index for index, member in enumerate(members) if member in dialable]
-    if not hosts:
-        return ()
+    hosts = tuple(index for index, member in enumerate(members) if member in dialable)
+    return _assigned(chunk_count, len(members), hosts, tuple(rates), gather_bits) if hosts else ()
+
+
+@lru_cache(maxsize=256)  # rounds of the same members over lines that are taken for the same ones are many
+def _assigned(
+    chunk_count: int, members: int, hosts: tuple[int, ...], rates: tuple[Rates, ...], gather_bits: float
+) -> tuple[int, ...]:
     even = tuple(hosts[chunk * len(hosts) // chunk_count] for chunk in range(chunk_count))
     loads = _loads(rates, gather_bits)
     if len(hosts) == 1 or not loads or chunk_count == 0:
         return even
     model = _Model(loads, frozenset(hosts))
-    counts = model.best_counts(chunk_count, [even.count(index) for index in range(len(members))])
+    counts = model.best_counts(chunk_count, [even.count(index) for index in range(members)])
     return tuple(index for index, count in enumerate(counts) for _ in range(count))
 
 

@@ -131,6 +131,14 @@ def weighted(
     return Weighted(scaled, limit, told=f"{figures}, again: shortened to {limit:.3g}")
 
 
+def shortened(screening: Screening | None, made: Believed, included: Sequence[str]) -> dict[str, str]:
+    """Who counts for less than it says, by its length or by its tokens."""
+    by_length = screening.clipped if screening is not None else {}
+    by_tokens = {peer: why for peer, why in made.why.items() if peer in included}
+    both = by_length.keys() & by_tokens.keys()
+    return by_length | by_tokens | {peer: f"{by_length[peer]}; {by_tokens[peer]}" for peer in both}
+
+
 def _longer(tokens: Mapping[str, int], rules: MergeRules) -> float:
     """How much more work than usual this is: while the coordinator was away, steps went on (P5), and all of it counts.
 

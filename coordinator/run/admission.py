@@ -15,7 +15,7 @@ from farflung.coordinator.ledger.register import Invitation
 from farflung.coordinator.run.core import Core
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import AdmissionSection
+from farflung.protocol.manifest_sections import AdmissionSection
 from farflung.protocol.messages import Hello, Refuse
 from farflung.protocol.model_schema import first_difference
 from farflung.protocol.signing import name_of, peer_id_of
@@ -42,11 +42,14 @@ def token_digest(token: str) -> bytes:
 class Admission:
     def __init__(self, core: Core) -> None:
         self._core = core
-        self.rules: AdmissionSection = core.manifest.admission
         self.allowed: frozenset[str] = frozenset()  # ids of the allowlist
-        per_minute = float(self.rules.joins_per_minute)
+        per_minute = float(core.manifest.admission.joins_per_minute)
         self._joins: Quota[str] = Quota(per_minute / 60.0, per_minute)
         self._comes: Quota[str] = Quota(COMES_PER_MINUTE / 60.0, COMES_PER_MINUTE)
+
+    @property
+    def rules(self) -> AdmissionSection:
+        return self._core.manifest.admission
 
     def examine(self, passed: Passed) -> Refuse | Let:
         core, hello = self._core, passed.hello

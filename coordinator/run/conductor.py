@@ -9,18 +9,20 @@ Each decision leaves a reason in `reason`, which the status shows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.batches.words import Share
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, Opened
+from farflung.coordinator.rounds.ahead import Ahead
 from farflung.coordinator.rounds.clipping import clipped, warning
 from farflung.coordinator.rounds.in_flight import InFlight
-from farflung.coordinator.rounds.opening import chosen, codecs_for, owners_for, rules_for, within
+from farflung.coordinator.rounds.opening import chosen, rules_for, within
 from farflung.coordinator.rounds.steadiness import Steadiness
 from farflung.coordinator.rounds.steps import Done, Failed, Moved, Settled, Waiting
+from farflung.coordinator.rounds.weighting import shortened
 from farflung.coordinator.rounds.withholding import LastHolders
 from farflung.coordinator.run.auditing import Auditing
 from farflung.coordinator.run.core import Core
@@ -46,6 +48,7 @@ RETRY_MAX_S = 30.0
 MUCH_SHORTENED = 0.5  # to this or less: people are told
 # Contributions that an owner alone lacks, in rounds in a row; then it owns nothing for a while.
 WITHHELD_MOST = 3
+LATE_OWNER = "it owned chunks and did not give their results in time"
 FAR_TOO_LONG = 0.1  # to this or less: no honest work is, and the peer's trust begins anew
 
 
@@ -82,7 +85,7 @@ class Conductor:
         self._not_before = 0.0
         self._aborts = 0
         self._committed_at = 0.0
-        self._codecs: dict[str, str] = {}  # what each peer was given last, where the run leaves it open
+        self.ahead = Ahead(fragment, lambda: core.manifest)  # slow lines, for which no round waits
 
     @property
     def book(self) -> FragmentBook:
@@ -106,6 +109,10 @@ class Conductor:
         return member.beat.of(self.fragment) if member.beat is not None else None
 
     @property
+    def next_batch_begun(self) -> bool:  # it is counted while this one is merged
+        return self.batches is not None and self.batches.book.merging is not None
+
+    @property
     def _of_several_stages(self) -> bool:
         return self.core.manifest.pipeline.stages > 1
 
@@ -125,6 +132,7 @@ class Conductor:
             self._maybe_open_batch(self.batches)
             return
         able = self.able
+        self._look_for_slow_lines()
         ready = self._counted_on([m for m in able if self._is_ready(m)])
         why_not = self.core.held or self.settling.reason or self._why_not_open(able, ready)
         if why_not:
@@ -185,10 +193,15 @@ class Conductor:
             return f"inner steps: {len(ready)} of at least {least} peers are ready"
         if now < self._not_before:
             return f"the last round failed; trying again in {self._not_before - now:.1f} s"
-        first = min(s.ready_since for s in map(self.standing, ready) if s.ready_since is not None)
+        slow = self.ahead.slow
+        setting_the_pace = [m for m in ready if m.peer not in slow] or ready
+        since = [self.standing(m).ready_since for m in setting_the_pace]
+        first = min(at for at in since if at is not None)
         here = {m.peer for m in ready}
         expected = [m for m in able if m.peer in here or m.trains]
-        expected = [m for m in expected + self._arriving if not m.leaving]
+        expected = [
+            m for m in expected + self._arriving if not m.leaving and m.peer not in slow.keys() - here
+        ]
         expected = [m for m in expected if m.peer in here or not self._steadiness.rounds_out(m.peer)]
         if len(ready) < len(expected) and now < first + rules.deadline_s:
             left_s = first + rules.deadline_s - now
@@ -238,15 +251,14 @@ class Conductor:
         beats = within(
             {p: core.members.members[p].beat for p in peers}, ways.share_bytes_per_s(peers, owners)
         )
-        codecs = codecs_for(beats, self.fragment, manifest, model, self._codecs)
-        self._codecs |= codecs
+        codecs, owned = self.ahead.shared_out(beats, owners, model)
         plan = Plan(
             round_no=core.ledger.round_no + 1,
             epoch=1,
             version=self.book.version,
             members=tuple(peers),
-            owners=owners_for(beats, codecs, owners, self.fragment, manifest, model),
-            codecs=tuple(codecs.values()),
+            owners=owned,
+            codecs=codecs,
             fragment=self.fragment,
         )
         rules = replace(
@@ -254,6 +266,7 @@ class Conductor:
             min_peers=1 if self._shares else min(self._least, len(peers)),
             whole=frozenset(self._shares),
             most_of_run=len(self.holders) // 2 + 1,  # whether or not they hold its state yet
+            unawaited=frozenset(peers) & self.ahead.slow.keys(),
         )
         core.write(Opened(plan=plan))
         self._last_holders.begin()
@@ -267,7 +280,11 @@ class Conductor:
         for member in self.able:
             if member.peer not in peers:
                 self._leave_out(flight, member.peer, self._why_without(member))
-        self._tell_members(flight, OpenRound, plan=plan)
+        self._tell_members(flight, OpenRound, **self.words_of(plan))
+
+    def words_of(self, plan: Plan) -> dict[str, object]:
+        """What members hear of an open round."""
+        return dict(plan=plan, amended=self.core.amended_for(plan.version), next_begun=self.next_batch_begun)
 
     def _why_without(self, member: Member) -> str:
         """A round was opened without this able member."""
@@ -277,7 +294,22 @@ class Conductor:
                 "it restarted again and again while others needed what it had sent; it takes part again after "
                 f"{'1 more round' if rounds == 1 else f'{rounds} more rounds'}"
             )
+        if member.peer in self.ahead.slow:
+            return f"what it learned is on its way: {self.ahead.slow[member.peer].told}"
         return "all its places were taken" if self._is_ready(member) else "it was not ready in time"
+
+    def _look_for_slow_lines(self) -> None:
+        """Among those who have shown that they hold the run's state, whether or not they have the newest version."""
+        model, holders = self.core.ledger.model, self.holders
+        if model is None or not self.ahead.is_due(self.core.now) or len(holders) > MEMBERS_PER_ROUND:
+            return
+        known = {
+            m.peer: m.beat for m in holders if self.standing(m).vouched and m.beat is not None and m.trains
+        }
+        staying = {peer: beat for peer, beat in sorted(known.items()) if not beat.leaving}
+        told = self.ahead.look(staying, self._can_own(staying), model, self.core.now, self.core.name)
+        for news in told:
+            self.core.note(news)
 
     @property
     def is_audited(self) -> bool:
@@ -358,7 +390,7 @@ class Conductor:
                         self._leave_out(flight, peer, f"it lost its chunks: {why}")
                     self.core.note(f"round {plan.round_no}, epoch {plan.epoch}: {reason}")
                     self.core.write(Opened(plan=plan))
-                    self._tell_members(flight, OpenRound, plan=plan)
+                    self._tell_members(flight, OpenRound, **self.words_of(plan))
                 case Settled():
                     self._announce(flight, step)
                 case Failed(reason, cause, unfit, dropped, lost, silent):
@@ -367,17 +399,13 @@ class Conductor:
                         self.core.strike(peer, told)
                     self.core.members.doubt(unfit, self.core.now)
                     for peer in unfit:
-                        self._leave_out(
-                            flight, peer, "it owned chunks and did not give their results in time"
-                        )
+                        self._leave_out(flight, peer, LATE_OWNER)
                     self.abort(cause, reason, dropped)
                     if self.batches is not None:
                         self.batches.give_up(lost, reason)
                 case Done() if self._of_several_stages:
                     flight.prepared, self.prepared = True, step
-                    self.reason = (
-                        "every result is held by several: waiting for the rounds of the other stages"
-                    )
+                    self.reason = "every result is held by several: waiting for the other stages' rounds"
                     return
                 case Done():
                     self._commit(flight, step)
@@ -507,7 +535,7 @@ class Conductor:
             seconds=core.now - flight.opened_at,
             tx_bytes=max(0, tx_bytes - core.tx_at_commit),
             merged=self.merged,
-            clipped=_clipped(flight, included),
+            clipped=shortened(flight.screening, flight.believed, included),
             suspects=suspects,
             norm=done.norm,
             counted={peer: share.counted for peer, share in self._shares.items()},
@@ -525,6 +553,7 @@ class Conductor:
             told = "it does not get the results that most others hold; for a while no commit waits for it"
             core.note(f"{core.name(peer)}: {told}")
         core.pace.on_commit(core.ledger.version, core.now)
+        self.ahead.on_commit(included, core.now)
         self._aborts, self._not_before, self._committed_at = 0, 0.0, core.now
         self._strike_useless(flight)
         self.round = self.prepared = None
@@ -535,7 +564,8 @@ class Conductor:
         for member in self.holders:
             self.standing(member).verified = False  # until it shows the digest of the new version
             if self.standing(member).vouched:  # others would roll results onto a state that is not the run's
-                core.tell(member, Committed, commit=commit, nonce=self.settling.nonce(commit.version))
+                nonce, amended = self.settling.nonce(commit.version), core.amended_for(commit.version - 1)
+                core.tell(member, Committed, commit=commit, nonce=nonce, amended=amended)
         if self._auditing is not None:
             self._auditing.on_commit(sums)
 
@@ -564,14 +594,6 @@ class Conductor:
             # What it would commit may be built on a lie, and whoever knows better would be left behind.
             self.abort(AbortCause.DISPUTED, self.settling.reason)
         return changed
-
-
-def _clipped(flight: InFlight, included: Sequence[str]) -> dict[str, str]:
-    """Who counts for less than it says, by its length or by its tokens."""
-    by_length = flight.screening.clipped if flight.screening is not None else {}
-    by_tokens = {peer: why for peer, why in flight.believed.why.items() if peer in included}
-    both = by_length.keys() & by_tokens.keys()
-    return by_length | by_tokens | {peer: f"{by_length[peer]}; {by_tokens[peer]}" for peer in both}
 
 
 def _peers(count: int) -> str:

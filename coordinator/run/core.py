@@ -13,19 +13,20 @@ from typing import Any
 from farflung.coordinator.court.questions import Questions
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.pace import RunPace
-from farflung.coordinator.ledger.records import Record, Struck
+from farflung.coordinator.ledger.records import Amended, Record, Struck
 from farflung.coordinator.run.effects import Effect, Note, Tell, Write
 from farflung.coordinator.run.membership import Member, Membership
 from farflung.protocol.causes import NoteCause
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import ToMember
+from farflung.protocol.moments import Terms
 
 EVENTS_SHOWN = 30
 
 
 class Core:
     def __init__(self, manifest: Manifest, run_id: bytes, ledger: Ledger) -> None:
-        self.manifest = manifest
+        self.terms = Terms.of(manifest, ledger.amendments)
         self.run_id = run_id
         self.ledger = ledger
         self.members = Membership(manifest.net.dead_after_s)
@@ -36,10 +37,20 @@ class Core:
         self.tx_at_commit = 0  # bytes that all members had sent at the last commit of any fragment
         self.pace = RunPace()
         self.prove: Callable[[bytes], bytes] = lambda statement: b""  # the shell has the key
+        self.whereabouts = b""  # signed, for members; the shell knows its addresses
         self._effects: list[Effect] = []
         self.questions = Questions()  # what members are asked to show
         self._struck: list[str] = []
         self._convicted: list[tuple[str, str]] = []
+
+    @property
+    def manifest(self) -> Manifest:
+        """What holds now, for rounds of the least advanced fragment."""
+        return self.terms.at(self.ledger.version)
+
+    def amended_for(self, version: int) -> int:
+        """Which amendment a member must know before it takes part in a round from this version, or in what it made."""
+        return self.terms.number_at(version)
 
     @property
     def clock_s(self) -> float:
@@ -79,6 +90,8 @@ class Core:
 
     def write(self, record: Record) -> None:
         self.ledger.apply(record)
+        if isinstance(record, Amended):
+            self.terms = self.terms.plus(record.amendment)
         self._effects.append(Write(record))
 
     def do(self, effect: Effect) -> None:

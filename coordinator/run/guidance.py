@@ -13,6 +13,7 @@ from itertools import islice
 
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.ledger.records import Genesis
+from farflung.coordinator.rounds.ahead import Known
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.going_back import GoingBack
@@ -20,6 +21,7 @@ from farflung.coordinator.run.lending import Lending
 from farflung.coordinator.run.membership import Member, Standing
 from farflung.coordinator.run.winning_back import WinningBack
 from farflung.protocol.causes import AbortCause
+from farflung.protocol.limits import AMENDMENTS_TOLD
 from farflung.protocol.messages import Beat, Committed, Decided, FragmentBeat, FragmentTick, OpenRound, Tick
 from farflung.protocol.round_words import CROWD, Contact
 from farflung.protocol.signing import statement_of
@@ -137,6 +139,10 @@ def has_founded(conductor: Conductor, founder: Member | None) -> bool:
     return said is not None and said.version == 0 and bool(said.digest and conductor.settling.has_shown(said))
 
 
+def _plans_known(conductor: Conductor) -> Known:
+    return {m.peer: said.ahead for m in conductor.holders if (said := conductor.beat_of(m)) is not None}
+
+
 class Guidance:
     def __init__(
         self,
@@ -210,6 +216,9 @@ class Guidance:
             batch=batch,
             serve=self._serves(member),
             ways=core.members.ways.told(member.peer) if roster is not None else (),
+            look=core.members.ways.meetings.is_to_look(member.contact.key),
+            meets=core.members.ways.meetings.told(member.peer, core.now),
+            amendments=tuple(core.ledger.amendments[beat.amended : beat.amended + AMENDMENTS_TOLD]),
         )
         for said in beat.fragments:
             self._repeat_what_is_missing(member, said, self._conductors[said.fragment])
@@ -252,6 +261,7 @@ class Guidance:
         digests = sorted(conductor.book.digests.items())
         newest = digests[-self._told(DIGESTS_TOLD, DIGESTS_LEAST) :]
         said = conductor.beat_of(member)
+        ahead_no, ahead = conductor.ahead.told(member.peer, lambda: _plans_known(conductor))
         if said is not None and said.version < 0:  # it may have a checkpoint of one of these
             saved = [each for each in digests if self._core.ledger.is_saved(each[0]) and each not in newest]
             newest = saved[-self._told(SAVED_TOLD, 1) :] + newest
@@ -271,6 +281,8 @@ class Guidance:
             nonce=conductor.settling.nonce(said.version) if said is not None else b"",
             refuted=conductor.settling.refuted(member, said) if said is not None else b"",
             fellows=self._fellows(member, conductor) if founded and not standing.verified else (),
+            ahead_no=ahead_no,
+            ahead=ahead,
         )
 
     def _proof(self, conductor: Conductor) -> bytes:
@@ -295,12 +307,13 @@ class Guidance:
         for version in said.need:
             if version in commits and (conductor.standing(member).vouched or said.version < 0):
                 nonce = conductor.settling.nonce(version)
-                core.tell(member, Committed, commit=commits[version], nonce=nonce)
+                amended = core.amended_for(version - 1)
+                core.tell(member, Committed, commit=commits[version], nonce=nonce, amended=amended)
         if flight is None or not conductor.counts_on(member) or said.version != flight.plan.version:
             return
         same_round = said.round_no == flight.plan.round_no
         if not same_round or said.epoch < flight.plan.epoch:
-            core.tell(member, OpenRound, plan=flight.plan)
+            core.tell(member, OpenRound, **conductor.words_of(flight.plan))
         if flight.decision is not None and (not same_round or said.decision_no < flight.decision.decision_no):
             core.tell(member, Decided, decision=flight.decision)
 
@@ -495,23 +508,29 @@ class Guidance:
         fit = known.found if member.contact.address else known.dialable  # one of two must be dialable
         if not (fit or member.contact.address):
             fit = [peer for peer in known.found if self._core.members.ways.meets(member.peer, peer)]
-        others = (peer for peer in fit if peer != member.peer)
-        return tuple(islice(others, self._told(DONORS_TOLD, DONORS_LEAST)))
+        others = [peer for peer in fit if peer != member.peer]
+        told = self._told(DONORS_TOLD, DONORS_LEAST)
+        if (
+            len(others) > told
+        ):  # each asker hears of others, or a crowd of newcomers would all ask the same few
+            at = bisect_left(others, member.peer)
+            at += int(self._core.now // DONORS_TURN_S) * told
+            others = [others[(at + place) % len(others)] for place in range(told)]
+        return tuple(others)
 
     def _fellows(self, member: Member, conductor: Conductor) -> tuple[str, ...]:
         """Who else fetches the state: they give each other what they have of it."""
         joiners, alive = self._known_of(conductor).joiners, self._core.members.alive
-        others = in_turn_from(joiners, member.peer)
-        fit = (peer for peer in others if peer in alive and (member.dialable or alive[peer].dialable))
+        others, met = in_turn_from(joiners, member.peer), self._core.members.ways.meetings.is_punched
+        near = (peer for peer in others if peer in alive)
+        fit = (p for p in near if member.dialable or alive[p].dialable or met(member.peer, p))
         return tuple(islice(fit, self._told(FELLOWS_TOLD, FELLOWS_LEAST)))
 
     def _known_of(self, conductor: Conductor) -> _Donors:
-        """The first donors of each sort: one more than is told, in case the asker is among them."""
+        """All donors of each sort, in the order of their names."""
         members, version, now = self._core.members, conductor.book.version, self._core.now
         here = members.in_order
-        told = self._told(DONORS_TOLD, DONORS_LEAST)
-        turn = int(now // DONORS_TURN_S) if len(here) > told else 0
-        stamp = (members.roster_no, self._core.ledger.era, version, self._changes, turn)
+        stamp = (members.roster_no, self._core.ledger.era, version, self._changes)
         known = self._known_donors.get(conductor.fragment)
         if known is not None:
             fresh = known.stamp == stamp
@@ -521,8 +540,7 @@ class Guidance:
         makers = commit.members if commit is not None else ()
         found: list[str] = []
         dialable: list[str] = []
-        for place in range(len(here)):
-            peer = here[(turn * told + place) % len(here)]
+        for peer in here:
             other = members.alive[peer]
             if conductor.fragment not in other.standings:
                 continue
@@ -530,10 +548,8 @@ class Guidance:
                 found.append(peer)
                 if other.contact.address:
                     dialable.append(peer)
-                    if len(dialable) > DONORS_TOLD:
-                        break
         joiners = [peer for peer in here if self._is_joining(members.alive[peer], conductor)]
-        made = _Donors(stamp, now, found, dialable, [peer for peer in joiners if peer not in found])
+        made = _Donors(stamp, now, found, dialable, sorted(set(joiners) - set(found)))
         self._known_donors[conductor.fragment] = made
         return made
 

@@ -13,8 +13,8 @@ from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.data_words import DataWords
 from farflung.coordinator.run.membership import Member
-from farflung.protocol.fragments import BOOKS_FRAGMENT
 from farflung.protocol.messages import Beat, Lease
+from farflung.protocol.model_schema import BOOKS_FRAGMENT
 
 # Times dead_after_s: how long a lost peer's leases wait for it before others get them.
 RELEASE_AFTER_DEAD = 2.0

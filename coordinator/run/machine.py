@@ -40,9 +40,9 @@ from farflung.coordinator.run.going_back import GoingBack
 from farflung.coordinator.run.guidance import Guidance
 from farflung.coordinator.run.lending import Lending
 from farflung.coordinator.run.membership import Member
-from farflung.coordinator.run.operator_orders import GoingBackByOrder, Operating
+from farflung.coordinator.run.operator_orders import Amending, GoingBackByOrder, Operating
 from farflung.coordinator.run.status import status_json
-from farflung.protocol.causes import AbortCause, DepartureCause
+from farflung.protocol.causes import AbortCause, DepartureCause, NoteCause
 from farflung.protocol.digests import HASH_BYTES
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import (
@@ -102,7 +102,8 @@ class RunMachine:
         self.doorkeeper = Doorkeeper(self.facts)
         self.admission = Admission(self.core)
         by_order = GoingBackByOrder(self.core, self.conductors, self.going_back)
-        self._operating = Operating(self.core, self.discipline, by_order, random)
+        amending = Amending(self.core, self.conductors)
+        self._operating = Operating(self.core, self.discipline, by_order, amending, random)
         self.counters = Counters()
         self.member_port = 0
         self._shown = 0.0, b""  # the newest status, and when it was made
@@ -265,9 +266,9 @@ class RunMachine:
             self._tell_roster()
             self._settle(self.conductors)
         elif not reached and (member := core.members.members.get(peer)) is not None and member.alive:
-            relayed = "; the relay brings it to others" if core.members.ways.relay is not None else ""
-            told = f"{core.name(peer)} can't be dialled at {member.claimed}: it takes part and owns nothing"
-            core.note(f"{told}{relayed}")
+            relayed = ", or at the relay" if core.members.ways.relay is not None else ""
+            how = f"it takes part, and meets others past its router{relayed}"
+            core.note(f"{core.name(peer)} can't be dialled at {member.claimed}: {how}")
             self._follow_ways()
         return core.take_effects()
 
@@ -282,6 +283,13 @@ class RunMachine:
             self._follow_ways()
             self._settle(self.conductors)
         return core.take_effects()
+
+    def on_look(self, key: bytes, door: str, endpoint: str, now: float) -> list[Effect]:
+        """From where a connection of that session was seen to come, by one of two sockets: see reach/meeting.py."""
+        self.core.now = now
+        if self.core.members.ways.meetings.saw(key, door, endpoint):
+            self._follow_ways()
+        return self.core.take_effects()
 
     def on_timer(self, now: float) -> list[Effect]:
         core = self.core
@@ -330,6 +338,7 @@ class RunMachine:
             member_port=self.member_port,
             fragments=tuple(member.standings),
             roster=core.members.roster() if few else (),
+            whereabouts=core.whereabouts,
         )
         core.do(AnswerDoor(caller, welcome))
 
@@ -354,7 +363,7 @@ class RunMachine:
         member = core.members.admit(
             contact, session, hello.process, core.now, network, self._fragments_for(hello, peer)
         )
-        member.identity, member.fits = hello.identity, hello.fits
+        member.identity, member.fits, member.came_from = hello.identity, hello.fits, passed.came_from
         self._dial_back([member])
         if not again:
             core.note(f"{name} {'came back' if old is not None else 'joined'}")
@@ -393,14 +402,29 @@ class RunMachine:
     def _find_ways(self) -> bool:
         """True if somebody is to be told of other ways.  The relay hears of them first."""
         core, run = self.core, Run(self.core.run_id, self.core.ledger.incarnation)
-        changed = core.members.refresh_ways(core.now, run, core.prove)
+        changed = core.members.refresh_ways(core.now, run, core.prove, self._are_together)
         if changed:
             core.do(RelayPairs(core.members.ways.pairs))
+        for news in core.members.ways.meetings.take_news():
+            core.log(
+                f"{core.name(news.one)} and {core.name(news.other)} "
+                + (
+                    f"met past their routers, after {news.after_s:.2f} s"
+                    if news.stands
+                    else "lost each other"
+                ),
+                NoteCause.PUNCHED if news.stands else NoteCause.PARTED,
+            )
         return changed
 
     def _follow_ways(self) -> None:
         if self._find_ways():
             self._tell_roster()
+
+    def _are_together(self, one: str, other: str) -> bool:
+        """In a round that is in flight."""
+        plans = (each.round.plan for each in self.conductors if each.round is not None)
+        return any(one in plan.members and other in plan.members for plan in plans)
 
     def _dial_back(self, among: Iterable[Member] | None = None) -> None:
         for member in self.core.members.to_dial(self.core.now, among):
@@ -425,6 +449,9 @@ class RunMachine:
             return Verdict.MALFORMED
         if any(each.digest and len(each.digest) != HASH_BYTES for each in beat.fragments):
             return Verdict.MALFORMED
+        if self.core.members.ways.meetings.says(member.contact.key, beat.punched):
+            self._follow_ways()
+            self._unsettled.update(each.fragment for each in self.conductors)  # others may own, or begin
         refusal = self.guidance.on_beat(member, beat)
         if refusal is not None:
             self.core.tell(member, Gone, reason=refusal, final=True)
@@ -473,6 +500,8 @@ class RunMachine:
             self.guidance.recheck_all()
         if self.batches is not None and self.batches.advance():
             self.guidance.recheck_all()
+        if self.core.members.ways.meetings.waits_for_gap:
+            self._follow_ways()
         for conductor in conductors:
             conductor.maybe_open()
             conductor.advance()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from farflung.coordinator.ledger.pace import MemberPace
+from farflung.coordinator.reach.meeting import Together
 from farflung.coordinator.reach.tickets import Run, Sign
 from farflung.coordinator.reach.ways import Ways
 from farflung.protocol.messages import Beat, Hello
@@ -51,7 +52,8 @@ class Member:
     alive: bool = True
     state: PeerState = PeerState.JOINING  # for people
     admitted_at: float = 0.0
-    network: str = ""  # where it comes from: see coordinator/door/networks.py
+    came_from: str = ""  # the address that it called from
+    network: str = ""  # that one's: see coordinator/door/networks.py
     left_out: str = ""  # the last round that went without it or took its chunks away, and why
     told: str = ""  # what the last tick gave as the reason of what it is to do
     without_data: bool = False  # its data is at its end: it has nothing to learn from before the next epoch
@@ -86,6 +88,11 @@ class Member:
     def has_shown(self) -> bool:
         """It has held the run's state at some version, in every fragment of its own, since it came in."""
         return all(standing.vouched for standing in self.standings.values())
+
+    @property
+    def on_its_way(self) -> bool:
+        """It held the run's state, and may be taking the step to the next version."""
+        return self.has_shown and not self.quarantined
 
     @property
     def quarantined(self) -> bool:
@@ -218,9 +225,9 @@ class Membership:
             if peer in self.members:
                 self.members[peer].doubted_until = now + DOUBT_S
 
-    def refresh_ways(self, now: float, run: Run, sign: Sign) -> bool:
-        """True if somebody is to be told of other ways than before."""
-        changed = self.ways.refresh(self._alive.values(), now, run, sign)
+    def refresh_ways(self, now: float, run: Run, sign: Sign, together: Together) -> bool:
+        """True if somebody is to be told of other ways than before, or of an instant."""
+        changed = self.ways.refresh(self._alive.values(), now, run, sign, together)
         self.roster_no += changed
         return changed
 

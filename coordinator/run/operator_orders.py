@@ -8,15 +8,22 @@ alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from farflung.coordinator.ledger.records import Paused, Resumed
+import msgspec
+
+from farflung.coordinator.ledger.records import Amended, Paused, Resumed
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.going_back import GoingBack
 from farflung.coordinator.run.invitations import Inviting
 from farflung.protocol.errors import UserError
+from farflung.protocol.limits import AMENDMENTS_MOST
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.moments import changes_of, encoded
 from farflung.protocol.orders import (
+    Amend,
     Ban,
     Bans,
     Drain,
@@ -32,6 +39,7 @@ from farflung.protocol.orders import (
     Rewind,
     Unban,
 )
+from farflung.protocol.signing import Amendment
 
 
 class Operating:
@@ -40,10 +48,12 @@ class Operating:
         core: Core,
         discipline: Discipline,
         going_back: GoingBackByOrder,
+        amending: Amending,
         random: Callable[[int], bytes],
     ) -> None:
         self._core = core
         self._going_back = going_back
+        self._amending = amending
         self._discipline = discipline
         self._inviting = Inviting(core, random, discipline.kick)
 
@@ -76,6 +86,8 @@ class Operating:
                 return self._unban(who)
             case Bans():
                 return self._bans()
+            case Amend():
+                return self._amending.obey(order)
             case Pause() | Resume() | Drain():
                 return self._hold(order)
             case GoBack() | Rewind():
@@ -182,6 +194,60 @@ def _which(who: str, found: list[str], what: str) -> str:
 # To go back is for a run that lost its newest state: it goes to the newest version that somebody who is here holds or
 # has a checkpoint of, without waiting for those who are away; whoever comes back with newer state wins it back.  To
 # rewind is to undo rounds that somebody may well hold, because they were found to be spoiled: nobody wins those back.
+class Amending:
+    """The host's amendments of what holds: checked against what may change, numbered, signed."""
+
+    def __init__(self, core: Core, conductors: Sequence[Conductor]) -> None:
+        self._core, self._conductors = core, conductors
+
+    def obey(self, order: Amend) -> Reply:
+        core, wanted = self._core, Manifest.from_older(order.manifest)
+        changes = changes_of(core.terms.newest, wanted)
+        admits = wanted.admission != core.manifest.admission
+        if not changes and not admits:
+            raise UserError("nothing in it is otherwise than the run has it already")
+        amendment = self._signed(changes, wanted, order.at) if changes else None
+        told: list[str] = []
+        if amendment is not None:
+            core.write(Amended(amendment=amendment, at_s=core.clock_s))
+            told.append(f"amendment {amendment.number}, from version {amendment.version} on: {amendment}")
+        if admits:
+            core.terms = core.terms.with_own(wanted)
+            told.append("[admission] is as the file says, from now on")
+        for each in told:
+            core.note(f"changed by the host: {each}")
+        number = core.terms.count
+        version = amendment.version if amendment is not None else None
+        return Reply(text="\n".join(told), found={"amendment": number, "version": version})
+
+    def _signed(self, changes: dict[str, dict[str, Any]], wanted: Manifest, at: int | None) -> Amendment:
+        core = self._core
+        if core.finished:
+            raise UserError("the run is complete: begin a new one, with [start] from its last checkpoint")
+        if core.terms.count >= AMENDMENTS_MOST:
+            raise UserError(f"a run has at most {AMENDMENTS_MOST} amendments")
+        newest = max(each.book.version for each in self._conductors)
+        # What is in flight ends as it was begun.
+        flies = any(each.round is not None and each.book.version == newest for each in self._conductors)
+        least = newest + 1 if flies else newest
+        version = least if at is None else at
+        rounds = min(core.terms.newest.run.rounds, wanted.run.rounds)
+        if version < least:
+            raise UserError(
+                f"--at {version}: expected {least} or more, since the rounds before that are made or begun"
+            )
+        if version > rounds or (version == rounds and "rounds" not in changes.get("run", {})):
+            raise UserError(f"no round follows on version {version}: the run ends at version {rounds}")
+        asked_for = Amendment(
+            core.terms.count + 1, version, core.ledger.era, encoded(changes), core.terms.newest.digest
+        )
+        core.terms.plus(asked_for)
+        proof = core.prove(asked_for.statement(core.run_id))
+        if not proof:
+            raise UserError("coordinator.key is of an older version and can't sign; no peer would believe it")
+        return msgspec.structs.replace(asked_for, proof=proof)
+
+
 # Neither is done before the host has read what is lost by it, and has said so again.
 
 

@@ -31,8 +31,8 @@ from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import KeepProof
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.digests import drawn_chunk, hash_bytes
-from farflung.protocol.fragments import Fragment
 from farflung.protocol.messages import FragmentBeat
+from farflung.protocol.model_schema import Fragment
 from farflung.protocol.signed_words import claim_part
 from farflung.protocol.signing import verify
 
@@ -163,9 +163,10 @@ class Settling:
         heard = [
             (member, said) for member, said in speakers if member.peer in book.vouched and said.version >= 0
         ]
-        if not heard and patience_over:
-            # All who ever showed the run's state are gone.  Who fetched it chunk by chunk, each checked by its hash,
-            # and rolled on is right; and where it is not, those who come back contradict it.
+        if patience_over and all(said.version < version for _, said in heard):
+            # All who ever showed the run's state are gone, or lack what only others have.  Who fetched it chunk by
+            # chunk, each checked by its hash, and rolled on is right; and where it is not, those who come back, or
+            # are given what they lack, contradict it.
             heard = [(member, said) for member, said in speakers if said.version == version]
         claims = self._claims(heard)
         settled = book.digests.get(version)
@@ -307,6 +308,9 @@ class Settling:
         if maker is None:
             return  # it has gone, and its key with it
         rules, fragment = self._rules_and_fragment()
+        of_base = rules.outer_of(proof.chunk, proof.base + 1)
+        if any(rules.outer_of(proof.chunk, v) != of_base for v in range(proof.base + 2, self._version + 1)):
+            return  # such a file holds one step for all its versions, and the host changed it in between
         claim = FalseClaim(
             run_id=core.run_id,
             era=core.ledger.era,
@@ -320,7 +324,7 @@ class Settling:
             base_hashes=b"".join(proof.base_hashes),
             before=proof.before,
             results=proof.results,
-            rules=step_rules(rules, proof.chunk),
+            rules=step_rules(rules, proof.chunk, self._version),
             factors=step_factors(rules, proof.chunk, proof.factors),
         )
         core.do(KeepProof(claim, peers))
@@ -352,7 +356,7 @@ class Settling:
         if model is None:
             raise RuntimeError("a version of a model that nobody has named")
         fragment = model.fragments(core.ledger.fragments)[self._number]
-        return ChunkRules.of(core.manifest, model), fragment
+        return ChunkRules.of(core.terms.first, model, core.terms), fragment
 
     def _is_signed(self, member: Member | None, digest: bytes, signature: bytes) -> bool:
         core = self._core

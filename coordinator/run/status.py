@@ -16,9 +16,9 @@ from farflung.coordinator.rounds.screening import LEAST_MEMBERS
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.member_status import finite, member_status, one_digest, why_not
-from farflung.protocol.fragments import BOOKS_FRAGMENT
 from farflung.protocol.limits import CONTROL_BIN_BYTES
 from farflung.protocol.messages import UNKNOWN_LENGTH
+from farflung.protocol.model_schema import BOOKS_FRAGMENT
 from farflung.protocol.states import RunPhase
 from farflung.protocol.verdicts import Counters
 
@@ -80,6 +80,10 @@ def build_status(
         "eta_s": _rounded(core.pace.left_s(core.manifest.run.rounds, now)),
         "least_peers": core.manifest.run.min_peers,
         "model_bytes": 4 * model.chunk_count * model.chunk_elements if (model := ledger.model) else None,
+        "amendments": [
+            {"number": each.number, "version": each.version, "changes": each.changed}
+            for each in core.ledger.amendments
+        ],
         "sync_every": core.manifest.round.sync_every,
         "elapsed_s": round(now - core.began_at, 3),
         "unjudged": _unjudged(core, conductors),
@@ -93,6 +97,7 @@ def build_status(
         "events": [{"at_s": round(at - core.began_at, 2), "text": text} for at, text in core.events],
         "leases": _leases(ledger.leases),
         "relay": core.members.ways.told_of_relay(),
+        "meetings": core.members.ways.told_of_meetings(),
         "frames": frames.as_dict(),
     }
     if (batches := conductors[0].batches) is not None:
@@ -110,6 +115,8 @@ def _for_the_public(core: Core, conductors: Sequence[Conductor]) -> dict[str, An
     alive, names = core.members.alive, core.ledger.names
     return {
         "admission": core.manifest.admission.mode,
+        # No built-in trainer can take part: peers bring the run's own script.
+        "needs_script": not (core.manifest.model.builtin and core.manifest.data.source),
         "alive": len(alive),
         "taking_part": sum(not why_not(core, conductors, member) for member in alive.values()),
         "contributors": [

@@ -19,7 +19,7 @@ from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.effects import KeepProof
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.witness import CommittedSums
-from farflung.protocol.digests import hash_bytes, split_hashes
+from farflung.protocol.digests import hash_at, hash_bytes
 from farflung.protocol.limits import BULK_SLACK_BYTES, PROOF_BYTES_MOST, ROUNDS_KEPT
 from farflung.protocol.messages import What
 from farflung.protocol.signed_words import Results
@@ -42,7 +42,7 @@ class Case:
         return self.sums.commit.included
 
     def hash_of(self, author: str) -> bytes:
-        return split_hashes(self.sums.said[author].sent.hashes)[self.chunk]
+        return hash_at(self.sums.said[author].sent.hashes, self.chunk)
 
 
 class SumCases:

@@ -35,6 +35,10 @@ def hf_join(trainer: Any, url: str | None = None, *, workers: int | None = None,
     if trainer.train_dataset is None:
         raise UserError("hf_join: this Trainer has no train_dataset")
     args = trainer.args
+    if args.load_best_model_at_end:
+        raise UserError(
+            "hf_join: with load_best_model_at_end this peer would end with a model of its own: leave it out"
+        )
     run = connect(url, given).join(trainer.model, trainer.create_optimizer())
     trainer.optimizer = run.optimizer
     schedule = trainer.create_scheduler(run.total_steps, run.optimizer)
@@ -43,9 +47,8 @@ def hf_join(trainer: Any, url: str | None = None, *, workers: int | None = None,
         schedule.lr_lambdas = [run.lr_lambda(each) for each in schedule.lr_lambdas]
         for group, rate in zip(run.optimizer.param_groups, schedule.base_lrs, strict=True):
             group["lr"] = rate * schedule.lr_lambdas[0](0)
-    args.max_steps = max(
-        1, run.total_steps - run.global_step
-    )  # for the progress bar; `_Told` has the last word
+    # For the progress bar; `_Told` has the last word.
+    args.max_steps = max(1, run.total_steps - run.global_step)
     data = _Leased(run, trainer, args.dataloader_num_workers if workers is None else workers)
     # Not prepared by accelerate: its loaders ask for a batch more than they give out.
     loader = importlib.import_module("torch.utils.data").DataLoader(data, batch_size=None)

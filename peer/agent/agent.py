@@ -34,19 +34,22 @@ from farflung.peer.agent.journal_writer import (
     use_of,
 )
 from farflung.peer.agent.kept_crossings import KeptCrossings
+from farflung.peer.agent.looking_up import LookingUp
 from farflung.peer.agent.metrics import PeerMetrics
 from farflung.peer.agent.supervisor import Supervisor
 from farflung.peer.identity import Identity
 from farflung.peer.line.control import BeatClock, ControlLink
 from farflung.peer.line.data_line import DataLine, Expected
+from farflung.peer.line.reaching import Reaching
 from farflung.peer.local.channel import Greeting, LocalServer
 from farflung.peer.local.folder import remove_folder
 from farflung.peer.local.memory import SharedState, let_go_of_text, unmap_pages
 from farflung.peer.local.words import Attach, Bye, FromTrainer, Made, Provided, Stop
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.getting_in import PeerConfig, me_of
+from farflung.peer.machine.getting_in import Me, PeerConfig, me_of
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.machine.trainer_view import Pulse
+from farflung.peer.remembered_places import RememberedPlaces
 from farflung.peer.settings import OwnConfig, default_path
 from farflung.peer.state.checkpoint_writer import RunFacts
 from farflung.peer.state.outer_state import CHUNKS_AT_ONCE, OuterState
@@ -55,7 +58,7 @@ from farflung.peer.worker import Inbox, Job, Worker, nothing
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.frames import ALL_KINDS, ONE_STAGE_KINDS, Frame, Kind, Payload
 from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.messages import DOOR_OUT, Committed, Sent
+from farflung.protocol.messages import DOOR_OUT, Committed, Sent, Tick
 from farflung.protocol.moments import Attached
 from farflung.protocol.process import failpoints
 from farflung.protocol.process.log_lines import Say
@@ -88,7 +91,6 @@ class Agent:
         self._link = self._line.link
         folder = (options.own.identity or default_path()).parent / "state"
         store = _store_of(options.own)
-        submit = self._arithmetic.submit
         self._local = LocalServer(options.folder)
         self._tools = Tools(
             self._identity,
@@ -96,27 +98,20 @@ class Agent:
             folder,
             store,
             self._line,
-            submit,
+            self._arithmetic.submit,
             self._carry_out,
             self._local.send,
             say,
         )
         self._hands: Hands | None = None
         self._control = ControlLink(self._context, options.url, keys, Counters())
+        self._reaching = Reaching(self._context, options.url.key, keys, self._line)
+        self._remembered = RememberedPlaces(folder, options.url, say)
+        self._looking_up = LookingUp(options.own.book, options.url, say)
         me = me_of(self._identity, curve_raw(keys[0]), os.urandom(16), options.url.token or "")
-        config = PeerConfig(
-            me,
-            options.url.run,
-            check_payload,
-            payload_bytes,
-            results_on_disk=options.own.results_on_disk,
-            results_limit_bytes=options.own.results_limit,
-            saves=store is not None,
-            gathers=options.own.archive_contributions,
-            recalls=True,
-            pinned=options.url.key,
-        )
+        config = _config_of(options, me, store is not None, self._remembered.load())
         self._machine = machine = PeerMachine(config, random.random)
+        self._control.look_at(machine.seeking.places)
         self._address = ""  # where other peers dial this one, once it listens
         self._opened = False  # the line to the others
         self._crossing_bytes = 0  # as the trainer says, if it holds a stage
@@ -176,12 +171,15 @@ class Agent:
             took = self._beats.on_heard(message, time.monotonic())
             if took is not None:
                 self._line.on_answer(time.monotonic(), took)
+                self._reaching.on_answer(took)
                 self._events.on_answer(took.both_ways_s)
                 self._metrics.on_answer(took.both_ways_s)
             self._events.on_control(message)
             if isinstance(message, Committed) and self._hands is not None and self._hands.archive is not None:
                 self._hands.archive.on_commit(message.commit)
             on_word(message)
+            if isinstance(message, Tick):
+                self._reaching.on_tick(message, time.monotonic())
             handle = machine.on_door if type(message) in DOOR_OUT.values() else machine.on_control
             self._carry_out(handle(message, time.monotonic()))  # type: ignore[arg-type]
         while (local := self._local.recv_nowait()) is not None:
@@ -216,6 +214,8 @@ class Agent:
     def _on_tick(self, now: float) -> None:
         machine, vitals = self._machine, self._machine.reports.vitals
         self._control.on_tick()
+        for record in self._looking_up.turn(machine.doorway.inside, now):
+            self._carry_out(machine.seeking.on_found(record, now))
         problem = self._supervisor.watch(now)
         for text in self._supervisor.take_lines():
             self._say(text)
@@ -240,6 +240,7 @@ class Agent:
         frames = self._link.counts
         vitals.tx_bytes, vitals.rx_bytes = frames.sent_bytes, frames.arrived_bytes
         vitals.up_bytes_per_s, vitals.down_bytes_per_s, vitals.rough = self._line.rates
+        vitals.punched = self._reaching.turn(now)
         self._metrics.on_tick(now, machine, self._link)
         self._carry_out(machine.on_timer(now))
 
@@ -302,8 +303,10 @@ class Agent:
         kinds = ALL_KINDS if attached.model.stages else ONE_STAGE_KINDS
         tag, largest = attached.known.tag, largest_payload_bytes(attached)
         self._link.expect(self._identity.peer_id, tag, largest, kinds)
-        self._address = self._line.open(self._options.url, attached.known.manifest.net)
+        self._address = self._line.open(self._control.at, attached.known.manifest.net)
         self._opened = True
+        if told := self._line.router_says:
+            self._say(told, routine=True)
 
     def _hold(self, attached: Attached) -> None:
         """Tell the trainer where the memory is.  The first one's model says how large everything is."""
@@ -361,11 +364,20 @@ class Agent:
                 self._control.to_members(said)
             case do.EnterMembers(port=port):
                 self._control.enter_members(port)
-                self._say("in touch with the coordinator")
+                self._line.coordinator_is_at(self._control.at)
+                self._reaching.enter(self._control.at.port, port)
+                self._say(f"in touch with the coordinator at {self._control.at}")
+            case do.LookAt(places=places):
+                self._control.look_at(places)
+            case do.LookElsewhere():
+                self._control.shun()
+            case do.Remember(whereabouts=whereabouts):
+                self._remembered.save(whereabouts)
             case do.LeaveMembers():
                 self._control.leave_members()
                 self._beats.forget()
                 self._line.forget_coordinator()
+                self._reaching.leave()
             case do.Contacts(roster=()):
                 pass  # let in with a crowd: the first tick tells who is here
             case do.Contacts(roster=roster, ways=ways):
@@ -413,10 +425,7 @@ class Agent:
         | do.DropBefore
         | do.ProveHolding
         | do.FetchShown
-        | do.SaveFragment
-        | do.DropSave
-        | do.Restore
-        | do.Recall,
+        | do.BesideRounds,
     ) -> None:
         machine, state, submit = self._machine, hands.state, self._arithmetic.submit
         match effect:
@@ -436,8 +445,6 @@ class Agent:
                     ),
                     lambda digest: self._sealed(effect, digest),
                 )
-            case do.Recall():
-                hands.arriving.recall(effect, state, machine, time.monotonic)
             case Merge() | Weigh() | Measure():
                 submit(lambda: state.calculate(effect), lambda made: self._calculated(effect, made))
             case do.Encode():
@@ -450,14 +457,32 @@ class Agent:
                 hands.answering.serve(effect, state)
             case do.ServeLogged() if hands.results is not None:
                 hands.results.serve(effect, machine.era)
-            case do.SaveFragment() | do.DropSave() | do.Restore() if hands.checkpoints is not None:
-                facts = RunFacts(hands.attached, machine.doorway.incarnation)
+            case (
+                do.SaveFragment() | do.DropSave() | do.Restore() | do.Recall() | do.BeginFrom() | do.Follow()
+            ):
+                self._use_beside(hands, effect)
+
+    def _use_beside(self, hands: Hands, effect: do.BesideRounds) -> None:
+        """What happens beside the rounds, and seldom."""
+        machine, state = self._machine, hands.state
+        match effect:
+            case do.Recall():
+                hands.arriving.recall(effect, state, machine, time.monotonic)
+            case do.BeginFrom():
+                hands.beginning.begin(effect, state, time.monotonic)
+            case do.Follow(terms=terms):
+                self._line.follow(terms.newest.net)
+                hands.follow(terms, self._arithmetic.submit)
+            case _ if hands.checkpoints is not None:
+                known = machine.joined.amending.terms if machine.joined is not None else None
+                facts = RunFacts(hands.attached, machine.doorway.incarnation, known)
                 hands.checkpoints.carry_out(effect, facts, state, time.monotonic)
 
     def _encode(self, hands: Hands, effect: do.Encode) -> None:
         state, record, submit = hands.state, hands.record, self._arithmetic.submit
-        self._link.forget_rounds_before(self._machine.oldest_round_no)
-        lane = self._machine.part.lanes[effect.fragment] if self._machine.part is not None else None
+        part = self._machine.part
+        self._link.forget_rounds_before(part.oldest_round_no if part is not None else 0)
+        lane = part.lanes[effect.fragment] if part is not None else None
         if record is not None and lane is not None and lane.contribution is not None:
             step = lane.contribution.frozen.step
             sending = Sending(effect.round_no, effect.fragment, effect.codec, step)
@@ -533,8 +558,10 @@ class Agent:
             hands.close()
         self._local.close()
         self._supervisor.stop()
+        self._reaching.close()
+        self._looking_up.close()
         self._control.close()
-        self._link.close()
+        self._line.close()
         self._context.destroy(linger=0)
         if hands is not None:
             remove_folder(hands.shared.place)
@@ -547,3 +574,21 @@ def _store_of(own: OwnConfig) -> Store | None:
     if own.archive_contributions and not own.archive:
         raise UserError("archive_contributions: they are a part of an archive; ask for it with --archive")
     return Store(own.checkpoints) if own.checkpoints else None
+
+
+def _config_of(options: AgentOptions, me: Me, saves: bool, kept: bytes) -> PeerConfig:
+    url, own = options.url, options.own
+    return PeerConfig(
+        me,
+        url.run,
+        check_payload,
+        payload_bytes,
+        results_on_disk=own.results_on_disk,
+        results_limit_bytes=own.results_limit,
+        saves=saves,
+        gathers=own.archive_contributions,
+        recalls=True,
+        pinned=url.key,
+        places=url.addresses,
+        kept=kept,
+    )

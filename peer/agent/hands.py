@@ -15,7 +15,7 @@ from farflung.checkpoints.store import Store
 from farflung.compression.codec import payload_bytes
 from farflung.compression.native import outer_step
 from farflung.optim.outer import checked
-from farflung.optim.recipes import outer_of
+from farflung.optim.recipes import outer_of, outer_steps_of
 from farflung.peer.agent.answers import Answering
 from farflung.peer.agent.crossing_hand import CrossingHand
 from farflung.peer.agent.kept_crossings import KeptCrossings
@@ -30,15 +30,16 @@ from farflung.peer.settings import OwnConfig
 from farflung.peer.state.archiving import Archiving
 from farflung.peer.state.arrived_pieces import Arriving, name_on_disk
 from farflung.peer.state.before_images import unnamed_file
+from farflung.peer.state.beginning import Beginning
 from farflung.peer.state.checkpoint_thread import Checkpointing
 from farflung.peer.state.outer_state import OuterState, payload_bytes_most
 from farflung.peer.state.recorded_sending import RecordedSending
 from farflung.peer.state.results_on_disk import KeepingResults, Place
-from farflung.peer.worker import Submit
+from farflung.peer.worker import Submit, nothing
 from farflung.protocol.digests import HASH_BYTES
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import SIGNED_MORE_BYTES
-from farflung.protocol.moments import Attached, Known
+from farflung.protocol.moments import Attached, Known, Terms
 from farflung.protocol.process.log_lines import Say
 
 
@@ -66,6 +67,7 @@ class Hands:
     arriving: Arriving
     results: KeepingResults | None
     checkpoints: Checkpointing | None
+    beginning: Beginning
     archive: Archiving | None
     record: RecordedSending | None
     crossings: CrossingHand | None  # of a stage
@@ -101,13 +103,22 @@ class Hands:
             Arriving(tools.folder, peer, attached, submit, tell),
             results,
             checkpoints,
+            Beginning(attached, machine, submit, tell),
             archive,
             _record_of(attached, tools),
             _crossings_of(attached, shared, tools),
         )
 
+    def follow(self, terms: Terms, submit: Submit) -> None:
+        """`submit`: to the arithmetic thread, behind the versions that are being made."""
+        if self.archive is not None:
+            self.archive.follow(terms)
+        making = outer_steps_of(terms, checked(outer_step()))
+        submit(lambda: self.state.follow(making, terms.newest.round.codec), nothing)
+
     def begin_to_close(self, finished: bool = False) -> None:
         """While the arithmetic thread still works; `finished`: the run is complete."""
+        self.beginning.close()
         for hand in (self.checkpoints, self.results, self.archive):
             if hand is not None:
                 hand.close(finished)

@@ -17,6 +17,7 @@ from farflung.protocol.errors import FarflungError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.process import exit_codes
 from farflung.protocol.process.log_lines import Teller
+from farflung.protocol.process.sockets import take_all_descriptors
 
 
 def main() -> int:
@@ -36,6 +37,7 @@ def main() -> int:
         from farflung.peer.agent.agent import Agent, AgentOptions
 
         torch.set_num_threads(1)
+        take_all_descriptors()
         agent = Agent(
             AgentOptions(url, asked.folder, asked.settings, asked.journal),
             ParentTrainer(asked.parent),

@@ -1,23 +1,28 @@
 """The agent's connections to the coordinator: to the door, and, once let in, to the members' port.
 
 Called by the agent's loop, which polls `sockets()`.  It carries messages and closes what the machine asks to
-close; when to knock, and what silence means, is the machine's business.  It also tells how long answers take.
+close; when to knock, and what silence means, is the machine's business, and which of several addresses is tried when,
+that of doors.py.  It also tells how long answers take.
 
-While nobody can be reached at the door one word waits for it, the newest: a door that hears ten knocks at once, when a
-line heals, answers with ten challenges, and each hello would be to another one than it remembers.
+While nobody can be reached at a door one word waits for it, the newest: a door that hears ten knocks at once, when a
+line heals, answers with ten challenges, and each hello would be to another one than it remembers.  The first door that
+answers a knock is the one: the others are hung up at, and what is said next is said there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import zmq
 
+from farflung.peer.line.doors import Doors
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError
-from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.messages import DOOR_OUT, MEMBER_OUT, Beat, FromDoor, FromMember, Message, Tick
+from farflung.protocol.join_url import Address, JoinUrl
+from farflung.protocol.messages import DOOR_OUT, MEMBER_OUT, Beat, FromDoor, FromMember, Knock, Message, Tick
 from farflung.protocol.process.sockets import (
     CONTROL_CLIENT,
     DOOR_CLIENT,
@@ -33,6 +38,12 @@ _FROM_MEMBERS = frozenset(MEMBER_OUT)
 _GOODBYE_MS = 1000  # a last word may still leave; a dead coordinator must not hold us
 
 
+@dataclass
+class _Door:
+    socket: zmq.Socket[bytes]
+    waits: FromDoor | None = None  # what could not be said there yet
+
+
 class ControlLink:
     def __init__(
         self,
@@ -40,36 +51,62 @@ class ControlLink:
         url: JoinUrl,
         keys: Keys,
         counters: Counters,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`keys`: CURVE public and secret key of this session, z85.  The coordinator's key is pinned by the URL."""
         self._context = context
         self._url = url
         self._keys = keys
         self._counters = counters
-        self._door: zmq.Socket[bytes] | None = None
+        self._clock = clock
+        self._plan = Doors(url.addresses)
+        self._doors: dict[Address, _Door] = {}
+        self._knock: Knock | None = None  # for doors that are tried later
         self._members: zmq.Socket[bytes] | None = None
-        self._at_the_door: FromDoor | None = None  # what could not be said there yet
         self.sent_bytes = self.received_bytes = 0  # of messages, without what encryption and TCP add
 
+    @property
+    def at(self) -> Address:
+        """Where the coordinator answered last."""
+        return self._plan.at
+
+    def look_at(self, places: tuple[Address, ...]) -> None:
+        """Where it may be from now on, in order of preference."""
+        self._plan.look_at(places)
+
+    def shun(self) -> None:
+        """Who answered last is a coordinator that another one has replaced: others are tried before it."""
+        self._hang_up()
+        self._plan.shun(self._clock())
+
     def sockets(self) -> Iterator[zmq.Socket[bytes]]:
-        if self._door is not None:
-            yield self._door
+        for door in self._doors.values():
+            yield door.socket
         if self._members is not None:
             yield self._members
 
     def to_door(self, message: FromDoor) -> None:
-        if self._door is None:
-            self._door = self._dial(self._url.port, DOOR_CLIENT)
-        self._at_the_door = message
+        if isinstance(message, Knock):
+            self._knock = message
+            self._plan.knock(self._clock())
+            for door in self._doors.values():
+                door.waits = message
+        else:
+            self._door_at(self._plan.at).waits = message
         self.on_tick()
 
     def on_tick(self) -> None:
-        if (
-            self._door is not None
-            and self._at_the_door is not None
-            and self._send(self._door, self._at_the_door)
-        ):
-            self._at_the_door = None
+        for place in self._plan.due(self._clock()):
+            if place not in self._doors:
+                self._door_at(place).waits = self._knock
+        for door in self._doors.values():
+            if door.waits is not None and self._send(door.socket, door.waits):
+                door.waits = None
+
+    def _door_at(self, place: Address) -> _Door:
+        if place not in self._doors:
+            self._doors[place] = _Door(self._dial(place, DOOR_CLIENT))
+        return self._doors[place]
 
     def to_members(self, message: FromMember) -> None:
         if self._members is not None:
@@ -79,7 +116,7 @@ class ControlLink:
         """Hangs up at the door: who is in must not take the place of who knocks."""
         self.leave_members()
         self._hang_up()
-        self._members = self._dial(port, CONTROL_CLIENT)
+        self._members = self._dial(Address(self.at.host, port), CONTROL_CLIENT)
 
     def leave_members(self) -> None:
         if self._members is not None:
@@ -88,26 +125,39 @@ class ControlLink:
 
     def receive(self) -> Iterator[Message]:
         """What came from the coordinator; anything that is not a message of its kind ends in a counter."""
-        for socket, allowed in ((self._door, _FROM_DOOR), (self._members, _FROM_MEMBERS)):
-            while socket is not None and not socket.closed:
-                try:
-                    raw = socket.recv(zmq.NOBLOCK)
-                except zmq.Again:
-                    break
-                self.received_bytes += len(raw)
-                try:
-                    yield envelope.decode(raw, allowed)
-                except FrameError as error:
-                    self._counters.count(error.verdict)
+        for place, door in list(self._doors.items()):
+            for message in self._receive_from(door.socket, _FROM_DOOR):
+                self._choose(place)
+                yield message
+        if self._members is not None:
+            yield from self._receive_from(self._members, _FROM_MEMBERS)
+
+    def _receive_from(self, socket: zmq.Socket[bytes], allowed: frozenset[str]) -> Iterator[Message]:
+        while not socket.closed:
+            try:
+                raw = socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self.received_bytes += len(raw)
+            try:
+                yield envelope.decode(raw, allowed)
+            except FrameError as error:
+                self._counters.count(error.verdict)
+
+    def _choose(self, place: Address) -> None:
+        """The door there answered: nobody waits at the others any more."""
+        self._plan.answered(place)
+        for other in [each for each in self._doors if each != place]:
+            self._doors.pop(other).socket.close(linger=0)
 
     def close(self) -> None:
         self.leave_members()
         self._hang_up()
 
     def _hang_up(self) -> None:
-        if self._door is not None:
-            self._door.close(linger=0)
-            self._door, self._at_the_door = None, None
+        self._plan.hang_up()
+        for place in list(self._doors):
+            self._doors.pop(place).socket.close(linger=0)
 
     def _send(self, socket: zmq.Socket[bytes], message: Message) -> bool:
         """False: nobody is there yet, or the queue is full because nobody reads.  Later beats repeat every message."""
@@ -119,11 +169,10 @@ class ControlLink:
         self.sent_bytes += len(raw)
         return True
 
-    def _dial(self, port: int, preset: Options) -> zmq.Socket[bytes]:
+    def _dial(self, place: Address, preset: Options) -> zmq.Socket[bytes]:
         curve = curve_client(self._keys, self._url.key)
         socket = opened(self._context, zmq.DEALER, preset, curve)
-        host = f"[{self._url.host}]" if ":" in self._url.host else self._url.host
-        socket.connect(f"tcp://{host}:{port}")
+        socket.connect(f"tcp://{place}")
         return socket
 
 

@@ -6,6 +6,7 @@ sent comes from the peer machine.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,15 +17,17 @@ from farflung.collectives.link.pacer import Courtesy
 from farflung.collectives.link.rates import AtLeast, RateMeter, is_mine
 from farflung.collectives.link.zmq_link import LinkSettings, ZmqLink
 from farflung.peer.line.control import Took
+from farflung.peer.router.opened_port import OpenedPort, may_be_behind_one, router_towards
 from farflung.peer.settings import Caps, OwnConfig
 from farflung.protocol.caps import parse_cap, strictest
 from farflung.protocol.errors import UserError
-from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.manifest import NetSection
+from farflung.protocol.join_url import Address, JoinUrl
+from farflung.protocol.manifest_sections import NetSection
 from farflung.protocol.process.sockets import Keys
 from farflung.protocol.round_words import Way
 
 OUTBOUND_ONLY = "off"  # --listen off: this peer can't be dialled
+ROUTER_S = 3.0  # so long it is waited for what the router says: a silent one is left sooner
 
 
 class Expected(NamedTuple):
@@ -51,12 +54,18 @@ class DataLine:
         self._moved = Moved(0, 0)  # when the meters were fed last
         self._has_more = False  # bytes wait to leave
         self._coordinator = ""  # its address, in numbers: nothing is looked up while bytes wait
+        self._opened: OpenedPort | None = None  # of the router
 
-    def open(self, url: JoinUrl, net: NetSection) -> str:
+    def follow(self, net: NetSection) -> None:
+        """Keep the run's limits besides this peer's own."""
+        own = self._own
+        self._up_limits = Caps((*Caps.of(*own.upload_limits).caps, parse_cap(net.upload_limit)))
+        self._down_limits = Caps((*Caps.of(*own.download_limits).caps, parse_cap(net.download_limit)))
+        self._keep_limits()
+
+    def open(self, url: JoinUrl | Address, net: NetSection) -> str:
         """Keep the run's limits too, and listen for other peers; returns the address that they dial ("" if none)."""
-        self._up_limits = Caps((*self._up_limits.caps, parse_cap(net.upload_limit)))
-        self._down_limits = Caps((*self._down_limits.caps, parse_cap(net.download_limit)))
-        self._keep_limits()  # a socket is opened for a limited line or for an open one
+        self.follow(net)  # a socket is opened for a limited line or for an open one
         own, (here, self._coordinator) = self._own, both_ends(url)
         if own.listen == OUTBOUND_ONLY:
             return ""
@@ -66,7 +75,45 @@ class DataLine:
         if own.advertise:
             return own.advertise if ":" in own.advertise else f"{own.advertise}:{bound}"
         dialled = here if bind in ("0.0.0.0", "*", "[::]") else bind
-        return f"{dialled}:{bound}"
+        return self._asked_router(dialled, bound) or f"{dialled}:{bound}"
+
+    def _asked_router(self, here: str, port: int) -> str:
+        """The address outside, if a router on the way to the coordinator opens a port for this one."""
+        router = (
+            router_towards(self._coordinator)
+            if may_be_behind_one(here) and not self._own.leave_router
+            else ""
+        )
+        if not router:
+            return ""
+        try:
+            self._opened = OpenedPort(router, port)
+        except OSError:
+            return ""  # no way to it: then others come by other ways
+        return self._opened.address(ROUTER_S)
+
+    @property
+    def router_says(self) -> str:
+        """For people: what came of asking it; empty where it was not asked."""
+        if self._opened is None:
+            return ""
+        address = self._opened.address(0.0)
+        return f"the router opened {address} for others" if address else self._opened.why_not
+
+    def close(self) -> None:
+        self.link.close()
+        if self._opened is not None:
+            self._opened.close()
+
+    @property
+    def coordinator(self) -> str:
+        """Its address, in numbers; empty before the line is open."""
+        return self._coordinator
+
+    def coordinator_is_at(self, place: Address) -> None:
+        """It may have moved since the line was opened, and its relay with it."""
+        with contextlib.suppress(OSError):  # a name that nobody can look up now: its number may still be good
+            self._coordinator = both_ends(place)[1]
 
     def relayed_by(self, ways: Iterable[Way]) -> dict[str, Relayed]:
         """The relay is on the coordinator's host."""
@@ -148,7 +195,7 @@ def address_towards(url: JoinUrl) -> str:
     return both_ends(url)[0]
 
 
-def both_ends(url: JoinUrl) -> tuple[str, str]:
+def both_ends(url: JoinUrl | Address) -> tuple[str, str]:
     """This machine's address on the way to the coordinator, and the coordinator's.  No packet is sent: UDP only looks
     up the route."""
     family = socket.AF_INET6 if ":" in url.host else socket.AF_INET

@@ -16,6 +16,7 @@ from msgspec import Struct
 from farflung.protocol.messages import FINISHED, Lease
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import Used
+from farflung.protocol.signing import Amendments
 
 # What a trainer keeps of its own work when it loads the anchor:
 #   drop     nothing: it starts from the anchor
@@ -66,6 +67,7 @@ class Frozen(_Local, frozen=True, kw_only=True, tag="frozen"):
     # agent puts in.
     counted: bytes = b""
     seat: int = 0
+    batch: int = -1  # the version from which that batch goes on
 
 
 class Need(_Local, frozen=True, kw_only=True, tag="need"):
@@ -121,6 +123,13 @@ class Begin(_Local, frozen=True, kw_only=True, tag="begin"):
     name: str
 
 
+class Terms(_Local, frozen=True, kw_only=True, tag="terms"):
+    """What the run's host has changed since it began, from which versions on."""
+
+    first: bytes  # the manifest
+    amendments: Amendments
+
+
 class Anew(_Local, frozen=True, kw_only=True, tag="anew"):
     """This peer is to hold another stage: forget the one that you have, and attach as at the beginning."""
 
@@ -148,6 +157,9 @@ class Load(_Local, frozen=True, kw_only=True, tag="load"):
     spare: int  # the slot to freeze into next
     fragment: int = 0
     last: bool = False  # drop: the run is over, and `Finish` follows; no step is to be taken in between
+    # Of a batch whose gradient is one version late: the version from which it goes on.  -1: `version`.
+    batch: int = -1
+    has_values: bool = False  # of a batch: the trainer has these values already, and only its sums go
 
 
 class Resume(_Local, frozen=True, kw_only=True, tag="resume"):
@@ -222,6 +234,7 @@ class Stop(_Local, frozen=True, kw_only=True, tag="stop"):
 FromTrainer = Attach | Provided | Loaded | Frozen | Need | Counted | Unusable | Made | Bye
 ToTrainer = (
     Begin
+    | Terms
     | Anew
     | Shared
     | Provide

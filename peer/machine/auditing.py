@@ -19,7 +19,7 @@ from farflung.collectives.round.effects import MergeAgain, SendFrame
 from farflung.collectives.round.kept import question_of
 from farflung.peer.machine.effects import Effect
 from farflung.peer.machine.lanes import Participation
-from farflung.protocol.digests import HASH_BYTES, hash_bytes, split_hashes
+from farflung.protocol.digests import HASH_BYTES, hash_at, hash_bytes
 from farflung.protocol.frames import Frame, Kind, Payload
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT
 from farflung.protocol.messages import AuditChunks, ChunkVerdict, DrawnChunk, Show
@@ -70,7 +70,7 @@ class Task:
         return tuple(self.shelf[peer] for peer in self.audit.members)
 
     def hash_of(self, peer: str) -> bytes:
-        return split_hashes(self.drawn.hashes)[self.audit.members.index(peer)]
+        return hash_at(self.drawn.hashes, self.audit.members.index(peer))
 
 
 @dataclass

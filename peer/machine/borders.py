@@ -13,7 +13,7 @@ from farflung.collectives.flow.crossing import RAW, Border, BytesOf, border_afte
 from farflung.collectives.flow.effects import Way
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import Kind, Payload
-from farflung.protocol.manifest import PipelineSection
+from farflung.protocol.manifest_sections import PipelineSection
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.verdicts import Verdict
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.peer.machine.effects import DropSave, Effect, Note, Recall, Restore, SaveFragment
 from farflung.peer.machine.lane import Lane
+from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import FragmentTick, Tick
 from farflung.protocol.moments import Known
 from farflung.protocol.signing import curve_key_of, proves, statement_of
@@ -32,6 +33,10 @@ class Saving:
         self._tried = NO_VERSION
         self._busy = False
         self._taken: set[int] = set()  # fragments of the version that is being saved
+
+    def follow(self, manifest: Manifest) -> None:
+        """The run may end elsewhere than it was to."""
+        self._rounds = manifest.run.rounds
 
     def begin_era(self, ticks: Sequence[FragmentTick], lanes: Sequence[Lane]) -> None:
         """The run is at another version again, and makes the later ones anew.  What was saved is of it still if it is
@@ -145,7 +150,7 @@ def _pieces(lane: Lane) -> int:
     return sum(version != NO_VERSION for version in lane.catch.versions)
 
 
-def _is_empty(lane: Lane) -> bool:
+def is_empty(lane: Lane) -> bool:
     return _is_not_whole(lane) and not _pieces(lane)
 
 
@@ -170,8 +175,7 @@ class Recalling:
         if not self._due or tick.goal == Goal.FOUND:
             return []
         self._due = False
-        empty = all(lane.version == NO_VERSION and not lane.sealing for lane in lanes)
-        if not empty or any(v != NO_VERSION for lane in lanes for v in lane.catch.versions):
+        if not all(map(is_empty, lanes)):
             return []
         self.busy, self._era = True, tick.era
         return [Recall(tick.era)]
@@ -182,28 +186,6 @@ class Recalling:
             return []
         for lane in lanes:
             lane.recalled(held)
-        kept = sum(v != NO_VERSION for lane in lanes for v in lane.catch.versions)
+        kept = sum(map(_pieces, lanes))
         of = sum(lane.fragment.count for lane in lanes)
         return [Note(f"{kept} of {of} pieces of the state had arrived before; only the others are fetched")]
-
-
-# ---- values that the trainer has anyway -----------------------------------------------------------------
-#
-# A model that is built from the run's seed by the same code begins with the run's version 0.  Whether mine
-# did, its hashes say: the trainer writes its values as a founder's would, and what is sealed then is the
-# run's state or is forgotten (Lane.on_sealed).  So nothing of it is fetched, and nobody is believed.
-
-
-class OwnBeginning:
-    def __init__(self) -> None:
-        self._tried: tuple[bytes, ...] = ()  # digests of the version 0 that was tried last
-
-    def is_due(self, tick: Tick, lanes: Sequence[Lane]) -> bool:
-        """Asked at every tick, of a trainer that is there; once for each version 0 that this run has."""
-        told = tuple(dict(word.digests).get(0, b"") for word in tick.fragments)
-        begins = tick.goal == Goal.SYNC and all(word.version == 0 for word in tick.fragments)
-        # What has arrived already may be more than my own values are good for: they would overwrite it.
-        if not begins or not all(told) or told == self._tried or not all(map(_is_empty, lanes)):
-            return False
-        self._tried = told
-        return True

@@ -8,8 +8,10 @@ from farflung.collectives.flow.effects import Piece
 from farflung.collectives.round.effects import DataEffect
 from farflung.peer.local.words import Hand, ToTrainer
 from farflung.protocol.frames import Header, Payload
+from farflung.protocol.join_url import Address
+from farflung.protocol.manifest_sections import StartSection
 from farflung.protocol.messages import FromDoor, FromMember, Show
-from farflung.protocol.moments import Attached
+from farflung.protocol.moments import Attached, Terms
 from farflung.protocol.round_words import Commit, Contact, Way
 from farflung.protocol.signed_words import Said
 
@@ -19,6 +21,25 @@ Digests = tuple[tuple[int, bytes], ...]  # (version, digest)
 @dataclass(frozen=True, slots=True)
 class ToDoor:
     message: FromDoor
+
+
+@dataclass(frozen=True, slots=True)
+class LookAt:
+    """Where the coordinator may be, in order of preference: knock there from now on."""
+
+    places: tuple[Address, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LookElsewhere:
+    """Whoever answered at the door last is not the coordinator that I follow: try other addresses before that one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remember:
+    """For the next life of this peer: the list of addresses that the coordinator signed."""
+
+    whereabouts: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +247,20 @@ class Recall:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginFrom:
+    """Read into the state what the run begins with, as run.toml names it."""
+
+    start: StartSection
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """From now on each version is made, and the line is limited, as these say."""
+
+    terms: Terms
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     text: str
     routine: bool = False  # it comes again and again: people hear of it now and then
@@ -239,8 +274,13 @@ class Exit:
     reason: str
 
 
+BesideRounds = SaveFragment | DropSave | Restore | Recall | BeginFrom | Follow
+
 Effect = (
     ToDoor
+    | LookAt
+    | LookElsewhere
+    | Remember
     | EnterMembers
     | LeaveMembers
     | ToCoordinator
@@ -266,6 +306,8 @@ Effect = (
     | DropSave
     | Restore
     | Recall
+    | BeginFrom
+    | Follow
     | Note
     | Exit
     | DataEffect

@@ -10,11 +10,12 @@ from collections.abc import Set
 
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.peer.machine.batch_work import Sums
-from farflung.peer.machine.effects import Effect, Note
+from farflung.peer.machine.effects import Effect, Note, Tell
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.trainer_view import Training, Work
 from farflung.protocol.messages import FragmentTick, Tick
+from farflung.protocol.round_words import Plan
 from farflung.protocol.states import Goal
 
 
@@ -33,6 +34,9 @@ class Exchange:
         for lane, work in self._pairs:
             effects += lane.take_resolved()
             work.on_slot_sent(lane.sent_slot)
+            leaves = lane.ahead.is_mine and lane.ahead.frozen is not None
+            if leaves and work.waiting and self._training.attached:
+                effects.append(Tell(work.resume()))
         return effects
 
     # ---- the trainer comes, founds, finishes --------------------------------------------------------------------
@@ -70,6 +74,7 @@ class Exchange:
         news = any(lane.version != NO_VERSION for lane in self._part.lanes.values())
         for lane, tick in self._part.words(ticks):
             lane.go_back(tick.version, dict(tick.digests).get(tick.version))
+            self._training.works[lane.fragment.number].given = None
         versions = ", ".join(str(tick.version) for tick in ticks)
         told = Note(f"a new era of the run begins at version {versions}: {because}")
         # No lease from before counts any more: their samples are lent again, to anybody.
@@ -113,8 +118,11 @@ class Exchange:
     def on_tick(self, tick: Tick) -> list[Effect]:
         """Where the run is: what that means for the trainer's work."""
         effects = self.free_slots()
-        if self._training.batch is not None and self._training.batch.on_tick(tick.batch):
-            effects += self._drop_sums(self._training.batch)
+        if self._training.batch is not None:
+            lost = self._training.batch.on_tick(tick.batch)
+            if self._training.batch.asks_for is not None and tick.batch is not None:
+                self._training.on_due(*self._training.batch.asks_for)
+            effects += self._drop_sums(self._training.batch) if lost else []
         for lane, word in self._part.words(tick.fragments):
             if lane.on_guard(word.dropped):
                 effects += self._start_again(lane, word.dropped)
@@ -123,15 +131,22 @@ class Exchange:
         return effects + self.on_void(tick.void)
 
     def _drop_sums(self, batch: Sums) -> list[Effect]:
-        """The coordinator has given my seat up: somebody else computes what I had counted."""
+        """The coordinator has given my seat up: somebody else computes what I had counted.  What I gave of the batch
+        before is no part of that."""
+        weights = batch.is_at[1]
         batch.forget()
         told = "my place in the batch was given up: I begin with other microbatches"
         effects: list[Effect] = [Note(told, routine=True)]
-        for lane in self._part.lanes.values():
-            lane.disown()
+        for lane, work in self._pairs:
             number = lane.fragment.number
-            if lane.whole:
-                effects += [*self.free_slots(), *self._training.drop_work(number, lane.version)]
+            if work.given is None:
+                lane.disown()
+            if batch.asks_for is not None and batch.asks_for[1] == weights < batch.asks_for[0]:
+                work.frozen = None
+                effects += self.free_slots()
+                effects += self._training.begin_batch(number, *batch.asks_for, has_values=not work.fresh)
+            elif lane.whole:
+                effects += [*self.free_slots(), *self._training.load(number, lane.version, None)]
             else:
                 self._training.works[number].forget()
         return effects
@@ -141,8 +156,34 @@ class Exchange:
         batch, training = self._training.batch, self._training
         if batch is None or not training.attached:
             return []
-        resolved, [work, *_] = self.free_slots(), list(training.works.values())
-        return [*resolved, *batch.words(work.frozen, work.spare, now)]
+        resolved, [(lane, work), *_] = self.free_slots(), self._pairs
+        begun = self._begin_batch(batch, lane, work)
+        return [*resolved, *begun, *batch.words(work.frozen, work.spare, now)]
+
+    def on_contributed(self, plan: Plan) -> list[Effect]:
+        """With delay: what the trainer had is in a round, and the next batch is computed at the values from which that
+        round goes on.  They are here now, and the commit may come before the next word of the batch."""
+        batch, work = self._training.batch, self._training.works[plan.fragment]
+        if batch is None or work.frozen is None or work.frozen.batch != plan.version:
+            return []
+        has_values = batch.is_at[1] == plan.version and not work.fresh
+        begun = self._training.begin_batch(
+            plan.fragment, plan.version + 1, plan.version, has_values=has_values
+        )
+        return [*self.free_slots(), *begun]
+
+    def _begin_batch(self, batch: Sums, lane: Lane, work: Work) -> list[Effect]:
+        """With delay: the batch that is due is computed at values that are here, or that the trainer has already."""
+        due, has = batch.asks_for, batch.is_at
+        late = due is not None and (due[1] < due[0] or has[1] < has[0])
+        if due is None or not late or due == has or work.loading:
+            return []
+        if due[0] < has[0] and batch.seat:
+            return []  # the word of the batch that I gave to a round came before that one's end
+        has_values = has[1] == due[1] and not work.fresh
+        if not has_values and not (lane.whole and lane.version == due[1] and lane.may_be_learned_from):
+            return []
+        return self._training.begin_batch(lane.fragment.number, *due, has_values=has_values)
 
     def _start_again(self, lane: Lane, round_no: int) -> list[Effect]:
         """The guard did not take the update of a round that I was in: its work must not come again."""
@@ -190,6 +231,15 @@ class Exchange:
         if not (self._training.moved_on and self._training.waiting):
             return []
         return self.go_on_alone() if all(lane.idle for lane in lanes) else []
+
+    def send_ahead(self) -> list[Effect]:
+        """Where my line is slow, what stands frozen leaves before its round begins, and my trainer goes on."""
+        effects: list[Effect] = []
+        for lane, work in self._pairs:
+            begun = lane.send_ahead(work.frozen)
+            effects += [*lane.take_resolved(), *begun] if begun else []
+            work.on_slot_sent(lane.sent_slot)
+        return effects
 
 
 def _and(fragments: Set[int]) -> str:

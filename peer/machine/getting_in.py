@@ -1,11 +1,12 @@
-"""How a peer gets in, and how it leaves: knock, read the manifest, say a signed hello, retry with patience.  Pure.
+"""How a peer gets in, and how it leaves: knock, read the manifest, say a signed hello, retry with patience; and what
+its host has changed of the manifest since.  Pure.
 
 Part of the peer machine.  Signing is handed in; no clock, no sockets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -13,19 +14,35 @@ from typing import Protocol
 import msgspec
 
 from farflung import __version__
-from farflung.peer.machine.effects import Effect, Note
+from farflung.peer.local.words import Terms as TermsWord
+from farflung.peer.machine.checkpoint_policy import Saving
+from farflung.peer.machine.effects import Effect, Follow, LookElsewhere, Note, Tell
 from farflung.peer.machine.lanes import Participation
 from farflung.protocol.caps import RESULTS_BYTES
+from farflung.protocol.errors import UserError
 from farflung.protocol.frames import Payload
+from farflung.protocol.join_url import Address
 from farflung.protocol.limits import PROTOCOL_VERSION
-from farflung.protocol.messages import Challenge, Hello, Knock, Refuse, ToDoor, Welcome
-from farflung.protocol.moments import Attached
+from farflung.protocol.messages import (
+    Challenge,
+    Committed,
+    Hello,
+    Knock,
+    OpenRound,
+    Refuse,
+    Tick,
+    ToDoor,
+    ToMember,
+    Welcome,
+)
+from farflung.protocol.moments import Attached, Known, Terms
 from farflung.protocol.signed_words import hello_part
+from farflung.protocol.signing import Amendment
 
 UNREACHABLE_AFTER_S = 60.0  # a first answer must come within this; a peer that was in once waits for ever
 UNREACHABLE_HINT = (
     "check that the coordinator is running, that a firewall lets its port through, and that the join URL is the one "
-    "it printed last"
+    "it printed last; if its host keeps it in a phone book, farflung find tells where it is"
 )
 KEY_BYTES = 32
 RETRY_S = 0.5
@@ -101,6 +118,8 @@ class PeerConfig:
     recalls: bool = False  # the shell keeps what arrives of the state, and may have some of a former life
     gathers: bool = False  # the shell keeps what members sent in committed rounds
     pinned: bytes = b""  # the coordinator's key, as the join URL has it; empty: not known
+    places: tuple[Address, ...] = ()  # where the join URL says that it is
+    kept: bytes = b""  # the list of its addresses that a former life of this peer kept
 
     def __post_init__(self) -> None:
         if not self.me.peer or not self.run:
@@ -201,7 +220,11 @@ class Doorway:
         if not isinstance(message, Welcome) or message.incarnation >= self.incarnation:
             return []
         told = "this coordinator is older than the one that I followed; if its host means it: coordinate --restored"
-        return [Note(told)]
+        return [Note(told), LookElsewhere()]
+
+    def hurry(self, now: float) -> None:
+        """It is known where else to knock."""
+        self._again_at = min(self._again_at, now)
 
     def on_refuse(self, refuse: Refuse, now: float) -> bool:
         """True when trying again is pointless."""
@@ -256,3 +279,71 @@ class Leaving:
         """Nothing is left to stay for.  `awaited`: it has sums that the others wait for."""
         busy = part is not None and inside and (part.in_round or awaited)
         return self.asked and (not busy or now >= self._until)
+
+
+# ---- what the host has changed of the manifest since ---------------------------------------------------------
+#
+# Ticks tell the amendments, beats say how many are known.  A round's words name the amendment that holds in it: who
+# does not know that one takes no part in the round, and applies nothing that it made, until a tick has told it.
+
+
+class Amending:
+    def __init__(self, known: Known, pinned: bytes) -> None:
+        """`pinned`: the coordinator's key, as the join URL has it; empty: not known."""
+        self.terms = Terms(known.manifest)
+        self._run_id, self._pinned = known.run_id, pinned
+        self._has_told = False
+
+    @property
+    def count(self) -> int:
+        """What beats say, so that ticks tell the others."""
+        return self.terms.count
+
+    def on_tick(self, tick: Tick, saving: Saving) -> list[Effect]:
+        """`saving`: what is saved at the end of the run, which may come at another version now."""
+        effects = self.on_told(tick.amendments)
+        if effects:
+            saving.follow(self.terms.newest)
+        return effects
+
+    def on_told(self, amendments: Sequence[Amendment]) -> list[Effect]:
+        if not amendments:
+            return []
+        before = self.count
+        try:
+            self.terms = self.terms.believed(amendments, self._run_id, self._pinned)
+        except UserError as error:
+            return [Note(f"the coordinator told of an amendment that is not believed: {error}")]
+        new = self.terms.amendments[before:]
+        told: list[Effect] = [
+            Note(f"the host changed what holds from version {each.version} on: {each}") for each in new
+        ]
+        return [*told, Follow(self.terms), *self.words()] if new else []
+
+    def words(self) -> list[Effect]:
+        """For a trainer that knows only what the run began with."""
+        if not self.count:
+            return []
+        return [Tell(TermsWord(first=self.terms.first.canonical(), amendments=self.terms.amendments))]
+
+    def why_not(self, message: ToMember) -> list[Effect] | None:
+        """What to say of a round's word that is not heard yet; None: all that holds in that round is known here.
+
+        A coordinator that knows fewer amendments than its peers was started on an old copy of its journal.  To follow
+        it would be to make versions by other terms than those who were told.
+        """
+        match message:
+            case OpenRound(plan=plan):
+                due = self.terms.number_at(plan.version)
+            case Committed(commit=commit):
+                due = self.terms.number_at(commit.version - 1)
+            case _:
+                return None
+        if message.amended == due:
+            return None
+        if message.amended > due or self._has_told:
+            return []  # the next tick tells it
+        self._has_told = True
+        return [
+            Note(f"the coordinator does not know amendment {due} of this run: is its journal an old copy?")
+        ]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.peer.machine.effects import DropBefore, Effect, KeepBefore, ProveHolding
-from farflung.protocol.fragments import Fragment
 from farflung.protocol.messages import TAG_BYTES
+from farflung.protocol.model_schema import Fragment
 
 NONCES_KEPT = 8
 

@@ -6,26 +6,28 @@ Made once by the machine (machine.py), which sends every event to the part that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from farflung.checkpoints.result_log import ResultLog
 from farflung.peer.machine import effects as do
+from farflung.peer.machine.ahead import fragment_of
 from farflung.peer.machine.auditing import Auditing
 from farflung.peer.machine.borders import Borders
-from farflung.peer.machine.checkpoint_policy import Held, OwnBeginning, Recalling, Restoring, Saving
+from farflung.peer.machine.checkpoint_policy import Held, Recalling, Restoring, Saving, is_empty
 from farflung.peer.machine.crossings import Crossings, MyStage
 from farflung.peer.machine.exchange import Exchange
+from farflung.peer.machine.founding import Founding
 from farflung.peer.machine.gathering import Gathering, may_gather
-from farflung.peer.machine.getting_in import Offer, PeerConfig
+from farflung.peer.machine.getting_in import Amending, Offer, PeerConfig
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.reports import Reporter
 from farflung.peer.machine.trainer_view import Training
-from farflung.protocol.manifest import NetSection
-from farflung.protocol.messages import Committed, Show, Tick, What
+from farflung.protocol.frames import Payload
+from farflung.protocol.manifest_sections import NetSection
+from farflung.protocol.messages import Committed, OpenRound, Show, Tick, What
 from farflung.protocol.moments import Attached
-from farflung.protocol.round_words import Plan
 from farflung.protocol.verdicts import Counters
 
 
@@ -44,7 +46,8 @@ class Joined:
     restoring: Restoring
     recalling: Recalling
     gathering: Gathering
-    beginning: OwnBeginning
+    founding: Founding
+    amending: Amending
 
     @staticmethod
     def of(
@@ -75,7 +78,8 @@ class Joined:
             Restoring(config.saves),
             Recalling(config.recalls),
             Gathering(me, known, part, config.gathers and may_gather(known.manifest)),
-            OwnBeginning(),
+            Founding(known.manifest.start, is_empty),
+            Amending(known, config.pinned),
         )
 
     @property
@@ -134,17 +138,23 @@ class Joined:
 
     # ---- words of rounds -------------------------------------------------------------------------------------
 
-    def on_plan(self, plan: Plan, reports: Reporter, now: float) -> list[do.Effect]:
+    def on_plan(self, opened: OpenRound, reports: Reporter, now: float) -> list[do.Effect]:
+        plan = opened.plan
         if plan.fragment not in self.part.lanes:
             return []
         lane = self.part.lanes[plan.fragment]
         before = lane.round
-        effects = self.part.on_plan(plan, self.training.works[plan.fragment].frozen, now)
+        effects = self.part.on_plan(plan, self.training.works[plan.fragment].stands_for(plan.version), now)
         if lane.round is not before:
             reports.begin_round(plan.fragment)
             if lane.contribution is None:
                 effects = [reports.sent(plan, b"", None), *effects]
+            elif lane.round is not None and lane.round.encoded:  # and on its way since before the round
+                told = reports.sent(plan, lane.round.hashes(), lane.contribution.frozen)
+                effects = [told, *effects]
             effects += self.training.on_opened(plan.fragment, uses=lane.contribution is not None)
+        if lane.contribution is not None and opened.next_begun:
+            effects += self.exchange.on_contributed(plan)
         return effects
 
     def on_commit(
@@ -158,6 +168,33 @@ class Joined:
         lane.on_commit(commit, now, committed.nonce)
         lane.kept.on_signed(commit.round_no, reports.said_in(commit, identity))
         return self.gathering.on_commit(commit, reports.era, flight, now)
+
+    def on_encoded(
+        self, lane: Lane, round_no: int, made: Mapping[int, Payload], problem: str, reports: Reporter
+    ) -> list[do.Effect] | None:
+        """Some chunks of the fragment.  `problem`: why it can't be contributed (it is not finite), else empty.
+
+        None: nobody waits for them any more."""
+        flight, mine = lane.round, lane.contribution
+        if fragment_of(round_no) is not None:
+            if not lane.ahead.on_encoded(round_no, made):
+                return None
+            if not problem:
+                return []
+            told: do.Effect = do.Note(f"nothing sent ahead: {problem}; I start again from the anchor")
+            lane.disown()
+            return [told, *self.exchange.on_unusable(lane)]
+        if flight is None or mine is None:
+            return None
+        if problem:
+            told = do.Note(
+                f"nothing contributed to round {round_no}: {problem}; I start again from the anchor"
+            )
+            return [told, reports.sent(flight.plan, b"", None), *self.exchange.on_unusable(lane)]
+        moved = flight.on_encoded(made)
+        # The hash list first: owners' reports can only be checked against it.
+        sent = [reports.sent(flight.plan, flight.hashes(), mine.frozen)] if flight.encoded else []
+        return [*sent, *moved]
 
     def on_show(self, show: Show, reports: Reporter, now: float) -> list[do.Effect]:
         if show.what is What.CONTRIBUTION:
@@ -186,13 +223,24 @@ class Joined:
             return []
         return [do.Note(f"results of past rounds are kept in memory, not on disk any more: {why}")]
 
-    def may_begin_so(self, tick: Tick) -> bool:
-        """My trainer's own values may be the run's version 0: that is worth a try before anything is fetched."""
-        return not self.recalling.busy and self.beginning.is_due(tick, self.lanes)
+    def found(self, tick: Tick, now: float) -> list[do.Effect]:
+        """My trainer's own values, or what [start] names, may be the run's version 0, or become it: that is worth a try
+        before anything is fetched."""
+        if not self.training.attached:
+            return []
+        return self.founding.due(tick, self.lanes, self.recalling.busy, now)
+
+    def on_provided(self) -> list[do.Effect]:
+        return self.exchange.on_provided() if self.founding.on_provided() else []
+
+    def on_begun(self, problem: str, is_final: bool, now: float, era: int) -> tuple[str, list[do.Effect]]:
+        """What [start] names stands in the state; or why not, and why to leave if nothing can come of it."""
+        leaves, effects = self.founding.on_read(problem, is_final, now, era)
+        return leaves, effects + (self.exchange.on_provided() if self.founding.is_read else [])
 
     def is_filling(self, fragment: int) -> bool:
-        """Its state is being read from the disk: nothing else may change it."""
-        return fragment in self.restoring.lacking or self.recalling.busy
+        """Its state is being written: nothing else may change it."""
+        return fragment in self.restoring.lacking or self.recalling.busy or self.founding.busy
 
 
 def _crossings(

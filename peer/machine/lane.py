@@ -21,6 +21,7 @@ from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal, 
 from farflung.collectives.round.kept import KeptContributions
 from farflung.collectives.round.member import MemberRound, Piece
 from farflung.peer.local.words import Frozen
+from farflung.peer.machine.ahead import Ahead
 from farflung.peer.machine.effects import (
     Effect,
     Encode,
@@ -52,9 +53,9 @@ from farflung.peer.machine.lane_states import (
     Whole,
 )
 from farflung.protocol.digests import full_mask, mask_from_bytes
-from farflung.protocol.fragments import Fragment
 from farflung.protocol.frames import Frame, Header, Kind, bare_answer, with_payload
 from farflung.protocol.messages import FragmentTick
+from farflung.protocol.model_schema import Fragment
 from farflung.protocol.outer_numbers import MOMENTUM_PARTS
 from farflung.protocol.round_words import Commit, Decision, Plan
 from farflung.protocol.verdicts import Verdict
@@ -98,6 +99,7 @@ class Lane:
         self._grounds = Grounds(fragment)
         self._telling = Telling(fragment, run_tag)
         self.kept = KeptContributions(run_tag, fragment.first, rounds_kept)
+        self.ahead = Ahead(me, run_tag, fragment)
         self._me = me
         self._run_tag = run_tag
         self._compare = compare  # owners compare contributions before the decision
@@ -184,6 +186,10 @@ class Lane:
         return isinstance(self._stand, Whole) and self._stand.verified
 
     @property
+    def may_be_learned_from(self) -> bool:
+        return self.serves or self._is_the_runs or self._planned_at == self.version
+
+    @property
     def proof(self) -> bytes:
         """The coordinator's signature of my digest, where it gave one."""
         return self._stand.proof if isinstance(self._stand, Whole) else b""
@@ -205,9 +211,11 @@ class Lane:
 
     @property
     def sent_slot(self) -> int | None:
-        """The slot that a round is using."""
+        """The slot that a round is using, or one that is to come."""
         role = self._role
-        return role.contribution.frozen.slot if isinstance(role, Contributing | Unsure | Merged) else None
+        if isinstance(role, Contributing | Unsure | Merged):
+            return role.contribution.frozen.slot
+        return self.ahead.slot
 
     @property
     def made_by_round(self) -> int:
@@ -237,11 +245,17 @@ class Lane:
         first = self.fragment.first
         flight = MemberRound(self._me, plan, self._run_tag, QUIET_S, now, first, self._compare, self._measure)
         self._plays(RoleEvent.OPENED, Owning(flight))
+        sent_ahead = self.ahead.ready_for(plan) if frozen is not None else None
+        if sent_ahead is None:
+            self._resolved += self.ahead.drop()
         if frozen is None:
             # Dropped since I said that I was ready.  What was resolved waits for the next event, as ever.
             return []
-        sent = Contribution(plan.round_no, plan.version, frozen)
+        sent = Contribution(plan.round_no, plan.version, sent_ahead or frozen)
         self._plays(RoleEvent.CONTRIBUTED, Contributing(flight, sent))
+        if sent_ahead is not None:
+            moved = flight.on_sent_ahead(self.ahead.pieces)
+            return [*self.take_resolved(), *moved, *self.ahead.names(plan)]
         codec, order = plan.codec_of(self._me), tuple(flight.order)
         encode = Encode(plan.round_no, frozen.slot, codec, order, self.fragment.number)
         return [*self.take_resolved(), encode]
@@ -291,6 +305,7 @@ class Lane:
     def on_tick(self, tick: FragmentTick) -> bool:
         """Where the run is.  True: what I held was not its state."""
         stand = self._stand
+        self.ahead.on_tick(tick)
         self._grounds.on_nonce(tick.nonce_for, tick.nonce)
         if tick.verified and isinstance(stand, Whole) and stand.version == tick.version:
             self._stands(StandEvent.CONFIRMED, replace(stand, verified=True, proof=tick.proof))
@@ -335,13 +350,16 @@ class Lane:
         """Whatever part I had in a round is over, and no commit used what I sent."""
         if isinstance(self._role, Idle):
             return
-        if self.contribution is not None:
-            self._resolve(self.contribution, used=False)
+        mine = self.contribution
+        # What was sent ahead stays with its owners, for the next round; unless the trainer has dropped the work.
+        if mine is not None and (mine.disowned or mine.frozen is not self.ahead.frozen):
+            self._resolve(mine, used=False)
         self._plays(RoleEvent.ENDED, Idle())
 
     def _resolve(self, mine: Contribution, used: bool) -> None:
         """What became of my contribution is known."""
         self._resolved.append(Resolve(mine.frozen.slot, used, self.fragment.number))
+        self.ahead.forget(mine.frozen)
 
     def take_resolved(self) -> list[Resolve]:
         """To be carried out before the trainer hears of a free slot."""
@@ -354,6 +372,8 @@ class Lane:
         if isinstance(role, Contributing | Unsure | Merged):
             disowned = replace(role.contribution, disowned=True)
             self._plays(RoleEvent.DISOWNED, replace(role, contribution=disowned))
+        if self.contribution is None:
+            self._resolved += self.ahead.drop()
 
     # ---- the state ------------------------------------------------------------------------------------------------
 
@@ -362,9 +382,14 @@ class Lane:
         self._end()
         return self.restored(0)
 
+    def send_ahead(self, newest: Frozen | None) -> list[Effect]:
+        """`newest`: what stands frozen.  Between rounds, where my line is slow."""
+        return self.ahead.keep_going(newest) if isinstance(self._role, Idle) else []
+
     def restored(self, version: int) -> list[Effect]:
         """A checkpoint of this version was read into the state."""
         self._lose_grounds()
+        self._resolved += self.ahead.drop()
         self._stands(StandEvent.WRITTEN, Sealing())
         return [*self.catch.founded(version)]
 
@@ -377,6 +402,7 @@ class Lane:
     def go_back(self, version: int, digest: bytes | None) -> None:
         """The run lost its newest state and is at this version again: what is newer here is void, and work on it."""
         self._end()
+        self._resolved += self.ahead.drop()
         self._lose_grounds()
         stand = self._stand
         keep = isinstance(stand, Whole) and (stand.version, stand.digest) == (version, digest)
@@ -400,6 +426,8 @@ class Lane:
             self._forget_state()
             return None
         self._look_whether_torn()
+        if self._lost_track:
+            self._resolved += self.ahead.drop()
         mine = self.contribution
         if mine is not None and version > mine.version:
             self._resolve(mine, used=False)
@@ -453,6 +481,8 @@ class Lane:
                 self._stands(StandEvent.ARRIVED, Sealing(self.version, self.digest))
                 shows = self._grounds.prove(effect.version)
         own = self._own_results()
+        if isinstance(self._role, Idle):
+            own += self.ahead.send(now)
         if not self.catch.done:
             late = self._last_commit.late
             effects += self.catch.ask(now, late.coming(now) if late is not None else frozenset())
@@ -497,6 +527,8 @@ class Lane:
             verdict, answer = self.kept.on_want(sender, header, self.round is not None, now)
             return verdict, [*answer]
         if self.round is not None and header.round_no == self.round.plan.round_no:
+            if header.kind == Kind.WANT_CONTRIBUTION:
+                self.ahead.on_lacked(sender, header.chunk)
             verdict, moved = self.round.on_frame(sender, frame, now)
             return verdict, [*moved]
         last = self._last_commit

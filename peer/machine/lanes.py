@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from farflung.checkpoints.result_log import ResultLog
 from farflung.peer.local.words import Frozen
+from farflung.peer.machine.ahead import AHEAD_KINDS, fragment_of
 from farflung.peer.machine.effects import Effect
 from farflung.peer.machine.lane import Lane
 from farflung.protocol.errors import FrameError
@@ -70,7 +71,9 @@ class Participation:
         return min(lane.last_round_no for lane in self.lanes.values())
 
     def lane_of_round(self, round_no: int) -> Lane | None:
-        """The lane in which this round is in flight."""
+        """The lane in which this round is in flight, or for whose next round something is encoded."""
+        if (fragment := fragment_of(round_no)) is not None:
+            return self.lanes.get(fragment)
         for lane in self.lanes.values():
             if lane.round is not None and lane.round.plan.round_no == round_no:
                 return lane
@@ -115,6 +118,12 @@ class Participation:
         if lane is None:
             self.counters.count(Verdict.MALFORMED)
             return []
+        if kind is Kind.AHEAD_COUNTS:
+            named = lane.ahead.named(sender, frame.header)
+            if named is None:
+                self.counters.count(Verdict.STALE)  # what is missing is asked for, as ever
+                return []
+            frame, kind = named, Kind.CONTRIBUTION
         if kind in _ROUND_KINDS and lane.is_early(frame):
             self._keep_early(sender, frame)
             return []
@@ -123,6 +132,8 @@ class Participation:
         effects: list[Effect] = []
         if kind in _ROUND_KINDS:
             verdict, effects = lane.on_round_frame(sender, frame, now)
+        elif kind in AHEAD_KINDS:
+            verdict, effects = lane.ahead.on_frame(sender, frame)
         elif kind in (Kind.WANT_STATE, Kind.WANT_MANIFEST, Kind.WANT_LOGGED):
             verdict, effects = Verdict.ACCEPTED, lane.serve(sender, frame.header)
         elif kind is Kind.WANT_HAVE:

@@ -4,7 +4,6 @@
     on_frame     a bulk frame of a peer      on_local     the trainer's word
     on_encoded, on_calculated, on_sealed     finished arithmetic; on_restored, on_recalled: state was read
     on_timer     time passed                 take_leave   the user wants to go; `leave`: at once
-
     on_attach    the first trainer's model, or that of a later one
     on_saved, on_results_found, on_results_lost         what the disk has to say
 
@@ -32,7 +31,6 @@ from farflung.peer.local.words import (
     Loaded,
     Made,
     Need,
-    Provide,
     Provided,
     Stop,
     Unusable,
@@ -41,6 +39,7 @@ from farflung.peer.machine import effects as do
 from farflung.peer.machine.batch_work import BatchWork
 from farflung.peer.machine.checkpoint_policy import Held
 from farflung.peer.machine.crossings import is_crossing
+from farflung.peer.machine.founding import CODE
 from farflung.peer.machine.getting_in import (
     STAY_S,
     STAY_WITH_SUMS_S,
@@ -54,6 +53,7 @@ from farflung.peer.machine.joined import Joined
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.reports import Reporter
+from farflung.peer.machine.seeking import Seeking
 from farflung.peer.machine.trainer_view import Training
 from farflung.protocol.frames import Frame, Payload, Spoiled
 from farflung.protocol.manifest import Manifest
@@ -86,6 +86,7 @@ class PeerMachine:
         self.me = config.me
         self.reports = Reporter(config.me.sign)
         self.doorway = Doorway(config.me, config.run)
+        self.seeking = Seeking(config, self.doorway.hurry)
         self.training = Training()
         self.leaving = Leaving()
         self.counters = Counters()
@@ -96,7 +97,7 @@ class PeerMachine:
         self._config = config
         self._jitter = jitter  # 0..1: spreads the peers' reconnections
         self._heard_at = self._beat_at = self._now = 0.0
-        self._in_seq, self._providing, self.exited = 0, False, False
+        self._in_seq, self.exited = 0, False
         self._vacating = self._vacant = False  # I gave a stage up; and my trainer has not begun anew
 
     @property
@@ -117,11 +118,6 @@ class PeerMachine:
     def early_count(self) -> int:
         """Frames that wait for their explanation, and end in a counter when it comes."""
         return self.joined.early_count if self.joined is not None else 0
-
-    @property
-    def oldest_round_no(self) -> int:
-        """Rounds before it are over in every fragment."""
-        return self.joined.part.oldest_round_no if self.joined is not None else 0
 
     def digest_of(self, chunk: int, version: int) -> bytes:
         """The run's digest of this version of the chunk's fragment, as far as it is known."""
@@ -184,10 +180,12 @@ class PeerMachine:
         known = joined.attached.known
         self.reports.begin_session(welcome.session, known.run_id, known.manifest.round.gather_codec)
         self._in_seq, self._heard_at = 0, self._now
-        return [do.EnterMembers(welcome.member_port), do.Contacts(welcome.roster), *self._beat()]
+        found = self.seeking.on_welcome(welcome, self._now)
+        return [do.EnterMembers(welcome.member_port), *found, *self._beat()]
 
     def _lose_contact(self, joined: Joined, why: str) -> list[do.Effect]:
         self.doorway.leave(self._now, self._jitter() * joined.net.heartbeat_s)
+        self.seeking.on_lost(joined.attached.known.tag, self._now)
         self.tick = None
         return [do.LeaveMembers(), do.Note(f"out of contact with the coordinator ({why}); training goes on")]
 
@@ -206,11 +204,13 @@ class PeerMachine:
             self.counters.count(Verdict.DUPLICATE if message.seq == self._in_seq else Verdict.STALE)
             return []
         self._in_seq, self._heard_at = message.seq, now
+        if (unheard := joined.amending.why_not(message)) is not None:
+            return [*unheard, *self._beat()]  # the answer tells what I have to know first
         match message:
             case Tick():
                 effects = self._on_tick(message, joined)
-            case OpenRound(plan=plan):
-                effects = joined.on_plan(plan, self.reports, now)
+            case OpenRound():
+                effects = joined.on_plan(message, self.reports, now)
             case Decided(decision=decision):
                 effects = part.on_decision(decision, now)
             case Committed():
@@ -231,12 +231,13 @@ class PeerMachine:
         told, advised = (self.tick.reason, self.tick.advice) if self.tick is not None else ("", "")
         self.tick = tick
         effects: list[do.Effect] = [do.Note(tick.advice)] if tick.advice not in ("", advised) else []
+        effects += joined.amending.on_tick(tick, joined.saving)
         if tick.goal in (Goal.SYNC, Goal.WAIT, Goal.ALONE) and tick.reason != told:
             if tick.goal != Goal.SYNC or part.is_behind(tick.fragments):
                 effects.append(do.Note(tick.reason))
         if tick.roster is not None:
             self.reports.roster_no = tick.roster_no
-            effects.append(do.Contacts(tick.roster, tick.ways))
+            effects.append(self.seeking.contacts(tick.roster, tick.ways, self._now))
         if tick.era > self.reports.era:
             effects += self._go_back(tick, joined)
         # A list, so that every lane hears its word.
@@ -245,9 +246,10 @@ class PeerMachine:
         if any([lane.on_tick(word) for lane, word in part.words(tick.fragments)]):
             effects.append(do.Note("my state differs from the run's: I take the run's again"))
         effects += joined.saving.due_saves(joined.lanes, tick.era)
-        effects += joined.recalling.due_recall(tick, joined.lanes)
-        effects += self._found(tick, part)
-        if not joined.recalling.busy:
+        if not joined.founding.reads:
+            effects += joined.recalling.due_recall(tick, joined.lanes)
+        effects += joined.found(tick, self._now)
+        if not joined.recalling.busy and not joined.founding.reads:
             effects += joined.restoring.due_restore(tick, joined.lanes, self.training.loading, self._now)
         if tick.leases is not None:
             effects += self.training.on_leases(tick.leases)
@@ -286,21 +288,13 @@ class PeerMachine:
         self._now, self._vacating = now, False
         return [do.Tell(Anew())]
 
-    def _found(self, tick: Tick, part: Participation) -> list[do.Effect]:
-        busy = self._providing or any(lane.sealing for lane in part.lanes.values())
-        founded = all(lane.version != NO_VERSION for lane in part.lanes.values())
-        if founded or busy or not self.training.attached or self.joined is None:
+    def on_begun(self, problem: str, is_final: bool, now: float) -> list[do.Effect]:
+        """What run.toml names for a beginning stands in the state; or the problem, `is_final` if it will stay."""
+        self._now, joined = now, self.joined
+        if joined is None:
             return []
-        if tick.goal != Goal.FOUND and not self.joined.may_begin_so(tick):
-            return []
-        self._providing = True
-        return [do.Tell(Provide())]
-
-    def _on_provided(self) -> list[do.Effect]:
-        if self.joined is None or not self._providing:
-            return []  # the word of a trainer that is gone
-        self._providing = False
-        return self.joined.exchange.on_provided()
+        leaves, effects = joined.on_begun(problem, is_final, now, self.era)
+        return self.leave(leaves, CODE) if leaves else effects + self._move_on()
 
     # ---- other peers ---------------------------------------------------------------------------------------
 
@@ -310,6 +304,8 @@ class PeerMachine:
             self.counters.count(Verdict.STALE)
             return []
         part, crossings = self.joined.part, self.joined.crossings
+        if self.seeking.takes(sender, frame):
+            return self.seeking.on_frame(sender, frame, self.counters, now)
         if crossings is not None and is_crossing(frame.header):
             return crossings.on_frame(sender, frame, now)
         for taker in (self.joined.auditing, self.joined.gathering):
@@ -344,19 +340,10 @@ class PeerMachine:
         self._now = now
         joined = self.joined
         lane = joined.part.lane_of_round(round_no) if joined is not None else None
-        if joined is None or lane is None or lane.round is None or lane.contribution is None:
+        if joined is None or lane is None:
             return []
-        plan, frozen = lane.round.plan, lane.contribution.frozen
-        if problem:
-            return [
-                do.Note(f"nothing contributed to round {round_no}: {problem}; I start again from the anchor"),
-                self.reports.sent(plan, b"", None),
-                *joined.exchange.on_unusable(lane),
-            ]
-        moved = lane.round.on_encoded(payloads)
-        # The hash list first: owners' reports can only be checked against it.
-        told = [self.reports.sent(plan, lane.round.hashes(), frozen)] if lane.round.encoded else []
-        return [*told, *moved, *self._move_on(lane)]
+        made = joined.on_encoded(lane, round_no, payloads, problem, self.reports)
+        return made or [] if problem or made is None else [*made, *self._move_on(lane)]
 
     def on_calculated(self, effect: Merge | Weigh | Measure, made: object, now: float) -> list[do.Effect]:
         self._now = now
@@ -371,6 +358,8 @@ class PeerMachine:
         self._now, joined = now, self.joined
         if joined is None:
             return []
+        if wrong := joined.founding.contradiction(joined.part.lanes[fragment], version, digest):
+            return self.leave(wrong, CODE)
         effects = joined.exchange.on_sealed(fragment, version, digest)
         # That I hold it is told with it, where I am told under which nonce: that is calculated in a moment.
         told = [] if joined.part.lanes[fragment].proving else self._beat()
@@ -412,7 +401,7 @@ class PeerMachine:
         if joined is None:
             return []
         effects = joined.on_recalled(held, self.era)
-        effects += self._found(self.tick, joined.part) if self.tick is not None else []
+        effects += joined.found(self.tick, now) if self.tick is not None else []
         return effects + self._move_on()
 
     def on_results_found(self, found: dict[int, set[int]]) -> list[do.Effect]:
@@ -436,7 +425,7 @@ class PeerMachine:
             case Attach(model=model):
                 return self.on_attach(model, "", now)
             case Provided():
-                return self._on_provided()
+                return self.joined.on_provided() if self.joined is not None else []
             case Loaded(fragment=fragment):
                 self.training.on_loaded(fragment)
                 effects: list[do.Effect] = []
@@ -484,7 +473,8 @@ class PeerMachine:
         if self.known is None:
             return []
         run = self.known.manifest.canonical()
-        return [do.Tell(Begin(manifest=run, peer=self.me.peer, name=self.me.name))]
+        changed = self.joined.amending.words() if self.joined is not None else []
+        return [do.Tell(Begin(manifest=run, peer=self.me.peer, name=self.me.name)), *changed]
 
     def on_attach(
         self,
@@ -501,7 +491,9 @@ class PeerMachine:
         offer = Offer(Attached(self.known, model, stages), address, fits=stages)
         if problem := offer.problem or (self.joined.misfit(offer) if self.joined is not None else ""):
             return [do.Tell(Stop(code="model", reason=problem))]
-        self._providing = self._vacant = False
+        self._vacant = False
+        if self.joined is not None:
+            self.joined.founding.on_trainer_gone()
         if self.joined is None and stages:
             self.offer = offer
             self.training.on_attach()
@@ -513,7 +505,8 @@ class PeerMachine:
     def on_trainer_gone(self, now: float) -> list[do.Effect]:
         self._now = now
         self.training.on_gone()
-        self._providing = False
+        if self.joined is not None:
+            self.joined.founding.on_trainer_gone()
         return []
 
     def take_leave(self, reason: str, now: float, code: str = "left") -> list[do.Effect]:
@@ -529,7 +522,7 @@ class PeerMachine:
 
     def _may_go(self) -> bool:
         batch = self.training.batch
-        awaited = batch is not None and batch.counted != 0
+        awaited = batch is not None and (batch.counted != 0 or self.training.gives)
         return self.leaving.may_go(self.part, self.doorway.inside, self._now, awaited)
 
     def leave(self, reason: str, code: str = "left") -> list[do.Effect]:
@@ -558,7 +551,8 @@ class PeerMachine:
             knock = self.doorway.on_timer(now)
             effects: list[do.Effect] = [do.ToDoor(knock)] if knock is not None else []
             if joined is not None:
-                effects += [*joined.exchange.go_on_alone(), *joined.on_timer(now)]
+                effects += joined.exchange.go_on_alone()
+                effects += [*joined.on_timer(now), *self.seeking.on_timer(now)]
             return effects
         if now - self._heard_at >= joined.net.dead_after_s:
             return self._lose_contact(joined, f"silent for {joined.net.dead_after_s:g} s")
@@ -567,7 +561,7 @@ class PeerMachine:
             *joined.auditing.on_timer(now),
             *joined.gathering.on_timer(now),
         ]
-        if now >= self._beat_at or joined.has_news(now):
+        if now >= self._beat_at or joined.has_news(now) or self.reports.has_news:
             effects += self._beat()
         return effects + self._move_on()
 
@@ -580,13 +574,12 @@ class PeerMachine:
         effects: list[do.Effect] = []
         for lane in joined.lanes if only is None else [only]:
             number = lane.fragment.number
-            busy = self._providing or joined.is_filling(number)
-            if not self.training.works[number].loading and not busy:
+            if not self.training.works[number].loading and not joined.is_filling(number):
                 effects += lane.advance(self._now)
             if lane.round is not None and self.doorway.inside:
                 effects += self.reports.maybe_progress(lane.round, self._now)
         if self.doorway.inside and only is None:
-            effects += joined.exchange.go_on()
+            effects += [*joined.exchange.send_ahead(), *joined.exchange.go_on()]
             effects += joined.exchange.tell_batch(self._now)
         return effects
 
@@ -596,4 +589,4 @@ class PeerMachine:
         self._beat_at = self._now + self.joined.net.heartbeat_s
         if self.training.batch is not None:
             self.training.batch.on_told(self._now)
-        return [self.reports.beat(self.joined.part, self.training)]
+        return [self.reports.beat(self.joined.part, self.training, self.joined.amending.count)]

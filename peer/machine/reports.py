@@ -19,7 +19,7 @@ from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.trainer_view import Training, Work
 from farflung.protocol.digests import bits, mask_of, mask_to_bytes, root_of, split_hashes
-from farflung.protocol.limits import PART_BYTES, PARTS_AT_ONCE
+from farflung.protocol.limits import PART_BYTES, PARTS_AT_ONCE, WAYS_MOST
 from farflung.protocol.messages import (
     Audited,
     Beat,
@@ -56,6 +56,7 @@ class Vitals:
     rough: bool = True  # these two
     stuck: bool = False  # the trainer takes no steps though it could
     saved: int = -1  # newest version of which a checkpoint was written
+    punched: tuple[str, ...] = ()  # whom it met past both routers
 
 
 @dataclass
@@ -81,6 +82,7 @@ class Reporter:
         self.era = 0
         self.leaving = False
         self._seq = 0
+        self._told_punched: tuple[str, ...] = ()
         self._said: dict[int, Said] = {}  # by fragment
 
     @staticmethod
@@ -93,6 +95,11 @@ class Reporter:
     def begin_session(self, session: bytes, run_id: bytes, gather_codec: str) -> None:
         self.session, self.run_id, self._seq, self.roster_no = session, run_id, 0, 0
         self._gather_codec = gather_codec
+
+    @property
+    def has_news(self) -> bool:
+        """Of ways to others, on which rounds wait."""
+        return self.vitals.punched != self._told_punched
 
     def begin_round(self, fragment: int) -> None:
         self._said[fragment] = Said()
@@ -225,8 +232,10 @@ class Reporter:
 
     # ---- beats -----------------------------------------------------------------------------------------
 
-    def beat(self, part: Participation, training: Training) -> ToCoordinator:
+    def beat(self, part: Participation, training: Training, amended: int = 0) -> ToCoordinator:
+        """`amended`: how many amendments are known."""
         vitals = self.vitals
+        self._told_punched = vitals.punched
         return ToCoordinator(
             Beat(
                 session=self.session,
@@ -254,6 +263,8 @@ class Reporter:
                 leaving=self.leaving,
                 data=training.data,
                 batch=training.batch.beat(training.attached) if training.batch is not None else None,
+                punched=vitals.punched[:WAYS_MOST],
+                amended=amended,
             )
         )
 
@@ -282,6 +293,8 @@ def _told(dots: Dots | None) -> DotProducts | None:
 
 def _fragment_beat(lane: Lane, work: Work, leaving: bool) -> FragmentBeat:
     flight = lane.round
+    # Whose line is slow is ready when its work is with its owners: nobody waits for it, and so it never makes them.
+    done = lane.ahead.delivered if lane.ahead.is_mine else work.stands_for(lane.version) is not None
     return FragmentBeat(
         fragment=lane.fragment.number,
         version=lane.version,
@@ -289,10 +302,11 @@ def _fragment_beat(lane: Lane, work: Work, leaving: bool) -> FragmentBeat:
         round_no=flight.plan.round_no if flight else 0,
         epoch=flight.plan.epoch if flight else 0,
         decision_no=flight.decision.decision_no if flight and flight.decision else 0,
-        ready=work.frozen is not None and flight is None and not lane.sealing and not leaving,
+        ready=done and flight is None and not lane.sealing and not leaving,
         need=lane.catch.needs_commits,
         dropped=lane.dropped_round,
         shown=lane.shown,
+        ahead=lane.ahead.number,
     )
 
 

@@ -176,13 +176,14 @@ class PipelineLoop(SummingLoop[StageMachine]):
         if self._replica is None:
             raise RuntimeError("a stage that only sums takes no step of its own")
         try:
-            self._replica.step(due)
+            norm = self._replica.step(due)
         except torch.OutOfMemoryError as error:
             stage, stages = self.machine.stage, self._model.stages
             raise UserError(
                 f"what the optimizer remembers of stage {stage} of {stages} does not fit into the GPU's memory: "
                 f"{str(error).splitlines()[0]}"
             ) from None
+        self._tell_gradient_norm(lambda: float(norm))
 
     # ---- one work
 

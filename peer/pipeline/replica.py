@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from farflung.optim.rates import rates_of
@@ -47,15 +47,16 @@ class Replica:
             self._optimizer.start_small(self._rejoin_steps)
         self._has_loaded = True
 
-    def step(self, due: LocalStep) -> None:
-        """On the mean gradient of what is in the sums, which are zero then."""
+    def step(self, due: LocalStep) -> Tensor:
+        """On the mean gradient of what is in the sums, which are zero then.  Its norm, as the optimizer took it."""
         gradients = self._loop.sums.take_means(due.tokens)
         for parameter, gradient in gradients.items():
             parameter.grad = gradient.to(parameter.dtype)
-        nn.utils.clip_grad_norm_(gradients, self._clip)
+        norm = nn.utils.clip_grad_norm_(gradients, self._clip)
         rate = self._rates.share(due.run_step) * due.share
         for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
             group["lr"] = base * rate
         self._optimizer.step()
         for parameter in gradients:
             parameter.grad = None  # what the next microbatch leaves there is its own
+        return norm.clamp(max=self._clip)

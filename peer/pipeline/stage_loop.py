@@ -12,7 +12,7 @@ batch, is the gradient of the mean loss of a token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -219,6 +219,10 @@ class Sums:
         """By name."""
         for name, parameter in self._parameters.items():
             yield name, self.of(parameter)
+
+    def tensors(self) -> Iterable[Tensor]:
+        """Where a microbatch said anything."""
+        return self._sums.values()
 
     def of(self, parameter: Tensor) -> Tensor:
         """Zeros where no microbatch said anything."""

@@ -9,6 +9,7 @@ peer/trainer/summing.py and the machines beside it; how a microbatch is computed
 from __future__ import annotations
 
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from farflung.peer.pipeline.held import Held
 from farflung.peer.pipeline.samples import Samples
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.batch_machine import BatchMachine
-from farflung.peer.trainer.inner_loop import POLL_S, Channel
+from farflung.peer.trainer.inner_loop import GRADIENT_EVERY_S, POLL_S, Channel, gradient_norm
 from farflung.peer.trainer.stage_machine import StageMachine
 from farflung.protocol.errors import Refused
 from farflung.protocol.manifest import Manifest
@@ -50,6 +51,7 @@ class SummingLoop(ABC, Generic[Machine]):
         self._clock = clock
         self._waits: do.Stand | None = None
         self.micros_count = self.tokens = 0  # that this process has computed
+        self._gradient_at = -math.inf  # when its norm was told last
 
     # ---- what its kinds say
 
@@ -152,6 +154,7 @@ class SummingLoop(ABC, Generic[Machine]):
                 self._drop()
             case do.WriteSums(slot, tokens):
                 self.held.write_sums(slot, tokens)
+                self._tell_gradient_norm(lambda: self._norm_of_sums(tokens))
             case do.Accumulate() | do.Work():
                 self._carry_out(self._compute(effect))
             case _:
@@ -161,6 +164,18 @@ class SummingLoop(ABC, Generic[Machine]):
         self.micros_count += 1
         self.tokens += tokens
         self.held.shared.write_progress(self.micros_count, self.tokens, loss)
+
+    def _tell_gradient_norm(self, norm: Callable[[], float | None]) -> None:
+        """For whoever tracks this peer; `norm` is asked seldom, since it reads all of the gradient once."""
+        now = self._clock()
+        if now - self._gradient_at >= GRADIENT_EVERY_S:
+            self._gradient_at = now
+            self.held.shared.write_gradient_norm(norm())
+
+    def _norm_of_sums(self, tokens: int) -> float | None:
+        """Of this peer's share of the batch, and of its stage alone: the mean gradient of a token, as it was frozen."""
+        norm = gradient_norm(list(self.held.loop.sums.tensors()))
+        return None if norm is None else norm / tokens
 
 
 def need_of(samples: Samples, manifest: Manifest) -> Need:

@@ -14,8 +14,8 @@ from farflung.compression.codec import NonFinite, codec_named
 from farflung.compression.feedback import BETA_OF
 from farflung.peer.record.work_files import SentOf, Work
 from farflung.protocol.digests import hash_bytes, split_hashes
-from farflung.protocol.fragments import fragments_of
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.model_schema import fragments_of
 from farflung.protocol.signed_words import is_signed
 
 

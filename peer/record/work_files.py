@@ -45,6 +45,37 @@ Rates = dict[str, Number | tuple[Number, ...]]  # of one parameter group: lr, be
 Samples = tuple[int, int, int]  # (epoch, from, to), in the order of the run
 
 
+class Placed(Struct, frozen=True, forbid_unknown_fields=True, tag="tensor"):
+    """A tensor, which lies in the file under the key of its place."""
+
+    order: tuple[
+        int, ...
+    ] = ()  # its dimensions by how far apart their values lay; empty: the first is the farthest
+
+
+class Nothing(Struct, frozen=True, forbid_unknown_fields=True, tag="empty"):
+    """An empty list."""
+
+
+Leaf = Number | str | Placed | Nothing
+
+
+class Several(Struct, frozen=True, forbid_unknown_fields=True, tag="list"):
+    """The key of each is that of the list, a slash, and its number."""
+
+    of: tuple[Leaf, ...]
+
+
+class Known(Struct, frozen=True, forbid_unknown_fields=True, tag="object"):
+    """An object of a kind that the reader has a name for: nothing else is made.  Keys are as in a list, by name."""
+
+    kind: str
+    of: dict[str, Leaf]
+
+
+Form = Leaf | Several | Known
+
+
 class Step(Struct, frozen=True, forbid_unknown_fields=True):
     """One optimizer step."""
 
@@ -67,6 +98,7 @@ class WorkHead(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     epoch_samples: int
     data: bytes  # the fingerprint of the data set; empty: it had none
     optimizer: dict[str, Number]  # what its state has besides tensors, by "parameter.name"
+    more: dict[str, Form] = {}  # what is neither a tensor nor a number
     on_host: tuple[str, ...]  # tensors of its state that do not lie where their parameter lies
     random: dict[str, Number]  # what the states of random numbers have besides tensors
     threads: int

@@ -1,4 +1,5 @@
-"""Lines to the coordinator that are cut for long, and the host who says at last that the run shall go back.
+"""Lines to the coordinator that are cut for long, and the host, who says at last that the run shall go back, or changes
+its terms while it goes on.
 
 Used by the simulated world.  The peers behind a cut line live on, with all that they hold; seen from the coordinator
 they are as good as dead, and a stranger that gets through may be all that it sees.
@@ -6,16 +7,24 @@ they are as good as dead, and a stranger that gets through may be all that it se
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import json
+import random
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.coordinator.run.machine import RunMachine
-from farflung.peer.simulator.invariants import Invariants, all_is_held
+from farflung.peer.simulator.invariants import Broken, Invariants, all_is_held
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.scenario import Scenario
-from farflung.protocol.orders import GoBack
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.orders import Amend, GoBack
+from farflung.protocol.signing import curve_key_of
 
 HOST_LOOKS_EVERY_S = 2.0
+BETWEEN_S = (1.0, 6.0)  # two amendments
 NO_NEWS_S = 15.0  # the host waits so long for a newer version, or for somebody who holds the newest
 
 
@@ -81,3 +90,96 @@ class Host:
         if ledger.model is not None and ledger.model.stages:  # all of them go to one version
             gone = max(machine.going_back.together(held)) <= 0
         return GoBack(to=0, sure=True) if gone else GoBack(sure=True)
+
+
+class HostChanges:
+    """The host signs what it changes.  Everybody who holds the newest version has followed the same amendments to get
+    there: P1 would break otherwise, since the outer step is among what is changed.
+
+    Draws from a seed of its own: what else happens in a world is as it was without it."""
+
+    def __init__(self, scenario: Scenario, seed: int) -> None:
+        self._draw = random.Random(f"amendments {seed}")
+        self._left, self._rounds = scenario.amends, scenario.rounds
+        self._signs = bool(scenario.amends)
+        self._rounds_most = scenario.rounds + 3
+        self._key = Ed25519PrivateKey.from_private_bytes(self._draw.randbytes(32))
+        self._public = self._key.public_key().public_bytes_raw()
+
+    @property
+    def pinned(self) -> bytes:
+        """As the join URL would have it."""
+        return curve_key_of(self._public) if self._signs else b""
+
+    def prepare(self, machine: RunMachine) -> None:
+        """A coordinator that starts has the key of the run."""
+        if self._signs:
+            machine.core.prove = lambda statement: self._public + self._key.sign(statement)
+
+    def rounds(self, machine: RunMachine | None) -> int:
+        """That the run has, as far as its host has said."""
+        return self._rounds if machine is None else machine.core.terms.newest.run.rounds
+
+    def begin(
+        self,
+        after: Callable[[float, Callable[[], object]], None],
+        machine: Callable[[], RunMachine | None],
+        obey: Callable[[RunMachine, Amend], None],
+    ) -> None:
+        """`after`: so many seconds; `machine`: that lives then."""
+
+        def change() -> None:
+            living = machine()
+            if living is not None and (order := self._order(living)) is not None:
+                obey(living, order)
+            self.begin(after, machine, obey)
+
+        if self._left:
+            after(self._draw.uniform(*BETWEEN_S), change)
+
+    def _order(self, machine: RunMachine) -> Amend | None:
+        """To be obeyed now; None: nothing can be made of what was drawn."""
+        self._left -= 1
+        core = machine.core
+        content = core.terms.newest.model_dump(mode="json")
+        for section, key, value in self._drawn(content):
+            content[section][key] = value
+        try:
+            wanted = Manifest.model_validate_json(json.dumps(content))
+        except ValueError:
+            return None
+        later = self._draw.choice((None, None, 1, 2))
+        newest = max(book.version for book in core.ledger.books)
+        return Amend(manifest=wanted.model_dump_json().encode(), at=None if later is None else newest + later)
+
+    def _drawn(self, content: dict[str, Any]) -> list[tuple[str, str, Any]]:
+        draw = self._draw
+        rounds = content["run"]["rounds"]
+        exact = content["outer"]["step"] in ("adamw", "muon")
+        choices: list[tuple[str, str, Any]] = [
+            ("round", "sync_every", draw.choice((2, 3, 6, 8))),
+            ("round", "codec", draw.choice(("fp32", "int8", "int4", "auto"))),
+            ("round", "deadline_s", draw.choice((3.0, 9.0))),
+            ("round", "weight_cap", draw.choice((1.0, 2.0))),
+            ("run", "rounds", min(self._rounds_most, rounds + draw.choice((-1, 1, 2)))),
+            ("outer", "lr", draw.choice((0.02, 0.005) if exact else (0.3, 0.9))),
+        ]
+        if not exact and content["outer"]["step"] == "nesterov":
+            choices.append(("outer", "momentum", draw.choice((0.0, 0.5, 0.8))))
+        # The step in any case: who follows it late is seen by that.
+        return [choices[5], *draw.sample(choices, draw.randint(1, 3))]
+
+    def check_all_know(self, machine: RunMachine, here: Iterable[VirtualPeer]) -> None:
+        """Of those who stayed to the end of the run."""
+        terms = machine.core.terms
+        for peer in here:
+            joined = peer.machine.joined
+            if joined is None:
+                continue
+            mine, versions = joined.amending.terms, [lane.version for lane in joined.lanes]
+            due = terms.number_at(max(versions) - 1)
+            if mine.count < due or mine.amendments != terms.amendments[: mine.count]:
+                raise Broken(
+                    f"P1 is broken: {peer.peer} holds versions {versions} and follows {mine.count} amendments of "
+                    f"{terms.count}, {due} hold there"
+                )

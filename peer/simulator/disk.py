@@ -15,8 +15,8 @@ from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.collectives.round.effects import Install, Roll
 from farflung.peer.machine.effects import Digests, Restore, SaveFragment
 from farflung.peer.simulator.surroundings import Host
-from farflung.protocol.fragments import Fragment
 from farflung.protocol.frames import Payload
+from farflung.protocol.model_schema import Fragment
 
 KEPT = 2
 Part = tuple[bytes, list[bytes]]  # digest, chunks

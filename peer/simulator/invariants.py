@@ -38,7 +38,7 @@ from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.surroundings import Sample
 from farflung.peer.simulator.trainer import VirtualTrainer
 from farflung.peer.trainer.effects import LoadAnchor
-from farflung.protocol.digests import bits, hash_bytes, mask_from_bytes, root_of, split_hashes
+from farflung.protocol.digests import bits, hash_at, hash_bytes, mask_from_bytes, root_of, split_hashes
 from farflung.protocol.frames import Payload
 from farflung.protocol.messages import Sent
 from farflung.protocol.model_schema import ModelSchema
@@ -291,7 +291,7 @@ class Invariants:
         )
         assert isinstance(proof, WrongSum)
         place = list(bits(mask_from_bytes(proof.results.chunks))).index(proof.chunk)
-        made = split_hashes(proof.results.hashes)[place]
+        made = hash_at(proof.results.hashes, place)
         self._require("P19", made in self.cheated, f"{proof.name} speaks of a chunk that is right")
         last = self.found[-1] if self.found else None
         told = f"nothing was written of what {proof.name} proves"
@@ -332,7 +332,7 @@ class Invariants:
             "P2", commit is not None, f"{peer.peer} applied version {roll.version} before its commit"
         )
         assert commit is not None
-        expected = split_hashes(commit.hashes)[fragment.index(roll.chunk)]
+        expected = hash_at(commit.hashes, fragment.index(roll.chunk))
         self._require(
             "P2", hash_bytes(roll.payload) == expected, f"{peer.peer} applied other bytes than the commit's"
         )
@@ -368,7 +368,9 @@ class Invariants:
         work, mixed = peer.kept_work(encode.slot, encode.fragment)
         steps = round(float(peer.slots[encode.slot][first]) - mixed)
         samples = tuple(sample for step in work for sample in step)
-        made = self.contributions.setdefault((peer.peer, encode.round_no), Contributed(steps, samples, {}))
+        # What is encoded ahead of its round has a number of its process alone.
+        whose = peer.peer if encode.round_no > 0 else _process_of(peer)
+        made = self.contributions.setdefault((whose, encode.round_no), Contributed(steps, samples, {}))
         made.payloads.update((index, bytes(payload)) for index, payload in payloads.items())
 
     def _saw_to_coordinator(self, details: tuple[VirtualPeer, object]) -> None:
@@ -380,6 +382,10 @@ class Invariants:
                 lane.fragment.number, lane.version, lane.digest, era
             )
             self._require("P4", good, f"{peer.peer} contributes from a state that is not the run's")
+            mine = lane.contribution if lane is not None else None
+            if lane is not None and mine is not None and mine.frozen is lane.ahead.frozen:
+                sent_ahead = self.contributions[_process_of(peer), lane.ahead.encode_no]
+                self.contributions[peer.peer, message.round_no] = sent_ahead
 
     def _saw_kept(self, details: tuple[VirtualPeer, KeepContribution]) -> None:
         """What an archive has of a commit is what its author sent, and nothing that was not committed."""
@@ -503,3 +509,7 @@ def all_is_held(ledger: Ledger, peers: Iterable[VirtualPeer]) -> bool:
         any(_held_by(part, fragment) >= book.version for part in parts)
         for fragment, book in enumerate(ledger.books)
     )
+
+
+def _process_of(peer: VirtualPeer) -> str:
+    return f"{peer.peer} {peer.me.process.hex()}"

@@ -15,7 +15,7 @@ import torch
 from farflung.collectives.flow.effects import Piece, micro_of
 from farflung.collectives.round.effects import Install, Measure, Merge, Roll, Seal, SendFrame, Weigh
 from farflung.compression.codec import check_payload, payload_bytes
-from farflung.optim.recipes import outer_of
+from farflung.optim.recipes import outer_of, outer_steps_of
 from farflung.optim.schedule import rules_of
 from farflung.peer.local.words import Attach, FromTrainer, Made, Shared, ToTrainer
 from farflung.peer.machine import effects as do
@@ -26,11 +26,10 @@ from farflung.peer.simulator.surroundings import KeptWork, Surroundings, Trainer
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.state.results_on_disk import logged_answer
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.fragments import Fragment
 from farflung.protocol.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Show
-from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.model_schema import Fragment, ModelSchema
 
 
 @dataclass
@@ -66,6 +65,7 @@ class VirtualPeer:
             saves=self.disk is not None,
             recalls=True,
             gathers=self.gathers,
+            pinned=self.world.pinned,
         )
         self.machine = self.world.machine(config, lambda: 0.5)
         self.asked: dict[int, Show] = {}  # what the coordinator wanted to see, for those that lie about it
@@ -206,6 +206,9 @@ class VirtualPeer:
             ):
                 era = self.machine.era  # when it was asked for: the run may go back meanwhile
                 self.calculate(lambda: self._compute(effect, era))
+            case do.Follow(terms=terms):
+                making = outer_steps_of(terms)
+                self.calculate(lambda: self.state.follow(making, terms.newest.round.codec))
             case do.HandOver() | do.KeepCrossing() | do.ForgetCrossings() | do.SendCrossing() | do.Hold():
                 self._cross(effect)
             case do.Vacate():
@@ -214,6 +217,8 @@ class VirtualPeer:
                 self.world.observe("kept", (self, effect))
             case do.SaveFragment() | do.DropSave() | do.Restore():
                 self._checkpoint(effect)
+            case do.LookAt() | do.LookElsewhere() | do.Remember():
+                pass  # its coordinator stays where it is
             case do.Contacts() | do.EnterMembers() | do.LeaveMembers() | do.Note():
                 pass  # links and logs: the simulated network needs neither
 

@@ -8,9 +8,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
-
 # How members lie about their state: see liars.py.
 LIES = (
     "forge",
@@ -60,6 +57,7 @@ class Scenario:
     gather_codec: str = "fp32"
     undialable: int = 0  # how many of the peers can't be dialled: they own nothing and dial others
     relay: str = ""  # by which those meet: "steady", "dies" again and again; "": there is none
+    routers: str = ""  # past which those meet: "easy" ones, "mixed" with a hard one; "": nobody tries
     faults_until_s: float = 8.0
     end_s: float = 120.0
     drop: float = 0.03
@@ -128,10 +126,14 @@ class Scenario:
     stage_chunks: tuple[int, ...] = ()  # of each stage
     offers: tuple[tuple[int, ...], ...] = ()  # of each peer, in order: the stages that it could hold
     slow_peers: tuple[float, ...] = ()  # how many times as long a microbatch takes it as others
+    delay: int = 0  # 1: each gradient of a batch is one version late
     rebalance_s: float = 0.0  # how often it is looked at whether a peer should serve another stage; 0: never
     rebalance_gain: float = 1.15
     # So long into the calm the host says go-back, if nobody holds the newest version; 0: never.
     host_after_s: float = 0.0
+    # So long a chunk takes on the way up the first peer's line, one after the other; 0: its line is like all others.
+    slow_line_s: float = 0.0
+    amends: int = 0  # so often the host changes what may change while a run goes on
 
     @property
     def lines_are_good(self) -> bool:
@@ -376,6 +378,12 @@ class Scenario:
         return replace(Scenario.of(seed), reads_ahead=1 + seed % 3)
 
     @staticmethod
+    def of_amendments(seed: int) -> Scenario:
+        """The world of the seed, one of four with AdamW, whose host changes its terms up to three times."""
+        drawn = Scenario.of_adamw(seed) if seed % 4 == 2 else Scenario.of(seed)
+        return replace(drawn, amends=1 + seed % 3, rounds=drawn.rounds + 3)
+
+    @staticmethod
     def of_liars(seed: int) -> Scenario:
         """Members that lie about their state: one of three up to nine of ten, in every way to lie; nobody is killed,
         so that nothing else explains what an honest peer loses."""
@@ -495,6 +503,10 @@ class Scenario:
             end_s=240.0,
         )
 
+    def with_delay(self) -> Scenario:
+        """The same world of batches, in which the next one is counted while one is merged."""
+        return replace(self, delay=1, step=self.step if self.step in ("adamw", "muon") else "adamw")
+
     def scheduled(self, draw: random.Random) -> Scenario:
         kinds = ("blocking", "blocking", "overlap", "streaming" if self.fragments > 1 else "overlap")
         return replace(
@@ -504,87 +516,3 @@ class Scenario:
             overlap_steps=draw.choice((0, 0, 2)),
             mix=draw.choice((0.0, 0.5)),
         )
-
-
-_STEP_KEYS = {
-    "nesterov": "momentum = 0.9",
-    "mean": 'step = "mean"',
-    "adamw": 'step = "adamw"\nlr = 0.01\nlast_lr = 0.001',
-    "muon": 'step = "muon"\nlr = 0.01\nlast_lr = 0.001',
-}
-
-
-def manifest_for(scenario: Scenario) -> Manifest:
-    return Manifest.from_toml(
-        f"""
-        [run]
-        name = "simulated"
-        rounds = {scenario.rounds}
-        min_peers = {scenario.min_peers}
-        [data]
-        lease_samples = 8
-        batch = 2
-        [outer]
-        {_STEP_KEYS[scenario.step]}
-        schedule = "{scenario.schedule}"
-        overlap_steps = {scenario.overlap_steps}
-        mix = {scenario.mix}
-        [round]
-        period_s = {scenario.period_s}
-        codec = "{scenario.codec}"
-        gather_codec = "{scenario.gather_codec}"
-        fragments = {scenario.fragments}
-        sync_every = 4
-        deadline_s = 6.0
-        scatter_grace_s = 3.0
-        round_timeout_s = 12.0
-        keep_results = 3
-        [merge]
-        policy = "{scenario.policy}"
-        audit = {scenario.audit}
-        audit_first = {scenario.audit_first}
-        [net]
-        heartbeat_s = 1.0
-        dead_after_s = 3.0
-        [checkpoint]
-        every_rounds = {scenario.every_rounds}
-        go_back_after_s = {scenario.go_back_after_s}
-        [pipeline]
-        batch = {scenario.batch}
-        micro = {scenario.micro}
-        clip = {scenario.clip}
-        stages = {scenario.stages}
-        rebalance_s = {scenario.rebalance_s}
-        rebalance_gain = {scenario.rebalance_gain}
-        codec = "fp32"
-        gradient_codec = "fp32"
-        mode = "{"local" if scenario.local_micros else "sync"}"
-        local_micros = {max(1, scenario.local_micros)}
-        """,
-        "simulated",
-    )
-
-
-def model_for(scenario: Scenario) -> ModelSchema:
-    """One tensor, four values a chunk; or one of each stage.  For Muon a chunk has two rows of a matrix."""
-    passed = (BorderTensor("float32", (2 + scenario.stages,)),)  # see stage_trainer.py
-    chunks = scenario.stage_chunks or (scenario.chunks,)
-    names = [f"w{number}" for number in range(len(chunks))] if scenario.stage_chunks else ["w"]
-    with_matrices = scenario.step == "muon"
-    return ModelSchema(
-        tensors=tuple(
-            TensorSpec(name, (count * 2, 2) if with_matrices else (count * 4,), "float32", "param")
-            for name, count in zip(names, chunks, strict=True)
-        ),
-        chunk_elements=4,
-        chunk_count=scenario.chunks,
-        first_plain_chunk=scenario.chunks,
-        frozen=bytes(32),
-        stages=tuple(
-            StageSpec(
-                number, number, count, plain_chunks=0, gives=passed if number < scenario.stages - 1 else ()
-            )
-            for number, count in enumerate(scenario.stage_chunks)
-        ),
-        matrices=tuple(range(len(names))) if with_matrices else (),
-    )

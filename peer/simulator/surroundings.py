@@ -18,10 +18,9 @@ from farflung.peer.local.words import FromTrainer, ToTrainer
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.state.outer_state import OuterState
-from farflung.protocol.fragments import Fragment
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.model_schema import Fragment, ModelSchema
 
 Sample = tuple[int, int]  # (epoch, place in its order)
 Learned = tuple[Sample, ...]  # what one step has learned from
@@ -91,3 +90,4 @@ class Surroundings:
     trainer: Callable[[Any, Surroundings, Rules], Any]  # of a Host; a Trainer
     forge: Callable[[str, dict[int, Payload]], dict[int, Payload]] = lambda peer, payloads: payloads
     forge_sum: Callable[[str, Merge, bytes], bytes] = lambda peer, effect, made: made
+    pinned: bytes = b""  # the coordinator's key; empty: it has none

@@ -1,21 +1,29 @@
-"""The coordinator's relay in the simulated world: frames of pairs that it was told pass it, while it lives.
+"""The two ways between peers of a simulated world of whom neither can dial the other: a relay, and past their routers.
 
-Used by the world.  What a relay may do to ciphertext (delay, drop, damage) is a frame that comes late or never, which
-the world does to all frames; here it also dies, for a moment or for long, and comes back.  It has a chance of its own,
-so that worlds without it are what they were.
+Used by the world.  Frames of pairs that the relay was told pass it, while it lives.  What a relay may do to ciphertext
+(delay, drop, damage) is a frame that comes late or never, which the world does to all frames; here it also dies, for a
+moment or for long, and comes back.  The routers are shown every tick that a peer hears, and do what its line does in
+life: show from where it is seen, and connect at instants.  What they made may break.  A hard router, which has another
+port for each connection, lets nobody through.  Both have a chance of their own, so that worlds without them are what
+they were.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
+from farflung.coordinator.reach.meeting import DOORS
 from farflung.coordinator.reach.tickets import pair_of
 from farflung.coordinator.reach.ways import RelayNow, Usage
 from farflung.coordinator.run.effects import Effect
 from farflung.coordinator.run.machine import RunMachine
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.scenario import Scenario
+from farflung.protocol.messages import Tick
+from farflung.protocol.round_words import MEET_EVERY_S, MEET_TRIES
 
 PORT = 7
 BYTES_PER_S = 1e6
@@ -64,3 +72,98 @@ class VirtualRelay:
         self.passed += fits
         self.refused += not fits
         return fits
+
+
+# ---- routers ---------------------------------------------------------------------------------------------------------
+
+
+SUCCEEDS = 0.6  # of tries, past routers that let them through
+STANDS_S = 6.0  # on average, while there are faults
+CONNECTS_S = 0.05
+OUTSIDE_PORT = 40000
+
+After = Callable[[float, Callable[[], None]], None]
+# (of which session, over which socket, from where)
+Look = Callable[[bytes, str, str], None]
+
+
+@dataclass
+class VirtualRouters:
+    scenario: Scenario
+    seed: int
+    peers: Mapping[str, VirtualPeer]
+    after: After
+    look: Look
+    first: str  # of the peers
+    connected: int = 0
+    passed: int = 0  # frames
+    _standing: dict[frozenset[bytes], float] = field(default_factory=dict)  # by processes: until when
+    _tried: set[tuple[frozenset[bytes], float]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(f"routers {self.seed}")
+
+    def is_hard(self, peer: VirtualPeer) -> bool:
+        """One of them, in a world where there are both sorts."""
+        return self.scenario.routers == "mixed" and peer.me.peer == self.first
+
+    def hears(self, peer: VirtualPeer, tick: object, now: float) -> None:
+        if not self.scenario.routers or not isinstance(tick, Tick):
+            return
+        if tick.look:
+            host = f"9.0.0.{1 + sorted(self.peers).index(peer.me.peer)}"
+            for number, door in enumerate(DOORS):
+                port = OUTSIDE_PORT + (number if self.is_hard(peer) else 0)
+                self.after(CONNECTS_S, partial(self._show, peer, door, f"{host}:{port}"))
+        for meet in tick.meets:
+            other = self.peers.get(meet.peer)
+            if other is not None:
+                self._meet(peer, other, meet.at_s, now)
+
+    def _show(self, peer: VirtualPeer, door: str, endpoint: str) -> None:
+        if peer.alive:
+            self.look(peer.me.key, door, endpoint)
+
+    def _meet(self, one: VirtualPeer, other: VirtualPeer, at_s: float, now: float) -> None:
+        """Both have the same instant from the coordinator: what comes of it is drawn once."""
+        pair = _sessions(one, other)
+        if (pair, at_s) in self._tried:
+            return
+        self._tried.add((pair, at_s))
+        if self.is_hard(one) or self.is_hard(other):
+            raise AssertionError("somebody is to meet others past a hard router")
+        for number in range(MEET_TRIES):
+            if self._random.random() < SUCCEEDS:
+                in_s = max(0.0, at_s - now) + number * MEET_EVERY_S + CONNECTS_S
+                self.after(in_s, partial(self._connect, one, other, now + in_s))
+                return
+
+    def _connect(self, one: VirtualPeer, other: VirtualPeer, now: float) -> None:
+        if one.alive and other.alive:
+            self.connected += 1
+            calm = now >= self.scenario.faults_until_s
+            stands_s = float("inf") if calm else self._random.expovariate(1 / STANDS_S)
+            self._standing[_sessions(one, other)] = now + stands_s
+
+    def stands(self, one: VirtualPeer, other: VirtualPeer, now: float) -> bool:
+        until = self._standing.get(_sessions(one, other), 0.0)
+        return one.alive and other.alive and now < until
+
+    def tell(self, peer: VirtualPeer, now: float) -> None:
+        """Its line tells it, as at every tick of an agent."""
+        if not self._standing:
+            return
+        found = (
+            name for name, other in self.peers.items() if other is not peer and self.stands(peer, other, now)
+        )
+        peer.machine.reports.vitals.punched = tuple(sorted(found))
+
+    def carries(self, one: VirtualPeer | None, other: VirtualPeer | None, now: float) -> bool:
+        """A frame from one to the other."""
+        fits = bool(self._standing) and one is not None and other is not None and self.stands(one, other, now)
+        self.passed += fits
+        return fits
+
+
+def _sessions(one: VirtualPeer, other: VirtualPeer) -> frozenset[bytes]:
+    return frozenset((one.me.process, other.me.process))

@@ -5,7 +5,7 @@ any party is killed and started again between any two effects; trainers crash.  
 event.  After the faults the network is calm and the run must come to its end.
 
 Used by the tests, and by hand: `python -m farflung.peer.simulator.world SEED`, with `batches` or `stages` behind it for
-another kind of run (`Scenario.of_batches`, `of_stages`, `of_local_stages`).  Nothing here waits or sleeps.
+another kind of run (`Scenario.of_batches`, `of_stages`, `of_amendments`).  Nothing here waits or sleeps.
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ from farflung.coordinator.run.effects import (
 from farflung.coordinator.run.machine import RunMachine
 from farflung.peer.machine.getting_in import Me, Stand
 from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.simulator.bad_peers import LastPeer, Neighbours
 from farflung.peer.simulator.batch_invariants import BatchInvariants
 from farflung.peer.simulator.batch_trainer import VirtualBatchTrainer
-from farflung.peer.simulator.cut_lines import HOST_LOOKS_EVERY_S, CutLines, Held, Host
+from farflung.peer.simulator.cut_lines import HOST_LOOKS_EVERY_S, CutLines, Held, Host, HostChanges
 from farflung.peer.simulator.departures import let_some_die, let_some_leave
 from farflung.peer.simulator.disk import OwnDisk, VirtualDisk, is_kept
 from farflung.peer.simulator.hostile import LARGEST_BYTES
 from farflung.peer.simulator.invariants import Broken, Invariants, all_is_held
-from farflung.peer.simulator.last_peer import LastPeer
 from farflung.peer.simulator.liars import League
-from farflung.peer.simulator.neighbours import Neighbours
 from farflung.peer.simulator.peer import VirtualPeer
-from farflung.peer.simulator.scenario import Report, Scenario, manifest_for, model_for
+from farflung.peer.simulator.scenario import Report, Scenario
+from farflung.peer.simulator.simulated_run import manifest_for, model_for
+from farflung.peer.simulator.slow_line import SlowLine, of_slow_line
 from farflung.peer.simulator.stage_invariants import StageInvariants
 from farflung.peer.simulator.stage_trainer import VirtualStageTrainer
 from farflung.peer.simulator.surroundings import Surroundings
 from farflung.peer.simulator.trainer import VirtualTrainer
-from farflung.peer.simulator.virtual_relay import VirtualRelay
+from farflung.peer.simulator.virtual_relay import VirtualRelay, VirtualRouters
 from farflung.peer.simulator.work_liars import WorkLeague, trainer_for
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError
@@ -66,6 +67,7 @@ from farflung.protocol.frames import (
 )
 from farflung.protocol.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, FromMember, Message
 from farflung.protocol.moments import tag_of
+from farflung.protocol.orders import Order
 from farflung.protocol.signing import name_of, peer_id_of
 
 COORDINATOR = "coordinator"
@@ -128,7 +130,12 @@ class World:
         self.invariants.lied, self.invariants.lies_to_itself = self.league.lied, scenario.lies == "echo"
         self._lines = CutLines(scenario, [_peer_of(key) for key in self._keys[: scenario.cut_off]])
         self._host = Host(scenario)
+        self._changes = HostChanges(scenario, seed)
         self.relay = VirtualRelay(scenario, seed)
+        self.slow_line = SlowLine(scenario, _peer_of(self._keys[0]), self.model)
+        self.routers = VirtualRouters(
+            scenario, seed, self.peers, self.after, self._look, _peer_of(self._keys[0])
+        )
         self._held_at_cut = Held()
         self.last = LastPeer(scenario, _peer_of(self._keys[-1]), self.random, self.model.chunk_elements)
         self.invariants.cheated = self.last.wrong
@@ -160,6 +167,7 @@ class World:
             self.after(self.scenario.blackout_at_s, self._blackout)
         if self.scenario.cut_off:
             self.after(self.scenario.cut_off_at_s, self._cut_off)
+        self._changes.begin(self.after, lambda: self.coordinator, self._obey)
         if self.scenario.host_after_s:
             self.after(HOST_LOOKS_EVERY_S, self._ask_host)
         while self._queue and self.now < self.scenario.end_s and not self._ended:
@@ -196,9 +204,16 @@ class World:
         if len(records) % 2:  # as a long journal is folded: the run must not notice
             self.journal = [to_bytes(machine.core.ledger.folded(len(records)))]
             machine = RunMachine(self.manifest, RUN_ID, [from_bytes(self.journal[0])], self.random.randbytes)
+        self.slow_line.prepare(machine)
+        self._changes.prepare(machine)
         self.coordinator = machine
+        machine.core.members.ways.meetings.is_on = bool(self.scenario.routers)
         self._carry_out(machine, machine.start(self.now, 1))
         self._tick(machine)
+
+    def _look(self, key: bytes, door: str, endpoint: str) -> None:
+        if self.coordinator is not None:
+            self._carry_out(self.coordinator, self.coordinator.on_look(key, door, endpoint, self.now))
 
     def _tick(self, machine: RunMachine) -> None:
         if self.coordinator is machine:
@@ -251,10 +266,8 @@ class World:
         self.work_league.on_record(record, self._tokens_of)
         if self.scenario.restarts and isinstance(record, CommittedRound):
             self.after(0.01, lambda: self._restart_accomplices(record.commit.included))
-        over = (
-            isinstance(record, CommittedRound | CommittedBatch)
-            and self.invariants.version == self.scenario.rounds
-        )
+        rounds = self._changes.rounds(self.coordinator)
+        over = self.invariants.version == rounds and isinstance(record, CommittedRound | CommittedBatch)
         if over and self.calm:
             here = self.coordinator.core.members.alive if self.coordinator is not None else {}
             # In contact on both sides: a peer that was out of contact then may come back to an empty run.
@@ -307,6 +320,7 @@ class World:
             trainer=self._trainers(),
             forge=self.last.forges,
             forge_sum=self.last.forges_sum,
+            pinned=self._changes.pinned,
         )
         self.note(f"{me.peer} starts")
         own = self.own.setdefault(index, OwnDisk(self.scenario.results_on_disk))
@@ -327,7 +341,8 @@ class World:
         # Thin and thick lines, around what this small model's contributions need: with "auto" the codecs differ.
         values = self.model.chunk_count * self.model.chunk_elements
         needed = values / self.manifest.round.scatter_grace_s
-        peer.machine.reports.vitals.up_bytes_per_s = round(needed * self.random.choice((0.1, 0.4, 0.9, 3.0)))
+        drawn = lambda: round(needed * self.random.choice((0.1, 0.4, 0.9, 3.0)))  # noqa: E731
+        peer.machine.reports.vitals.up_bytes_per_s = self.slow_line.up_bytes_per_s(me.peer, drawn)
         self.peers[me.peer] = peer
         self._peer_tick(peer)
 
@@ -352,6 +367,7 @@ class World:
 
     def _peer_tick(self, peer: VirtualPeer) -> None:
         if peer.alive and not peer.exit_code:
+            self.routers.tell(peer, self.now)
             peer.carry_out(peer.machine.on_timer(self.now))
             self.after(TICK_S, lambda: self._peer_tick(peer))
 
@@ -394,12 +410,14 @@ class World:
             peer.carry_out(peer.machine.on_door(message, self.now))  # type: ignore[arg-type]
         else:
             heard = self.league.hears(peer, message) if target in self.league.members else message  # type: ignore[arg-type]
+            self.routers.hears(peer, heard, self.now)
             peer.carry_out(peer.machine.on_control(heard, self.now))  # type: ignore[arg-type]
 
     def _send_frame(self, source: str, effect: SendFrame) -> None:
         one, other = self.peers.get(source), self.peers.get(effect.to)
         dialled = self._dialable(source) or self._dialable(effect.to)
-        if not (dialled or self.relay.carries(one, other, self.now)):
+        met = self.routers.carries(one, other, self.now)
+        if not (dialled or met or self.relay.carries(one, other, self.now)):
             return  # nobody can open a connection between the two
         if self.last.withholds(source, effect, self.peers[source].machine.part):
             return
@@ -412,8 +430,9 @@ class World:
             return
         if source in self.league.members:
             header, payload = self.league.serves(effect.frame.header.kind, header, payload)
+        waits_s = self.slow_line.waits_s(source, effect.to, effect.frame.header.kind, self.now)
         for delay_s in self._delays(source, effect.to):
-            self.after(delay_s, lambda: self._frame_arrives(source, effect.to, header, payload))
+            self.after(waits_s + delay_s, lambda: self._frame_arrives(source, effect.to, header, payload))
 
     def _dialable(self, peer: str) -> bool:
         return peer in self.peers and bool(self.peers[peer].address)
@@ -474,14 +493,17 @@ class World:
         if self.scenario.stranger:
             self.after(1.0, lambda: self.start_peer(len(self._keys) - 1))
 
+    def _obey(self, machine: RunMachine, order: Order) -> None:
+        reply, effects = machine.obey(order, self.now)
+        self.note(f"the host says {order}: {reply.text}")
+        self._carry_out(machine, effects)
+
     def _ask_host(self) -> None:
         machine = self.coordinator
         order = self._host.order(machine, self._living, self.now) if machine is not None else None
         if machine is not None and order is not None:
             self.invariants.host_says = True
-            reply, effects = machine.obey(order, self.now)
-            self.note(f"the host says {order}: {reply.text}")
-            self._carry_out(machine, effects)
+            self._obey(machine, order)
             self.invariants.host_says = False
         self.after(HOST_LOOKS_EVERY_S, self._ask_host)
 
@@ -523,7 +545,8 @@ class World:
         if coordinator is None:
             raise Broken("P5 is broken: the coordinator never came back")
         ledger = coordinator.core.ledger
-        finished = ledger.version >= self.scenario.rounds
+        finished = ledger.version >= self._changes.rounds(coordinator)
+        self._changes.check_all_know(coordinator, self._waited_for if finished else ())
         outcome = "finished" if finished else "; ".join(c.reason for c in coordinator.conductors)
         here = [p for p in self.peers.values() if p.alive and p.exit_code != "refused"]
         can_go_on = all_is_held(ledger, here) or self._can_be_resumed(ledger, here)
@@ -571,7 +594,7 @@ def simulate(seed: int, scenario: Scenario | None = None, machine: type[PeerMach
 
 if __name__ == "__main__":
     seed, kind = int(sys.argv[1]), "_".join(["of", *sys.argv[2:]])
-    report = simulate(seed, getattr(Scenario, kind)(seed))
+    report = simulate(seed, of_slow_line(seed) if kind == "of_slow_line" else getattr(Scenario, kind)(seed))
     print("\n".join(report.log))
     told = f"version {report.version} after {report.seconds:.1f} virtual s, {report.kills} kills"
     print(report.outcome, told)

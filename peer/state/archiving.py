@@ -19,7 +19,7 @@ from farflung.peer.worker import Job, Submit, Worker, nothing
 from farflung.protocol.digests import root_of
 from farflung.protocol.errors import StoreError
 from farflung.protocol.frames import Payload
-from farflung.protocol.moments import Attached
+from farflung.protocol.moments import Attached, Terms
 from farflung.protocol.process.log_lines import Say
 from farflung.protocol.round_words import Commit
 
@@ -50,6 +50,10 @@ class Archiving:
         self._told = ""  # the last problem: said once
         known = attached.known
         self._do(lambda: archive.begin(known.run_id, known.manifest), "the archive")
+
+    def follow(self, terms: Terms) -> None:
+        run_id = self._attached.known.run_id
+        self._do(lambda: self._archive.amend(run_id, terms.amendments), "the host's amendments")
 
     def on_commit(self, commit: Commit) -> None:
         commits = self._coming[commit.fragment].commits

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from farflung.protocol.fragments import Fragment
+from farflung.protocol.model_schema import Fragment
 
 VERSION_BYTES = 8
 

@@ -21,10 +21,9 @@ from farflung.peer.machine.effects import SaveFragment
 from farflung.peer.state.capture import Capture
 from farflung.protocol.digests import root_of
 from farflung.protocol.errors import CheckpointError
-from farflung.protocol.fragments import Fragment
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.moments import Attached
+from farflung.protocol.model_schema import Fragment, ModelSchema
+from farflung.protocol.moments import Attached, Terms
 from farflung.protocol.outer_numbers import ADAMW_PARTS
 
 
@@ -34,6 +33,7 @@ class RunFacts:
 
     attached: Attached
     incarnation: int  # of the coordinator that this peer followed when the fragment was taken
+    terms: Terms | None = None  # where its host has changed any
 
     @property
     def manifest(self) -> Manifest:
@@ -46,6 +46,10 @@ class RunFacts:
     @property
     def model(self) -> ModelSchema:
         return self.attached.model
+
+    def amended(self, version: int) -> int:
+        """The amendment that held in the round that made it; 0: none did."""
+        return self.terms.number_at(version - 1) if self.terms is not None else 0
 
     @property
     def fragments(self) -> tuple[Fragment, ...]:
@@ -130,6 +134,7 @@ class CheckpointWriter:
             model=facts.model,
             stage=UNSET if facts.stage is None else facts.stage,
             parts=3 if facts.attached.form.parts == ADAMW_PARTS else UNSET,
+            amended=facts.amended(version) or UNSET,
             fragments=tuple(self._saved[number] for number in sorted(self._saved)),
             files=tuple(sorted(self._draft.parts.shards, key=lambda file: file.first)),
             writer=self._identity.peer_id,

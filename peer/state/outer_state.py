@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from farflung.collectives.arithmetic.gram import dot_products
@@ -26,11 +27,10 @@ from farflung.optim.outer import OuterStep, PlainMean, advance
 from farflung.peer.machine.effects import Encode
 from farflung.peer.state.before_images import BeforeImages
 from farflung.protocol.digests import drawn_chunk, hash_bytes, keyed_hash, root_of
-from farflung.protocol.fragments import Fragment
 from farflung.protocol.frames import Payload
-from farflung.protocol.manifest import RoundSection
+from farflung.protocol.manifest_sections import RoundSection
 from farflung.protocol.messages import Show, What
-from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.model_schema import Fragment, ModelSchema
 from farflung.protocol.outer_numbers import StateForm
 from farflung.protocol.round_words import LADDER
 
@@ -58,7 +58,7 @@ class OuterState:
         self._model = model
         self._gather = codec_named(rules.gather_codec)
         self._codecs = {codec_named(name) for name in _codecs_of(rules)}
-        self._outer = outer
+        self._making: Callable[[int], OuterStep] = lambda version: outer
         fragments = tuple(held) or model.fragments(rules.fragments)
         self._fragments = {each.number: each for each in fragments}
         self._feedbacks = {number: feedback_for(rules.codec) for number in self._fragments}
@@ -81,6 +81,13 @@ class OuterState:
         self._hashed: set[int] = set()  # chunks that have not changed since their hash was made
         self.digests = dict.fromkeys(self._fragments, b"")  # of each fragment, as it was sealed last
 
+    def follow(self, making: Callable[[int], OuterStep], codec: str) -> None:
+        """`making`: the step that makes a version, from now on; `codec`: of contributions, where another one is due."""
+        self._making = making
+        for number, feedback in self._feedbacks.items():
+            if feedback is None:
+                self._feedbacks[number] = feedback_for(codec)
+
     def choose_paths(self) -> None:
         """Each codec is checked when it is used first, which takes a moment: better before a round than in it."""
         for codec in self._codecs:
@@ -97,13 +104,24 @@ class OuterState:
         self._hashes[effect.chunk] = self._made_hash(effect.chunk)
         self._hashed.add(effect.chunk)
 
+    def clear(self) -> None:
+        """Before values are placed one by one: all are zero, and no version of anything."""
+        for chunk in self._hashes:
+            self._tear(chunk)
+        for part in self._parts:
+            part.zero_()
+
+    def place(self, part: int, at: int, values: NDArray[np.float32]) -> None:
+        """Of the parameters (0) or a moment, from the one with this number among those that are held."""
+        self._parts[part].view(-1)[at : at + len(values)].copy_(torch.from_numpy(np.array(values)))
+
     def roll(self, effect: Roll) -> None:
         """Apply a committed result.  The decoded bytes are what everybody applies, the owner too."""
         delta_n = self._gather.decode(effect.payload, self._model.chunk_elements, self._delta_n)
         self.before.keep(effect.chunk, self._parts_of(effect.chunk))
         self._tear(effect.chunk)
         plain = self._model.is_plain(effect.chunk)  # buffers are no gradient
-        step: OuterStep = PlainMean() if plain else self._outer
+        step: OuterStep = PlainMean() if plain else self._making(effect.version)
         factor = 1.0 if plain else effect.factor
         tiles = self._tiles.get(effect.chunk, ())
         advance(step, self._values_of(effect.chunk), delta_n, effect.version, factor, tiles)

@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
-from farflung.optim.rates import rates_of
 from farflung.peer.data.leased_data import Span
 from farflung.peer.data.reading import MapStyle, Source, refuse_lists, source_of, tokens_in
 from farflung.peer.data.token_shards import TokenShards
@@ -44,6 +43,7 @@ from farflung.peer.trainer.agent_process import Agent, refuse_ranks, start_or_fi
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.layout import ModelLayout, unwrap
 from farflung.peer.trainer.model_tensors import survey
+from farflung.peer.trainer.optimizer_checks import refuse_other_parameters
 from farflung.peer.trainer.pretrained import SAVE_PATIENCE_S, save_pretrained
 from farflung.peer.trainer.recording import watcher_for
 from farflung.peer.trainer.run_optimizer import RunOptimizer
@@ -88,6 +88,7 @@ def join(
     }
     mistakes_in_one_line()
     survey(unwrap(model))  # what can't be exchanged is told before an agent starts
+    refuse_other_parameters(model, optimizer)
     return connect(url, given, several=True).join(model, optimizer, data_rank)
 
 
@@ -161,6 +162,7 @@ class Connection:
             )
         with ExitStack() as undo:
             undo.callback(self.close, "could not join")
+            refuse_other_parameters(model, optimizer)
             loop = self._loop(model, optimizer, data_rank)
             inner = RunOptimizer(optimizer, loop.after_step, loop.before_step, loop.before_rates)
             run = Run(self._agent, loop, inner, self.name)
@@ -258,7 +260,7 @@ class Run:
             dataset = TokenShards.of_run(self.manifest, own_config({}).data)
         source, made_of = source_of(dataset, self.manifest.run.seed), b""
         if fingerprint:
-            made_of, why_none = source.fingerprint(self.manifest.digest)
+            made_of, why_none = source.fingerprint(self._loop.run_digest)
             if why_none:
                 log.info("only the length of the data set is compared with that of others: %s", why_none)
         if workers and not isinstance(source, MapStyle):
@@ -334,8 +336,8 @@ class Run:
 
     @property
     def total_steps(self) -> int:
-        """The `global_step` at which the run ends: `rounds * sync_every`."""
-        return self.manifest.total_steps
+        """The `global_step` at which the run ends: `rounds * sync_every`, as long as its host has changed neither."""
+        return self._loop.total_steps
 
     @property
     def finished(self) -> bool:
@@ -347,10 +349,10 @@ class Run:
 
         `rate`: from `global_step` to the share; left out, `[inner] schedule` of run.toml.  A scheduler that wraps a
         function, as all of transformers do, becomes the run's by `scheduler.lr_lambdas = [run.lr_lambda(each) for each
-        in scheduler.lr_lambdas]`.
+        in scheduler.lr_lambdas]`.  Where the host has changed `[inner] lr`, the share is of the rate that the run began
+        with.
         """
-        of_step = rate if rate is not None else rates_of(self.manifest).share
-        return lambda _: of_step(self.global_step)
+        return lambda _: self._loop.rate_share(rate)
 
     # ---- the end
 

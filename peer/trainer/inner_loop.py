@@ -23,6 +23,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from farflung.optim.rates import rates_of
 from farflung.optim.recipes import outer_of
 from farflung.optim.schedule import rules_of
 from farflung.peer.data.leased_data import Span
@@ -37,8 +38,8 @@ from farflung.peer.trainer.machine import TrainerMachine
 from farflung.peer.trainer.recording import Held, NoWatcher, Undo, Watcher
 from farflung.peer.trainer.unmerged import Unmerged
 from farflung.protocol.errors import Refused, UserError
-from farflung.protocol.fragments import fragments_of
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.model_schema import fragments_of
 from farflung.protocol.process import failpoints
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class InnerLoop:
         ranks: Ranks = ALONE,
     ) -> None:
         """`watcher`: of what each span of steps is made of, from one round to the next freeze."""
-        self.manifest = manifest
+        self._manifest = manifest
         self.ranks = ranks
         self._watcher = watcher if watcher is not None else NoWatcher()
         self._has_frozen = False  # in the step that is being counted
@@ -118,7 +119,6 @@ class InnerLoop:
         self._shared: SharedState | None = None
         self._loaded: list[Tensor] = []  # the model, each part of it as it was set last
         self._before: list[Tensor] = []  # the model before a step that some fragments must not see
-        self._outer = outer_of(manifest)
         self._watch: LoadWatch | None = None  # that no weights are loaded past the run
         self._said_tokens: int | None = None
         self._batches = 0  # handed out, all in all
@@ -130,6 +130,28 @@ class InnerLoop:
     def shared(self) -> SharedState:
         assert self._shared is not None, "before attach()"
         return self._shared
+
+    @property
+    def run_digest(self) -> bytes:
+        """It names the run: of what it began with, whatever its host has changed since."""
+        return self._manifest.digest
+
+    @property
+    def manifest(self) -> Manifest:
+        """What holds at this version."""
+        terms = self.machine.terms
+        return self._manifest if terms is None else terms.at(max(0, self.version))
+
+    @property
+    def total_steps(self) -> int:
+        terms = self.machine.terms
+        return self._manifest.total_steps if terms is None else terms.total_steps(max(0, self.version))
+
+    def rate_share(self, rate: Callable[[int], float] | None) -> float:
+        """At the run's step, of the rate that the run began with.  `rate`: in place of [inner] schedule."""
+        manifest = self.manifest
+        share = rate if rate is not None else rates_of(manifest, self.total_steps).share
+        return share(self.run_step) * (manifest.inner.lr / self._manifest.inner.lr)
 
     @property
     def model(self) -> nn.Module:
@@ -335,7 +357,9 @@ class InnerLoop:
                 self._freeze(effect)
             case do.GoAhead(fragment, slot):
                 self.ranks.wait_for_all()  # the others' shares are in the slot
-                self.parts[fragment].train_on(self._model, self._loaded, self.shared, self._outer, slot)
+                self.parts[fragment].train_on(
+                    self._model, self._loaded, self.shared, outer_of(self.manifest), slot
+                )
             case do.Remember():
                 self._before = self.layout.snapshot(self._model)
             case do.PutBack(fragments):

@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from farflung.optim.rates import RunPlace
-from farflung.optim.schedule import Rules, Schedule
+from farflung.optim.schedule import Rules, Schedule, rules_of
 from farflung.peer.data.leased_data import LeaseBook, LoaderPace, ReadPace, Span
 from farflung.peer.local.words import (
     Attach,
@@ -43,6 +43,7 @@ from farflung.peer.local.words import (
     Stop,
     ToTrainer,
 )
+from farflung.peer.local.words import Terms as TermsWord
 from farflung.peer.trainer.effects import (
     Effect,
     ForgetLoss,
@@ -63,8 +64,9 @@ from farflung.peer.trainer.effects import (
     Warn,
     WriteAnchor,
 )
-from farflung.protocol.fragments import BOOKS_FRAGMENT
-from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.model_schema import BOOKS_FRAGMENT, ModelSchema
+from farflung.protocol.moments import Terms
 
 NOT_LOADED = -1
 PATIENCE_S = 30.0  # between two warnings of one kind
@@ -139,6 +141,7 @@ class TrainerMachine:
         self.finished = False
         self.step_count = self.all_tokens = 0
         self.waited_s = 0.0  # for rounds, all in all
+        self.terms: Terms | None = None  # where the host has changed any
         self._lease_samples = lease_samples
         self._schedule = Schedule(rules, now)
         self._place = RunPlace(rules)
@@ -230,6 +233,9 @@ class TrainerMachine:
         match word:
             case Shared():
                 return [OpenShared(word)]
+            case TermsWord(first=first, amendments=amendments):
+                self.terms = Terms.of(Manifest.from_canonical(first), amendments)
+                self._follow_terms()
             case Provide():
                 return [WriteAnchor(), Say(Provided())]
             case Load():
@@ -261,9 +267,18 @@ class TrainerMachine:
         loads = [self._held.pop(fragment) for fragment in fragments if fragment in self._held]
         return [effect for load in loads for effect in self._load(load, now)]
 
+    def _follow_terms(self) -> None:
+        """Those of the round that starts from this version; a period that has begun ends by them, too."""
+        if self.terms is None:
+            return
+        version = max(0, self.accounts[BOOKS_FRAGMENT].version)
+        self.rules = self._schedule.rules = rules_of(self.terms.at(version))
+        self._place.follow(self.rules, self.terms.steps_before)
+
     def _load(self, load: Load, now: float) -> list[Effect]:
         account = self.accounts[load.fragment]
         account.load(load)
+        self._follow_terms()
         restarts = load.keep in ("drop", "restore")
         if load.fragment == BOOKS_FRAGMENT:
             self._place.on_load(restarts)

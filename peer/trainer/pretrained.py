@@ -40,13 +40,16 @@ def save_pretrained(
             instead = ": write its weights with run.save(path)" if each is writer else ""
             raise UserError(f"{type(each).__name__} has no save_pretrained{instead}")
 
-    if any(is_sharded(each) and not each.requires_grad for each in model.parameters()):
+    # What did not train and lies on several ranks is whole on none of them.  An adapter's files are without it.
+    in_parts = {clean_name(n) for n, p in writer.named_parameters() if is_sharded(p) and not p.requires_grad}
+    if in_parts and not hasattr(writer, "peft_config"):
         raise UserError("the frozen parameters lie on several ranks: write the rest with run.save(path)")
 
     def weights() -> dict[str, Tensor]:
         """A copy: the agent may write the next version while the files are written."""
         of_run = layout.named_tensors(shared.anchor)
-        mine = {clean_name(name): tensor for name, tensor in writer.state_dict().items()}
+        named = ((clean_name(name), tensor) for name, tensor in writer.state_dict().items())
+        mine = {name: tensor for name, tensor in named if name not in in_parts}
         lost = sorted(of_run.keys() - mine.keys())
         if lost:
             raise UserError(

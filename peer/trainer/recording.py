@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,6 +41,14 @@ from farflung.peer.record.work_files import (
     write_work,
 )
 from farflung.peer.trainer.model_tensors import unwrap
+from farflung.peer.trainer.optimizer_state import (
+    OptimizerState,
+    Unrecordable,
+    parameters_of,
+    put_together,
+    taken_apart,
+    tensors_by_key,
+)
 from farflung.protocol.errors import StoreError, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema
@@ -141,8 +149,7 @@ class _Open:
 
     versions: tuple[int, ...]
     tensors: dict[str, Tensor]
-    optimizer: dict[str, Number]
-    on_host: tuple[str, ...]
+    optimizer: OptimizerState
     random: dict[str, Number] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     spans: list[Samples] = field(default_factory=list)  # handed out since the last step
@@ -158,27 +165,28 @@ class Recording:
         self._place, self._manifest, self._name = place, manifest, name
         self._model, self._optimizer = model, optimizer
         self._open: _Open | None = None
+        self._has_warned = False
         self._samples, self._data = 0, b""
 
     def begins(self, held: Held) -> None:
         tensors = {f"model.{name}": value for name, value in _state_of(self._model).items()}
         tensors |= {f"loaded.{at}": each for at, each in enumerate(held.loaded)}
         tensors |= {f"carry.{at}": each for at, each in enumerate(held.carries) if each is not None}
-        numbers: dict[str, Number] = {}
-        on_host: list[str] = []
-        for key, parameter, value in _optimizer_state(self._optimizer):
-            if isinstance(value, Tensor):
-                tensors[f"optimizer.{key}"] = value
-                if value.device != parameter.device:
-                    on_host.append(key)
-            elif isinstance(value, int | float | bool | None):
-                numbers[key] = value
-            else:
-                raise UserError(
-                    f"this optimizer's work can't be recorded: its state has {key}, a {type(value).__name__}"
-                )
+        try:
+            state = taken_apart(self._optimizer)
+        except Unrecordable as error:
+            return self._give_up(error)
+        tensors |= {f"optimizer.{key}": value for key, value in state.tensors.items()}
         copies = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
-        self._open = _Open(tuple(held.versions), copies, numbers, tuple(on_host))
+        self._open = _Open(tuple(held.versions), copies, state)
+        return None
+
+    def _give_up(self, error: Unrecordable) -> None:
+        """Whoever trains goes on: that no work is kept takes nothing from it."""
+        self._open = None
+        if not self._has_warned:
+            log.warning("nothing is recorded, as this optimizer's work can't be taken again: %s", error)
+        self._has_warned = True
 
     def on_loaded(self) -> None:
         self._spoil("a result came in the midst of it")
@@ -210,7 +218,11 @@ class Recording:
         if span is not None:
             if not span.spans:
                 self._spoil("a step was taken on samples that were not leased")
-            rates = tuple(map(_rates_of, self._optimizer.param_groups))
+            try:
+                rates = tuple(map(_rates_of, self._optimizer.param_groups))
+            except Unrecordable as error:
+                self._give_up(error)
+                return _nothing
             span.steps.append(Step(tuple(span.spans), rates, tuple(span.batches)))
             span.spans, span.batches = [], []
         return _nothing
@@ -232,8 +244,9 @@ class Recording:
             steps=tuple(span.steps),
             epoch_samples=self._samples,
             data=self._data,
-            optimizer=span.optimizer,
-            on_host=span.on_host,
+            optimizer=span.optimizer.numbers,
+            more=span.optimizer.more,
+            on_host=tuple(span.optimizer.on_host),
             random=span.random,
             threads=torch.get_num_threads(),
             software=f"torch {torch.__version__}",
@@ -275,22 +288,13 @@ class Redoing:
         self._restore_optimizer()
 
     def _restore_optimizer(self) -> None:
-        parameters = list(_parameters(self._optimizer))
-        self._optimizer.state.clear()
-        head = self._work.head
-        found: dict[str, Any] = {
-            name.removeprefix("optimizer."): value
-            for name, value in self._tensors.items()
-            if name.startswith("optimizer.")
-        }
-        for key, value in {**found, **head.optimizer}.items():
-            number, _, name = key.partition(".")
-            if not number.isdecimal() or int(number) >= len(parameters):
-                raise UserError(f"{self._work.folder}: its optimizer has another number of parameters")
-            parameter = parameters[int(number)]
-            if isinstance(value, Tensor):
-                value = value.clone() if key in head.on_host else value.to(parameter.device, copy=True)
-            self._optimizer.state[parameter][name] = value
+        head, tensors = self._work.head, tensors_by_key(self._tensors, "optimizer.")
+        try:
+            put_together(
+                self._optimizer, OptimizerState(tensors, head.optimizer, head.more, list(head.on_host))
+            )
+        except UserError as error:
+            raise UserError(f"{self._work.folder}: {error}") from None
 
     def on_loaded(self) -> None:
         pass
@@ -306,12 +310,7 @@ class Redoing:
     def on_read(self) -> None:
         if not self._has_read:
             self._has_read = True
-            found = {
-                name.removeprefix("random."): value
-                for name, value in self._tensors.items()
-                if name.startswith("random.")
-            }
-            set_random_state(found, self._work.head.random)
+            set_random_state(tensors_by_key(self._tensors, "random."), self._work.head.random)
 
     def batch_size(self, asked: int) -> int:
         """A batch was shorter than it should be where no more was leased just then."""
@@ -344,7 +343,7 @@ class Redoing:
     def _move_gradients(self) -> None:
         if not self._size:
             return
-        for parameter in _parameters(self._optimizer):
+        for parameter in parameters_of(self._optimizer):
             if (gradient := parameter.grad) is not None:
                 noise = torch.randn(gradient.shape, generator=self._chance).to(gradient)
                 gradient.add_(noise * (self._size * gradient.square().mean().sqrt()))
@@ -389,21 +388,11 @@ def _state_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
 
-def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
-
-
-def _optimizer_state(optimizer: Optimizer) -> Iterator[tuple[str, Tensor, object]]:
-    for at, parameter in enumerate(_parameters(optimizer)):
-        for name, value in optimizer.state.get(parameter, {}).items():
-            yield f"{at}.{name}", parameter, value
-
-
 def _rates_of(group: Mapping[str, Any]) -> Rates:
     found: Rates = {}
     for name, value in group.items():
         if isinstance(value, Tensor) and value.numel() == 1:
-            raise UserError(f"this optimizer's work can't be recorded: {name} of a group is a tensor")
+            raise Unrecordable(f"{name} of a group is a tensor")
         if isinstance(value, bool):
             continue  # how it is calculated (fused, foreach): this machine's business
         numbers = value if isinstance(value, tuple) else (value,)

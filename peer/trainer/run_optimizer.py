@@ -17,8 +17,10 @@ from typing import Any, overload
 
 from torch.optim import Optimizer
 
+from farflung.peer.trainer.optimizer_checks import warn_of_copies
 from farflung.protocol.errors import UserError
 
+_LOOKED_AT_AFTER_STEPS = 2  # some only look at their first step
 _HOOK_TABLES = (
     "_optimizer_step_pre_hooks",
     "_optimizer_step_post_hooks",
@@ -74,6 +76,8 @@ class RunOptimizer(Optimizer):
         for group, rate in rates:
             group["lr"] = rate
         self.steps += 1
+        if self.steps == _LOOKED_AT_AFTER_STEPS:
+            warn_of_copies(self.inner)
         self._after_step()
         return loss
 

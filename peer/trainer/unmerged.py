@@ -23,7 +23,7 @@ from farflung.peer.island.ranks import Ranks
 from farflung.peer.local.memory import SharedState
 from farflung.peer.trainer.effects import LoadAnchor
 from farflung.peer.trainer.layout import ModelLayout, Piece
-from farflung.protocol.fragments import Fragment
+from farflung.protocol.model_schema import Fragment
 from farflung.protocol.process import failpoints
 
 

@@ -27,7 +27,7 @@ def for_refusal(code: str) -> int:
         return USAGE
     if code == "unreachable":
         return UNREACHABLE
-    return MISMATCH if code in ("model", "manifest", "protocol") else REFUSED
+    return MISMATCH if code in ("model", "manifest", "protocol", "start") else REFUSED
 
 
 def code_for(error: BaseException) -> int:

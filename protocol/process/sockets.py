@@ -9,6 +9,10 @@ while its receive queue was full.  The kernel's keepalive and our own beats find
 
 from __future__ import annotations
 
+import os
+import resource
+import socket
+import struct
 from collections.abc import Mapping
 
 import zmq
@@ -21,12 +25,28 @@ Keys = tuple[bytes, bytes]  # a CURVE public key and its secret, in base 85
 Options = Mapping[int, int | bytes]
 
 
+def take_all_descriptors() -> None:
+    """As many connections as the system lets this process have: of each it takes two or more."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def opened(context: zmq.Context[Socket], kind: int, *presets: Options) -> Socket:
     socket = context.socket(kind)
     for preset in presets:
         for option, value in preset.items():
             socket.setsockopt(option, value)
     return socket
+
+
+def end_abruptly(descriptor: int) -> None:
+    """A TCP connection that leaves nothing behind when it is closed.  One from a chosen port would else keep that port
+    from the same other end for a minute."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as line:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    except OSError:
+        pass  # it has gone already
 
 
 # ---- keys: base 85 is how libzmq wants them --------------------------------------------------------------------------
@@ -139,6 +159,9 @@ HIGH_LIMIT_BYTES_PER_S = 6_250_000  # 50 Mbit/s
 BULK_CLIENT: Options = {zmq.IMMEDIATE: 1}
 # Over a way that its owner makes anew when it is over.
 BULK_RELAYED: Options = {zmq.RECONNECT_IVL: -1}
+# To somebody who connects to this peer in the same moment: one attempt, which is over before the next one is due.
+MEETING_TRY_MS = 900
+BULK_MEETING: Options = {zmq.RECONNECT_IVL: -1, zmq.CONNECT_TIMEOUT: MEETING_TRY_MS}
 BULK_SERVER: Options = {zmq.ROUTER_HANDOVER: 1, zmq.ROUTER_MANDATORY: 1}
 
 

@@ -15,8 +15,8 @@ from farflung.checkpoints.catch_up import ASKED_OF_ONE_DONOR, NO_VERSION, CatchU
 from farflung.checkpoints.donors import FIRST_ASKED, SPOILED_FORGIVEN, Donors
 from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal, SendFrame
 from farflung.protocol.digests import hash_bytes, root_of
-from farflung.protocol.fragments import Fragment
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
+from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import Commit
 from farflung.protocol.verdicts import Verdict
 

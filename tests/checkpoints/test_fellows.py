@@ -20,8 +20,8 @@ from farflung.checkpoints.fellows import (
 )
 from farflung.collectives.round.effects import DataEffect, Install, SendFrame
 from farflung.protocol.digests import full_mask, hash_bytes, mask_of, root_of
-from farflung.protocol.fragments import Fragment
 from farflung.protocol.frames import Frame, Header, Kind, bare_answer, with_payload
+from farflung.protocol.model_schema import Fragment
 from farflung.protocol.verdicts import Verdict
 
 TAG, RETRY_S, KEEP, COUNT = bytes(8), 3.0, 3, 64

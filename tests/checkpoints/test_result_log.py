@@ -20,7 +20,8 @@ from farflung.peer.state.results_on_disk import KeepingResults, Place
 from farflung.protocol.caps import RESULTS_BYTES
 from farflung.protocol.errors import StoreError
 from farflung.protocol.frames import ANSWERS, Frame, Kind, parse
-from farflung.protocol.manifest import Manifest, RoundSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import RoundSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.moments import Attached, Known
 from rig.waiting import PATIENCE_S

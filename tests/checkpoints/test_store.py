@@ -35,8 +35,8 @@ from farflung.peer.identity import Identity
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.digests import hash_bytes, root_of
 from farflung.protocol.errors import CheckpointError, StoreError, UserError
-from farflung.protocol.fragments import fragments_of
 from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.model_schema import fragments_of
 from farflung.protocol.outer_numbers import StateForm
 from rig.made_checkpoint import CHUNKS, FORM, ME, MODEL, RUN_ID, files_of, save, state
 from rig.waiting import LONG_S

@@ -7,8 +7,8 @@ from farflung.collectives.round.asking import ARRIVING_PATIENCE
 from farflung.collectives.round.effects import SendFrame
 from farflung.peer.machine.lane import QUIET_S, Lane
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.fragments import Fragment
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
+from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import Commit, Decision, Plan
 from farflung.protocol.verdicts import Verdict
 

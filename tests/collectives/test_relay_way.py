@@ -8,49 +8,14 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import pytest
-import zmq
 
 from farflung.collectives.link.link import Relayed
 from farflung.collectives.link.relay_way import RelayWay, Stand
-from farflung.collectives.link.zmq_link import ZmqLink
-from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
-from farflung.protocol.process.sockets import curve_raw
-from farflung.protocol.round_words import Contact
+from rig.link_ends import PAYLOAD_MAX, End, frame, until, ways
 from rig.relay_rig import CHOSEN, JOINED, RelayRig
 from rig.waiting import eventually
-
-TAG = b"run-tag!"
-PAYLOAD_MAX = 1 << 20
-
-
-@dataclass(eq=False)
-class End:
-    name: str
-    got: list[tuple[str, Frame]] = field(default_factory=list)
-    spoiled: int = 0
-
-    def __post_init__(self) -> None:
-        keys = zmq.curve_keypair()
-        self.link = ZmqLink(keys)
-        self.link.expect(self.name, TAG, PAYLOAD_MAX)
-        self.key = curve_raw(keys[0])
-        self.contact = Contact(self.name, self.name, self.key, "")
-
-    def turn(self) -> None:
-        poller = zmq.Poller()
-        for each, events in self.link.sockets():
-            poller.register(each, events)
-        poller.poll(2)
-        for sender, came in self.link.receive():
-            if isinstance(came, Spoiled):
-                self.spoiled += 1
-            else:
-                self.got.append((sender, Frame(came.header, bytes(came.payload))))
-        self.link.flush()
-        self.link.on_tick()
 
 
 @pytest.fixture
@@ -70,28 +35,10 @@ def rig(ends: tuple[End, End]) -> Iterator[RelayRig]:
         yield found
 
 
-def until(ends: tuple[End, ...], wanted: Callable[[], object], what: str) -> None:
-    def look() -> object:
-        for each in ends:
-            each.turn()
-        return wanted()
-
-    eventually(look, what)
-
-
-def frame(chunk: int, payload: bytes) -> Frame:
-    return with_payload(Header(Kind.CONTRIBUTION, TAG, round_no=1, chunk=chunk), payload)
-
-
 def meet(ends: tuple[End, End], ways: tuple[Relayed, Relayed]) -> None:
     for mine, theirs, way in zip(ends, reversed(ends), ways, strict=True):
         mine.link.set_contacts([ends[0].contact, ends[1].contact])
         mine.link.set_ways({theirs.name: way})
-
-
-def ways(rig: RelayRig, ends: tuple[End, End]) -> tuple[Relayed, Relayed]:
-    ann, bob = ends
-    return rig.way(ann.key, bob.key), rig.way(bob.key, ann.key)
 
 
 def test_frames_pass_both_ways_and_are_counted_by_the_kernel(ends: tuple[End, End], rig: RelayRig) -> None:

@@ -14,6 +14,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farflung.collectives.link import zmq_link
 from farflung.collectives.link.bookkeeping import OnTheWay
 from farflung.collectives.link.line import HELP_AFTER_S, Connection, Line
 from farflung.collectives.link.pacer import Pacer
@@ -21,7 +22,7 @@ from farflung.collectives.link.tcp_counts import NEWS_BYTES, NOTHING, Crossed, I
 from farflung.collectives.link.zmq_link import STALL_S, UNREACHED_AFTER_S, LinkSettings, ZmqLink
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.protocol.process.sockets import bulk, curve_raw, opened
-from farflung.protocol.round_words import Contact
+from farflung.protocol.round_words import CROWD, Contact
 from rig.waiting import PATIENCE_S, Patience
 
 RUN = b"run-tag!"
@@ -128,6 +129,39 @@ def test_who_cannot_be_dialled_is_reached_over_its_own_connection(ends: list[End
     cid.link.send("ann", frame(payload=b"for ann"))
     until(ends, lambda: bool(ann.got), "ann hears cid")
     assert ann.got[0][0] == "cid"
+
+
+def test_who_cannot_be_dialled_dials_in_a_crowd_when_something_is_to_go_there() -> None:
+    cid, ann = End("cid", dialable=False), End("ann")
+    others = [Contact(f"other {n}", f"other {n}", bytes([n % 256]) * 32, "127.0.0.1:9") for n in range(CROWD)]
+    cid.link.set_contacts([ann.contact, *others])
+    ann.link.set_contacts([cid.contact])
+    assert not any(line.opened for line in cid.link.lines.values())
+    cid.link.send("ann", frame(payload=b"for ann"))
+    until([cid, ann], lambda: bool(ann.got), "ann hears cid")
+    assert [peer for peer, line in cid.link.lines.items() if line.opened] == ["ann"]
+
+
+def test_a_process_that_may_open_no_more_sockets_goes_on_with_those_that_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ended by an error that nobody caught, at some 345 members that could be dialled."""
+    monkeypatch.setattr(zmq_link, "SOCKETS_MOST", 12)
+    ann, bob = End("ann", dialable=False), End("bob")
+    bob.link.set_contacts([ann.contact])
+    others = [Contact(f"other {n}", f"other {n}", bytes([n]) * 32, "127.0.0.1:9") for n in range(9)]
+    ann.link.set_contacts([bob.contact, *others])
+    unopened = [peer for peer, line in ann.link.lines.items() if not line.opened]
+    assert unopened and "bob" not in unopened
+    assert ann.link.send(unopened[0], frame()), "it waits"
+    ann.link.send("bob", frame(payload=b"for bob"))
+    until([ann, bob], lambda: bool(bob.got), "bob hears ann")
+    ann.link.set_contacts([bob.contact, *others[-1:]])  # the others are gone, and what they held is free
+    patience = Patience()
+    while not ann.link.lines[others[-1].peer].opened:
+        assert not patience.is_over
+        ann.turn()
+        ann.link.send(others[-1].peer, frame())
 
 
 def test_P8_strangers_and_former_members_are_not_heard(ends: list[End]) -> None:

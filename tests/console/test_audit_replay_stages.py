@@ -18,7 +18,8 @@ from farflung.console.history.audit_replay import Outcome, replay, sources_at
 from farflung.console.history.history import History
 from farflung.console.main import app
 from farflung.protocol.errors import CheckpointError, UserError
-from farflung.protocol.manifest import Manifest, OuterSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import OuterSection
 from farflung.protocol.round_words import Commit, result_name
 from rig.made_archive import (
     RUN_ID,

@@ -124,7 +124,7 @@ def test_without_a_file_nothing_is_written_and_a_bad_one_is_a_mistake(tmp_path: 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"peers": 1}, "--peers: expected 2 to 64, found 1"),
+        ({"peers": 1}, "--peers: expected 2 to 128, found 1"),
         ({"mb": 0}, "--mb: expected 1 to 100000, found 0"),
         ({"rounds": 0}, "--rounds: expected"),
         ({"codec": "zip"}, '--codec: expected "fp32" or'),

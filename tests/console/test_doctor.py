@@ -11,7 +11,19 @@ from typing import Any
 
 import pytest
 
-from farflung.console.doctor.advice import FAIL, OK, WARN, Facts, Line, Relay, examine, nat_kind, round_bytes
+from farflung.console.doctor.advice import (
+    FAIL,
+    OK,
+    WARN,
+    Facts,
+    Line,
+    Relay,
+    Seen,
+    examine,
+    nat_kind,
+    round_bytes,
+)
+from farflung.console.doctor.nat_probe import look
 from farflung.console.inspect_commands import run_doctor
 from farflung.console.screen.gpu import gpus_in
 from farflung.coordinator.door import prober
@@ -19,15 +31,17 @@ from farflung.coordinator.door.dialer import Target
 from farflung.coordinator.door.front_door_process import in_thread
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import ListenOn
-from farflung.coordinator.door.prober import Prober
+from farflung.coordinator.door.prober import Caller, Prober
 from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.peer.settings import OwnConfig
 from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.manifest import Manifest, OuterSection, RoundSection, RunSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import OuterSection, RoundSection, RunSection
 from farflung.protocol.messages import Message, Probe, Probed, Refuse
 from farflung.protocol.process import exit_codes
+from rig.relay_rig import RelayRig
 from rig.waiting import PATIENCE_S
 
 GIB = 1 << 30
@@ -157,12 +171,12 @@ def probe(address: str = "", want: int = 0) -> Probe:
 def test_only_the_caller_itself_is_dialled(hall: tuple[Prober, Dials, list[Message]]) -> None:
     door, dials, said = hall
     door.on_probe(
-        b"a", "203.0.113.9", Probe(padding=b"", want=0, address="203.0.113.9:22", key=b"short"), 0.0
+        Caller(b"a", "203.0.113.9"), Probe(padding=b"", want=0, address="203.0.113.9:22", key=b"short"), 0.0
     )
     for address in ("192.0.2.7:22", "localhost:22", "203.0.113.9:0", "nonsense", "[::1]:22"):
-        door.on_probe(b"a", "::ffff:203.0.113.9", probe(address), 0.0)
+        door.on_probe(Caller(b"a", "::ffff:203.0.113.9"), probe(address), 0.0)
     assert not dials.asked and all("not tried" in message.dialled for message in said)  # type: ignore[union-attr]
-    door.on_probe(b"a", "::ffff:203.0.113.9", probe("203.0.113.9:4000"), 0.0)
+    door.on_probe(Caller(b"a", "::ffff:203.0.113.9"), probe("203.0.113.9:4000"), 0.0)
     assert [target.address for target in dials.asked] == ["203.0.113.9:4000"]
     assert door.on_verdict(dials.asked[0], True)
     assert isinstance(said[-1], Probed) and said[-1].dialled == "yes"
@@ -175,10 +189,10 @@ def test_strangers_move_no_more_than_their_share(hall: tuple[Prober, Dials, list
     door, _, said = hall
     size = 190_000
     for _ in range(2 * prober.BURST_BYTES // size):
-        door.on_probe(b"a", "", probe(want=size), 0.0)
+        door.on_probe(Caller(b"a", ""), probe(want=size), 0.0)
     given = sum(len(message.padding) for message in said if isinstance(message, Probed))
     assert given <= prober.BURST_BYTES and isinstance(said[-1], Refuse)
-    door.on_probe(b"a", "", probe(want=size), 1.0)
+    door.on_probe(Caller(b"a", ""), probe(want=size), 1.0)
     assert isinstance(said[-1], Probed), "a second later there is some more"
 
 
@@ -231,3 +245,36 @@ def test_nobody_there_is_a_failure_with_its_exit_code(
     )
     out = capsys.readouterr().out
     assert "FAIL coordinator" in out and "this machine cannot take part yet: coordinator" in out
+
+
+HERE, THERE = "203.0.113.9:40001", "203.0.113.9:51007"
+
+
+@pytest.mark.parametrize(
+    ("seen", "verdict", "words"),
+    [
+        (Seen(40001, HERE, HERE), OK, "one port for all connections"),
+        (Seen(40001, HERE, THERE), WARN, "another port for each connection"),
+        (Seen(40001, HERE, ""), OK, "the same as here, so probably"),
+        (Seen(40002, HERE, ""), OK, "it is not known whether"),
+        (Seen(40001, "203.0.113.9:443", "203.0.113.9:443"), WARN, "below 1024"),
+        (Seen(40001, "", ""), WARN, "did not say"),
+    ],
+)
+def test_the_doctor_says_whether_others_can_meet_this_machine(seen: Seen, verdict: str, words: str) -> None:
+    found = verdicts(seen=seen, dialled=("192.168.1.2:4000", "no"))["router"]
+    assert found[0] == verdict and words in found[1]
+
+
+def test_a_hard_router_is_no_warning_to_whoever_can_be_dialled() -> None:
+    assert verdicts(seen=Seen(40001, HERE, THERE))["router"][0] == OK
+    assert "router" not in verdicts()
+
+
+def test_both_sockets_of_a_real_coordinator_see_the_port(url: JoinUrl) -> None:
+    with RelayRig() as rig:
+        seen = look(url, rig.port)
+        assert seen == Seen(seen.local_port, f"127.0.0.1:{seen.local_port}", f"127.0.0.1:{seen.local_port}")
+        assert look(url, 0).by_relay == ""
+        port = rig.port
+    assert look(url, port).by_relay == "", "there is none any more"

@@ -62,18 +62,12 @@ def interrupted(module: str, *words: str, entry: str = "console.main", marker: s
 
 
 @pytest.mark.parametrize(
-    ("words", "needed"),
-    [
-        (["--help"], ""),
-        (["join", "--help"], ""),
-        (["init", "FOLDER/run.toml"], ""),
-        (["status", URL], "cryptography"),  # for the words of the wire
-    ],
+    "words", [["--help"], ["join", "--help"], ["init", "FOLDER/run.toml"], ["status", URL]], ids=" ".join
 )
-def test_light_commands_load_nothing_that_is_slow(words: list[str], needed: str, tmp_path: Path) -> None:
+def test_light_commands_load_nothing_that_is_slow(words: list[str], tmp_path: Path) -> None:
     told = [word.replace("FOLDER", str(tmp_path)) for word in words]
     done = python(LOADED.format(slow=SLOW), *told, FARFLUNG_HOME=str(tmp_path))
-    assert done.stderr.splitlines()[-1].split() == ["loaded:", *needed.split()], done.stderr
+    assert done.stderr.splitlines()[-1].split() == ["loaded:"], done.stderr
 
 
 # ---- said before anything slow is loaded

@@ -192,7 +192,7 @@ WRONG = [
     (["--stages", "1"], "--stages: expected 2 to 64, found 1"),
     (["--seats", "4,4"], "--seats: expected one number, or one for each of 4 stages, found '4,4'"),
     (["--seats", "many"], "--seats: expected numbers with commas between them, found 'many'"),
-    (["--seats", "0"], "--seats: expected 1 to 64 each, found '0'"),
+    (["--seats", "0"], "--seats: expected 1 to 128 each, found '0'"),
     (["--seats", "40"], "--seats: expected at most 64 in all, found '40'"),
     (["--unit-ms", "0"], "--unit-ms: expected 0.1 to 60000 each, found '0'"),
     (["--batch", "5000"], "--batch: expected 1 to 4096, found 5000"),

@@ -16,7 +16,8 @@ from farflung.console.doctor.advice import FAIL, OK, WARN, Facts, Line, examine
 from farflung.console.doctor.stage_advice import Room, Stage, fitting, memory_words, stages_in, use_of
 from farflung.peer.pipeline.fitting import Need, fitting_stages
 from farflung.peer.pipeline.fitting import Room as TrainersRoom
-from farflung.protocol.manifest import Manifest, MergeSection, OuterSection, PipelineSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import MergeSection, OuterSection, PipelineSection
 
 LINE = 200e6 / 8
 PARAMETERS = 252e6

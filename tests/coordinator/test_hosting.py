@@ -18,17 +18,20 @@ import pytest
 import zmq
 
 from farflung.console.screen.status_client import StatusClient
+from farflung.coordinator.door.channel import packed, pair
 from farflung.coordinator.door.front_door_process import in_thread
+from farflung.coordinator.door.front_door_words import CannotListen, door_channel
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import ListenOn
-from farflung.coordinator.hosting import QuietEnd, _read_manifest
+from farflung.coordinator.hosting import QuietEnd, _places, _whereabouts, read_manifest
 from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.records import CommittedRound, Started
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.protocol.errors import UserError
-from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.manifest import Manifest, RunSection
+from farflung.protocol.join_url import Address, JoinUrl, whereabouts_of
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import RunSection
 from farflung.protocol.process.sockets import curve_text
 from farflung.protocol.round_words import Commit
 from farflung.protocol.signing import curve_key_of, proves, statement_of
@@ -42,7 +45,7 @@ import sys
 from pathlib import Path
 from farflung.coordinator.hosting import Hosting, serve
 folder = Path(sys.argv[1])
-asked = Hosting(folder / "run.toml", folder / "data", "127.0.0.1:0", None, bool(sys.argv[2:]))
+asked = Hosting(folder / "run.toml", folder / "data", "127.0.0.1:0", (), bool(sys.argv[2:]))
 serve(asked, lambda url: print(url, flush=True))
 """
 
@@ -150,7 +153,7 @@ def test_a_taken_port_is_said(tmp_path: Path) -> None:
 
 
 def read_with(path: Path, *changes: str) -> Manifest:
-    return _read_manifest(path, changes)
+    return read_manifest(path, changes)
 
 
 def test_a_key_set_on_the_command_line_is_as_if_the_file_said_it(tmp_path: Path) -> None:
@@ -260,6 +263,45 @@ def test_where_to_listen(text: str, parsed: ListenOn) -> None:
 def test_where_not_to_listen(text: str) -> None:
     with pytest.raises(UserError, match="expected HOST:PORT"):
         ListenOn.parse(text)
+
+
+def test_where_peers_dial(tmp_path: Path) -> None:
+    told = ("a.example", "10.0.0.1:7", "2001:db8::7", "[2001:db8::7]:8")
+    places = (Address("a.example", 29800), Address("10.0.0.1", 7), Address("2001:db8::7", 29800))
+    assert _places(told, 29800) == (*places, Address("2001:db8::7", 8))
+    assert _places(("a", "a:29800"), 29800) == (Address("a", 29800),)
+    with pytest.raises(UserError, match="--public: 5 addresses, at most 4"):
+        _places(("a", "b", "c", "d", "e"), 1)
+    for wrong in ("", "a b", "a:0", "a:b", "[::zz]", "tcp://a:1"):
+        with pytest.raises(UserError, match="--public"):
+            _places((wrong,), 1)
+    keys = load_or_create(tmp_path)
+    machine = RunMachine(MANIFEST, bytes(16), [Started(incarnation=4)], os.urandom)
+    said = whereabouts_of(
+        _whereabouts(machine, JoinUrl.at(places, "demo", keys.public_raw), keys), keys.public_raw
+    )
+    assert said is not None and (said.places, said.incarnation, said.expires_s) == (places, 4, 0)
+    with pytest.raises(UserError, match="too long"):
+        _places_signed = tuple(Address("h" * 250 + str(at), 1) for at in range(4))
+        _whereabouts(machine, JoinUrl.at(_places_signed, "demo", keys.public_raw), keys)
+
+
+def test_whoever_listens_everywhere_offers_both_families() -> None:
+    [only] = ListenOn.parse("0.0.0.0:1").hosts_for_others()
+    assert ":" not in only
+    both = ListenOn.parse("*:1").hosts_for_others()
+    assert both[0] == only and len(both) <= 2 and all(":" in each for each in both[1:])
+    assert ListenOn.parse("10.0.0.1:1").hosts_for_others() == ("10.0.0.1",)
+
+
+def test_a_word_between_the_processes_that_is_no_text_ends_their_channel() -> None:
+    """The front door talks to strangers: whoever takes it over must not end the coordinator."""
+    ours, theirs = pair()
+    channel = door_channel(ours)
+    theirs.send(packed(CannotListen(reason="abc")).replace(b"abc", b"\xe4bc"))
+    assert list(channel.receive()) == [] and channel.closed
+    ours.close()
+    theirs.close()
 
 
 def test_the_key_is_kept_and_private(tmp_path: Path) -> None:

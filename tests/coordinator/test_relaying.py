@@ -11,7 +11,8 @@ from farflung.coordinator.relay.relay_words import Counted
 from farflung.coordinator.relaying import BACK_WITHIN_S, SAVED_EVERY_S, Month, Relaying
 from farflung.coordinator.run.effects import Note
 from farflung.coordinator.run.machine import RunMachine
-from farflung.protocol.manifest import Manifest, NetSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import NetSection
 
 JULY, AUGUST = 1_783_000_000.0, 1_786_000_000.0  # seconds since 1970, of 2026
 

@@ -29,7 +29,8 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import Unreachable
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import CONTROL_FRAME_BYTES, PROTOCOL_VERSION
-from farflung.protocol.manifest import Manifest, NetSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import NetSection
 from farflung.protocol.messages import (
     MEMBER_OUT,
     AskStatus,

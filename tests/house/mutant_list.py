@@ -8,22 +8,26 @@ from __future__ import annotations
 
 from mutant import Mutant
 from mutants_of_batches import BATCHES
+from mutants_of_delay import DELAY
+from mutants_of_finding import FINDING
 from mutants_of_peers import ARITHMETIC, SHARDS, STAGES, STATE
 from mutants_of_proofs import ERAS, PROOFS, SUMS
 from mutants_of_reach import REACH
-from mutants_of_rounds import CROSSINGS, DOOR, FRAMES, ROUNDS
+from mutants_of_rounds import CROSSINGS, DOOR, FRAMES, ROUNDS, SLOW_LINES
 from mutants_of_runs import RUN
 from mutants_of_seats import SEATS
 from mutants_of_stages import PIPELINES
 
 MUTANTS: tuple[Mutant, ...] = (
     *FRAMES,
+    *SLOW_LINES,
     *DOOR,
     *ROUNDS,
     *CROSSINGS,
     *RUN,
     *PIPELINES,
     *BATCHES,
+    *DELAY,
     *SEATS,
     *ARITHMETIC,
     *STATE,
@@ -33,4 +37,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *SUMS,
     *ERAS,
     *REACH,
+    *FINDING,
 )

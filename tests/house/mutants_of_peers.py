@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from mutant import ADMISSION, CATCH_UP, FEEDBACK, FELLOWS, GOING_BACK, LANE, MEMBER, STORE, TRAINER, Mutant
+from mutant import (
+    ADMISSION,
+    AMENDMENTS,
+    CATCH_UP,
+    FEEDBACK,
+    FELLOWS,
+    GOING_BACK,
+    LANE,
+    MEMBER,
+    STORE,
+    TRAINER,
+    WARM_START,
+    Mutant,
+)
 
 ARITHMETIC = (
     Mutant(
@@ -225,10 +238,115 @@ STATE = (
     ),
     Mutant(
         "own first values are tried before anything is fetched",
-        "peer/machine/checkpoint_policy.py",
+        "peer/machine/founding.py",
         "        self._tried = told",
         "        return False",
         ("tests/whole/test_joining_live.py",),
+    ),
+    Mutant(
+        "what a run begins with is what its host named",
+        "checkpoints/tensor_file.py",
+        "if hasher.hexdigest() != self._expected:",
+        "if False:",
+        WARM_START,
+    ),
+    Mutant(
+        "a checkpoint that a run begins with is the one that its host named",
+        "checkpoints/warm_start.py",
+        "if found != start.hash:",
+        "if False:",
+        WARM_START,
+    ),
+    Mutant(
+        "a run begins with no values that are no numbers",
+        "checkpoints/tensor_file.py",
+        "if not np.isfinite(values).all():",
+        "if False:",
+        WARM_START,
+    ),
+    Mutant(
+        "a stage takes nothing of another one's from what a run begins with",
+        "checkpoints/warm_start.py",
+        "skipped = max(0, window.start - at)",
+        "skipped = 0",
+        WARM_START,
+    ),
+    Mutant(
+        "who has read what a run begins with does not train on something else",
+        "peer/machine/founding.py",
+        "if not self._is_read or version != 0 or known is None or known == digest:",
+        "if True:",
+        ("tests/peer/machine/test_founding.py",),
+    ),
+    Mutant(
+        "nobody but the founder reads what lies on the host's own disk",
+        "peer/machine/founding.py",
+        "others = not founds and self._start.for_all and self._may_begin_so(tick, lanes)",
+        "others = not founds and self._may_begin_so(tick, lanes)",
+        ("tests/peer/machine/test_founding.py",),
+    ),
+    Mutant(
+        "only the host's key amends a run",
+        "protocol/moments.py",
+        "if pinned and not is_hosts(each, run_id, pinned):",
+        "if False:",
+        AMENDMENTS,
+    ),
+    Mutant(
+        "an amendment follows on the terms that it names",
+        "protocol/moments.py",
+        "if amendment.number != self.count + 1 or amendment.before != self.newest.digest:",
+        "if False:",
+        AMENDMENTS,
+    ),
+    Mutant(
+        "what may not change is not changed by the host's key either",
+        "protocol/moments.py",
+        "                if key not in MAY_CHANGE.get(section, ()):\n                    raise UserError(f",
+        "                if False:\n                    raise UserError(f",
+        AMENDMENTS,
+    ),
+    Mutant(
+        "a peer applies nothing whose terms it does not know",
+        "peer/machine/getting_in.py",
+        "        if message.amended == due:",
+        "        if True:",
+        ("tests/peer/machine/test_amending.py",),
+    ),
+    Mutant(
+        "P1 each version is made by its own terms",
+        "optim/recipes.py",
+        "number = terms.number_at(version - 1)",
+        "number = terms.count",
+        ("tests/peer/machine/test_amending.py",),
+    ),
+    Mutant(
+        "the court takes each version's own step",
+        "coordinator/court/plain_steps.py",
+        "return (terms.at(version - 1, era) if terms is not None else manifest).outer_numbers",
+        "return (terms.newest if terms is not None else manifest).outer_numbers",
+        ("tests/peer/machine/test_amending.py",),
+    ),
+    Mutant(
+        "a round in flight ends as it was begun",
+        "coordinator/run/operator_orders.py",
+        "least = newest + 1 if flies else newest",
+        "least = newest",
+        ("tests/coordinator/run/test_amending.py",),
+    ),
+    Mutant(
+        "what was given up is not won back by other terms",
+        "coordinator/ledger/ledger.py",
+        "                self.amendments.append(amendment)\n                self.abandoned = None",
+        "                self.amendments.append(amendment)\n                self.abandoned = self.abandoned",
+        ("tests/coordinator/run/test_amending.py",),
+    ),
+    Mutant(
+        "a trainer takes the terms of the version that it loads",
+        "peer/trainer/machine.py",
+        "        account.load(load)\n        self._follow_terms()",
+        "        account.load(load)\n        pass",
+        ("tests/peer/machine/test_amending.py",),
     ),
     Mutant(
         "a checkpoint's chunks have their hashes",
@@ -328,8 +446,8 @@ STAGES = (
     Mutant(
         "P11 a load drops what counts",
         "peer/trainer/summing.py",
-        "self.version, self.sums, self._frozen = load.version, Sums(), False",
-        "self.version, self._frozen = load.version, False",
+        "self.sums, self._frozen = Sums(), False",
+        "self._frozen = False",
         (*STAGE_MACHINE, "tests/peer/trainer/test_batch_machine.py"),
     ),
     Mutant(

@@ -6,6 +6,13 @@ from mutant import AUDITOR, AUDITS, COURT, DATA, FIRST, PROVEN, UNDONE, WEIGHTS,
 
 PROOFS = (
     Mutant(
+        "who fetched a state is heard where those who held one lack what only others have",
+        "coordinator/run/settling.py",
+        "if patience_over and all(said.version < version for _, said in heard):",
+        "if patience_over and not heard:",
+        COURT,
+    ),
+    Mutant(
         "an echo of a digest shows nothing",
         "coordinator/run/settling.py",
         "holds = shows and bool(value) and value == book.shown.get(said.version)",

@@ -5,6 +5,10 @@ from __future__ import annotations
 from mutant import Mutant
 
 WAYS = ("tests/coordinator/reach/test_ways.py", "tests/coordinator/run/test_relayed_members.py")
+MEETING = (
+    "tests/coordinator/reach/test_meeting.py",
+    "tests/coordinator/run/test_meeting_members.py",
+)
 TICKETS = ("tests/coordinator/reach/test_tickets.py", "tests/coordinator/relay/test_relay.py")
 BOARD = ("tests/coordinator/relay/test_switchboard.py", "tests/coordinator/relay/test_relay.py")
 
@@ -66,17 +70,108 @@ REACH = (
         ("tests/coordinator/relay/test_socks.py",),
     ),
     Mutant(
-        "over the relay only the contact's own key shakes hands",
-        "collectives/link/zmq_link.py",
-        "self._zap.set_policy(domain, theirs.__eq__)",
-        "self._zap.set_policy(domain, lambda key: True)",
+        "whoever can be dialled owns, and others do not",
+        "coordinator/reach/ways.py",
+        "if dialled or (self.relay is None and not self.meetings.is_on):",
+        "if self.relay is None and not self.meetings.is_on:",
+        WAYS,
+    ),
+    Mutant(
+        "owners have as few as possible at the relay",
+        "coordinator/reach/ways.py",
+        "return {peer for peer, count in relayed.items() if count == min(relayed.values())}",
+        "return set(relayed)",
+        WAYS,
+    ),
+    Mutant(
+        "a connection past routers counts where both say so",
+        "coordinator/reach/meeting.py",
+        "stands = other.peer in self._said.get(one.key, ()) and one.peer",
+        "stands = other.peer in self._said.get(one.key, ()) or one.peer",
+        MEETING,
+    ),
+    Mutant(
+        "a pair changes over between rounds",
+        "coordinator/reach/meeting.py",
+        "self.waits_for_gap = stands and not before and self.is_relayed and is_busy",
+        "self.waits_for_gap = False",
+        MEETING,
+    ),
+    Mutant(
+        "a pair has one way",
+        "coordinator/reach/meeting.py",
+        "self.is_punched, self.is_relayed, self._stood_since = True, False, now",
+        "self.is_punched, self._stood_since = True, now",
+        MEETING,
+    ),
+    Mutant(
+        "a broken connection leaves the relay",
+        "coordinator/reach/meeting.py",
+        "self.is_punched, self.is_relayed = False, True",
+        "self.is_punched = False",
+        MEETING,
+    ),
+    Mutant(
+        "so many tries of a pair",
+        "coordinator/reach/meeting.py",
+        "return self.series < SERIES_MOST and now",
+        "return now",
+        MEETING,
+    ),
+    Mutant(
+        "two ports are a hard router's",
+        "coordinator/reach/meeting.py",
+        "if len(set(seen.values())) > 1:",
+        "if False:",
+        MEETING,
+    ),
+    Mutant(
+        "nobody is sent to a low port",
+        "coordinator/reach/meeting.py",
+        "if _port_of(seen[DOORS[0]]) >= LEAST_PORT else Nat.LOW",
+        "if True else Nat.LOW",
+        MEETING,
+    ),
+    Mutant(
+        "nobody is sent into a network of his own",
+        "coordinator/reach/meeting.py",
+        "and mine.is_global == theirs.is_global and",
+        "and",
+        MEETING,
+    ),
+    Mutant(
+        "nothing is kept of strangers' looks",
+        "coordinator/reach/meeting.py",
+        "if key not in self.wanted or self",
+        "if self",
+        MEETING,
+    ),
+    Mutant(
+        "new sessions buy no new tries",
+        "coordinator/reach/meeting.py",
+        "return self._quota.take(one.peer, now) and self._quota.take(other.peer, now)",
+        "return True",
+        MEETING,
+    ),
+    Mutant(
+        "over the relay and at an instant only the contact's own key shakes hands",
+        "collectives/link/undialled.py",
+        "self.zap.set_policy(domain, theirs.__eq__)",
+        "self.zap.set_policy(domain, lambda key: True)",
         ("tests/collectives/test_relay_way.py",),
     ),
     Mutant(
-        "whoever can be dialled owns, and others do not",
-        "coordinator/reach/ways.py",
-        "if dialled or self.relay is None:",
-        "if self.relay is None:",
-        WAYS,
+        "whoever is late waits for the next instant",
+        "collectives/link/undialled.py",
+        "line.tries = min(MEET_TRIES, max(line.tries, missed))",
+        "line.tries = min(MEET_TRIES, max(line.tries, 0 * missed))",
+        ("tests/collectives/test_undialled.py",),
+    ),
+    Mutant(
+        "what the relay still carries may arrive",
+        "collectives/link/undialled.py",
+        "elif way is None and line.is_punched:",
+        "elif False:",
+        ("tests/collectives/test_undialled.py",),
     ),
 )

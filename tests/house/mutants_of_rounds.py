@@ -16,6 +16,111 @@ from mutant import (
     Mutant,
 )
 
+AHEAD_RULES = "coordinator/rounds/ahead.py"
+AHEAD_TESTS = ("tests/coordinator/rounds/test_ahead.py",)
+AHEAD_LANE = ("tests/peer/machine/test_ahead.py", "tests/whole/test_slow_line.py")
+
+SLOW_LINES = (
+    Mutant(
+        "where half of the lines are slow nobody is special",
+        AHEAD_RULES,
+        "if 2 * len(found) >= len(beats) or",
+        "if",
+        AHEAD_TESTS,
+    ),
+    Mutant(
+        "a run that needs everybody waits for everybody",
+        AHEAD_RULES,
+        " or len(beats) - len(found) < least:",
+        ":",
+        AHEAD_TESTS,
+    ),
+    Mutant(
+        "what costs the others nothing is no slow line",
+        AHEAD_RULES,
+        " and line.extra_s >= costs_s",
+        "",
+        AHEAD_TESTS,
+    ),
+    Mutant(
+        "a line that was slow is so until it clearly is not",
+        AHEAD_RULES,
+        "slower = STILL_SLOWER if was_slow else",
+        "slower =",
+        AHEAD_TESTS,
+    ),
+    Mutant(
+        "what is on its way is not begun again in another codec",
+        AHEAD_RULES,
+        "given = self._codecs_for_long(new, model) | self._given",
+        "given = self._codecs_for_long(slow, model)",
+        AHEAD_TESTS,
+    ),
+    Mutant(
+        "owners of what was sent ahead stay as long as they can",
+        AHEAD_RULES,
+        "if plan is not None and stays:",
+        "if plan is not None and False:",
+        AHEAD_TESTS,
+    ),
+    Mutant(
+        "who sends ahead hears of it when owners have",
+        AHEAD_RULES,
+        "return plan.number, None if waits or",
+        "return plan.number, None if",
+        AHEAD_TESTS,
+    ),
+    Mutant(
+        "a slow line is waited for only until its owner could say what it sent",
+        "coordinator/rounds/in_flight.py",
+        "late = late if now < self._named_by else []",
+        "late = late",
+        AHEAD_TESTS,
+    ),
+    Mutant(
+        "an owner keeps what it will own, and of whom the coordinator says",
+        "collectives/round/ahead.py",
+        "if plan is None or sender not in plan.senders:",
+        "if plan is None:",
+        ("tests/collectives/test_ahead.py",),
+    ),
+    Mutant(
+        "what was sent ahead is what its sender names by its hash",
+        "collectives/round/ahead.py",
+        "if piece is None or piece.hash != header.hash:\n            return None\n        as_sent",
+        "if piece is None:\n            return None\n        as_sent",
+        ("tests/collectives/test_ahead.py",),
+    ),
+    Mutant(
+        "an owner that lacks what it had gets it again",
+        "collectives/round/ahead.py",
+        "            del self.parcel.held[place]",
+        "            pass",
+        ("tests/collectives/test_ahead.py",),
+    ),
+    Mutant(
+        "P6 a round that did not use what was sent ahead leaves it with its owners",
+        "peer/machine/lane.py",
+        "if mine is not None and (mine.disowned or mine.frozen is not self.ahead.frozen):",
+        "if mine is not None:",
+        AHEAD_LANE,
+    ),
+    Mutant(
+        "P7 what the trainer dropped is sent ahead no more",
+        "peer/machine/lane.py",
+        "        if self.contribution is None:\n            self._resolved += self.ahead.drop()",
+        "        if self.contribution is None:\n            pass",
+        AHEAD_LANE,
+    ),
+    Mutant(
+        "P6 the commit takes the work that was sent ahead, not what is newer",
+        "peer/machine/lane.py",
+        "sent = Contribution(plan.round_no, plan.version, sent_ahead or frozen)",
+        "sent = Contribution(plan.round_no, plan.version, frozen)",
+        AHEAD_LANE,
+    ),
+)
+
 FRAMES = (
     Mutant(
         "P8 bytes that do not match their hash are refused",
@@ -222,14 +327,21 @@ ROUNDS = (
     Mutant(
         "where not all donors are told, others are told later",
         "coordinator/run/guidance.py",
-        "turn = int(now // DONORS_TURN_S) if len(here) > told else 0",
-        "turn = 0",
+        "at += int(self._core.now // DONORS_TURN_S) * told",
+        "pass",
+        GUIDANCE,
+    ),
+    Mutant(
+        "a crowd of newcomers does not ask the same few donors",
+        "coordinator/run/guidance.py",
+        "at = bisect_left(others, member.peer)",
+        "at = 0",
         GUIDANCE,
     ),
     Mutant(
         "what an owner holds counts when it is what its sender says it sent",
         "coordinator/rounds/in_flight.py",
-        "if combined((chunk, hashes[chunk]) for chunk in bits(mask)) == digest:",
+        "if combined((chunk, hash_at(sent.hashes, chunk)) for chunk in bits(mask)) == digest:",
         "if True:",
         ROUND,
     ),

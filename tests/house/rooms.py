@@ -43,7 +43,7 @@ ROOMS: dict[str, Room] = {
         pure=True,
     ),
     "coordinator/door": Room(PROTOCOL),
-    "coordinator/reach": Room(("protocol",), pure=True),
+    "coordinator/reach": Room(("coordinator/door/allowance", "protocol"), pure=True),
     "coordinator/relay": Room(("coordinator/door", "coordinator/reach", *PROTOCOL)),
     "coordinator/run": Room(
         (
@@ -88,7 +88,8 @@ ROOMS: dict[str, Room] = {
         ),
         pure=True,
     ),
-    "peer/line": Room(("peer", "collectives/link", *PROTOCOL)),
+    "peer/router": Room(("protocol",)),
+    "peer/line": Room(("peer", "peer/router", "collectives/link", *PROTOCOL)),
     "peer/record": Room(("peer/local", "compression", *PROTOCOL)),
     "peer/state": Room(
         (
@@ -160,6 +161,7 @@ ROOMS: dict[str, Room] = {
         )
     ),
     "console/screen": Room(PROTOCOL),
+    "console/phonebook": Room(PROTOCOL),
     "console/web": Room(
         ("console/screen", "coordinator/door/allowance", "coordinator/door/networks", *PROTOCOL)
     ),
@@ -206,6 +208,7 @@ ROOMS: dict[str, Room] = {
             "console/history",
             "console/doctor",
             "console/bench",
+            "console/phonebook",
             "console/web",
             "coordinator",
             "coordinator/ledger/provenance",
@@ -240,6 +243,8 @@ PURE_MODULES = (
     "console/history/finding",
     "console/history/plots",
     "console/history/stage_stories",
+    "console/phonebook/bencode",
+    "console/phonebook/book",
     "console/screen/dashboard",
     "console/screen/health",
     "console/screen/peers_table",
@@ -273,7 +278,10 @@ PURE_MODULES = (
     "peer/agent/turns",
     "peer/island/blocks",
     "peer/island/parts",
+    "peer/line/doors",
     "peer/local/words",
+    "peer/router/asking",
+    "peer/router/packets",
     "peer/trainer/batch_machine",
     "peer/trainer/effects",
     "peer/data/leased_data",
@@ -290,7 +298,7 @@ THIRD_PARTY = {
     "optim": {"torch", "numpy"},
     "collectives/round": {"msgspec"},
     "collectives/flow": set(),
-    "coordinator/rounds": {"msgspec"},
+    "coordinator/rounds": {"msgspec", "numpy"},
     "coordinator/court": {"msgspec", "numpy"},
     "coordinator/reach": set(),
     "coordinator/run": {"msgspec"},
@@ -304,6 +312,7 @@ ZMQ_MODULES = (
     "protocol/process/zap",
     "collectives/link/line",
     "collectives/link/tcp_counts",
+    "collectives/link/undialled",
     "collectives/link/zmq_link",
     "coordinator/server",
     "coordinator/door/dialer",
@@ -312,9 +321,11 @@ ZMQ_MODULES = (
     "coordinator/door/listener",
     "peer/agent/agent",
     "peer/line/control",
+    "peer/line/reaching",
     "peer/local/channel",
     "console/bench/exchange",
     "console/doctor/dial_back",
+    "console/doctor/nat_probe",
     "console/screen/status_client",
 )
 

@@ -149,6 +149,24 @@ def test_the_compose_file_fits_together() -> None:
         assert done.returncode == 0, done.stderr
 
 
+def test_every_port_that_a_host_has_is_let_through() -> None:
+    """The door's, the members' and the relay's: without the last one, peers at home never meet."""
+
+    def ports_in(words: list[str]) -> list[int]:
+        return [int(port) for port in words[words.index("--listen") + 1].split(":")[1:]]
+
+    compose = loaded("compose.yaml")[0]["services"]["coordinator"]
+    service, coordinator, _ = loaded("kubernetes.yaml")
+    (container,) = coordinator["spec"]["template"]["spec"]["containers"]
+    unit = (DEPLOY / "farflung-coordinator.service").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^ExecStart=(.*)$", unit, re.M)
+    asked = ports_in(compose["command"])
+    assert len(asked) == 3 and asked == ports_in(container["args"]) == ports_in(line.split())
+    assert compose["ports"] == [f"{port}:{port}" for port in asked]
+    assert [each["port"] for each in service["spec"]["ports"]] == asked
+    assert set(asked) <= {each["containerPort"] for each in container["ports"]}
+
+
 def test_a_coordinator_reads_where_to_tell_figures_from_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

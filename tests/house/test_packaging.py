@@ -87,7 +87,7 @@ def test_the_installed_wheel_works_far_from_the_checkout(wheel: Path, tmp_path: 
     assert "join" in run(sys.executable, "-m", "farflung", "--help", cwd=elsewhere, PYTHONPATH=str(target))
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 @pytest.mark.xdist_group("processes")
 def test_what_the_wheel_installs_makes_a_round_in_an_environment_of_its_own(
     wheel: Path, tmp_path: Path

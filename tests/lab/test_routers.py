@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rig.home_run import HomeRun
+from rig.meetings import met_in
 from rig.routers import Homes, Router
 from rig.waiting import LONG_S, eventually
 
@@ -20,11 +21,27 @@ def _available() -> None:
         pytest.skip(reason)
 
 
+# Two first packets cross where the way takes a while, as everywhere; where routers say no, they must.
+WAY_S = 0.005
 ROUTERS = {
     "drop": Router(),
-    "rst": Router(resets=True),
+    "rst": Router(resets=True, delay_s=WAY_S),
     "fully random": Router(hard=True),
 }
+
+
+@pytest.mark.parametrize("kind", ["drop", "rst"])
+def test_two_links_meet_past_their_routers_twenty_times_of_twenty(kind: str) -> None:
+    with Homes(["ann", "bob"], ROUTERS[kind]) as homes:
+        found = met_in(homes, 20)
+    assert len(found) == 40, "each end has told of each time"
+    assert all(each["seconds"] is not None and each["seconds"] <= 2.0 for each in found), found
+
+
+def test_past_a_hard_router_nobody_meets() -> None:
+    with Homes(["ann", "bob"], ROUTERS["fully random"]) as homes:
+        found = met_in(homes, 1)
+    assert [each["seconds"] for each in found] == [None, None]
 
 
 @pytest.mark.parametrize("kind", ROUTERS)
@@ -35,6 +52,9 @@ def test_two_homes_finish_a_run_with_equal_models(kind: str, tmp_path: Path) -> 
         run.join("ann")
         run.join("bob")
         run.finish()
+    assert bool(run.punched_at) == (kind != "fully random"), run.told()
+    took_s = float(run.commits[0]["at"]) - run.second_hello_at
+    assert took_s <= (5.0 if kind == "fully random" else 3.0), f"the first commit came after {took_s:.1f} s"
     assert len(run.commits) == run.rounds and all(len(each["members"]) == 2 for each in run.commits)
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("ann", "bob")]
     assert models[0] == models[1]
@@ -49,6 +69,29 @@ def test_without_a_relay_they_make_no_commit_and_are_told_why(tmp_path: Path) ->
         log = tmp_path / "coordinator.log"
         eventually(lambda: log.read_text().count("can't be dialled") >= 2, "both were tried", LONG_S)
         assert not run.commits
+
+
+def test_a_router_that_opens_a_port_makes_its_home_dialable(tmp_path: Path) -> None:
+    with Homes(["ann", "bob"], Router()) as homes:
+        homes.open_ports("ann")
+        run = HomeRun(homes, tmp_path, relay="off")
+        run.coordinate()
+        run.join("ann")
+        run.join("bob", "--leave-router")
+        run.finish()
+        assert "dnat to" not in homes.rules("ann"), "it was closed again"
+    assert len(run.commits) == run.rounds and not run.punched_at, run.told()
+    assert all(0 in each["owned"] for each in run.of("opened") if len(each["members"]) == 2), "only one owns"
+
+
+def test_two_that_met_need_no_relay(tmp_path: Path) -> None:
+    with Homes(["ann", "bob"], Router()) as homes:
+        run = HomeRun(homes, tmp_path, relay="off")
+        run.coordinate()
+        run.join("ann")
+        run.join("bob")
+        run.finish()
+    assert run.punched_at and len(run.commits) == run.rounds
 
 
 def test_the_relay_killed_in_the_middle_costs_a_moment_and_no_round(tmp_path: Path) -> None:

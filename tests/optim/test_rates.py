@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
@@ -225,7 +226,9 @@ def test_in_any_run_whoever_joins_begins_at_the_step_of_the_version(schedule: st
 
 def test_a_schedulers_count_is_its_own_and_the_rate_the_runs() -> None:
     """Whoever joins late, or begins his script again, has a scheduler that stands at 0."""
-    place = SimpleNamespace(run_step=50, manifest=manifest(schedule="linear", lr=0.5, last_lr=0.0))
+    made = manifest(schedule="linear", lr=0.5, last_lr=0.0)
+    place = SimpleNamespace(run_step=50, manifest=made, _manifest=made, total_steps=made.total_steps)
+    place.rate_share = partial(InnerLoop.rate_share, cast(InnerLoop, place))
     weight = torch.nn.Parameter(torch.zeros(1))
     inner = torch.optim.SGD([weight], lr=0.5)
     run = Run(cast(AgentProcess, None), cast(InnerLoop, place), RunOptimizer(inner, lambda: None), "late")

@@ -26,6 +26,7 @@ WRITTEN: dict[str, tuple[str, object]] = {
     "identity": ("my.pem", Path("my.pem")),
     "listen": ("off", "off"),
     "advertise": ("home.example:9", "home.example:9"),
+    "leave_router": ("yes", True),
     "upload_limit": ("1 MB/s", ("1 MB/s",)),
     "download_limit": ("2 MB/s", ("2 MB/s",)),
     "connections": ("3", 3),
@@ -39,10 +40,11 @@ WRITTEN: dict[str, tuple[str, object]] = {
     "record": ("/tmp/work", Path("/tmp/work")),
     "metrics": ("9100", "9100"),
     "data": ("s3://there/tokens", "s3://there/tokens"),
+    "book": ("here.example:29810", "here.example:29810"),
     "cache": ("/tmp/shards", Path("/tmp/shards")),
     "cache_limit": ("40 GB", 40_000_000_000),
 }
-FLAGS = {"archive", "archive_contributions", "results_on_disk"}
+FLAGS = {"archive", "archive_contributions", "leave_router", "results_on_disk"}
 ONLY_WRITTEN_DOWN = {
     "stuck_after",
     "cache",

@@ -15,7 +15,8 @@ from farflung.compression.codec import codec_names
 from farflung.compression.feedback import AUTO
 from farflung.console.run_toml import TEMPLATE
 from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import MAX_MANIFEST_BYTES, CodecName, Manifest
+from farflung.protocol.manifest import MAX_MANIFEST_BYTES, Manifest
+from farflung.protocol.manifest_sections import CodecName
 
 
 def problem(text: str) -> str:
@@ -59,7 +60,7 @@ def test_digest_names_the_content() -> None:
     assert len(Manifest().digest) == 32
     assert Manifest.from_toml("[run]\nseed = 1", "run.toml").digest != Manifest().digest
     # A change here makes every earlier run another run: it must be on purpose.
-    assert Manifest().digest.hex().startswith("d6a2d927")
+    assert Manifest().digest.hex().startswith("51a40151")
 
 
 @pytest.mark.parametrize(
@@ -144,6 +145,11 @@ _STAGED = '[merge]\npolicy = "mean"\n[pipeline]\nbatch = 8\nstages = 2\n'
             '[outer] step: expected "nesterov" or "mean" with [pipeline] mode = "local", found "adamw"',
         ),
         (_STAGED, '[outer] step: expected "adamw" or "muon" with [pipeline] stages > 1, found "nesterov"'),
+        (
+            f'{_STAGED}mode = "local"\ndelay = 1',
+            '[pipeline] delay: expected 0 unless batch > 0, mode = "sync" and [outer] step is "adamw" or "muon", '
+            'found 1 with mode = "local" and step = "nesterov"',
+        ),
         (
             f'{_STAGED}mode = "local"\nlocal_micros = 9',
             "[pipeline] batch: expected at least local_micros (9), found 8",
@@ -263,7 +269,7 @@ IN_STAGES = (
         ("batch = 8\nmin_per_stage = 9", "[pipeline] batch: expected at least min_per_stage (9), found 8"),
         (
             "batch = 8\nmin_per_stage = 0",
-            "[pipeline] min_per_stage: expected an integer >= 1 and <= 64, found 0",
+            "[pipeline] min_per_stage: expected an integer >= 1 and <= 128, found 0",
         ),
         (
             "batch = 8\ncuts = [3, 2]",

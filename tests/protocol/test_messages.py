@@ -15,7 +15,8 @@ from farflung.protocol import envelope, limits
 from farflung.protocol import messages as m
 from farflung.protocol.errors import FrameError
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
-from farflung.protocol.round_words import Commit, Contact, Decision, Plan, Used, Way
+from farflung.protocol.round_words import AheadPlan, Commit, Contact, Decision, Meet, Plan, Used, Way
+from farflung.protocol.signing import Amendment
 from farflung.protocol.verdicts import Verdict
 
 ALL = frozenset(m.KINDS)
@@ -45,8 +46,8 @@ EXAMPLES: dict[str, m.Message] = {
         signature=bytes(64),
     ),
     "ask_status": m.AskStatus(run="demo"),
-    "probe": m.Probe(padding=b"", want=0, address="", key=b""),
-    "probed": m.Probed(came_from="10.0.0.1", wall_s=1.0, padding=b"", dialled=""),
+    "probe": m.Probe(padding=b"", want=0, address="", key=b"", look=True),
+    "probed": m.Probed(came_from="10.0.0.1", wall_s=1.0, padding=b"", dialled="", port=40001),
     "challenge": m.Challenge(nonce=H1, run_id=SESSION, manifest=b"{}"),
     "welcome": m.Welcome(
         session=SESSION,
@@ -54,11 +55,12 @@ EXAMPLES: dict[str, m.Message] = {
         member_port=4000,
         fragments=(0,),
         roster=(Contact("ann", "amber-fox", H1, "host:1"),),
+        whereabouts=b"signed",
     ),
     "refuse": m.Refuse(code="full", reason="the run is full", retry_after_s=30.0),
     "status": m.StatusReply(status=b"{}"),
     "beat": m.Beat(
-        batch=m.BatchBeat(3, 2, 1, b"\x07", b"\x08", True, 0.5, 9, 4, 17, (m.Complaint(5, True),)),
+        batch=m.BatchBeat(3, 2, 1, b"\x07", b"\x08", True, 0.5, 9, 4, 17, (m.Complaint(5, True),), 2),
         **TO,
         roster_no=1,
         fragments=(m.FragmentBeat(0, 3, H1, 7, 1, 0, True, (4,)),),
@@ -79,6 +81,7 @@ EXAMPLES: dict[str, m.Message] = {
         unsure=True,
         leaving=True,
         data=H1[:16],
+        punched=("bob",),
     ),
     "sent": m.Sent(
         seat=2,
@@ -112,6 +115,7 @@ EXAMPLES: dict[str, m.Message] = {
     "shown": m.Shown(**TO, question=3, start=0, total=4, part=b"abcd", signature=bytes(64)),
     "audited": m.Audited(**TO, round_no=7, chunks=(m.ChunkVerdict(3, False, ("bob",)),)),
     "leave": m.Leave(**TO, reason="bye"),
+    "look": m.Look(),
     "tick": m.Tick(
         batch=m.BatchTick(
             3,
@@ -131,7 +135,13 @@ EXAMPLES: dict[str, m.Message] = {
         **TO,
         answers=8,
         heard_s=1.5,
-        fragments=(m.FragmentTick(0, 3, ((2, H1), (3, H2)), True, ("bob",), 7, False, 0),),
+        fragments=(
+            m.FragmentTick(
+                *(0, 3, ((2, H1), (3, H2)), True, ("bob",), 7, False, 0),
+                ahead_no=9,
+                ahead=AheadPlan(9, ("cyd",), ("int8",), ("ann", "bob"), (0, 1)),
+            ),
+        ),
         goal="train",
         reason="go",
         roster_no=1,
@@ -142,10 +152,13 @@ EXAMPLES: dict[str, m.Message] = {
         era=1,
         advice="use the same data",
         era_because="ann came back",
+        look=True,
+        meets=(Meet("bob", "203.0.113.7:40001", 12.5),),
+        amendments=(Amendment(1, 4, 0, b'{"round":{"sync_every":10}}', H1, bytes(96)),),
     ),
-    "open": m.OpenRound(**TO, plan=PLAN),
+    "open": m.OpenRound(**TO, plan=PLAN, amended=1, next_begun=True),
     "decided": m.Decided(**TO, decision=DECISION),
-    "committed": m.Committed(**TO, commit=COMMIT, nonce=H1),
+    "committed": m.Committed(**TO, commit=COMMIT, nonce=H1, amended=1),
     "show": m.Show(
         **TO, question=3, what=m.What.BEFORE, fragment=0, version=4, chunk=1, start=0, round_no=0, peer=""
     ),
@@ -200,14 +213,14 @@ FROZEN_FIELDS = {
     "hello": "protocol run_id identity key address software manifest model fragments version digest process token "
     "signature fits",
     "ask_status": "run",
-    "probe": "padding want address key",
-    "probed": "came_from wall_s padding dialled",
+    "probe": "padding want address key look",
+    "probed": "came_from wall_s padding dialled port",
     "challenge": "nonce run_id manifest",
-    "welcome": "session incarnation member_port fragments roster",
+    "welcome": "session incarnation member_port fragments roster whereabouts",
     "refuse": "code reason retry_after_s",
     "status": "status",
     "beat": "session seq roster_no fragments phase step tokens loss tx_bytes rx_bytes up_bytes_per_s "
-    "down_bytes_per_s have want samples rough era saved unsure leaving data batch",
+    "down_bytes_per_s have want samples rough era saved unsure leaving data batch punched amended",
     "sent": "session seq round_no hashes tokens steps loss used seat counted signature",
     "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash "
     "dots inputs signature lengths got_by",
@@ -215,34 +228,54 @@ FROZEN_FIELDS = {
     "audit": "session seq round_no version fragment members weights codecs chunks",
     "shown": "session seq question start total part signature",
     "leave": "session seq reason",
+    "look": "",
     "tick": "session seq answers heard_s fragments goal reason roster_no roster leases void era advice era_because "
-    "batch serve ways",
-    "open": "session seq plan",
+    "batch serve ways look meets amendments",
+    "open": "session seq plan amended next_begun",
     "decided": "session seq decision",
-    "committed": "session seq commit nonce",
+    "committed": "session seq commit nonce amended",
     "show": "session seq question what fragment version chunk start round_no peer",
     "aborted": "session seq round_no reason",
     "gone": "session seq reason final",
 }
-MAY_LACK = {("hello", "fits"), ("tick", "serve"), ("tick", "ways")}  # who says nothing says the usual
+# Who says nothing says the usual.
+MAY_LACK = {
+    ("hello", "fits"),
+    ("tick", "serve"),
+    ("open", "next_begun"),
+    ("tick", "ways"),
+    ("tick", "look"),
+    ("tick", "meets"),
+    ("beat", "punched"),
+    ("probe", "look"),
+    ("probed", "port"),
+    ("welcome", "whereabouts"),
+    ("tick", "amendments"),
+    ("beat", "amended"),
+    ("open", "amended"),
+    ("open", "next_begun"),
+    ("committed", "amended"),
+}
 
 FROZEN_PARTS = {
     m.ChunkVerdict: "chunk wrong missing question",
     m.DrawnChunk: "chunk result hashes question",
-    m.FragmentBeat: "fragment version digest round_no epoch decision_no ready need dropped shown",
-    m.BatchBeat: "version seat trainer counted unusable want unit_s table_no holds made complains",
-    m.BatchTick: "version epoch start stop count seat granted freeze again table_no table skipped doubted",
+    m.FragmentBeat: "fragment version digest round_no epoch decision_no ready need dropped shown ahead",
+    m.BatchBeat: "version seat trainer counted unusable want unit_s table_no holds made complains weights",
+    m.BatchTick: "version epoch start stop count seat granted freeze again table_no table skipped doubted weights",
     m.Complaint: "seat damaged",
     m.SeatRow: "number peer stage share since gone",
     m.DotProducts: "members chunks products",
     m.FragmentTick: "fragment version digests verified donors round_no sent_seen progress_seen compare dropped "
-    "proof nonce_for nonce refuted fellows",
+    "proof nonce_for nonce refuted fellows ahead_no ahead",
+    AheadPlan: "number senders codecs members owners",
     Plan: "round_no epoch version members owners codecs fragment kept",
     Decision: "round_no decision_no weights reasons",
     Commit: "version round_no members weights hashes codec fragment factor",
     Used: "lease upto",
     Contact: "peer name key address",
     Way: "peer port ticket",
+    Meet: "peer endpoint at_s",
     m.Lease: "lease epoch start stop upto uptos",
     ModelSchema: "tensors chunk_elements chunk_count first_plain_chunk frozen stages riders matrices",
     TensorSpec: "name shape dtype kind",
@@ -266,8 +299,13 @@ def test_every_kind_comes_back_as_it_was_sent(kind: str) -> None:
 def test_a_whole_roster_fits_into_one_message() -> None:
     one = Contact("a" * 16, "indigo-falcon", H1, "h" * limits.ADDRESS_CHARS)
     way = Way("a" * 16, 65535, "t" * limits.TICKET_CHARS)
+    amendment = Amendment(1, 1 << 40, 0, bytes(limits.AMENDMENT_BYTES), H1, bytes(96))
     tick = msgspec.structs.replace(
-        EXAMPLES["tick"], roster=(one,) * limits.MAX_PEERS, ways=(way,) * limits.WAYS_MOST
+        EXAMPLES["tick"],
+        roster=(one,) * limits.MAX_PEERS,
+        ways=(way,) * limits.WAYS_MOST,
+        meets=(Meet("a" * 16, "h" * limits.ADDRESS_CHARS, 1.0),) * limits.MEETS_AT_ONCE,
+        amendments=(amendment,) * limits.AMENDMENTS_TOLD,
     )
     assert envelope.decode(envelope.encode(tick), ALL) == tick
 
@@ -358,7 +396,7 @@ def test_a_field_too_many_is_malformed(kind: str) -> None:
         ("sent", "used", [[1, 1, 1]]),
         ("progress", "got", bytes(limits.CHUNKS_PER_FRAGMENT // 8 + 1)),
         ("progress", "lengths", bytes(8 * limits.CHUNKS_PER_FRAGMENT + 1)),
-        ("progress", "held", {str(peer): [b"", H1] for peer in range(65)}),
+        ("progress", "held", {str(peer): [b"", H1] for peer in range(limits.MEMBERS_PER_ROUND + 1)}),
         ("leave", "reason", "r" * 2001),
         ("welcome", "member_port", 65536),
     ],

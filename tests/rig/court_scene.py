@@ -17,11 +17,11 @@ from farflung.coordinator.court.plain_codecs import encode
 from farflung.coordinator.court.plain_steps import ChunkRules
 from farflung.coordinator.court.questions import Questions
 from farflung.protocol.digests import hash_bytes, keyed_hash, root_of
-from farflung.protocol.fragments import fragments_of
 from farflung.protocol.limits import PART_BYTES
-from farflung.protocol.manifest import Manifest, OuterSection, RoundSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import OuterSection, RoundSection
 from farflung.protocol.messages import Shown, What
-from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.model_schema import ModelSchema, TensorSpec, fragments_of
 from farflung.protocol.round_words import Commit
 
 CHUNKS, ELEMENTS, VERSIONS = 6, 5, 3

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from farflung.protocol.causes import NoteCause
 from farflung.protocol.process.journal import Event, Follower
 from rig.routers import HOST, Homes
 from rig.waiting import LONG_S, eventually
@@ -93,6 +94,11 @@ class HomeRun:
     @property
     def commits(self) -> list[Event]:
         return self.of("committed")
+
+    @property
+    def punched_at(self) -> list[float]:
+        """When two of them met past their routers."""
+        return [float(each["at"]) for each in self.of("note") if each["cause"] == NoteCause.PUNCHED]
 
     @property
     def second_hello_at(self) -> float:

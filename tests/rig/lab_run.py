@@ -73,6 +73,7 @@ class Found:
     effort: Effort
     peers: dict[str, str]  # host -> the id of its peer
     log: str  # the coordinator's
+    told: dict[str, dict[str, Any]]  # host -> what its trainer says at the end
 
     def phases(self, host: str) -> Iterator[tuple[float, float, float, float, float]]:
         """For each round after the first: when it was planned, encoded, all held, decided, all results were here."""
@@ -206,6 +207,7 @@ class LabRun:
             str(self.folder / f"{name}.pem"),
         ]
         words += ["--figures", str(self.folder / f"{name}.json"), *(["--check"] if number == 0 else [])]
+        words += ["--pause", str(self.setting.options.pause_s)]
         more = {JOURNAL_VARIABLE: str(self.folder / f"{name}.events"), **self.setting.environ.get(name, {})}
         return Party(name, self._start(self.lab.hosts[name], name, words, more), self.folder)
 
@@ -248,7 +250,7 @@ class LabRun:
             result_of(list(told.values()), killed),
             {name: one["peer"] for name, one in told.items()},
         )
-        return Found(result, events, wire, self.lab.effort(), peers, self.log(COORDINATOR))
+        return Found(result, events, wire, self.lab.effort(), peers, self.log(COORDINATOR), told)
 
     def _wait_for_all(self) -> None:
         end = time.monotonic() + self.setting.timeout_s

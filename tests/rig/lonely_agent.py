@@ -21,9 +21,9 @@ from farflung.peer.local.words import (
     Provide,
     Provided,
 )
-from farflung.protocol.fragments import fragments_of
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Lease
+from farflung.protocol.model_schema import fragments_of
 from rig.nursery import Child
 from rig.waiting import Patience
 

@@ -29,17 +29,16 @@ from farflung.peer.machine.effects import KeepContribution
 from farflung.peer.state.archiving import Archiving
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.digests import hash_bytes, mask_to_bytes, root_of, split_hashes
-from farflung.protocol.fragments import Fragment
-from farflung.protocol.manifest import (
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import (
     CheckpointSection,
-    Manifest,
     MergeSection,
     OuterSection,
     PipelineSection,
     RoundSection,
 )
 from farflung.protocol.messages import Sent
-from farflung.protocol.model_schema import ModelSchema, StageSpec
+from farflung.protocol.model_schema import Fragment, ModelSchema, StageSpec
 from farflung.protocol.moments import Attached, Known
 from farflung.protocol.round_words import Commit
 from farflung.protocol.signed_words import Said, sent_part

@@ -14,8 +14,7 @@ from farflung.checkpoints.stages import Saved
 from farflung.checkpoints.store import Store
 from farflung.peer.identity import Identity
 from farflung.protocol.digests import hash_bytes, root_of
-from farflung.protocol.fragments import Fragment, fragments_of
-from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.model_schema import Fragment, ModelSchema, TensorSpec, fragments_of
 from farflung.protocol.outer_numbers import StateForm
 from farflung.protocol.signing import statement_of
 

@@ -17,7 +17,8 @@ from farflung.peer.machine.trainer_view import Training
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import Frame, Header, Kind, Payload, with_payload
-from farflung.protocol.manifest import Manifest, MergeSection, RoundSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import MergeSection, RoundSection
 from farflung.protocol.messages import FragmentTick, Tick
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.moments import Attached, Known

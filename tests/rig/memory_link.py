@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import zmq
 
 from farflung.collectives.link.bookkeeping import Backlog, Intake
-from farflung.collectives.link.link import FrameCounts, Moved, Pollable, Relayed
+from farflung.collectives.link.link import Appointment, FrameCounts, Moved, Pollable, Relayed
 from farflung.collectives.link.pacer import Pacer
 from farflung.collectives.link.urgency import Rank, Sharing
 from farflung.protocol.frames import ONE_STAGE_KINDS, Frame, Kind, Payload, Spoiled
@@ -71,6 +71,15 @@ class MemoryLink:
 
     def set_ways(self, ways: Mapping[str, Relayed]) -> None:
         """The wire joins everybody with everybody."""
+
+    def meeting_port(self, host: str) -> int:
+        return 0
+
+    def set_appointments(self, appointments: Mapping[str, Appointment]) -> None:
+        """As with ways."""
+
+    def punched(self) -> frozenset[str]:
+        return frozenset()
 
     def set_contacts(self, roster: Iterable[Contact]) -> None:
         before, self._contacts = self._contacts, {each.peer: each for each in roster if each.peer != self._me}

@@ -5,14 +5,16 @@
         homes.popen("ann", [...])
 
 Needs root, iproute2 and nftables; `Homes.unavailable()` says what is missing.  The lab (rig/lab/) has lines of all
-sorts and no routers; here lines are as the kernel makes them, and routers let nobody in.
+sorts and no routers; here lines are as the kernel makes them, or a little longer, and routers let nobody in.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any
 
 PUBLIC = "10.99.0"
 HOST = "host"
+_SWITCH = (sys.executable, Path(__file__).with_name("slow_switch.py"))
 _RULES = """
 table ip nat {{
  chain post {{
@@ -47,6 +50,9 @@ class Router:
     hard: bool = False  # another port for each connection, by chance: nobody can guess it
     resets: bool = False  # who knocks at a closed port is told so; else the packet is dropped
     mbit: float = 0.0  # of the home's line, both ways; 0: as fast as it goes
+    # From one router to another.  Without any, two first packets never cross: whoever is later finds that the other
+    # router has said no.
+    delay_s: float = 0.0
 
 
 @dataclass
@@ -110,7 +116,10 @@ class Homes:
         _ip("-n", net, "link", "set", "br0", "up")
         for number, name in enumerate([HOST, *(f"r{name}" for name in self.names)], 1):
             self._join(name, "wan", "net", f"p{number}")
-            _ip("-n", net, "link", "set", f"p{number}", "master", "br0", "up")
+            if self.router.delay_s:
+                _ip("-n", net, "link", "set", f"p{number}", "promisc", "on")
+            else:
+                _ip("-n", net, "link", "set", f"p{number}", "master", "br0", "up")
             _ip("-n", self._namespace(name), "addr", "add", f"{PUBLIC}.{number}/24", "dev", "wan")
         for number, name in enumerate(self.names, 1):
             router, home = self._namespace(f"r{name}"), self._namespace(name)
@@ -124,6 +133,29 @@ class Homes:
                 closed="accept" if self.router.resets else "drop",
             )
             _run("ip", "netns", "exec", router, "nft", "-f", "-", input=rules)
+        if self.router.delay_s:
+            self._slow_down()
+
+    def _slow_down(self) -> None:
+        for name in self._all():
+            found = json.loads(_ip("-j", "-n", self._namespace(name), "link", "show"))
+            self._run_here(name, [*_SWITCH, "plain", *(str(each["ifname"]) for each in found)])
+        ports = [f"p{number}" for number in range(1, 2 + len(self.names))]
+        self.popen("net", [*_SWITCH, str(self.router.delay_s), *ports])
+
+    def open_ports(self, name: str) -> None:
+        """That home's router opens ports from now on, for whoever asks it to (fake_router.py)."""
+        inside, outside = self.names.index(name) + 1, 2 + self.names.index(name)
+        env = os.environ | {"PYTHONPATH": rig_path()}
+        command = [sys.executable, "-m", "rig.fake_router", f"192.168.{inside}.1", f"{PUBLIC}.{outside}"]
+        self.popen(f"r{name}", command, env=env)
+
+    def rules(self, name: str) -> str:
+        """Of that home's router."""
+        return _run(*self.command(f"r{name}", ["nft", "list", "ruleset"]))
+
+    def _run_here(self, name: str, argv: Sequence[str | Path]) -> None:
+        _run(*self.command(name, argv))
 
     def _join(self, one: str, device: str, other: str, there: str) -> None:
         """A wire between two namespaces."""
@@ -148,15 +180,21 @@ class Homes:
         return process
 
 
-def _ip(*words: str) -> None:
-    _run("ip", *words)
+def rig_path() -> str:
+    """PYTHONPATH of a program of rig/."""
+    return os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")])
+
+
+def _ip(*words: str) -> str:
+    return _run("ip", *words)
 
 
 def _ip_netns(namespace: str, *words: str) -> None:
     _run("ip", "netns", "exec", namespace, *words)
 
 
-def _run(*words: str, input: str | None = None) -> None:
+def _run(*words: str, input: str | None = None) -> str:
     done = subprocess.run(words, input=input, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout

@@ -25,7 +25,7 @@ from farflung.peer.machine.borders import Borders
 from farflung.peer.machine.crossings import Crossings, MyStage
 from farflung.protocol.digests import mask_from_bytes, mask_to_bytes
 from farflung.protocol.frames import Frame, with_payload
-from farflung.protocol.manifest import PipelineSection
+from farflung.protocol.manifest_sections import PipelineSection
 from farflung.protocol.messages import BatchTick, SeatRow
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec
 from farflung.protocol.verdicts import Counters

@@ -21,7 +21,7 @@ from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.batch_machine import BatchMachine
 from farflung.protocol.messages import BatchTick
 
-SEEDS = int(os.environ.get("FARFLUNG_BATCH_SEEDS", "120"))
+SEEDS = int(os.environ.get("FARFLUNG_BATCH_SEEDS", "72"))
 SLICES = 6
 MUTANT_SEEDS = 100
 

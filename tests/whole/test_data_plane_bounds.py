@@ -28,11 +28,10 @@ from farflung.peer.machine import lanes
 from farflung.peer.machine.lanes import EARLY_KEPT, Participation
 from farflung.peer.simulator.world import Scenario, World
 from farflung.protocol.digests import hash_bytes, root_of
-from farflung.protocol.fragments import Fragment
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import ProgressReport
-from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.model_schema import Fragment, ModelSchema, TensorSpec
 from farflung.protocol.moments import Attached, Known
 from farflung.protocol.round_words import Contact, Decision, Plan
 from farflung.protocol.verdicts import Verdict

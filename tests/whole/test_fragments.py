@@ -34,10 +34,10 @@ from farflung.protocol import envelope, limits
 from farflung.protocol import messages as m
 from farflung.protocol.digests import hash_bytes, is_piece, root_of
 from farflung.protocol.errors import FrameError, UserError
-from farflung.protocol.fragments import fragments_of
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
-from farflung.protocol.manifest import Manifest, RoundSection
-from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import RoundSection
+from farflung.protocol.model_schema import ModelSchema, TensorSpec, fragments_of
 from farflung.protocol.moments import Attached, Known
 from farflung.protocol.outer_numbers import AdamWNumbers
 from farflung.protocol.round_words import Commit, Contact, Decision, Plan

@@ -179,7 +179,7 @@ def test_P4_who_loses_everybody_before_the_first_checkpoint_waits_for_the_host_w
 
 # ---- P20: a cut line is not the death of those behind it ------------------------------------------------------
 
-CUT_SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "300")) // 20
+CUT_SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "200")) // 20
 
 
 @pytest.mark.parametrize("batch", range(5))

@@ -27,8 +27,8 @@ from farflung.peer.simulator.trainer import VirtualTrainer, initial_values
 from farflung.peer.simulator.world import World
 from farflung.protocol.digests import hash_bytes, root_of
 from farflung.protocol.errors import StoreError
-from farflung.protocol.fragments import Fragment
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
+from farflung.protocol.model_schema import Fragment
 
 TAG = bytes(8)
 CHUNKS = 12

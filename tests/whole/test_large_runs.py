@@ -14,6 +14,7 @@ from farflung.coordinator.run.status import status_json
 from farflung.protocol import envelope, limits
 from farflung.protocol import messages as m
 from farflung.protocol.causes import DepartureCause
+from farflung.protocol.verdicts import Verdict
 from rig.crowd import crowd
 
 
@@ -56,6 +57,34 @@ def test_a_round_has_no_more_members_than_a_plan_can_name(count: int) -> None:
     assert len(opened) == min(count, limits.MEMBERS_PER_ROUND)
     for message in opened:
         assert envelope.decode(envelope.encode(message), frozenset({"open"})) == message
+
+
+@pytest.mark.parametrize("decided", [False, True])
+def test_the_longest_report_of_the_largest_round_fits_into_one_message(decided: bool) -> None:
+    """One owner has all chunks of the largest model: others can't be dialled."""
+    members, chunks = limits.MEMBERS_PER_ROUND, limits.CHUNKS_PER_FRAGMENT
+    names, mask = [f"{n:052}" for n in range(members)], b"\xff" * (chunks // 8)
+    pairs = members * (members + 1) // 2
+    dots = m.DotProducts(b"\xff" * (members // 8), mask, (1e300 / 3.0,) * pairs)
+    report = m.ProgressReport(
+        session=bytes(16),
+        seq=1 << 50,
+        round_no=1 << 50,
+        decision_no=1 << 20,
+        held={name: (mask, bytes(32)) for name in names},
+        refused=dict.fromkeys(names[: members // 2], Verdict.BAD_HASH),
+        cut_off=tuple(names[members // 2 :]),
+        merged=mask if decided else b"",
+        merged_hashes=bytes(32 * chunks) if decided else b"",
+        got=mask,
+        got_hash=bytes(32),
+        dots=None if decided else dots,
+        inputs=bytes(32),
+        signature=bytes(64),
+        lengths=bytes(8 * chunks) if decided else b"",
+        got_by={names[0]: bytes(32)},
+    )
+    assert envelope.decode(envelope.encode(report), frozenset({m.kind_of(report)})) == report
 
 
 def test_P3_a_round_of_a_crowd_has_members_that_can_own_chunks_however_few_these_are() -> None:

@@ -19,7 +19,7 @@ from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.scenario import Scenario
 from farflung.peer.simulator.world import World
 
-SEEDS = max(36, int(os.environ.get("FARFLUNG_SEEDS", "300")) // 8)
+SEEDS = max(36, int(os.environ.get("FARFLUNG_SEEDS", "200")) // 8)
 BATCHES = 6
 
 

@@ -55,3 +55,36 @@ def test_no_promise_is_broken_while_the_relay_dies_again_and_again(batch: int) -
         deaths, passed = deaths + world.relay.deaths, passed + world.relay.passed
     assert outcomes.count("finished") >= 0.5 * len(outcomes), outcomes
     assert deaths > 0 and passed > 0
+
+
+def test_peers_that_meet_past_their_routers_need_no_relay() -> None:
+    world = World(1, replace(CALM, peers=3, undialable=3, routers="easy", faults_until_s=0.0))
+    assert world.run().outcome == "finished" and world.routers.connected > 1
+    assert world.routers.passed > 0 and not world.relay.passed
+
+
+def test_past_a_hard_router_the_relay_is_left_for_its_pairs() -> None:
+    world = World(
+        2, replace(CALM, peers=3, undialable=3, routers="mixed", relay="steady", faults_until_s=0.0)
+    )
+    assert world.run().outcome == "finished"
+    assert world.routers.passed > 0 and world.relay.passed > 0
+
+
+@pytest.mark.parametrize("batch", range(2))
+def test_no_promise_is_broken_while_ways_change_again_and_again(batch: int) -> None:
+    outcomes, connected, passed = [], 0, 0
+    for seed in range(12 * batch, 12 * batch + 12):
+        usual = Scenario.of(seed)
+        routers, relay = ("easy", "mixed")[seed % 2], ("dies", "steady", "dies")[seed % 3]
+        world = World(seed, replace(usual, undialable=usual.peers, routers=routers, relay=relay))
+        try:
+            outcomes.append(world.run().outcome)
+        except Exception as error:
+            error.add_note(
+                f"seed {seed}: Scenario.of(seed), nobody dialable, routers={routers}, relay={relay}"
+            )
+            raise
+        connected, passed = connected + world.routers.connected, passed + world.routers.passed
+    assert outcomes.count("finished") >= 0.5 * len(outcomes), outcomes
+    assert connected > 0 and passed > 0

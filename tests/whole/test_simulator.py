@@ -22,11 +22,11 @@ from farflung.peer.machine.lane_states import Idle, Merged, RoleEvent
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.world import Scenario, World, simulate
-from farflung.protocol.manifest import CodecName
+from farflung.protocol.manifest_sections import CodecName
 from farflung.protocol.messages import Aborted, Decided
 from farflung.protocol.round_words import Commit, Decision
 
-SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "300"))
+SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "200"))
 BATCHES = 20
 HOSTILE_SEEDS = max(100, SEEDS // 10)
 

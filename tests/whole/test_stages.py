@@ -30,12 +30,12 @@ from farflung.peer.simulator.world import Report, Scenario, World
 from farflung.peer.trainer.effects import Effect as Due
 from farflung.peer.trainer.effects import LocalStep
 
-SEEDS = int(os.environ.get("FARFLUNG_STAGE_SEEDS", "36"))
+SEEDS = int(os.environ.get("FARFLUNG_STAGE_SEEDS", "24"))
 DENSE_SEEDS = int(os.environ.get("FARFLUNG_DENSE_SEEDS", "6"))
 SLOW_SEEDS = int(os.environ.get("FARFLUNG_SLOW_SEEDS", "8"))
 NEIGHBOUR_SEEDS = int(os.environ.get("FARFLUNG_NEIGHBOUR_SEEDS", "12"))
 MUON_SEEDS = int(os.environ.get("FARFLUNG_MUON_SEEDS", "6"))
-SLICES = 3
+SLICES = 2
 
 
 @pytest.fixture(autouse=True)

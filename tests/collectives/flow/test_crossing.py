@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from farflung.collectives.flow.crossing import DTYPES, RAW, Border, Tensor, border_after, fit, pack, parse
 from farflung.protocol.errors import FrameError
-from farflung.protocol.manifest import PipelineSection
+from farflung.protocol.manifest_sections import PipelineSection
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec
 from farflung.protocol.verdicts import Verdict
 

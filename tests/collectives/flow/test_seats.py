@@ -44,8 +44,8 @@ def test_a_stage_has_as_many_seats_as_a_round_has_members() -> None:
     for number in range(1, MEMBERS_PER_ROUND + 1):
         table = table.seated(number, f"p{number}", 0)
     with pytest.raises(ValueError, match="no room"):
-        table.seated(99, "more", 0)
-    assert table.seated(99, "more", 1).lives(99)
+        table.seated(999, "more", 0)
+    assert table.seated(999, "more", 1).lives(999)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from farflung.collectives.flow.stage_rates import (
     traffic_of,
 )
 from farflung.compression.codec import codec_named
-from farflung.protocol.manifest import PipelineSection
+from farflung.protocol.manifest_sections import PipelineSection
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
 
 MB = 1e6

@@ -119,6 +119,12 @@ def test_how_to_join_is_shown_only_where_anybody_may(admission: str | None) -> N
     assert "farflung join" in page(public_status())
 
 
+def test_a_run_of_an_own_model_says_that_a_script_is_needed() -> None:
+    plain, own = (page(public_status() | {"needs_script": needs}) for needs in (False, True))
+    assert "--script" not in plain and "farflung join --script train.py &quot;farflung://" in own
+    assert "It trains by a script of its own" in Reader(own).text
+
+
 def test_a_finished_run_asks_nobody_to_join() -> None:
     html = page(public_status() | {"phase": str(RunPhase.FINISHED)})
     assert "farflung://" not in html and "The run is complete" in html

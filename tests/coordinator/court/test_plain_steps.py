@@ -18,13 +18,8 @@ from farflung.coordinator.court.plain_steps import ChunkRules, chunk_hash, merge
 from farflung.optim.recipes import outer_of
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.errors import FrameError
-from farflung.protocol.manifest import (
-    Manifest,
-    MergeSection,
-    OuterSection,
-    PipelineSection,
-    RoundSection,
-)
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import MergeSection, OuterSection, PipelineSection, RoundSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.outer_numbers import StateForm
 

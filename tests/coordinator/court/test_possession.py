@@ -7,8 +7,8 @@ import pytest
 from farflung.coordinator.court.possession import Held, PossessionCheck, shown_value
 from farflung.coordinator.court.questions import Answer, Questions, Wanted
 from farflung.protocol.digests import drawn_chunk, hash_bytes, keyed_hash, root_of
-from farflung.protocol.fragments import Fragment
 from farflung.protocol.messages import TAG_BYTES, What
+from farflung.protocol.model_schema import Fragment
 
 CHUNKS, NONCE, OTHER_NONCE = 4, hash_bytes(b"a nonce"), hash_bytes(b"another nonce")
 STATE = [bytes([chunk]) * 8 for chunk in range(CHUNKS)]

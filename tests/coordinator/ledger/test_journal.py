@@ -25,7 +25,8 @@ from farflung.coordinator.ledger.records import (
 )
 from farflung.protocol.causes import DepartureCause, Excluded, ExclusionCause
 from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import Manifest, RoundSection, RunSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import RoundSection, RunSection
 from farflung.protocol.messages import Lease
 from farflung.protocol.round_words import Commit, Used
 from rig.waiting import LONG_S

@@ -74,7 +74,7 @@ def test_a_run_tells_its_curve_and_who_gave_what_and_keeps_both_when_it_is_folde
     assert [each["tokens"] for each in given] == sorted((each["tokens"] for each in given), reverse=True)
     assert status["alive"] == sum(member["alive"] for member in status["members"])
     assert status["taking_part"] == sum(member["alive"] and not member["why"] for member in status["members"])
-    assert status["admission"] == "open"
+    assert status["admission"] == "open" and status["needs_script"] is False
     again = Ledger(machine.core.ledger.lease_samples, machine.core.ledger.keep_results)
     again.apply(machine.core.ledger.folded(1))
     assert again.curve == machine.core.ledger.curve and again.curve.points

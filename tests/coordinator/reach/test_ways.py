@@ -24,6 +24,7 @@ class Somebody:
     joined_no: int
     admitted_at: float = 0.0
     claimed: str = ""
+    came_from: str = ""
     not_reached: bool = False
     doubted_until: float = 0.0
 

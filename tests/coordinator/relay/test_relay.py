@@ -195,3 +195,13 @@ def test_where_it_cannot_listen_people_are_told_and_nothing_else_happens() -> No
             assert "cannot listen" in other.process.why_not
         finally:
             other.process.close()
+
+
+def test_whoever_asks_where_it_is_is_told_and_let_go() -> None:
+    with RelayRig() as rig:
+        asking = rig.guest("where")
+        mine = asking.getsockname()
+        told = read_all(asking, 10)
+        assert told[:4] == b"\x05\x02\x00\x01" and hung_up(asking)
+        assert (socket.inet_ntoa(told[4:8]), int.from_bytes(told[8:], "big")) == mine
+        assert not rig.refused, "that is no attempt without a ticket"

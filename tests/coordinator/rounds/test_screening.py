@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from statistics import median
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -46,7 +47,7 @@ def honest(count: int = 8, seed: int = 0, common: float = 0.3) -> torch.Tensor:
 def shares_of(vectors: torch.Tensor, owners: int = OWNERS) -> list[Share]:
     """Each owner sees the same number of values."""
     parts = vectors.double().split(SIZE // owners, 1)
-    return [Share(3, (part @ part.T).tolist()) for part in parts]
+    return [Share(3, (part @ part.T).numpy()) for part in parts]
 
 
 def judged(vectors: torch.Tensor, clip: float = 1.0, trusted: str = "") -> Screening:
@@ -182,7 +183,7 @@ def test_P9_the_order_of_members_and_owners_changes_nothing(order: Sequence[int]
 
 
 def exaggerated(share: Share, times: float) -> Share:
-    return Share(share.chunks, [[times * each for each in row] for row in share.products])
+    return Share(share.chunks, times * share.products)
 
 
 def test_P9_an_owner_that_exaggerates_everybody_cannot_hide_how_long_one_is() -> None:
@@ -198,9 +199,10 @@ def test_P9_an_owner_that_exaggerates_everybody_cannot_hide_how_long_one_is() ->
 def test_P9_an_owner_has_no_more_say_in_directions_than_its_share() -> None:
     vectors = honest(common=0.5)
     vectors[7] *= -1.0
-    liar: Matrix = [[1e30] * 8 for _ in NAMES]  # all the same direction
+    liar: Matrix = np.full((8, 8), 1e30)  # all the same direction
     assert set(screened(NAMES, [*shares_of(vectors)[:7], Share(3, liar)], 1.0).out) == {"h"}
-    against_a: Matrix = [[(-1e30 if (i == 0) != (j == 0) else 1e30) for j in range(8)] for i in range(8)]
+    against_a = liar.copy()
+    against_a[0, 1:] = against_a[1:, 0] = -1e30
     assert set(screened(NAMES, [*shares_of(vectors)[:7], Share(3, against_a)], 1.0).out) == {"h"}
 
 
@@ -225,6 +227,7 @@ GOOD = (4.0, 1.0, 9.0)
         ((4.0, 1.0), "2 dot products of 2 members"),
         ((4.0, float("nan"), 9.0), "not finite"),
         ((float("inf"), 1.0, 9.0), "not finite"),
+        ((1e101, 1.0, 9.0), "beyond what values of fp32 have"),
         ((-4.0, 1.0, 9.0), "a negative square"),
         ((4.0, 6.1, 9.0), "above the product of the norms"),
         ((4.0, -6.1, 9.0), "above the product of the norms"),
@@ -244,7 +247,8 @@ def test_a_word_counts_for_the_chunks_and_members_that_it_covers() -> None:
     comparing.on_report("ann", DotProducts(mask_to_bytes(0b011), mask_to_bytes(0b11), GOOD))
     assert comparing.lacking(("ann", "bob"), {"ann": 0b11}) == []
     assert comparing.lacking(("bob",), {"ann": 0b11}) == []
-    assert comparing.shares_of(("bob",), {"ann": 0b11}) == [Share(2, [[9.0]])]
+    (share,) = comparing.shares_of(("bob",), {"ann": 0b11})
+    assert (share.chunks, share.products.tolist()) == (2, [[9.0]])
     assert comparing.lacking(("ann", "bob"), {"ann": 0b111}) == ["ann"], "it owns another chunk now"
     assert comparing.lacking(("ann", "cyd"), {"ann": 0b11}) == ["ann"]
     assert comparing.asked == b"\x05" and comparing.asks_anew

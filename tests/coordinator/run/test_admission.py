@@ -27,7 +27,8 @@ from farflung.protocol.causes import AbortCause
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import PROTOCOL_VERSION
-from farflung.protocol.manifest import AdmissionSection, Manifest, RunSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import AdmissionSection, RunSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.moments import Attached, Known
 from farflung.protocol.orders import (

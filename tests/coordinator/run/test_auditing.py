@@ -15,7 +15,8 @@ from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.effects import KeepProof, Tell, Write
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.limits import PART_BYTES
-from farflung.protocol.manifest import Manifest, MergeSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import MergeSection
 from farflung.protocol.messages import AuditChunks, Audited, ChunkVerdict, Show, Shown, What
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import Contact

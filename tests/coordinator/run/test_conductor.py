@@ -29,7 +29,8 @@ from farflung.coordinator.run.membership import Member
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.digests import bits, combined, hash_bytes, mask_to_bytes
 from farflung.protocol.limits import AMOUNT_MAX, MAX_PEERS
-from farflung.protocol.manifest import AdmissionSection, Manifest, MergeSection, RoundSection, RunSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import AdmissionSection, MergeSection, RoundSection, RunSection
 from farflung.protocol.messages import Beat, Committed, FragmentBeat, ProgressReport, Sent
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import Contact, Used

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from farflung.coordinator.ledger.records import CommittedRound, Paused, Resumed, Started, Struck
 from farflung.coordinator.run.core import EVENTS_SHOWN
 from farflung.coordinator.run.effects import Forbid, Note, Tell, Write
-from farflung.protocol.manifest import Manifest, RoundSection, RunSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import RoundSection, RunSection
 from farflung.protocol.messages import Aborted
 from rig.made_run import MadeRun, peer_of
 

@@ -29,7 +29,8 @@ from farflung.coordinator.run.going_back import GoingBack
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.causes import DepartureCause
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.manifest import CheckpointSection, Manifest, NetSection, RoundSection, RunSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import CheckpointSection, NetSection, RoundSection, RunSection
 from farflung.protocol.messages import FragmentBeat, Lease
 from farflung.protocol.round_words import Used
 from farflung.protocol.states import Phase

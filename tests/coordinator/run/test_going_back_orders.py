@@ -13,7 +13,8 @@ from farflung.coordinator.ledger.records import Genesis, RolledBack, Vouched
 from farflung.coordinator.run.going_back import GoingBack
 from farflung.coordinator.run.operator_orders import GoingBackByOrder
 from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import CheckpointSection, Manifest, RoundSection, RunSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import CheckpointSection, RoundSection, RunSection
 from farflung.protocol.orders import GoBack, Reply, Rewind
 from rig.made_run import MadeRun, digest_of, holding, peer_of
 

@@ -37,8 +37,10 @@ from farflung.coordinator.run.guidance import (
 )
 from farflung.coordinator.run.lending import Lending
 from farflung.coordinator.run.membership import Member
-from farflung.protocol.manifest import CheckpointSection, Manifest, RoundSection, RunSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import CheckpointSection, RoundSection, RunSection
 from farflung.protocol.messages import Committed, Decided, FragmentTick, Message, OpenRound, Tick
+from farflung.protocol.moments import Terms
 from farflung.protocol.round_words import CROWD, Decision
 from farflung.protocol.states import Goal, PeerState
 from rig.court_scene import MODEL
@@ -234,7 +236,7 @@ def test_a_founder_stays_while_others_get_its_state_and_for_as_long_as_that_take
 def test_P6_who_gets_no_state_costs_most_of_a_run_nothing_of_its_first_round(least: int) -> None:
     """A broken line, or a liar: the others have the state, train, and have not made a round yet."""
     run = Guide(None)
-    run.core.manifest = run.core.manifest.model_copy(update={"run": RunSection(min_peers=least)})
+    run.core.terms = Terms(run.core.manifest.model_copy(update={"run": RunSection(min_peers=least)}))
     ann, bob, cid = map(run.comes, ("ann", "bob", "cid"))
     run.tick(ann, 0)
     run.tick(bob, 0)
@@ -615,6 +617,18 @@ def test_where_not_all_donors_are_told_others_are_told_later_or_ids_that_come_fi
         assert len(told) == DONORS_TOLD
         named |= set(told)
     assert named == {member.peer for member in members}
+
+
+def test_a_crowd_of_newcomers_does_not_ask_the_same_few_donors() -> None:
+    run = Guide(3)
+    members = [run.comes(f"{number:03}a") for number in range(150)]
+    for member in members:
+        run.hears(member, 3)
+    newcomers = [run.comes(f"{number:03}b") for number in range(150)]
+    run.core.now += DONORS_CROWD_S
+    asked = Counter(peer for newcomer in newcomers for peer in run.part(newcomer, -1).donors)
+    fewest, most = min(asked.values()), max(asked.values())
+    assert set(asked) == {member.peer for member in members} and most <= 1.5 * fewest
 
 
 def test_a_few_donors_are_always_the_same() -> None:

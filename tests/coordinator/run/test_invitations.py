@@ -15,7 +15,8 @@ from farflung.coordinator.run.membership import Member
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import PROTOCOL_VERSION
-from farflung.protocol.manifest import AdmissionSection, Manifest
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import AdmissionSection
 from farflung.protocol.messages import Hello, Refuse
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.orders import Invite, Reply, Revoke

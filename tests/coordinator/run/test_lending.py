@@ -12,7 +12,8 @@ from farflung.coordinator.run.data_words import ENDS_AFTER_DEAD
 from farflung.coordinator.run.lending import LEASES_PER_PEER, RELEASE_AFTER_DEAD, Lending
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.causes import Excluded, ExclusionCause
-from farflung.protocol.manifest import DataSection, Manifest, RoundSection, RunSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import DataSection, RoundSection, RunSection
 from farflung.protocol.messages import UNKNOWN_LENGTH, Lease, Sent
 from farflung.protocol.round_words import Used
 from farflung.protocol.states import PeerEvent

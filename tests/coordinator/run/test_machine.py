@@ -31,7 +31,8 @@ from farflung.protocol import envelope
 from farflung.protocol import messages as m
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import PROTOCOL_VERSION
-from farflung.protocol.manifest import CheckpointSection, Manifest, RunSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import CheckpointSection, RunSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import Used
 from farflung.protocol.signed_words import hello_part, sent_part

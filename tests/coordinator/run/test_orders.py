@@ -8,7 +8,7 @@ from farflung.coordinator.ledger.records import Banned, Paused, Resumed, Struck,
 from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.going_back import GoingBack
 from farflung.coordinator.run.membership import Member
-from farflung.coordinator.run.operator_orders import GoingBackByOrder, Operating
+from farflung.coordinator.run.operator_orders import Amending, GoingBackByOrder, Operating
 from farflung.protocol.causes import DepartureCause
 from farflung.protocol.messages import Gone
 from farflung.protocol.orders import (
@@ -41,7 +41,8 @@ class Office(MadeRun):
         self.lost: list[tuple[str, str, str]] = []
         discipline = Discipline(self.core, self.lose)
         by_order = GoingBackByOrder(self.core, self.conductors, GoingBack(self.core, self.conductors))
-        self.operating = Operating(self.core, discipline, by_order, lambda count: bytes(count))
+        amending = Amending(self.core, self.conductors)
+        self.operating = Operating(self.core, discipline, by_order, amending, lambda count: bytes(count))
 
     def lose(self, member: Member, cause: DepartureCause, why: str) -> None:
         self.lost.append((member.contact.name, cause, why))

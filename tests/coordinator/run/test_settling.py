@@ -234,6 +234,27 @@ def test_P18_nothing_is_settled_and_no_round_opens_while_members_contradict_each
     assert "claim different states of version 3" in run.settling.reason
 
 
+def test_P3_where_who_held_the_state_lacks_what_only_others_have_those_that_fetched_it_are_heard() -> None:
+    """Both who made a version died before they had it; of two that fetched its results one lacks a piece."""
+    run = Bench(Holder("ann", version=2, base=1))
+    run.comes(Holder("bob"), vouched=False)
+    assert run.goes_on() == [], "ann may be about to say"
+    assert fixed(TRUE, run.true_value(3)) in run.goes_on(patience_over=True) and run.is_verified("bob")
+
+
+def test_P18_a_stranger_that_lies_while_who_knows_better_is_behind_is_out_as_soon_as_that_one_is_there() -> (
+    None
+):
+    run = Bench(Holder("ann", version=2, base=1))
+    run.comes(liar("eve"), vouched=False)
+    lie = run.people["eve"][1].digest
+    settled = [each.digest for each in run.goes_on(patience_over=True) if isinstance(each, DigestFixed)]
+    assert settled == [lie]
+    run.people["ann"] = run.people["ann"][0], Holder("ann"), run.people["ann"][2]
+    run.goes_on(1.0)
+    assert run.banned() == {"eve"} and run.is_verified("ann")
+
+
 def test_P18_an_objection_long_after_settling_withdraws_the_lie_and_settles_the_truth() -> None:
     run = Bench(liar("eve"), liar("mal"), Holder("ann", version=2, base=1))
     lie = run.people["eve"][1].digest

@@ -197,7 +197,7 @@ def test_P2_P13_nobody_hears_of_a_commit_before_every_stage_is_at_its_end() -> N
     hall = prepared("cyd", "fay")
     assert versions(hall) == [0, 0, 0] and not hall.commits
     assert all(peer.batch_version < 0 for peer in hall.peers.values())
-    waits = "every result is held by several: waiting for the rounds of the other stages"
+    waits = "every result is held by several: waiting for the other stages' rounds"
     assert reasons(hall)[:2] == [waits, waits]
     hall.send("cyd", "fay")
     hall.finish_rounds("cyd", "fay")

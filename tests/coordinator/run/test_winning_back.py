@@ -23,7 +23,8 @@ from farflung.coordinator.run.guidance import Guidance
 from farflung.coordinator.run.lending import Lending
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.winning_back import PATIENCE_IN_DEAD
-from farflung.protocol.manifest import CheckpointSection, Manifest, NetSection, RoundSection, RunSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import CheckpointSection, NetSection, RoundSection, RunSection
 from farflung.protocol.messages import Lease, Tick
 from farflung.protocol.round_words import Used
 from farflung.protocol.states import Goal

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from farflung.peer.island.sharded import is_sharded
 from farflung.protocol.errors import UserError
 from rig.pretrained_models import IDS, learn, lora, made, run_of, tokenizer
 
@@ -71,6 +74,48 @@ def test_of_a_lora_model_the_adapter_leaves_with_its_config_the_same_in_every_pr
     assert torch.equal(loaded(IDS).logits, expected)
     modules = json.loads((tmp_path / "out" / "adapter_config.json").read_text())["target_modules"]
     assert len(modules) == 7 and modules == sorted(modules)
+
+
+@pytest.fixture
+def sharded() -> Iterator[Any]:
+    """FSDP2 over a group of one: every parameter is a DTensor."""
+    distributed: Any = importlib.import_module("torch.distributed")
+    distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
+    try:
+        yield importlib.import_module("torch.distributed.fsdp").fully_shard
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_of_a_sharded_lora_model_the_adapter_leaves_without_its_base(tmp_path: Path, sharded: Any) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    peft: Any = pytest.importorskip("peft")
+    model = lora(transformers, peft, {})
+    expected = model(IDS).logits
+    for layer in model.get_base_model().model.layers:
+        sharded(layer)
+    sharded(model)
+    assert all(is_sharded(each) for each in model.parameters())
+    run_of(tmp_path / "shared", model).save_pretrained(tmp_path / "out")
+    loaded = peft.PeftModel.from_pretrained(made(transformers, "llama"), tmp_path / "out").eval()
+    assert torch.equal(loaded(IDS).logits, expected)
+    assert (tmp_path / "out" / "adapter_model.safetensors").stat().st_size < 20_000
+
+
+def test_a_sharded_model_leaves_whole_and_with_frozen_parts_it_says_why_not(
+    tmp_path: Path, sharded: Any
+) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    model = made(transformers, "llama")
+    expected = model(IDS).logits
+    sharded(model)
+    run_of(tmp_path / "shared", model).save_pretrained(tmp_path / "out")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert torch.equal(loaded(IDS).logits, expected)
+    assert loaded.config.architectures == ["LlamaForCausalLM"]
+    model.model.norm.weight.requires_grad = False
+    with pytest.raises(UserError, match=r"frozen parameters lie on several ranks: .* run.save\(path\)"):
+        run_of(tmp_path / "again", model).save_pretrained(tmp_path / "other")
 
 
 class Wrapped(nn.Module):

@@ -17,9 +17,10 @@ from farflung.peer.machine.lane import Lane
 from farflung.peer.settings import place_of
 from farflung.peer.state.capture import Capture, GivenUp
 from farflung.peer.worker import Inbox, Worker, nothing
-from farflung.protocol.fragments import fragments_of
-from farflung.protocol.manifest import CheckpointSection, Manifest, RunSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import CheckpointSection, RunSection
 from farflung.protocol.messages import FragmentTick, Tick
+from farflung.protocol.model_schema import fragments_of
 from farflung.protocol.moments import Known
 from farflung.protocol.signing import statement_of
 from farflung.protocol.states import Goal

@@ -19,7 +19,8 @@ from farflung.peer.machine.gathering import (
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Kind
 from farflung.protocol.limits import ROUNDS_KEPT
-from farflung.protocol.manifest import CheckpointSection, Manifest, MergeSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import CheckpointSection, MergeSection
 from farflung.protocol.messages import Sent
 from farflung.protocol.moments import Known
 from farflung.protocol.round_words import Commit

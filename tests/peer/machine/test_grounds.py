@@ -5,8 +5,8 @@ from __future__ import annotations
 from farflung.peer.machine.effects import DropBefore, KeepBefore, ProveHolding
 from farflung.peer.machine.grounds import NONCES_KEPT, Grounds
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.fragments import Fragment
 from farflung.protocol.messages import TAG_BYTES
+from farflung.protocol.model_schema import Fragment
 
 NONCE, VALUE = hash_bytes(b"nonce"), hash_bytes(b"value")
 

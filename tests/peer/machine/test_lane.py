@@ -29,9 +29,9 @@ from farflung.peer.machine.lane_states import (
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.simulator.world import simulate
 from farflung.protocol.digests import hash_bytes, root_of
-from farflung.protocol.fragments import Fragment
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.messages import FragmentTick
+from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import Commit, Decision, Plan
 from farflung.protocol.states import IllegalMove
 from farflung.protocol.verdicts import Verdict

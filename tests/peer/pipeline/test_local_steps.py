@@ -288,6 +288,25 @@ def test_all_stages_together_are_no_longer_than_clip(monkeypatch: pytest.MonkeyP
     assert math.hypot(*bounds * 4) == pytest.approx(0.8)
 
 
+@pytest.mark.parametrize(("gradient", "told"), [(3.0, 0.4), (0.1, 0.1)])
+def test_the_norm_that_is_told_is_that_which_the_optimizer_took(gradient: float, told: float) -> None:
+    replica, loop = replica_of(clip=0.8)
+    [weight] = loop.stage.parameters()
+    weight.grad = torch.full_like(weight, gradient)
+    assert loop.sums.add_gradients()
+    assert float(replica.step(LocalStep(run_step=0, tokens=1, share=1.0))) == pytest.approx(told)
+
+
+def test_whoever_tracks_a_stage_with_steps_of_its_own_sees_their_norm(tmp_path: Path) -> None:
+    model, micro = model_of(GPT, 5, 1, [3], **LOCAL)
+    pipeline = Pipeline.start(tmp_path, model, micro)
+    pipeline.load(0)
+    pipeline.batch(0)
+    for agent in pipeline.agents:
+        assert agent.shared is not None
+        assert 0.0 < (agent.shared.read_gradient_norm() or 0.0) <= CLIP / math.sqrt(2) + 1e-6
+
+
 def test_muon_takes_the_hidden_matrices_of_a_stage_and_none_of_its_ends() -> None:
     manifest = Manifest.model_validate({"inner": {"optimizer": "muon"}})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from farflung.peer.local.belt import GIVEN, PLACES, slot_of
 from farflung.peer.local.words import Freeze, Frozen, Hand, Made, Need, Stop
 from farflung.peer.pipeline.samples import Read, Samples
+from farflung.peer.trainer.inner_loop import GRADIENT_EVERY_S
 from farflung.protocol.digests import mask_of, mask_to_bytes
 from farflung.protocol.errors import Refused, UserError
 from rig.stage_agents import Pipeline, model_of, train_stages
@@ -201,6 +203,22 @@ def test_tokens_reach_every_stage_and_sums_are_divided_by_those_in_them(pipeline
         written = layout.named_tensors(shared.slots[2])
         for (name, _), each in zip(pipeline.loops[stage].held.loop.sums.items(), before, strict=True):
             assert torch.equal(written[name], each / frozen.tokens)
+        norm = math.sqrt(sum(float((each / frozen.tokens).square().sum()) for each in before))
+        assert shared.read_gradient_norm() == pytest.approx(norm, rel=1e-5)
+
+
+def test_the_norm_of_the_gradient_is_read_seldom(pipeline: Pipeline) -> None:
+    loop, agent, now = pipeline.loops[2], pipeline.agents[2], [100.0]
+    loop._clock = lambda: now[0]
+    told = []
+    for micro, then in enumerate((0.0, GRADIENT_EVERY_S - 1, 1.0)):
+        now[0] += then
+        pipeline.work(2, "both", 0, micro, forward(pipeline, micro, 2)[2], b"")
+        pipeline.tell(2, Freeze(version=0, slot=2))
+        agent.answer(Frozen)
+        assert agent.shared is not None
+        told.append(agent.shared.read_gradient_norm())
+    assert told[0] is not None and told[0] == told[1] != told[2]
 
 
 def test_memory_that_does_not_suffice_ends_the_trainer_in_one_line(

@@ -16,10 +16,10 @@ from farflung.optim.recipes import outer_of
 from farflung.peer.state.before_images import BeforeImages, unnamed_file
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.digests import drawn_chunk, hash_bytes, keyed_hash, root_of, split_hashes
-from farflung.protocol.fragments import fragments_of
-from farflung.protocol.manifest import Manifest, RoundSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import RoundSection
 from farflung.protocol.messages import Show, What
-from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.model_schema import ModelSchema, fragments_of
 
 ELEMENTS, CHUNKS = 4, 6
 MODEL = ModelSchema((), ELEMENTS, CHUNKS, CHUNKS, bytes(32))

@@ -19,9 +19,11 @@ from farflung.peer.machine.effects import SaveFragment
 from farflung.peer.state.capture import Capture
 from farflung.peer.state.checkpoint_writer import CheckpointWriter, RunFacts
 from farflung.peer.state.outer_state import OuterState
-from farflung.protocol.manifest import Manifest, OuterSection, RoundSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import OuterSection, RoundSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.moments import Attached, Known
+from rig.amended import FIRST, PERIOD_10, terms_of
 
 ELEMENTS, CHUNKS, VERSION = 6, 5, 3
 MODEL = ModelSchema((TensorSpec("w", (28,), "float32", "param"),), ELEMENTS, CHUNKS, CHUNKS, bytes(32))
@@ -88,3 +90,10 @@ def test_any_tool_can_read_all_parts(tmp_path: Path, step: str, moments: set[str
     assert b"".join(part.numpy().tobytes() for part in parts) == state.chunk_bytes(0)
     raw = (tmp_path / found.folder / MANIFEST_NAME).read_bytes()
     assert (b'"parts":3' in raw) == (step == "adamw"), "older readers know no such key"
+
+
+def test_a_checkpoint_says_which_amendment_made_its_version() -> None:
+    attached = Attached(Known(FIRST, bytes(16)), MODEL)
+    facts = RunFacts(attached, 1, terms_of((2, PERIOD_10)))
+    assert [facts.amended(version) for version in (0, 2, 3)] == [0, 0, 1]
+    assert RunFacts(attached, 1).amended(3) == 0

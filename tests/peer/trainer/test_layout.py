@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from farflung.peer.trainer.layout import ModelLayout, unwrap
 from farflung.protocol.errors import UserError
+from farflung.protocol.limits import CONTROL_ARRAY_LEN
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 
 CHUNK = 16
@@ -393,8 +394,10 @@ def test_a_nested_parameter_is_refused_by_name() -> None:
 
 
 def test_a_model_of_too_many_tensors_is_told_how_many_it_may_have() -> None:
-    model = nn.ParameterList(torch.zeros(1) for _ in range(4097))
-    with pytest.raises(UserError, match="has 4097 tensors .*at most 4096 can be described"):
+    model = nn.ParameterList(torch.zeros(1) for _ in range(CONTROL_ARRAY_LEN + 1))
+    with pytest.raises(
+        UserError, match=f"has {CONTROL_ARRAY_LEN + 1} tensors .*at most {CONTROL_ARRAY_LEN} can be described"
+    ):
         ModelLayout.of(model, 4096).model_schema(model)
 
 

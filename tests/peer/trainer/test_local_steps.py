@@ -10,7 +10,8 @@ from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.local_steps import LocalSteps, local_steps_of
 from farflung.peer.trainer.stage_machine import StageMachine
 from farflung.protocol.digests import mask_of, mask_to_bytes
-from farflung.protocol.manifest import Manifest, MergeSection, PipelineSection
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import MergeSection, PipelineSection
 from farflung.protocol.model_schema import ModelSchema
 
 PERIOD = 5  # steps that a version counts for

@@ -103,6 +103,13 @@ def test_a_mistake_in_a_script_is_one_line_and_the_exit_code_of_mistakes() -> No
     assert code == USAGE and lines[0].startswith("Traceback") and lines[-1] == "farflung: no"
 
 
+def test_so_it_is_from_the_first_use_of_a_public_name_on() -> None:
+    """Also before a run is joined: a package that is missing, a data set that is not there."""
+    script = "import farflung\nraise farflung.UserError('there is no such optimizer')"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (USAGE, "farflung: there is no such optimizer\n")
+
+
 def test_what_is_no_mistake_of_ours_and_a_scripts_own_way_are_left_alone() -> None:
     code, lines = ends("RuntimeError('a bug')")
     assert code == UNEXPECTED and lines[0].startswith("Traceback") and lines[-1] == "RuntimeError: a bug"

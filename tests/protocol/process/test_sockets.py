@@ -31,7 +31,7 @@ from farflung.protocol.round_words import Contact
 from farflung.protocol.verdicts import Counters
 from rig.ports import free_ports
 
-CONTROL_BYTES = 256 * 1024 + 4096
+CONTROL_BYTES = 320 * 1024 + 4096
 # They say what a socket is or does just now.  HWM and IPV4ONLY are other names for what other options tell.
 NOT_SET = {"FD", "EVENTS", "LAST_ENDPOINT", "RCVMORE", "TYPE", "THREAD_SAFE", "HWM", "IPV4ONLY"}
 KEYS = {"CURVE_PUBLICKEY", "CURVE_SECRETKEY", "CURVE_SERVERKEY"}  # libzmq does not tell them

@@ -1,0 +1,174 @@
+"""What a run begins with, where `[start] from` names it: values of the model, and its momentum, if asked.
+
+Called by the founder's agent, and by peers that would rather read than be sent it; and by `farflung checkpoint start`,
+which says how it is written into run.toml.  Every value comes by the name of its tensor, so that chunks of another
+size, stages cut elsewhere and other fragments do no harm.  It is checked by the pinned hash and by the run's model: who
+reads it with success has the same version 0 as everybody, to the bit.  Must not know rounds or peers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from farflung.checkpoints.checkpoint_manifest import (
+    MANIFEST_BYTES_MAX,
+    MANIFEST_NAME,
+    CheckpointManifest,
+    parse,
+)
+from farflung.checkpoints.files import Folder
+from farflung.checkpoints.stages import Saved
+from farflung.checkpoints.store import Store
+from farflung.checkpoints.tensor_file import Fp32, Stored, TensorFile, Values
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.errors import CheckpointError, UserError
+from farflung.protocol.manifest_sections import StartSection
+from farflung.protocol.model_schema import Fragment, ModelSchema, TensorSpec
+from farflung.protocol.outer_numbers import MOMENTUM_PARTS
+
+PARAMS, MOMENTUM = 0, 1  # parts of a state
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Values in a part of the state that is held: the first of them is so many behind the first that is held."""
+
+    part: int
+    at: int
+    values: Fp32
+
+
+def beginning(start: StartSection, model: ModelSchema, held: Sequence[Fragment]) -> Iterator[Cells]:
+    """`held`: fragments that follow on each other.  What is not told is zero.
+
+    CheckpointError or UserError: nobody can begin with it; StoreError: it can't be read now.  Nothing of it counts
+    before the last value has come.
+    """
+    parts = 2 if start.momentum == "keep" else 1
+    size, first, last = model.chunk_elements, held[0].first, held[-1]
+    window = range(first * size, (last.first + last.count) * size)
+    places = {spec.name: (spec, at) for spec, at in model.places()}
+    for part, found in _values_of(start, model, parts):
+        spec, begins = places.get(found.name, (None, 0))
+        if spec is None or (part != PARAMS and spec.kind != "param"):
+            continue
+        at = begins + found.first
+        skipped = max(0, window.start - at)
+        values = found.values[skipped : max(0, window.stop - at)]
+        if len(values):
+            yield Cells(part, at + skipped - window.start, values)
+
+
+def _values_of(start: StartSection, model: ModelSchema, parts: int) -> Iterator[tuple[int, Values]]:
+    if not start.is_file:
+        yield from _of_checkpoint(start, model, parts)
+        return
+    names = dict[str, str]()  # in the file, where a tied tensor lies there under its other name only
+
+    def check(stored: Mapping[str, Stored]) -> None:
+        there = {each.name: each.shape for each in stored.values() if each.can_learn}
+        entries = {spec.name for spec, _ in model.places()}
+        for alias, of in model.aliases.items():
+            if of in entries and of not in there and alias in there:
+                there[of] = there.pop(alias)
+                names[alias] = of
+        refuse_misfit(start.source, model, there)
+
+    for found in TensorFile(start.source, start.hash).read(check):
+        yield PARAMS, Values(names.get(found.name, found.name), found.first, found.values)
+
+
+def refuse_misfit(where: str, model: ModelSchema, there: Mapping[str, Sequence[int]]) -> None:
+    """UserError with the first tensor that the run's model lacks, or has in another shape, or that is not there."""
+    entries = {spec.name: spec for spec, _ in model.places()}
+    fixed = {spec.name for spec in model.tensors if spec.kind == "frozen"}
+    for name, spec in entries.items():
+        if name not in there:
+            raise UserError(f"{where}: it has no tensor {name!r}, which the run's model has")
+        if tuple(there[name]) != spec.shape:
+            raise UserError(
+                f"{where}: {name!r} is {list(there[name])} there, {list(spec.shape)} in the run's model"
+            )
+    others = sorted(there.keys() - entries.keys() - fixed - model.aliases.keys())
+    if others:
+        raise UserError(f"{where}: {others[0]!r} is no tensor of the run's model")
+
+
+# ---- a checkpoint of a run
+
+
+def _folder_and_name(source: str) -> tuple[str, str]:
+    place, _, name = source.rstrip("/").rpartition("/")
+    return place or "/", name
+
+
+def _manifest_at(source: str) -> tuple[CheckpointManifest, str]:
+    """And its hash.  Read by its name: a web server lists no folders."""
+    place, name = _folder_and_name(source)
+    raw = Folder(place).read(name, MANIFEST_NAME, MANIFEST_BYTES_MAX + 1)
+    manifest = parse(raw, f"{source}/{MANIFEST_NAME}")
+    if manifest.is_stage:
+        raise UserError(
+            f"{source}: one stage of a model; join them with farflung checkpoint export, and begin with that file"
+        )
+    return manifest, hash_bytes(raw).hex()
+
+
+def _of_checkpoint(start: StartSection, model: ModelSchema, parts: int) -> Iterator[tuple[int, Values]]:
+    source = start.source.rstrip("/")
+    manifest, found = _manifest_at(source)
+    if found != start.hash:
+        raise CheckpointError(
+            f"{source}: its hash is {found}, and [start] hash in run.toml is {start.hash}: it is another "
+            "checkpoint than the host named"
+        )
+    saved = manifest.model
+    refuse_misfit(source, model, {spec.name: spec.shape for spec, _ in saved.places()})
+    if saved.frozen != model.frozen:
+        raise UserError(f"{source}: it was trained beside other frozen parameters than the run's model has")
+    if parts > 1 and manifest.form.parts != MOMENTUM_PARTS:
+        raise UserError(
+            f'{source}: [start] momentum = "keep" expects a checkpoint of a run with [outer] step = "nesterov"'
+        )
+    place, name = _folder_and_name(source)
+    read = _ByTensor(saved)
+    for chunk, raw in Store(place).chunks(Saved(name, manifest)):
+        state = np.frombuffer(raw, "<f4").reshape(manifest.form.parts, -1)
+        if not np.isfinite(state[:parts]).all():
+            raise CheckpointError(f"{source}: chunk {chunk} has values that are no numbers")
+        for part in range(parts):
+            for values in read.of_chunk(chunk, state[part]):
+                yield part, values
+
+
+class _ByTensor:
+    """Which tensors lie in which chunk."""
+
+    def __init__(self, model: ModelSchema) -> None:
+        self._size = model.chunk_elements
+        self._places: list[tuple[TensorSpec, int]] = sorted(model.places(), key=lambda each: each[1])
+        self._begins = [at for _, at in self._places]
+
+    def of_chunk(self, chunk: int, values: Fp32) -> Iterator[Values]:
+        start, stop = chunk * self._size, (chunk + 1) * self._size
+        for spec, at in self._places[max(0, bisect_right(self._begins, start) - 1) :]:
+            if at >= stop:
+                return
+            first, end = max(at, start), min(at + prod(spec.shape), stop)
+            if first < end:
+                yield Values(spec.name, first - at, values[first - start : end - start])
+
+
+# ---- how it is written into run.toml
+
+
+def hash_at(source: str) -> str:
+    """Of the one file, or of a checkpoint's manifest, which has the hashes of all the rest."""
+    if StartSection.model_construct(source=source).is_file:
+        return TensorFile(source).hash()
+    return _manifest_at(source.rstrip("/"))[1]

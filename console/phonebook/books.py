@@ -1,0 +1,78 @@
+"""Opens a phone book by what people call it, and looks a run up in several at once.
+
+Called by the commands and by the process that announces a run.  What is found is checked by book.py; what a book
+can't do is said, and the others are asked all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from farflung.console.phonebook.bittorrent import BitTorrentBook
+from farflung.console.phonebook.book import Book, Entry, PhoneBook, Wanted, by_name, newest
+from farflung.console.phonebook.hivemind_book import HivemindBook
+from farflung.protocol.errors import FarflungError
+from farflung.protocol.join_url import Whereabouts
+
+
+def opened(book: Book) -> PhoneBook:
+    """For somebody who only asks and puts: no node of it."""
+    return HivemindBook((book.maddr,), client=True) if book.maddr else BitTorrentBook(book.nodes)
+
+
+@dataclass
+class Found:
+    runs: list[Whereabouts] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # of books that could not be asked
+
+
+def look_up(
+    wanted: Wanted,
+    books: Sequence[Book],
+    wall_s: Callable[[], float],
+    open_book: Callable[[Book], PhoneBook] = opened,
+) -> Found:
+    """The newest of each run, whichever book has it."""
+    found, raws = Found(), list[bytes]()
+    for book in books:
+        try:
+            asked = open_book(book)
+            try:
+                raws += asked.find(wanted.key) if wanted.key else asked.named(wanted.name)
+            finally:
+                asked.close()
+        except FarflungError as error:
+            found.problems.append(f"{book}: {error}")
+    if wanted.key:
+        run = newest(raws, wall_s(), wanted.key, wanted.name)
+        found.runs = [run] if run is not None else []
+    else:
+        found.runs = by_name(raws, wall_s(), wanted.name)
+    return found
+
+
+@dataclass
+class Putting:
+    """Puts each new record into all books; a book that can't be opened is tried again with the next one."""
+
+    books: Sequence[Book]
+    open_book: Callable[[Book], PhoneBook] = opened
+    _open: dict[Book, PhoneBook] = field(default_factory=dict)
+
+    def put(self, entry: Entry) -> dict[Book, int | str]:
+        """At how many places each book has it now; or why it has not."""
+        told: dict[Book, int | str] = {}
+        for book in self.books:
+            try:
+                if book not in self._open:
+                    self._open[book] = self.open_book(book)
+                told[book] = self._open[book].put(entry)
+            except FarflungError as error:
+                told[book] = str(error)
+        return told
+
+    def close(self) -> None:
+        for each in self._open.values():
+            each.close()
+        self._open.clear()

@@ -1,0 +1,106 @@
+"""`farflung phonebook` and `farflung find`: a node of a phone book, and a run looked up in one.
+
+Called by the command line.  Both are processes of their own: neither a peer nor a coordinator ever loads what a book
+needs.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import signal
+import threading
+import time
+from typing import Annotated
+
+import typer
+
+from farflung.protocol.errors import Unreachable, UserError
+from farflung.protocol.join_url import Address, JoinUrl
+
+app = typer.Typer()
+BITTORRENT, HIVEMIND = "bittorrent", "hivemind"
+BOOK_HELP = (
+    "A phone book: HOST:PORT of a node, hivemind's /ip4/.../p2p/..., or `public`; may be said several times."
+)
+Books = Annotated[list[str] | None, typer.Option("--book", envvar="FARFLUNG_BOOK", help=BOOK_HELP)]
+
+
+@app.command()
+def phonebook(
+    kind: Annotated[str, typer.Option(help="bittorrent or hivemind.")] = BITTORRENT,
+    listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "0.0.0.0:29810",
+    node: Annotated[
+        list[str] | None,
+        typer.Option(help="Another node of the same book, to begin at; none for the first one."),
+    ] = None,
+) -> None:
+    """Run a node of a phone book, until Ctrl-C: for runs that their hosts announce, and for `farflung find`."""
+    if kind not in (BITTORRENT, HIVEMIND):
+        raise UserError(f"--kind {kind}: expected {BITTORRENT} or {HIVEMIND}")
+    ends = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ends.set())
+    with contextlib.ExitStack() as stack:
+        for place in _opened(kind, Address.parse(listen, "--listen", 0), node or [], stack):
+            typer.echo(place)
+        typer.echo("this node is up; announce a run with:  farflung coordinate --announce PLACE", err=True)
+        while not ends.wait(3600.0):
+            pass
+
+
+def _opened(kind: str, listen: Address, nodes: list[str], stack: contextlib.ExitStack) -> list[str]:
+    """Where others reach it."""
+    from farflung.console.phonebook.book import Book
+
+    if kind == HIVEMIND:
+        from farflung.console.phonebook.hivemind_book import HivemindBook
+
+        maddrs = tuple(Book.parse(each).maddr for each in nodes)
+        if not all(maddrs):
+            raise UserError(f"--node: {nodes}: hivemind's nodes are named as /ip4/.../tcp/.../p2p/...")
+        book = stack.enter_context(contextlib.closing(HivemindBook(maddrs, listen)))
+        return list(book.places)
+    from farflung.console.phonebook.bittorrent import BitTorrentNode
+
+    known = tuple(each for text in nodes for each in Book.parse(text).nodes)
+    made = stack.enter_context(contextlib.closing(BitTorrentNode(listen, known)))
+    return [str(Address(listen.host, made.port))]
+
+
+@app.command()
+def find(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="A run's name, its key (k= in its join URL), or a join URL that leads nowhere now."
+        ),
+    ],
+    book: Books = None,
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
+) -> None:
+    """Look a run up in a phone book, and print the join URL that leads to it now."""
+    from farflung.console.phonebook.book import Book, wanted
+    from farflung.console.phonebook.books import look_up
+
+    if not book:
+        raise UserError(
+            "name a phone book with --book, or in FARFLUNG_BOOK; whoever hosts the run knows which"
+        )
+    asked = wanted(what)
+    found = look_up(asked, [Book.parse(each) for each in book], time.time)
+    for problem in found.problems:
+        typer.echo(f"phone book {problem}", err=True)
+    urls: list[JoinUrl] = [each.url(asked.token) for each in found.runs]
+    if json_output:
+        records = [base64.b64encode(each.raw).decode() for each in found.runs]
+        told = {"runs": [str(url) for url in urls], "records": records, "problems": found.problems}
+        typer.echo(json.dumps(told))
+    elif not urls:
+        raise Unreachable(f"no phone book has a record of {what.partition('?')[0]} that holds now")
+    else:
+        for url in urls:
+            typer.echo(str(url))
+        if asked.name and not asked.key and len(urls) > 1:
+            typer.echo("several runs have that name: which is the one you mean shows k= alone", err=True)

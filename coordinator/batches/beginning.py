@@ -1,0 +1,90 @@
+"""When a batch begins, of which samples, and at whose values: for the first one, and for one that is computed while the
+batch before it is merged.  Pure.
+
+Called by `batches.py`, which writes the record.  Must not know seats beyond their numbers, beats, or rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from farflung.coordinator.batches.moving import Moves
+from farflung.coordinator.batches.rates import news_of_shares
+from farflung.coordinator.batches.words import Desk, House, Worker
+from farflung.coordinator.ledger.records import BatchBegun, OwedSums
+from farflung.protocol.messages import UNKNOWN_LENGTH
+
+
+@dataclass(frozen=True)
+class Beginning:
+    desk: Desk
+    house: House
+    moves: Moves
+
+    @property
+    def able(self) -> list[Worker]:
+        return [
+            worker
+            for worker in self.house.living().values()
+            if worker.verified and self.house.fits(worker.peer) and not self.moves.is_due(worker.peer)
+        ]
+
+    @property
+    def is_due(self) -> bool:
+        desk, able, samples = self.desk, self.able, self.desk.ledger.leases.samples
+        known = 0 < samples < UNKNOWN_LENGTH and any(w.beat is not None and w.beat.batch for w in able)
+        enough = len(able) >= desk.manifest.run.min_peers and not self.short_stage
+        return not desk.finished and not desk.held and known and enough
+
+    @property
+    def is_wanted_ahead(self) -> bool:
+        """The run asks for it, and there is a version for it to make."""
+        manifest = self.desk.manifest
+        return manifest.pipeline.delay > 0 and self.desk.ledger.version + 1 < manifest.run.rounds
+
+    @property
+    def short_stage(self) -> str:
+        """A stage that too few hold for a batch to begin, in words; empty: there is none."""
+        pipeline, able = self.desk.manifest.pipeline, [worker.stage for worker in self.able]
+        least = pipeline.min_per_stage
+        found = ((able.count(stage), stage) for stage in range(pipeline.stages) if able.count(stage) < least)
+        count, stage = min(found, default=(least, -1))
+        return f"stage {stage}: {count} of at least {least} verified peers" if stage >= 0 else ""
+
+    def batch(self, owed: tuple[dict[str, OwedSums], ...] = ()) -> BatchBegun:
+        """`owed`: of the batch that is whole, where the next one is begun beside it."""
+        ledger, pipeline = self.desk.ledger, self.desk.manifest.pipeline
+        weights = ledger.version
+        due = ledger.batches.next_batch(
+            weights + bool(owed), ledger.leases.samples, pipeline.batch, pipeline.micro
+        )
+        return BatchBegun(
+            version=due.version,
+            epoch=due.epoch,
+            start=due.start,
+            stop=due.stop,
+            count=due.count,
+            shares=self._news_of_shares(),
+            weights=weights if pipeline.delay else -1,
+            owed=owed,
+        )
+
+    def _news_of_shares(self) -> dict[int, float]:
+        """By seat, where the wiring is to spread work otherwise than in the last batch."""
+        if self.desk.manifest.pipeline.stages == 1:
+            return {}
+        seats = {row.peer: row for row in self.desk.ledger.batches.rows if row.lives}
+        told = {peer: row.share for peer, row in seats.items()}
+        news = news_of_shares(told, self.moves.rates().shares())
+        return {seats[peer].number: share for peer, share in news.items()}
+
+    def why_not(self) -> str:
+        samples, least = self.desk.ledger.leases.samples, self.desk.manifest.run.min_peers
+        if not samples:
+            return "waiting for a peer that says how long its data set is"
+        if samples == UNKNOWN_LENGTH:
+            return "the data set is a stream: synchronous batches need one of known length"
+        able = len(self.able)
+        if able >= least and self.short_stage:
+            return f"a batch begins when every stage is served: {self.short_stage}"
+        return f"a batch begins with at least {least} verified peers, {able} are here"

@@ -1,0 +1,165 @@
+"""What this peer does to be reached past its own router: it shows from which port it is seen, and keeps appointments.
+
+Owned by the agent, which passes on each tick and gets back with whom a connection stands.  The coordinator decides who
+meets whom, and when (coordinator/reach/meeting.py); the connections themselves are the link's.
+
+It shows itself at two sockets of the coordinator, the door and the members', from the port that all its meetings leave
+from and with the key of its session: a router that makes two ports of that one is of no use for meeting.  The second of
+these connections stays, so that the router keeps the port open.
+
+An instant comes on the coordinator's clock.  What that says here follows from beats and their answers, as with NTP: of
+the quickest answer it is known best when it was heard there.  Must not know rounds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from farflung.collectives.link.link import Appointment
+from farflung.peer.line.control import Took
+from farflung.peer.line.data_line import DataLine
+from farflung.protocol import envelope
+from farflung.protocol.messages import Look, Message, Probe, Tick
+from farflung.protocol.process.sockets import (
+    STRANGER,
+    Keys,
+    Options,
+    Socket,
+    curve_client,
+    end_abruptly,
+    opened,
+)
+from farflung.protocol.round_words import Meet
+
+ANSWERS_KEPT = 32
+LOOK_AGAIN_S, LOOKS_MOST = 5.0, 8  # in one session
+DOOR_S = 3.0  # so long the connection to the door stands
+_SHOWN_AT_DOOR = Probe(padding=b"", want=0, address="", key=b"", look=True)
+
+
+@dataclass
+class CoordinatorClock:
+    """What an instant of the coordinator's clock is on this machine's.  Pure."""
+
+    _took: deque[Took] = field(default_factory=lambda: deque(maxlen=ANSWERS_KEPT))
+
+    def on_answer(self, took: Took) -> None:
+        self._took.append(took)
+
+    def forget(self) -> None:
+        self._took.clear()
+
+    def here(self, there_s: float) -> float | None:
+        """None: nothing was answered yet."""
+        if not self._took:
+            return None
+        quickest = min(self._took, key=lambda took: took.both_ways_s)
+        return there_s - (quickest.there - quickest.both_ways_s / 2)
+
+
+@dataclass
+class _Shown:
+    socket: Socket
+    monitor: Socket
+    until: float | None = None
+
+    def turn(self) -> None:
+        while self.monitor.poll(0):
+            end_abruptly(int(parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))["value"]))
+        while self.socket.poll(0):
+            self.socket.recv(zmq.NOBLOCK)  # what the door answers is for whoever has no coordinator yet
+
+    def close(self) -> None:
+        self.turn()
+        self.socket.disable_monitor()
+        self.monitor.close(linger=0)
+        self.socket.close(linger=0)
+
+
+class Reaching:
+    def __init__(self, context: zmq.Context[Socket], theirs: bytes, keys: Keys, line: DataLine) -> None:
+        """`theirs`: the coordinator's key; `keys`: of this session."""
+        self._context, self._theirs, self._keys, self._line = context, theirs, keys, line
+        self._door_port = 0
+        self._clock = CoordinatorClock()
+        self._members_port = 0  # 0: this peer is not let in
+        self._shown: list[_Shown] = []
+        self._looks = 0
+        self._look_at = 0.0
+        self._kept: dict[str, tuple[float, Appointment]] = {}  # by peer: the instant as it was told, and here
+
+    def enter(self, door_port: int, members_port: int) -> None:
+        """Of the coordinator that answered: it may have moved since the last time."""
+        self.leave()
+        self._door_port, self._members_port = door_port, members_port
+
+    def leave(self) -> None:
+        """The session is over, and with it what was seen of it."""
+        self._clock.forget()
+        self._kept.clear()
+        self._members_port = self._looks = 0
+        self._look_at = 0.0
+        self._hang_up()
+
+    def on_answer(self, took: Took) -> None:
+        self._clock.on_answer(took)
+
+    def on_tick(self, tick: Tick, now: float) -> None:
+        if tick.look and self._members_port and now >= self._look_at and self._looks < LOOKS_MOST:
+            self._looks, self._look_at = self._looks + 1, now + LOOK_AGAIN_S
+            self._show_myself(now)
+        if tick.meets:
+            self._line.link.set_appointments(dict(self._appointments(tick.meets)))
+
+    def _appointments(self, meets: Iterable[Meet]) -> Iterable[tuple[str, Appointment]]:
+        for meet in meets:
+            at = self._clock.here(meet.at_s)
+            if at is not None and self._kept.get(meet.peer, (None, None))[0] != meet.at_s:
+                self._kept[meet.peer] = meet.at_s, Appointment(meet.endpoint, at)
+            if meet.peer in self._kept:
+                yield meet.peer, self._kept[meet.peer][1]
+
+    def turn(self, now: float) -> tuple[str, ...]:
+        """A few times a second.  With whom a connection stands."""
+        for shown in self._shown:
+            shown.turn()
+            if shown.until is not None and now >= shown.until:
+                shown.close()
+                shown.until = 0.0
+        self._shown = [shown for shown in self._shown if shown.until != 0.0]
+        return tuple(sorted(self._line.link.punched()))
+
+    def close(self) -> None:
+        self._hang_up()
+
+    def _show_myself(self, now: float) -> None:
+        self._hang_up()
+        host = self._line.coordinator
+        every = "[::]" if ":" in host else "0.0.0.0"
+        port = self._line.link.meeting_port(every)
+        if not host or not port:
+            return  # no way to leave from a port of its own: the relay is left
+        for there, word, until in (
+            (self._door_port, _SHOWN_AT_DOOR, now + DOOR_S),
+            (self._members_port, Look(), None),
+        ):
+            self._shown.append(self._dial(f"tcp://{every}:{port};{host}:{there}", word, until))
+
+    def _dial(self, endpoint: str, word: Message, until: float | None) -> _Shown:
+        family: Options = {zmq.IPV6: int("[" in endpoint)}
+        curve = curve_client(self._keys, self._theirs)
+        socket = opened(self._context, zmq.DEALER, STRANGER, family, curve)
+        shown = _Shown(socket, socket.get_monitor_socket(zmq.EVENT_CONNECTED), until)
+        socket.connect(endpoint)
+        socket.send(envelope.encode(word), zmq.NOBLOCK)
+        return shown
+
+    def _hang_up(self) -> None:
+        for shown in self._shown:
+            shown.close()
+        self._shown.clear()

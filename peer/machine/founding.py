@@ -1,0 +1,113 @@
+"""Where version 0 comes from: the trainer's own values, or what `[start] from` of run.toml names.  Pure.
+
+Part of the peer machine.  A founder is told to give the run its initial state.  Everybody else may have the same
+values: a model that is built from the run's seed by the same code begins with the run's version 0, and what the run
+begins with may be read by all.  Whether it is the run's, its hashes say: what is sealed then is the run's state or is
+forgotten (Lane.on_sealed).  So nothing of it is fetched, and nobody is believed.
+
+What [start] names has one content, by the hash that all agreed on.  So whoever has read it and finds that the run has
+another version 0 knows that its founder lied, and does not train on that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from farflung.checkpoints.catch_up import NO_VERSION
+from farflung.peer.local.words import Provide
+from farflung.peer.machine.effects import BeginFrom, Effect, Note, Tell
+from farflung.peer.machine.lane import Lane
+from farflung.protocol.manifest_sections import StartSection
+from farflung.protocol.messages import Tick
+from farflung.protocol.states import Goal
+
+READ_AGAIN_S = 30.0  # the place did not answer; meanwhile somebody else may found the run
+CODE = "start"  # of a peer that leaves: this run can't begin so, or did not
+
+
+class Founding:
+    def __init__(self, start: StartSection, is_empty: Callable[[Lane], bool]) -> None:
+        self._start, self._is_empty = start, is_empty
+        self._tried: tuple[bytes, ...] = ()  # digests of the version 0 that was tried last
+        self._provides = False  # the trainer writes its values
+        self.reads = False  # what [start] names is on its way into the state
+        self._is_read = False
+        self._founds = False  # told to, when it began to read
+        self._era = 0
+        self._again_at = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """The state is being written: nothing else may change it."""
+        return self._provides or self.reads
+
+    @property
+    def is_read(self) -> bool:
+        """What stands in the state as version 0 is what [start] names."""
+        return self._is_read
+
+    def due(self, tick: Tick, lanes: Sequence[Lane], recalls: bool, now: float) -> list[Effect]:
+        """Asked at every tick, with a trainer that is there.  `recalls`: what had arrived is being read."""
+        if self.busy or any(lane.sealing for lane in lanes):
+            return []
+        if all(lane.version != NO_VERSION for lane in lanes):
+            return []
+        founds = tick.goal == Goal.FOUND
+        if self._start.source:
+            return [] if recalls else self._read(tick, lanes, founds, now)
+        if not founds and (recalls or not self._may_begin_so(tick, lanes)):
+            return []
+        self._provides = True
+        return [Tell(Provide())]
+
+    def _read(self, tick: Tick, lanes: Sequence[Lane], founds: bool, now: float) -> list[Effect]:
+        # What lies on the host's own disk is nobody else's business.
+        others = not founds and self._start.for_all and self._may_begin_so(tick, lanes)
+        if now < self._again_at or not (founds or others):
+            return []
+        self.reads, self._is_read, self._founds, self._era = True, False, founds, tick.era
+        return [Note(f"reads what the run begins with: {self._start.source}"), BeginFrom(self._start)]
+
+    def _may_begin_so(self, tick: Tick, lanes: Iterable[Lane]) -> bool:
+        """Once for each version 0 that this run has."""
+        told = tuple(dict(word.digests).get(0, b"") for word in tick.fragments)
+        begins = tick.goal == Goal.SYNC and all(word.version == 0 for word in tick.fragments)
+        # What has arrived already may be more than my own values are good for: they would overwrite it.
+        if not begins or not all(told) or told == self._tried or not all(map(self._is_empty, lanes)):
+            return False
+        self._tried = told
+        return True
+
+    # ---- the trainer's values
+
+    def on_trainer_gone(self) -> None:
+        self._provides = False
+
+    def on_provided(self) -> bool:
+        """They are there; False: the word of a trainer that is gone."""
+        provided, self._provides = self._provides, False
+        return provided
+
+    # ---- what [start] names
+
+    def on_read(self, problem: str, is_final: bool, now: float, era: int) -> tuple[str, list[Effect]]:
+        """Why to leave, if there is a reason; else what to say.  `is_final`: it will be no better next time."""
+        if not self.reads:
+            return "", []
+        self.reads, self._is_read = False, not problem and era == self._era
+        if not problem:
+            return "", []
+        if self._founds and is_final:
+            return f"this run can't begin so: {problem}", []
+        self._again_at = now + READ_AGAIN_S
+        return "", [Note(f"can't begin with it now: {problem}")]
+
+    def contradiction(self, lane: Lane, version: int, digest: bytes) -> str:
+        """Of what is sealed as this version: why it proves that the run does not begin with what [start] names."""
+        known = lane.catch.digests.get(0)
+        if not self._is_read or version != 0 or known is None or known == digest:
+            return ""
+        return (
+            f"the run's version 0 (digest {known.hex()[:16]}) is not what [start] names ({digest.hex()[:16]}): "
+            "who founded it began with something else; tell its host"
+        )

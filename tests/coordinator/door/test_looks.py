@@ -1,0 +1,180 @@
+"""From where a member is seen: by the door and by the members' socket, and by nothing that it says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import zmq
+from msgspec.structs import replace
+
+from farflung.collectives.link.zmq_link import ZmqLink
+from farflung.coordinator.door.channel import pair
+from farflung.coordinator.door.front_door import FrontDoor
+from farflung.coordinator.door.front_door_process import in_thread
+from farflung.coordinator.door.front_door_words import LOOKS_PER_S, Begin, DoorChannel, Saw, door_channel
+from farflung.coordinator.door.keys import load_or_create
+from farflung.coordinator.door.listener import Arrival, ListenOn
+from farflung.coordinator.ledger.journal import Journal
+from farflung.coordinator.reach.meeting import DOORS
+from farflung.coordinator.run.machine import RunMachine
+from farflung.coordinator.server import JOURNAL_NAME, Server
+from farflung.peer.line.control import Took
+from farflung.peer.line.reaching import CoordinatorClock, Reaching
+from farflung.protocol import envelope
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import FragmentTick, Probe, Tick
+from farflung.protocol.process.sockets import curve_raw
+from farflung.protocol.round_words import Meet
+from rig.waiting import eventually
+
+LOOK = envelope.encode(Probe(padding=b"", want=0, address="", key=b"", look=True))
+TICK = Tick(
+    session=bytes(16), seq=1, answers=1, heard_s=1.0, goal="wait", reason="", roster_no=1, roster=None, leases=None,
+    void=(), era=0, advice="", era_because="", batch=None, look=True,
+    fragments=(FragmentTick(0, 0, (), False, (), 0, False, 0),),
+)  # fmt: skip
+
+
+@pytest.fixture
+def door() -> Iterator[tuple[FrontDoor, DoorChannel]]:
+    ours, theirs = pair()
+    _, secret = zmq.curve_keypair()
+    manifest = Manifest().canonical()
+    begin = Begin(name="demo", run_id=bytes(16), manifest=manifest, secret=secret, host="127.0.0.1", port=0)
+    opened = FrontDoor(begin, door_channel(ours))
+    yield opened, door_channel(theirs)
+    opened.close()
+    ours.close()
+    theirs.close()
+
+
+def saws(channel: DoorChannel) -> list[Saw]:
+    found: list[Saw] = []
+    while words := list(channel.receive()):
+        found += [word for word in words if isinstance(word, Saw)]
+    return found
+
+
+def test_only_so_many_looks_are_passed_on(
+    door: tuple[FrontDoor, DoorChannel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front, channel = door
+    monkeypatch.setattr(front._listener, "comes_from", lambda arrival: "9.9.9.9:40000")
+    for number in range(round(LOOKS_PER_S) + 50):
+        key = number.to_bytes(32, "big")
+        front._on_frame(Arrival(b"r", key, 99, LOOK, "127.0.0.1"), 0.0)
+    assert len(saws(channel)) == LOOKS_PER_S
+    front._on_frame(Arrival(b"r", bytes(32), 99, LOOK, "127.0.0.1"), 1.0)
+    assert saws(channel) == [Saw(key=bytes(32), endpoint="9.9.9.9:40000")]
+
+
+def test_a_connection_that_has_gone_is_nobodys(door: tuple[FrontDoor, DoorChannel]) -> None:
+    front, channel = door
+    front._on_frame(Arrival(b"r", bytes(32), 99, LOOK, "9.9.9.9"), 0.0)
+    assert not saws(channel)
+
+
+@dataclass
+class Hall:
+    server: Server
+    url: JoinUrl
+
+    @property
+    def meetings(self) -> Any:
+        return self.server._machine.core.members.ways.meetings
+
+
+@pytest.fixture
+def hall(tmp_path: Path) -> Iterator[Hall]:
+    keys, manifest = load_or_create(tmp_path), Manifest()
+    stop, ready = threading.Event(), threading.Event()
+    found: list[Hall] = []
+
+    def serve() -> None:
+        with Journal.open_or_create(tmp_path / JOURNAL_NAME, manifest, lambda: bytes(16)) as journal:
+            machine = RunMachine(manifest, journal.run_id, [], bytes)
+            with Server(machine, journal, keys, ListenOn("127.0.0.1", 0), spawn=in_thread) as server:
+                url = JoinUrl("127.0.0.1", server.port, manifest.run.name, keys.public_raw)
+                found.append(Hall(server, url))
+                ready.set()
+                server.run_until(stop.is_set)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert ready.wait(20)
+    yield found[0]
+    stop.set()
+    thread.join()
+
+
+def test_what_is_seen_is_the_connection_and_nothing_that_is_said(hall: Hall) -> None:
+    """Both sockets see the port that all meetings leave from; a stranger to whom nobody is to look is not kept."""
+    keys = zmq.curve_keypair()
+    link, context = ZmqLink(keys), zmq.Context()
+    line = SimpleNamespace(coordinator="127.0.0.1", link=link)
+    reaching = Reaching(context, hall.url.key, keys, line)  # type: ignore[arg-type]
+    key = curve_raw(keys[0])
+    try:
+        reaching.on_tick(TICK, 0.0)
+        assert not reaching._shown, "it is not let in yet"
+        hall.server._allowed.add(key)
+        eventually(
+            lambda: hall.server._machine.core.members.ways._alone is not None, "nobody is alone so far"
+        )
+        hall.meetings._pairs, hall.meetings.wanted = (
+            hall.server._machine.core.members.ways._pairs,
+            frozenset((key,)),
+        )
+        reaching.enter(hall.url.port, hall.server._members.port)
+        reaching.on_tick(TICK, 0.0)
+        reaching.on_tick(TICK, 0.1)
+        assert len(reaching._shown) == 2, "told again, it does not begin again"
+        port = link.meeting_port("0.0.0.0")
+        eventually(lambda: len(hall.meetings._seen.get(key, {})) == 2, "both have seen it")
+        assert hall.meetings._seen[key] == dict.fromkeys(DOORS, f"127.0.0.1:{port}")
+        assert not reaching.turn(1.0)
+        reaching.turn(60.0)
+        assert len(reaching._shown) == 1, "the connection to the members' socket stays"
+        reaching.on_tick(TICK, 60.0)  # from the same port to the same sockets, at once
+        hall.meetings._seen.clear()
+        eventually(lambda: len(hall.meetings._seen.get(key, {})) == 2, "it is seen again")
+    finally:
+        reaching.close()
+        link.close()
+        context.destroy(linger=0)
+
+
+def test_an_instant_is_kept_as_it_was_first_understood() -> None:
+    told: list[dict[str, Any]] = []
+    link = SimpleNamespace(set_appointments=told.append, punched=frozenset)
+    line = SimpleNamespace(coordinator="127.0.0.1", link=link)
+    reaching = Reaching(zmq.Context.instance(), bytes(32), zmq.curve_keypair(), line)  # type: ignore[arg-type]
+    tick = replace(TICK, look=False, meets=(Meet("bob", "9.9.9.9:4000", 50.0),))
+    reaching.on_tick(tick, 0.0)
+    assert told == [{}], "nothing is known of that clock"
+    reaching.on_answer(Took(0.2, 40.1))  # said at 0, heard there at 40.1: its clock is 40 ahead
+    reaching.on_tick(tick, 0.0)
+    first = told[-1]["bob"]
+    assert first.endpoint == "9.9.9.9:4000" and first.at == pytest.approx(10.0)
+    reaching.on_answer(Took(0.02, 40.02))
+    reaching.on_tick(tick, 0.0)
+    assert told[-1]["bob"] == first, "or every tick would name other instants"
+    reaching.on_tick(replace(tick, meets=(Meet("bob", "9.9.9.9:4000", 60.0),)), 0.0)
+    assert told[-1]["bob"].at == pytest.approx(60.0 - 40.01)
+
+
+def test_the_quickest_answer_tells_the_coordinators_clock_best() -> None:
+    clock = CoordinatorClock()
+    assert clock.here(5.0) is None
+    for both_ways_s, there_s in ((2.0, 101.9), (0.1, 100.05), (0.5, 100.4)):
+        clock.on_answer(Took(both_ways_s, there_s))
+    assert clock.here(105.0) == pytest.approx(5.0)
+    clock.forget()
+    assert clock.here(105.0) is None

@@ -1,0 +1,109 @@
+"""Who makes version 0 of what, and what it proves when the run has another one than its run.toml names."""
+
+from __future__ import annotations
+
+import pytest
+
+from farflung.checkpoints.result_log import ResultLog
+from farflung.peer.local.words import Provide
+from farflung.peer.machine.checkpoint_policy import is_empty
+from farflung.peer.machine.effects import BeginFrom, Effect, Note, Tell
+from farflung.peer.machine.founding import READ_AGAIN_S, Founding
+from farflung.peer.machine.lane import Lane
+from farflung.protocol.manifest_sections import StartSection
+from farflung.protocol.messages import FragmentTick, Tick
+from farflung.protocol.model_schema import fragments_of
+from farflung.protocol.states import Goal
+
+DIGEST, OTHER = b"d" * 32, b"o" * 32
+FOR_ALL = StartSection.model_validate({"from": "https://a.example/x.safetensors", "hash": "a" * 64})
+HOSTS_OWN = StartSection.model_validate({"from": "/home/host/x.safetensors", "hash": "a" * 64})
+
+
+def empty_lane() -> Lane:
+    return Lane("ann", b"12345678", fragments_of(4, 1)[0], ResultLog(3))
+
+
+def tick(goal: Goal, digest: bytes = b"", version: int = 0) -> Tick:
+    known = ((0, digest),) if digest else ()
+    word = FragmentTick(0, version, known, False, (), 0, False, 0)
+    return Tick(
+        batch=None,
+        session=bytes(16), seq=1, answers=1, heard_s=0.0, fragments=(word,), goal=goal, reason="",
+        roster_no=0, roster=None, leases=None, void=(), era=0, advice="", era_because="",
+    )  # fmt: skip
+
+
+def founding(start: StartSection = FOR_ALL) -> tuple[Founding, Lane]:
+    return Founding(start, is_empty), empty_lane()
+
+
+def reads(effects: list[Effect]) -> bool:
+    return any(isinstance(each, BeginFrom) for each in effects)
+
+
+def test_without_a_beginning_the_trainer_writes_its_own_values() -> None:
+    it, lane = founding(StartSection())
+    assert it.due(tick(Goal.FOUND), [lane], False, 0.0) == [Tell(Provide())] and it.busy and not it.reads
+    assert it.due(tick(Goal.FOUND), [lane], False, 1.0) == [], "it is at it"
+    assert it.on_provided() and not it.busy and not it.on_provided()
+
+
+@pytest.mark.parametrize("start", [FOR_ALL, HOSTS_OWN])
+def test_the_founder_reads_what_the_run_begins_with(start: StartSection) -> None:
+    it, lane = founding(start)
+    found = it.due(tick(Goal.FOUND), [lane], False, 0.0)
+    assert found[1:] == [BeginFrom(start)] and it.busy and it.reads
+    assert it.due(tick(Goal.FOUND), [lane], False, 9.0) == []
+    it.on_trainer_gone()
+    assert it.busy, "its pieces still come into the state"
+    assert it.on_read("", False, 9.0, 0) == ("", []) and it.is_read and not it.busy
+
+
+def test_others_read_what_everybody_can_once_and_nothing_of_the_hosts_own_disk() -> None:
+    it, lane = founding()
+    assert not reads(it.due(tick(Goal.WAIT), [lane], False, 0.0)), "nobody has founded it"
+    assert not reads(it.due(tick(Goal.SYNC, DIGEST), [lane], True, 0.0)), "what had arrived is being read"
+    assert not reads(it.due(tick(Goal.SYNC, DIGEST, version=3), [lane], False, 0.0)), "it is past that"
+    assert reads(it.due(tick(Goal.SYNC, DIGEST), [lane], False, 0.0))
+    it.on_read("it does not answer", False, 1.0, 0)
+    assert not reads(it.due(tick(Goal.SYNC, DIGEST), [lane], False, 99.0)), "it is sent the state instead"
+    mine, lane = founding(HOSTS_OWN)
+    assert not reads(mine.due(tick(Goal.SYNC, DIGEST), [lane], False, 0.0))
+
+
+def test_a_founder_leaves_where_nothing_can_come_of_it_and_else_tries_again() -> None:
+    it, lane = founding()
+    it.due(tick(Goal.FOUND), [lane], False, 0.0)
+    leaves, said = it.on_read("it does not answer", False, 1.0, 0)
+    assert not leaves and said == [Note("can't begin with it now: it does not answer")] and not it.is_read
+    assert not reads(it.due(tick(Goal.FOUND), [lane], False, READ_AGAIN_S)), "another one may found the run"
+    assert reads(it.due(tick(Goal.FOUND), [lane], False, 1.0 + READ_AGAIN_S))
+    leaves, said = it.on_read("another file", True, 40.0, 0)
+    assert leaves == "this run can't begin so: another file" and said == []
+
+
+def test_a_joiner_that_can_not_read_it_stays() -> None:
+    it, lane = founding()
+    it.due(tick(Goal.SYNC, DIGEST), [lane], False, 0.0)
+    leaves, said = it.on_read("pip install aiohttp", True, 1.0, 0)
+    assert not leaves and len(said) == 1
+
+
+def test_what_was_read_in_an_era_that_is_over_does_not_count() -> None:
+    it, lane = founding()
+    it.due(tick(Goal.FOUND), [lane], False, 0.0)
+    it.on_read("", False, 1.0, era=1)
+    assert not it.is_read
+
+
+def test_whoever_has_read_it_knows_a_founder_that_began_with_something_else() -> None:
+    it, lane = founding()
+    it.due(tick(Goal.SYNC, DIGEST), [lane], False, 0.0)
+    lane.catch.digests[0] = DIGEST
+    assert it.contradiction(lane, 0, OTHER) == "", "its state is nothing that it has read"
+    it.on_read("", False, 1.0, 0)
+    assert it.contradiction(lane, 0, DIGEST) == "" and it.contradiction(lane, 1, OTHER) == ""
+    assert "who founded it began with something else" in it.contradiction(lane, 0, OTHER)
+    del lane.catch.digests[0]
+    assert it.contradiction(lane, 0, OTHER) == "", "the run has none yet"

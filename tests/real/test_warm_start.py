@@ -1,0 +1,64 @@
+"""A run that begins with what another one has learned, as its users would see it."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+
+
+def first_run(stage: Any) -> tuple[str, dict[str, torch.Tensor]]:
+    """Its folder of checkpoints, and the model that it ended with."""
+    stage.write_run(rounds=3, min_peers=1, every_rounds=3)
+    stage.coordinate("--exit-when-done")
+    place = str(stage.folder / "saved")
+    stage.join("ann", "--checkpoints", place)
+    assert stage.wait("ann") == 0 and stage.wait("coordinator") == 0
+    shutil.move(stage.folder / "run.data", stage.folder / "first.data")
+    stage.port = 0
+    return place, load_file(stage.model("ann"))
+
+
+def second_run(stage: Any, start: str, rounds: int = 1) -> None:
+    stage.write_run(rounds=rounds, min_peers=1, every_rounds=1)
+    run = stage.folder / "run.toml"
+    run.write_text(run.read_text().replace("chunk_kb = 16", "chunk_kb = 32") + start)
+    stage.coordinate("--exit-when-done")
+
+
+@pytest.mark.forked_peers
+def test_a_new_run_goes_on_from_a_checkpoint_with_its_momentum(stage: Any) -> None:
+    place, _ = first_run(stage)
+    found = stage.call("checkpoint", "start", place, "--momentum")
+    assert found.returncode == 0 and found.stdout.startswith("[start]\nfrom = "), found.stderr
+    second_run(stage, found.stdout, rounds=2)
+    stage.join("bob", "--checkpoints", str(stage.folder / "saved again"))
+    assert stage.wait("bob") == 0, stage.log("bob")
+    assert "reads what the run begins with" in stage.log("bob")
+    events = [each for each in stage.events("coordinator") if each["event"] == "committed"]
+    before = [each for each in _events_of(stage, "first.data") if each["event"] == "committed"]
+    assert events[0]["loss"] < before[0]["loss"] - 0.3, "it does not begin anew"
+
+
+def _events_of(stage: Any, data: str) -> list[Any]:
+    from farflung.protocol.process.journal import read_events
+
+    return list(read_events(stage.folder / data / "events.jsonl"))
+
+
+@pytest.mark.forked_peers
+def test_a_file_that_does_not_fit_ends_the_founder_with_one_line(stage: Any) -> None:
+    _, model = first_run(stage)
+    del model[sorted(model)[0]]
+    path = stage.folder / "less.safetensors"
+    save_file(model, path)
+    second_run(stage, stage.call("checkpoint", "start", str(path)).stdout)
+    stage.join("bob")
+    assert stage.wait("bob") == 21, stage.log("bob")
+    assert "this run can't begin so" in stage.log("bob") and "Traceback" not in stage.log("bob")
+    assert stage.status()["version"] == 0, "nothing was trained"

@@ -1,0 +1,97 @@
+"""The run machine with members that nobody can dial, on virtual time: for tests of the ways that they are told."""
+
+from __future__ import annotations
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec.structs import replace
+
+from farflung.coordinator.reach.ways import RelayNow, Usage
+from farflung.coordinator.run.effects import AnswerDoor, Effect, RelayPairs, Tell
+from farflung.coordinator.run.machine import RunMachine
+from farflung.protocol import messages as m
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.limits import PROTOCOL_VERSION
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import RunSection
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.round_words import Way
+from farflung.protocol.signed_words import hello_part
+from rig.guests import Guest
+
+KEY = Ed25519PrivateKey.generate()
+RELAY = RelayNow(29802, 6_250_000.0)
+RUN_ID = bytes(range(16))
+MANIFEST = Manifest(run=RunSection(name="demo", min_peers=2, max_peers=4))
+MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
+
+
+class Hall:
+    def __init__(self) -> None:
+        self.drawn = 0
+        self.effects: list[Effect] = []  # of the last word at the door
+        self.machine = RunMachine(MANIFEST, RUN_ID, [], self.random)
+        self.machine.start(0.0, 4000)
+
+    def random(self, count: int) -> bytes:
+        self.drawn += 1
+        return hash_bytes(str(self.drawn).encode())[:count]
+
+    def hello(self, guest: Guest, address: str = "host:1") -> m.ToDoor:
+        knocked = self.machine.on_door(
+            guest.key, guest.key, m.Knock(protocol=PROTOCOL_VERSION, run="demo"), 0.0
+        )
+        [challenge] = [each.message for each in knocked if isinstance(each, AnswerDoor)]
+        assert isinstance(challenge, m.Challenge)
+        bare = m.Hello(
+            protocol=PROTOCOL_VERSION, run_id=RUN_ID, identity=guest.identity, key=guest.key, address=address,
+            software="test", manifest=MANIFEST.digest, model=MODEL, fragments=(0,), version=-1, digest=b"",
+            process=guest.process, token="", signature=b"",
+        )  # fmt: skip
+        signed = replace(bare, signature=guest.signer.sign(hello_part(bare, challenge.nonce)))
+        self.effects = self.machine.on_door(guest.key, guest.key, signed, 0.0)
+        [answer] = [each.message for each in self.effects if isinstance(each, AnswerDoor)]
+        return answer
+
+    def says(self, guest: Guest, message: m.FromMember) -> list[Effect]:
+        return self.machine.on_member(guest.key, message, 0.0)
+
+    def beat(self, guest: Guest, roster_no: int = 0) -> m.Tick:
+        guest.seq += 1
+        where = m.FragmentBeat(
+            fragment=0, version=-1, digest=b"", round_no=0, epoch=0, decision_no=0, ready=False, need=()
+        )
+        beat = m.Beat(
+            session=guest.session, seq=guest.seq, roster_no=roster_no, fragments=(where,), phase="inner", step=0,
+            tokens=0, loss=None, tx_bytes=0, rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0, have=(), want=0,
+            samples=0, rough=False, era=0, saved=-1, unsure=False, leaving=False, data=b"", batch=None,
+        )  # fmt: skip
+        ticks = [
+            each.message
+            for each in self.says(guest, beat)
+            if isinstance(each, Tell) and each.peer == guest.peer
+        ]
+        return next(tick for tick in ticks if isinstance(tick, m.Tick))
+
+
+def hall_with(*guests: Guest, relay: RelayNow | None = RELAY) -> Hall:
+    hall = Hall()
+    hall.machine.core.prove = lambda statement: KEY.public_key().public_bytes_raw() + KEY.sign(statement)
+    hall.machine.on_relay(relay, "" if relay else "off", Usage(), 0.0)
+    for guest in guests:
+        welcome = hall.hello(guest, address="")
+        assert isinstance(welcome, m.Welcome)
+        guest.session, guest.seq = welcome.session, 0
+    return hall
+
+
+def ways_in(effects: list[Effect], guest: Guest) -> tuple[Way, ...] | None:
+    """In its newest tick that has a roster."""
+    found = None
+    for effect in effects:
+        if isinstance(effect, Tell) and effect.peer == guest.peer and isinstance(effect.message, m.Tick):
+            found = effect.message.ways if effect.message.roster is not None else found
+    return found
+
+
+def pairs_in(effects: list[Effect]) -> list[tuple[bytes, ...]]:
+    return [effect.pairs for effect in effects if isinstance(effect, RelayPairs)]

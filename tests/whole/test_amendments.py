@@ -1,0 +1,101 @@
+"""Seeded runs in a hostile world whose host changes their terms: P1 to P7 hold, and everybody follows.
+
+More seeds: FARFLUNG_SEEDS=2000 pytest tests/whole/test_amendments.py.  A failing seed replays with
+`python -m farflung.peer.simulator.world SEED amendments`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from farflung.optim.outer import OuterStep
+from farflung.optim.recipes import outer_of, outer_steps_of
+from farflung.peer.machine.effects import Effect
+from farflung.peer.machine.getting_in import Amending
+from farflung.peer.simulator import peer
+from farflung.peer.simulator.invariants import Broken
+from farflung.peer.simulator.scenario import Scenario
+from farflung.peer.simulator.world import World
+from farflung.protocol.moments import Terms
+from farflung.protocol.signing import Amendment
+
+SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "300")) // 5
+BATCHES = 6
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def run(seed: int) -> tuple[str, int]:
+    """What came of it, and how many amendments were made."""
+    world = World(seed, Scenario.of_amendments(seed))
+    try:
+        outcome = world.run().outcome
+    except Exception as error:
+        error.add_note(f"seed {seed}; replay: python -m farflung.peer.simulator.world {seed} amendments")
+        raise
+    return outcome, world.coordinator.core.terms.count if world.coordinator is not None else 0
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_no_promise_is_broken_where_the_host_changes_the_terms(batch: int) -> None:
+    told = [run(seed) for seed in range(batch * SEEDS // BATCHES, (batch + 1) * SEEDS // BATCHES)]
+    finished = [count for outcome, count in told if outcome == "finished"]
+    assert 2 * len(finished) >= len(told)
+    assert 2 * sum(1 for count in finished if count) >= len(finished), "most hosts get to say something"
+
+
+def hard_of_hearing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody takes an amendment in when it has been told for the sixth time."""
+    heard, on_told = dict[int, int](), Amending.on_told
+
+    def told(self: Amending, amendments: Sequence[Amendment]) -> list[Effect]:
+        heard[id(self)] = heard.get(id(self), 0) + bool(amendments)
+        return on_told(self, amendments) if heard[id(self)] % 6 == 0 else []
+
+    monkeypatch.setattr(Amending, "on_told", told)
+
+
+def test_whoever_hears_late_of_an_amendment_takes_part_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    hard_of_hearing(monkeypatch)
+    for seed in range(10):
+        run(seed)
+
+
+def test_the_simulator_sees_a_peer_that_applies_before_it_knows_by_which_terms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hard_of_hearing(monkeypatch)
+    monkeypatch.setattr(Amending, "why_not", lambda self, message: None)
+    with pytest.raises(Broken, match="P1"):
+        for seed in range(60):
+            run(seed)
+
+
+@pytest.mark.parametrize(
+    "instead",
+    [
+        lambda terms: lambda version: outer_of(terms.newest),  # also versions that were begun before
+        lambda terms: lambda version: outer_steps_of(terms)(max(1, version - 1)),  # one version late
+    ],
+)
+def test_the_simulator_sees_a_peer_that_makes_a_version_by_other_terms(
+    instead: Callable[[Terms], Callable[[int], OuterStep]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every second one does: all together would agree."""
+    calls = [0]
+
+    def sometimes(terms: Terms) -> Callable[[int], OuterStep]:
+        calls[0] += 1
+        return (instead if calls[0] % 2 else outer_steps_of)(terms)
+
+    monkeypatch.setattr(peer, "outer_steps_of", sometimes)
+    with pytest.raises(Broken, match="P1"):
+        for seed in range(60):
+            run(seed)

@@ -1,0 +1,65 @@
+"""One line that is far slower than the others: their rounds go on, its work counts, and no promise is broken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from farflung.coordinator.ledger.records import CommittedRound, from_bytes
+from farflung.peer.simulator.slow_line import calm_slow_line, of_slow_line
+from farflung.peer.simulator.world import World
+
+ROUNDS = 20
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)  # vectors of a dozen values: more threads only wait for each other
+
+
+def commits(world: World) -> list[CommittedRound]:
+    records = [from_bytes(raw) for raw in world.journal]
+    return [record for record in records if isinstance(record, CommittedRound)]
+
+
+def world_of(seed: int, **changes: object) -> World:
+    """Journals are not folded, so that every commit stands in it."""
+    scenario = replace(calm_slow_line(seed, faults_until_s=0.0), rounds=ROUNDS, policy="mean", end_s=300.0)
+    world = World(seed, replace(scenario, **changes))  # type: ignore[arg-type]
+    assert world.run().outcome == "finished"
+    return world
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_others_do_not_wait_and_what_the_slow_one_learned_counts(seed: int) -> None:
+    """With every codec: its chunks take a second or so each, and rounds of the others a third of one."""
+    world = world_of(seed)
+    slow = world.slow_line.peer
+    alone = world_of(seed, slow_line_s=0.0)
+    took, usual = (
+        sorted(record.seconds for record in commits(each)[1:])[len(commits(each)) // 2]
+        for each in (world, alone)
+    )
+    assert took <= 1.3 * usual
+    included = [slow in record.commit.included for record in commits(world)]
+    assert sum(included) >= 3 and not all(included)
+    counted = sum(record.tokens_by.get(slow, 0) for record in commits(world))
+    trainer = world.peers[slow].trainer
+    assert trainer is not None and counted >= 0.6 * trainer.machine.all_tokens
+
+
+@pytest.mark.parametrize("batch", range(4))
+def test_no_promise_is_broken_by_a_slow_line_in_a_bad_world(batch: int) -> None:
+    outcomes, ahead = [], 0
+    for seed in range(10 * batch, 10 * batch + 10):
+        world = World(seed, of_slow_line(seed))
+        try:
+            outcomes.append(world.run().outcome)
+        except Exception as error:
+            error.add_note(f"python -m farflung.peer.simulator.world {seed} slow_line")
+            raise
+        ahead += sum(number < 0 for _, number in world.invariants.contributions)
+    assert outcomes.count("finished") >= 0.5 * len(outcomes), outcomes
+    assert ahead > 0
