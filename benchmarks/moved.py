@@ -127,11 +127,12 @@ class Stage:
             )
         return Party(process, log)
 
-    def alive(self) -> list[str]:
-        """Members, by the coordinator's word."""
+    def met(self) -> bool:
+        """All peers were in one round: so each has heard of each, and may ask it where the coordinator went."""
         assert self.url is not None
         with StatusClient(self.url) as client:
-            return [member["name"] for member in client.fetch(10.0)["members"] if member["alive"]]
+            rounds = client.fetch(10.0)["rounds"]
+        return any(len(each["included"]) == len(self.peers) for each in rounds)
 
     def kill_coordinator(self) -> None:
         assert self.coordinator is not None
@@ -177,7 +178,7 @@ def moved(folder: Path, count: int, how: str) -> dict[str, float]:
         for at in range(count):
             stage.join(f"peer-{at}", knows if at == 0 and how == "asked" else old_url)
         until(lambda: all(each.found() for each in stage.peers), "all peers in the run")
-        until(lambda: len(stage.alive()) == count, "all known to each other")
+        until(stage.met, "a round of all peers")
         for each in stage.peers:
             each.forget()
         stage.kill_coordinator()
