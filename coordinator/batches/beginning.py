@@ -46,10 +46,23 @@ class Beginning:
     def short_stage(self) -> str:
         """A stage that too few hold for a batch to begin, in words; empty: there is none."""
         pipeline, able = self.desk.manifest.pipeline, [worker.stage for worker in self.able]
-        least = pipeline.min_per_stage
-        found = ((able.count(stage), stage) for stage in range(pipeline.stages) if able.count(stage) < least)
-        count, stage = min(found, default=(least, -1))
-        return f"stage {stage}: {count} of at least {least} verified peers" if stage >= 0 else ""
+        least, served = pipeline.min_per_stage, self._served
+        found = (
+            (able.count(at), at in served, at) for at in range(pipeline.stages) if able.count(at) < least
+        )
+        count, _, stage = min(found, default=(least, True, -1))
+        stays = ", and rebalance_s = 0 moves nobody there" if self._is_left_empty else ""
+        return f"stage {stage}: {count} of at least {least} verified peers{stays}" if stage >= 0 else ""
+
+    @property
+    def _served(self) -> set[int]:
+        return {worker.stage for worker in self.house.living().values()}
+
+    @property
+    def _is_left_empty(self) -> bool:
+        """Nobody serves some stage, and nobody else but a newcomer will."""
+        pipeline = self.desk.manifest.pipeline
+        return pipeline.stages > 1 and not pipeline.rebalance_s and len(self._served) < pipeline.stages
 
     def batch(self, owed: tuple[dict[str, OwedSums], ...] = ()) -> BatchBegun:
         """`owed`: of the batch that is whole, where the next one is begun beside it."""
@@ -85,6 +98,6 @@ class Beginning:
         if samples == UNKNOWN_LENGTH:
             return "the data set is a stream: synchronous batches need one of known length"
         able = len(self.able)
-        if able >= least and self.short_stage:
+        if self.short_stage and (able >= least or self._is_left_empty):
             return f"a batch begins when every stage is served: {self.short_stage}"
         return f"a batch begins with at least {least} verified peers, {able} are here"

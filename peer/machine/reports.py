@@ -235,6 +235,8 @@ class Reporter:
     def beat(self, part: Participation, training: Training, amended: int = 0) -> ToCoordinator:
         """`amended`: how many amendments are known."""
         vitals = self.vitals
+        # Sums of a batch are of no other: a round that takes them is the one that a leaving peer stays for.
+        begins_more = not self.leaving or training.batch is not None
         self._told_punched = vitals.punched
         return ToCoordinator(
             Beat(
@@ -242,7 +244,7 @@ class Reporter:
                 seq=self._next(),
                 roster_no=self.roster_no,
                 fragments=tuple(
-                    _fragment_beat(lane, training.works[number], self.leaving)
+                    _fragment_beat(lane, training.works[number], begins_more)
                     for number, lane in part.lanes.items()
                 ),
                 phase=self._phase(part, training),
@@ -291,7 +293,7 @@ def _told(dots: Dots | None) -> DotProducts | None:
     return DotProducts(mask_to_bytes(dots.members), mask_to_bytes(dots.chunks), dots.products)
 
 
-def _fragment_beat(lane: Lane, work: Work, leaving: bool) -> FragmentBeat:
+def _fragment_beat(lane: Lane, work: Work, begins_more: bool) -> FragmentBeat:
     flight = lane.round
     # Whose line is slow is ready when its work is with its owners: nobody waits for it, and so it never makes them.
     done = lane.ahead.delivered if lane.ahead.is_mine else work.stands_for(lane.version) is not None
@@ -302,7 +304,7 @@ def _fragment_beat(lane: Lane, work: Work, leaving: bool) -> FragmentBeat:
         round_no=flight.plan.round_no if flight else 0,
         epoch=flight.plan.epoch if flight else 0,
         decision_no=flight.decision.decision_no if flight and flight.decision else 0,
-        ready=done and flight is None and not lane.sealing and not leaving,
+        ready=done and flight is None and not lane.sealing and begins_more,
         need=lane.catch.needs_commits,
         dropped=lane.dropped_round,
         shown=lane.shown,

@@ -18,6 +18,13 @@ AT_REPLAY = ("tests/console/test_audit_replay_stages.py",)
 
 BATCHES = (
     Mutant(
+        "P14 who leaves a batch gives the sums it has",
+        "peer/machine/reports.py",
+        "        begins_more = not self.leaving or training.batch is not None\n",
+        "        begins_more = not self.leaving\n",
+        ("tests/whole/test_batches.py",),
+    ),
+    Mutant(
         "P11 who loads the same version again has lost its sums, and its seat",
         "peer/machine/crossings.py",
         "self._flow.version >= version:",

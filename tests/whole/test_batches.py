@@ -15,6 +15,7 @@ from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.ledger.batch_book import Seat
 from farflung.peer.local.words import Load
 from farflung.peer.machine.batch_work import BatchWork
+from farflung.peer.simulator.departures import ask_to_leave
 from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.world import Report, Scenario, World
 from farflung.peer.trainer import effects as do
@@ -24,6 +25,7 @@ from farflung.protocol.messages import BatchTick
 SEEDS = int(os.environ.get("FARFLUNG_BATCH_SEEDS", "72"))
 SLICES = 6
 MUTANT_SEEDS = 100
+LEAVES_AT_S = 6.0
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +63,33 @@ def test_P15_in_calm_every_batch_commits() -> None:
     for seed in range(3, 63, 4):
         report = run_seed(seed)
         assert report.outcome == "finished" and report.kills == 0
+
+
+@pytest.mark.parametrize("seed", [11, 15, 31])
+def test_P14_who_leaves_gives_the_sums_it_has_and_is_waited_for_no_longer(seed: int) -> None:
+    """Asked while it has counted something: the batch it is in takes that, and nobody computes it again."""
+    world = World(seed, Scenario.of_batches(seed))
+    told: list[float] = []
+    asked: list[str] = []
+
+    def ask() -> None:
+        for peer in world.peers.values():
+            batch = peer.machine.training.batch
+            if peer.alive and batch is not None and batch.counted:
+                asked.append(peer.peer)
+                ask_to_leave(world, peer)
+                return look()
+        world.after(0.1, ask)
+
+    def look() -> None:
+        if world.peers[asked[0]].exit_code:
+            told.append(world.now)
+        else:
+            world.after(0.1, look)
+
+    world.after(LEAVES_AT_S, ask)
+    assert world.run().outcome == "finished"
+    assert told and told[0] < LEAVES_AT_S + 4.0, f"it was there for {told[0] - LEAVES_AT_S:.1f} s more"
 
 
 # ---- mutations that must be seen ---------------------------------------------------------------------------------

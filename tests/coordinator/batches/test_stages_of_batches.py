@@ -108,6 +108,17 @@ def test_a_batch_begins_when_every_stage_is_served() -> None:
     assert hall.batches.book.batch is not None
 
 
+def test_where_nobody_is_moved_people_hear_which_stage_stays_empty() -> None:
+    told = "a batch begins when every stage is served: stage 1: 0 of at least 1 verified peers"
+    hall = Hall("Ann", "Bea")
+    nobody_moves = MANIFEST.model_copy(
+        update={"pipeline": MANIFEST.pipeline.model_copy(update={"rebalance_s": 0.0})}
+    )
+    hall.desk.manifest = nobody_moves
+    hall.workers["Ann"].verified = False
+    assert hall.batches.shares(0)[1] == f"{told}, and rebalance_s = 0 moves nobody there"
+
+
 def test_only_sources_are_granted_microbatches_and_everybody_sits_in_its_stage() -> None:
     hall = Hall("Ann", "bob", "cyd")
     for _ in range(8):
