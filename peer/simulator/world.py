@@ -470,8 +470,7 @@ class World:
 
     def _restart_accomplices(self, peers: Iterable[str]) -> None:
         """What they sent is lost with them, so that nobody can do the sums again."""
-        for key in self._keys[-1 - self.scenario.league : -1]:
-            peer = _peer_of(key)
+        for peer in map(_peer_of, self._keys[-1 - self.scenario.league : -1]):
             if peer in peers and self.peers[peer].alive and not self.peers[peer].exit_code:
                 self.peers[peer].alive = False
                 self.start_again(peer)

@@ -78,7 +78,7 @@ PROOFS = (
     Mutant(
         "a dispute goes on with the results that were committed",
         "coordinator/court/dispute.py",
-        "if hash_bytes(raw) != split_hashes(self.case.commits[wanted.version].hashes)[index]:",
+        "if hash_bytes(raw) != hash_at(self.case.commits[wanted.version].hashes, index):",
         "if False:",
         COURT,
     ),
