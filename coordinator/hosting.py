@@ -14,13 +14,13 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from farflung.coordinator.door.keys import CoordinatorKeys, load_or_create
+from farflung.coordinator.door.keys import CoordinatorKeys
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.evidence_folder import FOLDER_NAME, EvidenceFolder
-from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.journal_upgrade import backup_path
 from farflung.coordinator.ledger.record_events import Beginning, RecordEvents
 from farflung.coordinator.provenance_file import FILE_NAME, ProvenanceFile
@@ -30,8 +30,9 @@ from farflung.coordinator.relaying import FILE_NAME as RELAY_NAME
 from farflung.coordinator.relaying import Month, Relaying
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, Server
+from farflung.coordinator.standby import Asked, held
 from farflung.protocol.caps import parse_bytes, relay_bytes_per_s
-from farflung.protocol.errors import UserError
+from farflung.protocol.errors import Deposed, UserError
 from farflung.protocol.join_url import Address, JoinUrl, Whereabouts
 from farflung.protocol.limits import ADDRESSES_MOST, WHEREABOUTS_BYTES
 from farflung.protocol.manifest import Manifest
@@ -53,6 +54,9 @@ class Hosting:
     metrics: str | None = None  # where /metrics answers
     restored: bool = False  # the data folder is a copy
     changes: tuple[str, ...] = ()  # to run.toml, such as round.sync_every=50
+    store: str | None = (
+        None  # etcd://..., which keeps the records so that another one may stand by; None: the folder
+    )
 
     @property
     def listens_on(self) -> str:
@@ -84,14 +88,21 @@ def serve(
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{data_dir}: cannot make this folder: {error.strerror}") from error
-    path = data_dir / JOURNAL_NAME
-    with Journal.open_or_create(path, manifest, lambda: os.urandom(16), asked_for.restored) as journal:
-        keys, records = load_or_create(data_dir), journal.records()
-        manifest = journal.manifest
+    public = asked_for.public or listen_on.hosts_for_others()
+    wanted = Asked(
+        data_dir, manifest, listen_on, asked_for.store, asked_for.restored, partial(_places, public)
+    )
+    with contextlib.ExitStack() as waiting:
+        stopped = waiting.enter_context(stop_signals())
+        found = waiting.enter_context(held(wanted, lambda: bool(stopped)))
+        if found is None:
+            return
+        journal, keys, listen_on = found.store, found.keys, found.listen
+        records, manifest = journal.records(), journal.manifest
         machine = RunMachine(manifest, journal.run_id, records, os.urandom)
         machine.core.prove = keys.prove
         if journal.upgraded_from:
-            kept = backup_path(path, journal.upgraded_from).name
+            kept = backup_path(data_dir / JOURNAL_NAME, journal.upgraded_from).name
             machine.core.note(f"journal: brought up from format {journal.upgraded_from}; as it was: {kept}")
         events = RecordEvents(data_dir / EVENTS_NAME)
         failpoints.arm(os.environ, events.on_failpoint)
@@ -105,7 +116,6 @@ def serve(
 
         with (
             contextlib.ExitStack() as stack,
-            stop_signals() as asked,
             Server(machine, journal, keys, listen_on, events, data_dir) as server,
         ):
             server.exporter = stack.enter_context(exporter) if exporter is not None else None
@@ -115,15 +125,20 @@ def serve(
             server.relaying = _relaying(machine, keys, listen_on, data_dir)
             if server.relaying is not None:
                 stack.callback(server.relaying.close)
-            places = _places(asked_for.public or listen_on.hosts_for_others(), server.port)
+            places = _places(public, server.port)
             server.url = JoinUrl.at(places, manifest.run.name, keys.public_raw)
             machine.core.whereabouts = _whereabouts(machine, server.url, keys)
+            journal.announce(machine.core.whereabouts)
             announce(str(server.url))
             if on_open is not None:
                 on_open(Opened(server.url, machine.core.ledger.incarnation, keys.prove))
-            server.run_until(lambda: bool(asked) or done() or machine.drained)
+            try:
+                server.run_until(lambda: bool(stopped) or done() or machine.drained)
+            except Deposed as error:
+                events.close(str(error), server.counts)
+                raise
         drained = "drained" if machine.drained else "the run is complete"
-        events.close("asked to stop" if asked else drained, server.counts)
+        events.close("asked to stop" if stopped else drained, server.counts)
 
 
 def _places(public: Sequence[str], port: int) -> tuple[Address, ...]:

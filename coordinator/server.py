@@ -39,9 +39,9 @@ from farflung.coordinator.door.keys import CoordinatorKeys
 from farflung.coordinator.door.listener import GOODBYE_MS, Arrival, Listener, ListenOn
 from farflung.coordinator.evidence_folder import EvidenceFolder
 from farflung.coordinator.failpoint_names import after_record, after_word, before_answer, before_record
-from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.record_events import RecordEvents
 from farflung.coordinator.ledger.records import Record
+from farflung.coordinator.ledger.run_store import RunStore
 from farflung.coordinator.operator_socket import OperatorSocket
 from farflung.coordinator.provenance_file import ProvenanceFile
 from farflung.coordinator.reach.meeting import DOORS
@@ -94,7 +94,7 @@ class Server:
     def __init__(
         self,
         machine: RunMachine,
-        journal: Journal,
+        journal: RunStore,
         keys: CoordinatorKeys,
         listen: ListenOn,
         events: RecordEvents | None = None,
@@ -355,6 +355,7 @@ class Server:
     def _carry_out(self) -> None:
         """What this turn's events ask for: all records in one transaction, with one wait for the disk, then the rest
         in order.  So a crowd at the door waits for the disk once, not once for each."""
+        self._journal.check()
         asked, self._asked = self._asked, []
         self._write([effect.record for effect, _ in asked if isinstance(effect, Write)])
         for effect, reply_to in asked:
@@ -373,7 +374,7 @@ class Server:
                 self._journal.fold(self._machine.core.ledger.folded)
         except (OSError, sqlite3.OperationalError) as error:
             mend = "what was committed is safe: mend this (is the disk full?) and start the coordinator again"
-            raise UserError(f"{self._journal.path}: cannot be written: {error}; {mend}") from error
+            raise UserError(f"{self._journal.where}: cannot be written: {error}; {mend}") from error
         self._events.on_records(records)
 
     def _act(self, effect: Action, reply_to: bytes) -> None:

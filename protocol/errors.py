@@ -5,6 +5,7 @@
      |    +-- CheckpointError     a checkpoint is damaged, foreign or incomplete; another one may be good
      +-- StoreError               where checkpoints are kept does not work: a full disk, no rights, no network
      +-- Refused                  the coordinator said no, and why (code, differing field)
+     +-- Deposed                  a coordinator that may not act any more: another one may lead its run
      +-- Unreachable              nobody answered in time; trying again may help
      +-- FrameError               bytes from outside broke a rule; carries the counter they end in
 
@@ -40,6 +41,10 @@ class Refused(FarflungError):
         self.code = code  # such as "banned"; docs/host.md lists them
         self.reason = reason  # a sentence for people
         self.retry_after_s = retry_after_s  # 0: to try again does not help
+
+
+class Deposed(FarflungError):
+    """This coordinator's lease is over, or its write was refused: another one may lead the run by now."""
 
 
 class Unreachable(FarflungError):

@@ -122,6 +122,16 @@ class Refuse(_Message, frozen=True, kw_only=True):
     retry_after_s: float
 
 
+class StandsBy(_Message, frozen=True, kw_only=True):
+    """Whoever knocks here, or asks for the status: another coordinator leads this run, and this one waits for its end.
+
+    Who may lie: nobody but who holds the run's key.  An older peer takes it for silence, and tries the next address.
+    """
+
+    # Of the one that leads, signed by the run's key: see Whereabouts in join_url.py.  Empty: nobody leads just now.
+    whereabouts: Annotated[bytes, Meta(max_length=WHEREABOUTS_BYTES)]
+
+
 class AskStatus(_Message, frozen=True, kw_only=True):
     run: PeerName
 
@@ -526,6 +536,7 @@ DOOR_OUT: dict[str, type[_Message]] = {
     "challenge": Challenge,
     "welcome": Welcome,
     "refuse": Refuse,
+    "stands_by": StandsBy,
     "status": StatusReply,
     "probed": Probed,
 }
@@ -555,7 +566,7 @@ _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 FromMember = Beat | Sent | ProgressReport | Shown | Audited | Leave
 ToMember = Tick | OpenRound | Decided | Committed | Aborted | Show | AuditChunks | Gone
 FromDoor = Knock | Hello | AskStatus | Probe
-ToDoor = Challenge | Welcome | Refuse | StatusReply | Probed
+ToDoor = Challenge | Welcome | Refuse | StandsBy | StatusReply | Probed
 Message = FromMember | Look | ToMember | FromDoor | ToDoor
 
 

@@ -6,17 +6,20 @@ nothing of what they make of it.  Journals may grow while it reads, and more of 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from farflung.coordinator.ledger.old_sentences import with_cause
+from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
 from farflung.protocol.process.journal import OLD, Event, Follower
 
 PATTERN = "*events.jsonl"
 HOST_FILE = "events.jsonl"  # as coordinators name theirs; those of peers have a name before it
+_OF_THE_WRITER = frozenset({"at", "wall", "pid", "late", "missing"})
 Key = tuple[int, int]  # (fragment, version)
 
 
@@ -170,6 +173,8 @@ class History:
 
     def fold(self) -> None:
         """Era by era; a version that is there twice in one era keeps its first commit and digest."""
+        if sum(path.name == HOST_FILE for path in self.files) > 1:
+            self._tell_once()
         self.records = [each for life in self.coordinators for each in life.events if "pos" in each]
         for each in self.records:
             now = self.eras[-1]
@@ -188,6 +193,22 @@ class History:
                     self.eras.append(now.back_to(each["versions"]))
                 case "won_back":
                     self.eras.append(self.eras[each["of_era"]].back_to(each["versions"]))
+
+    def _tell_once(self) -> None:
+        """Of several places from which a run was led: who takes over writes down what it finds, too."""
+        self.coordinators.sort(key=lambda life: int(life.start.get("incarnation", 0)))
+        durable = [each for life in self.coordinators for each in life.events if "pos" in each]
+        told = {_facts(each) for each in durable if not each.get("late")}
+        for life in self.coordinators:
+            again = {id(each) for each in life.events if each.get("late") and _facts(each) in told}
+            life.events = [each for each in life.events if id(each) not in again]
+            told |= {_facts(each) for each in life.events if each.get("late")}
+
+
+def _facts(event: Event) -> bytes:
+    """The same, whoever wrote it and when."""
+    facts = {name: value for name, value in event.items() if name not in _OF_THE_WRITER}
+    return hash_bytes(json.dumps(facts, sort_keys=True).encode())
 
 
 def each_round(events: Iterable[Event]) -> Iterator[Event]:

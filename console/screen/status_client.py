@@ -13,12 +13,17 @@ import zmq
 
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError, Refused, Unreachable
-from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.messages import AskStatus, Challenge, FromDoor, Probed, Refuse, StatusReply
+from farflung.protocol.join_url import Address, JoinUrl, whereabouts_of
+from farflung.protocol.messages import AskStatus, Challenge, FromDoor, Probed, Refuse, StandsBy, StatusReply
 from farflung.protocol.process.sockets import STRANGER, curve_client, opened
 from farflung.protocol.verdicts import Verdict
 
-_ANSWERS = frozenset({"status", "refuse", "challenge", "probed"})
+_ANSWERS = frozenset({"status", "refuse", "stands_by", "challenge", "probed"})
+FOLLOWS = 2  # who stands by names who leads; that one may have ended since
+STANDBY = (
+    "the coordinator there stands by, and nobody leads the run at this moment; try again in some seconds"
+)
+STANDBY_RETRY_S = 2.0
 Answer = TypeVar("Answer", StatusReply, Challenge, Probed)
 
 
@@ -50,12 +55,20 @@ class StatusClient:
 
     def ask_all(self, questions: list[FromDoor], kind: type[Answer], timeout_s: float) -> list[Answer]:
         """All questions at once, each answer within the time; of several addresses the first one that answers."""
-        for _ in self._places[1:]:
+        silent = 0
+        for _ in range(len(self._places) + FOLLOWS):
+            is_last = silent == len(self._places) - 1
             try:
-                return self._ask_there(questions, kind, timeout_s / len(self._places))
+                return self._ask_there(questions, kind, timeout_s / (1 if is_last else len(self._places)))
             except Unreachable:
+                if is_last:
+                    raise
+                silent += 1
                 self._places.append(self._places.pop(0))
-        return self._ask_there(questions, kind, timeout_s)
+            except _Elsewhere as told:
+                self.forget()
+                self._places = _follow(self._places, told.places)
+        raise Refused("standby", STANDBY, STANDBY_RETRY_S)
 
     def _ask_there(self, questions: list[FromDoor], kind: type[Answer], timeout_s: float) -> list[Answer]:
         line = self._socket = self._socket or self._dial()
@@ -73,6 +86,9 @@ class StatusClient:
                 "it printed last (another key in the URL looks like silence too)"
             )
         answer = envelope.decode(line.recv(), _ANSWERS)
+        if isinstance(answer, StandsBy):
+            said = whereabouts_of(answer.whereabouts, self.url.key, self.url.run)
+            raise _Elsewhere(said.places if said is not None else ())
         if isinstance(answer, Refuse):
             raise Refused(answer.code, answer.reason, answer.retry_after_s)
         if not isinstance(answer, kind):
@@ -96,6 +112,19 @@ class StatusClient:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+class _Elsewhere(Exception):
+    """Who answered stands by, and named these places; none: nobody leads just now."""
+
+    def __init__(self, places: tuple[Address, ...]) -> None:
+        self.places = places
+
+
+def _follow(known: list[Address], told: tuple[Address, ...]) -> list[Address]:
+    """Whom to ask next: those that were named, and last the one that named them."""
+    asked, *others = known
+    return list(dict.fromkeys([*(each for each in told if each != asked), *others, asked]))
 
 
 def _parsed(raw: bytes) -> dict[str, Any]:

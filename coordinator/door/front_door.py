@@ -34,6 +34,7 @@ from farflung.coordinator.door.front_door_words import (
     CannotListen,
     Counted,
     DoorChannel,
+    LedFrom,
     Listening,
     Saw,
     StatusNow,
@@ -56,6 +57,7 @@ from farflung.protocol.messages import (
     Message,
     Probe,
     Refuse,
+    StandsBy,
     StatusReply,
 )
 from farflung.protocol.process.zap import ZapHandler
@@ -86,6 +88,7 @@ class FrontDoor:
         limits = begin.limits
         self._channel = channel
         self._keeper = Doorkeeper(RunFacts(begin.name, begin.run_id, begin.manifest))
+        self._led_from = begin.stands_by  # None: from here
         self._crowd = Crowd(limits.connections, limits.connections_of_network, limits.silent_s)
         self._frames: Quota[str] = Quota(limits.frames_per_s, BURST_S * limits.frames_per_s)
         self._bytes: Quota[str] = Quota(limits.bytes_per_s, float(BYTES_BURST))
@@ -180,6 +183,9 @@ class FrontDoor:
         caller = arrival.routing_id + arrival.key
         verdict = Verdict.ACCEPTED
         match message:
+            case Knock() | AskStatus() if self._led_from is not None:
+                wrong = self._keeper.wrong_run(message.run)
+                self._say(arrival.routing_id, wrong or StandsBy(whereabouts=self._led_from))
             case Knock():
                 self._say(arrival.routing_id, self._keeper.knock(caller, message, os.urandom(32)))
             case Hello():
@@ -190,7 +196,9 @@ class FrontDoor:
                 if message.look and endpoint and self._looks.take("", now):
                     self._channel.send(Saw(key=arrival.key, endpoint=endpoint))  # a lost one is shown again
         self._counters.count(verdict)
-        if isinstance(message, AskStatus):  # after it was counted: the coordinator is told all counts with it
+        if (
+            isinstance(message, AskStatus) and self._led_from is None
+        ):  # after it was counted: the coordinator is told all counts with it
             self._on_asked(arrival.routing_id, self._keeper.wrong_run(message.run), now)
 
     def _is_within_limits(self, arrival: Arrival, now: float) -> bool:
@@ -269,6 +277,8 @@ class FrontDoor:
         for word in self._channel.receive():
             if isinstance(word, Answer):
                 self._listener.send(word.caller[:-KEY_BYTES], word.message)
+            elif isinstance(word, LedFrom):
+                self._led_from = word.whereabouts
             elif isinstance(word, StatusNow):
                 self._status, self._status_at = word.status, time.monotonic()
                 askers, self._askers = self._askers, []

@@ -27,6 +27,7 @@ from farflung.coordinator.door.front_door_words import (
     Counted,
     DoorChannel,
     FromDoor,
+    LedFrom,
     Limits,
     Listening,
     ToDoor,
@@ -160,6 +161,12 @@ class DoorProcess:
                 self._handle.wait()
             self._handle = None
 
+    def stand_by(self, whereabouts: bytes) -> None:
+        """Of who leads, from now on; also for a door that is started again."""
+        if self._begin.stands_by != whereabouts:
+            self._begin = msgspec.structs.replace(self._begin, stands_by=whereabouts)
+            self.send(LedFrom(whereabouts=whereabouts))
+
     def send(self, word: ToDoor) -> bool:
         return self.channel is not None and self.channel.send(word)
 
@@ -186,7 +193,7 @@ class DoorProcess:
                     if self.starts > 1:
                         log.warning("front door: %s", reason)
                     yield word
-                case Begin():
+                case Begin() | LedFrom():
                     pass  # not its word to say
                 case _:
                     yield word  # type: ignore[misc]

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from farflung.coordinator.door.channel import Channel
-from farflung.protocol.limits import ADDRESS_CHARS, CONTROL_BIN_BYTES, CONTROL_FRAME_BYTES
+from farflung.protocol.limits import ADDRESS_CHARS, CONTROL_BIN_BYTES, CONTROL_FRAME_BYTES, WHEREABOUTS_BYTES
 from farflung.protocol.messages import Bytes32, Hello, Session
 
 # At the front door, of everybody and of one network (networks.py).
@@ -54,6 +54,15 @@ class Begin(_Word, frozen=True, kw_only=True, tag="begin"):
     host: str
     port: int
     limits: Limits = Limits()
+    # Another coordinator leads, and this is what is told of it: the signed list of its addresses, empty where nobody
+    # leads just now.  None: this one leads.
+    stands_by: Annotated[bytes, Meta(max_length=WHEREABOUTS_BYTES)] | None = None
+
+
+class LedFrom(_Word, frozen=True, kw_only=True, tag="led_from"):
+    """To a door that stands by: where the leader is now."""
+
+    whereabouts: Annotated[bytes, Meta(max_length=WHEREABOUTS_BYTES)]
 
 
 class Answer(_Word, frozen=True, kw_only=True, tag="answer"):
@@ -105,7 +114,7 @@ class Counted(_Word, frozen=True, kw_only=True, tag="counted"):
     notes: Annotated[tuple[Annotated[str, Meta(max_length=300)], ...], Meta(max_length=8)] = ()
 
 
-ToDoor = Begin | Answer | StatusNow
+ToDoor = Begin | LedFrom | Answer | StatusNow
 FromDoor = Listening | CannotListen | Brings | Saw | WantsStatus | Counted
 
 _decoder: msgspec.msgpack.Decoder[ToDoor | FromDoor] = msgspec.msgpack.Decoder(ToDoor | FromDoor)

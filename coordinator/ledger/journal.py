@@ -1,8 +1,9 @@
 """Owns the run's memory on disk: an SQLite file of records in order, and the lock that keeps it single.
 
-Called by the server, which lets nothing leave the process before `append` has returned (P5).  Knows bytes and
-order only: what a record means is the ledger's business.  A journal that has grown long is folded into one record, the
-ledger; one of an older format is brought up to date as it is opened (journal_upgrade.py).
+Called by the server, which lets nothing leave the process before `append` has returned (P5): one of two that keep to
+run_store.py, for a coordinator with a folder of its own.  Knows bytes and order only: what a record means is the
+ledger's business.  A journal that has grown long is folded into one record, the ledger; one of an older format is
+brought up to date as it is opened (journal_upgrade.py).
 """
 
 from __future__ import annotations
@@ -62,13 +63,23 @@ class Journal:
         journal.restored = restored
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(journal.close)
-            journal._take_lock()
+            journal._lock = locked(path)
             try:
                 journal._open(manifest, new_run_id)
             except sqlite3.DatabaseError as error:
                 raise _unusable(path, error) from error
             on_failure.pop_all()
         return journal
+
+    @property
+    def where(self) -> str:
+        return str(self.path)
+
+    def check(self) -> None:
+        """Nobody can take it away from who holds its lock."""
+
+    def announce(self, whereabouts: bytes) -> None:
+        """Nobody stands by who could be told."""
 
     def records(self) -> list[Record]:
         """From the newest fold on."""
@@ -141,23 +152,6 @@ class Journal:
         assert self._db is not None, "the journal is closed"
         return self._db
 
-    def _take_lock(self) -> None:
-        """SQLite would let two coordinators take turns in one journal, and each would think it is alone."""
-        lock_path = f"{self.path}.lock"
-        try:
-            self._lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(self._lock, 32).decode("ascii", "replace").strip() or "unknown"
-            raise UserError(
-                f"{self.path}: another coordinator (process {holder}) has this journal open; "
-                "stop that one first, or start this one with another data folder"
-            ) from None
-        except OSError as error:
-            raise UserError(f"{lock_path}: cannot lock the journal: {error.strerror}") from error
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode("ascii"), 0)
-
     def _open(self, manifest: Manifest, new_run_id: Callable[[], bytes]) -> None:
         self._db = db = sqlite3.connect(self.path)
         db.execute("PRAGMA journal_mode=WAL")
@@ -180,7 +174,7 @@ class Journal:
             upgrade(db, self.path, schema)
             self.upgraded_from = schema
             meta = dict(db.execute("SELECT key, value FROM meta"))
-        self._check_rules(meta, manifest)
+        self.manifest = agreed_manifest(str(self.path), meta["manifest"], manifest, self.records)
         self._check_place(db, meta.get("place"))
         self.run_id = meta["run_id"]
         [(self._position,)] = db.execute("SELECT ifnull(max(pos), 0) FROM journal").fetchall()
@@ -206,24 +200,49 @@ class Journal:
         if not whole or not meta["schema"].isdigit():
             raise UserError(f"{self.path}: not the journal of a run; {_RESTORE}")
 
-    def _check_rules(self, meta: dict[str, bytes], manifest: Manifest) -> None:
-        """The file that is given says what the run began with, or what its host has amended it to."""
-        self.manifest = manifest
-        if meta["manifest"] == manifest.canonical():
-            return
-        first = Manifest.from_canonical(meta["manifest"])
-        amendments = _amendments_in(self.records())
-        newest = Terms.of(first, amendments).newest
-        if newest.canonical() == manifest.canonical():
-            own = {"admission": manifest.admission, "net": _with_relay(first.net, manifest.net)}
-            self.manifest = first.model_copy(update=own)
-            return
-        amended = f", with {len(amendments)} amendments" if amendments else ""
+
+def locked(path: Path) -> int:
+    """The descriptor that holds the lock.  SQLite would let two coordinators take turns in one journal, and each would
+    think it is alone."""
+    lock_path, lock = f"{path}.lock", -1
+    try:
+        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(lock, 32).decode("ascii", "replace").strip() or "unknown"
+        os.close(lock)
         raise UserError(
-            f"{self.path}: this journal is of a run with other rules{amended}: {_first_difference(manifest, newest)}; "
-            "put the value back, or begin a new run in an empty folder; what may change while a run goes on is changed "
-            "with farflung amend"
-        )
+            f"{path}: another coordinator (process {holder}) has this journal open; "
+            "stop that one first, or start this one with another data folder"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{lock_path}: cannot lock the journal: {error.strerror}") from error
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode("ascii"), 0)
+    return lock
+
+
+def agreed_manifest(
+    where: str, kept: bytes, given: Manifest, records: Callable[[], Sequence[Record]]
+) -> Manifest:
+    """What the run began with, with what is the coordinator's own as the host gives it now.
+
+    The file that is given says what the run began with, or what its host has amended it to.
+    """
+    if kept == given.canonical():
+        return given
+    first = Manifest.from_canonical(kept)
+    amendments = _amendments_in(records())
+    newest = Terms.of(first, amendments).newest
+    if newest.canonical() == given.canonical():
+        own = {"admission": given.admission, "net": _with_relay(first.net, given.net)}
+        return first.model_copy(update=own)
+    amended = f", with {len(amendments)} amendments" if amendments else ""
+    raise UserError(
+        f"{where}: this journal is of a run with other rules{amended}: {_first_difference(given, newest)}; "
+        "put the value back, or begin a new run in an empty folder; what may change while a run goes on is changed "
+        "with farflung amend"
+    )
 
 
 def _amendments_in(records: Sequence[Record]) -> list[Amendment]:

@@ -6,7 +6,8 @@ that of doors.py.  It also tells how long answers take.
 
 While nobody can be reached at a door one word waits for it, the newest: a door that hears ten knocks at once, when a
 line heals, answers with ten challenges, and each hello would be to another one than it remembers.  The first door that
-answers a knock is the one: the others are hung up at, and what is said next is said there.
+answers a knock is the one: the others are hung up at, and what is said next is said there.  A coordinator that stands
+by does not count: it only tells where to knock.
 """
 
 from __future__ import annotations
@@ -22,7 +23,17 @@ from farflung.peer.line.doors import Doors
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError
 from farflung.protocol.join_url import Address, JoinUrl
-from farflung.protocol.messages import DOOR_OUT, MEMBER_OUT, Beat, FromDoor, FromMember, Knock, Message, Tick
+from farflung.protocol.messages import (
+    DOOR_OUT,
+    MEMBER_OUT,
+    Beat,
+    FromDoor,
+    FromMember,
+    Knock,
+    Message,
+    StandsBy,
+    Tick,
+)
 from farflung.protocol.process.sockets import (
     CONTROL_CLIENT,
     DOOR_CLIENT,
@@ -63,6 +74,7 @@ class ControlLink:
         self._doors: dict[Address, _Door] = {}
         self._knock: Knock | None = None  # for doors that are tried later
         self._members: zmq.Socket[bytes] | None = None
+        self._heard_at = clock()  # of the coordinator that let me in
         self.sent_bytes = self.received_bytes = 0  # of messages, without what encryption and TCP add
 
     @property
@@ -88,7 +100,7 @@ class ControlLink:
     def to_door(self, message: FromDoor) -> None:
         if isinstance(message, Knock):
             self._knock = message
-            self._plan.knock(self._clock())
+            self._plan.knock(self._clock(), self._clock() - self._heard_at)
             for door in self._doors.values():
                 door.waits = message
         else:
@@ -127,7 +139,8 @@ class ControlLink:
         """What came from the coordinator; anything that is not a message of its kind ends in a counter."""
         for place, door in list(self._doors.items()):
             for message in self._receive_from(door.socket, _FROM_DOOR):
-                self._choose(place)
+                if not isinstance(message, StandsBy):  # whoever leads is still to answer
+                    self._choose(place)
                 yield message
         if self._members is not None:
             yield from self._receive_from(self._members, _FROM_MEMBERS)
@@ -139,6 +152,7 @@ class ControlLink:
             except zmq.Again:
                 break
             self.received_bytes += len(raw)
+            self._heard_at = self._clock()
             try:
                 yield envelope.decode(raw, allowed)
             except FrameError as error:

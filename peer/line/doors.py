@@ -12,6 +12,7 @@ from farflung.protocol.join_url import Address
 STAGGER_S = 0.25  # between two addresses
 # With the one that answered last: its coordinator is started again, or a crowd stands before its door.
 PATIENCE_S = 2.0
+SPENT_PATIENCE_S = 0.5  # where it was silent for longer than that before anybody knocked
 SHUN_S = 60.0
 SHUNNED_AFTER_S = 3.0  # so much later than the others
 
@@ -22,6 +23,7 @@ class Doors:
         self._places = places
         self.at = places[0]  # where the coordinator answered last; before that, where it should be
         self._answered = False  # it did there, and was no other one
+        self._patience_s = PATIENCE_S
         self._since: float | None = None  # that it is knocked, without an answer
         self._shunned: dict[Address, float] = {}  # until when
 
@@ -31,15 +33,18 @@ class Doors:
             self.at = places[0]
         self._places = places if self.at in places else (self.at, *places)
 
-    def knock(self, now: float) -> None:
-        self._since = now if self._since is None else self._since
+    def knock(self, now: float, silent_s: float = 0.0) -> None:
+        """`silent_s`: so long nothing was heard of whoever answered last."""
+        if self._since is None:
+            self._since = now
+            self._patience_s = SPENT_PATIENCE_S if silent_s >= PATIENCE_S else PATIENCE_S
 
     def due(self, now: float) -> list[Address]:
         """Where somebody should be knocking by now."""
         if self._since is None:
             return []
         self._shunned = {place: until for place, until in self._shunned.items() if now < until}
-        patience_s = PATIENCE_S if self._answered and self.at not in self._shunned else 0.0
+        patience_s = self._patience_s if self._answered and self.at not in self._shunned else 0.0
         rest = [place for place in self._places if place != self.at]
         ahead = [self.at, *rest] if patience_s else list(self._places)
         first = [place for place in ahead if place not in self._shunned]

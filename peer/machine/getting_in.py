@@ -47,6 +47,7 @@ UNREACHABLE_HINT = (
 KEY_BYTES = 32
 RETRY_S = 0.5
 RETRY_MAX_S = 10.0
+STANDBY_RETRY_S = 1.0  # a standby leads within seconds after the leader's end
 # A bad signature is not among them: a late challenge makes an honest hello look forged, and the next one is good.
 FINAL_CODES = frozenset(
     {"protocol", "run", "model", "manifest", "key", "address", "banned", "token", "revoked", "not-listed"}
@@ -225,6 +226,12 @@ class Doorway:
     def hurry(self, now: float) -> None:
         """It is known where else to knock."""
         self._again_at = min(self._again_at, now)
+
+    def on_standby(self, now: float) -> None:
+        """Somebody is there who knows of the run, and may lead it in a moment: no reason to lose patience."""
+        if self.stand == Stand.KNOCKING:
+            self._answered = True
+            self._again_at = min(self._again_at, now + STANDBY_RETRY_S)
 
     def on_refuse(self, refuse: Refuse, now: float) -> bool:
         """True when trying again is pointless."""

@@ -68,6 +68,7 @@ from farflung.protocol.messages import (
     OpenRound,
     Refuse,
     Show,
+    StandsBy,
     Tick,
     ToDoor,
     ToMember,
@@ -137,6 +138,9 @@ class PeerMachine:
                 if self.doorway.on_refuse(message, now):
                     return self._exit(message.code, message.reason)
                 return [do.Note(f"not let in yet: {message.reason}")]
+            case StandsBy():
+                self.doorway.on_standby(now)
+                return self.seeking.on_found(message.whereabouts, now)
             case _:
                 return self.doorway.outdated(message)
 

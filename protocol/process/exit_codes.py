@@ -5,7 +5,7 @@ Called by the command line, the agent and the built-in trainer.  Must not know h
 
 from __future__ import annotations
 
-from farflung.protocol.errors import Refused, StoreError, Unreachable, UserError
+from farflung.protocol.errors import Deposed, Refused, StoreError, Unreachable, UserError
 
 OK = 0
 UNEXPECTED = 1  # a bug, or a process of farflung's own that died
@@ -14,6 +14,7 @@ BLOCKED = 10  # farflung doctor found what would keep this machine out of the ru
 REFUSED = 20  # the coordinator said no
 MISMATCH = 21  # this peer does not fit the run: another model, manifest or protocol
 UNREACHABLE = 30
+DEPOSED = 40  # a coordinator that may not lead any more; started again it stands by
 TEMPORARY = 75  # the same command may work later
 INTERRUPTED = 130  # Ctrl-C, as shells count it
 
@@ -35,6 +36,8 @@ def code_for(error: BaseException) -> int:
         return TEMPORARY if error.retry_after_s > 0 else for_refusal(error.code)
     if isinstance(error, Unreachable):
         return UNREACHABLE
+    if isinstance(error, Deposed):
+        return DEPOSED
     if isinstance(error, StoreError):
         return TEMPORARY
     return USAGE if isinstance(error, UserError) else UNEXPECTED

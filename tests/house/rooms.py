@@ -38,6 +38,7 @@ ROOMS: dict[str, Room] = {
     "coordinator/rounds": Room(("protocol",), pure=True),
     "coordinator/court": Room(("protocol",), pure=True),
     "coordinator/ledger": Room(("coordinator/court", "collectives/flow/seats", *PROTOCOL)),
+    "coordinator/store": Room(("coordinator/ledger", *PROTOCOL)),
     "coordinator/batches": Room(
         ("coordinator/ledger", "collectives/flow/seats", "collectives/flow/stage_rates", "protocol"),
         pure=True,
@@ -68,6 +69,7 @@ ROOMS: dict[str, Room] = {
             "coordinator/reach",
             "coordinator/relay",
             "coordinator/run",
+            "coordinator/store",
             *PROTOCOL,
         )
     ),
@@ -273,6 +275,8 @@ PURE_MODULES = (
     "coordinator/ledger/records",
     "coordinator/ledger/register",
     "coordinator/ledger/snapshot",
+    "coordinator/store/etcd_url",
+    "coordinator/store/waiting",
     "optim/rates",
     "optim/schedule",
     "peer/agent/turns",
@@ -330,7 +334,7 @@ ZMQ_MODULES = (
 )
 
 # Small on purpose: a type or a table that others agree on, or the door of a process.
-INTERFACES = ("__init__", "__main__", "peer/agent/main")
+INTERFACES = ("__init__", "__main__", "peer/agent/main", "coordinator/ledger/run_store")
 
 FOLDERS = tuple(sorted({room.partition("/")[0] for room in ROOMS}))
 IMPURE = {"torch", "zmq", "socket", "time", "os", "random", "threading", "asyncio", "logging", "sqlite3"}

@@ -58,6 +58,7 @@ EXAMPLES: dict[str, m.Message] = {
         whereabouts=b"signed",
     ),
     "refuse": m.Refuse(code="full", reason="the run is full", retry_after_s=30.0),
+    "stands_by": m.StandsBy(whereabouts=b"signed"),
     "status": m.StatusReply(status=b"{}"),
     "beat": m.Beat(
         batch=m.BatchBeat(3, 2, 1, b"\x07", b"\x08", True, 0.5, 9, 4, 17, (m.Complaint(5, True),), 2),
@@ -218,6 +219,7 @@ FROZEN_FIELDS = {
     "challenge": "nonce run_id manifest",
     "welcome": "session incarnation member_port fragments roster whereabouts",
     "refuse": "code reason retry_after_s",
+    "stands_by": "whereabouts",
     "status": "status",
     "beat": "session seq roster_no fragments phase step tokens loss tx_bytes rx_bytes up_bytes_per_s "
     "down_bytes_per_s have want samples rough era saved unsure leaving data batch punched amended",

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from farflung.peer.line.doors import PATIENCE_S, SHUN_S, SHUNNED_AFTER_S, STAGGER_S, Doors
+from farflung.peer.line.doors import PATIENCE_S, SHUN_S, SHUNNED_AFTER_S, SPENT_PATIENCE_S, STAGGER_S, Doors
 from farflung.protocol.join_url import Address
 
 A, B, C = (Address("a", 1), Address("b", 1), Address("c", 1))
@@ -33,6 +33,19 @@ def test_the_one_that_answered_last_comes_first_and_gets_more_time() -> None:
     assert doors.due(20.0 + PATIENCE_S) == [B]
     assert doors.due(20.0 + PATIENCE_S + STAGGER_S + SOON_S) == [B, A]
     assert doors.due(20.0 + PATIENCE_S + 2 * STAGGER_S + SOON_S) == [B, A, C]
+
+
+def test_one_that_was_silent_for_long_gets_less_time() -> None:
+    """A coordinator with a standby: nobody waits twice for a dead one."""
+    doors = Doors((A, B))
+    doors.knock(0.0)
+    doors.answered(A)
+    doors.knock(20.0, silent_s=PATIENCE_S)
+    assert doors.due(20.0 + SPENT_PATIENCE_S) == [A]
+    assert doors.due(20.0 + SPENT_PATIENCE_S + STAGGER_S + SOON_S) == [A, B]
+    doors.answered(A)
+    doors.knock(40.0, silent_s=0.1)  # it said good-bye, and is back in a moment
+    assert doors.due(40.0 + PATIENCE_S) == [A]
 
 
 def test_where_a_replaced_coordinator_answered_is_tried_after_all_others_for_a_while() -> None:

@@ -1,0 +1,49 @@
+"""What a coordinator needs of the place that keeps its records, whichever it is.
+
+Two keep to it, and one suite holds both to the same promises (tests/coordinator/store/test_run_stores.py): `Journal` is
+a file in the coordinator's own folder, `EtcdStore` (coordinator/store/) a cluster beside it, for hosts with a standby.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from farflung.coordinator.ledger.records import Folded, Record
+from farflung.protocol.manifest import Manifest
+
+
+class RunStore(Protocol):
+    """One run's records, in order, written by one coordinator at a time."""
+
+    run_id: bytes
+    manifest: Manifest  # that the run began with
+    restored: bool  # it takes the place of another one, which must not be followed any more
+    upgraded_from: int  # the older format that it had; 0: none
+
+    @property
+    def where(self) -> str:
+        """For people; no secret is in it."""
+
+    @property
+    def is_long(self) -> bool:
+        """It is time to fold."""
+
+    def records(self) -> list[Record]:
+        """From the newest fold on.  UserError if one is missing or cannot be read."""
+
+    def append(self, records: Sequence[Record]) -> None:
+        """All of them or none; returns when they would survive whatever the store survives.  Deposed: somebody else may
+        write by now, and it is not known here whether these were written."""
+
+    def fold(self, folded: Callable[[int], Folded]) -> None:
+        """Put `folded(position)`, what all records up to there made, in their place: all of it or nothing."""
+
+    def check(self) -> None:
+        """Before anything leaves: Deposed, if this coordinator may not act any more."""
+
+    def announce(self, whereabouts: bytes) -> None:
+        """For those who stand by: where whoever leads is to be found, signed."""
+
+    def close(self) -> None:
+        """Nobody writes here any more; where somebody stands by, it may lead at once."""

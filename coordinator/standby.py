@@ -1,0 +1,202 @@
+"""The store that `farflung coordinate` was told to use, held by this process: at once, or after it has stood by.
+
+Called by hosting.py.  For a folder that is its journal.  For etcd this waits until nobody leads, with a door open at
+which it names who does; what it says and when it claims the lead is decided in store/waiting.py.  A data folder belongs
+to one run in one place: a small file in it says in which, so that a mistyped prefix begins no second run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from farflung.coordinator.door.front_door_process import DoorProcess, begin_of
+from farflung.coordinator.door.front_door_words import Limits
+from farflung.coordinator.door.hello_check import RunFacts
+from farflung.coordinator.door.keys import FILE_NAME as KEY_NAME
+from farflung.coordinator.door.keys import CoordinatorKeys, load_or_create
+from farflung.coordinator.door.listener import ListenOn
+from farflung.coordinator.ledger.journal import Journal, locked
+from farflung.coordinator.ledger.run_store import RunStore
+from farflung.coordinator.server import JOURNAL_NAME
+from farflung.coordinator.store.etcd_store import EtcdStore
+from farflung.coordinator.store.etcd_url import StoreUrl
+from farflung.coordinator.store.waiting import LOOK_EVERY_S, Claim, Kept, Say, Show, Step, Waiting
+from farflung.protocol.errors import Unreachable, UserError
+from farflung.protocol.join_url import Address
+from farflung.protocol.manifest import Manifest
+
+BELONGS_NAME = "store"  # which run of which store this folder is of
+START_PATIENCE_S = 10.0  # a store that is started in the same moment needs some seconds
+
+log = logging.getLogger("farflung.coordinator")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the host said of it."""
+
+    data_dir: Path
+    manifest: Manifest
+    listen: ListenOn
+    store: str | None  # a URL; None: the folder
+    restored: bool
+    places: Callable[[int], tuple[Address, ...]]  # of a door at this port, as peers dial it
+
+
+@dataclass(frozen=True)
+class Held:
+    """This process leads the run, and nobody else does."""
+
+    store: RunStore
+    keys: CoordinatorKeys
+    listen: ListenOn  # where peers were told to knock, if it stood by
+
+
+@contextlib.contextmanager
+def held(asked: Asked, stopped: Callable[[], bool]) -> Iterator[Held | None]:
+    """None: it was stopped while it stood by."""
+    folder = asked.data_dir
+    belongs = folder / BELONGS_NAME
+    if asked.store is None:
+        if belongs.exists():
+            raise UserError(
+                f"{folder}: this run is kept elsewhere ({belongs.read_text().strip()}): name that with --store, or "
+                "begin a new run in an empty folder"
+            )
+        new_run_id = lambda: os.urandom(16)  # noqa: E731
+        with Journal.open_or_create(
+            folder / JOURNAL_NAME, asked.manifest, new_run_id, asked.restored
+        ) as journal:
+            yield Held(journal, load_or_create(folder), asked.listen)
+        return
+    if (folder / JOURNAL_NAME).exists():
+        raise UserError(
+            f"{folder}: here lies the journal of a run, which is not moved into a store; go on without --store, or "
+            "name an empty folder with --data"
+        )
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, locked(folder / BELONGS_NAME))
+        yield _led(asked, StoreUrl.parse(asked.store, asked.manifest.run.name), stack, stopped)
+
+
+def _led(
+    asked: Asked, url: StoreUrl, stack: contextlib.ExitStack, stopped: Callable[[], bool]
+) -> Held | None:
+    store = EtcdStore(url, asked.restored)
+    stack.callback(store.close)
+    kept = _first_look(store, stopped)
+    keys = _keys(asked.data_dir, kept, store.where)
+    places = asked.places(asked.listen.port) if asked.listen.port else ()
+    waiting = Waiting(store.where, keys.public_raw, asked.manifest.run.name, places)
+    listen = _Standby(asked, store, keys, waiting).until_it_leads(stopped)
+    if listen is None:
+        return None
+    _check_belongs(asked.data_dir, store, store.look().kept)
+    store.begin(asked.manifest, keys.public_raw, lambda: os.urandom(16))
+    (asked.data_dir / BELONGS_NAME).write_text(_belongs(store, store.run_id))
+    return Held(store, keys, listen)
+
+
+def _first_look(store: EtcdStore, stopped: Callable[[], bool]) -> Kept | None:
+    until = time.monotonic() + START_PATIENCE_S
+    while True:
+        try:
+            return store.look().kept
+        except Unreachable as error:
+            if stopped() or time.monotonic() > until:
+                raise Unreachable(
+                    f"{error}; is etcd running there, and does a firewall let it through?"
+                ) from None
+
+
+def _keys(folder: Path, kept: Kept | None, where: str) -> CoordinatorKeys:
+    """A new key for a run that has one would be a URL that nobody was given."""
+    if kept is not None and not os.path.lexists(folder / KEY_NAME):
+        raise UserError(
+            f"{where}: a run is kept there, and {folder} has no {KEY_NAME}; copy that file from the data folder of the "
+            "coordinator that began it, readable by you alone, or choose another prefix for a run of your own"
+        )
+    return load_or_create(folder)
+
+
+def _check_belongs(folder: Path, store: EtcdStore, kept: Kept | None) -> None:
+    path = folder / BELONGS_NAME
+    told = path.read_text().strip() if path.exists() else ""
+    run_id = told.partition(" ")[0]
+    if told and (kept is None or kept.run_id.hex() != run_id):
+        raise UserError(
+            f"{store.where}: run {run_id}, whose folder this is, is not kept there; is it another store or prefix? "
+            f"If that run is over, name an empty folder with --data, with a copy of {KEY_NAME}"
+        )
+
+
+def _belongs(store: EtcdStore, run_id: bytes) -> str:
+    return f"{run_id.hex()} {store.where}\n"
+
+
+class _Standby:
+    """Asks the store, and has a door as long as somebody else leads."""
+
+    def __init__(self, asked: Asked, store: EtcdStore, keys: CoordinatorKeys, waiting: Waiting) -> None:
+        self._asked, self._store, self._keys, self._waiting = asked, store, keys, waiting
+        self._door: DoorProcess | None = None
+        self._listen = asked.listen
+
+    def until_it_leads(self, stopped: Callable[[], bool]) -> ListenOn | None:
+        """Where it listens then; None: it was stopped."""
+        try:
+            while not stopped():
+                if self._look():
+                    return self._listen
+                self._wait(time.monotonic() + LOOK_EVERY_S)
+            return None
+        finally:
+            if self._door is not None:
+                self._door.close()
+
+    def _look(self) -> bool:
+        try:
+            sight = self._store.look()
+            steps = self._waiting.on_sight(sight)
+            if sight.leading is not None and self._door is None and sight.kept is not None:
+                self._open(sight.kept)
+            return any([self._take(step) for step in steps])
+        except Unreachable as error:
+            return any([self._take(step) for step in self._waiting.on_silence(str(error))])
+
+    def _take(self, step: Step) -> bool:
+        match step:
+            case Claim():
+                return self._store.try_to_lead(f"{socket.gethostname()} (process {os.getpid()})")
+            case Show(whereabouts=whereabouts):
+                if self._door is not None:
+                    self._door.stand_by(whereabouts)
+            case Say(text=text):
+                log.info("%s", text)
+        return False
+
+    def _open(self, kept: Kept) -> None:
+        """What is wrong with this coordinator's own files is found now, not when it is needed."""
+        asked = self._asked
+        self._store.check_rules(kept, asked.manifest)
+        _check_belongs(asked.data_dir, self._store, kept)
+        facts = RunFacts(asked.manifest.run.name, kept.run_id, kept.manifest)
+        begin = begin_of(facts, self._keys.secret, asked.listen, Limits())
+        self._door = DoorProcess(begin, lambda text: log.info("%s", text))
+        self._door.stand_by(b"")
+        self._door.open()
+        self._listen = replace(asked.listen, port=self._door.port)
+
+    def _wait(self, until: float) -> None:
+        while (left_s := until - time.monotonic()) > 0:
+            time.sleep(min(left_s, 0.05))
+            if self._door is not None:
+                for _ in self._door.receive(time.monotonic()):
+                    pass  # counts of a door that lets nobody in

@@ -1,0 +1,318 @@
+"""A run's records in etcd, written by whoever holds the leader's key there, and by nobody else.
+
+Made by standby.py, then used by the server like the journal of a folder (ledger/run_store.py).  Every write is one
+transaction that holds only while the leader's key is the one that this process made: who was deposed is refused by
+the write itself, whatever its clock says.  A write whose answer was lost is sent again, and recognised if it had come
+through.  Records of one `append` stand under one key, numbered by the first of them; what is too large for one
+request lies in parts, which count from the moment at which the key that names them is there.
+
+Who may lie: nobody here.  The cluster belongs to the host, who trusts it with the run's records as with its own disk.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from farflung.coordinator.ledger.journal import FOLD_AFTER_BYTES, agreed_manifest
+from farflung.coordinator.ledger.journal_upgrade import (
+    SCHEMA_VERSION,
+    is_older,
+    migrated_manifest,
+    migrated_record,
+)
+from farflung.coordinator.ledger.records import UNREADABLE, Folded, Record, from_bytes, to_bytes
+from farflung.coordinator.store.etcd_url import StoreUrl
+from farflung.coordinator.store.gateway import Gateway, Json, Op, Outcome, Pair, delete, get, made_at, put
+from farflung.coordinator.store.lease import Keeper, Lease
+from farflung.coordinator.store.waiting import Kept, Leading, Sight
+from farflung.protocol.errors import Deposed, FarflungError, Unreachable, UserError
+from farflung.protocol.manifest import Manifest
+
+FOLD_AFTER_BATCHES = 10_000  # keys, which whoever takes over has to read
+PART_BYTES = 1 << 20  # of one request etcd takes one and a half
+LOOK_S = 2.0  # a look at who leads may take so long
+READ_S = 60.0  # all records
+GOODBYE_S = 1.0
+
+log = logging.getLogger("farflung.coordinator")
+_pack = msgspec.msgpack.Encoder().encode
+_batch = msgspec.msgpack.Decoder(tuple[int, list[bytes]])
+_folded = msgspec.msgpack.Decoder(tuple[int, int, bytes])
+
+
+class EtcdStore:
+    upgraded_from = 0
+
+    def __init__(
+        self, url: StoreUrl, restored: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.run_id = b""
+        self.manifest = Manifest()
+        self.restored = restored
+        self._url, self._clock = url, clock
+        self._gateway = Gateway(url, clock)
+        self._position = 0  # of the newest record
+        self._grown_bytes = self._grown_batches = 0  # since it was folded
+        self._lease: Lease | None = None
+        self._lease_no = ""
+        self._keeper: Keeper | None = None
+        self._me = ""
+        self._fence = 0
+
+    @property
+    def where(self) -> str:
+        return str(self._url)
+
+    # ---- looking ---------------------------------------------------------------------------------------------
+
+    def look(self, within_s: float = LOOK_S) -> Sight:
+        """Unreachable, if the cluster is."""
+        seen = self._gateway.transact([], [get(self._key("run")), get(self._key("leader"))], [], within_s)
+        runs, leaders = seen.answers
+        return Sight(
+            kept=self._kept(runs[0]) if runs else None, leading=_leading(leaders[0]) if leaders else None
+        )
+
+    def check_rules(self, kept: Kept, manifest: Manifest) -> Manifest:
+        return agreed_manifest(self.where, kept.manifest, manifest, self.records)
+
+    # ---- leading ---------------------------------------------------------------------------------------------
+
+    def try_to_lead(self, me: str) -> bool:
+        """True: from now on only this process writes.  `me`: for people."""
+        asked_at = self._clock()
+        granted = self._gateway.ask("/v3/lease/grant", {"TTL": str(self._url.lease_s)}, LOOK_S)
+        self._lease_no, self._me = str(granted["ID"]), me
+        leader = self._key("leader")
+        claim = put(leader, _claim(me, b""), self._lease_no)
+        done = self._gateway.transact([made_at(leader, 0)], [claim, get(leader)], [get(leader)], LOOK_S)
+        found = done.answers[-1]
+        # Also where an answer was lost, and the second attempt met the first.
+        if not found or found[0].lease != self._lease_no:
+            self._revoke()
+            return False
+        self._fence = found[0].created
+        self._lease = Lease(asked_at, float(granted["TTL"]))
+        self._keeper = Keeper(Gateway(self._url, self._clock), self._lease_no, self._lease, self._clock)
+        return True
+
+    def begin(self, manifest: Manifest, key: bytes, new_run_id: Callable[[], bytes]) -> None:
+        """The run that is kept here, as its leader; begun if there is none."""
+        seen = self.look()
+        kept = seen.kept
+        if kept is None:
+            kept = Kept(new_run_id(), key, manifest.canonical())
+            told = {
+                "format": SCHEMA_VERSION,
+                "run_id": kept.run_id.hex(),
+                "key": key.hex(),
+                "manifest": kept.manifest.decode(),
+            }
+            place = self._key("run")
+            self._write(place, json.dumps(told).encode(), [made_at(place, 0)], [])
+        self.run_id = kept.run_id
+        self.manifest = self.check_rules(kept, manifest)
+
+    def check(self) -> None:
+        lease, now = self._lease, self._clock()
+        assert lease is not None, "it does not lead"
+        if why := lease.why_over(now):
+            raise Deposed(f"{self.where}: this coordinator leads no longer: {why}; {_NEXT}")
+
+    def announce(self, whereabouts: bytes) -> None:
+        self._write(self._key("leader"), _claim(self._me, whereabouts), [], [], self._lease_no)
+
+    def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
+        if self._lease is not None and not self._lease.why_over(self._clock()):
+            self._revoke()
+        self._lease = None
+        self._gateway.close()
+
+    def _revoke(self) -> None:
+        """Who stands by need not wait until it runs out."""
+        try:
+            self._gateway.ask("/v3/lease/revoke", {"ID": self._lease_no}, GOODBYE_S)
+        except FarflungError as error:
+            log.info("the lease runs out by itself: %s", error)
+
+    # ---- records ---------------------------------------------------------------------------------------------
+
+    def records(self) -> list[Record]:
+        """From the newest fold on; by whomever, but what follows is only known to be the end by who leads."""
+        records: list[Record] = []
+        self._position = self._grown_bytes = self._grown_batches = 0
+        found = self._gateway.read(self._key("fold"), self._key("parts0"), READ_S)
+        named = {pair.key.decode().removeprefix(self._key("")): pair for pair in found}
+        parts = {name: pair.value for name, pair in named.items() if name.startswith("parts/")}
+        try:
+            for name, pair in named.items():
+                if name == "leader" or name in parts:
+                    continue
+                if name == "fold":
+                    schema, self._position, body = _folded.decode(_whole(pair, name, parts))
+                    records.append(self._record(schema, body))
+                    continue
+                schema, bodies = _batch.decode(_whole(pair, name, parts))
+                self._check_place(name)
+                records += [self._record(schema, body) for body in bodies]
+                self._count(bodies)
+        except (*UNREADABLE, KeyError, ValueError) as error:
+            if isinstance(error, UserError):
+                raise
+            where = f"record {self._position + 1} cannot be read ({error})"
+            raise UserError(
+                f"{self.where}: {where}: the store is damaged, or a newer farflung wrote it"
+            ) from error
+        return records
+
+    def append(self, records: Sequence[Record]) -> None:
+        bodies = [to_bytes(record) for record in records]
+        name = f"j/{self._position + 1:016x}"
+        place = self._key(name)
+        head = self._in_parts(name, _pack((SCHEMA_VERSION, bodies)))
+        self._write(place, head, [made_at(place, 0)], [])
+        self._count(bodies)
+
+    @property
+    def is_long(self) -> bool:
+        return self._grown_bytes >= FOLD_AFTER_BYTES or self._grown_batches >= FOLD_AFTER_BATCHES
+
+    def fold(self, folded: Callable[[int], Folded]) -> None:
+        position = self._position
+        body = to_bytes(folded(position))
+        # Named by its position: the parts of the fold before are in use until the key changes.
+        head = self._in_parts(f"fold-{position:016x}", _pack((SCHEMA_VERSION, position, body)))
+        gone = [
+            delete(self._key("j/"), self._key(f"j/{position + 1:016x}")),
+            delete(self._key("parts/fold-"), self._key(f"parts/fold-{position:016x}")),
+            delete(self._key("parts/j/"), self._key(f"parts/j/{position + 1:016x}")),
+        ]
+        self._write(self._key("fold"), head, [], gone)
+        self._grown_bytes = self._grown_batches = 0
+
+    def _check_place(self, name: str) -> None:
+        """Positions count without a gap, so a lost record can't pass unnoticed."""
+        if name != f"j/{self._position + 1:016x}":
+            raise UserError(
+                f"{self.where}: record {self._position + 1} is missing; restore the store from its backup, and start "
+                "with --restored, or begin a new run with another prefix"
+            )
+
+    def _count(self, bodies: Sequence[bytes]) -> None:
+        self._position += len(bodies)
+        self._grown_bytes += sum(map(len, bodies))
+        self._grown_batches += 1
+
+    def _record(self, schema: int, body: bytes) -> Record:
+        """Each batch names its format: nothing is rewritten when a newer farflung takes over."""
+        if schema == SCHEMA_VERSION:
+            return from_bytes(body)
+        if not is_older(schema):
+            raise UserError(
+                f"{self.where}: written in format {schema}, this farflung reads format {SCHEMA_VERSION}: install the "
+                "farflung that led this run last"
+            )
+        return from_bytes(migrated_record(body, schema))
+
+    # ---- writing ---------------------------------------------------------------------------------------------
+
+    def _write(
+        self, place: str, value: bytes, compared: Sequence[Json], also: Sequence[Op], lease: str = "0"
+    ) -> None:
+        """Fenced; sent again until the lease is over, and taken for done if it stands there as it was to."""
+        self.check()
+        assert self._lease is not None
+        leader = self._key("leader")
+        within_s = self._lease.left_s(self._clock())
+        fence = [made_at(leader, self._fence), *compared]
+        try:
+            done = self._gateway.transact(
+                fence, [put(place, value, lease), *also], [get(leader), get(place)], within_s
+            )
+        except Unreachable as error:
+            raise Deposed(
+                f"{self.where}: this coordinator leads no longer: it could not write within its lease ({error}); "
+                f"{_NEXT}"
+            ) from error
+        if not done.held:
+            self._judge(done, value)
+
+    def _judge(self, refused: Outcome, value: bytes) -> None:
+        leaders, there = refused.answers
+        if not leaders or leaders[0].created != self._fence:
+            other = f": {_leading(leaders[0]).who} leads" if leaders else ", and nobody has it now"
+            raise Deposed(
+                f"{self.where}: this coordinator leads no longer: its key was taken away{other}; {_NEXT}"
+            )
+        if not there or there[0].value != value:
+            raise Deposed(
+                f"{self.where}: somebody else wrote where this coordinator writes, under its own key; is another "
+                "program using this prefix?"
+            )
+
+    def _in_parts(self, name: str, raw: bytes) -> bytes:
+        """What stands under the key itself: all of it, or how many parts there are.  Few runs have any: a turn of the
+        loop with a megabyte of records, or the ledger of months."""
+        if len(raw) <= PART_BYTES:
+            return b"w" + raw
+        parts = [raw[at : at + PART_BYTES] for at in range(0, len(raw), PART_BYTES)]
+        for number, part in enumerate(parts):
+            self._write(self._key(f"parts/{name}/{number:04x}"), part, [], [])
+        return f"p{name} {len(parts)}".encode()
+
+    def _key(self, name: str) -> str:
+        return f"{self._url.prefix}/{name}"
+
+    def _kept(self, pair: Pair) -> Kept:
+        try:
+            told = json.loads(pair.value)
+            schema, manifest = int(told["format"]), str(told["manifest"]).encode()
+            if is_older(schema):
+                manifest = migrated_manifest(manifest, schema)
+            kept = Kept(bytes.fromhex(told["run_id"]), bytes.fromhex(told["key"]), manifest)
+            if len(kept.run_id) != 16:
+                raise ValueError("no run id")
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{self.where}: what stands there is no run of farflung's; {_OTHER}") from None
+        if schema > SCHEMA_VERSION:
+            raise UserError(
+                f"{self.where}: begun by a newer farflung, in format {schema}; this one reads format {SCHEMA_VERSION}"
+            )
+        return kept
+
+
+_NEXT = "nothing acknowledged is lost, and started again it stands by"
+_OTHER = "choose another prefix: etcd://HOST:PORT/PREFIX"
+
+
+def _whole(pair: Pair, name: str, parts: dict[str, bytes]) -> bytes:
+    if pair.value[:1] == b"w":
+        return pair.value[1:]
+    if pair.value[:1] != b"p":
+        raise ValueError(f"{name} is not farflung's")
+    named, _, count = pair.value[1:].decode().partition(" ")
+    return b"".join(parts[f"parts/{named}/{number:04x}"] for number in range(int(count)))
+
+
+def _claim(who: str, whereabouts: bytes) -> bytes:
+    told = {"who": who, "process": os.getpid(), "where": base64.b64encode(whereabouts).decode()}
+    return json.dumps(told).encode()
+
+
+def _leading(pair: Pair) -> Leading:
+    try:
+        told = json.loads(pair.value)
+        who, whereabouts = str(told["who"]), base64.b64decode(told["where"])
+    except (ValueError, KeyError, TypeError):
+        who, whereabouts = "somebody who is no farflung", b""
+    return Leading(who, whereabouts, pair.created, pair.lease)

@@ -1,0 +1,262 @@
+"""The fence: who was deposed writes nothing any more, whatever it believes; and who leads knows when that is over."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farflung.coordinator.ledger.records import Paused, Record
+from farflung.coordinator.store import etcd_store
+from farflung.coordinator.store.etcd_store import EtcdStore
+from farflung.coordinator.store.etcd_url import StoreUrl
+from farflung.coordinator.store.gateway import Gateway, Outcome, put
+from farflung.protocol.errors import Deposed, FarflungError, Unreachable, UserError
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.process import exit_codes
+from rig.etcd_cluster import EtcdCluster, Wire, needs_etcd
+from rig.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes"), needs_etcd]
+KEY, LONG_S, SHORT_S = bytes(range(32)), 600, 2
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    with EtcdCluster(tmp_path_factory.mktemp("etcd")) as made:
+        yield made
+
+
+@pytest.fixture
+def open_all() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+def record(number: int) -> Record:
+    return Paused(reason=str(number))
+
+
+def at(cluster: EtcdCluster, prefix: str, stack: contextlib.ExitStack, **more: object) -> EtcdStore:
+    url = StoreUrl.parse(cluster.url(prefix, **more), "demo")  # type: ignore[arg-type]
+    store = EtcdStore(url)
+    stack.callback(store.close)
+    return store
+
+
+def led(store: EtcdStore) -> EtcdStore:
+    assert eventually(lambda: store.try_to_lead("me"), "it leads")
+    store.begin(Manifest(), KEY, lambda: bytes(range(16)))
+    store.records()
+    return store
+
+
+def stopped(store: EtcdStore) -> None:
+    """It lives on and renews nothing, as a machine that stands still."""
+    assert store._keeper is not None
+    store._keeper.close()
+
+
+def test_a_write_of_the_old_leader_after_the_takeover_is_refused(
+    cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = led(at(cluster, tmp_path.name, open_all, lease_s=SHORT_S))
+    old.append([record(1)])
+    stopped(old)
+    new = led(at(cluster, tmp_path.name, open_all, lease_s=LONG_S))
+    assert new.records() == [record(1)]
+    # Its clock stood still as well: it believes that it leads.
+    monkeypatch.setattr(old, "check", lambda: None)
+    assert old._lease is not None
+    monkeypatch.setattr(old._lease, "left_s", lambda now: 10.0)
+    with pytest.raises(Deposed, match="its key was taken away: me leads") as told:
+        old.append([record(2)])
+    assert exit_codes.code_for(told.value) == exit_codes.DEPOSED == 40
+    with pytest.raises(Deposed):
+        old.fold(lambda position: etcd_store.Folded(position=position, ledger=b"", digest=b""))
+    with pytest.raises(Deposed):
+        old.announce(b"me")
+    new.append([record(3)])
+    assert new.records() == [record(1), record(3)]
+
+
+def test_nobody_leads_beside_another_one(
+    cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path
+) -> None:
+    first = led(at(cluster, tmp_path.name, open_all, lease_s=LONG_S))
+    second = at(cluster, tmp_path.name, open_all, lease_s=LONG_S)
+    first.announce(b"a list")
+    sight = second.look()
+    assert sight.leading is not None and sight.leading.whereabouts == b"a list" and sight.leading.who == "me"
+    assert sight.kept is not None and sight.kept.run_id == first.run_id
+    assert not second.try_to_lead("second")
+    first.close()  # in good order: nobody has to wait for its lease
+    assert second.try_to_lead("second")
+
+
+def test_many_who_claim_at_once_make_one_leader(
+    cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path
+) -> None:
+    stores = [at(cluster, tmp_path.name, open_all, lease_s=LONG_S) for _ in range(8)]
+    won: list[bool] = []
+    threads = [threading.Thread(target=lambda s=each: won.append(s.try_to_lead("x"))) for each in stores]  # type: ignore[misc]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert sorted(won) == [False] * 7 + [True]
+
+
+def test_a_write_whose_answer_was_lost_is_written_once(
+    cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = led(at(cluster, tmp_path.name, open_all, lease_s=LONG_S))
+    say, lost = Gateway._say, []
+
+    def losing(self: Gateway, path: str, question: dict[str, object], attempt_s: float) -> object:
+        told = say(self, path, question, attempt_s)
+        if path.endswith("txn") and len(lost) < 1:
+            lost.append(path)
+            raise TimeoutError("the answer was lost")
+        return told
+
+    monkeypatch.setattr(Gateway, "_say", losing)
+    store.append([record(1)])
+    store.append([record(2)])
+    assert lost and store.records() == [record(1), record(2)]
+
+
+def test_a_leader_that_is_cut_from_its_store_ends_within_its_lease(
+    cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path
+) -> None:
+    wire = Wire(cluster.hosts[0])
+    open_all.callback(wire.close)
+    store = led(at(cluster, tmp_path.name, open_all, hosts=[wire.host], lease_s=SHORT_S))
+    store.append([record(1)])
+    wire.cut()
+    with pytest.raises(Deposed, match="leads no longer: (it could not write within|the store did not renew)"):
+        store.append([record(2)])
+    eventually(lambda: not_leading(store), "it knows that its lease is over")
+    assert led(at(cluster, tmp_path.name, open_all, lease_s=LONG_S)).records() == [record(1)]
+
+
+def not_leading(store: EtcdStore) -> bool:
+    try:
+        store.check()
+    except Deposed:
+        return True
+    return False
+
+
+def test_a_lease_that_is_gone_at_the_store_is_over_at_once(
+    cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path
+) -> None:
+    store = led(at(cluster, tmp_path.name, open_all, lease_s=4))
+    store._revoke()
+    eventually(lambda: not_leading(store), "it knows")
+    with pytest.raises(Deposed, match="its lease ran out at the store|did not renew"):
+        store.append([record(1)])
+
+
+def test_a_lease_is_kept_alive_as_long_as_it_is_wanted(
+    cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path
+) -> None:
+    store = led(at(cluster, tmp_path.name, open_all, lease_s=20))
+    lease = store._lease
+    assert lease is not None
+    first = lease._until
+    eventually(lambda: lease._until > first + 5, "it was renewed")
+    store.append([record(1)])
+
+
+# ---- what a host may get wrong --------------------------------------------------------------------------------
+
+
+def test_a_store_that_nobody_answers_at_is_one_line() -> None:
+    store = EtcdStore(StoreUrl.parse("etcd://127.0.0.1:9", "demo"))
+    with pytest.raises(Unreachable, match=r"etcd://127.0.0.1:9/farflung/demo: no answer within 0.3 s \(127"):
+        store.look(0.3)
+
+
+def test_what_is_no_run_is_refused_and_left_alone(
+    cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path
+) -> None:
+    store = at(cluster, tmp_path.name, open_all)
+    gateway = Gateway(StoreUrl.parse(cluster.url(tmp_path.name), "demo"))
+    for stranger in (
+        b"hello",
+        b"{}",
+        json.dumps({"format": 3, "run_id": "77", "key": "", "manifest": ""}).encode(),
+    ):
+        gateway.transact([], [put(f"{tmp_path.name}/run", stranger)], [], 10)
+        with pytest.raises(UserError, match="no run of farflung's; choose another prefix"):
+            store.look(10)
+    newer = {"format": 99, "run_id": "77", "key": "", "manifest": "{}"}
+    gateway.transact(
+        [], [put(f"{tmp_path.name}/run", json.dumps(newer | {"run_id": "00" * 16}).encode())], [], 10
+    )
+    with pytest.raises(UserError, match="begun by a newer farflung, in format 99"):
+        store.look(10)
+    gateway.close()
+
+
+@pytest.mark.parametrize(
+    "key, value, told",
+    [
+        ("j/0000000000000009", b"w\x92\x03\x90", "record 2 is missing"),
+        ("j/0000000000000002", b"?", "record 2 cannot be read"),
+        ("j/0000000000000002", b"pj/7 2", "record 2 cannot be read"),
+        ("j/0000000000000002", b"w\x92\x63\x91\xc4\x00", "written in format 99"),
+        ("j/0000000000000002", b"w\x92\x03\x91\xc4\x01\xff", "record 2 cannot be read"),
+    ],
+)
+def test_damaged_records_are_refused_in_words(
+    cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path, key: str, value: bytes, told: str
+) -> None:
+    store = led(at(cluster, tmp_path.name, open_all, lease_s=LONG_S))
+    store.append([record(1)])
+    gateway = Gateway(StoreUrl.parse(cluster.url(tmp_path.name), "demo"))
+    gateway.transact([], [put(f"{tmp_path.name}/{key}", value)], [], 10)
+    gateway.close()
+    with pytest.raises(UserError, match=told):
+        store.records()
+
+
+def test_passwords_are_asked_for_and_never_told(open_all: contextlib.ExitStack, tmp_path: Path) -> None:
+    cluster = open_all.enter_context(EtcdCluster(tmp_path / "locked"))
+    gateway = Gateway(StoreUrl.parse(cluster.url(), "demo"))
+    for path, question in (
+        ("user/add", {"name": "root", "password": "se:cret@"}),
+        ("role/add", {"name": "root"}),
+        ("user/grant", {"user": "root", "role": "root"}),
+        ("enable", {}),
+    ):
+        gateway.ask(f"/v3/auth/{path}", question, 20)
+    gateway.close()
+    bare = cluster.url().removeprefix("etcd://")
+    store = EtcdStore(StoreUrl.parse(f"etcd://root:se%3Acret%40@{bare}", "demo"))
+    open_all.callback(store.close)
+    led(store).append([record(1)])
+    assert store.records() == [record(1)] and "cret" not in store.where + repr(store._url)
+    store._gateway._token = "etcd has forgotten this one"
+    store.append([record(2)])
+    for who, why in (("", "user name is empty"), ("root:wrong@", "invalid user ID or password")):
+        other = EtcdStore(StoreUrl.parse(f"etcd://{who}{bare}", "demo"))
+        open_all.callback(other.close)
+        with pytest.raises(FarflungError, match=why) as told:
+            other.look(10)
+        assert "wrong" not in str(told.value)
+
+
+def test_an_answer_that_is_no_etcd_is_one_line() -> None:
+    gateway = Gateway(StoreUrl.parse("etcd://127.0.0.1:9", "demo"))
+    assert "is this etcd 3.4 or newer?" in str(gateway._refusal(404, b"<html>"))
+    assert isinstance(gateway._refusal(503, b"busy"), OSError)
+    assert "database space exceeded" in str(
+        gateway._refusal(429, b'{"code": 8, "message": "etcdserver: mvcc: database space exceeded"}')
+    )
+    assert Outcome(False, ()).answers == ()
