@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help install test hard adapters optimizers package chaos mutants storm fuzz lint format demo demo-pipeline bench-codec clean
+.PHONY: help install test hard adapters optimizers package chaos mutants storm fuzz lint format demo demo-pipeline etcd bench-codec clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -92,6 +92,11 @@ demo: $(STAMP) ## one machine: a coordinator, three peers, the dashboard
 
 demo-pipeline: $(STAMP) ## one machine: a model in three stages of two peers; one is killed, its stage refilled (about 90 s)
 	@$(BIN)/python benchmarks/demo_pipeline.py
+
+# Debian's package, where it is missing and may be installed; its own service is not needed.
+etcd: $(STAMP) ## three etcd on this machine, to try `farflung coordinate --store` with; until Ctrl-C
+	@command -v etcd >/dev/null || { echo "Installing Debian's etcd-server." >&2; $(if $(filter 0,$(shell id -u)),,sudo) apt-get install -y etcd-server >&2; }
+	@$(BIN)/python benchmarks/etcd.py
 
 bench-codec: $(STAMP) ## the codecs' speed and error, beside others' (about half a minute)
 	@$(BIN)/python benchmarks/codec.py

@@ -30,6 +30,7 @@ Figure = dict[str, object]
 SIMULATOR = "tests/whole/test_simulator.py"
 WALK, MATRIX = "tests/chaos/test_failpoints.py", "tests/chaos/test_matrix.py"
 PIPELINES, STAGES = "tests/real/test_pipelines.py", "tests/whole/test_stages.py"
+STANDBY = "tests/chaos/test_standby.py"
 PARTITIONS, CROWDS = "tests/chaos/test_partitions.py", "tests/chaos/test_crowds.py"
 
 
@@ -284,6 +285,27 @@ ROWS = [
         "two coordinators on one journal",
         "the second exits with code 2",
         f"{MATRIX}, tests/coordinator/ledger/test_journal.py",
+    ),
+    Row(
+        "40",
+        "the coordinator that leads, with another one standing by on etcd: killed, or killed with one of three etcd",
+        "the standby leads within its lease, every commit that a peer heard of is there, peers follow by themselves",
+        f"{STANDBY}, tests/coordinator/test_standby.py",
+        faults=("leader killed, standby on etcd", "leader and one etcd killed"),
+    ),
+    Row(
+        "40",
+        "... cut from its store, or standing still until the standby leads",
+        "it ends with exit code 40; what it writes late is refused by the store",
+        f"{STANDBY}, tests/coordinator/store/test_etcd_store.py",
+        faults=("leader cut from etcd", "leader stopped, standby on etcd"),
+    ),
+    Row(
+        "40",
+        "... one etcd of three",
+        "the run goes on, after etcd's own election",
+        STANDBY,
+        faults=("one etcd of three killed",),
     ),
     Row(
         "31",

@@ -84,10 +84,7 @@ def serve(
     take_all_descriptors()
     exporter = Exporter(asked_for.metrics) if asked_for.metrics is not None else None
     manifest = read_manifest(asked_for.run_toml, asked_for.changes)
-    try:
-        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{data_dir}: cannot make this folder: {error.strerror}") from error
+    _make_folder(data_dir)
     public = asked_for.public or listen_on.hosts_for_others()
     wanted = Asked(
         data_dir, manifest, listen_on, asked_for.store, asked_for.restored, partial(_places, public)
@@ -132,13 +129,27 @@ def serve(
             announce(str(server.url))
             if on_open is not None:
                 on_open(Opened(server.url, machine.core.ledger.incarnation, keys.prove))
-            try:
+            with _deposed_in(events, server):
                 server.run_until(lambda: bool(stopped) or done() or machine.drained)
-            except Deposed as error:
-                events.close(str(error), server.counts)
-                raise
         drained = "drained" if machine.drained else "the run is complete"
         events.close("asked to stop" if stopped else drained, server.counts)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot make this folder: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _deposed_in(events: RecordEvents, server: Server) -> Iterator[None]:
+    """Whoever reads the events sees why it ended."""
+    try:
+        yield
+    except Deposed as error:
+        events.close(str(error), server.counts)
+        raise
 
 
 def _places(public: Sequence[str], port: int) -> tuple[Address, ...]:

@@ -141,7 +141,7 @@ def ask(folder: Path, order: Order) -> Reply:
         except (OSError, msgspec.MsgspecError) as error:
             raise Unreachable(
                 f"no coordinator answers in {folder} ({error}); start it there with farflung coordinate, and name its "
-                "run.toml or its data folder here"
+                "run.toml or its data folder here; one that stands by takes no orders, the one that leads does"
             ) from error
 
 

@@ -33,6 +33,7 @@ from farflung.coordinator.store.gateway import Gateway, Json, Op, Outcome, Pair,
 from farflung.coordinator.store.lease import Keeper, Lease
 from farflung.coordinator.store.waiting import Kept, Leading, Sight
 from farflung.protocol.errors import Deposed, FarflungError, Unreachable, UserError
+from farflung.protocol.limits import WHEREABOUTS_BYTES
 from farflung.protocol.manifest import Manifest
 
 FOLD_AFTER_BATCHES = 10_000  # keys, which whoever takes over has to read
@@ -313,6 +314,8 @@ def _leading(pair: Pair) -> Leading:
     try:
         told = json.loads(pair.value)
         who, whereabouts = str(told["who"]), base64.b64decode(told["where"])
+        if len(whereabouts) > WHEREABOUTS_BYTES:
+            raise ValueError("no list of ours")
     except (ValueError, KeyError, TypeError):
         who, whereabouts = "somebody who is no farflung", b""
     return Leading(who, whereabouts, pair.created, pair.lease)

@@ -169,6 +169,37 @@ def test_a_run_that_keeps_its_promises_passes(tmp_path: Path) -> None:
     assert [finding.promise for finding in report.findings] == [f"P{number}" for number in range(1, 11)]
 
 
+def led_in_turn() -> Files:
+    """Anna leads, then Berta, then Anna again: each begins with what the other wrote since, as it finds it."""
+    files = a_run()
+    told = files.pop("run.data/events.jsonl")
+    [_, second] = [place for place, each in enumerate(told) if each["event"] == "start"]
+    anna, berta = told[:second], told[second:]
+    once_more = berta[0] | {"incarnation": 3, "versions": [3]}
+    last = {"event": "started", "incarnation": 3, "pos": 1 + max(each.get("pos", 0) for each in told)}
+    files["anna.data/events.jsonl"] = [*anna, once_more, *late(berta), last]
+    files["berta.data/events.jsonl"] = [berta[0], *late(anna), *berta[1:]]
+    return files
+
+
+def late(events: list[Event]) -> list[Event]:
+    return [{**each, "late": True} for each in events if "pos" in each]
+
+
+def test_a_run_that_two_coordinators_led_in_turn_is_one_story(tmp_path: Path) -> None:
+    history = read_folder(write(tmp_path, led_in_turn()))
+    report = audit(history)
+    assert report.kept, "\n".join(report.lines())
+    assert [each.start["incarnation"] for each in history.coordinators] == [1, 2, 3]
+    assert [each["pos"] for each in history.records] == sorted({each["pos"] for each in history.records})
+
+
+def test_a_commit_that_the_next_coordinator_does_not_know_is_found(tmp_path: Path) -> None:
+    files = led_in_turn()
+    files["berta.data/events.jsonl"][0] = files["berta.data/events.jsonl"][0] | {"versions": [1]}
+    assert "P5" in broken(tmp_path, files)
+
+
 def test_a_run_that_goes_on_while_it_is_judged_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

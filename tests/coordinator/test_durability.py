@@ -14,7 +14,7 @@ from farflung.coordinator.ledger.records import Paused, Record, Resumed
 from farflung.coordinator.run.effects import Allow, Effect, Forbid, Write
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, Server
-from farflung.protocol.errors import UserError
+from farflung.protocol.errors import Deposed, UserError
 from farflung.protocol.manifest import Manifest
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -25,10 +25,14 @@ class Diary:
     """A journal that looks at what the server has let out when it is written to."""
 
     def __init__(self, fails: bool = False) -> None:
-        self.path, self.is_long, self.fails = Path("journal"), False, fails
+        self.where, self.is_long, self.fails, self.deposed = "journal", False, fails, False
         self.appended: list[list[Record]] = []
         self.let_in: list[set[bytes]] = []  # by the server, each time that something was appended
         self.server: Server | None = None
+
+    def check(self) -> None:
+        if self.deposed:
+            raise Deposed("another one leads")
 
     def append(self, records: Sequence[Record]) -> None:
         if self.fails:
@@ -69,6 +73,17 @@ def test_P5_where_the_journal_takes_no_more_nothing_follows_from_what_is_not_wri
     with pytest.raises(UserError, match="No space left on device; what was committed is safe"):
         server._carry_out()
     assert server._allowed == set()
+
+
+def test_P5_who_may_not_lead_any_more_says_nothing_more(tmp_path: Path) -> None:
+    """Also where nothing is to be written in this turn, which the store itself would refuse."""
+    diary = Diary()
+    server = server_with(diary, tmp_path)
+    server._execute([Allow(KEY)])
+    diary.deposed = True
+    with pytest.raises(Deposed):
+        server._carry_out()
+    assert server._allowed == set() and diary.appended == []
 
 
 def test_P5_the_journal_waits_for_the_disk_with_every_transaction(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from mutants_of_rounds import CROSSINGS, DOOR, FRAMES, ROUNDS, SLOW_LINES
 from mutants_of_runs import RUN
 from mutants_of_seats import SEATS
 from mutants_of_stages import PIPELINES
+from mutants_of_standby import STANDBY
 
 MUTANTS: tuple[Mutant, ...] = (
     *FRAMES,
@@ -38,4 +39,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *ERAS,
     *REACH,
     *FINDING,
+    *STANDBY,
 )

@@ -107,6 +107,26 @@ def test_the_dashboard_is_one_picture() -> None:
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
+def test_the_overlay_for_a_standby_fits_over_the_compose_file() -> None:
+    (compose,), (over,) = loaded("compose.yaml"), loaded("standby.yaml")
+    assert set(over["services"]) == {"etcd", "coordinator"} and "etcd" not in compose["services"]
+    words = [
+        re.sub(r"\$\{.*\}", "a.example.org", each) for each in over["services"]["coordinator"]["command"]
+    ]
+    assert problem_with(words) is None and words.count("--public") == 2
+    plain = compose["services"]["coordinator"]["command"]
+    listen = words.index("--listen") + 1
+    assert words[listen] == plain[plain.index("--listen") + 1], "the ports that compose.yaml lets through"
+    if (tool := shutil.which("docker-compose")) is not None:
+        own = {
+            name: "a" for name in ("ETCD_NAME", "ETCD_HOST", "ETCD_ALL", "FARFLUNG_STORE", "FARFLUNG_OTHER")
+        }
+        own |= {**os.environ, "FARFLUNG_HOST": "a.example.org", "GRAFANA_PASSWORD": "secret"}
+        files = [word for name in ("compose.yaml", "standby.yaml") for word in ("-f", str(DEPLOY / name))]
+        done = subprocess.run([tool, *files, "config", "--quiet"], env=own, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
 def test_prometheus_takes_its_files() -> None:
     tool = shutil.which("promtool")
     if tool is None:

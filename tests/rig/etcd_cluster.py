@@ -30,12 +30,13 @@ needs_etcd = pytest.mark.skipif(shutil.which("etcd") is None, reason=MISSING)
 
 
 class EtcdCluster:
-    def __init__(self, folder: Path, count: int = 1, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, count: int = 1, options: Sequence[str] = (), ports: Sequence[int] = ()
+    ) -> None:
+        """`ports`: of clients, each with the next one for the others; else any that are free."""
         self.folder = folder
         self._options = list(options)
-        self._ports = [
-            next(free_ports(2)) for _ in range(count)
-        ]  # of clients; the next one is for the others
+        self._ports = list(ports) or [next(free_ports(2)) for _ in range(count)]
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * count
 
     def __enter__(self) -> EtcdCluster:

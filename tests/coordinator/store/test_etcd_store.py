@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import threading
@@ -96,6 +97,20 @@ def test_nobody_leads_beside_another_one(
     assert not second.try_to_lead("second")
     first.close()  # in good order: nobody has to wait for its lease
     assert second.try_to_lead("second")
+
+
+def test_a_leader_that_is_no_farflung_is_named_as_such(
+    cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path
+) -> None:
+    store = at(cluster, tmp_path.name, open_all)
+    gateway = Gateway(StoreUrl.parse(cluster.url(tmp_path.name), "demo"))
+    long = base64.b64encode(bytes(2000)).decode()
+    for stranger in (b"\xff", b"[]", json.dumps({"who": "me", "where": long}).encode()):
+        gateway.transact([], [put(f"{tmp_path.name}/leader", stranger)], [], 10)
+        sight = store.look(10)
+        assert sight.leading is not None and sight.leading.who == "somebody who is no farflung"
+        assert sight.leading.whereabouts == b"" and not store.try_to_lead("me")
+    gateway.close()
 
 
 def test_many_who_claim_at_once_make_one_leader(

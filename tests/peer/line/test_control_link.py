@@ -12,7 +12,7 @@ from farflung.peer.line.control import ControlLink
 from farflung.protocol import envelope
 from farflung.protocol.join_url import Address, JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
-from farflung.protocol.messages import AskStatus, Challenge, Knock, Message
+from farflung.protocol.messages import AskStatus, Challenge, Knock, Message, StandsBy
 from farflung.protocol.process.sockets import curve_raw, curve_server
 from farflung.protocol.verdicts import Counters
 from rig.waiting import Patience
@@ -26,7 +26,13 @@ HEARD = frozenset({"knock", "ask_status"})
 class Door:
     """That of a coordinator, on a free port of this machine."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        answer: Message = CHALLENGE,
+        host: str = "127.0.0.1",
+    ) -> None:
+        self._answer = answer
         self.socket = context.socket(zmq.ROUTER)
         for option, value in curve_server(SECRET).items():
             self.socket.setsockopt(option, value)
@@ -40,7 +46,7 @@ class Door:
             caller, raw = self.socket.recv_multipart()
             self.heard.append(envelope.decode(raw, HEARD))
             if answer:
-                self.socket.send_multipart([caller, envelope.encode(CHALLENGE)])
+                self.socket.send_multipart([caller, envelope.encode(self._answer)])
 
 
 @pytest.fixture
@@ -114,6 +120,20 @@ def test_after_a_replaced_coordinator_the_other_address_is_tried(
     control.close()
 
 
+def test_a_coordinator_that_stands_by_keeps_nobody_from_the_one_that_leads(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    standby, leader = Door(context, StandsBy(whereabouts=b"signed")), Door(context)
+    control = linked(context, standby.at, leader.at)
+    control.to_door(KNOCK)
+    assert until_answered(control, standby, leader) == StandsBy(whereabouts=b"signed")
+    assert until_answered(control, standby, leader) == CHALLENGE and control.at == leader.at
+    control.to_door(AskStatus(run="demo"))
+    until_answered(control, leader)
+    assert standby.heard == [KNOCK]
+    control.close()
+
+
 def test_a_list_that_is_learned_later_is_followed(
     context: zmq.Context[zmq.Socket[bytes]], dead: Address
 ) -> None:
@@ -131,7 +151,7 @@ def test_of_two_families_the_one_that_is_there(
     if not socket.has_ipv6:
         pytest.skip("NOT RUN: this machine has no IPv6")
     try:
-        door = Door(context, "::1")
+        door = Door(context, host="::1")
     except zmq.ZMQError:
         pytest.skip("NOT RUN: this machine has no IPv6 loopback")
     control = linked(context, dead, door.at)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -18,7 +20,7 @@ from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.machine.seeking import ANSWER_EVERY_S, ASK_AFTER_S, ASK_EVERY_S, FORMER_S, Seeking
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.join_url import Address, Whereabouts
-from farflung.protocol.messages import Knock, Welcome
+from farflung.protocol.messages import Knock, StandsBy, Welcome
 from farflung.protocol.round_words import Contact
 from farflung.protocol.signing import curve_key_of
 from farflung.protocol.verdicts import Counters
@@ -229,3 +231,41 @@ def test_what_fellows_say_brings_the_next_knock_forward() -> None:
     machine.doorway.hurry(now)
     [knock] = machine.on_timer(now)
     assert isinstance(knock, ToDoor) and isinstance(knock.message, Knock)
+
+
+# ---- a coordinator that stands by ------------------------------------------------------------------------------
+
+
+def knocking(peer: PeerMachine, until: float) -> list[float]:
+    """When it knocks, looked at ten times a second."""
+    times = [each / 10 for each in range(round(until * 10))]
+    return [now for now in times if any(isinstance(each, ToDoor) for each in peer.on_timer(now))]
+
+
+def machine() -> PeerMachine:
+    config = PeerConfig(ME, "demo", check_payload, payload_bytes, pinned=PINNED, places=(GIVEN,))
+    return PeerMachine(config, lambda: 0.0)
+
+
+def test_who_is_told_by_a_standby_where_the_leader_is_knocks_there_at_once() -> None:
+    peer = machine()
+    knocking(peer, 3.0)
+    list_of = told(5, str(NEW))
+    effects = peer.on_door(StandsBy(whereabouts=list_of), 3.05)
+    assert effects == [Remember(list_of), LookAt((NEW, GIVEN))]
+    assert any(isinstance(each, ToDoor) for each in peer.on_timer(3.1)), "and needs no second word"
+    assert peer.on_door(StandsBy(whereabouts=list_of), 3.2) == [], "the same list says nothing new"
+    assert peer.on_door(StandsBy(whereabouts=told(9, str(NEW), secret=OTHER)), 3.3) == [], "whoever signs it"
+
+
+def test_who_finds_a_standby_alone_keeps_knocking_without_losing_patience() -> None:
+    """It leads within seconds, and a peer that comes every ten would stand still for that long."""
+    peer = machine()
+    times: list[float] = []
+    for each in range(1200):
+        now = each / 10
+        if any(isinstance(effect, ToDoor) for effect in peer.on_timer(now)):
+            times.append(now)
+            assert peer.on_door(StandsBy(whereabouts=b""), now + 0.01) == []
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    assert max(gaps) < 1.2 and times[-1] > 118, "nor does it give up after a minute: somebody is there"
