@@ -43,9 +43,7 @@ def takeover(arena: TwinArena, with_etcd: bool) -> tuple[float, float, int]:
     at = arena.kill(killed)
     known = heard(arena)
     leads_at = arena.led_by(arena.other, at)
-    new = arena.event(
-        arena.coordinator, lambda e: e["event"] == "committed" and "late" not in e, "a commit", leads_at
-    )
+    new = arena.commit(leads_at)
     if victim is not None:
         arena.cluster.start(victim)
     arena.host(killed)

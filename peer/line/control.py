@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import zmq
 
-from farflung.peer.line.doors import Doors
+from farflung.peer.line.doors import PATIENCE_S, Doors
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError
 from farflung.protocol.join_url import Address, JoinUrl
@@ -29,10 +29,13 @@ from farflung.protocol.messages import (
     Beat,
     FromDoor,
     FromMember,
+    Hello,
     Knock,
     Message,
+    Refuse,
     StandsBy,
     Tick,
+    Welcome,
 )
 from farflung.protocol.process.sockets import (
     CONTROL_CLIENT,
@@ -74,6 +77,7 @@ class ControlLink:
         self._doors: dict[Address, _Door] = {}
         self._knock: Knock | None = None  # for doors that are tried later
         self._members: zmq.Socket[bytes] | None = None
+        self._greeted_at: float | None = None  # with a hello that is not answered yet
         self._heard_at = clock()  # of the coordinator that let me in
         self.sent_bytes = self.received_bytes = 0  # of messages, without what encryption and TCP add
 
@@ -100,12 +104,23 @@ class ControlLink:
     def to_door(self, message: FromDoor) -> None:
         if isinstance(message, Knock):
             self._knock = message
+            self._doubt(self._clock())
             self._plan.knock(self._clock(), self._clock() - self._heard_at)
             for door in self._doors.values():
                 door.waits = message
         else:
+            if isinstance(message, Hello) and self._greeted_at is None:
+                self._greeted_at = self._clock()
             self._door_at(self._plan.at).waits = message
         self.on_tick()
+
+    def _doubt(self, now: float) -> None:
+        """A door may answer for a coordinator that stands still, and keep everybody from the one that took over."""
+        if self._greeted_at is None or now - self._greeted_at < PATIENCE_S:
+            return
+        self._greeted_at = None
+        if self._plan.doubt(now):
+            self._hang_up()
 
     def on_tick(self) -> None:
         for place in self._plan.due(self._clock()):
@@ -139,6 +154,8 @@ class ControlLink:
         """What came from the coordinator; anything that is not a message of its kind ends in a counter."""
         for place, door in list(self._doors.items()):
             for message in self._receive_from(door.socket, _FROM_DOOR):
+                if isinstance(message, Welcome | Refuse):
+                    self._greeted_at = None
                 if not isinstance(message, StandsBy):  # whoever leads is still to answer
                     self._choose(place)
                 yield message

@@ -14,6 +14,7 @@ STAGGER_S = 0.25  # between two addresses
 PATIENCE_S = 2.0
 SPENT_PATIENCE_S = 0.5  # where it was silent for longer than that before anybody knocked
 SHUN_S = 60.0
+DOUBT_S = 10.0
 SHUNNED_AFTER_S = 3.0  # so much later than the others
 
 
@@ -62,7 +63,15 @@ class Doors:
         """Nobody is knocking any more."""
         self._since = None
 
-    def shun(self, now: float) -> None:
+    def doubt(self, now: float) -> bool:
+        """Whoever answered last leaves a hello unanswered: its door lives, and what is behind it may not.  True: there
+        are others to try."""
+        if len(self._places) < 2:
+            return False
+        self.shun(now, DOUBT_S)
+        return True
+
+    def shun(self, now: float, for_s: float = SHUN_S) -> None:
         """Whoever answered last is not the coordinator that is looked for."""
-        self._shunned[self.at] = now + SHUN_S
+        self._shunned[self.at] = now + for_s
         self._answered, self._since = False, None

@@ -46,6 +46,7 @@ def arena(standing: TwinArena) -> TwinArena:
         name for name in ("anna", "berta") if name in standing.parties and standing.parties[name].alive
     ]
     for name in running:
+        standing.parties[name].signal(signal.SIGCONT)
         standing.parties[name].signal(signal.SIGTERM)
         standing.reap(name)
     standing.leads = "anna"

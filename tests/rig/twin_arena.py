@@ -13,7 +13,8 @@ from pathlib import Path
 
 from farflung.coordinator.door.keys import FILE_NAME, load_or_create
 from farflung.protocol.join_url import Address, JoinUrl
-from rig.arena import Arena, Party
+from farflung.protocol.process.journal import Event
+from rig.arena import Arena, Party, included
 from rig.etcd_cluster import EtcdCluster, Wire
 from rig.nursery import Nursery
 from rig.ports import free_ports
@@ -30,6 +31,7 @@ class TwinArena(Arena):
         self.leads = HOSTS[0]
         self.ports = {name: next(free_ports()) for name in HOSTS}
         self.wires: dict[str, list[Wire]] = {}
+        self._begins: dict[str, int] = {}  # where the log of its newest life does
         for name in HOSTS:
             self.data(name).mkdir()
         load_or_create(self.data(HOSTS[0]))
@@ -59,6 +61,7 @@ class TwinArena(Arena):
             self.wires[name] = [Wire(each) for each in self.cluster.hosts]
         party = self._party(name, self.data(name) / "events.jsonl")
         party.look()
+        self._begins[name] = party.log.stat().st_size if party.log.exists() else 0
         hosts = [each.host for each in self.wires.get(name, [])]
         party.process = self._start(party, self.words_of(name, hosts), failpoints, {})
         return party
@@ -67,7 +70,7 @@ class TwinArena(Arena):
         """The one that the book says leads; the other stands by."""
         first, second = self.leads, self.other
         self.host(first, wired)
-        self.until(lambda: "peers join with" in self.parties[first].told(), f"{first} leads")
+        self.until(lambda: self._said_last(first) == "peers join with", f"{first} leads")
         self.host(second)
         self.stands_by(second)
 
@@ -76,8 +79,13 @@ class TwinArena(Arena):
         return next(name for name in HOSTS if name != self.leads)
 
     def stands_by(self, name: str) -> None:
-        log = self.parties[name].log
-        self.until(lambda: said_last(log) == "stands by", f"{name} stands by")
+        self.until(lambda: self._said_last(name) == "stands by", f"{name} stands by")
+
+    def _said_last(self, name: str) -> str:
+        """Which of the two it told last that it does, in this life."""
+        told = self.parties[name].log.read_bytes()[self._begins[name] :].decode(errors="replace")
+        found = re.findall(r"stands by(?=:)|peers join with", told)
+        return found[-1] if found else ""
 
     def led_by(self, name: str, since: float) -> float:
         """When it began to lead, by its journal."""
@@ -85,6 +93,15 @@ class TwinArena(Arena):
         party = self.parties[name]
         start = self.event(party, lambda e: e["event"] == "start", f"{name} leads", since)
         return float(start["at"])
+
+    def commit(self, since: float, what: str = "the next commit", of: str = "") -> Event:
+        """Made by whoever leads: not one that it found, and wrote down when it began."""
+
+        def wanted(each: Event) -> bool:
+            made = each["event"] == "committed" and "late" not in each
+            return made and (not of or of in included(each))
+
+        return self.event(self.coordinator, wanted, what, since)
 
     def cut(self, name: str) -> None:
         for each in self.wires[name]:
@@ -97,9 +114,3 @@ class TwinArena(Arena):
         for wires in self.wires.values():
             for each in wires:
                 each.close()
-
-
-def said_last(log: Path) -> str:
-    """Which of the two a coordinator told last that it does."""
-    told = re.findall(r"stands by(?=:)|peers join with", log.read_text(errors="replace"))
-    return told[-1] if told else ""

@@ -12,15 +12,28 @@ from farflung.peer.line.control import ControlLink
 from farflung.protocol import envelope
 from farflung.protocol.join_url import Address, JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
-from farflung.protocol.messages import AskStatus, Challenge, Knock, Message, StandsBy
+from farflung.protocol.messages import AskStatus, Challenge, Hello, Knock, Message, Refuse, StandsBy
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.process.sockets import curve_raw, curve_server
 from farflung.protocol.verdicts import Counters
 from rig.waiting import Patience
 
 PUBLIC, SECRET = zmq.curve_keypair()
+MODEL = ModelSchema(
+    tensors=(TensorSpec("w", (256,), "float32", "param"),), chunk_elements=256, chunk_count=1, first_plain_chunk=1,
+    frozen=bytes(32),
+)  # fmt: skip
+HELLO = Hello(
+    protocol=PROTOCOL_VERSION, run_id=bytes(16), identity=bytes(32), key=bytes(32), address="", software="test",
+    manifest=bytes(32), model=MODEL, fragments=(0,), version=-1, digest=b"", process=bytes(16), token="",
+    signature=bytes(64),
+)  # fmt: skip
 KNOCK = Knock(protocol=PROTOCOL_VERSION, run="demo")
 CHALLENGE = Challenge(nonce=bytes(32), run_id=bytes(16), manifest=b"{}")
-HEARD = frozenset({"knock", "ask_status"})
+HEARD = frozenset({"knock", "hello", "ask_status"})
+
+
+BUSY = Refuse(code="busy", reason="later", retry_after_s=1.0)
 
 
 class Door:
@@ -131,6 +144,28 @@ def test_a_coordinator_that_stands_by_keeps_nobody_from_the_one_that_leads(
     control.to_door(AskStatus(run="demo"))
     until_answered(control, leader)
     assert standby.heard == [KNOCK]
+    control.close()
+
+
+def test_a_door_without_a_coordinator_behind_it_keeps_nobody_from_the_one_that_leads(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    """It answers knocks, since it is a process of its own, and its hellos are answered by nobody."""
+    hollow, leader = Door(context), Door(context, BUSY)
+    now = [100.0]
+    url = JoinUrl.at((hollow.at, leader.at), "demo", curve_raw(PUBLIC))
+    control = ControlLink(context, url, zmq.curve_keypair(), Counters(), lambda: now[0])
+    control.to_door(KNOCK)
+    assert until_answered(control, hollow) == CHALLENGE
+    control.to_door(HELLO)
+    now[0] += 1.0
+    control.to_door(KNOCK)
+    assert control.at == hollow.at and len(list(control.sockets())) == 1, "it may be slow"
+    until_answered(control, hollow)
+    now[0] += 1.5
+    control.to_door(KNOCK)
+    assert until_answered(control, leader, silent=(hollow,)) == BUSY
+    assert control.at == leader.at
     control.close()
 
 

@@ -6,7 +6,15 @@ import itertools
 
 import pytest
 
-from farflung.peer.line.doors import PATIENCE_S, SHUN_S, SHUNNED_AFTER_S, SPENT_PATIENCE_S, STAGGER_S, Doors
+from farflung.peer.line.doors import (
+    DOUBT_S,
+    PATIENCE_S,
+    SHUN_S,
+    SHUNNED_AFTER_S,
+    SPENT_PATIENCE_S,
+    STAGGER_S,
+    Doors,
+)
 from farflung.protocol.join_url import Address
 
 A, B, C = (Address("a", 1), Address("b", 1), Address("c", 1))
@@ -46,6 +54,20 @@ def test_one_that_was_silent_for_long_gets_less_time() -> None:
     doors.answered(A)
     doors.knock(40.0, silent_s=0.1)  # it said good-bye, and is back in a moment
     assert doors.due(40.0 + PATIENCE_S) == [A]
+
+
+def test_a_door_whose_coordinator_leaves_a_hello_unanswered_comes_last_if_there_are_others() -> None:
+    doors = Doors((A, B))
+    doors.knock(0.0)
+    doors.answered(A)
+    assert doors.doubt(5.0)
+    doors.knock(5.0)
+    assert doors.due(5.0) == [B]
+    assert doors.due(5.0 + SHUNNED_AFTER_S + 2 * STAGGER_S) == [B, A]
+    doors.hang_up()
+    doors.knock(5.0 + DOUBT_S)
+    assert doors.due(5.0 + DOUBT_S) == [A], "not for long"
+    assert not Doors((A,)).doubt(5.0)
 
 
 def test_where_a_replaced_coordinator_answered_is_tried_after_all_others_for_a_while() -> None:
