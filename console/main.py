@@ -11,8 +11,8 @@ import inspect
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping
-from functools import wraps
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,6 +54,7 @@ Url = Annotated[
 STATUS_TIMEOUT_S = 5.0
 STARTS = "the coordinator of {} starts; the join URL comes when peers can use it"
 RANKS_MOST = 64  # of one machine
+OF_TRAINERS = ("record", "data", "crossings_limit")  # settings that mean nothing to who only helps
 PLAIN_HELP = "Lines of a log instead of the screen; so it is where there is no terminal."
 VERBOSE_HELP = "Tell what happens in every round, too."
 LOG_JSON_HELP = "Each line of the log as one JSON object."
@@ -80,9 +81,14 @@ Mlflow = Annotated[
 ]
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """An option for each of the volunteer's settings (peer/settings.py) takes the place of the parameter `given`."""
-    options = {setting.name: _option(setting) for setting in SETTINGS.values() if setting.help}
+def with_settings(command: Callable[..., None], but: Sequence[str] = ()) -> Callable[..., None]:
+    """An option for each of the volunteer's settings (peer/settings.py) takes the place of the parameter `given`.
+    `but`: without these."""
+    options = {
+        setting.name: _option(setting)
+        for setting in SETTINGS.values()
+        if setting.help and setting.name not in but
+    }
 
     @wraps(command)
     def with_options(**words: Any) -> None:
@@ -270,6 +276,28 @@ def join(
         tracking.of_this_process(journal_path(None, own.identity)[0])
         code = take_part(options)
     raise typer.Exit(code)
+
+
+@app.command()
+@partial(with_settings, but=OF_TRAINERS)
+def assist(
+    url: Url,
+    given: Given,
+    plain: Annotated[bool, typer.Option("--plain", help=PLAIN_HELP)] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help=LOG_JSON_HELP)] = False,
+) -> None:
+    """Help a run without a GPU: sum what others learned, give state to who comes, keep checkpoints.  Ctrl-C leaves."""
+    from farflung.console.screen import embedded
+
+    log_lines.choose(verbose, log_json)
+    parsed = JoinUrl.parse(url)
+    if embedded.wanted(plain or log_json):
+        raise typer.Exit(embedded.run_with_screen(sys.argv[1:], parsed))
+    from farflung.peer.agent.join import JoinOptions
+    from farflung.peer.agent.join import join as take_part
+
+    raise typer.Exit(take_part(JoinOptions(parsed, own_config(given), helps=True)))
 
 
 @app.command()

@@ -30,6 +30,7 @@ from farflung.coordinator.door.front_door_words import (
     Counted,
     FromDoor,
     Limits,
+    ModelNow,
     Saw,
     StatusNow,
     WantsStatus,
@@ -127,6 +128,7 @@ class Server:
         self.exporter: Exporter | None = None  # where /metrics is wanted
         self.relaying: Relaying | None = None  # where peers may meet that nobody can dial
         self._slowest_turn_s = 0.0
+        self._told_model: object = None  # to which front door, and of which model
         self._asked: list[tuple[Effect, bytes]] = []  # by the machine in this turn, each with whom it answers
         self.undelivered = 0  # answers whose reader was gone or did not read; the next beat makes them good
 
@@ -232,8 +234,17 @@ class Server:
         if self.relaying is not None:
             self._execute(self.relaying.on_tick(now, time.time()))
         self._execute(self._machine.on_timer(now))
+        self._tell_model()
         self._events.on_timer(now, self.counts)
         self._tell_metrics(now)
+
+    def _tell_model(self) -> None:
+        """To the front door, for those who come without a trainer."""
+        model = self._machine.core.ledger.model
+        if model is None or self._told_model == (self._door.generation, model):
+            return
+        if self._door.send(ModelNow(model=model)):
+            self._told_model = (self._door.generation, model)
 
     # ---- the operator ----------------------------------------------------------------------------------
 

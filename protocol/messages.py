@@ -73,12 +73,15 @@ class _Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Knock(_Message, frozen=True, kw_only=True):
     protocol: Count
     run: PeerName
+    helps: bool = False  # I come without a trainer, and have to be told what the run's model is
 
 
 class Challenge(_Message, frozen=True, kw_only=True):
     nonce: Annotated[bytes, Meta(min_length=32, max_length=32)]
     run_id: Session
     manifest: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
+    # To whoever comes without a trainer; None: nobody has brought it yet.
+    model: ModelSchema | None = None
 
 
 class Hello(_Message, frozen=True, kw_only=True):
@@ -102,6 +105,7 @@ class Hello(_Message, frozen=True, kw_only=True):
     signature: Annotated[bytes, Meta(max_length=64)]
     # Where a model is cut: all stages that it could hold, also when it holds one of them.
     fits: Annotated[tuple[FragmentNo, ...], Meta(max_length=FRAGMENTS_MAX)] = ()
+    helps: bool = False  # I have no trainer: I own chunks and give state, and contribute nothing
 
 
 class Welcome(_Message, frozen=True, kw_only=True):

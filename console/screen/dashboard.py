@@ -7,6 +7,8 @@ every text in it is stripped of control characters and shown as is, never read a
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -256,7 +258,10 @@ def _waiting_for(status: Record, current: Record) -> Text:
 def _history(status: Record, view: View, width: int, room: int) -> list[RenderableType]:
     """Recent rounds and events, newest first, beside each other where wide enough."""
     of_stages = bool(records(status, "stages"))
-    rounds = [_round_line(entry, of_stages) for entry in reversed(records(status, "rounds"))]
+    helping = [
+        clean(each.get("name"), 40) for each in records(status, "members") if each.get("helps") is True
+    ]
+    rounds = [_round_line(entry, of_stages, helping) for entry in reversed(records(status, "rounds"))]
     events = [
         Text.assemble((f"{duration(number(entry, 'at_s')):>8}  ", "dim"), clean(entry.get("text")))
         for entry in reversed(records(status, "events"))
@@ -275,13 +280,16 @@ def _history(status: Record, view: View, width: int, room: int) -> list[Renderab
     return [upper, panel(events, "events", width, room - room // 2)]
 
 
-def _round_line(entry: Record, of_stages: bool) -> Text:
+def _round_line(entry: Record, of_stages: bool, helping: Collection[str] = ()) -> Text:
+    """`helping`: who is in rounds without a trainer: that nothing of theirs counts is no news."""
     included = entry.get("included")
     names = [clean(name, 40) for name in included] if isinstance(included, list) else []
     stage = f"stage {count(entry, 'fragment'):<2} " if of_stages else ""
     line = Text(f"v{count(entry, 'version'):<5} {stage}{duration(number(entry, 'seconds')):>7}  ")
     line.append(f"{si(number(entry, 'bytes'), 'B'):>6}  loss {loss_of(entry):<6} in {len(names)}")
     for out in records(entry, "excluded"):
+        if clean(out.get("name"), 40) in helping:
+            continue
         why = clean(out.get("reason")) or "no reason"
         line.append(f"  out {clean(out.get('name'), 40)}: {why}", "yellow")
     for less in records(entry, "clipped"):

@@ -81,7 +81,8 @@ def health(status: Record) -> Health:
 
 
 def _with_members(members: list[Record], alive: list[Record]) -> Health:
-    part = [member for member in alive if takes_part(member)]
+    part = [member for member in alive if takes_part(member) and member.get("helps") is not True]
+    helping = sum(member.get("helps") is True and takes_part(member) for member in alive)
     trouble = [m for m in alive if not takes_part(m) and m.get("state") not in ARRIVING]
     lost = [m for m in members if m.get("state") == PeerState.LOST and number(m, "heard_s") < RECENTLY_S]
     lost = [m for m in lost if m.get("alive") is not True and known(m, "heard_s") is not None]
@@ -90,12 +91,14 @@ def _with_members(members: list[Record], alive: list[Record]) -> Health:
         first = (trouble + lost)[0]
         more = len(trouble) + len(lost) - 1
         told = f"{clean(first.get('name'), 40)}: {why_not(first)}" + (f"; and {more} more" if more else "")
-        counted = f"{len(part)} of {len(alive) + len(lost)} take part"
+        counted = f"{len(part) + helping} of {len(alive) + len(lost)} take part"
         return Health("▲", "LOOK", "bold yellow", f"{counted}. {told}")
     if arriving:
         names = ", ".join(clean(member.get("name"), 40) for member in arriving)[:_SAID_AT_MOST]
         return Health("●", "GOING WELL", "bold green", f"{len(part)} take part, on the way in: {names}")
     all_of = "1 peer takes part" if len(part) == 1 else f"all {len(part)} peers take part"
+    if helping:
+        all_of += f", {helping} without a trainer {'helps' if helping == 1 else 'help'}"
     return Health("●", "GOING WELL", "bold green", all_of)
 
 

@@ -147,6 +147,8 @@ def _row(member: Record, status: Record, table: _Table, width: int, view: View) 
 def _does(member: Record) -> tuple[str, str]:
     state = clean(member.get("state") or "?")
     word, style = _DOES.get(state, (state, ""))
+    if member.get("helps") is True and state == PeerState.INNER:
+        word, style = "helps", "green"
     done = fraction(member, "sent" if state == PeerState.SCATTER else "got")
     if state in (PeerState.SCATTER, PeerState.GATHER) and done is not None:
         word = f"{word} {done:.0%}"
@@ -155,7 +157,9 @@ def _does(member: Record) -> tuple[str, str]:
 
 def _last_rounds(member: Record, status: Record, width: int) -> Text:
     name = clean(member.get("name"), 40)
-    marks = []
+    marks: list[str] = []
+    if member.get("helps") is True:
+        return Text("")  # nothing of it could be in them
     rounds = [past for past in records(status, "rounds") if _may_be_in(member, past)]
     for past in rounds[-width:]:
         included = past.get("included")
@@ -230,11 +234,12 @@ def details(member: Record, status: Record) -> list[Text]:
     why = why_not(member)
     sent, got = fraction(member, "sent"), fraction(member, "got")
     line_up, line_down = number(member, "up_bytes_per_s"), number(member, "down_bytes_per_s")
+    how = "yes, without a trainer: it owns chunks and gives state" if member.get("helps") is True else "yes"
     same = {"=": "the run's state, bit for bit", "≠": "NOT the run's state", "?": "not compared yet"}
     cells = _cells(member)
     lines = [
         f"{clean(member.get('name'))}  ({clean(member.get('id'))})",
-        f"takes part: {'yes' if part else 'no: ' + why}",
+        f"takes part: {how if part else 'no: ' + why}",
         f"holds version {cells['ver'][:-1] or '-'}, digest {cells['hash']}: {same[version_mark(member)]}",
         f"step {cells['step']}, {si(number(member, 'tokens'))} tokens, {cells['tok/s']} tokens/s, loss {cells['loss']}",
         f"sends {cells['up/s']}/s of {si(line_up, 'B') if line_up else '?'}/s, "

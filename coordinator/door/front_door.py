@@ -36,6 +36,7 @@ from farflung.coordinator.door.front_door_words import (
     DoorChannel,
     LedFrom,
     Listening,
+    ModelNow,
     Saw,
     StatusNow,
     WantsStatus,
@@ -279,6 +280,8 @@ class FrontDoor:
                 self._listener.send(word.caller[:-KEY_BYTES], word.message)
             elif isinstance(word, LedFrom):
                 self._led_from = word.whereabouts
+            elif isinstance(word, ModelNow):
+                self._keeper.model = word.model
             elif isinstance(word, StatusNow):
                 self._status, self._status_at = word.status, time.monotonic()
                 askers, self._askers = self._askers, []

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from farflung.coordinator.door.channel import Channel
 from farflung.protocol.limits import ADDRESS_CHARS, CONTROL_BIN_BYTES, CONTROL_FRAME_BYTES, WHEREABOUTS_BYTES
 from farflung.protocol.messages import Bytes32, Hello, Session
+from farflung.protocol.model_schema import ModelSchema
 
 # At the front door, of everybody and of one network (networks.py).
 CONNECTIONS_MOST = 1024
@@ -74,6 +75,12 @@ class StatusNow(_Word, frozen=True, kw_only=True, tag="status"):
     status: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
 
 
+class ModelNow(_Word, frozen=True, kw_only=True, tag="model"):
+    """What those are told who come without a trainer."""
+
+    model: ModelSchema
+
+
 # ---- from the front door -------------------------------------------------------------------------------
 
 
@@ -114,7 +121,7 @@ class Counted(_Word, frozen=True, kw_only=True, tag="counted"):
     notes: Annotated[tuple[Annotated[str, Meta(max_length=300)], ...], Meta(max_length=8)] = ()
 
 
-ToDoor = Begin | LedFrom | Answer | StatusNow
+ToDoor = Begin | LedFrom | Answer | StatusNow | ModelNow
 FromDoor = Listening | CannotListen | Brings | Saw | WantsStatus | Counted
 
 _decoder: msgspec.msgpack.Decoder[ToDoor | FromDoor] = msgspec.msgpack.Decoder(ToDoor | FromDoor)

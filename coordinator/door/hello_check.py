@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.messages import Challenge, Hello, Knock, Refuse
+from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.signed_words import hello_part
 from farflung.protocol.signing import verify
 
@@ -48,6 +49,7 @@ class Doorkeeper:
     def __init__(self, facts: RunFacts) -> None:
         self._facts = facts
         self._manifest_digest = hash_bytes(facts.manifest)
+        self.model: ModelSchema | None = None  # the run's, once somebody has brought it
         self._challenges: OrderedDict[bytes, list[bytes]] = OrderedDict()
 
     def knock(self, caller: bytes, knock: Knock, nonce: bytes) -> Challenge | Refuse:
@@ -63,7 +65,8 @@ class Doorkeeper:
         self._challenges.move_to_end(caller)
         while len(self._challenges) > CHALLENGES_KEPT:
             self._challenges.popitem(last=False)
-        return Challenge(nonce=nonce, run_id=self._facts.run_id, manifest=self._facts.manifest)
+        model = self.model if knock.helps else None
+        return Challenge(nonce=nonce, run_id=self._facts.run_id, manifest=self._facts.manifest, model=model)
 
     def wrong_run(self, name: str) -> Refuse | None:
         here = self._facts.name

@@ -61,6 +61,8 @@ UNUSABLE = {
     Verdict.MALFORMED: "frames that are cut short or no frames at all, bytes in another codec, or values not finite",
 }
 
+HELPS = Excluded(ExclusionCause.EMPTY, "it helps, and contributes nothing")
+
 
 @dataclass(frozen=True)
 class Made:
@@ -114,6 +116,7 @@ class InFlight:
 
     def __post_init__(self) -> None:
         self.comparing = Comparing(self.plan.members)
+        self.barred |= dict.fromkeys(self.rules.helpers, HELPS)
 
     @property
     def _shares(self) -> dict[str, int]:
@@ -134,6 +137,9 @@ class InFlight:
     def on_sent(self, peer: str, sent: Sent, samples: int = 0) -> str | None:
         """Returns why the contribution is barred, if it is.  `samples`: that are leased to it and named in it."""
         if peer in self.sent:
+            return None
+        if peer in self.rules.helpers:
+            self.sent[peer] = sent  # seen, so that it is not said again
             return None
         if len(sent.hashes) != 32 * len(self.plan.owners):
             told = f"its hash list names {len(sent.hashes) // 32} of {len(self.plan.owners)} chunks"
@@ -428,7 +434,7 @@ class InFlight:
         return self._decide_on(weights, tokens, alive, "every share of the batch is in", "")
 
     def _too_few(self, count: int) -> Failed:
-        barred = sorted(self.barred.items())
+        barred = sorted((m, why) for m, why in self.barred.items() if m not in self.rules.helpers)
         back = any(why.cause is ExclusionCause.RESTARTED for _, why in barred)
         whose = "".join(f"; {self.name(member)} is out: {why.text}" for member, why in barred)
         told = f"{count} whole contributions, at least {self.rules.min_peers} are needed{whose}"[:1500]
@@ -455,7 +461,7 @@ class InFlight:
                 f"too few are left who could merge {len(orphans)} of {chunks} chunks again before the commit"
             )
             return Failed(told, AbortCause.TOO_FEW)
-        here = [m for m in self.plan.members if m in alive]
+        here = self._here(alive)
         thin = len(self._thin(alive))
         if not here or (thin and not self._may_go_without(now, alive)):
             needed = self._holders_needed(here)
@@ -485,8 +491,12 @@ class InFlight:
             return False
         return self.last_holders.may_go_without(self._late(alive), now, self.rules.chunk_patience_s)
 
+    def _here(self, alive: set[str]) -> list[str]:
+        """Whose results count towards a commit."""
+        return [m for m in self.plan.members if m in alive and m not in self.rules.helpers]
+
     def _late(self, alive: set[str]) -> frozenset[str]:
-        return frozenset(m for m in self.plan.members if m in alive and self._every_chunk & ~self._got(m))
+        return frozenset(m for m in self._here(alive) if self._every_chunk & ~self._got(m))
 
     def _holders_needed(self, here: Sequence[str], waited: bool = False) -> int:
         least, most = self.rules.min_peers, self.rules.most_of_run
@@ -494,7 +504,7 @@ class InFlight:
 
     def _thin(self, alive: set[str], waited: bool = False) -> list[int]:
         """Chunks whose results too few living members hold.  `waited`: for those that a round needs besides most."""
-        here = [member for member in self.plan.members if member in alive]
+        here = self._here(alive)
         needed = self._holders_needed(here, waited)
         held = [0] * len(self.plan.owners)
         for member in here:

@@ -43,6 +43,7 @@ class RoundRules:
     most_of_run: int | None = None
     # Their lines are slow, and their work was sent ahead: nobody waits for what is still missing of it.
     unawaited: frozenset[str] = frozenset()
+    helpers: frozenset[str] = frozenset()  # they own chunks, and have no part in the sum or in any quorum
     measures: bool = False  # how long the results are decides by what they are multiplied
 
     @property

@@ -24,6 +24,7 @@ ARRIVING_S = 120.0  # a newcomer that has no state after so long does not keep o
 BUSY_RETRY_S = 5.0
 DRAINING_RETRY_S = 5.0
 FULL_RETRY_S = 30.0
+EARLY_RETRY_S = 2.0
 COMES_PER_MINUTE = 30.0  # one identity: each time is a line in the journal, and news for all members
 
 
@@ -79,6 +80,8 @@ class Admission:
 
     def _unfit(self, hello: Hello) -> Refuse | None:
         core = self._core
+        if hello.helps and (too_early := self._nothing_to_help(hello)) is not None:
+            return too_early
         if core.ledger.model is not None and not self._may_still_change():
             difference = first_difference(hello.model, core.ledger.model)
             if difference:
@@ -106,8 +109,19 @@ class Admission:
         return refuse("model", f"this run's model has stages 0 to {stages - 1}; offered were stages {told}")
 
     def _may_still_change(self) -> bool:
-        """Nothing was learned and nobody is here: a first peer that came with another model binds nobody."""
-        return not self._core.ledger.learned and not self._core.members.alive
+        """Nothing was learned and nobody who trains is here: a first peer that came with another model binds nobody."""
+        alive = self._core.members.alive.values()
+        return not self._core.ledger.learned and all(member.helps for member in alive)
+
+    def _nothing_to_help(self, hello: Hello) -> Refuse | None:
+        """Who comes without a trainer brings no model: it takes that of those who train."""
+        if self._core.manifest.pipeline.stages > 1:
+            why = "this run's model is cut into stages, and each of them is held by peers that compute it"
+            return refuse("no-helpers", f"{why}: nobody helps here without a trainer")
+        if self._core.ledger.model is None or self._may_still_change():
+            why = "no peer that trains is here yet: who helps waits for one, which brings the model"
+            return refuse("too-early", why, EARLY_RETRY_S)
+        return None
 
     # ---- by invitation, by list --------------------------------------------------------------------------
 

@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from farflung.coordinator.rounds.audits_first import Able, AuditsFirst
+from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.discipline import Discipline
+from farflung.coordinator.run.discipline import LEAST_ACCUSERS, Discipline
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.sum_cases import SumCases
 from farflung.coordinator.run.witness import CommittedSums
+from farflung.protocol.causes import Excluded, ExclusionCause
 from farflung.protocol.digests import HASH_BYTES
 from farflung.protocol.limits import AUDITED_AT_ONCE, ROUNDS_KEPT
 from farflung.protocol.messages import AuditChunks, Audited, ChunkVerdict, DrawnChunk
@@ -109,6 +111,18 @@ class Auditing:
         in_it = [m for m in fit if m.peer in sums.commit.included and self._is_the_same(sums, m)]
         dialable = [member for member in in_it if member.peer in can_own]
         return dialable or in_it or [m for m in fit if m.peer in can_own] or fit
+
+    def find_out(self, flight: InFlight, audits: AuditsFirst) -> None:
+        """Before the commit: whoever was found out has no part in the round any more."""
+        for maker in sorted({made.peer for made in flight.makers.values()}):
+            if self.cases.is_out(maker):
+                told = "it is banned, and what it made with it"
+                flight.on_found_out(maker, Excluded(ExclusionCause.UNUSABLE, told))
+        for author, count in sorted(audits.withholding().items()):
+            told = "most of those who are to merge results again do not get its contribution"
+            flight.on_found_out(author, Excluded(ExclusionCause.NOT_WHOLE, told))
+            if count >= LEAST_ACCUSERS:
+                self._core.strike(author, told)
 
     @staticmethod
     def _is_the_same(sums: CommittedSums, member: Member) -> bool:

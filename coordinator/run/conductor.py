@@ -26,7 +26,7 @@ from farflung.coordinator.rounds.weighting import shortened
 from farflung.coordinator.rounds.withholding import LastHolders
 from farflung.coordinator.run.auditing import Auditing
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.discipline import LEAST_ACCUSERS, found_useless
+from farflung.coordinator.run.discipline import found_useless
 from farflung.coordinator.run.membership import Member, Standing
 from farflung.coordinator.run.settling import Settling
 from farflung.coordinator.run.witness import Witness
@@ -109,16 +109,16 @@ class Conductor:
         return member.beat.of(self.fragment) if member.beat is not None else None
 
     @property
-    def next_batch_begun(self) -> bool:  # it is counted while this one is merged
-        return self.batches is not None and self.batches.book.merging is not None
-
-    @property
     def _of_several_stages(self) -> bool:
         return self.core.manifest.pipeline.stages > 1
 
     @property
     def able(self) -> list[Member]:
-        return [m for m in self.holders if self.standing(m).verified]
+        return [m for m in self.holders if self.standing(m).verified and not m.helps]
+
+    @property
+    def _helping(self) -> set[str]:
+        return self.core.members.helping(self.fragment, self.core.now)
 
     # ---- opening -------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class Conductor:
             return
         # A member that was left out last time comes first, where not all fit into one round.
         ready.sort(key=lambda m: (-self.standing(m).missed, self.standing(m).ready_since or 0.0, m.joined_no))
-        owners = self.core.members.can_own(self.core.now, [m.peer for m in ready])
+        owners = self.core.members.can_own(self.core.now, {m.peer for m in ready} | self._helping)
         self._open(sorted(chosen([m.peer for m in ready], owners, MEMBERS_PER_ROUND)))
 
     def _maybe_open_batch(self, batches: Batches) -> None:
@@ -151,13 +151,13 @@ class Conductor:
         if why_not:  # nearly always: who could own a chunk is looked for when there are chunks to own
             self.reason = why_not
             return
-        peers = set(self._shares)
-        owners = self._can_own(peers)
-        if not peers & owners:
+        peers, helping = set(self._shares), self._helping
+        owners = self._can_own(peers | helping)
+        if not (peers | helping) & owners:
             owners = self.core.members.can_own(self.core.now)
             peers |= {m.peer for m in self.able if m.peer in owners}
         left_s = self._not_before - self.core.now
-        if not peers & owners:
+        if not (peers | helping) & owners:
             self.reason = "no peer can be dialled, so nobody can own a chunk"
         elif left_s > 0:
             self.reason = f"the last round failed; trying again in {left_s:.1f} s"
@@ -174,7 +174,8 @@ class Conductor:
     def _counted_on(self, ready: list[Member]) -> list[Member]:
         """Without those that keep restarting with what they owe, where there are enough others."""
         steady = self._steadiness.counted_on(member.peer for member in ready)
-        enough = len(steady) >= self._least and self.core.members.can_own(self.core.now, steady)
+        owners = self.core.members.can_own(self.core.now, steady | self._helping)
+        enough = len(steady) >= self._least and owners
         return [member for member in ready if member.peer in steady] if enough else ready
 
     def _is_ready(self, member: Member) -> bool:
@@ -206,6 +207,7 @@ class Conductor:
         if len(ready) < len(expected) and now < first + rules.deadline_s:
             left_s = first + rules.deadline_s - now
             return f"inner steps: {len(ready)} of {len(expected)} ready, at most {left_s:.1f} s more"
+        here |= self._helping
         owners = self.core.members.can_own(self.core.now, here)
         if not owners:
             return "no ready peer can be dialled, so nobody can own a chunk"
@@ -230,7 +232,7 @@ class Conductor:
     @property
     def _arriving(self) -> list[Member]:
         """Members that are just applying the newest commit: a slow disk or CPU must not cost them the next round."""
-        return [member for member in self.holders if self.is_arriving(member)]
+        return [member for member in self.holders if self.is_arriving(member) and not member.helps]
 
     def is_arriving(self, member: Member) -> bool:
         standing, beat = self.standing(member), self.beat_of(member)
@@ -243,10 +245,12 @@ class Conductor:
         alone = self._of_several_stages and len(members) == 1
         return set(members) if alone else self.core.members.can_own(self.core.now, members)
 
-    def _open(self, peers: list[str]) -> None:
+    def _open(self, contribute: list[str]) -> None:
         core, manifest, model = self.core, self.core.manifest, self.core.ledger.model
         if model is None:
             return  # the first member brings it, and nobody is ready before
+        helpers = sorted(self._helping.difference(contribute))[: MEMBERS_PER_ROUND - len(contribute)]
+        peers = sorted([*contribute, *helpers])
         owners, ways = self._can_own(peers), core.members.ways
         beats = within(
             {p: core.members.members[p].beat for p in peers}, ways.share_bytes_per_s(peers, owners)
@@ -263,9 +267,11 @@ class Conductor:
         )
         rules = replace(
             rules_for(manifest, self.book, peers),
-            min_peers=1 if self._shares else min(self._least, len(peers)),
+            min_peers=1 if self._shares else min(self._least, len(contribute)),
             whole=frozenset(self._shares),
-            most_of_run=len(self.holders) // 2 + 1,  # whether or not they hold its state yet
+            # Whether or not they hold its state yet.
+            most_of_run=sum(not m.helps for m in self.holders) // 2 + 1,
+            helpers=frozenset(helpers),
             unawaited=frozenset(peers) & self.ahead.slow.keys(),
         )
         core.write(Opened(plan=plan))
@@ -275,7 +281,7 @@ class Conductor:
             flight.audits = self._auditing.first_of_a_round(len(peers) - 1)
         self.processes = {peer: core.members.members[peer].process for peer in peers}
         of = core.of(self.fragment)
-        told = f"round {plan.round_no}{of} opened from version {plan.version} with {_peers(len(peers))}"
+        told = f"round {plan.round_no}{of} opened from version {plan.version} with {_peers(len(contribute))}"
         core.log(told, NoteCause.OPENED)
         for member in self.able:
             if member.peer not in peers:
@@ -284,16 +290,15 @@ class Conductor:
 
     def words_of(self, plan: Plan) -> dict[str, object]:
         """What members hear of an open round."""
-        return dict(plan=plan, amended=self.core.amended_for(plan.version), next_begun=self.next_batch_begun)
+        begun = self.batches is not None and self.batches.book.merging is not None
+        return dict(plan=plan, amended=self.core.amended_for(plan.version), next_begun=begun)
 
     def _why_without(self, member: Member) -> str:
         """A round was opened without this able member."""
-        rounds = self._steadiness.rounds_out(member.peer)
-        if rounds:
-            return (
-                "it restarted again and again while others needed what it had sent; it takes part again after "
-                f"{'1 more round' if rounds == 1 else f'{rounds} more rounds'}"
-            )
+        if rounds := self._steadiness.rounds_out(member.peer):
+            left = "1 more round" if rounds == 1 else f"{rounds} more rounds"
+            why = "it restarted again and again while others needed what it had sent"
+            return f"{why}; it takes part again after {left}"
         if member.peer in self.ahead.slow:
             return f"what it learned is on its way: {self.ahead.slow[member.peer].told}"
         return "all its places were taken" if self._is_ready(member) else "it was not ready in time"
@@ -416,15 +421,7 @@ class Conductor:
         auditing, audits = self._auditing, flight.audits
         if auditing is None or audits is None or flight.decision is None:
             return
-        for maker in sorted({made.peer for made in flight.makers.values()}):
-            if auditing.cases.is_out(maker):
-                told = "it is banned, and what it made with it"
-                flight.on_found_out(maker, Excluded(ExclusionCause.UNUSABLE, told))
-        for author, count in sorted(audits.withholding().items()):
-            told = "most of those who are to merge results again do not get its contribution"
-            flight.on_found_out(author, Excluded(ExclusionCause.NOT_WHOLE, told))
-            if count >= LEAST_ACCUSERS:
-                self.core.strike(author, told)
+        auditing.find_out(flight, audits)
         if not flight.void:
             sums = self._witness.before_commit(flight, flight.decision, self.processes)
             auditing.look_first(audits, sums, alive)
@@ -434,6 +431,8 @@ class Conductor:
         causes = {peer: why.cause for peer, why in flight.excluded.items()}
         core.write(DecidedOn(decision=decision, causes=causes, merged=step.merged))
         for peer, why in decision.reasons.items():
+            if peer in flight.rules.helpers:
+                continue  # of these it is no news
             core.note(f"{core.name(peer)} is not in round {decision.round_no}: {why}")
             self._leave_out(flight, peer, why)
         for peer, factor in screening.factors.items() if screening is not None else ():
@@ -574,7 +573,7 @@ class Conductor:
             peer, standing = member.peer, self.standing(member)
             if peer in included:
                 standing.missed = 0
-            elif standing.verified:
+            elif standing.verified and not member.helps:
                 standing.missed += 1
 
     def _tell_members(self, flight: InFlight, kind: type, **body: object) -> None:

@@ -108,7 +108,7 @@ class DataWords:
 
     def hear(self, member: Member, beat: Beat) -> str | None:
         """Returns why the member must go: its data is not the run's."""
-        if not beat.samples:
+        if not beat.samples or member.helps:
             return None
         said, word = DataSet(beat.samples, beat.data), self._word_of(member)
         before = (word.first, word.ends) if word is not None else None

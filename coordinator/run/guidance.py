@@ -78,7 +78,7 @@ class FoundersTurns:
         self.changes = 0  # of whose turn is over
 
     def founder_of(self, conductor: Conductor) -> Member | None:
-        left = (member for member in conductor.holders if not self.is_over(member))
+        left = (each for each in conductor.holders if not (each.helps or self.is_over(each)))
         return min(left, key=lambda member: member.joined_no, default=None)
 
     def is_over(self, member: Member) -> bool:
@@ -95,14 +95,15 @@ class FoundersTurns:
         self._looked_at = now
         for conductor in self._conductors:
             having = {member.peer for member in self._having(conductor, is_founded)}
-            waiting = len(conductor.holders) - len(having)
+            trainers = {member.peer for member in conductor.holders if not member.helps}
+            waiting = len(trainers - having)  # nobody founds a run again for those who only help
             if not having or not waiting:
                 self._waits.pop(conductor.fragment, None)
                 continue
             had, since = self._waits.get(conductor.fragment, (set(), 0.0))
             if not having <= had:  # who comes back to it is no news: it might do so again and again
                 self._waits[conductor.fragment] = had | having, self._core.now
-            elif self._core.now - since >= self._patience_s(len(having), waiting):
+            elif self._core.now - since >= self._patience_s(len(trainers & having), waiting):
                 self._pass_on(having)
 
     def _having(self, conductor: Conductor, is_founded: bool) -> list[Member]:
@@ -473,6 +474,8 @@ class Guidance:
         is not over founds it, and all of them together found the run."""
         founders = [self._turns.founder_of(each) for each in self._conductors]
         mine = founders[beat.fragments[0].fragment]
+        if member.helps and mine is None:
+            return Goal.WAIT, "waiting for a peer that trains, which gives the run its initial state"
         if member is not mine and mine is not None:
             return Goal.WAIT, f"{mine.contact.name} gives the run its initial state"
         lacking = [each for each in self._conductors if not has_founded(each, founders[each.fragment])]

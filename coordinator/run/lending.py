@@ -41,7 +41,7 @@ class Lending:
         books = member.standings.get(BOOKS_FRAGMENT)
         able = books is not None and books.verified and not beat.leaving
         self._cut_short(member)
-        able, member.without_data = able and self.words.fits(member), False
+        able, member.without_data = able and self.words.fits(member) and not member.helps, False
         if beat.want and leases.samples and able and not core.finished:
             self._grant(member, beat)
         mine = leases.of(member.peer)

@@ -114,7 +114,7 @@ class RunMachine:
         """What the batches ask of the other parts."""
         members = self.core.members
         return House(
-            living=lambda: members.alive,
+            living=lambda: members.trainers,
             fits=lambda peer: self.lending.words.fits(members.members[peer]),
             in_round=lambda peer: any(each.may_use_work_of(peer) for each in self.conductors),
             flying=lambda stage: self.conductors[stage].round is not None,
@@ -153,6 +153,7 @@ class RunMachine:
         verdict = Verdict.ACCEPTED
         match message:
             case Knock():
+                self.doorkeeper.model = self.core.ledger.model
                 self.core.do(AnswerDoor(caller, self.doorkeeper.knock(caller, message, self._random(32))))
             case Hello():
                 said = self.doorkeeper.examine(caller, key, message, came_from)
@@ -348,6 +349,10 @@ class RunMachine:
         session = self._random(16)
         if core.ledger.model != hello.model:
             core.write(ModelFixed(model=hello.model, peer=peer))
+            for member in [each for each in core.members.alive.values() if each.helps]:
+                why = "a peer that trains brought another model before anything was learned; start it again"
+                core.tell(member, Gone, reason=why, final=True)
+                self._lose(member, DepartureCause.MISFIT, why)
         core.write(Admitted(peer=peer, name=name, session=session, invitation=invitation))
         old = core.members.members.get(peer)
         # Of a process that was only out of contact nobody wants to hear.
@@ -364,9 +369,11 @@ class RunMachine:
             contact, session, hello.process, core.now, network, self._fragments_for(hello, peer)
         )
         member.identity, member.fits, member.came_from = hello.identity, hello.fits, passed.came_from
+        member.helps = hello.helps
         self._dial_back([member])
         if not again:
-            core.note(f"{name} {'came back' if old is not None else 'joined'}")
+            how = "came back" if old is not None else "joined"
+            core.note(f"{name} {how}{' to help, without a trainer' if hello.helps else ''}")
         return member
 
     def _fragments_for(self, hello: Hello, peer: str) -> tuple[int, ...]:

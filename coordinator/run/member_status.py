@@ -30,6 +30,7 @@ def member_status(
         "id": member.peer,
         "state": member.state,
         "alive": member.alive,
+        "helps": member.helps,
         "participating": member.participating,
         "why": why_not(core, conductors, member)[:WHY_CHARS],
         "version": version,

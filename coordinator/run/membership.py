@@ -46,6 +46,7 @@ class Member:
     standings: dict[int, Standing]  # by fragment, of those that it holds
     identity: bytes = b""  # its public key
     fits: tuple[int, ...] = ()  # of a model that is cut: the stages that it could hold
+    helps: bool = False  # it has no trainer: it owns chunks and gives state, and contributes nothing
     in_seq: int = -1
     out_seq: int = 0
     beat: Beat | None = None
@@ -120,7 +121,9 @@ class Member:
     def trains(self) -> bool:
         """Nobody waits for who can't train yet, holding nothing of another fragment, nor for a trainer that hangs."""
         beat = self.beat
-        return beat is not None and beat.phase != Phase.STUCK and min(f.version for f in beat.fragments) >= 0
+        if beat is None or self.helps:
+            return False
+        return beat.phase != Phase.STUCK and min(f.version for f in beat.fragments) >= 0
 
 
 DIAL_AGAIN_S = 60.0
@@ -262,9 +265,28 @@ class Membership:
     def alive(self) -> Mapping[str, Member]:
         return self._alive
 
+    @property
+    def trainers(self) -> Mapping[str, Member]:
+        """The living without those that only help."""
+        if not any(member.helps for member in self._alive.values()):
+            return self._alive
+        return {peer: member for peer, member in self._alive.items() if not member.helps}
+
     def holders(self, fragment: int) -> Collection[Member]:
         """The living that hold it."""
         return self._of_fragment.get(fragment, {}).values()
+
+    def helping(self, fragment: int, now: float) -> set[str]:
+        """Those without a trainer that could own chunks in a round of this fragment now."""
+        return {
+            member.peer
+            for member in self.holders(fragment)
+            if member.helps
+            and member.standings[fragment].verified
+            and member.dialable
+            and member.doubted_until <= now
+            and not member.leaving
+        }
 
     @property
     def in_order(self) -> Sequence[str]:

@@ -118,7 +118,10 @@ def _for_the_public(core: Core, conductors: Sequence[Conductor]) -> dict[str, An
         # No built-in trainer can take part: peers bring the run's own script.
         "needs_script": not (core.manifest.model.builtin and core.manifest.data.source),
         "alive": len(alive),
-        "taking_part": sum(not why_not(core, conductors, member) for member in alive.values()),
+        "taking_part": sum(
+            not (member.helps or why_not(core, conductors, member)) for member in alive.values()
+        ),
+        "helping": sum(member.helps for member in alive.values()),
         "contributors": [
             {"name": names.get(peer, peer), "id": peer, "tokens": tokens, "alive": peer in alive}
             for peer, tokens in core.ledger.committed_tokens.most_common(CONTRIBUTORS_SHOWN)

@@ -12,16 +12,12 @@ import math
 import os
 import random
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
 import zmq
 from msgspec.structs import replace
 
 from farflung.checkpoints.arrivals import Arrived
-from farflung.checkpoints.store import Store
 from farflung.collectives.round.effects import Install, Measure, Merge, Roll, Seal, SendFrame, Weigh
-from farflung.compression.codec import check_payload, payload_bytes
 from farflung.peer.agent.failpoint_names import before_effect, on_the_way, on_word
 from farflung.peer.agent.fetch_lines import Fetching
 from farflung.peer.agent.hands import Hands, Tools, largest_payload_bytes, stages_in_order
@@ -36,6 +32,7 @@ from farflung.peer.agent.journal_writer import (
 from farflung.peer.agent.kept_crossings import KeptCrossings
 from farflung.peer.agent.looking_up import LookingUp
 from farflung.peer.agent.metrics import PeerMetrics
+from farflung.peer.agent.options import AgentOptions, config_of, store_of
 from farflung.peer.agent.supervisor import Supervisor
 from farflung.peer.identity import Identity
 from farflung.peer.line.control import BeatClock, ControlLink
@@ -46,19 +43,19 @@ from farflung.peer.local.folder import remove_folder
 from farflung.peer.local.memory import SharedState, let_go_of_text, unmap_pages
 from farflung.peer.local.words import Attach, Bye, FromTrainer, Made, Provided, Stop
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.getting_in import Me, PeerConfig, me_of
+from farflung.peer.machine.getting_in import me_of
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.machine.trainer_view import Pulse
 from farflung.peer.remembered_places import RememberedPlaces
-from farflung.peer.settings import OwnConfig, default_path
+from farflung.peer.settings import default_path
 from farflung.peer.state.checkpoint_writer import RunFacts
 from farflung.peer.state.outer_state import CHUNKS_AT_ONCE, OuterState
 from farflung.peer.state.recorded_sending import Sending
 from farflung.peer.worker import Inbox, Job, Worker, nothing
-from farflung.protocol.errors import FarflungError, UserError
+from farflung.protocol.errors import FarflungError
 from farflung.protocol.frames import ALL_KINDS, ONE_STAGE_KINDS, Frame, Kind, Payload
-from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.messages import DOOR_OUT, Committed, Sent, Tick
+from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.moments import Attached
 from farflung.protocol.process import failpoints
 from farflung.protocol.process.log_lines import Say
@@ -67,14 +64,6 @@ from farflung.protocol.verdicts import Counters, Verdict
 
 TICK_S = 0.05
 ASKED = "the user asked it to leave"
-
-
-@dataclass(frozen=True)
-class AgentOptions:
-    url: JoinUrl
-    folder: Path
-    own: OwnConfig
-    journal: Path | None = None  # what happens is written here (journal_writer.py)
 
 
 class Agent:
@@ -90,7 +79,7 @@ class Agent:
         self._line = DataLine(keys, options.own)
         self._link = self._line.link
         folder = (options.own.identity or default_path()).parent / "state"
-        store = _store_of(options.own)
+        store = store_of(options.own)
         self._local = LocalServer(options.folder)
         self._tools = Tools(
             self._identity,
@@ -109,7 +98,7 @@ class Agent:
         self._remembered = RememberedPlaces(folder, options.url, say)
         self._looking_up = LookingUp(options.own.book, options.url, say)
         me = me_of(self._identity, curve_raw(keys[0]), os.urandom(16), options.url.token or "")
-        config = _config_of(options, me, store is not None, self._remembered.load())
+        config = config_of(options, me, store is not None, self._remembered.load())
         self._machine = machine = PeerMachine(config, random.random)
         self._control.look_at(machine.seeking.places)
         self._address = ""  # where other peers dial this one, once it listens
@@ -298,6 +287,15 @@ class Agent:
         on_word(message)
         self._carry_out(machine.on_attach(message.model, self._address, now, attached.stages))
 
+    def _assist(self, model: ModelSchema) -> None:
+        """No trainer will come: the door has told the model."""
+        if (known := self._machine.known) is None:
+            return
+        attached = Attached(known, model, ())
+        self._open_line(attached)
+        self._hold(attached)
+        self._carry_out(self._machine.on_attach(model, self._address, time.monotonic()))
+
     def _open_line(self, attached: Attached) -> None:
         """Others dial me there; what frames of this run look like follows from the model."""
         kinds = ALL_KINDS if attached.model.stages else ONE_STAGE_KINDS
@@ -396,6 +394,8 @@ class Agent:
                 self._say(text, routine=routine)
             case do.Exit():
                 self._exit = effect
+            case do.Assist(model=model):
+                self._assist(model)
             case do.KeepContribution():
                 if self._hands is not None and self._hands.archive is not None:
                     self._hands.archive.contributed(effect)
@@ -565,30 +565,3 @@ class Agent:
         self._context.destroy(linger=0)
         if hands is not None:
             remove_folder(hands.shared.place)
-
-
-def _store_of(own: OwnConfig) -> Store | None:
-    """For checkpoints, where the volunteer named a place; UserError for what has no place without it."""
-    if own.archive and not own.checkpoints:
-        raise UserError("archive: it lies beside checkpoints; name a place for both with --checkpoints")
-    if own.archive_contributions and not own.archive:
-        raise UserError("archive_contributions: they are a part of an archive; ask for it with --archive")
-    return Store(own.checkpoints) if own.checkpoints else None
-
-
-def _config_of(options: AgentOptions, me: Me, saves: bool, kept: bytes) -> PeerConfig:
-    url, own = options.url, options.own
-    return PeerConfig(
-        me,
-        url.run,
-        check_payload,
-        payload_bytes,
-        results_on_disk=own.results_on_disk,
-        results_limit_bytes=own.results_limit,
-        saves=saves,
-        gathers=own.archive_contributions,
-        recalls=True,
-        pinned=url.key,
-        places=url.addresses,
-        kept=kept,
-    )

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farflung.peer.agent.supervisor import ChildTrainer
+from farflung.peer.agent.supervisor import ChildTrainer, NoTrainer, Supervisor
 from farflung.peer.local.folder import make_folder, remove_folder, sweep_stale
 from farflung.peer.settings import DATA_VARIABLE, RECORD_VARIABLE, OwnConfig
 from farflung.peer.trainer.agent_process import AGENT_VARIABLE
@@ -41,20 +41,20 @@ class JoinOptions:
     script_arguments: tuple[str, ...] = ()
     out: Path | None = None
     nproc: int = 1  # processes of the script, which train together
+    helps: bool = False  # without a trainer: `farflung assist`
 
 
 def join(options: JoinOptions) -> int:
     """Take part until the run is over or the user leaves; returns the exit code."""
     if options.out is not None and not options.out.parent.is_dir():
         raise UserError(f"--out {options.out}: the folder {options.out.parent} does not exist")
-    command = _command(options)
+    command = _command(options) if not options.helps else []
     say = Teller.from_environment("peer")
-    say(
-        f"joining {options.url.run} at {options.url.address}; torch is loaded first, which takes some seconds"
-    )
+    does = "helping" if options.helps else "joining"
+    say(f"{does} {options.url.run} at {options.url.address}; torch is loaded first, which takes some seconds")
     sweep_stale()
     folder = make_folder()
-    trainer = ChildTrainer(command, os.environ | _told(options, folder), options.nproc, AGENT_VARIABLE)
+    trainer = NoTrainer() if options.helps else _trainer(options, command, folder)
     try:
         with _on_stop_signals(_give_up):
             trainer.watch(time.monotonic())  # it starts now, and waits for its agent where that takes longer
@@ -70,6 +70,10 @@ def join(options: JoinOptions) -> int:
     return _conclude(end, trainer, say)
 
 
+def _trainer(options: JoinOptions, command: list[str], folder: Path) -> ChildTrainer:
+    return ChildTrainer(command, os.environ | _told(options, folder), options.nproc, AGENT_VARIABLE)
+
+
 def _told(options: JoinOptions, folder: Path) -> dict[str, str]:
     """What the trainer finds in its environment."""
     told = {AGENT_VARIABLE: str(folder)}
@@ -80,13 +84,14 @@ def _told(options: JoinOptions, folder: Path) -> dict[str, str]:
     return told
 
 
-def _agent(options: JoinOptions, folder: Path, trainer: ChildTrainer, say: Teller) -> Agent:
+def _agent(options: JoinOptions, folder: Path, trainer: Supervisor, say: Teller) -> Agent:
     import torch
 
-    from farflung.peer.agent.agent import Agent, AgentOptions
+    from farflung.peer.agent.agent import Agent
+    from farflung.peer.agent.options import AgentOptions
 
     torch.set_num_threads(1)
-    return Agent(AgentOptions(options.url, folder, options.own), trainer, say)
+    return Agent(AgentOptions(options.url, folder, options.own, helps=options.helps), trainer, say)
 
 
 def _give_up() -> None:
@@ -123,7 +128,7 @@ def _command(options: JoinOptions) -> list[str]:
     return [sys.executable, str(options.script), *options.script_arguments]
 
 
-def _conclude(end: Exit, trainer: ChildTrainer, say: Teller) -> int:
+def _conclude(end: Exit, trainer: ChildTrainer | NoTrainer, say: Teller) -> int:
     if end.code == "finished":
         say("the run is complete; thank you for taking part")
     elif end.code == "left":

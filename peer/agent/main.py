@@ -34,7 +34,8 @@ def main() -> int:
         say(f"joining {url.run} at {url.address}; the agent loads torch first, which takes some seconds")
         import torch
 
-        from farflung.peer.agent.agent import Agent, AgentOptions
+        from farflung.peer.agent.agent import Agent
+        from farflung.peer.agent.options import AgentOptions
 
         torch.set_num_threads(1)
         take_all_descriptors()

@@ -42,6 +42,31 @@ class Supervisor(Protocol):
         """The agent ends: so does a trainer that it started."""
 
 
+class NoTrainer:
+    """Of a peer that only helps: nothing is started, and nothing can die."""
+
+    just_died = False
+    hopeless_code: int | None = None
+
+    def watch(self, now: float) -> str | None:
+        return None
+
+    def take_lines(self) -> list[str]:
+        return []
+
+    def on_attached(self) -> None:
+        """Nobody does."""
+
+    def on_stuck(self, seconds: float) -> None:
+        """Nothing can hang."""
+
+    def kill(self) -> None:
+        """There is nothing."""
+
+    def stop(self) -> None:
+        """There is nothing."""
+
+
 class ParentTrainer:
     """The user's own script started this agent: when it is gone, there is nobody to train for."""
 

@@ -11,6 +11,7 @@ from farflung.protocol.frames import Header, Payload
 from farflung.protocol.join_url import Address
 from farflung.protocol.manifest_sections import StartSection
 from farflung.protocol.messages import FromDoor, FromMember, Show
+from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.moments import Attached, Terms
 from farflung.protocol.round_words import Commit, Contact, Way
 from farflung.protocol.signed_words import Said
@@ -254,6 +255,13 @@ class BeginFrom:
 
 
 @dataclass(frozen=True, slots=True)
+class Assist:
+    """Hold the state of this model, and open the line to the others: no trainer will come."""
+
+    model: ModelSchema
+
+
+@dataclass(frozen=True, slots=True)
 class Follow:
     """From now on each version is made, and the line is limited, as these say."""
 
@@ -308,6 +316,7 @@ Effect = (
     | Recall
     | BeginFrom
     | Follow
+    | Assist
     | Note
     | Exit
     | DataEffect

@@ -16,7 +16,7 @@ import msgspec
 from farflung import __version__
 from farflung.peer.local.words import Terms as TermsWord
 from farflung.peer.machine.checkpoint_policy import Saving
-from farflung.peer.machine.effects import Effect, Follow, LookElsewhere, Note, Tell
+from farflung.peer.machine.effects import Assist, Effect, Follow, LookElsewhere, Note, Tell
 from farflung.peer.machine.lanes import Participation
 from farflung.protocol.caps import RESULTS_BYTES
 from farflung.protocol.errors import UserError
@@ -46,12 +46,15 @@ UNREACHABLE_HINT = (
 )
 KEY_BYTES = 32
 RETRY_S = 0.5
+EARLY_S = 2.0  # between knocks of one who helps, while nobody has brought the run's model
 RETRY_MAX_S = 10.0
 STANDBY_RETRY_S = 1.0  # a standby leads within seconds after the leader's end
 # A bad signature is not among them: a late challenge makes an honest hello look forged, and the next one is good.
 FINAL_CODES = frozenset(
     {"protocol", "run", "model", "manifest", "key", "address", "banned", "token", "revoked", "not-listed"}
+    | {"no-helpers"}  # of one who comes without a trainer
 )
+NO_HELP = "this run's model is cut into stages, and nobody helps there without a trainer: use farflung join"
 
 
 class Stand(StrEnum):
@@ -121,6 +124,7 @@ class PeerConfig:
     pinned: bytes = b""  # the coordinator's key, as the join URL has it; empty: not known
     places: tuple[Address, ...] = ()  # where the join URL says that it is
     kept: bytes = b""  # the list of its addresses that a former life of this peer kept
+    helps: bool = False  # no trainer will come: it owns chunks and gives state, and contributes nothing
 
     def __post_init__(self) -> None:
         if not self.me.peer or not self.run:
@@ -130,8 +134,9 @@ class PeerConfig:
 
 
 class Doorway:
-    def __init__(self, me: Me, run: str) -> None:
+    def __init__(self, me: Me, run: str, helps: bool = False) -> None:
         self.stand = Stand.KNOCKING
+        self._helps, self._told_early = helps, False
         self.incarnation = 0  # of the coordinator that let me in
         self._answered = False  # somebody did, ever
         self._me = me
@@ -171,7 +176,7 @@ class Doorway:
         self._tries += 1
         if self._knocking_since is None:
             self._knocking_since = now
-        return Knock(protocol=PROTOCOL_VERSION, run=self._run)
+        return Knock(protocol=PROTOCOL_VERSION, run=self._run, helps=self._helps)
 
     @property
     def _pause_s(self) -> float:
@@ -184,6 +189,14 @@ class Doorway:
         self._nonce, self._answered = challenge.nonce, True
         self.stand = Stand.READING
         return True
+
+    def help_with(self, challenge: Challenge, now: float) -> list[Effect]:
+        """Without a trainer: the model is the run's, as its door tells it."""
+        if challenge.model is not None:
+            return [Assist(challenge.model)]
+        self.stand, self._again_at = Stand.KNOCKING, now + EARLY_S
+        first, self._told_early = not self._told_early, True
+        return [Note("waiting for a peer that trains: it brings the run's model")] if first else []
 
     def greet(self, offer: Offer, version: int, digest: bytes, now: float) -> Hello:
         self.stand, self._awaits_welcome = Stand.GREETING, True
@@ -204,6 +217,7 @@ class Doorway:
             digest=digest,
             process=me.process,
             token=me.token,
+            helps=self._helps,
             signature=b"",
         )
         return msgspec.structs.replace(hello, signature=me.sign(hello_part(hello, self._nonce)))

@@ -41,6 +41,7 @@ from farflung.peer.machine.checkpoint_policy import Held
 from farflung.peer.machine.crossings import is_crossing
 from farflung.peer.machine.founding import CODE
 from farflung.peer.machine.getting_in import (
+    NO_HELP,
     STAY_S,
     STAY_WITH_SUMS_S,
     Doorway,
@@ -86,7 +87,7 @@ class PeerMachine:
     def __init__(self, config: PeerConfig, jitter: Callable[[], float]) -> None:
         self.me = config.me
         self.reports = Reporter(config.me.sign)
-        self.doorway = Doorway(config.me, config.run)
+        self.doorway = Doorway(config.me, config.run, config.helps)
         self.seeking = Seeking(config, self.doorway.hurry)
         self.training = Training()
         self.leaving = Leaving()
@@ -153,6 +154,10 @@ class PeerMachine:
             self.known = Known(manifest, challenge.run_id)
             self.training = Training.of(manifest)
             effects = self.on_trainer_waiting()
+        if self._config.helps and self.known.manifest.pipeline.stages > 1:
+            return self._exit("no-helpers", NO_HELP)
+        if self._config.helps and self.offer is None:
+            return effects + self.doorway.help_with(challenge, self._now)
         return effects + self._greet()
 
     def _greet(self) -> list[do.Effect]:
@@ -504,7 +509,8 @@ class PeerMachine:
             return self._greet()  # what it is to hold comes with the welcome
         joined = self.joined or self._join(offer)
         held: list[do.Effect] = [do.Hold(joined.attached)] if stages else []
-        return [*held, *joined.exchange.on_attach(), *self._greet()]
+        trained = joined.exchange.on_attach() if not self._config.helps else []
+        return [*held, *trained, *self._greet()]
 
     def on_trainer_gone(self, now: float) -> list[do.Effect]:
         self._now = now

@@ -44,6 +44,7 @@ class VirtualPeer:
     gathers: bool = False  # it keeps what others sent in committed rounds
     offers: tuple[int, ...] = ()  # the stages of a model that is cut into some, which it could hold
     pace: float = 1.0  # so many times as long a microbatch takes it as others
+    helps: bool = False  # it has no trainer
     alive: bool = True
     machine: PeerMachine = field(init=False)
     trainer: Trainer | None = field(default=None, init=False)
@@ -66,6 +67,7 @@ class VirtualPeer:
             recalls=True,
             gathers=self.gathers,
             pinned=self.world.pinned,
+            helps=self.helps,
         )
         self.machine = self.world.machine(config, lambda: 0.5)
         self.asked: dict[int, Show] = {}  # what the coordinator wanted to see, for those that lie about it
@@ -107,6 +109,8 @@ class VirtualPeer:
     # ---- the trainer process -----------------------------------------------------------------------------
 
     def start_trainer(self) -> None:
+        if self.helps:
+            return
         self.trainer = self.world.trainer(self, self.world, rules_of(self.manifest))
         self.carry_out(self.machine.on_trainer_waiting())
 
@@ -130,9 +134,12 @@ class VirtualPeer:
             self.carry_out(self.machine.on_local(message, self.world.now(), made))
 
     def _on_attach(self, word: Attach) -> None:
-        first = self.machine.joined is None
         stages = tuple(sorted(word.stages, key=lambda stage: stage != self.own.stage))
-        effects = self.machine.on_attach(word.model, self.address, self.world.now(), stages)
+        self._attach(word.model, stages)
+
+    def _attach(self, model: ModelSchema, stages: tuple[int, ...] = ()) -> None:
+        first = self.machine.joined is None
+        effects = self.machine.on_attach(model, self.address, self.world.now(), stages)
         if first and self.machine.joined is not None:
             effects += self.machine.on_results_found(self.own.found(self.held))
         self.carry_out(effects)
@@ -213,6 +220,8 @@ class VirtualPeer:
                 self._cross(effect)
             case do.Vacate():
                 self.calculate(self._vacated)
+            case do.Assist(model=model):
+                self._attach(model)
             case do.KeepContribution():
                 self.world.observe("kept", (self, effect))
             case do.SaveFragment() | do.DropSave() | do.Restore():

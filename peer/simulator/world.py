@@ -325,7 +325,6 @@ class World:
         self.note(f"{me.peer} starts")
         own = self.own.setdefault(index, OwnDisk(self.scenario.results_on_disk))
         address = "" if index < self.scenario.undialable else f"{index}:1"
-        gathers = index < self.scenario.archivers
         peer = VirtualPeer(
             me,
             self.manifest,
@@ -334,7 +333,8 @@ class World:
             address,
             self._disk_of(index),
             own,
-            gathers,
+            index < self.scenario.archivers,
+            helps=0 <= self.scenario.peers - 1 - index < self.scenario.helpers,
             offers=self.scenario.offers[index] if self.scenario.offers else (),
             pace=self.scenario.slow_peers[index] if self.scenario.slow_peers else 1.0,
         )

@@ -10,6 +10,7 @@ from mutant import Mutant
 from mutants_of_batches import BATCHES
 from mutants_of_delay import DELAY
 from mutants_of_finding import FINDING
+from mutants_of_helpers import HELPERS
 from mutants_of_peers import ARITHMETIC, SHARDS, STAGES, STATE
 from mutants_of_proofs import ERAS, PROOFS, SUMS
 from mutants_of_reach import REACH
@@ -38,6 +39,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SUMS,
     *ERAS,
     *REACH,
+    *HELPERS,
     *FINDING,
     *STANDBY,
 )

@@ -108,6 +108,10 @@ class Stage:
         words = ["join", "--identity", str(self.folder / f"{name}.pem"), *out, *more, self.url]
         return self.start(name, words)
 
+    def assist(self, name: str, *more: str) -> subprocess.Popen[str] | Child:
+        words = ["assist", "--identity", str(self.folder / f"{name}.pem"), *more, self.url]
+        return self.start(name, words)
+
     def start(self, name: str, words: list[str], stdout: int | None = None) -> subprocess.Popen[str] | Child:
         if self._nursery is None:
             return self.run_python(name, ["-m", "farflung", *words], stdout)

@@ -36,16 +36,16 @@ class Hall:
         self.drawn += 1
         return hash_bytes(str(self.drawn).encode())[:count]
 
-    def hello(self, guest: Guest, address: str = "host:1") -> m.ToDoor:
+    def hello(self, guest: Guest, address: str = "host:1", helps: bool = False) -> m.ToDoor:
         knocked = self.machine.on_door(
-            guest.key, guest.key, m.Knock(protocol=PROTOCOL_VERSION, run="demo"), 0.0
+            guest.key, guest.key, m.Knock(protocol=PROTOCOL_VERSION, run="demo", helps=helps), 0.0
         )
         [challenge] = [each.message for each in knocked if isinstance(each, AnswerDoor)]
         assert isinstance(challenge, m.Challenge)
         bare = m.Hello(
             protocol=PROTOCOL_VERSION, run_id=RUN_ID, identity=guest.identity, key=guest.key, address=address,
             software="test", manifest=MANIFEST.digest, model=MODEL, fragments=(0,), version=-1, digest=b"",
-            process=guest.process, token="", signature=b"",
+            process=guest.process, token="", signature=b"", helps=helps,
         )  # fmt: skip
         signed = replace(bare, signature=guest.signer.sign(hello_part(bare, challenge.nonce)))
         self.effects = self.machine.on_door(guest.key, guest.key, signed, 0.0)

@@ -1,0 +1,58 @@
+"""What an agent is started with, and what its machine and its hands are told of that.
+
+Made by whoever starts an agent: by join.py for `farflung join` and `farflung assist`, by main.py for a script of the
+user's own.  Read by the agent when it begins, once.  An `AgentOptions` is what was said on the command line; a
+`PeerConfig` is what follows from it for the machine, which knows no folders and no codecs; a `Store` is the place of
+checkpoints, where there is one.
+
+Must not know sockets, rounds or trainers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from farflung.checkpoints.store import Store
+from farflung.compression.codec import check_payload, payload_bytes
+from farflung.peer.machine.getting_in import Me, PeerConfig
+from farflung.peer.settings import OwnConfig
+from farflung.protocol.errors import UserError
+from farflung.protocol.join_url import JoinUrl
+
+
+@dataclass(frozen=True)
+class AgentOptions:
+    url: JoinUrl
+    folder: Path
+    own: OwnConfig
+    journal: Path | None = None  # what happens is written here (journal_writer.py)
+    helps: bool = False  # no trainer comes: it owns chunks and gives state (`farflung assist`)
+
+
+def store_of(own: OwnConfig) -> Store | None:
+    """For checkpoints, where the volunteer named a place; UserError for what has no place without it."""
+    if own.archive and not own.checkpoints:
+        raise UserError("archive: it lies beside checkpoints; name a place for both with --checkpoints")
+    if own.archive_contributions and not own.archive:
+        raise UserError("archive_contributions: they are a part of an archive; ask for it with --archive")
+    return Store(own.checkpoints) if own.checkpoints else None
+
+
+def config_of(options: AgentOptions, me: Me, saves: bool, kept: bytes) -> PeerConfig:
+    url, own = options.url, options.own
+    return PeerConfig(
+        me,
+        url.run,
+        check_payload,
+        payload_bytes,
+        results_on_disk=own.results_on_disk,
+        results_limit_bytes=own.results_limit,
+        saves=saves,
+        gathers=own.archive_contributions,
+        recalls=True,
+        pinned=url.key,
+        places=url.addresses,
+        kept=kept,
+        helps=options.helps,
+    )

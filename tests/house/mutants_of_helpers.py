@@ -1,0 +1,60 @@
+"""Mutants of what peers without a trainer may do, and must not.  Read by mutant_list.py."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+WHOLE = ("tests/whole/test_helpers.py",)
+MEMBERS = ("tests/coordinator/run/test_helping_members.py",)
+
+HELPERS = (
+    Mutant(
+        "who helps counts for no quorum",
+        "coordinator/run/conductor.py",
+        "if self.standing(m).verified and not m.helps]",
+        "if self.standing(m).verified]",
+        MEMBERS,
+    ),
+    Mutant(
+        "who helps contributes nothing",
+        "coordinator/rounds/in_flight.py",
+        "self.barred |= dict.fromkeys(self.rules.helpers, HELPS)",
+        "pass",
+        MEMBERS + WHOLE,
+    ),
+    Mutant(
+        "no commit counts what those hold who help",
+        "coordinator/rounds/in_flight.py",
+        "if m in alive and m not in self.rules.helpers]",
+        "if m in alive]",
+        MEMBERS,
+    ),
+    Mutant(
+        "nothing is leased to who helps",
+        "coordinator/run/lending.py",
+        "self.words.fits(member) and not member.helps",
+        "self.words.fits(member)",
+        MEMBERS,
+    ),
+    Mutant(
+        "who helps says nothing of the run's data",
+        "coordinator/run/data_words.py",
+        "if not beat.samples or member.helps:",
+        "if not beat.samples:",
+        MEMBERS,
+    ),
+    Mutant(
+        "who helps founds no run",
+        "coordinator/run/guidance.py",
+        "if not (each.helps or self.is_over(each))",
+        "if not self.is_over(each)",
+        MEMBERS,
+    ),
+    Mutant(
+        "who helps brings no model",
+        "coordinator/run/admission.py",
+        "if hello.helps and (too_early := self._nothing_to_help(hello)) is not None:",
+        "if False and (too_early := self._nothing_to_help(hello)) is not None:",
+        MEMBERS,
+    ),
+)
