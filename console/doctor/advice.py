@@ -47,6 +47,13 @@ class Line:
     bounded: bool
 
 
+class Place(NamedTuple):
+    """One address of the join URL."""
+
+    address: str
+    problem: str  # empty: the coordinator answers there
+
+
 @dataclass(frozen=True)
 class Relay:
     """Where peers meet that nobody can dial, as the status tells of it."""
@@ -87,6 +94,7 @@ class Facts:
     line: Line | None = None
     unreachable: str = ""  # why the coordinator could not be asked
     refused: str = ""
+    places: tuple[Place, ...] = ()  # that the join URL names
     local_address: str = ""
     dialled: tuple[str, str] | None = None  # the address, and what came of it
     wants_dialling: bool = True
@@ -115,6 +123,8 @@ def examine(facts: Facts) -> list[Finding]:
         findings.append(_no_answer(facts))
     if facts.line is not None:
         findings += [_rtt(facts.line), _clock(facts.line)]
+    if len(facts.places) > 1:
+        findings.append(_places(facts.places))
     if facts.dialled is not None or (facts.line is not None and not facts.wants_dialling):
         findings.append(_reach(facts))
     if facts.seen is not None:
@@ -235,6 +245,17 @@ def _no_answer(facts: Facts) -> Finding:
     if facts.refused:
         return Finding("coordinator", FAIL, facts.refused, "ask whoever gave you the URL for a new one")
     return Finding("coordinator", FAIL, facts.unreachable, "without it nobody can join")
+
+
+def _places(places: tuple[Place, ...]) -> Finding:
+    dead = [each for each in places if each.problem]
+    if not dead:
+        return Finding("addresses", OK, f"the coordinator answers at all {len(places)} that the URL names")
+    told = "; ".join(f"{each.address}: {each.problem}" for each in dead)
+    if len(dead) == len(places):
+        return Finding("addresses", FAIL, told, "ask whoever gave you the URL for a new one")
+    text = f"{len(places) - len(dead)} of {len(places)} answer; {told}"
+    return Finding("addresses", WARN, text, "you can join by the others; tell the host of the run")
 
 
 def _rtt(line: Line) -> Finding:

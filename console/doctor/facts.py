@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from farflung.console.doctor.advice import Facts, Relay
 from farflung.console.doctor.dial_back import dial_back
 from farflung.console.doctor.line_probe import measure
 from farflung.console.doctor.nat_probe import look
+from farflung.console.doctor.places import ask_each, by_who_answers
 from farflung.console.doctor.stage_advice import stages_in
 from farflung.console.screen.gpu import read_gpus
 from farflung.console.screen.status_client import StatusClient
@@ -25,7 +26,7 @@ from farflung.console.screen.text import known, records
 from farflung.peer.line.data_line import OUTBOUND_ONLY, address_towards
 from farflung.peer.settings import Caps, OwnConfig, default_path
 from farflung.protocol.errors import FarflungError, Refused, Unreachable
-from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.join_url import Address, JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Challenge, Knock
@@ -58,6 +59,9 @@ def of_the_run(facts: Facts, url: JoinUrl, own: OwnConfig) -> None:
     """Adds what the run needs, and how the way there is."""
     facts.wants_dialling = own.listen != OUTBOUND_ONLY
     facts.limits = Caps.of(*own.upload_limits).now(), Caps.of(*own.download_limits).now()
+    if url.others:
+        facts.places = ask_each(url, PATIENCE_S)
+        url = by_who_answers(url, facts.places)
     try:
         with StatusClient(url) as client:
             said = client.ask(Knock(protocol=PROTOCOL_VERSION, run=url.run), Challenge, PATIENCE_S)
@@ -68,7 +72,8 @@ def of_the_run(facts: Facts, url: JoinUrl, own: OwnConfig) -> None:
             size = known(status, "model_bytes")
             facts.model_bytes = int(size) if size is not None else None
             facts.stages = stages_in(status)
-            facts.relay = _relay_of(status.get("relay"), url.host)
+            hosts = [str(each.address) for each in facts.places if not each.problem] or [url.address]
+            facts.relay = _relay_of(status.get("relay"), [Address.parse(each).host for each in hosts])
             facts.line = measure(client)
             facts.local_address = address_towards(url).strip("[]")
             names_instants = status.get("meetings")
@@ -86,20 +91,29 @@ def of_the_run(facts: Facts, url: JoinUrl, own: OwnConfig) -> None:
         facts.refused = str(error)
 
 
-def _relay_of(told: object, host: str) -> Relay | None:
-    """As the status tells of it, and whether it can be reached from here.  None: an older coordinator."""
+def _relay_of(told: object, hosts: Sequence[str]) -> Relay | None:
+    """As the status tells of it, and whether it can be reached from here, at any of these addresses of its host.  None:
+    an older coordinator."""
     if not isinstance(told, Mapping):
         return None
     if told.get("on") is not True:
         return Relay(why_not=str(told.get("why_not") or "its host does not say why"))
     port, rate = int(told.get("port") or 0), float(told.get("bytes_per_s") or 0.0)
+    silent = ""
+    for host in dict.fromkeys(hosts):
+        if not (silent := _silence_of(host, port)):
+            break
+    return Relay(port, rate, silent=silent)
+
+
+def _silence_of(host: str, port: int) -> str:
+    """Why no relay can be asked there; empty: one answers."""
     try:
         with socket.create_connection((host, port), RELAY_S) as guest:
             guest.sendall(GREETING)
-            silent = "" if guest.recv(len(ANSWER)) == ANSWER else "it is something else that answers there"
+            return "" if guest.recv(len(ANSWER)) == ANSWER else "it is something else that answers there"
     except OSError as error:
-        silent = error.strerror or str(error)
-    return Relay(port, rate, silent=silent)
+        return error.strerror or str(error)
 
 
 def _version_of(package: str) -> str:

@@ -33,14 +33,17 @@ class Other:
     ann: End
     keys: Keys
     port: int = 0
+    host: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.key = curve_raw(self.keys[0])
         serves = self.key < self.ann.key
         curve = curve_server(self.keys[1]) if serves else curve_client(self.keys, self.ann.key)
-        self.socket = opened(self.context, zmq.DEALER, BULK_CLIENT, {zmq.LINGER: 0}, curve)
-        self.socket.bind(f"tcp://127.0.0.1:{self.port or '*'}")
+        self.socket = opened(
+            self.context, zmq.DEALER, BULK_CLIENT, {zmq.LINGER: 0, zmq.IPV6: int(":" in self.host)}, curve
+        )
+        self.socket.bind(f"tcp://{self.host}:{self.port or '*'}")
         self.port = int(bytes(self.socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").rpartition(b":")[2])  # type: ignore[arg-type]
 
     def close(self) -> None:
@@ -67,7 +70,7 @@ def meet(ann: End, other: Other, in_s: float = 0.1, key: bytes = b"") -> None:
     bob = ann.contact.__class__("bob", "bob", key or other.key, "")
     ann.link.set_contacts([ann.contact, bob])
     at = ann.link.settings.clock() + in_s
-    ann.link.set_appointments({"bob": Appointment(f"127.0.0.1:{other.port}", at)})
+    ann.link.set_appointments({"bob": Appointment(f"{other.host}:{other.port}", at)})
 
 
 @pytest.mark.parametrize("lower", [True, False], ids=["the other serves", "I serve"])
@@ -89,6 +92,33 @@ def test_frames_pass_both_ways_from_the_one_port(ann: End, lower: bool) -> None:
         until((ann,), lambda: not ann.link.punched(), "its end is seen")
     finally:
         other.close()
+
+
+@pytest.mark.parametrize("lower", [True, False], ids=["the other serves", "I serve"])
+def test_two_meet_over_IPv6_as_well(lower: bool) -> None:
+    ann = End("ann")
+    try:
+        if not ann.link.meeting_port("[::]"):
+            pytest.skip("NOT RUN: this machine has no IPv6")
+        try:
+            other = Other(ann, keys_beside(ann.key, lower), host="[::1]")
+        except zmq.ZMQError:
+            pytest.skip("NOT RUN: this machine has no IPv6 loopback")
+        try:
+            meet(ann, other)
+            assert ann.link.send("bob", frame(0, b"here"))
+            until((ann,), lambda: ann.link.punched() == {"bob"}, "it stands")
+            until((ann,), lambda: other.socket.poll(0), "the frame has come")
+            other.socket.send_multipart(other.socket.recv_multipart())
+            until((ann,), lambda: ann.got, "and back")
+            [connection] = ann.link.lines["bob"].opened
+            with socket.socket(fileno=os.dup(connection.descriptor)) as line:
+                assert line.family == socket.AF_INET6
+                assert line.getsockname()[1] == ann.link.meeting_port("[::]")
+        finally:
+            other.close()
+    finally:
+        ann.link.close()
 
 
 def test_whoever_else_answers_there_gets_nothing(ann: End) -> None:

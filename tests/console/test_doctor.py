@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from farflung.console.doctor.advice import (
     WARN,
     Facts,
     Line,
+    Place,
     Relay,
     Seen,
     examine,
@@ -24,6 +26,7 @@ from farflung.console.doctor.advice import (
     round_bytes,
 )
 from farflung.console.doctor.nat_probe import look
+from farflung.console.doctor.places import ask_each, by_who_answers
 from farflung.console.inspect_commands import run_doctor
 from farflung.console.screen.gpu import gpus_in
 from farflung.coordinator.door import prober
@@ -36,7 +39,7 @@ from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.peer.settings import OwnConfig
-from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.join_url import Address, JoinUrl
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import OuterSection, RoundSection, RunSection
 from farflung.protocol.messages import Message, Probe, Probed, Refuse
@@ -216,6 +219,26 @@ def url(tmp_path: Path) -> Iterator[JoinUrl]:
     yield found[0]
     stop.set()
     thread.join(PATIENCE_S)
+
+
+def test_every_address_of_the_url_is_asked_and_one_that_answers_is_looked_at_first(url: JoinUrl) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # it lets people in, and says nothing
+        several = JoinUrl.at((Address(*mute.getsockname()), *url.addresses), url.run, url.key)
+        places = ask_each(several, 2.0)
+        assert [bool(each.problem) for each in places] == [True, False]
+        assert by_who_answers(several, places).addresses == tuple(reversed(several.addresses))
+    other_run = dataclasses.replace(url, run="another")
+    assert "runs" in ask_each(other_run, PATIENCE_S)[0].problem
+    assert not ask_each(url, PATIENCE_S)[0].problem
+
+
+def test_addresses_that_do_not_answer_are_named() -> None:
+    good, dead = Place("a.example:29800", ""), Place("[2001:db8::1]:29800", "nobody answers there")
+    assert "addresses" not in verdicts(places=(good,))
+    assert verdicts(places=(good, good))["addresses"][0] == OK
+    verdict, text, todo = verdicts(places=(good, dead))["addresses"]
+    assert verdict == WARN and "1 of 2 answer; [2001:db8::1]:29800: nobody answers there" in text and todo
+    assert verdicts(places=(dead, dead), **ALONE)["addresses"][0] == FAIL
 
 
 @pytest.mark.slow
