@@ -15,7 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,10 @@ HOST = "host"
 _SWITCH = (sys.executable, Path(__file__).with_name("slow_switch.py"))
 _RULES = """
 table ip nat {{
+ chain pre {{
+  type nat hook prerouting priority -100;
+  {forward}
+ }}
  chain post {{
   type nat hook postrouting priority 100;
   oifname "wan" masquerade {random}
@@ -34,6 +38,7 @@ table ip filter {{
  chain forward {{
   type filter hook forward priority 0; policy drop;
   ct state established,related accept
+  ct status dnat accept
   iifname "lan" accept
  }}
  chain input {{
@@ -48,6 +53,7 @@ table ip filter {{
 @dataclass(frozen=True)
 class Router:
     hard: bool = False  # another port for each connection, by chance: nobody can guess it
+    opens: int = 0  # this port of it leads to the same port of the home; 0: none does
     resets: bool = False  # who knocks at a closed port is told so; else the packet is dropped
     mbit: float = 0.0  # of the home's line, both ways; 0: as fast as it goes
     # From one router to another.  Without any, two first packets never cross: whoever is later finds that the other
@@ -59,6 +65,7 @@ class Router:
 class Homes:
     names: Sequence[str]
     router: Router = field(default_factory=Router)
+    others: Mapping[str, Router] = field(default_factory=dict)  # homes whose router is another one
     _started: list[subprocess.Popen[Any]] = field(default_factory=list)
 
     @staticmethod
@@ -72,7 +79,7 @@ class Homes:
         made = subprocess.run(["ip", "netns", "add", f"ffprobe{os.getpid()}"], capture_output=True, text=True)
         if made.returncode:
             return f"NOT RUN: no network namespace can be made here: {made.stderr.strip()}"
-        rules = _RULES.format(random="", closed="drop")
+        rules = _RULES.format(random="", closed="drop", forward="")
         command = ["ip", "netns", "exec", f"ffprobe{os.getpid()}", "nft", "-f", "-"]
         done = subprocess.run(command, input=rules, capture_output=True, text=True)
         _ip("netns", "del", f"ffprobe{os.getpid()}")
@@ -128,9 +135,12 @@ class Homes:
             _ip("-n", home, "addr", "add", f"192.168.{number}.2/24", "dev", "eth0")
             _ip("-n", home, "route", "add", "default", "via", f"192.168.{number}.1")
             _run("ip", "netns", "exec", router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+            kind = self.others.get(name, self.router)
+            to = f"tcp dport {kind.opens} dnat to 192.168.{number}.2:{kind.opens}"
             rules = _RULES.format(
-                random="random,fully-random" if self.router.hard else "",
-                closed="accept" if self.router.resets else "drop",
+                random="random,fully-random" if kind.hard else "",
+                closed="accept" if kind.resets else "drop",
+                forward=f'iifname "wan" {to}' if kind.opens else "",
             )
             _run("ip", "netns", "exec", router, "nft", "-f", "-", input=rules)
         if self.router.delay_s:
@@ -142,6 +152,10 @@ class Homes:
             self._run_here(name, [*_SWITCH, "plain", *(str(each["ifname"]) for each in found)])
         ports = [f"p{number}" for number in range(1, 2 + len(self.names))]
         self.popen("net", [*_SWITCH, str(self.router.delay_s), *ports])
+
+    def public_address(self, name: str) -> str:
+        """Of that home's router."""
+        return f"{PUBLIC}.{2 + self.names.index(name)}"
 
     def open_ports(self, name: str) -> None:
         """That home's router opens ports from now on, for whoever asks it to (fake_router.py)."""
@@ -165,7 +179,7 @@ class Homes:
         )
         for namespace, each in zip(names, (device, there), strict=True):
             _ip("-n", namespace, "link", "set", each, "up")
-            if self.router.mbit and each == "wan":
+            if self.router.mbit and device == "wan":  # out of both ends: up and down
                 rate = f"{self.router.mbit:g}mbit"
                 _ip_netns(namespace, "tc", "qdisc", "add", "dev", each, "root", "tbf", "rate", rate,
                           "burst", "64kb", "latency", "100ms")  # fmt: skip
