@@ -16,11 +16,11 @@ from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError
 from farflung.protocol.join_url import Address, JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
-from farflung.protocol.messages import Challenge, Knock, Message, Refuse
+from farflung.protocol.messages import Challenge, Knock, Message, Refuse, StandsBy
 from farflung.protocol.process.sockets import STRANGER, curve_client, opened
 
 SILENT = "nobody answers there"
-_ANSWERS = frozenset({"challenge", "refuse"})
+_ANSWERS = frozenset({"challenge", "refuse", "stands_by"})
 
 
 def ask_each(url: JoinUrl, patience_s: float) -> tuple[Place, ...]:
@@ -68,4 +68,6 @@ def _word(raw: bytes) -> str:
         return f"what answers there is not understood: {error}"
     if isinstance(said, Refuse):
         return said.reason
+    if isinstance(said, StandsBy):
+        return ""  # it names who leads to whoever knocks
     return "" if isinstance(said, Challenge) else "it answered another question"

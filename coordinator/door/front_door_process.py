@@ -30,6 +30,7 @@ from farflung.coordinator.door.front_door_words import (
     LedFrom,
     Limits,
     Listening,
+    ModelNow,
     ToDoor,
     door_channel,
 )
@@ -193,7 +194,7 @@ class DoorProcess:
                     if self.starts > 1:
                         log.warning("front door: %s", reason)
                     yield word
-                case Begin() | LedFrom():
+                case Begin() | LedFrom() | ModelNow():
                     pass  # not its word to say
                 case _:
                     yield word  # type: ignore[misc]

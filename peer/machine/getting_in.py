@@ -292,9 +292,10 @@ class Leaving:
     def asked(self) -> bool:
         return bool(self.reason)
 
-    def ask(self, reason: str, code: str, now: float, stay_s: float = STAY_S) -> None:
+    def ask(self, reason: str, code: str, now: float, has_sums: bool = False) -> None:
+        """`has_sums`: it may have some, of a batch."""
         self.reason, self.code = reason or "it left", code
-        self._until = now + stay_s
+        self._until = now + (STAY_WITH_SUMS_S if has_sums else STAY_S)
 
     def may_go(self, part: Participation | None, inside: bool, now: float, awaited: bool = False) -> bool:
         """Nothing is left to stay for.  `awaited`: it has sums that the others wait for."""

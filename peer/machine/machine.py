@@ -42,8 +42,6 @@ from farflung.peer.machine.crossings import is_crossing
 from farflung.peer.machine.founding import CODE
 from farflung.peer.machine.getting_in import (
     NO_HELP,
-    STAY_S,
-    STAY_WITH_SUMS_S,
     Doorway,
     Leaving,
     Offer,
@@ -525,7 +523,7 @@ class PeerMachine:
         if self.exited or self.leaving.asked:
             return []
         self.reports.leaving = True
-        self.leaving.ask(reason, code, now, STAY_S if self.training.batch is None else STAY_WITH_SUMS_S)
+        self.leaving.ask(reason, code, now, self.training.batch is not None)
         if self._may_go():
             return self.leave(reason, code)
         return [do.Note(f"leaving when this round is over: {reason}"), *self._beat()]

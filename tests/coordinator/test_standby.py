@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from farflung.console.doctor.places import ask_each
 from farflung.console.screen.status_client import StatusClient
 from farflung.coordinator import standby
 from farflung.coordinator.door.keys import FILE_NAME, load_or_create
@@ -116,6 +117,9 @@ def test_a_standby_names_the_leader_and_takes_over_when_it_is_killed(two: Two) -
     two.stands_by("b")
     by_a = two.status("a")
     by_b = two.status("b")  # it is a's: the standby said where to ask
+    assert not ask_each(two.url("b"), PATIENCE_S)[0].problem, (
+        "the doctor takes it for an address that is good"
+    )
     assert by_b["run_id"] == by_a["run_id"]
     two.running["a"].send_signal(signal.SIGKILL)
     two.running["a"].wait()

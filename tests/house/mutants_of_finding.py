@@ -56,7 +56,7 @@ FINDING = (
     Mutant(
         "a replaced coordinator's address comes last",
         "peer/line/doors.py",
-        "self._shunned[self.at] = now + SHUN_S",
+        "self._shunned[self.at] = now + for_s",
         "pass",
         DOORS,
     ),

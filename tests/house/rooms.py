@@ -330,6 +330,7 @@ ZMQ_MODULES = (
     "console/bench/exchange",
     "console/doctor/dial_back",
     "console/doctor/nat_probe",
+    "console/doctor/places",
     "console/screen/status_client",
 )
 
