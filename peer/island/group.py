@@ -8,8 +8,11 @@ it after `PATIENCE_S`, if nobody has killed it before: rank 0 may be busy for lo
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import os
+import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +25,7 @@ from farflung.protocol.errors import Refused, UserError
 PATIENCE_S = 30 * 60.0
 GONE = "rank"  # the code of the refusal that a rank hears when another one is gone
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 class GlooGroup:
@@ -37,6 +41,7 @@ class GlooGroup:
             raise UserError(
                 "this torch has no gloo, by which the ranks of a peer agree: use another build of torch"
             )
+        _end_with_torchrun()
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
         with _others():
             self._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=PATIENCE_S))
@@ -72,6 +77,13 @@ class GlooGroup:
                 f"the {self.count} ranks run on several machines: a peer of several machines is not supported yet; "
                 "start one torchrun on each machine (--nnodes 1), each with an --identity of its own"
             )
+
+
+def _end_with_torchrun() -> None:
+    """Its ranks are in sessions of their own: if it is killed, they would go on with the GPUs, and the next ones beside
+    them.  One that hangs hears no other signal."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
 
 def _bytes(raw: bytes) -> torch.Tensor:

@@ -213,3 +213,32 @@ def ranks_of(stage: Any) -> list[int]:
         pid = int(file.read_text())
         found += [pid] if is_running(pid) else []
     return found
+
+
+def start_torchrun(stage: Any, name: str, mode: str, *more: str) -> Any:
+    before = dict(stage.environ)
+    stage.environ |= {"ISLAND_KEY": str(stage.folder / f"{name}.pem")}
+    # Else this torch's ranks look for each other, once started again, where they were before.
+    stage.environ |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *more]
+    launcher = stage.run_python(name, [*words, SCRIPT, mode, str(stage.folder / name), "4", stage.url])
+    stage.environ = before
+    return launcher
+
+
+def test_ranks_of_a_plain_torchrun_are_one_peer_and_are_gone_when_it_is(stage: Any) -> None:
+    """One of them dies, and torchrun starts them again; then one hangs, and torchrun is killed and started once more."""
+    stage.write_run(
+        RUN.replace("min_peers = 2", "min_peers = 1"), rounds=1_000_000, fragments=1, schedule="blocking"
+    )
+    stage.coordinate()
+    launcher = start_torchrun(stage, "isle", "ddp-die", "--max-restarts", "1")
+    stage.eventually(lambda: attached(stage) == 2 and frozen(stage, "isle") >= 2, "its second life takes part")
+    ranks = ranks_of(stage)
+    assert len(ranks) == 2
+    os.kill(ranks[1], signal.SIGSTOP)
+    launcher.kill()
+    stage.wait("isle")
+    stage.eventually(lambda: not any(map(is_running, ranks)), "they have gone with it")
+    start_torchrun(stage, "isle", "ddp")  # nobody is left who has the run's state
+    stage.eventually(lambda: attached(stage) == 3, "the next ones have the same key, and are let in")

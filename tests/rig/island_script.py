@@ -5,7 +5,7 @@ plain, ddp, fsdp, hsdp, tp   how the model lies on the ranks
 same                         all ranks begin with one model by themselves
 bf16, bn, frozen             what the model is
 eval, accumulate, scaler     a forward right before a step, and what else a loop may do
-alone, uneven, die           nobody sums the gradients; rank 1 reads a batch more; rank 1 dies
+alone, uneven, die           nobody sums the gradients; rank 1 reads a batch more; rank 1 dies, in its first life
 replay                       see there
 """
 
@@ -162,7 +162,8 @@ def main() -> None:
     with farflung.join(URL, model, inner, identity=os.environ.get("ISLAND_KEY")) as run:
         watch(run, net, seen)
         for number, batch in enumerate(run.batches(Rows(), BATCH), start=1):
-            if "die" in MODE and rank == 1 and run.step_count == 2:
+            is_first_life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+            if "die" in MODE and rank == 1 and run.step_count == 2 and is_first_life:
                 os._exit(9)
             if "uneven" in MODE and rank == 1 and number == 2:
                 continue
