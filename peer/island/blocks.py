@@ -7,13 +7,14 @@ A tensor of the model is an array of so many dimensions.  What one rank has of i
 (FSDP), some columns (tensor parallel), nothing (a shard of fewer rows than ranks).  Fragments cut the flat vector at
 any place, so a part of a tensor is a range of its row-major order, and such a range is a few boxes.
 
-Ranks with the same box are replicas, and each of them writes its share, so that all of them copy at the same time.
+Ranks with the same box are replicas, and each of them writes its share, so that all of them copy at the same time; but
+none that has no memory in common with the agent, if another can.
 Every value is written by exactly one rank; a tensor of which that can't be said is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import prod
@@ -101,8 +102,13 @@ class Held:
     twin: int  # the lowest rank that has the same: where they are to be equal, this one says how
 
 
-def shares(name: str, shape: tuple[int, ...], of_ranks: Sequence[Box], rank: int) -> Held:
-    """`of_ranks`: what each of them has of the tensor.  UserError if some value is nobody's, or is in unlike boxes."""
+def shares(
+    name: str, shape: tuple[int, ...], of_ranks: Sequence[Box], rank: int, near: Collection[int] = ()
+) -> Held:
+    """`of_ranks`: what each of them has of the tensor.  UserError if some value is nobody's, or is in unlike boxes.
+
+    `near`: the ranks that share memory with the agent; of replicas only these write, where there are such.
+    """
     different = {box for box in of_ranks if box.numel}
     if any(box.common(whole(shape)) != box for box in different):
         raise UserError(
@@ -121,8 +127,11 @@ def shares(name: str, shape: tuple[int, ...], of_ranks: Sequence[Box], rank: int
     mine = of_ranks[rank]
     twins = [other for other, box in enumerate(of_ranks) if box == mine]
     first, stop = _hull(shape, mine)
-    count, place = stop - first, twins.index(rank)
-    share = (first + count * place // len(twins), first + count * (place + 1) // len(twins))
+    writers = [twin for twin in twins if twin in near] or twins
+    share = (first, first)
+    if rank in writers:
+        count, place = stop - first, writers.index(rank)
+        share = (first + count * place // len(writers), first + count * (place + 1) // len(writers))
     return Held(mine, *share, rank=rank, twin=twins[0])
 
 

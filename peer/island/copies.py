@@ -1,6 +1,6 @@
 """What ranks compare and put together of a model's values: copies that must be equal, bytes that lie in several places.
 
-Called by the layout of a model.  Must not know the flat vector, words or rounds.
+Called by the layout of a model, and before an agent starts.  Must not know the flat vector, words or rounds.
 """
 
 from __future__ import annotations
@@ -54,10 +54,14 @@ def level(copies: Sequence[Copy], ranks: Ranks) -> None:
 
 
 def _sample(copy: Copy) -> bytes:
-    local = local_of(copy.tensor).detach()
     if copy.is_buffer:
-        return _raw(local).numpy().tobytes()
-    return blake3(_raw(local.reshape(-1)[:COMPARED]).numpy().data).digest(length=8)
+        return _raw(local_of(copy.tensor).detach()).numpy().tobytes()
+    return beginning(copy.tensor)
+
+
+def beginning(tensor: Tensor) -> bytes:
+    """Equal for copies, and else for hardly any two parameters: of the values that lie here."""
+    return blake3(_raw(local_of(tensor).detach().reshape(-1)[:COMPARED]).numpy().data).digest(length=8)
 
 
 def whole_bytes(tensor: Tensor, held: Held | None, ranks: Ranks) -> Iterator[memoryview | bytes]:

@@ -13,18 +13,17 @@ import datetime
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from farflung.peer.island.nodes import tiles
 from farflung.protocol.errors import Refused, UserError
 
 PATIENCE_S = 30 * 60.0
 GONE = "rank"  # the code of the refusal that a rank hears when another one is gone
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
@@ -45,7 +44,6 @@ class GlooGroup:
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
         with _others():
             self._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=PATIENCE_S))
-        self._refuse_several_machines()
 
     def rows(self, mine: Sequence[int]) -> list[list[int]]:
         own = torch.tensor(mine, dtype=torch.int64)
@@ -69,14 +67,22 @@ class GlooGroup:
             dist.broadcast(raw, 0, group=self._group)
         return raw.numpy().tobytes()
 
-    def _refuse_several_machines(self) -> None:
-        """They could not share the agent's memory."""
-        here = os.uname().nodename + (_BOOT.read_text() if _BOOT.exists() else "")
-        if len(set(self.gather(here.encode()))) > 1:
-            raise UserError(
-                f"the {self.count} ranks run on several machines: a peer of several machines is not supported yet; "
-                "start one torchrun on each machine (--nnodes 1), each with an --identity of its own"
-            )
+    def send(self, views: Iterable[torch.Tensor], rank: int) -> None:
+        for tile in tiles(views):
+            values = torch.cat([each.reshape(-1) for each in tile])
+            with _others():
+                dist.send(values, rank, group=self._group)
+
+    def receive(self, views: Iterable[torch.Tensor], rank: int) -> None:
+        """Into these, which are as many and as long as those that are sent."""
+        for tile in tiles(views):
+            values = torch.empty(sum(each.numel() for each in tile))
+            with _others():
+                dist.recv(values, rank, group=self._group)
+            first = 0
+            for view in tile:
+                view.copy_(values[first : first + view.numel()].view(view.shape))
+                first += view.numel()
 
 
 def _end_with_torchrun() -> None:

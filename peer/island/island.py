@@ -1,4 +1,4 @@
-"""Several processes of one machine as one peer: rank 0 speaks with the agent, and all of them hear the same.
+"""Several processes as one peer: rank 0 speaks with the agent, and all of them hear the same.
 
 Made when a script of several ranks joins a run; stands in for the agent's channel and for the other ranks (ranks.py).
 Must not know models, rounds or torch: what carries bytes between ranks is a `Group` (group.py, and tests' own).
@@ -19,18 +19,21 @@ import os
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
 from farflung.peer.island.parts import WHOLE, Part
-from farflung.peer.island.ranks import mean_of
+from farflung.peer.island.ranks import Places, mean_of
 from farflung.peer.local.channel import ELSEWHERE
 from farflung.peer.local.words import FromTrainer, Frozen, Loaded, Provided, ToTrainer, to_bytes, to_trainer
 from farflung.protocol.errors import FarflungError, Refused, UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SUM = struct.Struct("<dq")
 _MICRO = 1_000_000
@@ -52,6 +55,11 @@ class Group(Protocol):
 
     def spread(self, told: bytes, size: int) -> bytes:
         """What rank 0 tells, of a size that all know."""
+
+    def send(self, views: Iterable[Tensor], rank: int) -> None:
+        """To one that receives into as many places."""
+
+    def receive(self, views: Iterable[Tensor], rank: int) -> None: ...
 
 
 class Channel(Protocol):
@@ -117,6 +125,8 @@ class Island:
     def __init__(self, group: Group, clock: Callable[[], float] = time.monotonic) -> None:
         self._group, self._own_clock = group, clock
         self.part: Part = WHOLE
+        self.near: Collection[int] = range(group.count)
+        self.partners: Sequence[tuple[int, int]] = ()
         self._agent: Agent | None = None
         self._words: deque[ToTrainer] = deque()
         self._problem: str | None = None
@@ -189,6 +199,22 @@ class Island:
     def gather(self, mine: bytes) -> Sequence[bytes]:
         with self._others():
             return self._group.gather(mine)
+
+    def bring(self, places: Places) -> None:
+        self._carry([(far, near) for far, near in self.partners], places)
+
+    def fetch(self, places: Places) -> None:
+        self._carry([(near, far) for far, near in self.partners], places, of_target=True)
+
+    def _carry(self, ways: Sequence[tuple[int, int]], places: Places, of_target: bool = False) -> None:
+        """From one rank to another, one way after the other; each far rank has one, so nobody waits in a circle."""
+        with self._others():
+            for source, target in ways:
+                far = target if of_target else source
+                if self.rank == source:
+                    self._group.send(places(far), target)
+                elif self.rank == target:
+                    self._group.receive(places(far), source)
 
     @contextmanager
     def _others(self) -> Iterator[None]:

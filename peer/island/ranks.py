@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from farflung.peer.island.parts import WHOLE, Part
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+# Of a rank, where the values lie here that it writes or reads: views of a flat vector.
+Places = Callable[[int], Iterable["Tensor"]]
 
 
 class Ranks(Protocol):
@@ -24,6 +31,14 @@ class Ranks(Protocol):
     @property
     def part(self) -> Part:
         """Of each batch."""
+
+    @property
+    def near(self) -> Collection[int]:
+        """The ranks that share memory with the agent (nodes.py)."""
+
+    @property
+    def partners(self) -> Sequence[tuple[int, int]]:
+        """Of the others, each with the near rank by which it writes and reads."""
 
     def tokens_of_step(self, said: int | None, handed_out: int, batches: int) -> int | None:
         """After every optimizer step: what all ranks learned from, by the script (`said`) or by what it was given.
@@ -41,11 +56,18 @@ class Ranks(Protocol):
     def gather(self, mine: bytes) -> Sequence[bytes]:
         """What each rank says, in their order."""
 
+    def bring(self, places: Places) -> None:
+        """What far ranks have written is in the shared memory then."""
+
+    def fetch(self, places: Places) -> None:
+        """Far ranks have what they are to read."""
+
 
 class Alone:
     """A trainer of one process."""
 
     rank, count, part = 0, 1, WHOLE
+    near, partners = (0,), ()
 
     def tokens_of_step(self, said: int | None, handed_out: int, batches: int) -> int | None:
         return said
@@ -58,6 +80,12 @@ class Alone:
 
     def gather(self, mine: bytes) -> Sequence[bytes]:
         return [mine]
+
+    def bring(self, places: Places) -> None:
+        pass
+
+    def fetch(self, places: Places) -> None:
+        pass
 
 
 ALONE = Alone()

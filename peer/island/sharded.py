@@ -17,7 +17,8 @@ from farflung.peer.island.blocks import Box, whole
 from farflung.protocol.errors import UserError
 
 # Dimensions of a mesh along which ranks work on one batch together, as torchtitan and torch's own examples name them.
-SHARING = frozenset({"tp", "cp", "pp"})
+# Ranks that have other experts ("ep") do so, too, unless the mesh says that this dimension is made of others.
+SHARING = frozenset({"tp", "cp", "pp", "ep"})
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -71,26 +72,48 @@ def reshard(module: nn.Module) -> None:
                 each.reshard()
 
 
-def ranks_on_one_batch(module: nn.Module, rank: int) -> tuple[int, ...]:
-    """As the meshes of the parameters name their dimensions: this rank, and those that see the same samples."""
+def ranks_on_one_batch(module: nn.Module, rank: int, said: Any = None) -> tuple[int, ...]:
+    """As the meshes of the parameters name their dimensions: this rank, and those that see the same samples.
+
+    `said`: the DeviceMesh by which the script says it, in place of those.
+    """
+    if said is not None:
+        if not said.mesh_dim_names:
+            raise UserError("data_rank: the dimensions of this mesh have no names: mesh_dim_names=")
+        return tuple(sorted({rank} | _along(said, rank)))
     found = {rank}
     for name, tensor in module.named_parameters():
         if not is_sharded(tensor):
             continue
         mesh: Any = tensor.device_mesh  # type: ignore[attr-defined]
-        names = mesh.mesh_dim_names
-        if names is None and not _is_fsdp(module):
+        if mesh.mesh_dim_names is None and not _is_fsdp(module):
             raise UserError(
                 f"parameter {name!r} lies on a mesh whose dimensions have no names, so which ranks work on one batch "
                 'can\'t be known: init_device_mesh(..., mesh_dim_names=("tp",)), or farflung.join(..., '
                 "data_rank=(number, of))"
             )
-        shared = [dim for dim, each in enumerate(names or ()) if each in SHARING]
-        place = (mesh.mesh == rank).nonzero()
-        if shared and len(place):
-            key = tuple(slice(None) if dim in shared else int(place[0][dim]) for dim in range(mesh.ndim))
-            found |= {int(other) for other in mesh.mesh[key].flatten()}
+        found |= _along(mesh, rank)
     return tuple(sorted(found))
+
+
+def _along(mesh: Any, rank: int) -> set[int]:
+    """Of the mesh that this one was cut out of: a dimension that joins several others is not one of its own there."""
+    root_of = getattr(mesh, "_get_root_mesh", None)  # torch has no public way to ask for it
+    root = root_of() if root_of is not None else mesh
+    names = root.mesh_dim_names or ()
+    for name in names:
+        if name not in SHARING and {"tp", "cp", "pp"} & set(name.split("_")):
+            raise UserError(
+                f"a mesh dimension is named {name!r}, so which of its ranks work on one batch can't be known: make the "
+                'mesh of single dimensions, init_device_mesh(..., mesh_dim_names=("dp", "cp")), and flatten them, or '
+                "say farflung.join(..., data_rank=(number, of))"
+            )
+    shared = [dim for dim, each in enumerate(names) if each in SHARING]
+    place = (root.mesh == rank).nonzero()
+    if not shared or not len(place):
+        return set()
+    key = tuple(slice(None) if dim in shared else int(place[0][dim]) for dim in range(root.ndim))
+    return {int(other) for other in root.mesh[key].flatten()}
 
 
 def _is_fsdp(module: nn.Module) -> bool:

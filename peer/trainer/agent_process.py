@@ -79,14 +79,20 @@ class Agent(Protocol):
     def abandon(self) -> None: ...
 
 
-def start_or_find(url: str | None, own: Mapping[str, object]) -> tuple[Agent, Ranks]:
-    """The agent, and the other ranks of this script.  Called by all of them at the same time."""
+def start_or_find(
+    url: str | None, own: Mapping[str, object], agree: Callable[[Island], None]
+) -> tuple[Agent, Ranks]:
+    """The agent, and the other ranks of this script.  Called by all of them at the same time.
+
+    `agree`: what they find out about each other before there is an agent; a UserError of it is one on all of them.
+    """
     if ranks_here() <= 1:
         return AgentProcess.start_or_find(url, own), ALONE
     _refuse_worker()
     from farflung.peer.island.group import GlooGroup  # only here: it loads torch.distributed
 
     island = Island(GlooGroup())
+    agree(island)
     return IslandAgent(island, url, own), island
 
 

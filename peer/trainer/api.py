@@ -17,9 +17,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from safetensors import SafetensorError
@@ -33,13 +34,13 @@ from farflung.peer.data.reading import MapStyle, Source, refuse_lists, source_of
 from farflung.peer.data.token_shards import TokenShards
 from farflung.peer.data.workers import Ahead
 from farflung.peer.island.island import Island
-from farflung.peer.island.parts import Part, agreed_part
+from farflung.peer.island.parts import Part
 from farflung.peer.island.ranks import ALONE, Ranks
-from farflung.peer.island.sharded import ranks_on_one_batch
 from farflung.peer.local.channel import ELSEWHERE
 from farflung.peer.local.memory import SharedState
 from farflung.peer.settings import own_config
 from farflung.peer.trainer.agent_process import Agent, refuse_ranks, start_or_find
+from farflung.peer.trainer.agreeing import agree
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.layout import ModelLayout, unwrap
 from farflung.peer.trainer.model_tensors import survey
@@ -51,6 +52,9 @@ from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import failpoints
 from farflung.protocol.process.log_lines import mistakes_in_one_line
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +71,7 @@ def join(
     listen: str | None = None,
     upload_limit: str | None = None,
     download_limit: str | None = None,
-    data_rank: tuple[int, int] | None = None,
+    data_rank: tuple[int, int] | DeviceMesh | None = None,
 ) -> Run:
     """Join the run and load its state into `model`, in place.  Returns when the first inner step can be taken.
 
@@ -77,8 +81,9 @@ def join(
     A script started by `farflung join` attaches to the agent that started it, whatever is passed here.
 
     Of several processes that train together (torchrun, `farflung join --nproc`) each calls it, and they are one peer
-    (docs/islands.md).  `data_rank`: (number, of), which part of each batch is this process's; left out, each has its
-    own, but for those that work on one batch together by the names of their mesh ("tp", "cp", "pp").
+    (docs/islands.md).  `data_rank`: (number, of), which part of each batch is this process's, or the DeviceMesh of all
+    of them; left out, that of the parameters.  Each has a part of its own, but for those that work on one batch
+    together by the names of the mesh ("tp", "cp", "pp", "ep").
     """
     given = {
         "identity": identity,
@@ -89,27 +94,33 @@ def join(
     mistakes_in_one_line()
     survey(unwrap(model))  # what can't be exchanged is told before an agent starts
     refuse_other_parameters(model, optimizer)
-    return connect(url, given, several=True).join(model, optimizer, data_rank)
+    return connect(url, given, partial(agree, model, data_rank)).join(model, optimizer)
 
 
 def connect(
-    url: str | None = None, given: Mapping[str, str | None] = _NOTHING, several: bool = False
+    url: str | None = None,
+    given: Mapping[str, str | None] = _NOTHING,
+    agree: Callable[[Island], None] | None = None,
 ) -> Connection:
     """The first half of `join`, for scripts that build their model from the run's manifest.  `given`: settings.
 
-    `several`: the script may be one of several ranks, which all call this.
+    `agree`: the script may be one of several ranks, which all call this; what they find out about each other first.
     """
     mistakes_in_one_line()
     failpoints.arm(os.environ)
-    if not several:
+    if agree is None:
         refuse_ranks()
     with ExitStack() as undo:
-        agent, ranks = start_or_find(url, given)
+        agent, ranks = start_or_find(url, given, agree or _nothing)
         undo.callback(agent.close, "could not connect")
         begin = agent.wait_for_begin()
         connection = Connection(agent, Manifest.from_canonical(begin.manifest), begin.name, ranks)
         undo.pop_all()
     return connection
+
+
+def _nothing(_: Island) -> None:
+    pass
 
 
 class _Reader:
@@ -153,7 +164,7 @@ class Connection:
         """For the trainer of synchronous batches, which says other words to it."""
         return self._agent
 
-    def join(self, model: nn.Module, optimizer: Optimizer, data_rank: tuple[int, int] | None = None) -> Run:
+    def join(self, model: nn.Module, optimizer: Optimizer) -> Run:
         if self.manifest.pipeline.batch:
             self.abandon()
             raise UserError(
@@ -163,7 +174,7 @@ class Connection:
         with ExitStack() as undo:
             undo.callback(self.close, "could not join")
             refuse_other_parameters(model, optimizer)
-            loop = self._loop(model, optimizer, data_rank)
+            loop = self._loop(model, optimizer)
             inner = RunOptimizer(optimizer, loop.after_step, loop.before_step, loop.before_rates)
             run = Run(self._agent, loop, inner, self.name)
             loop.attach()
@@ -173,7 +184,7 @@ class Connection:
             undo.pop_all()
         return run
 
-    def _loop(self, model: nn.Module, optimizer: Optimizer, data_rank: tuple[int, int] | None) -> InnerLoop:
+    def _loop(self, model: nn.Module, optimizer: Optimizer) -> InnerLoop:
         agent, record = self._agent, own_config({}).record
         if not isinstance(self._ranks, Island):
             watcher = watcher_for(record, self.manifest, self.name, model, optimizer)
@@ -181,8 +192,6 @@ class Connection:
         if record is not None:
             log.warning("nothing is recorded: the work of several ranks can't be taken again yet")
         island = self._ranks
-        sharers = (island.rank,) if data_rank else ranks_on_one_batch(unwrap(model), island.rank)
-        island.part = agreed_part(island.gather, island.rank, data_rank, sharers)
         return InnerLoop(island, model, self.manifest, island.problem, island.clock, ranks=island)
 
     def close(self, reason: str = "closed before joining") -> None:

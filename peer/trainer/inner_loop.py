@@ -17,6 +17,7 @@ import os
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -27,6 +28,7 @@ from farflung.optim.rates import rates_of
 from farflung.optim.recipes import outer_of
 from farflung.optim.schedule import rules_of
 from farflung.peer.data.leased_data import Span
+from farflung.peer.island.nodes import FarMemory
 from farflung.peer.island.ranks import ALONE, Ranks, mean_of
 from farflung.peer.island.sharded import whole_loss
 from farflung.peer.local.memory import SharedState
@@ -340,6 +342,8 @@ class InnerLoop:
                     pass  # seen by the callers, which ask the machine where it stands
                 case _:
                     self._on_model(effect)
+                    if isinstance(self._shared, FarMemory):
+                        self._shared.let_go()
 
     def _on_model(self, effect: do.OnModel) -> None:
         match effect:
@@ -347,16 +351,20 @@ class InnerLoop:
                 self._open(word)
             case do.WriteAnchor():
                 self.layout.write_anchor(self._model, self.shared.anchor)
+                self._bring(self.shared.anchor, 0)
             case do.LoadAnchor():
                 if not self._loaded:
                     # Room for what every part is loaded with.
                     self._loaded = self.layout.snapshot(self._model)
+                slot = [self.shared.slots[effect.slot]] if effect.keep in ("rest", "restore") else []
+                self._fetch(effect.fragment, self.shared.anchor, *slot)
                 self.parts[effect.fragment].load(effect, self._model, self._loaded, self.shared)
                 self._watcher.on_loaded()
             case do.Freeze():
                 self._freeze(effect)
             case do.GoAhead(fragment, slot):
                 self.ranks.wait_for_all()  # the others' shares are in the slot
+                self._fetch(fragment, self.shared.anchor, self.shared.moments[0], self.shared.slots[slot])
                 self.parts[fragment].train_on(
                     self._model, self._loaded, self.shared, outer_of(self.manifest), slot
                 )
@@ -373,13 +381,25 @@ class InnerLoop:
         if word.elements != self.layout.total_elements:
             theirs, ours = word.elements, self.layout.total_elements
             raise UserError(f"the agent shares {theirs} values, this model has {ours}")
-        self._shared = SharedState.open(word)
+        is_near = self.ranks.rank in self.ranks.near
+        self._shared = SharedState.open(word) if is_near else FarMemory(word)
+
+    def _bring(self, part: Tensor, start: int) -> None:
+        """What ranks on other nodes have written into theirs, into the memory that the agent shares."""
+        self.ranks.bring(lambda rank: self.layout.places(rank, part, start, to_write=True))
+
+    def _fetch(self, fragment: int, *vectors: Tensor) -> None:
+        """The other way, before they read it."""
+        for flat in vectors:
+            part, start = self.parts[fragment].part(flat), self.parts[fragment].start
+            self.ranks.fetch(partial(self.layout.places, part=part, start=start, to_write=False))
 
     def _freeze(self, freeze: do.Freeze) -> None:
         part = self.parts[freeze.fragment]
         part.level(self._model, self.ranks)
         part.write_owed(self._model, self._loaded, part.part(self.shared.slots[freeze.slot]))
         failpoints.hit("freeze.mid")
+        self._bring(part.part(self.shared.slots[freeze.slot]), part.start)
 
     def _tell_frozen(self, frozen: do.SayFrozen) -> None:
         """Fragments may have been frozen into different slots."""

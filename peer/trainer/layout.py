@@ -104,6 +104,7 @@ class ModelLayout:
     held: tuple[
         Held, ...
     ] = ()  # of each entry and then of each frozen parameter; empty: all of it is here alone
+    served: tuple[tuple[int, tuple[Held, ...]], ...] = ()  # the same of each rank whose partner this one is
 
     @staticmethod
     def of(model: nn.Module, chunk_elements: int, ranks: Ranks = ALONE) -> ModelLayout:
@@ -111,7 +112,7 @@ class ModelLayout:
         module = unwrap(model)
         reshard(module)
         layout = ModelLayout.placed(survey(module), chunk_elements)
-        return replace(layout, held=layout._held(module, ranks))
+        return layout._shared_out(module, ranks)
 
     @staticmethod
     def placed(found: Survey, chunk_elements: int) -> ModelLayout:
@@ -132,22 +133,29 @@ class ModelLayout:
             first_plain_chunk=plain_start // chunk_elements,
         )
 
-    def _held(self, module: nn.Module, ranks: Ranks) -> tuple[Held, ...]:
+    def _shared_out(self, module: nn.Module, ranks: Ranks) -> ModelLayout:
         items: list[Entry | Frozen] = [*self.entries, *self.frozen]
         mine = [box_of(tensor) for tensor in self._tensors(module, items)]
         if ranks.count == 1 and all(box.shape == item.shape for box, item in zip(mine, items, strict=True)):
-            return ()
+            return self
         told = ranks.gather(msgspec.msgpack.encode((self.specs, mine)))
         found = [msgspec.msgpack.decode(each, type=tuple[tuple[TensorSpec, ...], list[Box]]) for each in told]
         odd = next((rank for rank, (specs, _) in enumerate(found) if specs != self.specs), None)
         if odd is not None:
+            name = next((own.name for own in self.specs if own not in found[odd][0]), "one more tensor")
             raise UserError(
-                f"rank {odd} of this peer has another model than rank {ranks.rank}: every rank must build the same one"
+                f"rank {odd} of this peer has another model than rank {ranks.rank} ({name!r}): every rank must build "
+                "the same one; experts of which each rank has its own must be one DTensor, sharded over them"
             )
-        return tuple(
-            shares(item.name, item.shape, [boxes_of[at] for _, boxes_of in found], ranks.rank)
-            for at, item in enumerate(items)
-        )
+
+        def held_by(rank: int) -> tuple[Held, ...]:
+            return tuple(
+                shares(item.name, item.shape, [boxes_of[at] for _, boxes_of in found], rank, ranks.near)
+                for at, item in enumerate(items)
+            )
+
+        served = tuple((far, held_by(far)) for far, near in ranks.partners if near == ranks.rank)
+        return replace(self, held=held_by(ranks.rank), served=served)
 
     @property
     def chunk_count(self) -> int:
@@ -327,6 +335,12 @@ class ModelLayout:
         for piece in self._found(start, part.numel(), to_write=False):
             piece.carried(out, start).copy_(piece.cells(part, start))
         return out
+
+    def places(self, rank: int, part: Tensor, start: int, to_write: bool) -> Iterator[Tensor]:
+        """Of a part of the flat vector what a rank has, or has to write: this one, or one that it serves."""
+        seen = replace(self, held=dict(self.served).get(rank, self.held))
+        for piece in seen._found(start, part.numel(), to_write):
+            yield piece.cells(part, start)
 
     def named_tensors(self, flat: Tensor) -> dict[str, Tensor]:
         """`flat` as a state dict, tied names too, in memory of its own; frozen parameters are not in it."""

@@ -34,6 +34,10 @@ class Unmerged:
         self._count = fragment.count * layout.chunk_elements
         self.carry: Tensor | None = None  # unmerged work from before the last load, fp32; None is zero
 
+    @property
+    def start(self) -> int:
+        return self._start
+
     def part(self, flat: Tensor) -> Tensor:
         """The fragment's values in a flat vector of the whole model."""
         return flat[self._start : self._start + self._count]

@@ -2,6 +2,9 @@
 
 Writes OUT.RANK.json: what this rank saw; and OUT.safetensors, the run's weights.  Modes are words joined by "-":
 plain, ddp, fsdp, hsdp, tp   how the model lies on the ranks
+cp                           two ranks have half of each sequence, and a mean over the whole of it
+ep, swap                     two ranks have half of the experts each; they see other samples, and swap tokens
+nodes                        the second half of the ranks is on another node, without a way to the agent's memory
 same                         all ranks begin with one model by themselves
 bf16, bn, frozen             what the model is
 eval, accumulate, scaler     a forward right before a step, and what else a loop may do
@@ -26,6 +29,7 @@ import farflung
 
 MODE, OUT, BATCH = sys.argv[1].split("-"), sys.argv[2], int(sys.argv[3])
 URL = sys.argv[4] if len(sys.argv) > 4 else None
+EXPERTS = 4
 WIDTH = (
     8 if "tp" in MODE else 7
 )  # no multiple of the ranks: their shards are of unlike sizes, one may be empty
@@ -41,6 +45,60 @@ class Rows(torch.utils.data.Dataset[Tensor]):
     def __getitem__(self, index: int) -> Tensor:
         # Steps of a fixed size along the alphabet: something to learn.
         return (torch.arange(9) * (1 + index % 3) + index) % 16
+
+
+class AllOf(torch.autograd.Function):
+    """What all ranks of a group have, one behind the other: torch's own knows groups of all ranks alone, on a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(found, mine.contiguous(), group=group)
+        return torch.cat(found)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, None]:
+        total = given[0].clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total.chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)], None
+
+
+class Experts(nn.Module):
+    """One for each kind of token, so that nothing hangs on how a score is rounded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(EXPERTS, WIDTH, WIDTH) / 8)
+        self.mesh: Any = None  # of the ranks that share them
+
+    def forward(self, x: Tensor, kind: Tensor) -> Tensor:
+        from torch.distributed import nn as summed
+
+        if self.mesh is None:
+            return made_of(x, kind, self.weight, 0)
+        group, place = self.mesh.get_group(), self.mesh.get_local_rank()
+        weight: Any = self.weight
+        if "swap" not in MODE:
+            from torch.distributed.tensor import DTensor, Replicate
+
+            same = DTensor.from_local(x, self.mesh, [Replicate()], run_check=False)
+            each = torch.einsum("bsd,edh->ebsh", same, weight)
+            chosen = nn.functional.one_hot(kind % EXPERTS, EXPERTS).permute(2, 0, 1).unsqueeze(-1).to(x.dtype)
+            chosen = DTensor.from_local(chosen, self.mesh, [Replicate()], run_check=False)
+            out: Tensor = (each * chosen).sum(0).redistribute(placements=[Replicate()]).to_local()
+            return out
+        # Gradients of a pair's samples add up in it, and are to be their mean.
+        local = weight.to_local() / 2
+        local = local + local.detach()
+        made = made_of(AllOf.apply(x, group), AllOf.apply(kind, group), local, place * len(local))
+        swapped: Tensor = summed.functional.all_reduce(made, group=group).chunk(2)[place]
+        return swapped
+
+
+def made_of(x: Tensor, kind: Tensor, weight: Tensor, first: int) -> Tensor:
+    chosen = nn.functional.one_hot(kind % EXPERTS, EXPERTS)[..., first : first + len(weight)].to(x.dtype)
+    return torch.einsum("bsd,edh,bse->bsh", x, weight, chosen)
 
 
 class Block(nn.Module):
@@ -64,18 +122,80 @@ class Net(nn.Module):
         self.few = nn.Parameter(torch.ones(1, 3))  # with a shard for one rank only
         if "frozen" in MODE:
             self.blocks[0].requires_grad_(False)
+        if "ep" in MODE:
+            self.experts = Experts()
+        self.of_sequence: Any = None  # the ranks that have parts of it
 
     def forward(self, ids: Tensor) -> Tensor:
         hidden = self.embed(ids)
+        if "cp" in MODE:
+            mean = hidden.mean(1, keepdim=True)
+            if self.of_sequence is not None:
+                from torch.distributed import nn as summed
+
+                mean = summed.functional.all_reduce(mean, group=self.of_sequence.get_group()) / 2
+            hidden = hidden + mean
+        if "ep" in MODE:
+            hidden = hidden + self.experts(hidden, ids)
         for block in self.blocks:
             hidden = block(hidden)
         out: Tensor = self.head(hidden) * self.few.sum() / 3
         return out
 
 
+def part_of(net: Any, batch: Tensor) -> tuple[Tensor, Tensor]:
+    """What comes in and what is to come out, of this rank's part of the sequences."""
+    ids, wanted = batch[:, :-1], batch[:, 1:]
+    if net.of_sequence is None:
+        return ids, wanted
+    place = net.of_sequence.get_local_rank()
+    return ids.chunk(2, 1)[place], wanted.chunk(2, 1)[place]
+
+
+def said_part(net: Any) -> Any:
+    """DistributedDataParallel has no mesh to look at."""
+    if net.of_sequence is not None and "ddp" in MODE:
+        return mesh_of(dist.get_world_size())
+    return None
+
+
+def mesh_of(ranks: int) -> Any:
+    """Of cp and ep: all ranks, in pairs that work together."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    pair = "cp" if "cp" in MODE else "ep" if "swap" not in MODE else "dp_pair"
+    return init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("dp", pair))
+
+
+def wrapped_in_pairs(net: Any) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = mesh_of(dist.get_world_size())
+    dense = mesh._flatten("all") if "cp" in MODE or "swap" in MODE else mesh["dp"]
+    if "cp" in MODE:
+        net.of_sequence = mesh["cp"]
+    else:
+        net.experts.mesh = mesh[mesh.mesh_dim_names[1]]
+        net.experts.weight = nn.Parameter(
+            distribute_tensor(net.experts.weight.data, net.experts.mesh, [Shard(0)])
+        )
+    if "ddp" in MODE:
+        return nn.parallel.DistributedDataParallel(net)
+    if "fsdp" in MODE:
+        if "ep" in MODE:
+            fully_shard(net.experts, mesh=mesh["dp"])
+        for block in net.blocks:
+            fully_shard(block, mesh=dense)
+        fully_shard(net, mesh=dense)
+    return net
+
+
 def wrapped(net: nn.Module) -> nn.Module:
     if "WORLD_SIZE" not in os.environ:
         return net
+    if "cp" in MODE or "ep" in MODE:
+        return wrapped_in_pairs(net)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -125,10 +245,15 @@ def replay(steps: int) -> None:
         batch = torch.stack([row for start, stop in each for row in source.read(Span(0, 0, start, stop))])
         logits = net(batch[:, :-1])
         nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        clip(net)
         inner.step()
         inner.zero_grad()
     save_file({name: tensor.detach().clone() for name, tensor in net.state_dict().items()}, f"{OUT}.replayed")
+
+
+def clip(model: nn.Module) -> None:
+    if "tp" not in MODE and "ep" not in MODE:  # torch does not mix parameters of several meshes there
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -143,6 +268,17 @@ def digest(model: nn.Module) -> str:
     return hasher.hexdigest()
 
 
+def keep_apart(rank: int) -> None:
+    """As if the second half of the ranks were elsewhere."""
+    from farflung.peer.island import nodes
+    from farflung.peer.local.memory import SharedState
+
+    node = 2 * rank // dist.get_world_size()
+    nodes.here = lambda: f"node {node}"
+    if node:
+        SharedState.open = None  # type: ignore[assignment]
+
+
 def main() -> None:
     torch.set_num_threads(1)
     if "replay" in MODE:
@@ -153,13 +289,16 @@ def main() -> None:
         rank = dist.get_rank()
     with open(f"{OUT}.pid.{rank}", "w") as file:
         file.write(str(os.getpid()))
+    if "nodes" in MODE and "WORLD_SIZE" in os.environ:
+        keep_apart(rank)
     torch.manual_seed(3 if "same" in MODE else rank)
     net = Net()
     model = wrapped(net.bfloat16() if "bf16" in MODE else net)
     inner = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)
     scaler = torch.amp.GradScaler("cpu", enabled="scaler" in MODE)
     seen: dict[str, Any] = {"samples": [], "weights": [], "wrong": []}
-    with farflung.join(URL, model, inner, identity=os.environ.get("ISLAND_KEY")) as run:
+    own = {"identity": os.environ.get("ISLAND_KEY"), "data_rank": said_part(net)}
+    with farflung.join(URL, model, inner, **own) as run:
         watch(run, net, seen)
         for number, batch in enumerate(run.batches(Rows(), BATCH), start=1):
             is_first_life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
@@ -167,8 +306,9 @@ def main() -> None:
                 os._exit(9)
             if "uneven" in MODE and rank == 1 and number == 2:
                 continue
-            logits = model(batch[:, :-1]).float()
-            loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+            ids, wanted = part_of(net, batch)
+            logits = model(ids).float()
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
             scaler.scale(loss * run.batch_weight).backward()
             seen["weights"].append(run.batch_weight)
             if "accumulate" in MODE and number % 2:
@@ -176,10 +316,9 @@ def main() -> None:
                 continue
             if "eval" in MODE and number % 4 == 0:
                 with torch.no_grad():
-                    model(batch[:, :-1])
+                    model(ids)
             scaler.unscale_(run.optimizer)
-            if "tp" not in MODE:  # torch does not mix plain and sharded parameters there
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            clip(model)
             if "scaler" in MODE:
                 run.record(loss)
                 scaler.step(run.optimizer)
@@ -189,7 +328,7 @@ def main() -> None:
                 run.step(loss)
         run.save(f"{OUT}.safetensors")
         seen |= {"steps": run.step_count, "version": run.version, "tokens": run._loop.machine.all_tokens}
-        seen["model"] = digest(net)
+        seen |= {"model": digest(net), "near": list(run._loop.ranks.near)}
     with open(f"{OUT}.{rank}.json", "w") as file:
         json.dump(seen, file)
     if "WORLD_SIZE" in os.environ:
@@ -204,7 +343,7 @@ def watch(run: Any, net: nn.Module, seen: dict[str, Any]) -> None:
     def say_frozen(frozen: Any) -> None:
         now = {name: whole(tensor) for name, tensor in net.state_dict().items()}
         loop.ranks.wait_for_all()
-        for word in frozen.words:
+        for word in frozen.words if loop.ranks.rank in loop.ranks.near else ():
             for entry in loop.layout.entries:
                 cells = slice(entry.offset, entry.offset + entry.numel)
                 then = loop.shared.anchor[cells].view(entry.shape).to(now[entry.name].dtype)

@@ -124,6 +124,33 @@ def test_ranks_learn_what_one_process_learns_from_the_same_samples(
         assert torch.allclose(tensor, learned[name], atol=2e-5), name
 
 
+@pytest.mark.parametrize(
+    ("mode", "ranks"),
+    [
+        ("ddp-cp-same", 2),
+        ("ep-same", 2),
+        pytest.param("fsdp-cp-same", 4, marks=pytest.mark.hard),
+        pytest.param("fsdp-ep-same", 4, marks=pytest.mark.hard),
+        ("fsdp-ep-swap-same", 4),
+    ],
+)
+def test_ranks_that_work_on_one_batch_learn_what_one_process_learns(
+    nursery: Nursery, tmp_path: Path, mode: str, ranks: int
+) -> None:
+    """Each has half of a sequence, or half of the experts; but those that swap tokens have samples of their own."""
+    found = played(nursery, tmp_path, mode, ranks, batch=4)
+    assert_one_peer(found)
+    data_ranks = ranks if "swap" in mode else ranks // 2
+    assert {each.tokens for each in found.frozen} == {4 * 4 * data_ranks * 9}
+    words = "-".join(each for each in ("replay", *mode.split("-")) if each not in ("ddp", "fsdp", "swap"))
+    done = nursery.call([SCRIPT, words, f"{tmp_path}/{mode}.{ranks}.0", "12"], {}, timeout_s=60.0)
+    assert done.returncode == 0, done.stderr
+    expected, learned = load_file(f"{tmp_path}/{mode}.{ranks}.0.replayed"), load_file(found.weights)
+    assert expected.keys() == learned.keys()
+    for name, tensor in expected.items():
+        assert torch.allclose(tensor, learned[name], atol=2e-5), name
+
+
 @pytest.mark.parametrize("mode", ["fsdp-bf16-eval-accumulate", "ddp-bn-scaler"])
 def test_what_two_ranks_freeze_is_the_anchor_minus_the_whole_model(
     nursery: Nursery, tmp_path: Path, mode: str
@@ -145,7 +172,7 @@ def test_what_two_ranks_freeze_is_the_anchor_minus_the_whole_model(
         ("fsdp-scaler", 2),
         ("hsdp", 2),
         ("hsdp-bf16", 4),
-        ("tp", 2),
+        ("tp-same", 2),
         ("tp-fsdp", 4),
     ],
 )
@@ -154,8 +181,35 @@ def test_every_way_to_spread_a_model_over_ranks(
 ) -> None:
     found = played(nursery, tmp_path, mode, ranks)
     assert_one_peer(found)
-    if "same" in mode:  # frozen parameters are hashed as a whole
+    if "frozen" in mode:  # such parameters are hashed as a whole
         assert found.model == played(nursery, tmp_path, "plain-frozen-same").model
+
+
+@pytest.mark.parametrize(
+    ("mode", "ranks"),
+    [
+        ("fsdp-nodes", 2),
+        ("hsdp-nodes-bf16", 4),
+        pytest.param("ddp-nodes", 2, marks=pytest.mark.hard),
+        pytest.param("fsdp-nodes-frozen-same", 4, marks=pytest.mark.hard),
+        pytest.param("tp-fsdp-nodes", 4, marks=pytest.mark.hard),
+    ],
+)
+def test_ranks_on_another_node_write_and_read_by_one_on_the_agents(
+    nursery: Nursery, tmp_path: Path, mode: str, ranks: int
+) -> None:
+    found = played(nursery, tmp_path, mode, ranks)
+    assert_one_peer(found)
+
+
+@pytest.mark.parametrize("schedule", ["overlap", pytest.param("streaming", marks=pytest.mark.hard)])
+def test_training_goes_on_during_rounds_on_two_nodes(nursery: Nursery, tmp_path: Path, schedule: str) -> None:
+    fragments = 2 if schedule == "streaming" else 1
+    sections = {"outer": {"schedule": schedule}, "round": {**SMALL["round"], "fragments": fragments}}
+    found = played(nursery, tmp_path, "fsdp-nodes", ranks=2, **sections)
+    assert set(found.codes) == {0}, found.said
+    assert len(found.frozen) >= ROUNDS * fragments
+    assert found.seen[0]["model"] == found.seen[1]["model"]
 
 
 def test_frozen_parameters_in_parts_have_the_hash_of_the_whole(nursery: Nursery, tmp_path: Path) -> None:
@@ -179,6 +233,17 @@ def test_ranks_whose_gradients_nobody_sums_are_told_so(nursery: Nursery, tmp_pat
     assert 2 in found.codes and 0 not in found.codes and not found.frozen
     told = next(each for code, each in zip(found.codes, found.said, strict=True) if code == 2)
     assert "rank 1 and rank 0 have different values of" in told and "Traceback" not in told
+
+
+def test_plain_tensors_that_begin_unlike_are_refused_on_all_ranks_before_an_agent_hears_anything(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """Are they copies that were not seeded alike, or experts of each rank's own?  Nobody says."""
+    found = played(nursery, tmp_path, "alone", ranks=2)
+    assert found.codes == [2, 2] and not found.heard
+    for each in found.said:
+        assert "rank 1 and rank 0 begin with different values of 'embed.weight', a plain tensor" in each
+        assert "make it a DTensor" in each and "Traceback" not in each
 
 
 def test_ranks_that_do_not_take_the_same_steps_are_told_so(nursery: Nursery, tmp_path: Path) -> None:
