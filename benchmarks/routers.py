@@ -80,7 +80,7 @@ class Eight:
         return {
             "round_s": found["median_seconds"],
             "identical": found["identical"],
-            "owners": len(set(opened[-1]["owned"])) if opened else 0,
+            "owners": sum(count > 0 for count in opened[-1]["owned"]) if opened else 0,
             "pairs_met": met,
             "relayed_mb": round(moved / 1e6, 1),
         }

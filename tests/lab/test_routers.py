@@ -109,6 +109,19 @@ def test_the_relay_killed_in_the_middle_costs_a_moment_and_no_round(tmp_path: Pa
     assert models[0] == models[1]
 
 
+def test_one_who_helps_beside_the_coordinator_owns_everything_where_nobody_can_meet(tmp_path: Path) -> None:
+    with Homes(["ann", "bob"], Router(hard=True)) as homes:
+        run = HomeRun(homes, tmp_path, relay="off")
+        run.coordinate()
+        run.assist()
+        run.join("ann")
+        run.join("bob")
+        run.finish()
+    assert len(run.commits) == run.rounds and {len(each["members"]) for each in run.commits} == {3}
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("ann", "bob")]
+    assert models[0] == models[1]
+
+
 def test_a_third_one_joins_over_the_relay_and_fetches_the_state(tmp_path: Path) -> None:
     with Homes(["ann", "bob", "cyd"], Router(hard=True)) as homes:
         run = HomeRun(homes, tmp_path, rounds=6)

@@ -72,6 +72,12 @@ class HomeRun:
         with (self.folder / f"{name}.log").open("w") as log:
             self.running[name] = self.homes.popen(name, [*FARFLUNG, *words], stdout=log, stderr=log)
 
+    def assist(self) -> None:
+        """A peer without a trainer, at the host."""
+        words = [*FARFLUNG, "assist", "--identity", self.folder / "helper.pem", self.url]
+        with (self.folder / "helper.log").open("w") as log:
+            self.running["helper"] = self.homes.popen(HOST, words, stdout=log, stderr=log)
+
     def look(self) -> list[Event]:
         self.events += self._follower.new_events()
         return self.events

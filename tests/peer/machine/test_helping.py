@@ -1,0 +1,66 @@
+"""A peer's machine without a trainer: it knocks until the run has a model, takes that, and never counts as ready."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from farflung.compression.codec import check_payload, payload_bytes
+from farflung.peer.machine.effects import Assist, Exit, Note, ToDoor
+from farflung.peer.machine.getting_in import EARLY_S, Me, PeerConfig
+from farflung.peer.machine.machine import PeerMachine
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import MergeSection, OuterSection, PipelineSection, RunSection
+from farflung.protocol.messages import Beat, Challenge, Hello, Knock, Welcome
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
+
+RUN_ID = bytes(range(16))
+MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
+MERGE, OUTER = MergeSection(policy="mean"), OuterSection(step="adamw")
+ME = Me("hal", "hal", b"i" * 32, b"k" * 32, b"p" * 16, "test", lambda message: b"s" * 64)
+
+
+def challenge(model: ModelSchema | None, **more: Any) -> Challenge:
+    manifest = Manifest(run=RunSection(name="demo"), **more).canonical()
+    return Challenge(nonce=bytes(32), run_id=RUN_ID, manifest=manifest, model=model)
+
+
+def knocking() -> PeerMachine:
+    machine = PeerMachine(PeerConfig(ME, "demo", check_payload, payload_bytes, helps=True), lambda: 0.5)
+    [knock] = machine.on_timer(0.0)
+    assert isinstance(knock, ToDoor) and isinstance(knock.message, Knock) and knock.message.helps
+    return machine
+
+
+def test_it_waits_for_a_model_and_takes_it_from_the_door() -> None:
+    machine = knocking()
+    assert any(isinstance(each, Note) for each in machine.on_door(challenge(None), 1.0))
+    assert not machine.on_timer(1.0 + EARLY_S / 2)
+    [again] = machine.on_timer(1.0 + EARLY_S)
+    assert isinstance(again, ToDoor) and isinstance(again.message, Knock)
+    assert not any(isinstance(each, Note) for each in machine.on_door(challenge(None), 4.0)), (
+        "it is told once"
+    )
+    machine.on_timer(4.0 + EARLY_S)
+    effects = machine.on_door(challenge(MODEL), 8.0)
+    assert Assist(MODEL) in effects
+    greeted = machine.on_attach(MODEL, "host:1", 8.0)
+    [hello] = [each.message for each in greeted if isinstance(each, ToDoor)]
+    assert isinstance(hello, Hello) and hello.helps and hello.model == MODEL
+
+
+def test_let_in_it_says_that_it_is_ready_for_nothing_and_wants_no_samples() -> None:
+    machine = knocking()
+    machine.on_door(challenge(MODEL), 1.0)
+    machine.on_attach(MODEL, "host:1", 1.0)
+    welcome = Welcome(session=bytes(16), incarnation=1, member_port=4000, fragments=(0,), roster=())
+    said = [getattr(each, "message", None) for each in machine.on_door(welcome, 1.1)]
+    [beat] = [each for each in said if isinstance(each, Beat)]
+    assert not beat.fragments[0].ready and not beat.want and not beat.samples
+    assert not machine.training.attached
+
+
+def test_a_model_in_stages_is_not_helped_without_a_trainer() -> None:
+    machine = knocking()
+    staged = PipelineSection(stages=2, batch=8, micro=1)
+    [*_, end] = machine.on_door(challenge(None, pipeline=staged, merge=MERGE, outer=OUTER), 1.0)
+    assert isinstance(end, Exit) and end.code == "no-helpers" and machine.exited
