@@ -24,6 +24,7 @@ from farflung.coordinator.door.keys import CoordinatorKeys, load_or_create
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.ledger.journal import Journal, locked
 from farflung.coordinator.ledger.run_store import RunStore
+from farflung.coordinator.restoring_door import from_peers
 from farflung.coordinator.server import JOURNAL_NAME
 from farflung.coordinator.store.etcd_store import EtcdStore
 from farflung.coordinator.store.etcd_url import StoreUrl
@@ -70,10 +71,18 @@ def held(asked: Asked, stopped: Callable[[], bool]) -> Iterator[Held | None]:
                 f"{folder}: this run is kept elsewhere ({belongs.read_text().strip()}): name that with --store, or "
                 "begin a new run in an empty folder"
             )
-        new_run_id = lambda: os.urandom(16)  # noqa: E731
+        manifest, run_id, given_back = asked.manifest, os.urandom(16), None
+        if asked.restored:
+            given_back = from_peers(folder, manifest, asked.listen, stopped)
+            if given_back is None:
+                yield None
+                return
+            manifest, run_id = given_back.manifest, given_back.run_id
         with Journal.open_or_create(
-            folder / JOURNAL_NAME, asked.manifest, new_run_id, asked.restored
+            folder / JOURNAL_NAME, manifest, lambda: run_id, asked.restored
         ) as journal:
+            if given_back is not None:
+                journal.append(given_back.records)
             yield Held(journal, load_or_create(folder), asked.listen)
         return
     if (folder / JOURNAL_NAME).exists():

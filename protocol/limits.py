@@ -36,6 +36,9 @@ AMENDMENTS_MOST = 64  # of one run
 AMENDMENT_BYTES = 1024  # of what one changes
 AMENDMENTS_TOLD = 8  # in one tick
 
+KEPT_COMMITS = 64  # the newest ones that each peer keeps, signed, for a coordinator that loses its disk
+KEPT_BOOKS_BYTES = 96 * 1024  # of what such a one says of the books
+
 BULK_HEADER_BYTES = 96
 BULK_SLACK_BYTES = 4 * 1024  # encoding headers and CURVE on top of a chunk
 

@@ -46,7 +46,7 @@ from farflung.protocol.round_words import (
     Used,
     Way,
 )
-from farflung.protocol.signing import PROOF_BYTES, Amendments
+from farflung.protocol.signing import PROOF_BYTES, Amendments, AskKept, Head, Kept, KeptCommit
 from farflung.protocol.verdicts import Verdict
 
 Bytes32 = Hash
@@ -106,6 +106,7 @@ class Hello(_Message, frozen=True, kw_only=True):
     # Where a model is cut: all stages that it could hold, also when it holds one of them.
     fits: Annotated[tuple[FragmentNo, ...], Meta(max_length=FRAGMENTS_MAX)] = ()
     helps: bool = False  # I have no trainer: I own chunks and give state, and contribute nothing
+    kept: Head | None = None  # the newest that I keep: a coordinator that started on an old copy hears of it
 
 
 class Welcome(_Message, frozen=True, kw_only=True):
@@ -253,6 +254,7 @@ class Beat(_FromMember, frozen=True, kw_only=True):
     # With whom a connection stands that we made by meeting; it counts where both say so.
     punched: Annotated[tuple[PeerName, ...], Meta(max_length=WAYS_MOST)] = ()
     amended: Count = 0  # amendments that I know
+    kept: Count = 0  # the number of the newest head that I keep; 0: none
 
     def of(self, fragment: int) -> FragmentBeat | None:
         """None of a fragment that its sender does not hold."""
@@ -475,6 +477,13 @@ class Committed(_ToMember, frozen=True, kw_only=True):
     commit: Commit
     nonce: Nonce  # under which to show that one holds the version that it makes
     amended: Count = 0  # the amendment that held in its round
+    kept: KeptCommit | None = None  # in one message: nobody goes on with a commit that it can't prove
+
+
+class Keep(_ToMember, frozen=True, kw_only=True):
+    """For whom its beat shows to lack it."""
+
+    kept: KeptCommit
 
 
 class Aborted(_ToMember, frozen=True, kw_only=True):
@@ -535,16 +544,23 @@ class Gone(_ToMember, frozen=True, kw_only=True):
     final: bool
 
 
-DOOR_IN: dict[str, type[_Message]] = {"knock": Knock, "hello": Hello, "ask_status": AskStatus, "probe": Probe}
-DOOR_OUT: dict[str, type[_Message]] = {
+DOOR_IN: dict[str, type[Struct]] = {
+    "knock": Knock,
+    "hello": Hello,
+    "ask_status": AskStatus,
+    "probe": Probe,
+    "kept": Kept,
+}
+DOOR_OUT: dict[str, type[Struct]] = {
     "challenge": Challenge,
     "welcome": Welcome,
     "refuse": Refuse,
     "stands_by": StandsBy,
     "status": StatusReply,
     "probed": Probed,
+    "ask_kept": AskKept,
 }
-MEMBER_IN: dict[str, type[_Message]] = {
+MEMBER_IN: dict[str, type[Struct]] = {
     "beat": Beat,
     "sent": Sent,
     "progress": ProgressReport,
@@ -553,7 +569,7 @@ MEMBER_IN: dict[str, type[_Message]] = {
     "leave": Leave,
     "look": Look,
 }
-MEMBER_OUT: dict[str, type[_Message]] = {
+MEMBER_OUT: dict[str, type[Struct]] = {
     "tick": Tick,
     "open": OpenRound,
     "decided": Decided,
@@ -562,15 +578,16 @@ MEMBER_OUT: dict[str, type[_Message]] = {
     "show": Show,
     "audit": AuditChunks,
     "gone": Gone,
+    "keep": Keep,
 }
 
-KINDS: dict[str, type[_Message]] = {**DOOR_IN, **DOOR_OUT, **MEMBER_IN, **MEMBER_OUT}
+KINDS: dict[str, type[Struct]] = {**DOOR_IN, **DOOR_OUT, **MEMBER_IN, **MEMBER_OUT}
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
 FromMember = Beat | Sent | ProgressReport | Shown | Audited | Leave
-ToMember = Tick | OpenRound | Decided | Committed | Aborted | Show | AuditChunks | Gone
-FromDoor = Knock | Hello | AskStatus | Probe
-ToDoor = Challenge | Welcome | Refuse | StandsBy | StatusReply | Probed
+ToMember = Tick | OpenRound | Decided | Committed | Aborted | Show | AuditChunks | Gone | Keep
+FromDoor = Knock | Hello | AskStatus | Probe | Kept
+ToDoor = Challenge | Welcome | Refuse | StandsBy | StatusReply | Probed | AskKept
 Message = FromMember | Look | ToMember | FromDoor | ToDoor
 
 

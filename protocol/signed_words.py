@@ -15,7 +15,7 @@ from msgspec import Meta
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.messages import Hello, ProgressReport, Sent
 from farflung.protocol.round_words import Decision, Hash, Plan
-from farflung.protocol.signing import peer_id_of, verify
+from farflung.protocol.signing import Kept, peer_id_of, verify
 
 Signature = Annotated[bytes, Meta(max_length=64)]
 
@@ -28,6 +28,11 @@ def hello_part(hello: Hello, nonce: bytes) -> bytes:
 def sent_part(run_id: bytes, sent: Sent) -> bytes:
     """The bytes that the signature of a hash list covers: all of it, and the run."""
     return b"farflung/sent/1\0" + run_id + bare_hash(sent)
+
+
+def kept_part(kept: Kept, nonce: bytes) -> bytes:
+    """The bytes that a peer signs when it shows what it keeps: so nobody answers for another one."""
+    return b"farflung/shows-kept/1\0" + nonce + bare_hash(kept)
 
 
 class Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

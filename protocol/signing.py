@@ -12,11 +12,13 @@ import base64
 import json
 from typing import Annotated, Any
 
+import msgspec
 from blake3 import blake3
 from msgspec import Meta, Struct
 
-from farflung.protocol.limits import AMENDMENT_BYTES, AMENDMENTS_MOST
-from farflung.protocol.round_words import Count, Hash
+from farflung.protocol.limits import AMENDMENT_BYTES, AMENDMENTS_MOST, CONTROL_BIN_BYTES, KEPT_BOOKS_BYTES
+from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.round_words import Commit, Count, Hash
 
 _ID_BYTES = 10  # 80 bits: 16 letters of base32 without padding
 
@@ -134,6 +136,74 @@ def is_hosts(amendment: Amendment, run_id: bytes, pinned: bytes) -> bool:
     """`pinned`: the key in the run's join URL."""
     proof = amendment.proof
     return proves(proof, amendment.statement(run_id)) and curve_key_of(proof[:32]) == pinned
+
+
+# ---- what peers keep for a coordinator that loses its disk: see coordinator/ledger/kept_books.py
+
+
+class Head(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """The run after one more step of its history: a commit, a beginning, a way back.  Signed over all of it."""
+
+    run_id: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    manifest: Hash  # the digest of what the run began with
+    number: Annotated[int, Meta(ge=1, lt=1 << 62)]  # of the step
+    before: Hash  # a name of all steps before it
+    after: Hash  # and with it
+    incarnation: Count  # of the coordinator that made it durable
+    era: Count
+    versions: Annotated[tuple[Count, ...], Meta(max_length=64)]  # of each fragment
+    commits: Annotated[
+        tuple[Hash, ...], Meta(max_length=64)
+    ]  # of what was committed with it: see `name_of_commit`
+    books: Hash  # of all else that follows from it
+    proof: Annotated[bytes, Meta(max_length=PROOF_BYTES)] = b""  # the key of the run, and its signature
+
+    @property
+    def statement(self) -> bytes:
+        bare = msgspec.structs.replace(self, proof=b"")
+        return b"farflung/kept/1\0" + blake3(msgspec.msgpack.encode(bare)).digest()
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Of two heads the greater one is the run: peers follow the newest coordinator."""
+        return self.incarnation, self.number
+
+    def is_by(self, key: bytes) -> bool:
+        """`key`: ed25519."""
+        return self.proof[:32] == key and proves(self.proof, self.statement)
+
+
+class KeptCommit(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    head: Head
+    books: Annotated[bytes, Meta(max_length=KEPT_BOOKS_BYTES)]  # for the coordinator alone
+
+    @property
+    def is_whole(self) -> bool:
+        return blake3(self.books).digest() == self.head.books
+
+
+class AskKept(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """From a coordinator that puts its run together again: what is the newest that you keep below this?"""
+
+    nonce: Hash
+    below: Count
+
+
+class Kept(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The answer, signed over the nonce by who gives it; what is kept has the run's own signature."""
+
+    identity: Hash
+    kept: KeptCommit | None  # none older, or none at all
+    commits: Annotated[tuple[Commit, ...], Meta(max_length=64)] = ()  # that it names
+    model: ModelSchema | None = None
+    manifest: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)] = b""  # that the run began with
+    amendments: Amendments = ()
+    signature: Annotated[bytes, Meta(max_length=64)] = b""
+
+
+def name_of_commit(commit: Commit) -> bytes:
+    """By which a head names it."""
+    return blake3(msgspec.msgpack.encode(commit)).digest()
 
 
 def _hash(public: bytes) -> bytes:

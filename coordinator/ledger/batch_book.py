@@ -182,6 +182,12 @@ class BatchBook:
         if self.rows:
             self._keep(self.table.of_next_batch(shares or {}))
 
+    def begin_again(self, cursor: Cursor, last_seat: int, table_no: int) -> None:
+        """Nobody sits anywhere: what was granted since is not known.  Numbers go on after these."""
+        self.batch, self.merging, self.owed, self.released = None, None, [], []
+        self.seats, self.rows, self._known_places = {}, (), None
+        self.cursor, self.last_seat, self.table_no = cursor, last_seat, table_no
+
     def sit_down(self, seat: Seat) -> None:
         self.seats[seat.number] = seat
         self.last_seat = seat.number

@@ -21,6 +21,7 @@ from farflung.coordinator.ledger.eras import (
     Holder,
     Mark,
 )
+from farflung.coordinator.ledger.kept_books import Link, put_back
 from farflung.coordinator.ledger.leases import Leases, Reach
 from farflung.coordinator.ledger.loss_curve import LossCurve
 from farflung.coordinator.ledger.records import (
@@ -52,6 +53,7 @@ from farflung.coordinator.ledger.records import (
     Paused,
     Record,
     Released,
+    Restored,
     Resumed,
     Revoked,
     RolledBack,
@@ -145,6 +147,8 @@ class Ledger:
     abandoned: Abandoned | None = None  # the era that can be won back
     register: Register = field(default_factory=Register)
     batches: BatchBook = field(default_factory=BatchBook)  # where updates are synchronous batches
+    link: Link = field(default_factory=Link)  # what peers keep for a coordinator that loses all this
+    restored_because: str = ""  # it did, once
     books: list[FragmentBook] = field(init=False)
     leases: Leases = field(init=False)
 
@@ -176,6 +180,7 @@ class Ledger:
                 self._know_data(record)
             case Genesis():
                 self.batches.start_at((0, 0))
+                self.link = self.link.then(self.incarnation, (), b"".join(record.digests))
                 for book, digest in zip(self.books, record.digests, strict=True):
                     book.digests[0] = digest
                 for book, shown in zip(self.books, record.shown, strict=False):
@@ -200,14 +205,15 @@ class Ledger:
             case RolledBack() | WonBack():
                 self._begin_era(record)
             case Amended(amendment=amendment):
-                self.amendments.append(amendment)
-                self.abandoned = None
+                self.amendments, self.abandoned = [*self.amendments, amendment], None
+            case Restored():
+                put_back(self, record)
             case Granted(peer=peer, lease=lease):
                 self.leases.grant(peer, lease)
-            case Released(leases=lease_ids):
-                self.leases.release(lease_ids)
-            case Moving(at_s=at_s):
-                self.batches.moved_at_s = at_s
+            case Released():
+                self.leases.release(record.leases)
+            case Moving():
+                self.batches.moved_at_s = record.at_s
             case _ if isinstance(record, OfBatches):
                 self._on_batch(record)
             case Departed():
@@ -216,7 +222,7 @@ class Ledger:
                 vars(self).update(vars(unpacked(raw, Ledger)))
                 self._guess_holders()
             case DecidedOn() | FoundCheating():
-                pass  # kept for the audit; nothing durable follows from them
+                pass  # kept for the audit
             case Invited() | Revoked() | Struck() | Banned() | Unbanned() | Paused() | Resumed():
                 pass  # the register has them
 
@@ -294,6 +300,7 @@ class Ledger:
             self.leases.settled = True
         if rounds[-1].loss is not None and rounds[0].commit.fragment == BOOKS_FRAGMENT:
             self.loss = rounds[-1].loss  # of several stages the last one knows it
+        self.link = self.link.then(self.incarnation, [record.commit for record in rounds])
         for record in rounds:
             self._on_round(record)
         if rounds[0].commit.fragment == BOOKS_FRAGMENT:
@@ -364,6 +371,7 @@ class Ledger:
         else:
             self._win_back(record.versions)
         self.era_reason = record.reason
+        self.link = self.link.then(self.incarnation, (), repr((self.era, record.versions)).encode("ascii"))
 
     def _go_back(self, versions: tuple[int, ...], final: bool) -> None:
         """Samples that only the lost versions had used are leased again; no lease from before counts any more."""

@@ -30,6 +30,7 @@ from farflung.coordinator.ledger.records import (
     ModelFixed,
     Opened,
     Record,
+    Restored,
     Started,
 )
 from farflung.protocol.causes import NoteCause
@@ -158,6 +159,9 @@ def event_of(record: Record) -> tuple[str, dict[str, Any]]:
         case Started():
             # Whoever reads the events must not foresee what follows from it.
             return _plain(msgspec.structs.replace(record, secret=b""))
+        case Restored(kept=kept, peers=peers, reason=reason):
+            versions = kept.head.versions if kept is not None else None
+            return "restored", {"versions": versions, "peers": peers, "reason": reason}
         case Amended(amendment=made):
             return "amended", {
                 "number": made.number,

@@ -14,7 +14,7 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.messages import Lease
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import Commit, Decision, Plan, Used
-from farflung.protocol.signing import Amendment
+from farflung.protocol.signing import Amendment, KeptCommit
 
 
 class _Record(Struct, frozen=True, tag_field="record", kw_only=True):
@@ -349,6 +349,16 @@ class Amended(_Record, frozen=True, kw_only=True, tag="amended"):
     at_s: float  # on the run's clock
 
 
+class Restored(_Record, frozen=True, kw_only=True, tag="restored"):
+    """The coordinator started on a copy, or on its key alone: what peers showed is put back (kept_books.py)."""
+
+    kept: KeptCommit | None  # the newest; None: nobody showed any
+    older: tuple[KeptCommit, ...] = ()  # those before it, the newest first
+    commits: tuple[Commit, ...] = ()  # that these name
+    peers: tuple[str, ...] = ()  # who showed something
+    reason: str = ""
+
+
 class Paused(_Record, frozen=True, kw_only=True, tag="paused"):
     """No rounds are opened until `Resumed`."""
 
@@ -405,6 +415,7 @@ Record = (
     | Banned
     | Unbanned
     | Amended
+    | Restored
     | Paused
     | Resumed
     | Folded

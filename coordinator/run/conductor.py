@@ -564,7 +564,7 @@ class Conductor:
             self.standing(member).verified = False  # until it shows the digest of the new version
             if self.standing(member).vouched:  # others would roll results onto a state that is not the run's
                 nonce, amended = self.settling.nonce(commit.version), core.amended_for(commit.version - 1)
-                core.tell(member, Committed, commit=commit, nonce=nonce, amended=amended)
+                core.tell(member, Committed, commit=commit, nonce=nonce, amended=amended, kept=core.kept())
         if self._auditing is not None:
             self._auditing.on_commit(sums)
 

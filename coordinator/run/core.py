@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from farflung.coordinator.court.questions import Questions
+from farflung.coordinator.ledger.kept_books import kept_commit
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.pace import RunPace
 from farflung.coordinator.ledger.records import Amended, Record, Struck
@@ -18,10 +19,12 @@ from farflung.coordinator.run.effects import Effect, Note, Tell, Write
 from farflung.coordinator.run.membership import Member, Membership
 from farflung.protocol.causes import NoteCause
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import ToMember
+from farflung.protocol.messages import Keep, ToMember
 from farflung.protocol.moments import Terms
+from farflung.protocol.signing import Head, KeptCommit
 
 EVENTS_SHOWN = 30
+KEEP_AGAIN_S = 5.0
 
 
 class Core:
@@ -41,7 +44,47 @@ class Core:
         self._effects: list[Effect] = []
         self.questions = Questions()  # what members are asked to show
         self._struck: list[str] = []
+        self._kept: tuple[object, KeptCommit | None] = None, None
+        self.newer: Head | None = None  # of this run, and not in this journal
         self._convicted: list[tuple[str, str]] = []
+
+    def kept(self) -> KeptCommit | None:
+        """What members keep of the run as it is now; signed once for each step."""
+        link = self.ledger.link
+        if link is not self._kept[0]:
+            self._kept = link, kept_commit(self.ledger, self.run_id, self.terms.first.digest, self.prove)
+        return self._kept[1]
+
+    def tell_to_keep(self, member: Member, number: int) -> None:
+        """What comes with each commit, for whom that did not reach: `number` is of the newest that it keeps.  Who can't
+        check it never says that it has it."""
+        kept = self.kept()
+        if kept is None or number == kept.head.number:
+            return
+        last, told_at = member.told_to_keep
+        if last != kept.head.number or self.now - told_at >= KEEP_AGAIN_S:
+            member.told_to_keep = kept.head.number, self.now
+            self.tell(member, Keep, kept=kept)
+
+    def hear_of(self, head: Head | None) -> None:
+        """What somebody who comes in keeps.  The run's own key tells if this journal is older than the run."""
+        if head is None or head.run_id != self.run_id or head.order <= self.ledger.link.order:
+            return
+        mine = self.prove(b"")[:32]
+        if mine and head.is_by(mine) and (self.newer is None or head.order > self.newer.order):
+            self.newer = head
+            self.note(self.held)
+
+    @property
+    def _outdated(self) -> str:
+        link = self.ledger.link
+        if self.newer is None or self.newer.order <= link.order:
+            return ""
+        return (
+            f"this journal is an old copy: it ends at step {link.number} of the run, and a peer has version "
+            f"{min(self.newer.versions)}, step {self.newer.number}, signed by this run's key; nothing is committed. "
+            "Stop this coordinator and start it again with --restored: peers give back what is missing"
+        )
 
     @property
     def manifest(self) -> Manifest:
@@ -61,6 +104,8 @@ class Core:
     @property
     def held(self) -> str:
         """Why no round may be opened; empty if one may."""
+        if self._outdated:
+            return self._outdated
         if self.draining:
             return "the coordinator is about to end; training goes on alone until it is back"
         paused = self.ledger.register.paused

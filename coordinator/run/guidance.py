@@ -22,7 +22,15 @@ from farflung.coordinator.run.membership import Member, Standing
 from farflung.coordinator.run.winning_back import WinningBack
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.limits import AMENDMENTS_TOLD
-from farflung.protocol.messages import Beat, Committed, Decided, FragmentBeat, FragmentTick, OpenRound, Tick
+from farflung.protocol.messages import (
+    Beat,
+    Committed,
+    Decided,
+    FragmentBeat,
+    FragmentTick,
+    OpenRound,
+    Tick,
+)
 from farflung.protocol.round_words import CROWD, Contact
 from farflung.protocol.signing import statement_of
 from farflung.protocol.states import Goal, state_after
@@ -221,6 +229,7 @@ class Guidance:
             meets=core.members.ways.meetings.told(member.peer, core.now),
             amendments=tuple(core.ledger.amendments[beat.amended : beat.amended + AMENDMENTS_TOLD]),
         )
+        core.tell_to_keep(member, beat.kept)
         for said in beat.fragments:
             self._repeat_what_is_missing(member, said, self._conductors[said.fragment])
         if won_back:

@@ -135,6 +135,7 @@ class RunMachine:
         number = core.ledger.incarnation + (RESTORED_AHEAD if restored else 1)
         secret = b"" if core.ledger.secret else self._random(32)
         core.write(Started(incarnation=number, clock_s=clock_s, wall_s=wall_s, secret=secret))
+        core.warn(f"restored: {core.ledger.restored_because}" if restored else "")
         for fragment, book in enumerate(core.ledger.books):
             if book.open_round:
                 number = book.open_round
@@ -319,6 +320,7 @@ class RunMachine:
             core.do(AnswerDoor(caller, let))
             return
         hello = passed.hello
+        core.hear_of(hello.kept)
         old = core.members.members.get(peer_id_of(hello.identity))
         if old is not None and old.has_not_spoken_since(hello):
             member, old.heard_at = old, core.now

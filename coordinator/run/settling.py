@@ -136,6 +136,10 @@ class Settling:
 
     def refuted(self, member: Member, said: FragmentBeat) -> bytes:
         """The digest that this member shall not believe any longer."""
+        if self._core.ledger.restored_because and said.version > self._book.version and not self._core.newer:
+            return (
+                said.digest
+            )  # made by a commit that was lost with the coordinator's disk: nobody could prove it
         if said.version != self._version:
             return b""
         unproven = member.peer in self._void and member.peer not in self._absent

@@ -98,7 +98,7 @@ class Agent:
         self._remembered = RememberedPlaces(folder, options.url, say)
         self._looking_up = LookingUp(options.own.book, options.url, say)
         me = me_of(self._identity, curve_raw(keys[0]), os.urandom(16), options.url.token or "")
-        config = config_of(options, me, store is not None, self._remembered.load())
+        config = config_of(options, me, store is not None, self._remembered)
         self._machine = machine = PeerMachine(config, random.random)
         self._control.look_at(machine.seeking.places)
         self._address = ""  # where other peers dial this one, once it listens
@@ -371,6 +371,8 @@ class Agent:
                 self._control.shun()
             case do.Remember(whereabouts=whereabouts):
                 self._remembered.save(whereabouts)
+            case do.RememberCommits(raw=raw):
+                self._remembered.save_commits(raw)
             case do.LeaveMembers():
                 self._control.leave_members()
                 self._beats.forget()

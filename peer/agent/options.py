@@ -16,6 +16,7 @@ from pathlib import Path
 from farflung.checkpoints.store import Store
 from farflung.compression.codec import check_payload, payload_bytes
 from farflung.peer.machine.getting_in import Me, PeerConfig
+from farflung.peer.remembered_places import RememberedPlaces
 from farflung.peer.settings import OwnConfig
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
@@ -39,7 +40,7 @@ def store_of(own: OwnConfig) -> Store | None:
     return Store(own.checkpoints) if own.checkpoints else None
 
 
-def config_of(options: AgentOptions, me: Me, saves: bool, kept: bytes) -> PeerConfig:
+def config_of(options: AgentOptions, me: Me, saves: bool, remembered: RememberedPlaces) -> PeerConfig:
     url, own = options.url, options.own
     return PeerConfig(
         me,
@@ -53,6 +54,7 @@ def config_of(options: AgentOptions, me: Me, saves: bool, kept: bytes) -> PeerCo
         recalls=True,
         pinned=url.key,
         places=url.addresses,
-        kept=kept,
+        kept=remembered.load(),
+        kept_commits=remembered.load_commits(),
         helps=options.helps,
     )

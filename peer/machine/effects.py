@@ -44,6 +44,13 @@ class Remember:
 
 
 @dataclass(frozen=True, slots=True)
+class RememberCommits:
+    """For the next life of this peer, too: the run's newest steps, as the coordinator signed them."""
+
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class EnterMembers:
     """The coordinator let me in: connect to its members' port."""
 
@@ -289,6 +296,7 @@ Effect = (
     | LookAt
     | LookElsewhere
     | Remember
+    | RememberCommits
     | EnterMembers
     | LeaveMembers
     | ToCoordinator

@@ -37,7 +37,7 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.moments import Attached, Known, Terms
 from farflung.protocol.signed_words import hello_part
-from farflung.protocol.signing import Amendment
+from farflung.protocol.signing import Amendment, Head
 
 UNREACHABLE_AFTER_S = 60.0  # a first answer must come within this; a peer that was in once waits for ever
 UNREACHABLE_HINT = (
@@ -125,6 +125,7 @@ class PeerConfig:
     places: tuple[Address, ...] = ()  # where the join URL says that it is
     kept: bytes = b""  # the list of its addresses that a former life of this peer kept
     helps: bool = False  # no trainer will come: it owns chunks and gives state, and contributes nothing
+    kept_commits: bytes = b""  # and the run's newest steps, as its coordinator signed them
 
     def __post_init__(self) -> None:
         if not self.me.peer or not self.run:
@@ -198,7 +199,7 @@ class Doorway:
         first, self._told_early = not self._told_early, True
         return [Note("waiting for a peer that trains: it brings the run's model")] if first else []
 
-    def greet(self, offer: Offer, version: int, digest: bytes, now: float) -> Hello:
+    def greet(self, offer: Offer, version: int, digest: bytes, now: float, kept: Head | None = None) -> Hello:
         self.stand, self._awaits_welcome = Stand.GREETING, True
         self._again_at = now + self._pause_s  # a door with a crowd before it must not hear everybody twice
         me, attached = self._me, offer.attached
@@ -219,6 +220,7 @@ class Doorway:
             token=me.token,
             helps=self._helps,
             signature=b"",
+            kept=kept if kept is not None and kept.run_id == attached.known.run_id else None,
         )
         return msgspec.structs.replace(hello, signature=me.sign(hello_part(hello, self._nonce)))
 

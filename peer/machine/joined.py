@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from farflung.checkpoints.result_log import ResultLog
+from farflung.peer.local.words import Made
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.ahead import fragment_of
 from farflung.peer.machine.auditing import Auditing
@@ -28,6 +29,7 @@ from farflung.protocol.frames import Payload
 from farflung.protocol.manifest_sections import NetSection
 from farflung.protocol.messages import Committed, OpenRound, Show, Tick, What
 from farflung.protocol.moments import Attached
+from farflung.protocol.signing import Kept
 from farflung.protocol.verdicts import Counters
 
 
@@ -117,6 +119,18 @@ class Joined:
     def lanes(self) -> list[Lane]:
         return list(self.part.lanes.values())
 
+    def about(self) -> Kept:
+        """What a coordinator that has lost its disk asks of the run, besides what it signed."""
+        known, terms = self.attached.known, self.amending.terms
+        run = known.manifest.canonical()
+        return Kept(
+            identity=bytes(32),
+            kept=None,
+            model=self.attached.model,
+            manifest=run,
+            amendments=terms.amendments,
+        )
+
     @property
     def net(self) -> NetSection:
         return self.attached.known.manifest.net
@@ -129,6 +143,16 @@ class Joined:
     def has_news(self, now: float) -> bool:
         """The coordinator is to hear from me before the next beat is due."""
         return self.crossings is not None and self.crossings.has_news(now)
+
+    def on_made(self, word: Made, payload: Payload, now: float) -> tuple[list[do.Effect], bool]:
+        """By a stage's trainer.  The second: the coordinator is to hear of it at once."""
+        if self.crossings is None:
+            return [], False
+        before = self.crossings.counted
+        effects = self.crossings.on_made(word, payload, now)
+        if self.crossings.counted != before:
+            self.training.on_sums_changed()
+        return effects, bool(word.problem) or self.crossings.has_news(now)
 
     @property
     def early_count(self) -> int:

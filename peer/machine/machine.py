@@ -64,6 +64,7 @@ from farflung.protocol.messages import (
     Committed,
     Decided,
     Gone,
+    Keep,
     OpenRound,
     Refuse,
     Show,
@@ -75,6 +76,7 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.moments import Attached, Known
+from farflung.protocol.signing import AskKept
 from farflung.protocol.states import Goal
 from farflung.protocol.verdicts import Counters, Verdict
 
@@ -111,12 +113,10 @@ class PeerMachine:
 
     @property
     def logged_bytes(self) -> int:
-        """Of results that are kept in memory."""
         return self.joined.log.bytes if self.joined is not None else 0
 
     @property
     def early_count(self) -> int:
-        """Frames that wait for their explanation, and end in a counter when it comes."""
         return self.joined.early_count if self.joined is not None else 0
 
     def digest_of(self, chunk: int, version: int) -> bytes:
@@ -140,6 +140,8 @@ class PeerMachine:
             case StandsBy():
                 self.doorway.on_standby(now)
                 return self.seeking.on_found(message.whereabouts, now)
+            case AskKept():
+                return self.seeking.give_back(message, self.joined.about if self.joined else None)
             case _:
                 return self.doorway.outdated(message)
 
@@ -162,10 +164,9 @@ class PeerMachine:
         offer = self.offer
         if self.doorway.stand != Stand.READING or offer is None:
             return []
-        version, digest = NO_VERSION, b""
-        if self.joined is not None:
-            version, digest = self.joined.lanes[0].version, self.joined.lanes[0].digest
-        return [do.ToDoor(self.doorway.greet(offer, version, digest, self._now))]
+        lane = self.joined.lanes[0] if self.joined is not None else None
+        version, digest = (lane.version, lane.digest) if lane is not None else (NO_VERSION, b"")
+        return [do.ToDoor(self.doorway.greet(offer, version, digest, self._now, self.seeking.kept.newest))]
 
     def _on_welcome(self, welcome: Welcome) -> list[do.Effect]:
         held = self.offer.attached.as_holder_of(welcome.fragments) if self.offer is not None else None
@@ -211,8 +212,9 @@ class PeerMachine:
             self.counters.count(Verdict.DUPLICATE if message.seq == self._in_seq else Verdict.STALE)
             return []
         self._in_seq, self._heard_at = message.seq, now
+        kept = self.seeking.keep(message, joined.about)
         if (unheard := joined.amending.why_not(message)) is not None:
-            return [*unheard, *self._beat()]  # the answer tells what I have to know first
+            return [*kept, *unheard, *self._beat()]  # the answer tells what I have to know first
         match message:
             case Tick():
                 effects = self._on_tick(message, joined)
@@ -229,7 +231,9 @@ class PeerMachine:
                 effects = []
             case AuditChunks():
                 effects = joined.auditing.on_audit(message, now)
-        return effects + self._move_on()
+            case Keep():
+                effects = []
+        return kept + effects + self._move_on()
 
     def _on_tick(self, tick: Tick, joined: Joined) -> list[do.Effect]:
         part, exchange = joined.part, joined.exchange
@@ -461,14 +465,9 @@ class PeerMachine:
         return [do.Note(f"microbatch {word.micro} gives no gradient: {word.problem}"), *self._beat()]
 
     def _on_made(self, word: Made, payload: Payload) -> list[do.Effect]:
-        crossings = self.joined.crossings if self.joined is not None else None
-        if crossings is None:
-            return []
-        before = crossings.counted
-        effects = crossings.on_made(word, payload, self._now)
-        if crossings.counted != before:
-            self.training.on_sums_changed()
-        return effects + (self._beat() if word.problem or crossings.has_news(self._now) else [])
+        made = self.joined.on_made(word, payload, self._now) if self.joined is not None else None
+        effects, is_news = made if made is not None else ([], False)
+        return effects + (self._beat() if is_news else [])
 
     def place_of(self, word: Made) -> int | None:
         """In which place of the belt lies what the trainer made; None: it was made for sums that are gone."""
@@ -597,4 +596,5 @@ class PeerMachine:
         self._beat_at = self._now + self.joined.net.heartbeat_s
         if self.training.batch is not None:
             self.training.batch.on_told(self._now)
-        return [self.reports.beat(self.joined.part, self.training, self.joined.amending.count)]
+        known = self.joined.amending.count, self.seeking.kept.number
+        return [self.reports.beat(self.joined.part, self.training, *known)]

@@ -232,8 +232,8 @@ class Reporter:
 
     # ---- beats -----------------------------------------------------------------------------------------
 
-    def beat(self, part: Participation, training: Training, amended: int = 0) -> ToCoordinator:
-        """`amended`: how many amendments are known."""
+    def beat(self, part: Participation, training: Training, amended: int = 0, kept: int = 0) -> ToCoordinator:
+        """`amended`: how many amendments are known; `kept`: the number of the newest head that is kept."""
         vitals = self.vitals
         # Sums of a batch are of no other: a round that takes them is the one that a leaving peer stays for.
         begins_more = not self.leaving or training.batch is not None
@@ -267,6 +267,7 @@ class Reporter:
                 batch=training.batch.beat(training.attached) if training.batch is not None else None,
                 punched=vitals.punched[:WAYS_MOST],
                 amended=amended,
+                kept=kept,
             )
         )
 

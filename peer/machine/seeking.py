@@ -14,14 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from farflung.checkpoints.kept_commits import KeptCommits
 from farflung.collectives.round.effects import SendFrame
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.getting_in import PeerConfig
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.join_url import Address, Whereabouts, whereabouts_of
 from farflung.protocol.limits import ADDRESSES_MOST
-from farflung.protocol.messages import Welcome
+from farflung.protocol.messages import ToMember, Welcome
 from farflung.protocol.round_words import Contact, Way
+from farflung.protocol.signing import AskKept, Kept
 from farflung.protocol.verdicts import Counters, Verdict
 
 ASK_AFTER_S = 2.0  # out of contact: a coordinator that is started again is back by then
@@ -40,6 +42,8 @@ class Seeking:
         self._me, self._run, self._pinned = config.me.peer, config.run, config.pinned
         self._hurry = hurry
         self._given = config.places
+        self._sign = config.me.sign
+        self.kept = KeptCommits(config.pinned, config.me.identity, config.kept_commits)
         self._before: tuple[Address, ...] = ()  # of the list before the newest
         self.newest: Whereabouts | None = None
         self.hear(config.kept)
@@ -80,6 +84,20 @@ class Seeking:
         if effects:
             self._hurry(now)
         return verdict, effects
+
+    # ---- what is kept for a coordinator that loses its disk ------------------------------------------------------
+
+    def keep(self, word: ToMember, about: Callable[[], Kept]) -> list[do.Effect]:
+        """`about`: what else to tell of the run."""
+        if not self.kept.hear(word):
+            return []
+        self.kept.about = about()
+        return [do.RememberCommits(self.kept.raw)]
+
+    def give_back(self, asked: AskKept, about: Callable[[], Kept] | None) -> list[do.Effect]:
+        """`about`: None where nothing is known of the run but what was kept."""
+        self.kept.about = about() if about is not None else self.kept.about
+        return [do.ToDoor(self.kept.answer(asked, self._sign))]
 
     # ---- in contact --------------------------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
-"""Lines to the coordinator that are cut for long, and the host, who says at last that the run shall go back, or changes
-its terms while it goes on.
+"""Lines to the coordinator that are cut for long; its disk, which is lost; and the host, who says at last that the run
+shall go back, or changes its terms while it goes on.
 
 Used by the simulated world.  The peers behind a cut line live on, with all that they hold; seen from the coordinator
 they are as good as dead, and a stranger that gets through may be all that it sees.
@@ -11,17 +11,33 @@ import json
 import random
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.records import (
+    CommittedRound,
+    DecidedOn,
+    DigestFixed,
+    Opened,
+    Record,
+    from_bytes,
+    to_bytes,
+)
+from farflung.coordinator.restoring.restoring import Own, Restoring
 from farflung.coordinator.run.machine import RunMachine
 from farflung.peer.simulator.invariants import Broken, Invariants, all_is_held
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.scenario import Scenario
+from farflung.peer.simulator.surroundings import RUN_ID
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import Knock
 from farflung.protocol.orders import Amend, GoBack
-from farflung.protocol.signing import curve_key_of
+from farflung.protocol.signing import Kept, curve_key_of
+
+if TYPE_CHECKING:
+    from farflung.peer.simulator.world import World
 
 HOST_LOOKS_EVERY_S = 2.0
 BETWEEN_S = (1.0, 6.0)  # two amendments
@@ -101,20 +117,20 @@ class HostChanges:
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self._draw = random.Random(f"amendments {seed}")
         self._left, self._rounds = scenario.amends, scenario.rounds
-        self._signs = bool(scenario.amends)
+        self._signs = bool(scenario.amends or scenario.loses)
         self._rounds_most = scenario.rounds + 3
         self._key = Ed25519PrivateKey.from_private_bytes(self._draw.randbytes(32))
-        self._public = self._key.public_key().public_bytes_raw()
+        self.public = self._key.public_key().public_bytes_raw()
 
     @property
     def pinned(self) -> bytes:
         """As the join URL would have it."""
-        return curve_key_of(self._public) if self._signs else b""
+        return curve_key_of(self.public) if self._signs else b""
 
     def prepare(self, machine: RunMachine) -> None:
         """A coordinator that starts has the key of the run."""
         if self._signs:
-            machine.core.prove = lambda statement: self._public + self._key.sign(statement)
+            machine.core.prove = lambda statement: self.public + self._key.sign(statement)
 
     def rounds(self, machine: RunMachine | None) -> int:
         """That the run has, as far as its host has said."""
@@ -183,3 +199,96 @@ class HostChanges:
                     f"P1 is broken: {peer.peer} holds versions {versions} and follows {mine.count} amendments of "
                     f"{terms.count}, {due} hold there"
                 )
+
+
+class LostDisk:
+    """Once in a run the coordinator dies, and all that lay beside its key with it, or an older state of that is what is
+    left: right after a record of some round, before or after it has told some of the peers.  Then it is started
+    with `--restored`, and puts the run together again out of what they keep."""
+
+    def __init__(self, world: World, changes: HostChanges, seed: int) -> None:
+        self._world, self._changes, self._draw = world, changes, random.Random(f"lost disk {seed}")
+        scenario = world.scenario
+        self._kind = scenario.loses
+        self._at_version = self._draw.randint(1, max(1, scenario.rounds - 1))
+        self._after_record = self._draw.choice(
+            (CommittedRound, CommittedRound, Opened, DecidedOn, DigestFixed)
+        )
+        self._effects_left: int | None = None  # that it still carries out
+        self._copied_at = self._draw.uniform(0.1, 0.9)
+        self._lost = False
+        self._restoring: Restoring | None = None
+        self.versions: tuple[int, ...] | None = None  # with which it came back
+
+    def on_record(self, record: Record) -> None:
+        version = self._world.invariants.version_of(0)
+        is_it = isinstance(record, self._after_record) and version >= self._at_version
+        if self._kind and self.versions is None and is_it and self._effects_left is None:
+            self._effects_left = self._draw.randint(0, 8)
+
+    def is_now(self) -> bool:
+        """Asked before each effect of the coordinator."""
+        if self._effects_left is None or self._lost:
+            return False
+        self._effects_left -= 1
+        self._lost = self._effects_left < 0
+        return self._lost
+
+    def start(self) -> None:
+        """Of a coordinator that was killed."""
+        world = self._world
+        if not self._lost or self.versions is not None:
+            world.start_coordinator()
+            return
+        kept = len(world.journal) * self._copied_at if self._kind == "copy" else 0
+        world.journal = world.journal[: int(kept)]
+        world.note(f"its disk is lost: {len(world.journal)} records are left")
+        own, ledger = Own(world.manifest, self._changes.public), self._ledger()
+        if world.journal:
+            own = Own(world.manifest, self._changes.public, RUN_ID, ledger, world.manifest)
+        self._restoring = Restoring(own, self._draw.randbytes(32), world.now)
+        self._look()
+
+    def on_door(self, source: str, message: object) -> None:
+        if self._restoring is None or not isinstance(message, Knock | Kept):
+            return
+        answer = self._restoring.on_door(source.encode(), message, self._world.now)
+        if answer is not None:
+            self._world.answer(source, answer)
+
+    def _look(self) -> None:
+        machine, world = self._restoring, self._world
+        found = machine.due(world.now) if machine is not None else None
+        if found is None:
+            world.after(0.4, self._look)
+            return
+        self._restoring = None
+        if found.run_id != RUN_ID or found.manifest.digest != world.manifest.digest:
+            raise Broken("P21 is broken: it was put together as another run")
+        world.journal += [to_bytes(record) for record in found.records]
+        ledger = self._ledger()
+        self.versions = tuple(book.version for book in ledger.books)
+        world.note(f"restored at {self.versions}: {ledger.restored_because}")
+        self._nothing_is_lost(ledger)
+        world.invariants.on_restored(self.versions)
+        world.start_coordinator(restored=True)
+
+    def _ledger(self) -> Ledger:
+        rules = self._world.manifest
+        ledger = Ledger(
+            rules.data.lease_samples,
+            rules.round.keep_results,
+            rules.fragments,
+            rules.checkpoint.every_rounds,
+        )
+        for raw in self._world.journal:
+            ledger.apply(from_bytes(raw))
+        return ledger
+
+    def _nothing_is_lost(self, ledger: Ledger) -> None:
+        """That a living peer could prove: all of them had the time to show it."""
+        for peer in self._world.peers.values():
+            newest = peer.machine.seeking.kept.newest
+            if peer.alive and not peer.exit_code and newest is not None and newest.order > ledger.link.order:
+                if not self._world.scenario.kill_per_effect:  # else it may just have been started
+                    raise Broken(f"P21 is broken: {peer.peer} keeps step {newest.number}, and it was lost")

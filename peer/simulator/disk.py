@@ -68,6 +68,7 @@ class OwnDisk:
     # Era, version, digest, bytes.
     pieces: dict[int, tuple[int, int, bytes, bytes]] = field(default_factory=dict)
     results: dict[tuple[int, int, int], Payload] = field(default_factory=dict)  # era, version, chunk
+    commits: bytes = b""  # as the coordinator signed them
     stage: int = -1  # of a model that is cut into some: that these are of
 
     def keep_result(self, era: int, effect: Roll, keep: int) -> None:

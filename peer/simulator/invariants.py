@@ -187,6 +187,11 @@ class Invariants:
             self._nobody_is_passed_over(versions)
         self._begin_era(now.back_to(versions))
 
+    def on_restored(self, versions: tuple[int, ...]) -> None:
+        """What the coordinator lost with its disk, and nobody who lives could prove, never was: as an aborted round."""
+        self.eras[-1], self._fresh = self.eras[-1].back_to(versions), set()
+        self._recount()
+
     def _on_won_back(self, of_era: int, versions: tuple[int, ...]) -> None:
         """Forward only, and to what that era was."""
         won = self.eras[of_era]
@@ -199,6 +204,9 @@ class Invariants:
 
     def _begin_era(self, era: Era) -> None:
         self.eras.append(era)
+        self._recount()
+
+    def _recount(self) -> None:
         self.samples_committed = [set() for _ in self._fragments]
         for commit in self.commits.values():
             self.samples_committed[commit.fragment] |= self.used[commit.round_no]

@@ -68,6 +68,7 @@ class VirtualPeer:
             gathers=self.gathers,
             pinned=self.world.pinned,
             helps=self.helps,
+            kept_commits=self.own.commits,
         )
         self.machine = self.world.machine(config, lambda: 0.5)
         self.asked: dict[int, Show] = {}  # what the coordinator wanted to see, for those that lie about it
@@ -228,6 +229,8 @@ class VirtualPeer:
                 self._checkpoint(effect)
             case do.LookAt() | do.LookElsewhere() | do.Remember():
                 pass  # its coordinator stays where it is
+            case do.RememberCommits(raw=raw):
+                self.own.commits = raw
             case do.Contacts() | do.EnterMembers() | do.LeaveMembers() | do.Note():
                 pass  # links and logs: the simulated network needs neither
 

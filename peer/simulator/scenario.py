@@ -135,6 +135,8 @@ class Scenario:
     # So long a chunk takes on the way up the first peer's line, one after the other; 0: its line is like all others.
     slow_line_s: float = 0.0
     amends: int = 0  # so often the host changes what may change while a run goes on
+    # The coordinator's disk: "key", all but the key is lost once; "copy", an older state comes back; "": it stays.
+    loses: str = ""
 
     @property
     def lines_are_good(self) -> bool:
@@ -501,6 +503,26 @@ class Scenario:
             cut_off_at_s=cut_off_at_s,
             cut_off_s=draw.uniform(8.0, 14.0),
             host_after_s=0.0,
+            end_s=240.0,
+        )
+
+    @staticmethod
+    def of_lost_disks(seed: int) -> Scenario:
+        """The coordinator's disk is lost in the middle of the run, at any moment of a round.  In two of three seeds
+        nobody else dies, and then nothing may be lost that anybody had heard of."""
+        draw, drawn = random.Random(f"lost disks {seed}"), Scenario.of(seed)
+        return replace(
+            drawn,
+            rounds=6,
+            kill_per_effect=draw.choice((0.002, 0.005)) if seed % 3 == 0 else 0.0,
+            cut_per_s=drawn.cut_per_s if seed % 3 == 0 else 0.0,
+            trainer_crash_per_s=0.02 if seed % 3 == 0 else 0.0,
+            leave_per_s=0.0,
+            blackout_at_s=0.0,
+            go_back_after_s=10.0,
+            loses=draw.choice(("key", "copy")),
+            amends=draw.choice((0, 0, 2)),
+            faults_until_s=draw.choice((8.0, 20.0)),
             end_s=240.0,
         )
 

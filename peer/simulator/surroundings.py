@@ -24,6 +24,14 @@ from farflung.protocol.model_schema import Fragment, ModelSchema
 
 Sample = tuple[int, int]  # (epoch, place in its order)
 Learned = tuple[Sample, ...]  # what one step has learned from
+RUN_ID = bytes(range(16))
+LOCAL_DELAYS_S = {
+    "compute": (0.001, 0.05),
+    "local": (0.0, 0.01),
+    "step": (0.1, 0.25),
+    "unit": (0.02, 0.08),  # a forward pass of a microbatch through a stage
+    "store": (0.05, 2.0),
+}
 KeptWork = tuple[list[Learned], float]  # the steps behind a slot, and what mixing added
 
 

@@ -38,7 +38,7 @@ from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.simulator.bad_peers import LastPeer, Neighbours
 from farflung.peer.simulator.batch_invariants import BatchInvariants
 from farflung.peer.simulator.batch_trainer import VirtualBatchTrainer
-from farflung.peer.simulator.cut_lines import HOST_LOOKS_EVERY_S, CutLines, Held, Host, HostChanges
+from farflung.peer.simulator.cut_lines import HOST_LOOKS_EVERY_S, CutLines, Held, Host, HostChanges, LostDisk
 from farflung.peer.simulator.departures import let_some_die, let_some_leave
 from farflung.peer.simulator.disk import OwnDisk, VirtualDisk, is_kept
 from farflung.peer.simulator.hostile import LARGEST_BYTES
@@ -50,7 +50,7 @@ from farflung.peer.simulator.simulated_run import manifest_for, model_for
 from farflung.peer.simulator.slow_line import SlowLine, of_slow_line
 from farflung.peer.simulator.stage_invariants import StageInvariants
 from farflung.peer.simulator.stage_trainer import VirtualStageTrainer
-from farflung.peer.simulator.surroundings import Surroundings
+from farflung.peer.simulator.surroundings import LOCAL_DELAYS_S, RUN_ID, Surroundings
 from farflung.peer.simulator.trainer import VirtualTrainer
 from farflung.peer.simulator.virtual_relay import VirtualRelay, VirtualRouters
 from farflung.peer.simulator.work_liars import WorkLeague, trainer_for
@@ -71,19 +71,11 @@ from farflung.protocol.orders import Order
 from farflung.protocol.signing import name_of, peer_id_of
 
 COORDINATOR = "coordinator"
-RUN_ID = bytes(range(16))
 TAG = tag_of(RUN_ID)
 AMONG_LIARS = "liars made its last rounds among themselves"  # and gave them to nobody else
 TICK_S = 0.4
 LIARS_LATE_S = 4.0  # somebody honest founds the run: what liars alone have made is nobody's loss
 JOINERS_LATE_S = 8.0
-LOCAL_DELAYS_S = {
-    "compute": (0.001, 0.05),
-    "local": (0.0, 0.01),
-    "step": (0.1, 0.25),
-    "unit": (0.02, 0.08),  # a forward pass of a microbatch through a stage
-    "store": (0.05, 2.0),
-}
 _MEMBERS = frozenset(MEMBER_IN), frozenset(MEMBER_OUT)
 _DOOR = frozenset(DOOR_IN), frozenset(DOOR_OUT)
 
@@ -131,6 +123,7 @@ class World:
         self._lines = CutLines(scenario, [_peer_of(key) for key in self._keys[: scenario.cut_off]])
         self._host = Host(scenario)
         self._changes = HostChanges(scenario, seed)
+        self.lost_disk = LostDisk(self, self._changes, seed)
         self.relay = VirtualRelay(scenario, seed)
         self.slow_line = SlowLine(scenario, _peer_of(self._keys[0]), self.model)
         self.routers = VirtualRouters(
@@ -198,7 +191,7 @@ class World:
 
     # ---- the coordinator --------------------------------------------------------------------------------------
 
-    def start_coordinator(self) -> None:
+    def start_coordinator(self, restored: bool = False) -> None:
         records = [from_bytes(raw) for raw in self.journal]
         machine = RunMachine(self.manifest, RUN_ID, records, self.random.randbytes)
         if len(records) % 2:  # as a long journal is folded: the run must not notice
@@ -208,7 +201,7 @@ class World:
         self._changes.prepare(machine)
         self.coordinator = machine
         machine.core.members.ways.meetings.is_on = bool(self.scenario.routers)
-        self._carry_out(machine, machine.start(self.now, 1))
+        self._carry_out(machine, machine.start(self.now, 1, restored=restored))
         self._tick(machine)
 
     def _look(self, key: bytes, door: str, endpoint: str) -> None:
@@ -236,7 +229,7 @@ class World:
                 case Write(record=record):
                     self._write(record)
                 case AnswerDoor(caller=caller, message=message):
-                    self._deliver(COORDINATOR, caller.decode(), message, _DOOR[1])
+                    self.answer(caller.decode(), message)
                 case Tell(peer=peer, message=message):
                     self._deliver(COORDINATOR, peer, message, _MEMBERS[1])
                 case DialBack():
@@ -263,6 +256,7 @@ class World:
         self.journal.append(to_bytes(record))
         self.note(f"durable: {type(record).__name__}")
         self.invariants.on_record(record)
+        self.lost_disk.on_record(record)
         self.work_league.on_record(record, self._tokens_of)
         if self.scenario.restarts and isinstance(record, CommittedRound):
             self.after(0.01, lambda: self._restart_accomplices(record.commit.included))
@@ -395,9 +389,13 @@ class World:
         for delay_s in self._delays(source, target):
             self.after(delay_s, lambda: self._arrive(source, target, envelope.decode(raw, allowed), key))
 
+    def answer(self, peer: str, message: Message) -> None:
+        self._deliver(COORDINATOR, peer, message, _DOOR[1])
+
     def _arrive(self, source: str, target: str, message: Message, key: bytes) -> None:
         if target == COORDINATOR:
             machine = self.coordinator
+            self.lost_disk.on_door(source, message)
             if machine is not None and type(message) in DOOR_IN.values():
                 self._carry_out(machine, machine.on_door(source.encode(), key, message, self.now))  # type: ignore[arg-type]
             elif machine is not None:
@@ -452,8 +450,9 @@ class World:
 
     def survives(self, party: str) -> bool:
         """Asked before every effect of every party: False means that it was killed right here."""
-        if self.calm or self.random.random() >= self.scenario.kill_per_effect:
-            return True
+        if not (party == COORDINATOR and self.lost_disk.is_now()):
+            if self.calm or self.random.random() >= self.scenario.kill_per_effect:
+                return True
         self._kill(party)
         return False
 
@@ -463,7 +462,7 @@ class World:
         delay_s = self.random.choice((0.0, 0.5, 2.0, 6.0))
         if party == COORDINATOR:
             self.coordinator = None
-            self.after(delay_s, self.start_coordinator)
+            self.after(delay_s, self.lost_disk.start)
         else:
             self.peers[party].alive = False
             self.after(delay_s, lambda: self.start_again(party))

@@ -11,6 +11,7 @@ from mutants_of_batches import BATCHES
 from mutants_of_delay import DELAY
 from mutants_of_finding import FINDING
 from mutants_of_helpers import HELPERS
+from mutants_of_keeping import KEEPING
 from mutants_of_peers import ARITHMETIC, SHARDS, STAGES, STATE
 from mutants_of_proofs import ERAS, PROOFS, SUMS
 from mutants_of_reach import REACH
@@ -42,4 +43,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *HELPERS,
     *FINDING,
     *STANDBY,
+    *KEEPING,
 )

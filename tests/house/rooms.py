@@ -60,8 +60,12 @@ ROOMS: dict[str, Room] = {
         ),
         pure=True,
     ),
+    "coordinator/restoring": Room(
+        ("coordinator/ledger", "coordinator/door/hello_check", "protocol"), pure=True
+    ),
     "coordinator": Room(
         (
+            "coordinator/restoring",
             "coordinator/rounds",
             "coordinator/court",
             "coordinator/ledger",
@@ -84,6 +88,7 @@ ROOMS: dict[str, Room] = {
             "checkpoints/catch_up",
             "checkpoints/donors",
             "checkpoints/fellows",
+            "checkpoints/kept_commits",
             "checkpoints/result_log",
             "optim/schedule",
             "protocol",
@@ -144,6 +149,7 @@ ROOMS: dict[str, Room] = {
     "peer/simulator": Room(
         (
             "coordinator/run",
+            "coordinator/restoring",
             "coordinator/court",
             "coordinator/ledger",
             "coordinator/reach",
@@ -230,6 +236,7 @@ PURE_MODULES = (
     "checkpoints/checkpoint_manifest",
     "checkpoints/donors",
     "checkpoints/fellows",
+    "checkpoints/kept_commits",
     "checkpoints/result_log",
     "checkpoints/stages",
     "collectives/link/bookkeeping",
@@ -265,6 +272,7 @@ PURE_MODULES = (
     "coordinator/ledger/batch_book",
     "coordinator/ledger/eras",
     "coordinator/ledger/evidence",
+    "coordinator/ledger/kept_books",
     "coordinator/ledger/leases",
     "coordinator/ledger/ledger",
     "coordinator/ledger/loss_curve",
@@ -318,6 +326,7 @@ ZMQ_MODULES = (
     "collectives/link/tcp_counts",
     "collectives/link/undialled",
     "collectives/link/zmq_link",
+    "coordinator/restoring_door",
     "coordinator/server",
     "coordinator/door/dialer",
     "coordinator/door/front_door",

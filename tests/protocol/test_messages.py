@@ -16,7 +16,7 @@ from farflung.protocol import messages as m
 from farflung.protocol.errors import FrameError
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
 from farflung.protocol.round_words import AheadPlan, Commit, Contact, Decision, Meet, Plan, Used, Way
-from farflung.protocol.signing import Amendment
+from farflung.protocol.signing import Amendment, AskKept, Head, Kept, KeptCommit
 from farflung.protocol.verdicts import Verdict
 
 ALL = frozenset(m.KINDS)
@@ -25,6 +25,7 @@ MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, byt
 PLAN = Plan(7, 1, 3, ("ann", "bob"), (0, 1), ("fp32", "int8"))
 DECISION = Decision(7, 1, (0.25, 0.75), {"cyd": "it was late"})
 COMMIT = Commit(4, 7, ("ann", "bob"), (0.25, 0.75), H1 + H2, "fp32")
+KEPT = KeptCommit(Head(SESSION, H1, 3, H1, H2, 1, 0, (4,), (H1,), H2, bytes(96)), b"books")
 TO = {"session": SESSION, "seq": 9}
 
 EXAMPLES: dict[str, m.Message] = {
@@ -159,7 +160,7 @@ EXAMPLES: dict[str, m.Message] = {
     ),
     "open": m.OpenRound(**TO, plan=PLAN, amended=1, next_begun=True),
     "decided": m.Decided(**TO, decision=DECISION),
-    "committed": m.Committed(**TO, commit=COMMIT, nonce=H1, amended=1),
+    "committed": m.Committed(**TO, commit=COMMIT, nonce=H1, amended=1, kept=KEPT),
     "show": m.Show(
         **TO, question=3, what=m.What.BEFORE, fragment=0, version=4, chunk=1, start=0, round_no=0, peer=""
     ),
@@ -175,6 +176,9 @@ EXAMPLES: dict[str, m.Message] = {
         chunks=(m.DrawnChunk(2, H1, H2),),
     ),
     "gone": m.Gone(**TO, reason="again please", final=False),
+    "keep": m.Keep(**TO, kept=KEPT),
+    "ask_kept": AskKept(nonce=H1, below=9),
+    "kept": Kept(identity=H1, kept=KEPT, commits=(COMMIT,), model=MODEL, manifest=b"{}", signature=bytes(64)),
 }
 KINDS = sorted(EXAMPLES)
 FIELDS = [(kind, field) for kind in KINDS for field in EXAMPLES[kind].__struct_fields__]
@@ -212,7 +216,7 @@ def test_there_is_an_example_of_every_kind() -> None:
 FROZEN_FIELDS = {
     "knock": "protocol run helps",
     "hello": "protocol run_id identity key address software manifest model fragments version digest process token "
-    "signature fits helps",
+    "signature fits helps kept",
     "ask_status": "run",
     "probe": "padding want address key look",
     "probed": "came_from wall_s padding dialled port",
@@ -222,7 +226,7 @@ FROZEN_FIELDS = {
     "stands_by": "whereabouts",
     "status": "status",
     "beat": "session seq roster_no fragments phase step tokens loss tx_bytes rx_bytes up_bytes_per_s "
-    "down_bytes_per_s have want samples rough era saved unsure leaving data batch punched amended",
+    "down_bytes_per_s have want samples rough era saved unsure leaving data batch punched amended kept",
     "sent": "session seq round_no hashes tokens steps loss used seat counted signature",
     "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash "
     "dots inputs signature lengths got_by",
@@ -235,10 +239,13 @@ FROZEN_FIELDS = {
     "batch serve ways look meets amendments",
     "open": "session seq plan amended next_begun",
     "decided": "session seq decision",
-    "committed": "session seq commit nonce amended",
+    "committed": "session seq commit nonce amended kept",
     "show": "session seq question what fragment version chunk start round_no peer",
     "aborted": "session seq round_no reason",
     "gone": "session seq reason final",
+    "keep": "session seq kept",
+    "ask_kept": "nonce below",
+    "kept": "identity kept commits model manifest amendments signature",
 }
 # Who says nothing says the usual.
 MAY_LACK = {
@@ -260,6 +267,14 @@ MAY_LACK = {
     ("open", "amended"),
     ("open", "next_begun"),
     ("committed", "amended"),
+    ("committed", "kept"),
+    ("hello", "kept"),
+    ("beat", "kept"),
+    ("kept", "commits"),
+    ("kept", "model"),
+    ("kept", "manifest"),
+    ("kept", "amendments"),
+    ("kept", "signature"),
 }
 
 FROZEN_PARTS = {
@@ -278,6 +293,8 @@ FROZEN_PARTS = {
     Decision: "round_no decision_no weights reasons",
     Commit: "version round_no members weights hashes codec fragment factor",
     Used: "lease upto",
+    Head: "run_id manifest number before after incarnation era versions commits books proof",
+    KeptCommit: "head books",
     Contact: "peer name key address",
     Way: "peer port ticket",
     Meet: "peer endpoint at_s",

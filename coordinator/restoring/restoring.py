@@ -1,0 +1,366 @@
+"""Puts a run together again out of what its peers keep, where the coordinator's folder is an old copy, or lost.
+
+Driven by restoring_door.py before the run machine is made, and by the simulator.  Everybody who knocks is asked for the
+commits that it keeps (`AskKept`), the newest first, until it has no older one.  `due` then makes the records that the
+journal lacks.  Pure: clock and chance are arguments.
+
+Who may lie: what counts is signed by this run's key, so a forged commit, one of another run and one with changed books
+are refused.  An old one loses to a newer one.  Two commits of one number are a fork, made by two coordinators of one
+key: the line of the later incarnation goes on, and people are told.  Who withholds the newest commit while nobody else
+has it wins that the run goes on from the one before; answers are signed by their authors, so nobody hastens the
+decision in the name of another one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from farflung.coordinator.door.hello_check import refuse
+from farflung.coordinator.ledger.kept_books import books_in, name_of_model
+from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.records import Amended, ModelFixed, Record, Restored
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.errors import UserError
+from farflung.protocol.limits import KEPT_COMMITS, MAX_PEERS, PROTOCOL_VERSION
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import AskStatus, FromDoor, Knock, Refuse
+from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.moments import Terms
+from farflung.protocol.round_words import Commit
+from farflung.protocol.signed_words import kept_part
+from farflung.protocol.signing import (
+    Amendment,
+    AskKept,
+    Kept,
+    KeptCommit,
+    curve_key_of,
+    name_of,
+    name_of_commit,
+    peer_id_of,
+    verify,
+)
+
+CODE = "restoring"
+KNOCKS_EVERY_S = 10.0  # the longest pause of a peer that is out of contact
+PATIENCE_S = KNOCKS_EVERY_S + 2.0  # after the first answer
+NOBODY_S = KNOCKS_EVERY_S + 5.0  # after the start, where this folder has a run to go on with
+ASK_AGAIN_S = 1.0  # a peer that is done knocks again so soon
+NEWEST = 1 << 61
+NOTES_MOST = 16
+
+
+@dataclass(frozen=True)
+class Own:
+    """What this coordinator has itself."""
+
+    manifest: Manifest  # as its file says
+    key: bytes  # ed25519, public
+    run_id: bytes = b""  # empty: no journal
+    ledger: Ledger | None = None
+    first: Manifest | None = None  # that its journal began with
+
+
+@dataclass(frozen=True)
+class Found:
+    run_id: bytes
+    manifest: Manifest  # that the run began with
+    records: tuple[Record, ...]
+
+
+@dataclass
+class _Caller:
+    below: int = NEWEST
+    asked: int = 0
+    done: bool = False
+
+
+@dataclass
+class _Shown:
+    """All that counts, whoever it came from."""
+
+    heads: dict[tuple[int, bytes], KeptCommit] = field(
+        default_factory=dict
+    )  # by number and name of its history
+    commits: dict[bytes, Commit] = field(default_factory=dict)
+    models: dict[bytes, tuple[ModelSchema, str]] = field(default_factory=dict)  # and who showed it
+    manifests: dict[bytes, Manifest] = field(default_factory=dict)
+    amendments: list[tuple[Amendment, ...]] = field(default_factory=list)
+
+
+class Restoring:
+    def __init__(self, own: Own, nonce: bytes, now: float) -> None:
+        self._own, self._nonce, self._began_at = own, nonce, now
+        self._callers: OrderedDict[bytes, _Caller] = OrderedDict()
+        self._answered: dict[str, str] = {}  # peer -> its name
+        self._first_at: float | None = None
+        self._shown = _Shown()
+        self._refused: set[str] = set()
+        self.notes: list[str] = []  # for people; taken by the shell
+        self._heard_of, self._has_begun = (False, 0), False
+        self.reason = "waiting for peers"
+
+    # ---- at the door -------------------------------------------------------------------------------------------
+
+    def on_door(self, caller: bytes, message: FromDoor, now: float) -> AskKept | Refuse | None:
+        """The answer.  `caller`: its connection."""
+        match message:
+            case Knock(protocol=protocol) if protocol != PROTOCOL_VERSION:
+                told = f"protocol version is {protocol} here, {PROTOCOL_VERSION} in the run"
+                return refuse("protocol", f"{told}; install the same farflung version as the coordinator")
+            case Knock(run=run) | AskStatus(run=run) if run != self._own.manifest.run.name:
+                return refuse("run", f"this coordinator runs '{self._own.manifest.run.name}', not '{run}'")
+            case Knock():
+                known = self._caller(caller)
+                if not known.done:
+                    return AskKept(nonce=self._nonce, below=known.below)
+            case Kept():
+                return self._on_kept(self._caller(caller), message, now)
+            case AskStatus():
+                pass
+            case _:
+                return None
+        return self._wait(now)
+
+    def _wait(self, now: float) -> Refuse:
+        self._look(now)
+        return refuse(CODE, f"the coordinator puts the run together again: {self.reason}", ASK_AGAIN_S)
+
+    def _caller(self, caller: bytes) -> _Caller:
+        found = self._callers.setdefault(caller, _Caller())
+        self._callers.move_to_end(caller)
+        while len(self._callers) > MAX_PEERS:
+            self._callers.popitem(last=False)
+        return found
+
+    def _on_kept(self, caller: _Caller, kept: Kept, now: float) -> AskKept | Refuse:
+        if not verify(kept.identity, kept_part(kept, self._nonce), kept.signature):
+            return refuse(
+                "signature", "what you keep is not signed by the identity that shows it", ASK_AGAIN_S
+            )
+        peer, shown = peer_id_of(kept.identity), kept.kept
+        why_not = self._why_not(kept) if shown is not None else ""
+        if shown is not None and not why_not:
+            self._take(kept, shown, peer)
+            self._first_at = now if self._first_at is None else self._first_at
+            caller.below, caller.asked = min(caller.below, shown.head.number), caller.asked + 1
+            if caller.below > 1 and caller.asked < KEPT_COMMITS:
+                return AskKept(nonce=self._nonce, below=caller.below)
+        if why_not and peer not in self._refused and len(self._refused) < NOTES_MOST:
+            self._refused.add(peer)
+            self.notes.append(f"{name_of(kept.identity)} shows a commit that is not taken: {why_not}")
+        caller.done = True
+        if len(self._answered) < MAX_PEERS:
+            self._answered[peer] = name_of(kept.identity)
+        return self._wait(now)
+
+    def _why_not(self, kept: Kept) -> str:
+        """Why what is shown does not count; empty: it does."""
+        assert kept.kept is not None
+        head, own = kept.kept.head, self._own
+        if not head.is_by(own.key):
+            return "it is not signed by this run's key"
+        if own.run_id and head.run_id != own.run_id:
+            return "it is of another run with the same key"
+        if own.first is not None and head.manifest != own.first.digest:
+            return "it is of a run with other rules"
+        if not own.run_id and self._manifest_of(kept) is None:
+            return f"it is of a run with other rules than {own.manifest.run.name}'s in the file given"
+        if books_in(kept.kept) is None:
+            return "its books are not what was signed, or of another version of farflung"
+        return ""
+
+    def _manifest_of(self, kept: Kept) -> Manifest | None:
+        """What that run began with, if the file given is of that run: as it began, or as it was amended."""
+        assert kept.kept is not None
+        if hash_bytes(kept.manifest) != kept.kept.head.manifest:
+            return None
+        try:
+            first = Manifest.from_canonical(kept.manifest)
+            newest = (
+                Terms(first)
+                .believed(kept.amendments, kept.kept.head.run_id, curve_key_of(self._own.key))
+                .newest
+            )
+        except (UserError, ValueError):
+            return None
+        given = self._own.manifest
+        own = {"admission": given.admission, "net": first.net.model_copy(update=_relay_of(given))}
+        return first.model_copy(update=own) if given.digest in (first.digest, newest.digest) else None
+
+    def _take(self, kept: Kept, shown: KeptCommit, peer: str) -> None:
+        found, head = self._shown, shown.head
+        self._tell_of_fork(shown)
+        found.heads.setdefault((head.number, head.after), shown)
+        for commit in kept.commits:
+            if name_of_commit(commit) in head.commits:
+                found.commits[name_of_commit(commit)] = commit
+        books = books_in(shown)
+        if kept.model is not None and books is not None and name_of_model(kept.model) == books.model:
+            found.models.setdefault(books.model, (kept.model, peer))
+        if not self._own.run_id and head.manifest not in found.manifests:
+            manifest = self._manifest_of(kept)
+            if manifest is not None:
+                found.manifests[head.manifest] = manifest
+        if kept.amendments and kept.amendments not in found.amendments and len(found.amendments) < NOTES_MOST:
+            found.amendments.append(kept.amendments)
+
+    def _tell_of_fork(self, shown: KeptCommit) -> None:
+        head = shown.head
+        for (number, after), other in self._shown.heads.items():
+            if number == head.number and after != head.after and len(self.notes) < NOTES_MOST:
+                one, two = sorted((other.head.incarnation, head.incarnation))
+                self.notes.append(
+                    f"the run was forked: step {number} was signed twice by this run's key, by coordinators {one} and "
+                    f"{two}; the line of {two} goes on, and what only the other one made is void. Was a copy of the "
+                    "folder in use beside the original?"
+                )
+
+    # ---- the decision ------------------------------------------------------------------------------------------
+
+    def due(self, now: float) -> Found | None:
+        """None: it waits, and `reason` says for whom."""
+        if self._look(now):
+            return None
+        chain = self._chain()
+        own = self._own
+        newest = chain[0] if chain else None
+        if newest is None:
+            return Found(
+                own.run_id, own.first or own.manifest, (Restored(kept=None, reason=self._told(None)),)
+            )
+        books = books_in(newest)
+        model = self._shown.models.get(books.model) if books is not None else None
+        records: list[Record] = []
+        if (own.ledger is None or own.ledger.model is None) and model is not None:
+            records.append(ModelFixed(model=model[0], peer=model[1]))
+        manifest = own.first or self._shown.manifests[newest.head.manifest]
+        records += self._amendments(manifest, newest.head.run_id)
+        named = {name for kept in chain for name in kept.head.commits}
+        restored = Restored(
+            kept=newest,
+            older=tuple(chain[1:]),
+            commits=tuple(commit for name, commit in self._shown.commits.items() if name in named),
+            peers=tuple(sorted(self._answered)),
+            reason=self._told(newest),
+        )
+        return Found(newest.head.run_id, manifest, (*records, restored))
+
+    def take_notes(self) -> list[str]:
+        """For people, since the last time: what is wrong, and that more have answered."""
+        heard_of = (self._first_at is not None, len(self._answered))
+        if heard_of != self._heard_of or not self._has_begun:
+            self._heard_of, self._has_begun = heard_of, True
+            self.notes.append(f"restoring: {self.reason}" if self.reason else "restoring: it is decided")
+        notes, self.notes = self.notes, []
+        return notes
+
+    def _look(self, now: float) -> str:
+        chain = self._chain(1)
+        books = books_in(chain[0]) if chain else None
+        holders = (
+            {
+                peer
+                for each, version in zip(books.fragments, chain[0].head.versions, strict=True)
+                for peer, reached, _ in each.holders
+                if reached >= version
+            }
+            if books is not None
+            else set[str]()
+        )
+        heard = Heard(bool(self._own.run_id), self._began_at, self._first_at, self._answered, holders)
+        self.reason = why_wait(heard, now)
+        if not self.reason and chain and not self._has_model(chain[0]):
+            self.reason = "nobody has shown the model that the commits are of: waiting for a peer that has it"
+        return self.reason
+
+    def _has_model(self, newest: KeptCommit) -> bool:
+        books, ledger = books_in(newest), self._own.ledger
+        return (ledger is not None and ledger.model is not None) or (
+            books is not None and books.model in self._shown.models
+        )
+
+    def _chain(self, most: int = KEPT_COMMITS) -> list[KeptCommit]:
+        """The newest, and those that it names before it."""
+        heads = self._shown.heads
+        if not heads:
+            return []
+        chain = [max(heads.values(), key=lambda kept: kept.head.order)]
+        while len(chain) < most:
+            head = chain[-1].head
+            before = heads.get((head.number - 1, head.before))
+            if before is None:
+                break
+            chain.append(before)
+        return chain
+
+    def _amendments(self, first: Manifest, run_id: bytes) -> Sequence[Amended]:
+        """Those that this journal lacks."""
+        known = tuple(self._own.ledger.amendments) if self._own.ledger is not None else ()
+        terms = Terms.of(first, known)
+        for told in sorted(self._shown.amendments, key=len):
+            try:
+                terms = terms.believed(told[terms.count :], run_id, curve_key_of(self._own.key))
+            except UserError as error:
+                self.notes.append(f"a peer shows amendments that are not believed: {error}")
+        clock_s = self._own.ledger.register.clock_s if self._own.ledger is not None else 0.0
+        return [Amended(amendment=each, at_s=clock_s) for each in terms.amendments[len(known) :]]
+
+    def _told(self, newest: KeptCommit | None) -> str:
+        ledger, names = self._own.ledger, ", ".join(sorted(self._answered.values())[:8])
+        if newest is None:
+            return "nobody showed a commit: the run goes on from this copy of the journal"
+        head = newest.head
+        if ledger is not None and head.order <= ledger.link.order:
+            return f"this journal lacks nothing that {names} showed"
+        versions = ", ".join(map(str, head.versions))
+        return f"the run goes on from version {versions}, step {head.number}, as {names} showed it"
+
+
+def _relay_of(manifest: Manifest) -> dict[str, object]:
+    return {"relay": manifest.net.relay, "relay_month": manifest.net.relay_month}
+
+
+# ---- how long it waits for more peers, and why
+#
+# The newest commit names who may hold it.  When all of these have shown what they keep, nobody can know of a newer one
+# but somebody who came in later, and there is nothing more to wait for.  Else every living peer has the time for one
+# more knock: a peer that is out of contact knocks every 10 s at the latest.  Who does not come in that time, and knows
+# of a newer commit, is told later that the run goes on without it (docs/operate.md).
+
+
+@dataclass(frozen=True)
+class Heard:
+    """So far."""
+
+    has_run: bool  # in its own folder
+    began_at: float
+    first_at: float | None  # when somebody showed something that counts
+    answered: Collection[str]  # who showed all that it keeps, be it nothing
+    holders: Collection[str]  # of the newest that was shown
+
+
+def why_wait(heard: Heard, now: float) -> str:
+    """Empty: the time has come to decide."""
+    if heard.first_at is None and not heard.has_run:
+        return (
+            "this folder has no journal, and nobody has shown a commit of this run yet: waiting for its peers "
+            f"({_count(len(heard.answered))} without one)"
+        )
+    if heard.first_at is None:
+        left_s = heard.began_at + NOBODY_S - now
+        return f"waiting for peers with newer commits, at most {left_s:.0f} s more" if left_s > 0.0 else ""
+    missing = set(heard.holders) - set(heard.answered)
+    left_s = heard.first_at + PATIENCE_S - now
+    if not missing or left_s <= 0.0:
+        return ""
+    of = len(set(heard.holders))
+    return (
+        f"{of - len(missing)} of {of} peers that may hold the newest commit have shown what they keep: waiting for "
+        f"the others, at most {left_s:.0f} s more"
+    )
+
+
+def _count(peers: int) -> str:
+    return "1 peer came" if peers == 1 else f"{peers} peers came"

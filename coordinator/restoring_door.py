@@ -1,0 +1,152 @@
+"""The door of a coordinator that puts its run together again: the socket and the clock around `Restoring`.
+
+Called by standby.py for `--restored`, before the journal is written and the server begins; it listens where the front
+door will.  Who asks for the status is told why it waits.  Decides nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import zmq
+
+from farflung.coordinator.door.allowance import Quota
+from farflung.coordinator.door.keys import FILE_NAME, CoordinatorKeys, load_or_create
+from farflung.coordinator.door.listener import Listener, ListenOn
+from farflung.coordinator.door.networks import network_of
+from farflung.coordinator.ledger.journal import Journal
+from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.records import Record
+from farflung.coordinator.restoring.restoring import Found, Own, Restoring
+from farflung.coordinator.server import JOURNAL_NAME
+from farflung.protocol import envelope
+from farflung.protocol.errors import FrameError, UserError
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import DOOR_IN, FromDoor
+from farflung.protocol.process.zap import ZapHandler
+
+TICK_S = 0.1
+FRAMES_PER_S, FRAMES_BURST = (
+    200.0,
+    1000.0,
+)  # of one network: a peer shows 64 commits, each in an answer of its own
+_AT_DOOR = frozenset(DOOR_IN)
+
+log = logging.getLogger("farflung.coordinator")
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The folder's journal, as it is."""
+
+    run_id: bytes
+    manifest: Manifest  # that the run began with
+    records: Sequence[Record]
+
+    @property
+    def ledger(self) -> Ledger:
+        rules = self.manifest
+        ledger = Ledger(
+            rules.data.lease_samples,
+            rules.round.keep_results,
+            rules.fragments,
+            rules.checkpoint.every_rounds,
+        )
+        for record in self.records:
+            ledger.apply(record)
+        return ledger
+
+
+def ask_peers(
+    manifest: Manifest,
+    keys: CoordinatorKeys,
+    copy: Copy | None,
+    listen: ListenOn,
+    asked_to_stop: Callable[[], bool],
+) -> Found | None:
+    """What the run is, by what peers show; None: it was told to stop before that was known."""
+    if keys.signing is None:
+        raise UserError(
+            f"--restored: {FILE_NAME} is of an older version, whose run signed nothing: start on a whole copy"
+        )
+    key = keys.signing.public_key().public_bytes_raw()
+    own = Own(manifest, key)
+    if copy is not None:
+        own = Own(manifest, key, copy.run_id, copy.ledger, copy.manifest)
+    machine = Restoring(own, os.urandom(32), time.monotonic())
+    with zmq.Context() as context:
+        zap = ZapHandler(context)
+        zap.set_policy("door", lambda key: True)
+        try:
+            listener = Listener(context, "door", keys, listen.host, listen.port)
+        except UserError:
+            zap.close()
+            raise
+        try:
+            return _Loop(machine, zap, listener, asked_to_stop).run()
+        finally:
+            listener.close()
+            zap.close()
+
+
+class _Loop:
+    def __init__(
+        self, machine: Restoring, zap: ZapHandler, listener: Listener, stop: Callable[[], bool]
+    ) -> None:
+        self._machine, self._zap, self._listener, self._stop = machine, zap, listener, stop
+        self._frames: Quota[str] = Quota(FRAMES_PER_S, FRAMES_BURST)
+
+    def run(self) -> Found | None:
+        poller = zmq.Poller()
+        for readable in (self._zap.socket, *self._listener.readable):
+            poller.register(readable, zmq.POLLIN)
+        while not self._stop():
+            poller.poll(round(TICK_S * 1000))
+            self._zap.serve_waiting()
+            self._listener.take_ended()
+            for arrival in self._listener.arrivals():
+                if self._frames.take(network_of(arrival.came_from), time.monotonic()):
+                    self._hear(arrival.routing_id + arrival.key, arrival.routing_id, arrival.payload)
+            found = self._machine.due(time.monotonic())
+            for note in self._machine.take_notes():
+                log.warning("%s", note)
+            if found is not None:
+                return found
+        return None
+
+    def _hear(self, caller: bytes, routing_id: bytes, raw: bytes | None) -> None:
+        try:
+            message = cast(FromDoor, envelope.decode(raw or b"", _AT_DOOR))
+        except FrameError as error:
+            log.debug("frame dropped: %s", error)
+            return
+        answer = self._machine.on_door(caller, message, time.monotonic())
+        if answer is not None:
+            self._listener.send(routing_id, envelope.encode(answer))
+
+
+def from_peers(
+    data_dir: Path, manifest: Manifest, listen: ListenOn, asked_to_stop: Callable[[], bool]
+) -> Found | None:
+    """What peers give back, for a journal that is an old copy or was lost; None: it was told to stop before."""
+    check_key(data_dir)
+    path, copy = data_dir / JOURNAL_NAME, None
+    if path.exists():
+        with Journal.open_or_create(path, manifest, lambda: os.urandom(16), restored=True) as journal:
+            copy = Copy(journal.run_id, journal.manifest, journal.records())
+    return ask_peers(manifest, load_or_create(data_dir), copy, listen, asked_to_stop)
+
+
+def check_key(data_dir: Path) -> None:
+    """UserError where there is nothing at all to put a run together from."""
+    if not os.path.lexists(data_dir / FILE_NAME):
+        raise UserError(
+            f"--restored: {data_dir} has no {FILE_NAME}; put a copy of it there (mode 0600): without the run's key "
+            "no peer believes this coordinator, and its join URL leads nowhere"
+        )

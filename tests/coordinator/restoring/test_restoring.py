@@ -1,0 +1,365 @@
+"""A coordinator that asks its peers for the run: what counts, who may lie and what follows, and how long it waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from farflung.checkpoints.kept_commits import KeptCommits
+from farflung.coordinator.ledger.kept_books import NUMBERS_AHEAD, kept_commit
+from farflung.coordinator.ledger.leases import Leases
+from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.records import (
+    Admitted,
+    CommittedRound,
+    DataFixed,
+    DigestFixed,
+    Genesis,
+    Granted,
+    ModelFixed,
+    Record,
+    Restored,
+    Started,
+    Vouched,
+    from_bytes,
+    to_bytes,
+)
+from farflung.coordinator.restoring.restoring import (
+    CODE,
+    NOBODY_S,
+    PATIENCE_S,
+    Found,
+    Heard,
+    Own,
+    Restoring,
+    why_wait,
+)
+from farflung.protocol.limits import PROTOCOL_VERSION
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import AskStatus, Committed, Knock, Lease, Refuse
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.round_words import Commit, Used
+from farflung.protocol.signed_words import kept_part
+from farflung.protocol.signing import AskKept, Kept, KeptCommit, curve_key_of, peer_id_of
+
+RUN_ID, NONCE = bytes(range(16)), bytes(32)
+MANIFEST = Manifest.from_toml('[run]\nname = "lost"\n[round]\nkeep_results = 4\n', "test")
+MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
+
+
+def key_of(number: int) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)
+
+
+def public_of(key: Ed25519PrivateKey) -> bytes:
+    return key.public_key().public_bytes_raw()
+
+
+HOST = key_of(9)
+ANN, BOB = (peer_id_of(public_of(key_of(each))) for each in (1, 2))
+
+
+@dataclass
+class Host:
+    """A coordinator's ledger, and what it signed after each commit."""
+
+    run_id: bytes = RUN_ID
+    key: Ed25519PrivateKey = HOST
+    incarnation: int = 1
+    records: list[Record] = field(default_factory=list)
+    told: list[Committed] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(8, 4)
+        self.write(
+            Started(incarnation=self.incarnation),
+            ModelFixed(model=MODEL, peer=ANN),
+            DataFixed(samples=1000, peer=ANN),
+            Admitted(peer=ANN, name="ann", session=bytes(16)),
+            Admitted(peer=BOB, name="bob", session=bytes(16)),
+            Genesis(digest=bytes(32), peer=ANN),
+            Vouched(peer=ANN),
+            Vouched(peer=BOB),
+        )
+
+    def write(self, *records: Record) -> None:
+        for record in records:
+            self.records.append(record)
+            self.ledger.apply(record)
+
+    def commit(self, samples: int = 16) -> None:
+        """Ann learned from what she was leased just now."""
+        ledger = self.ledger
+        start, lease, version = ledger.leases.cursor, ledger.leases.next_id, ledger.version + 1
+        self.write(Granted(peer=ANN, lease=Lease.at(lease, 0, start, start + samples, (start,))))
+        made = Commit(version, version + 100, (ANN, BOB), (1.0, 1.0), bytes([version, samples]) * 32, "fp32")
+        self.write(
+            CommittedRound(
+                commit=made, used={ANN: (Used(lease, start + samples),)}, excluded={}, tokens=7, steps=1, loss=1.5,
+                seconds=1.0, tx_bytes=1, tokens_by={ANN: 7},
+            )
+        )  # fmt: skip
+        kept = kept_commit(ledger, self.run_id, MANIFEST.digest, self.prove)
+        assert kept is not None
+        self.told.append(Committed(session=bytes(16), seq=1, commit=made, nonce=bytes(32), kept=kept))
+        self.write(DigestFixed(version=version, digest=bytes([version]) * 32))
+
+    def prove(self, statement: bytes) -> bytes:
+        return public_of(self.key) + self.key.sign(statement)
+
+
+def keeper(
+    number: int, host: Host, upto: int | None = None, pinned: Ed25519PrivateKey | None = None
+) -> KeptCommits:
+    """A peer that heard the commits until this one."""
+    kept = KeptCommits(curve_key_of(public_of(pinned or host.key)), public_of(key_of(number)))
+    for each in host.told[:upto]:
+        kept.hear(each)
+    kept.about = Kept(identity=bytes(32), kept=None, model=MODEL, manifest=MANIFEST.canonical())
+    return kept
+
+
+def machine(copy: Host | None = None) -> Restoring:
+    own = Own(MANIFEST, public_of(HOST))
+    if copy is not None:
+        own = Own(MANIFEST, public_of(HOST), copy.run_id, copy.ledger, MANIFEST)
+    return Restoring(own, NONCE, 0.0)
+
+
+def knocks(asks: Restoring, number: int, kept: KeptCommits, now: float = 1.0) -> Refuse:
+    """All that passes at the door until it is told to come again."""
+    caller = bytes([number])
+    answer = asks.on_door(caller, Knock(protocol=PROTOCOL_VERSION, run="lost"), now)
+    for _ in range(200):
+        if isinstance(answer, Refuse):
+            return answer
+        assert isinstance(answer, AskKept)
+        answer = asks.on_door(caller, kept.answer(answer, key_of(number).sign), now)
+    raise AssertionError("it asks for ever")
+
+
+def restored(found: Found | None) -> Ledger:
+    assert found is not None
+    ledger = Ledger(8, 4)
+    for record in found.records:
+        ledger.apply(from_bytes(to_bytes(record)))
+    return ledger
+
+
+def host_at(version: int, **values: object) -> Host:
+    host = Host(**values)  # type: ignore[arg-type]
+    for _ in range(version):
+        host.commit()
+    return host
+
+
+# ---- what is put back -----------------------------------------------------------------------------------------------
+
+
+def test_with_its_key_alone_it_is_the_run_again_to_the_sample() -> None:
+    host, asks = host_at(5), machine()
+    knocks(asks, 1, keeper(1, host))
+    assert asks.due(1.0) is None and "1 of 2 peers" in asks.reason
+    knocks(asks, 2, keeper(2, host))
+    found = asks.due(1.1)
+    assert found is not None and (found.run_id, found.manifest.digest) == (RUN_ID, MANIFEST.digest)
+    was, now = host.ledger, restored(found)
+    assert (now.version, now.tokens, now.loss, now.era) == (5, 35, 1.5, 0)
+    assert now.model == MODEL and now.leases.samples == 1000
+    assert now.leases.granted_samples == now.leases.committed_samples == 80
+    assert now.books[0].commits == was.books[0].commits, "who missed one of the last gets it"
+    assert now.books[0].vouched == {ANN, BOB} and now.committed_tokens[ANN] == 35
+    assert now.books[0].digests == {v: bytes([v]) * 32 for v in range(5)}, "the newest one is settled anew"
+    assert {v: mark.reach for v, mark in now.books[0].marks.items() if v} == {
+        v: mark.reach for v, mark in was.books[0].marks.items()
+    }, "it may go back, and knows to which samples"
+    assert now.link == was.link
+
+
+def test_no_number_is_given_twice() -> None:
+    """The coordinator that is gone may have granted leases and opened rounds since the commit."""
+    host, asks = host_at(3), machine()
+    knocks(asks, 1, keeper(1, host))
+    now = restored(asks.due(1.0 + PATIENCE_S))
+    assert now.leases.next_id >= host.ledger.leases.next_id + NUMBERS_AHEAD
+    assert now.round_no >= host.ledger.round_no + NUMBERS_AHEAD
+    assert now.batches.last_seat >= NUMBERS_AHEAD
+
+
+def test_what_was_leased_after_the_commit_is_leased_again_and_what_it_used_is_not() -> None:
+    host, asks = host_at(3), machine()
+    host.write(Granted(peer=BOB, lease=Lease.at(host.ledger.leases.next_id, 0, 48, 64, (48,))))
+    knocks(asks, 1, keeper(1, host))
+    leases: Leases = restored(asks.due(1.0 + PATIENCE_S)).leases
+    due = leases.next_range(16)
+    assert due is not None and (due.start, due.stop) == (48, 64)
+    assert leases.foreign(BOB, [4]) == (4,), "whoever worked on it is told that it is void"
+
+
+def test_an_old_copy_gets_what_it_lacks_and_a_whole_one_nothing() -> None:
+    host = host_at(6)
+    for at, expected in ((2, 6), (6, 6)):
+        copy = host_at(at)
+        asks = machine(copy)
+        knocks(asks, 1, keeper(1, host))
+        knocks(asks, 2, keeper(2, host))
+        found = asks.due(2.0)
+        assert found is not None and found.run_id == RUN_ID
+        copy.write(*found.records)
+        assert copy.ledger.version == expected and copy.ledger.link == host.ledger.link
+        assert copy.ledger.leases.committed_samples == 16 * expected
+        assert copy.ledger.register.clock_s == 0.0 and copy.ledger.names[ANN] == "ann", (
+            "the rest is the copy's"
+        )
+
+
+def test_a_restored_run_goes_on_and_can_be_restored_again() -> None:
+    host, asks = host_at(3), machine()
+    knocks(asks, 1, keeper(1, host))
+    found = asks.due(1.0 + PATIENCE_S)
+    assert found is not None
+    second = Host()
+    second.records, second.ledger = [], Ledger(8, 4)
+    second.write(*found.records, Started(incarnation=1001))
+    second.commit()
+    kept = keeper(1, host)
+    kept.hear(second.told[-1])
+    assert kept.number == host.ledger.link.number + 1
+    again = machine()
+    knocks(again, 1, kept)
+    assert restored(again.due(1.0 + PATIENCE_S)).version == 4
+
+
+# ---- who may lie ----------------------------------------------------------------------------------------------------
+
+
+def test_an_old_chain_loses_to_a_newer_one() -> None:
+    host, asks = host_at(6), machine()
+    knocks(asks, 1, keeper(1, host, 3))
+    knocks(asks, 2, keeper(2, host))
+    assert restored(asks.due(2.0)).version == 6
+
+
+def test_what_is_withheld_by_all_is_lost_and_the_run_goes_on_from_what_was_shown() -> None:
+    host, asks = host_at(6), machine()
+    knocks(asks, 1, keeper(1, host, 5))
+    knocks(asks, 2, keeper(2, host, 5))
+    now = restored(asks.due(2.0))
+    assert now.version == 5 and now.leases.committed_samples == 80
+
+
+def shows_forged(host: Host, change: object) -> tuple[Restoring, Refuse]:
+    asks, kept = machine(), keeper(1, host)
+    newest = kept._heads[-1]
+    kept._heads[-1] = change(newest)  # type: ignore[operator]
+    return asks, knocks(asks, 1, kept)
+
+
+def test_a_forged_record_is_refused_by_its_signature() -> None:
+    def other_version(kept: KeptCommit) -> KeptCommit:
+        return KeptCommit(msgspec.structs.replace(kept.head, versions=(99,)), kept.books)
+
+    def other_books(kept: KeptCommit) -> KeptCommit:
+        return KeptCommit(kept.head, kept.books[:-1] + b"\x7f")
+
+    for change in (other_version, other_books):
+        asks, said = shows_forged(host_at(3), change)
+        assert said.code == CODE and asks.due(100.0) is None
+        assert len(asks.notes) == 1 and "is not taken" in asks.notes[0]
+        knocks(asks, 2, keeper(2, host_at(2)), 100.0)
+        assert restored(asks.due(200.0)).version == 2
+
+
+def test_a_chain_of_another_run_or_of_another_key_is_refused() -> None:
+    other_key, other_run = host_at(7, key=key_of(5)), host_at(7, run_id=bytes(16))
+    asks = machine(host_at(2))
+    knocks(asks, 1, keeper(1, other_key))
+    knocks(asks, 2, keeper(2, other_run))
+    assert "not signed by this run's key" in asks.notes[0] and "another run" in asks.notes[1]
+    found = asks.due(NOBODY_S + 1.0)
+    assert found is not None
+    [record] = found.records
+    assert isinstance(record, Restored) and record.kept is None
+
+
+def test_nobody_answers_in_the_name_of_another_peer() -> None:
+    """Else a liar could say that all others have nothing, and hasten the decision."""
+    asks = machine()
+    knocks(asks, 1, keeper(1, host_at(3)))
+    forged = Kept(identity=public_of(key_of(2)), kept=None)
+    signed = msgspec.structs.replace(forged, signature=key_of(1).sign(kept_part(forged, NONCE)))
+    said = asks.on_door(b"x", signed, 1.0)
+    assert isinstance(said, Refuse) and said.code == "signature"
+    assert asks.due(1.1) is None, "it still waits for bob"
+
+
+def test_a_fork_is_told_and_the_line_of_the_later_coordinator_goes_on() -> None:
+    old, new = host_at(6), host_at(3)
+    new.write(Started(incarnation=1001))
+    new.commit(24)
+    asks = machine()
+    knocks(asks, 1, keeper(1, old))
+    knocks(asks, 2, keeper(2, new))
+    assert any("the run was forked: step 5" in note for note in asks.notes)
+    now = restored(asks.due(2.0))
+    assert now.version == 4 and now.link == new.ledger.link
+    assert now.leases.committed_samples == 3 * 16 + 24
+
+
+def test_a_run_with_other_rules_than_the_file_given_is_not_taken() -> None:
+    host = host_at(3)
+    own = Own(
+        MANIFEST.model_copy(update={"run": MANIFEST.run.model_copy(update={"seed": 3})}), public_of(HOST)
+    )
+    asks = Restoring(own, NONCE, 0.0)
+    knocks(asks, 1, keeper(1, host))
+    assert asks.due(100.0) is None and "other rules" in asks.notes[0]
+
+
+def test_who_asks_for_the_status_is_told_why_it_waits() -> None:
+    asks = machine()
+    said = asks.on_door(b"w", AskStatus(run="lost"), 3.0)
+    assert isinstance(said, Refuse) and said.code == CODE and "waiting for its peers" in said.reason
+    assert (
+        isinstance(wrong := asks.on_door(b"w", AskStatus(run="other"), 3.0), Refuse) and wrong.code == "run"
+    )
+
+
+# ---- how long it waits ----------------------------------------------------------------------------------------------
+
+
+def test_it_decides_at_once_when_all_who_may_hold_the_newest_have_answered() -> None:
+    assert "1 of 2" in why_wait(Heard(False, 0.0, 5.0, {"a"}, {"a", "b"}), 6.0)
+    assert why_wait(Heard(False, 0.0, 5.0, {"a", "b"}, {"a", "b"}), 6.0) == ""
+
+
+def test_it_waits_no_longer_than_every_living_peer_needs_to_knock() -> None:
+    heard = Heard(True, 0.0, 5.0, {"a"}, {"a", "b"})
+    assert why_wait(heard, 5.0 + PATIENCE_S - 0.1) and not why_wait(heard, 5.0 + PATIENCE_S)
+    nobody = Heard(True, 0.0, None, (), ())
+    assert why_wait(nobody, NOBODY_S - 0.1) and not why_wait(nobody, NOBODY_S)
+    assert why_wait(Heard(False, 0.0, None, {"a"}, ()), 1e6), "without a run there is nothing to go on with"
+    assert PATIENCE_S + 10.0 < 30.0, "and all of it within the promise"
+
+
+# ---- what a peer keeps ----------------------------------------------------------------------------------------------
+
+
+def test_a_peer_keeps_the_last_64_and_finds_them_in_its_file() -> None:
+    host = host_at(70)
+    kept = keeper(1, host)
+    assert kept.number == 71 and len(kept._heads) == 64 and len(kept._commits) == 64
+    again = KeptCommits(curve_key_of(public_of(HOST)), public_of(key_of(1)), kept.raw)
+    assert again.newest == kept.newest and again.about == kept.about
+    torn = KeptCommits(curve_key_of(public_of(HOST)), public_of(key_of(1)), kept.raw[:-1])
+    assert torn.newest is None
+
+
+def test_a_peer_keeps_nothing_that_its_runs_key_did_not_sign_and_never_goes_back() -> None:
+    host = host_at(3)
+    assert keeper(1, host, pinned=key_of(5)).newest is None
+    kept = keeper(1, host)
+    kept.hear(host.told[0])
+    assert kept.number == 4

@@ -1,0 +1,42 @@
+"""Seeded runs whose coordinator loses its disk at any moment of a round, and comes back with its key alone or on an old
+copy: P1 to P7 hold, and no committed round is lost that somebody living could prove (P21).
+
+More seeds: FARFLUNG_SEEDS=3000 pytest tests/whole/test_lost_disks.py, or `python benchmarks/seeds.py lost_disks`.  A
+failing seed replays with `python -m farflung.peer.simulator.world SEED lost disks`.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from farflung.peer.simulator.scenario import Scenario
+from farflung.peer.simulator.world import World
+
+SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "300")) // 15
+BATCHES = 4
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def run(seed: int) -> World:
+    world = World(seed, Scenario.of_lost_disks(seed))
+    try:
+        report = world.run()
+    except Exception as error:
+        error.add_note(f"seed {seed}; replay: python -m farflung.peer.simulator.world {seed} lost disks")
+        raise
+    assert report.outcome == "finished" or seed % 3 == 0, "where nobody else dies, the run comes to its end"
+    return world
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_no_promise_is_broken_where_the_coordinators_disk_is_lost(batch: int) -> None:
+    seeds = range(batch * SEEDS // BATCHES, (batch + 1) * SEEDS // BATCHES)
+    restored = [world.lost_disk.versions for world in map(run, seeds)]
+    assert 3 * sum(versions is not None for versions in restored) >= 2 * len(restored), "most lose their disk"
