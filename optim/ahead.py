@@ -8,17 +8,15 @@ With a momentum of 0.9 the anchor goes several times as far as one round's pseud
 do is known before the round ends.  A peer that stayed where it stands would learn for a whole period at a place that
 the run is about to leave, and once more to go that way.  So it goes ahead by what the momentum alone will do.
 
-The steps of AdamW and Muon have a bounded length, whatever the round will bring: there a peer stays.
+The steps of AdamW and Muon have a bounded length, whatever the round will bring, and plain averaging has no momentum:
+there a peer stays.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from farflung.optim.adamw import AdamW
-from farflung.optim.muon import Muon
-from farflung.optim.outer import OuterStep
+from farflung.optim.outer import Nesterov, OuterStep
 
 
 def ahead(outer: OuterStep, anchor_n: Tensor, momentum_n: Tensor, owed_n: Tensor, learned: int) -> Tensor:
@@ -27,8 +25,6 @@ def ahead(outer: OuterStep, anchor_n: Tensor, momentum_n: Tensor, owed_n: Tensor
     anchor - owed is where the peer stands; buffers know no momentum and stay there.
     """
     ahead_n = anchor_n - owed_n
-    if isinstance(outer, AdamW | Muon):
-        return ahead_n
-    moved_n, nothing_n = ahead_n[:learned], torch.zeros_like(ahead_n[:learned])
-    outer.step(moved_n, momentum_n[:learned].clone(), nothing_n)
+    if isinstance(outer, Nesterov):
+        ahead_n[:learned].sub_(momentum_n[:learned], alpha=outer.lr * outer.momentum**2)
     return ahead_n

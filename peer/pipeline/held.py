@@ -69,7 +69,7 @@ class Held:
         self.layout.load(self.model, self.shared.anchor)
         self._loaded = self.layout.buffers(self.model)
         # Not the anchor: what rounding it to the model's dtype changed was never learned.
-        self._then = self.layout.snapshot(self.model, "cpu") if self._moves_by_itself else []
+        self._then = self.layout.snapshot(self.model) if self._moves_by_itself else []
 
     def write_sums(self, slot: int, tokens: int) -> None:
         """Parameters: the gradient of the mean loss of a token.  Buffers: what they moved, as all peers average it."""

@@ -419,7 +419,7 @@ def save_weights(layout: ModelLayout, shared: SharedState, path: str | os.PathLi
 
     def weights() -> dict[str, Tensor]:
         """A copy: the agent may write the next version while the file is written."""
-        return {name: tensor.clone() for name, tensor in layout.named_tensors(shared.anchor).items()}
+        return layout.named_tensors(shared.anchor)
 
     target = Path(path)
     target = target / "model.safetensors" if target.is_dir() else target

@@ -16,6 +16,7 @@ import math
 import os
 import struct
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -34,6 +35,7 @@ from farflung.peer.island.sharded import whole_loss
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import FromTrainer, Shared, ToTrainer
 from farflung.peer.trainer import effects as do
+from farflung.peer.trainer.cuda_lane import LASTING
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.peer.trainer.loaded_weights import LoadWatch
 from farflung.peer.trainer.machine import TrainerMachine
@@ -356,6 +358,7 @@ class InnerLoop:
                 if not self._loaded:
                     # Room for what every part is loaded with.
                     self._loaded = self.layout.snapshot(self._model)
+                    weakref.finalize(self, LASTING.end, LASTING.add(self._loaded))
                 slot = [self.shared.slots[effect.slot]] if effect.keep in ("rest", "restore") else []
                 self._fetch(effect.fragment, self.shared.anchor, *slot)
                 self.parts[effect.fragment].load(effect, self._model, self._loaded, self.shared)
@@ -381,8 +384,12 @@ class InnerLoop:
         if word.elements != self.layout.total_elements:
             theirs, ours = word.elements, self.layout.total_elements
             raise UserError(f"the agent shares {theirs} values, this model has {ours}")
-        is_near = self.ranks.rank in self.ranks.near
-        self._shared = SharedState.open(word) if is_near else FarMemory(word)
+        if self.ranks.rank not in self.ranks.near:
+            self._shared = FarMemory(word)
+            return
+        shared = self._shared = SharedState.open(word)
+        lasting = LASTING.add((shared.anchor, *shared.moments, *shared.slots))
+        weakref.finalize(shared, LASTING.end, lasting)
 
     def _bring(self, part: Tensor, start: int) -> None:
         """What ranks on other nodes have written into theirs, into the memory that the agent shares."""

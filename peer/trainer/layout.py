@@ -18,8 +18,10 @@ local.  Frozen parameters are not sent, but must be equal everywhere: `frozen_ha
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal, NamedTuple
 
 import msgspec
 import torch
@@ -31,7 +33,9 @@ from farflung.peer.island.blocks import Box, Held, boxes, row_major, shares, wit
 from farflung.peer.island.copies import Copy, level, whole_bytes
 from farflung.peer.island.ranks import ALONE, Ranks
 from farflung.peer.island.sharded import box_of, local_of, reshard
+from farflung.peer.trainer.cuda_lane import place_on
 from farflung.peer.trainer.model_tensors import Survey, dtype_name, named_tensors_of, survey, unwrap
+from farflung.peer.trainer.tiles import Place, tiles
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, CONTROL_ARRAY_LEN, CONTROL_BIN_BYTES
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
@@ -79,6 +83,14 @@ class Piece:
         place = flat.storage_offset() + self.entry.offset - start + first
         return flat.as_strided(self.box.shape, strides, place)
 
+    def tiles(self, most: int) -> Iterator[Piece]:
+        """The same in pieces of at most so many values."""
+        for box in tiles(self.box, most):
+            here = tuple(
+                a + b - c for a, b, c in zip(self.here.start, box.start, self.box.start, strict=True)
+            )
+            yield replace(self, box=box, here=Box(here, box.shape))
+
     def values(self, tensor: Tensor) -> Tensor:
         """The model's own, or those of a copy: a view."""
         return local_of(tensor).detach()[self.here.slices]
@@ -91,9 +103,24 @@ class Piece:
         return values[self.box.seen_from(self.around).slices]
 
 
+class Change(NamedTuple):
+    """What becomes of a piece of the model: what is read, what makes its values of that and of the present ones, and
+    what else; and where that goes.  The first of the places takes the values as the model then has them."""
+
+    reads: Sequence[Tensor]
+    make: Callable[..., tuple[Tensor, ...]]
+    writes: Sequence[Tensor]
+
+
+_ALIGNED = 64  # bytes
+
+
 @dataclass(frozen=True, slots=True)
 class ModelLayout:
-    """Where everything lies.  Holds no tensor: every method is handed the model it works on."""
+    """Where everything lies.  Holds no tensor: every method is handed the model it works on.
+
+    Copies, anchors and what is carried lie in host memory, wherever the model does.
+    """
 
     entries: tuple[Entry, ...]
     frozen: tuple[Frozen, ...]
@@ -105,6 +132,7 @@ class ModelLayout:
         Held, ...
     ] = ()  # of each entry and then of each frozen parameter; empty: all of it is here alone
     served: tuple[tuple[int, tuple[Held, ...]], ...] = ()  # the same of each rank whose partner this one is
+    place_on: Callable[[torch.device], Place] = field(default=place_on, compare=False, repr=False)
 
     @staticmethod
     def of(model: nn.Module, chunk_elements: int, ranks: Ranks = ALONE) -> ModelLayout:
@@ -220,8 +248,9 @@ class ModelLayout:
         """The model's values, rounded to fp32, into `flat` [total_elements]; padding becomes zero."""
         assert flat.dtype == torch.float32 and flat.shape == (self.total_elements,), (flat.dtype, flat.shape)
         self._zero_padding(flat, 0)
-        for tensor, piece in self._pieces(model, 0, flat.numel(), to_write=True):
-            piece.cells(flat, 0).copy_(piece.values(tensor))
+        with self._tiles(model, 0, flat.numel(), to_write=True) as found:
+            for values, piece, place in found:
+                place.work((), partial(_as_they_are, values), (piece.cells(flat, 0),))
 
     def write_each(self, model: nn.Module, flat: Tensor, value_of: Callable[[Entry, Tensor], Tensor]) -> None:
         """What `value_of` gives for each of the model's tensors, of its shape, into `flat`; padding becomes zero."""
@@ -237,37 +266,36 @@ class ModelLayout:
 
     def load(self, model: nn.Module, flat: Tensor, start: int = 0) -> None:
         """`flat` into the model, in place: optimizers and compiled code hold its tensors."""
-        with torch.no_grad():
-            for tensor, piece in self._pieces(model, start, flat.numel()):
-                piece.values(tensor).copy_(piece.cells(flat, start))
+        with self._tiles(model, start, flat.numel()) as found:
+            for values, piece, place in found:
+                place.work((piece.cells(flat, start),), partial(_taken_by, values), ())
 
-    def set_each(
-        self, model: nn.Module, start: int, count: int, value_of: Callable[[Piece, Tensor], Tensor]
-    ) -> None:
-        """What `value_of` makes of each piece's values into the model, in place; it may keep what it is handed."""
-        with torch.no_grad():
-            for tensor, piece in self._pieces(model, start, count):
-                values = piece.values(tensor)
-                values.copy_(value_of(piece, values))
+    def set_each(self, model: nn.Module, start: int, count: int, change: Callable[[Piece], Change]) -> None:
+        """What it makes of each piece into the model, in place; and what else it makes, into its places."""
+        with self._tiles(model, start, count) as found:
+            for values, piece, place in found:
+                reads, make, writes = change(piece)
+                place.work(reads, partial(_set, values, make), writes)
 
-    def snapshot(self, model: nn.Module, device: torch.device | str | None = None) -> list[Tensor]:
-        """Copies of the exchanged tensors as they lie here, in their own dtypes, on `device` or where they are."""
-        copies = []
-        for tensor in map(local_of, self._tensors(model, self.entries)):
-            where = tensor.device if device is None else device
-            copies.append(tensor.detach().to(where, copy=True))
+    def snapshot(self, model: nn.Module) -> list[Tensor]:
+        """Copies of the exchanged tensors as they lie here, in their own dtypes, in one piece of host memory."""
+        locals_ = [local_of(tensor).detach() for tensor in self._tensors(model, self.entries)]
+        copies = host_room(locals_)
+        for copy, tensor in zip(copies, locals_, strict=True):
+            copy.copy_(tensor)
         return copies
 
     def refresh(self, model: nn.Module, copies: Sequence[Tensor], start: int, count: int) -> None:
         """Bring a part of an earlier snapshot up to date."""
-        for tensor, piece in self._pieces(model, start, count):
-            piece.values(copies[piece.index]).copy_(piece.values(tensor))
+        with self._tiles(model, start, count) as found:
+            for values, piece, place in found:
+                place.work((), partial(_as_they_are, values), (piece.values(copies[piece.index]),))
 
     def put_back(self, model: nn.Module, copies: Sequence[Tensor], start: int, count: int) -> None:
         """The other way round: a part of the model as it was in an earlier snapshot."""
-        with torch.no_grad():
-            for tensor, piece in self._pieces(model, start, count):
-                piece.values(tensor).copy_(piece.values(copies[piece.index]))
+        with self._tiles(model, start, count) as found:
+            for values, piece, place in found:
+                place.work((piece.values(copies[piece.index]),), partial(_taken_by, values), ())
 
     def write_delta(
         self,
@@ -283,8 +311,11 @@ class ModelLayout:
         changed was never learned, and must not be sent as if it were.
         """
         self._zero_padding(out, start)
-        for tensor, piece in self._pieces(model, start, out.numel(), to_write=True):
-            piece.cells(out, start).copy_(_owed(piece, tensor, loaded, carry, start))
+        with self._tiles(model, start, out.numel(), to_write=True) as found:
+            for values, piece, place in found:
+                then = piece.values(loaded[piece.index])
+                more = () if carry is None else (piece.carried(carry, start),)
+                place.work((then, *more), partial(_owed, values), (piece.cells(out, start),))
 
     def level(self, model: nn.Module, ranks: Ranks, start: int, count: int) -> None:
         """Before a part of the model is written by all ranks: copies of one value must be equal.
@@ -325,8 +356,11 @@ class ModelLayout:
     ) -> Tensor:
         """As `write_delta`, of all that lies here."""
         out = self.nothing_owed(start, count)
-        for tensor, piece in self._pieces(model, start, count):
-            piece.carried(out, start).copy_(_owed(piece, tensor, loaded, carry, start))
+        with self._tiles(model, start, count) as found:
+            for values, piece, place in found:
+                more = () if carry is None else (piece.carried(carry, start),)
+                then = piece.values(loaded[piece.index])
+                place.work((then, *more), partial(_owed, values), (piece.carried(out, start),))
         return out
 
     def taken(self, part: Tensor, start: int) -> Tensor:
@@ -359,14 +393,29 @@ class ModelLayout:
         assert flat.shape == (self.total_elements,), flat.shape
         return flat[entry.offset : entry.offset + entry.numel].view(entry.shape)
 
-    def _pieces(
+    @contextmanager
+    def _tiles(
         self, model: nn.Module, start: int, count: int, to_write: bool = False
-    ) -> Iterator[tuple[Tensor, Piece]]:
-        """What lies here of a part of the flat vector; `to_write`: of that, what is this rank's to write."""
+    ) -> Iterator[Iterator[tuple[Tensor, Piece, Place]]]:
+        """What lies here of a part of the flat vector, as the model's own values; all work on it is done at the end.
+
+        `to_write`: of that, what is this rank's to write.
+        """
         assert start >= 0 and start + count <= self.total_elements, (start, count)
-        tensors = self._tensors(model, self.entries)
-        for piece in self._found(start, count, to_write):
-            yield tensors[piece.index], piece
+        tensors = [local_of(tensor).detach() for tensor in self._tensors(model, self.entries)]
+        places = {tensor.device: self.place_on(tensor.device) for tensor in tensors}
+
+        def each() -> Iterator[tuple[Tensor, Piece, Place]]:
+            for piece in self._found(start, count, to_write):
+                tensor = tensors[piece.index]
+                place = places[tensor.device]
+                for tile in piece.tiles(place.most):
+                    yield tensor[tile.here.slices], tile, place
+
+        with torch.no_grad():
+            yield each()
+            for place in places.values():
+                place.finish()
 
     def _found(self, start: int, count: int, to_write: bool) -> Iterator[Piece]:
         stop = start + count
@@ -427,17 +476,48 @@ def _place(
     return entries, -(-offset // chunk_elements) * chunk_elements
 
 
-def _owed(piece: Piece, tensor: Tensor, loaded: Sequence[Tensor], carry: Tensor | None, start: int) -> Tensor:
-    then, now = piece.values(loaded[piece.index]), piece.values(tensor)
-    delta = _difference(then, now.to(then.device)).to("cpu", torch.float32)
-    return delta if carry is None else delta + piece.carried(carry, start)
+# ---- what is made of a tile, on the device where the model's values lie
 
 
-def _difference(then: Tensor, now: Tensor) -> Tensor:
-    """then - now in fp32, or fp64 for fp64 tensors, whose small steps fp32 would swallow."""
+def _as_they_are(values: Tensor) -> tuple[Tensor]:
+    return (values,)
+
+
+def _taken_by(values: Tensor, given: Tensor) -> tuple[()]:
+    values.copy_(given)
+    return ()
+
+
+def _set(values: Tensor, make: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
+    value, *more = make(values, *given)
+    values.copy_(value)
+    return (values, *more)
+
+
+def _owed(now: Tensor, then: Tensor, carry: Tensor | None = None) -> tuple[Tensor]:
+    delta = learned(then, now)
+    return (delta if carry is None else delta.add_(carry),)
+
+
+def learned(then: Tensor, now: Tensor) -> Tensor:
+    """then - now in fp32; calculated in fp64 for fp64 tensors, whose small steps fp32 would swallow."""
     wide = torch.float64 if then.dtype == torch.float64 else torch.float32
-    # Equal values have learned nothing; -inf in an attention mask would otherwise give inf - inf = nan.
-    return (then.to(wide) - now.to(wide)).masked_fill_(then == now, 0.0)
+    delta = then.to(wide) - now.to(wide)
+    # Equal values have learned nothing; -inf in an attention mask would otherwise give inf - inf = nan.  On a CPU a sum
+    # tells sooner whether there is any; on a device it would have to be waited for.
+    if delta.device.type != "cpu" or not bool(delta.sum().isfinite()):
+        delta.masked_fill_(then == now, 0.0)
+    return delta.to(torch.float32)
+
+
+def host_room(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Room for copies of all of them, in one piece."""
+    sizes = [-(-each.nbytes // _ALIGNED) * _ALIGNED for each in tensors]
+    room, at, found = torch.empty(sum(sizes), dtype=torch.uint8), 0, []
+    for tensor, size in zip(tensors, sizes, strict=True):
+        found.append(room[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
+        at += size
+    return found
 
 
 def refuse_no_matrix(matrices: Collection[int]) -> None:

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, overload
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from farflung.peer.trainer.optimizer_checks import warn_of_copies
@@ -73,8 +74,8 @@ class RunOptimizer(Optimizer):
         # Not every optimizer takes a closure; handing over None only when asked keeps those working.
         loss: float | None = self.inner.step() if closure is None else self.inner.step(closure)
         undo()
-        for group, rate in rates:
-            group["lr"] = rate
+        for group, rate, full in rates:
+            group["lr"] = rate if full is None else rate.copy_(full)
         self.steps += 1
         if self.steps == _LOOKED_AT_AFTER_STEPS:
             warn_of_copies(self.inner)
@@ -85,15 +86,25 @@ class RunOptimizer(Optimizer):
         """The inner optimizer knows nothing yet: so many steps from now on are small, rising to their full size."""
         self._small_from, self._small_steps = self.steps, steps
 
-    def _lower_rates(self) -> list[tuple[dict[str, Any], Any]]:
-        """For one step.  The rates themselves are the schedulers': they find them as they left them."""
+    def _lower_rates(self) -> list[tuple[dict[str, Any], Any, Tensor | None]]:
+        """For one step.  The rates themselves are the schedulers': they find them as they left them.
+
+        A tensor stays the same object: a captured CUDA graph reads that one.  Its value is kept beside it meanwhile.
+        """
         done = self.steps - self._small_from
         if done >= self._small_steps:
             return []
         rates = [(group, group["lr"]) for group in self.param_groups if "lr" in group]
-        for group, rate in rates:
-            group["lr"] = rate * ((done + 1) / self._small_steps)
-        return rates
+        kept = [(group, rate, rate.clone() if isinstance(rate, Tensor) else None) for group, rate in rates]
+        share = (done + 1) / self._small_steps
+        lowered: set[int] = set()  # groups may share one tensor
+        for group, rate, full in kept:
+            if full is None:
+                group["lr"] = rate * share
+            elif id(rate) not in lowered:
+                rate.mul_(share)
+                lowered.add(id(rate))
+        return kept
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)

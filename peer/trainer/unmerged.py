@@ -7,12 +7,14 @@ Must not know when to freeze or to load, or data.
     learned = loaded - now           since the last load; rounding the anchor to bf16 is in neither
     owed    = carry + learned        everything that no commit has used; this is frozen into a slot
 
-`loaded` is what the model was set to last, by a load or by `train_on`.
+`loaded` is what the model was set to last, by a load or by `train_on`.  What is carried since `train_on` is what stands
+in a slot, and stays there: only this trainer writes slots, so no copy is made until it writes that one again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +24,11 @@ from farflung.optim.outer import OuterStep
 from farflung.peer.island.ranks import Ranks
 from farflung.peer.local.memory import SharedState
 from farflung.peer.trainer.effects import LoadAnchor
-from farflung.peer.trainer.layout import ModelLayout, Piece
+from farflung.peer.trainer.layout import Change, ModelLayout, Piece, learned
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.process import failpoints
+
+_LOOK_VALUES = 1 << 20
 
 
 class Unmerged:
@@ -33,6 +37,8 @@ class Unmerged:
         self._start = fragment.first * layout.chunk_elements
         self._count = fragment.count * layout.chunk_elements
         self.carry: Tensor | None = None  # unmerged work from before the last load, fp32; None is zero
+        self._ahead: Tensor | None = None  # the part of a slot that is carried in place of `carry`
+        self._room: Tensor | None = None  # for the next carry, while a slot is in its place
 
     @property
     def start(self) -> int:
@@ -52,7 +58,10 @@ class Unmerged:
 
     def write_owed(self, model: nn.Module, loaded: Sequence[Tensor], out: Tensor) -> None:
         """`loaded`: the model right after the last loads; `out`: the fragment's part of a slot."""
-        self._layout.write_delta(model, loaded, self.carry, out, self._start)
+        if self._ahead is not None and self._ahead.data_ptr() == out.data_ptr():
+            self.carry, self._ahead = self._layout.taken(out, self._start), None
+        carry = self.carry if self._ahead is None else self._ahead
+        self._layout.write_delta(model, loaded, carry, out, self._start)
 
     def train_on(
         self, model: nn.Module, loaded: Sequence[Tensor], shared: SharedState, outer: OuterStep, slot: int
@@ -61,17 +70,25 @@ class Unmerged:
 
         Should the agent be applying a newer version just now, some values go ahead from that: no less good.
         """
-        anchor, momentum = self.part(shared.anchor), self.part(shared.moments[0])
-        owed = self.part(shared.slots[slot])
-        self.carry = _none_if_zero(self._layout.taken(owed, self._start))
+        parts = [self.part(each) for each in (shared.anchor, shared.moments[0], shared.slots[slot])]
+        # Of several ranks another one may write its share of the slot again before this one has looked at it.
+        is_alone = not self._layout.held
+        self._room = self.carry if self.carry is not None else self._room
+        self.carry = None if is_alone else _none_if_zero(self._layout.taken(parts[2], self._start))
+        self._ahead = parts[2] if is_alone else None
 
-        def ahead_of(piece: Piece, _: Tensor) -> Tensor:
-            place = [piece.cells(each, self._start).reshape(-1) for each in (anchor, momentum, owed)]
-            learned = piece.box.numel if piece.entry.kind == "param" else 0
-            return ahead(outer, place[0], place[1], place[2], learned).view(piece.box.shape)
+        def ahead_of(
+            piece: Piece, _: Tensor, anchor: Tensor, momentum: Tensor, owed: Tensor
+        ) -> tuple[Tensor]:
+            parameters = piece.box.numel if piece.entry.kind == "param" else 0
+            anchor, momentum, owed = (each.reshape(-1) for each in (anchor, momentum, owed))
+            return (ahead(outer, anchor, momentum, owed, parameters).view(piece.box.shape),)
 
-        self._layout.set_each(model, self._start, self._count, ahead_of)
-        self._layout.refresh(model, loaded, self._start, self._count)
+        def change(piece: Piece) -> Change:
+            reads = [piece.cells(each, self._start) for each in parts]
+            return Change(reads, partial(ahead_of, piece), (piece.values(loaded[piece.index]),))
+
+        self._layout.set_each(model, self._start, self._count, change)
 
     def load(self, load: LoadAnchor, model: nn.Module, loaded: Sequence[Tensor], shared: SharedState) -> None:
         """Take the new anchor into the model, and note what the model then holds in `loaded`.
@@ -79,43 +96,72 @@ class Unmerged:
         `load.mix`: after a commit that used its work, the model keeps so much of where it stood.  That moves the model
         alone.  It is then so far from the anchor, and the next pseudo-gradient says so, like all that is unmerged.
         """
-        carry = _none_if_zero(self._kept(load, model, loaded, shared))
-        mixed = self._layout.nothing_owed(self._start, self._count) if load.mix else None
-        anchor = self.part(shared.anchor)
+        anchor, slot = self.part(shared.anchor), self.part(shared.slots[load.slot])
+        old = self.carry if self._ahead is None else self._ahead
+        in_slot = load.keep == "rest"
+        if in_slot and self._ahead is not None and self._ahead.data_ptr() == slot.data_ptr():
+            old, in_slot = None, False  # what is carried is what the commit used
+        keeps = _keeps_some(load)
+        is_kept = keeps or load.mix > 0
+        # In place of what was carried before: it is read tile by tile.
+        carry = self._room_for_carry() if is_kept else None
 
-        def value(piece: Piece, own: Tensor) -> Tensor:
-            cells = piece.cells(anchor, self._start)
-            values = cells if carry is None else cells - piece.carried(carry, self._start)
-            if mixed is not None:
-                values = torch.lerp(values, own.to("cpu", torch.float32), load.mix)
-                piece.carried(mixed, self._start).copy_(cells - values)
-            return values
+        def reads_of(piece: Piece) -> list[Tensor]:
+            reads = [piece.cells(anchor, self._start)]
+            if keeps and load.keep == "restore":
+                reads.append(piece.cells(slot, self._start))
+            elif keeps:
+                reads.append(piece.values(loaded[piece.index]))
+                if old is not None:
+                    reads.append(self._carried(piece, old))
+                if in_slot:
+                    reads.append(piece.cells(slot, self._start))
+            return reads
+
+        def taken(now: Tensor, new: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+            kept = None
+            if keeps:
+                kept = rest[0] if load.keep == "restore" else learned(rest[0], now)
+                if old is not None and load.keep != "restore":
+                    kept = kept + rest[1]
+                if in_slot:
+                    kept = kept - rest[-1]
+            values = new if kept is None else new - kept
+            if load.mix:
+                values = torch.lerp(values, now.to(torch.float32), load.mix)
+                kept = new - values
+            return (values,) if kept is None else (values, kept)
+
+        def change(piece: Piece) -> Change:
+            writes = [piece.values(loaded[piece.index])]
+            if carry is not None:
+                writes.append(piece.carried(carry, self._start))
+            return Change(reads_of(piece), taken, writes)
 
         failpoints.hit("load.mid")
-        self._layout.set_each(model, self._start, self._count, value)
-        self.carry = carry if mixed is None else _none_if_zero(mixed)
-        self._layout.refresh(model, loaded, self._start, self._count)
+        self._layout.set_each(model, self._start, self._count, change)
+        self.carry, self._ahead, self._room = _none_if_zero(carry), None, None
 
-    def _kept(
-        self, load: LoadAnchor, model: nn.Module, loaded: Sequence[Tensor], shared: SharedState
-    ) -> Tensor | None:
-        """The unmerged work after this load."""
-        slot = self.part(shared.slots[load.slot])
-        match load.keep:
-            case "all":
-                return self.owed(model, loaded)
-            case "rest":
-                return self.owed(model, loaded).sub_(self._layout.taken(slot, self._start))
-            case "drop":
-                return None
-            case "restore":
-                return self._layout.taken(slot, self._start)
+    def _room_for_carry(self) -> Tensor:
+        room = self.carry if self.carry is not None else self._room
+        return room if room is not None else self._layout.nothing_owed(self._start, self._count)
+
+    def _carried(self, piece: Piece, old: Tensor) -> Tensor:
+        return piece.cells(old, self._start) if old is self._ahead else piece.carried(old, self._start)
 
     def owed(self, model: nn.Module, loaded: Sequence[Tensor]) -> Tensor:
         """In values that lie here."""
-        return self._layout.owed(model, loaded, self.carry, self._start, self._count)
+        carry = self.carry if self._ahead is None else self._ahead
+        return self._layout.owed(model, loaded, carry, self._start, self._count)
+
+
+def _keeps_some(load: LoadAnchor) -> bool:
+    """Where no step is owed after the commit of a slot, all that was owed stands in it: nothing is left, to the bit."""
+    return load.keep in ("all", "restore") or (load.keep == "rest" and load.steps > 0)
 
 
 def _none_if_zero(carry: Tensor | None) -> Tensor | None:
     """Exactly nothing left: the anchor is then loaded as it is, bit for bit."""
-    return carry if carry is not None and bool(carry.any()) else None
+    if carry is None or not any(bool(part.any()) for part in torch.split(carry, _LOOK_VALUES)):
+        return None
+    return carry

@@ -17,6 +17,8 @@ from mutant import (
     Mutant,
 )
 
+UNMERGED = ("tests/peer/trainer/test_unmerged.py",)
+
 ARITHMETIC = (
     Mutant(
         "P1 owners add in the order of the plan",
@@ -340,6 +342,27 @@ STATE = (
         "                self.amendments.append(amendment)\n                self.abandoned = None",
         "                self.amendments.append(amendment)\n                self.abandoned = self.abandoned",
         ("tests/coordinator/run/test_amending.py",),
+    ),
+    Mutant(
+        "P6 a slot that is written again loses nothing that is carried in it",
+        "peer/trainer/unmerged.py",
+        "if self._ahead is not None and self._ahead.data_ptr() == out.data_ptr():",
+        "if False:",
+        UNMERGED,
+    ),
+    Mutant(
+        "P6 what came after the freeze is kept",
+        "peer/trainer/unmerged.py",
+        '(load.keep == "rest" and load.steps > 0)',
+        '(load.keep == "rest" and load.steps > 1)',
+        UNMERGED,
+    ),
+    Mutant(
+        "staging memory is used again only when the device has read it",
+        "peer/trainer/tiles.py",
+        "self._settle(at)  # its staging memory is free then",
+        "pass  # its staging memory is free then",
+        ("tests/peer/trainer/test_tiles.py",),
     ),
     Mutant(
         "a trainer takes the terms of the version that it loads",

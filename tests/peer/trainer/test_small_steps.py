@@ -60,3 +60,17 @@ def test_the_first_steps_of_a_fresh_optimizer_are_small(tmp_path: Path, keep: st
 
 def test_who_founds_the_run_takes_whole_steps(tmp_path: Path) -> None:
     assert sizes(*joined(tmp_path, 0, "drop"), 1) == [1.0]
+
+
+def test_a_rate_that_is_a_tensor_stays_the_same_object(tmp_path: Path) -> None:
+    """A captured CUDA graph reads that one."""
+    run, inner = joined(tmp_path, 5, "drop")
+    rate = torch.tensor(1.0)
+    for group in inner.param_groups:
+        group["lr"] = rate
+    seen: list[tuple[bool, float]] = []
+    inner.register_step_pre_hook(
+        lambda *_: seen.append((inner.param_groups[0]["lr"] is rate, float(rate))) or None
+    )
+    run.step()
+    assert seen == [(True, SMALL[0])] and inner.param_groups[0]["lr"] is rate and float(rate) == 1.0
