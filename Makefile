@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help install test hard adapters optimizers package chaos mutants storm fuzz lint format demo demo-pipeline etcd bench-codec clean
+.PHONY: help install test hard adapters optimizers package chaos mutants storm fuzz lint format demo demo-pipeline etcd bench-codec gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -100,6 +100,9 @@ etcd: $(STAMP) ## three etcd on this machine, to try `farflung coordinate --stor
 
 bench-codec: $(STAMP) ## the codecs' speed and error, beside others' (about half a minute)
 	@$(BIN)/python benchmarks/codec.py
+
+gpu: $(STAMP) ## on a machine with a GPU: every test and figure that needs one, as a table; exit code 2 where there is none
+	@$(BIN)/python benchmarks/gpu.py
 
 clean: ## remove caches and build products; .venv/ and runs/ stay
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

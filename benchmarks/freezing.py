@@ -122,8 +122,9 @@ class StandIn:
         return self.words.pop(0) if self.words else None
 
 
-def manifest_of(schedule: str) -> Manifest:
-    steps = 1 if schedule == "blocking" else 2
+def manifest_of(schedule: str, steps: int = 0) -> Manifest:
+    """`steps` of a period; 0: as few as show a whole round."""
+    steps = steps or (1 if schedule == "blocking" else 2)
     return Manifest.from_toml(
         f'[round]\nsync_every = {steps}\nchunk_kb = 1024\n[outer]\nschedule = "{schedule}"\n', "run.toml"
     )
@@ -146,6 +147,7 @@ def measured(
     loop = InnerLoop(agent, model, manifest_of(schedule))
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         agent.begin(SharedState.create(Path(folder), loop.layout.total_elements))
+        on_device = device_bytes(device, anew=True)
         loop.attach()
         clock = Clock()
         before = own_bytes()
@@ -153,7 +155,7 @@ def measured(
             for _ in range(1 if schedule == "blocking" else 2):
                 train_a_step(model)
                 take(loop, agent, clock)
-        grown = own_bytes() - before
+        grown, more_on_device = own_bytes() - before, device_bytes(device) - on_device
     steady = {what: seconds[WARM:] for what, seconds in clock.found.items()}
     return {
         "schedule": schedule,
@@ -165,6 +167,7 @@ def measured(
         **{f"{what}_cpu_s": statistics.median(cpu for _, cpu in found) for what, found in steady.items()},
         "most_s": max(sum(wall for wall, _ in one) for one in zip(*clock.found.values(), strict=False)),
         "more_memory_bytes": grown,
+        "gpu_extra_bytes": more_on_device,
     }
 
 
@@ -195,6 +198,15 @@ def take(loop: InnerLoop, agent: StandIn, clock: Clock) -> None:
     if agent.overlaps and not was_frozen:
         clock.stop("freeze")  # going ahead is in it
     agent.commit = committed  # type: ignore[method-assign]
+
+
+def device_bytes(device: str, anew: bool = False) -> int:
+    """The most that its tensors have taken since it was asked `anew`; 0 for the CPU."""
+    if not device.startswith("cuda"):
+        return 0
+    if anew:
+        torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.max_memory_allocated(device)
 
 
 def own_bytes() -> int:

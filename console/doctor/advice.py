@@ -25,6 +25,8 @@ LITTLE_DISK_BYTES = 1 << 30
 SLOT_COPIES = 3  # of the model, in shared memory, beside the parts of the outer state
 AGENT_COPIES = 3  # beside them: a residual, chunks on their way
 TRAINER_COPIES = 5  # weights, gradients, two moments, a copy of what was loaded
+GPU_TRAINER_COPIES = 1  # where the others lie on a GPU: that copy
+GOING_ON_COPIES = 1  # where training goes on during rounds: what was learned since the freeze
 
 
 class Finding(NamedTuple):
@@ -185,7 +187,10 @@ def _memory(facts: Facts) -> Finding:
     have = f"{si(facts.memory_bytes, 'B')} free"
     if facts.model_bytes is None:
         return Finding("memory", OK, f"{have}; the model's size is not known yet")
-    copies = _shared_copies(facts) + AGENT_COPIES + (0 if facts.gpus and not facts.cuda else TRAINER_COPIES)
+    copies = _shared_copies(facts) + AGENT_COPIES
+    copies += GPU_TRAINER_COPIES if facts.gpus and not facts.cuda else TRAINER_COPIES
+    if facts.manifest is not None and facts.manifest.outer.schedule != "blocking":
+        copies += GOING_ON_COPIES
     need = copies * facts.model_bytes
     text = f"{have}, about {si(need, 'B')} needed ({copies} copies of {si(facts.model_bytes, 'B')})"
     if need > facts.memory_bytes:
