@@ -65,6 +65,8 @@ class Kind(IntEnum):
     # "I lost the coordinator: where is it?  I know the list `version`; answer when yours is newer."
     WANT_WHERE = 32
     WHERE = 33  # the list that the coordinator signed: Whereabouts in join_url.py
+    LEAN_ASKED = 34  # link to link (lean_side.py): "let me open a lean connection: my half of its secret"
+    LEAN_GRANTED = 35  # "at this port, with this ticket: my half"
 
 
 WANTS = frozenset(kind for kind in Kind if Kind.WANT_CONTRIBUTION <= kind <= Kind.WANT_HAVE) | {

@@ -67,7 +67,7 @@ ANSWER_BYTES_WAITING = 128 * 1024 * 1024
 # Of microbatches to one peer, beyond which nothing more is put in line: it may ask for any of them at any time.
 CROSSINGS_WAITING = 4096
 CROSSING_BYTES_WAITING = 128 * 1024 * 1024
-_ANSWERS = ANSWERS | {Kind.MISSING, Kind.PONG, Kind.LATER, Kind.HAVE, Kind.WHERE}
+_ANSWERS = ANSWERS | {Kind.MISSING, Kind.PONG, Kind.LATER, Kind.HAVE, Kind.WHERE, Kind.LEAN_GRANTED}
 
 
 @dataclass(frozen=True, slots=True)

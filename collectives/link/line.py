@@ -39,14 +39,13 @@ class Over(StrEnum):
     DIALLED = "dialled"
     RELAYED = "relayed"
     PUNCHED = "punched"  # both sides connected to each other
+    LEAN = "lean"  # beside one that was dialled, without ZeroMQ: see lean.py
 
 
-@dataclass
-class Connection:
-    """One that we opened."""
+@dataclass(kw_only=True)
+class Bearer:
+    """A connection, of whatever kind: what the kernel knows of it, and what it took and has not brought there yet."""
 
-    socket: Socket
-    monitor: Socket
     tcp: TcpCounts
     over: Over = Over.DIALLED
     up: bool = False  # connected, and the other side proved its key
@@ -65,25 +64,20 @@ class Connection:
     _still_since: float = float("-inf")
     _listened_at: float = float("-inf")
 
-    @staticmethod
-    def watched(socket: Socket, tcp: TcpCounts, over: Over = Over.DIALLED) -> Connection:
-        """Before `socket.connect`: its news are then complete."""
-        return Connection(socket, socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | NEWS), tcp, over)
-
     def read_news(self) -> bool:
-        """True if it came up just now."""
-        was_up = self.up
-        while self.monitor.poll(0):
-            news = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
-            self.tcp.on_news(news["event"], news["value"])
-            if news["event"] & OPENED:
-                self.descriptor = news["value"] if self.carried_by < 0 else self.carried_by
-                self.on_the_way.forget()
-                self.is_over = False
-            else:
-                self.up = news["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
-                self.is_over = not self.up
-        return self.up and not was_up
+        """True if it came up just now, and is to be greeted."""
+        raise NotImplementedError
+
+    def has_failed(self, now: float) -> bool:
+        """It ended, or should stand by now."""
+        return self.is_over
+
+    def offer(self, header: bytes, payload: Payload) -> bool:
+        """False where it has no room for this frame now."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
 
     def listen(self, now: float) -> None:
         """A cut line breaks no connection for a long time: the kernel sends again and again, and hears nothing."""
@@ -123,6 +117,40 @@ class Connection:
         crossed = self.tcp.of(self.descriptor)
         return crossed != NOTHING and self.on_the_way.has(header, crossed.sent)
 
+
+@dataclass
+class Connection(Bearer):
+    """One of ZeroMQ's that we opened."""
+
+    socket: Socket
+    monitor: Socket
+
+    @staticmethod
+    def watched(socket: Socket, tcp: TcpCounts, over: Over = Over.DIALLED) -> Connection:
+        """Before `socket.connect`: its news are then complete."""
+        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | NEWS)
+        return Connection(socket, monitor, tcp=tcp, over=over)
+
+    def read_news(self) -> bool:
+        was_up = self.up
+        while self.monitor.poll(0):
+            news = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
+            self.tcp.on_news(news["event"], news["value"])
+            if news["event"] & OPENED:
+                self.descriptor = news["value"] if self.carried_by < 0 else self.carried_by
+                self.on_the_way.forget()
+                self.is_over = False
+            else:
+                self.up = news["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                self.is_over = not self.up
+        return self.up and not was_up
+
+    def offer(self, header: bytes, payload: Payload) -> bool:
+        if not _offer(self.socket, [header, payload]):
+            return False
+        self.on_the_way.take(header, len(header) + len(payload) + ENCRYPTION_BYTES)
+        return True
+
     def close(self) -> None:
         self.tcp.forget(self.descriptor)
         self.socket.disable_monitor()
@@ -133,7 +161,8 @@ class Connection:
 @dataclass
 class Line:
     contact: Contact
-    opened: list[Connection] = field(default_factory=list)
+    opened: list[Bearer] = field(default_factory=list)
+    accepted: list[Bearer] = field(default_factory=list)  # lean ones that the other side opened
     routes: list[bytes] = field(default_factory=list)
     undialable: bool = False  # its address can't be used
     way: Relayed | None = None  # over a relay
@@ -159,7 +188,7 @@ class Line:
 
     @property
     def is_up(self) -> bool:
-        return bool(self.routes) or any(connection.up for connection in self.opened)
+        return bool(self.routes or self.accepted) or any(connection.up for connection in self.opened)
 
     def needs_routes(self, now: float) -> bool:
         """Nothing that we opened takes what waits."""
@@ -170,14 +199,14 @@ class Line:
         """Since then something is on its way to the other side and no connection brings it there."""
         if self.stuck_since is not None and not self.is_up:
             return self.stuck_since
-        silent = [each.silent_since for each in self.opened]
+        silent = [each.silent_since for each in self._usable]
         if not silent or None in silent:
             return None
         return max(since for since in silent if since is not None)
 
     def put(self, frame: Frame) -> None:
         header = frame.header.pack()
-        if not any(each.carries(header) for each in self.opened):
+        if not any(each.carries(header) for each in (*self.opened, *self.accepted)):
             self.waiting.put(header, frame)
 
     def forget_rounds_before(self, round_no: int) -> None:
@@ -190,12 +219,11 @@ class Line:
         item = self.waiting.first(rank)
         if item is None:
             return 0
-        parts: list[Payload] = [item.header, item.payload]
-        if self._over_opened(parts):
+        if self._over_opened(item.header, item.payload):
             self.refused_since = None
         else:
             self.refused_since = now if self.refused_since is None else self.refused_since
-            if not (self.needs_routes(now) and self._over_routes(router, parts)):
+            if not (self.needs_routes(now) and self._over_theirs(router, item.header, item.payload)):
                 self.stuck_since = now if self.stuck_since is None else self.stuck_since
                 return 0
         self.waiting.drop_first(rank)
@@ -204,7 +232,7 @@ class Line:
         self.sent_bytes += item.size
         return item.size
 
-    def over(self, how: Over) -> list[Connection]:
+    def over(self, how: Over) -> list[Bearer]:
         return [each for each in self.opened if each.over == how]
 
     @property
@@ -212,31 +240,38 @@ class Line:
         return any(each.up for each in self.over(Over.PUNCHED))
 
     @property
-    def _usable(self) -> list[Connection]:
+    def dialled(self) -> list[Bearer]:
+        """Those that carry what goes to somebody who can be dialled: lean ones, once one stands."""
+        lean = [each for each in self.over(Over.LEAN) if each.up]
+        return lean or [each for each in self.opened if each.over != Over.LEAN]
+
+    @property
+    def _usable(self) -> list[Bearer]:
         """Of those two ways the one that the coordinator tells: it changes over between rounds."""
         if self.relay_way is None:
-            return self.opened
+            return self.dialled
         relayed = [each for each in self.over(Over.RELAYED) if each.up]
         others = [each for each in self.opened if each.up and each.over != Over.RELAYED]
         return (relayed or others) if self.retires_at is None else (others or relayed)
 
-    def _over_opened(self, parts: list[Payload]) -> bool:
+    def _over_opened(self, header: bytes, payload: Payload) -> bool:
         usable = self._usable
         for _ in usable:
             # In turn, so that all of them are kept busy when more than one is needed.
             self._turn = (self._turn + 1) % len(usable)
-            if _offer(usable[self._turn].socket, parts):
-                size = sum(map(len, parts)) + ENCRYPTION_BYTES
-                usable[self._turn].on_the_way.take(bytes(parts[0]), size)
+            if usable[self._turn].offer(header, payload):
                 return True
         return False
 
-    def _over_routes(self, router: Socket | None, parts: list[Payload]) -> bool:
+    def _over_theirs(self, router: Socket | None, header: bytes, payload: Payload) -> bool:
+        """Over a connection that the other side opened."""
+        if any(each.offer(header, payload) for each in self.accepted):
+            return True
         if router is None:
             return False
         for route in list(self.routes):
             try:
-                if _offer(router, [route, *parts]):
+                if _offer(router, [route, header, payload]):
                     self.routes.append(self.routes.pop(self.routes.index(route)))  # the others are next
                     return True
             except zmq.ZMQError as error:
@@ -244,6 +279,14 @@ class Line:
                     raise
                 self.routes.remove(route)  # that connection is gone; the other side will open another
         return False
+
+    def hang_up(self) -> None:
+        """Also what the other side opened."""
+        self.close()
+        for each in self.accepted:
+            each.close()
+        self.accepted.clear()
+        self.routes.clear()
 
     def close(self, *ways: Over) -> None:
         """Those made in these ways; without any: all."""

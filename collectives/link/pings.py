@@ -25,6 +25,7 @@ class Pings:
         self.rtt_s: dict[str, float] = {}
         # (bytes, seconds) of a probe of this machine's upload; None: none yet, or the line is too fast for them.
         self.probed: tuple[int, float] | None = None
+        self.lean_port = 0  # what answers say besides: where lean connections are taken (lean_side.py)
         self._run_tag = run_tag
         self._sizes = [min(size, payload_max) for size in PROBE_SIZES_BYTES]
         self._number = 0
@@ -52,7 +53,7 @@ class Pings:
             self._answered[peer] = (since, answers + 1)
             if answers >= ANSWERED_PER_S:
                 return None
-            return Frame(Header(Kind.PONG, self._run_tag, chunk=header.chunk))
+            return Frame(Header(Kind.PONG, self._run_tag, version=self.lean_port, chunk=header.chunk))
         sent = self._on_way.pop((peer, header.chunk), None)
         return self._on_pong(peer, *sent, now) if sent is not None else None
 

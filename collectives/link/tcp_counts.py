@@ -10,6 +10,7 @@ a whole would otherwise fill the queue of a slow line at once.  Must not know pe
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
 import sys
@@ -24,6 +25,8 @@ _FIELDS = struct.Struct("=16xI4xII88xQQ8xI")
 _SO_MAX_PACING_RATE = 47  # of Linux; bytes per second, all ones for none
 _UNPACED = 0xFFFF_FFFF
 _SLOWEST_PACE = 1000
+# libzmq's news of a descriptor that is closed may come late, and the number be another socket's by then.
+_OURS = 1 << 30
 
 
 class Crossed(NamedTuple):
@@ -47,21 +50,42 @@ class TcpCounts:
 
     def on_news(self, event: int, descriptor: int) -> None:
         """An event of a socket's monitor, and its value."""
-        if event & OPENED and self.is_known:
-            self.forget(descriptor)
-            try:
-                # A descriptor of our own: the number may belong to something else by the time we look.
-                watched = socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM)
-            except OSError:
-                return  # closed already
-            if _read(watched) is None:
-                watched.close()
-            else:
-                self._open[descriptor] = watched
-                if self._pace != _UNPACED:
-                    _set_pace(watched, self._pace)
+        if event & OPENED:
+            self._watch(descriptor, descriptor)
         elif event & (zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED):
             self.forget(descriptor)
+
+    def watch(self, connection: socket.socket) -> int:
+        """One that is not ZeroMQ's; the number by which it is known here until it is forgotten."""
+        self._watch(connection.fileno(), _OURS + connection.fileno())
+        return _OURS + connection.fileno()
+
+    def _watch(self, descriptor: int, name: int) -> None:
+        if not self.is_known:
+            return
+        self.forget(name)
+        try:
+            # A descriptor of our own: the number may belong to something else by the time we look.
+            watched = socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM)
+        except OSError:
+            return  # closed already
+        if _read(watched) is None:
+            watched.close()
+        else:
+            self._open[name] = watched
+            if self._pace != _UNPACED:
+                _set_pace(watched, self._pace)
+
+    def far_end(self, descriptor: int) -> str:
+        """The address, in numbers, to which this connection leads; "" if that is not known."""
+        watched = self._open.get(descriptor)
+        if watched is None:
+            return ""
+        try:
+            with socket.socket(fileno=os.dup(watched.fileno())) as line:  # which asks for the family
+                return str(line.getpeername()[0]).removeprefix("::ffff:")
+        except OSError:
+            return ""
 
     def pace(self, bytes_per_s: float | None) -> None:
         """Each connection sends at most so fast."""

@@ -70,7 +70,7 @@ class Undialled:
     def tell_way(self, line: Line, way: Relayed | None) -> None:
         before, line.way = line.way, way
         if way is not None and before is None:
-            line.close(Over.DIALLED)  # what was opened leads another way
+            line.close(Over.DIALLED, Over.LEAN)  # what was opened leads another way
             line.again_at, line.pause_s, line.retires_at = 0.0, MEET_AGAIN_S, None
         elif way is None and line.is_punched:
             line.retires_at = self.clock() + RETIRES_S if line.relay_way is not None else None

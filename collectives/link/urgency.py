@@ -16,7 +16,8 @@ from enum import IntEnum
 from farflung.protocol.frames import CROSSING_KINDS, Frame, Kind
 
 LITTLE_BYTES = 4096  # of a payload: such a frame makes no queue longer
-URGENT_KINDS = CROSSING_KINDS | {Kind.PING, Kind.PONG, Kind.LATER, Kind.MISSING, Kind.HAVE}
+_OF_LINKS = {Kind.PING, Kind.PONG, Kind.LEAN_ASKED, Kind.LEAN_GRANTED}
+URGENT_KINDS = CROSSING_KINDS | _OF_LINKS | {Kind.LATER, Kind.MISSING, Kind.HAVE}
 BULK_PART = 4  # one in so many bytes is bulk, at least, while crossings wait too
 
 DEEP_S = 0.2  # of the line's rate may wait in sockets, beside what a round trip has on its way

@@ -1,18 +1,21 @@
-"""A link (link.py) over ZeroMQ and CURVE.
+"""A link (link.py) over ZeroMQ and CURVE, and beside it over lean connections (lean.py).
 
 Made by peer/line/data_line.py; everybody else sees a `Link`.  It knows who may speak (the contacts) and how to reach
 them, and nothing of rounds.  Keys, clock and caps are arguments.  It has a ZeroMQ context of its own, whose thread
 encrypts: a word to the coordinator must not wait until megabytes for other peers are through.
 
 A peer that can be dialled is dialled, one connection for each direction, or several where one is not enough for the
-line (rates.py).  One that cannot be dialled keeps connections to all who can, and is answered over them.  Two of these
-connect to each other at one instant, or meet at a relay, as they are told (undialled.py).  A socket takes only a few
-frames at a time; the rest waits in its line (line.py), as references to bytes that their owner keeps.
+line (rates.py).  Where both sides take lean connections, bulk goes over these, and ZeroMQ's carries what the two links
+have to agree on; as long as none stands, it carries all.  One that cannot be dialled keeps connections to all who can,
+and is answered over them.  Two of these connect to each other at one instant, or meet at a relay, as they are told
+(undialled.py).  A socket takes only a few frames at a time; the rest waits in its line (line.py), as references to
+bytes that their owner keeps.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,6 +25,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from farflung.collectives.link.bookkeeping import Intake
+from farflung.collectives.link.lean import Lean
+from farflung.collectives.link.lean_side import LeanSide
 from farflung.collectives.link.line import Connection, Line, Over
 from farflung.collectives.link.link import Appointment, FrameCounts, Moved, Pollable, Relayed
 from farflung.collectives.link.pacer import Pacer
@@ -31,7 +36,7 @@ from farflung.collectives.link.tcp_counts import NEWS, Incoming, TcpCounts
 from farflung.collectives.link.undialled import Undialled, domain_of
 from farflung.collectives.link.urgency import Rank, Sharing, has_room
 from farflung.protocol.errors import UserError
-from farflung.protocol.frames import ONE_STAGE_KINDS, Frame, Kind, Spoiled
+from farflung.protocol.frames import ONE_STAGE_KINDS, Frame, Header, Kind, Spoiled, with_payload
 from farflung.protocol.process.sockets import (
     BULK_CLIENT,
     BULK_SERVER,
@@ -40,6 +45,7 @@ from farflung.protocol.process.sockets import (
     Socket,
     bulk,
     curve_client,
+    curve_raw,
     curve_server,
     opened,
 )
@@ -55,6 +61,7 @@ ROUTES_KEPT = 16  # connections that one peer opened to us
 ROUTES_AGAIN_S = 0.005
 ROOM_AGAIN_S = 0.005  # crossings wait until less waits in sockets
 ZAP_DOMAIN = b"data"
+WORDS_OF_LINKS = {Kind.PING, Kind.PONG, Kind.LEAN_ASKED, Kind.LEAN_GRANTED}
 SOCKETS_MOST = 16384  # of libzmq's, which has 1,023 by itself; a connection takes three
 
 
@@ -66,6 +73,7 @@ class LinkSettings:
     download: Pacer = field(default_factory=lambda: Pacer(None))
     connections: int = 0  # per line; 0: as many as it turns out to need
     window_bytes: int = 4 * 1024 * 1024  # the most that one connection can have on its way
+    lean: bool = False  # also connections without ZeroMQ, with those who take them too
     clock: Callable[[], float] = time.monotonic
 
 
@@ -89,6 +97,7 @@ class ZmqLink:
         # frames count is decided frame by frame, from the contacts.
         self._zap.set_policy(ZAP_DOMAIN.decode(), lambda key: True)
         self._keys = keys
+        self._lean = LeanSide(curve_raw(keys[0]), self._tcp, self._clock, os.urandom)
         self._undialled = Undialled(keys, self._zap, self._tcp, self._clock, self._connection)
         self._peer_of_key: dict[str, str] = {}
         self._router: Socket | None = None
@@ -114,7 +123,11 @@ class ZmqLink:
             ) from None
         endpoint = router.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(endpoint, bytes)
-        return int(endpoint.rstrip(b"\0").rsplit(b":", 1)[1])
+        bound = int(endpoint.rstrip(b"\0").rsplit(b":", 1)[1])
+        if self.settings.lean:
+            self._lean.listen(host, port)
+            self._pings.lean_port = self._lean.port
+        return bound
 
     def expect(
         self, me: str, run_tag: bytes, payload_max: int, kinds: frozenset[Kind] = ONE_STAGE_KINDS
@@ -122,6 +135,9 @@ class ZmqLink:
         self._me = me
         self._intake.expect(run_tag, payload_max, kinds)
         self._pings = Pings(run_tag, payload_max)
+        self._pings.lean_port = self._lean.port
+        buffer = bulk(payload_max, self.settings.download.bytes_per_s).get(zmq.RCVBUF, 0)
+        self._lean.expect(payload_max, int(buffer))
 
     def set_contacts(self, roster: Iterable[Contact]) -> None:
         contacts = {contact.peer: contact for contact in roster if contact.peer != self._me}
@@ -171,6 +187,7 @@ class ZmqLink:
             self._router.close(linger=0)
             self._router = self._router_news = None
         self._undialled.close()
+        self._lean.close()
         self._zap.close()
         self._context.destroy(linger=0)
         self._tcp.close()
@@ -181,7 +198,8 @@ class ZmqLink:
         self._zap.forget_policy(domain_of(line.contact.key))
         self._sent_before.pop(peer, None)
         self._pings.forget(peer)
-        line.close()
+        self._lean.forget(peer)
+        line.hang_up()
 
     def _opened(self, kind: int, *presets: Options) -> Socket:
         both_ends = bulk(self._intake.payload_max, self.settings.download.bytes_per_s)
@@ -195,7 +213,8 @@ class ZmqLink:
             self._dial_directly(line)
 
     def _dial_directly(self, line: Line) -> None:
-        while len(line.over(Over.DIALLED)) < max(1, self.settings.connections, line.wanted):
+        lean = any(each.up for each in line.over(Over.LEAN))
+        while len(line.over(Over.DIALLED)) < (1 if lean else self._wanted(line)):
             connection = self._connection(Over.DIALLED, curve_client(self._keys, line.contact.key))
             if connection is None:
                 return  # what waits for this line is stuck, and so it is dialled again
@@ -208,6 +227,9 @@ class ZmqLink:
                 line.undialable = True
                 return
             line.opened.append(connection)
+
+    def _wanted(self, line: Line) -> int:
+        return max(1, self.settings.connections, line.wanted)
 
     def _connection(self, over: Over, *presets: Options) -> Connection | None:
         """None: this process has as many sockets as it may have."""
@@ -234,10 +256,15 @@ class ZmqLink:
         for line in self.lines.values():
             if line.relay_way is not None:
                 yield from line.relay_way.sockets()
+            waits = line.waits and not any(each.up for each in line.over(Over.LEAN))
             for connection in line.opened:
-                events = may_read | (may_write if line.waits and connection.up else 0)
-                if events:
+                events = may_read | (may_write if waits and connection.up else 0)
+                if events and isinstance(connection, Connection):
                     yield connection.socket, events
+        if self.settings.lean and may_read:
+            yield self._lean.watch.reading, zmq.POLLIN
+        if self._lean.watch.writing.get_map():
+            yield self._lean.watch.writing, zmq.POLLIN
 
     def idle_s(self) -> float:
         now = self._clock()
@@ -262,19 +289,36 @@ class ZmqLink:
         for peer, line in self.lines.items():
             if line.way is not None:
                 self._dial(line)
-            for connection in line.opened:
+            for connection in (*line.opened, *line.accepted):
                 if connection.read_news():
                     line.put(self._pings.greet(peer, now))
                 connection.listen(now)
+            self._look_at_lean(peer, line, now)
             if line.is_up and line.stuck_since is not None and now - line.stuck_since >= STALL_S:
                 self.stalls += 1
-                line.close()  # what is in its sockets is lost, and asked for again
-                line.routes.clear()
+                line.hang_up()  # what is in its sockets is lost, and asked for again
                 line.stuck_since = now
                 self._dial(line)
+        self._lean.on_tick()
         if now - self._widen_at >= WIDEN_EVERY_S:
             self._widen(now - self._widen_at)
             self._widen_at = now
+
+    def _look_at_lean(self, peer: str, line: Line, now: float) -> None:
+        """Which ended, and whether another one is due."""
+        for ended in [each for each in line.over(Over.LEAN) if each.has_failed(now)]:
+            ended.close()
+            line.opened.remove(ended)
+            self._lean.failed(peer)
+        for ended in [each for each in line.accepted if each.is_over]:
+            ended.close()
+            line.accepted.remove(ended)
+        lean = line.over(Over.LEAN)
+        dialled = any(each.up for each in line.over(Over.DIALLED))
+        if self.settings.lean and dialled and line.way is None and len(lean) < self._wanted(line):
+            half = self._lean.ask(peer)
+            if half is not None:
+                line.put(with_payload(Header(Kind.LEAN_ASKED, self._intake.run_tag), half))
 
     def probe(self) -> None:
         found = self._pings.probe(self._clock())
@@ -298,7 +342,7 @@ class ZmqLink:
             self._sent_before[peer] = line.sent_bytes
             rtt_s = self._pings.rtt_s.get(peer)
             if self.settings.connections == 0 and line.waits and rtt_s is not None:
-                line.wanted = connections_wanted(len(line.opened), rate, rtt_s, self.settings.window_bytes)
+                line.wanted = connections_wanted(len(line.dialled), rate, rtt_s, self.settings.window_bytes)
                 self._dial(line)
 
     def unreached(self) -> set[str]:
@@ -424,9 +468,39 @@ class ZmqLink:
             if line.appointment is not None:
                 self._undialled.follow_meeting(line)
             for connection in list(line.opened):
-                yield from self._receive_from(connection.socket, peer)
+                if isinstance(connection, Connection):
+                    yield from self._receive_from(connection.socket, peer)
         if self._router is not None:
             yield from self._receive_from(self._router, None)
+        if self.settings.lean:
+            self._lean.write_ready()
+            for lean in self._lean.read_ready():
+                yield from self._receive_lean(lean)
+
+    def _receive_lean(self, lean: Lean) -> Iterator[tuple[str, Frame | Spoiled]]:
+        line = self.lines.get(lean.peer)
+        if line is None:
+            lean.close()
+            return
+        if lean not in line.opened and lean not in line.accepted:
+            line.accepted = [*line.accepted, lean]
+            while len(line.accepted) > ROUTES_KEPT:
+                line.accepted.pop(0).close()
+        for _ in range(FRAMES_PER_TURN):
+            if lean.is_over or self.settings.download.wait_s(self._clock()) > 0:
+                return
+            was_up, parts = lean.up, lean.receive()
+            if lean.up and not was_up:
+                self._lean.stands(lean.peer)
+            if parts is None:
+                return
+            size = len(parts[0]) + len(parts[1])
+            self._intake.on_bytes(size)
+            self.settings.download.take(self._clock(), size)
+            self._incoming.came_over(lean.descriptor, lean.peer)
+            arrived = self._judged(lean.peer, self._intake.frame_of(*parts))
+            if arrived is not None:
+                yield lean.peer, arrived
 
     def _receive_from(self, socket: Socket, dialled: str | None) -> Iterator[tuple[str, Frame | Spoiled]]:
         for _ in range(FRAMES_PER_TURN):
@@ -455,18 +529,33 @@ class ZmqLink:
             return self._intake.unreadable()
         header_part, payload_part = parts[-2:]
         frame = self._intake.frame_of(header_part.bytes, payload_part.buffer)
-        if isinstance(frame, Spoiled):
-            return frame
         line = self.lines[peer]
-        if routed and parts[0].bytes not in line.routes:
+        if isinstance(frame, Frame) and routed and parts[0].bytes not in line.routes:
             line.routes = [*line.routes, parts[0].bytes][-ROUTES_KEPT:]
-        if frame.header.kind in (Kind.PING, Kind.PONG):
-            self.counts.verdicts.count(Verdict.ACCEPTED)
-            answer = self._pings.on_frame(peer, frame.header, self._clock())
+        return self._judged(peer, frame)
+
+    def _judged(self, peer: str, frame: Frame | Spoiled) -> Frame | Spoiled | None:
+        """What the two links say to each other ends here."""
+        if isinstance(frame, Spoiled) or frame.header.kind not in WORDS_OF_LINKS:
+            return frame
+        self.counts.verdicts.count(Verdict.ACCEPTED)
+        line, header, now = self.lines[peer], frame.header, self._clock()
+        if header.kind == Kind.LEAN_ASKED:
+            granted = self._lean.grant(peer, line.contact.key, frame.payload)
+            if granted is not None:
+                line.put(with_payload(Header(Kind.LEAN_GRANTED, header.run_tag), granted))
+        elif header.kind == Kind.LEAN_GRANTED:
+            far_ends = (self._tcp.far_end(each.descriptor) for each in line.over(Over.DIALLED) if each.up)
+            made = self._lean.dial(peer, line.contact.key, next(far_ends, ""), frame.payload)
+            if made is not None:
+                line.opened.append(made)
+        else:
+            if header.kind == Kind.PONG:
+                self._lean.takes_them(peer, header.version)
+            answer = self._pings.on_frame(peer, header, now)
             if answer is not None:
                 line.put(answer)
-            return None
-        return frame
+        return None
 
 
 def _user_of(part: zmq.Frame) -> str:

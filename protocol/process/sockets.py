@@ -49,6 +49,23 @@ def end_abruptly(descriptor: int) -> None:
         pass  # it has gone already
 
 
+def tuned(line: socket.socket, receive_buffer: int) -> None:
+    """A socket of the data plane that is not ZeroMQ's, as those of ZeroMQ are.  `receive_buffer`: bytes; 0: any."""
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # Not every system has all of them.
+    for name, value in (
+        ("TCP_KEEPIDLE", _KEPT_ALIVE[zmq.TCP_KEEPALIVE_IDLE]),
+        ("TCP_KEEPINTVL", _KEPT_ALIVE[zmq.TCP_KEEPALIVE_INTVL]),
+        ("TCP_KEEPCNT", _KEPT_ALIVE[zmq.TCP_KEEPALIVE_CNT]),
+        ("TCP_USER_TIMEOUT", _DEAD_CONNECTION_MS),
+    ):
+        if hasattr(socket, name):
+            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if receive_buffer:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+
+
 # ---- keys: base 85 is how libzmq wants them --------------------------------------------------------------------------
 
 

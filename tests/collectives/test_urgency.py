@@ -42,7 +42,16 @@ def frame(kind: Kind, size: int = 0, chunk: int = 0) -> Frame:
 
 def test_words_are_short_and_a_probe_meets_what_bulk_meets() -> None:
     for kind in Kind:
-        urgent = kind in CROSSING_KINDS or kind in (Kind.PING, Kind.PONG, Kind.LATER, Kind.MISSING, Kind.HAVE)
+        words = {
+            Kind.PING,
+            Kind.PONG,
+            Kind.LATER,
+            Kind.MISSING,
+            Kind.HAVE,
+            Kind.LEAN_ASKED,
+            Kind.LEAN_GRANTED,
+        }
+        urgent = kind in CROSSING_KINDS | words
         assert rank_of(frame(kind, LITTLE_BYTES)) == (Rank.WORD if urgent else Rank.BULK)
         large = Rank.CROSSING if kind in CROSSING_KINDS else Rank.BULK
         assert rank_of(frame(kind, LITTLE_BYTES + 1)) == large and (kind in URGENT_KINDS) == urgent
@@ -106,7 +115,7 @@ class Told:
 
 def test_what_a_connection_holds_counts_while_it_moves() -> None:
     told = Told(Crossed(700, 700, 0, 0))  # the handshake
-    connection = Connection(None, None, told, up=True)  # type: ignore[arg-type]
+    connection = Connection(None, None, tcp=told, up=True)  # type: ignore[arg-type]
     connection.on_the_way.take(b"header", 100_000)
     connection.listen(0.0)
     assert connection.unacknowledged_bytes(STANDS_AFTER_S) == 99_300

@@ -344,7 +344,7 @@ def test_P3_what_nobody_acknowledges_shows_a_cut_line() -> None:
     """Connections over it stand for many seconds more."""
     one, other = Told(), Told()
     # No real sockets: only what the kernel tells is looked at.
-    opened = [Connection(None, None, told, up=True) for told in (one, other)]  # type: ignore[arg-type]
+    opened = [Connection(None, None, tcp=told, up=True) for told in (one, other)]  # type: ignore[arg-type]
     line = Line(Contact("bob", "bob", bytes(32), "127.0.0.1:9"), opened)
 
     def since(now: float, first: Crossed, second: Crossed) -> float | None:
@@ -412,7 +412,7 @@ def test_a_descriptor_that_another_peer_has_now_speaks_for_that_one() -> None:
 
 def test_what_is_asked_for_while_it_is_on_its_way_is_not_sent_twice() -> None:
     told = Told(Crossed(700, 700, 0, 0))  # the handshake
-    connection = Connection(None, None, told, up=True)  # type: ignore[arg-type]
+    connection = Connection(None, None, tcp=told, up=True)  # type: ignore[arg-type]
     line = Line(Contact("bob", "bob", bytes(32), "127.0.0.1:9"), [connection])
     large, small = frame(payload=bytes(100_000)), frame(Kind.RESULT, payload=b"little")
 
@@ -437,7 +437,7 @@ def test_what_is_asked_for_while_it_is_on_its_way_is_not_sent_twice() -> None:
 def test_what_encryption_adds_does_not_grow_for_as_long_as_a_connection_stands() -> None:
     """Listened to every 50 ms, as the agent does.  Else, after a day, no large frame counts as on its way."""
     told, now = Told(Crossed(700, 700, 0, 0)), 0.0
-    connection = Connection(None, None, told, up=True)  # type: ignore[arg-type]
+    connection = Connection(None, None, tcp=told, up=True)  # type: ignore[arg-type]
     for number in range(50):
         connection.on_the_way.take(number.to_bytes(2), 1_000)
         now += 0.05
@@ -455,7 +455,7 @@ def test_what_encryption_adds_does_not_grow_for_as_long_as_a_connection_stands()
 
 def test_what_libzmq_has_and_the_kernel_has_not_yet_is_on_its_way() -> None:
     told = Told(Crossed(700, 700, 0, 0))
-    connection = Connection(None, None, told, up=True)  # type: ignore[arg-type]
+    connection = Connection(None, None, tcp=told, up=True)  # type: ignore[arg-type]
     for tick in range(10):
         connection.listen(tick * 0.05)  # it rests
     large = frame(payload=bytes(100_000)).header.pack()

@@ -10,6 +10,7 @@ MEETING = (
     "tests/coordinator/run/test_meeting_members.py",
 )
 TICKETS = ("tests/coordinator/reach/test_tickets.py", "tests/coordinator/relay/test_relay.py")
+LEAN = ("tests/collectives/test_records.py", "tests/collectives/test_lean.py")
 BOARD = ("tests/coordinator/relay/test_switchboard.py", "tests/coordinator/relay/test_relay.py")
 
 REACH = (
@@ -173,5 +174,61 @@ REACH = (
         "elif way is None and line.is_punched:",
         "elif False:",
         ("tests/collectives/test_undialled.py",),
+    ),
+    Mutant(
+        "P8 each direction of a lean connection has a key of its own",
+        "collectives/link/records.py",
+        "there, back = Direction(keys[:_KEY_BYTES]), Direction(keys[_KEY_BYTES:])",
+        "there, back = Direction(keys[:_KEY_BYTES]), Direction(keys[:_KEY_BYTES])",
+        LEAN,
+    ),
+    Mutant(
+        "P8 no nonce is used twice",
+        "collectives/link/records.py",
+        "        self._count += 1",
+        "        self._count += 0",
+        LEAN,
+    ),
+    Mutant(
+        "P8 after something that does not open, nothing does",
+        "collectives/link/records.py",
+        "            self._cipher = None\n            raise Refused from None",
+        "            raise Refused from None",
+        LEAN,
+    ),
+    Mutant(
+        "P8 a secret is of these two peers",
+        "collectives/link/records.py",
+        'whom = b"farflung lean 1" + dialler + listener',
+        'whom = b"farflung lean 1" + dialler',
+        LEAN,
+    ),
+    Mutant(
+        "P8 both give a half of the secret",
+        "collectives/link/records.py",
+        "kdf.derive(asked + grant.half)",
+        "kdf.derive(asked)",
+        LEAN,
+    ),
+    Mutant(
+        "P8 the length of a frame is sealed with it",
+        "collectives/link/records.py",
+        "head = length + out.seal(header, length)",
+        "head = length + out.seal(header)",
+        LEAN,
+    ),
+    Mutant(
+        "P8 who asks without end has a few tickets",
+        "collectives/link/lean_side.py",
+        "            del self._tickets[oldest]",
+        "            pass",
+        LEAN,
+    ),
+    Mutant(
+        "P3 a cut lean line is noticed although a silent connection stands beside",
+        "collectives/link/line.py",
+        "silent = [each.silent_since for each in self._usable]",
+        "silent = [each.silent_since for each in self.opened]",
+        LEAN,
     ),
 )

@@ -244,6 +244,7 @@ PURE_MODULES = (
     "collectives/link/pacer",
     "collectives/link/pings",
     "collectives/link/rates",
+    "collectives/link/records",
     "collectives/link/urgency",
     "console/bench/figures",
     "console/bench/pipeline_figures",
