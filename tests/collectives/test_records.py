@@ -111,6 +111,16 @@ def test_P8_repeated_left_out_or_swapped_frames_end_what_is_heard(
     assert got == frames[:in_order]
 
 
+def test_P8_after_something_that_does_not_open_not_even_what_comes_next_does() -> None:
+    ann, bob = both()
+    with pytest.raises(Refused):
+        bob.back.open(bytes(50))
+    with pytest.raises(Refused):
+        bob.back.open(ann.out.seal(b"what was said"))
+    other = both()[1].back
+    assert other.open(both()[0].out.seal(b"what was said")) == b"what was said"
+
+
 @given(FRAMES)
 def test_P8_nobody_hears_what_it_said_itself(frames: list[tuple[bytes, bytes]]) -> None:
     ann, _ = both()

@@ -192,8 +192,8 @@ REACH = (
     Mutant(
         "P8 after something that does not open, nothing does",
         "collectives/link/records.py",
-        "            self._cipher = None\n            raise Refused from None",
-        "            raise Refused from None",
+        "            self._cipher = None",
+        "            self._count -= 1",
         LEAN,
     ),
     Mutant(
