@@ -339,8 +339,8 @@ STATE = (
     Mutant(
         "what was given up is not won back by other terms",
         "coordinator/ledger/ledger.py",
-        "                self.amendments.append(amendment)\n                self.abandoned = None",
-        "                self.amendments.append(amendment)\n                self.abandoned = self.abandoned",
+        "self.amendments, self.abandoned = [*self.amendments, amendment], None",
+        "self.amendments, self.abandoned = [*self.amendments, amendment], self.abandoned",
         ("tests/coordinator/run/test_amending.py",),
     ),
     Mutant(
