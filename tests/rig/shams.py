@@ -90,9 +90,24 @@ class Version(msgspec.Struct):
     version: int
 
 
+class KeptHead(msgspec.Struct, array_like=True):
+    run_id: msgspec.Raw
+    manifest: msgspec.Raw
+    number: int
+
+
+class KeptOne(msgspec.Struct, array_like=True):
+    head: KeptHead
+
+
+class Keep(msgspec.Struct):
+    kept: KeptOne | None = None
+
+
 class Committed(msgspec.Struct):
     commit: Version
     nonce: bytes
+    kept: KeptOne | None = None
 
 
 _envelope = msgspec.msgpack.Decoder(Envelope)
@@ -104,6 +119,7 @@ _readers = {
     "open": msgspec.msgpack.Decoder(Opened),
     "decided": msgspec.msgpack.Decoder(Decided),
     "committed": msgspec.msgpack.Decoder(Committed),
+    "keep": msgspec.msgpack.Decoder(Keep),
     "aborted": msgspec.msgpack.Decoder(msgspec.Raw),
     "audit": msgspec.msgpack.Decoder(msgspec.Raw),  # it has kept nothing that could be merged again
     "show": msgspec.msgpack.Decoder(msgspec.Raw),
@@ -178,6 +194,7 @@ class Sham:
         self.applying, self.applied_at = -1, 0.0
         self.said: dict[int, float] = {}
         self.nonces: dict[int, bytes] = {}  # by version
+        self.kept = 0  # the newest of the run's commits that it keeps
         self.fragment = 0
         if listens:
             self._listen()
@@ -267,6 +284,7 @@ class Sham:
                 unsure=False,
                 leaving=False,
                 data=b"",
+                kept=self.kept,
             )
         )
 
@@ -300,7 +318,10 @@ class Sham:
         elif kind == "decided":
             self.decision, self.decision_no = message.decision, message.decision.decision_no
             self._report()
+        elif kind == "keep":
+            self._on_kept(message.kept)
         elif kind == "committed":
+            self._on_kept(message.kept)
             self._out_of_round()
             self.nonces[message.commit.version] = message.nonce
             self.applying, self.applied_at = message.commit.version, now + random.uniform(*APPLY_S)
@@ -311,6 +332,10 @@ class Sham:
             self._out_of_round()
             if kind == "gone":
                 self.door.leave(now, 0.0)
+
+    def _on_kept(self, kept: KeptOne | None) -> None:
+        if kept is not None:
+            self.kept = kept.head.number
 
     def _on_tick(self, tick: TickHead, now: float) -> None:
         said_at = self.said.pop(tick.answers, None)
