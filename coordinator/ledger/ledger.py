@@ -21,7 +21,7 @@ from farflung.coordinator.ledger.eras import (
     Holder,
     Mark,
 )
-from farflung.coordinator.ledger.kept_books import Link, put_back
+from farflung.coordinator.ledger.kept_books import Books, Link, books_in
 from farflung.coordinator.ledger.leases import Leases, Reach
 from farflung.coordinator.ledger.loss_curve import LossCurve
 from farflung.coordinator.ledger.records import (
@@ -75,12 +75,13 @@ from farflung.protocol.digests import hash_bytes, keyed_hash
 from farflung.protocol.messages import UNKNOWN_LENGTH
 from farflung.protocol.model_schema import BOOKS_FRAGMENT, ModelSchema
 from farflung.protocol.round_words import Commit
-from farflung.protocol.signing import Amendment
+from farflung.protocol.signing import Amendment, Head
 
 OfBatches = BatchBegun | BatchesVoided | Seated | Unseated | GrantedMicros | TakenBack | MicroSkipped
 ROUNDS_SHOWN = 50
 DIGESTS_KEPT = 16
 NORMS_KEPT = 10
+NUMBERS_AHEAD = 1 << 20  # more than a coordinator gives between two commits
 SAVED_KEPT = 8  # versions of which checkpoints may exist, whose digests are kept for longer
 
 
@@ -207,7 +208,7 @@ class Ledger:
             case Amended(amendment=amendment):
                 self.amendments, self.abandoned = [*self.amendments, amendment], None
             case Restored():
-                put_back(self, record)
+                _restore(self, record)
             case Granted(peer=peer, lease=lease):
                 self.leases.grant(peer, lease)
             case Released():
@@ -491,3 +492,72 @@ def _tokens_by(record: CommittedRound) -> dict[str, int]:
 def _nonce_of(secret: bytes, fragment: int, version: int) -> bytes:
     numbers = b"".join(number.to_bytes(8, "big") for number in (fragment, version))
     return keyed_hash(hash_bytes(b"farflung/nonce/1\0", secret), numbers)
+
+
+# ---- putting it back --------------------------------------------------------------------------------------------
+
+
+def _restore(ledger: Ledger, record: Restored) -> None:
+    """The books are those of the newest commit that was shown, or what this journal says, if it knows as much."""
+    ledger.restored_because = record.reason
+    newest = record.kept
+    books = books_in(newest) if newest is not None else None
+    if newest is not None and books is not None and newest.head.order > ledger.link.order:
+        _put_back(ledger, newest.head, books)
+        _fill_in(ledger, record)
+    ledger.leases.next_id += NUMBERS_AHEAD
+    ledger.round_no += NUMBERS_AHEAD
+    ledger.batches.last_seat += NUMBERS_AHEAD
+    for book in ledger.books:
+        book.open_round = 0
+
+
+def _put_back(ledger: Ledger, head: Head, books: Books) -> None:
+    ledger.link = Link(head.number, head.before, head.after, head.incarnation, head.commits)
+    ledger.incarnation = max(ledger.incarnation, head.incarnation)
+    ledger.era, ledger.era_reason, ledger.delivered = head.era, books.era_reason, books.delivered
+    ledger.tokens, ledger.loss, ledger.abandoned = books.tokens, books.loss, None
+    ledger.round_no = max(ledger.round_no, books.round_no)
+    ledger.leases = unpacked(books.leases, Leases)
+    ledger.batches.begin_again(books.cursor, books.last_seat, books.table_no + NUMBERS_AHEAD)
+    for number, (book, said) in enumerate(zip(ledger.books, books.fragments, strict=True)):
+        book.version = head.versions[number]
+        book.digests, book.shown, book.commits, book.marks = dict(said.digests), {}, {}, {}
+        book.norms, book.rates = {}, {}
+        book.vouched = set(said.vouched)
+        book.holders = {peer: Holder(reached, tokens) for peer, reached, tokens in said.holders}
+        book.dropped_round, book.dropped_at = said.dropped_round, -1
+        book.marks[book.version] = _mark(books, ledger.leases, number)
+        if number == BOOKS_FRAGMENT:
+            ledger.committed_tokens.update(
+                {p: t - ledger.committed_tokens[p] for p, _, t in said.holders if t}
+            )
+
+
+def _mark(books: Books, leases: Leases, fragment: int) -> Mark:
+    return Mark(leases.reach(fragment), books.tokens, books.loss, books.cursor)
+
+
+def _fill_in(ledger: Ledger, record: Restored) -> None:
+    """What older commits say of older versions, to which the run may go back, as far as they are shown."""
+    lowest = [book.version for book in ledger.books]
+    for kept in record.older:  # the newest first
+        books = books_in(kept)
+        leases = unpacked(books.leases, Leases) if books is not None else None
+        for number, version in enumerate(kept.head.versions if books is not None else ()):
+            book = ledger.books[number]
+            assert books is not None and leases is not None
+            if version > lowest[number]:
+                continue  # the run went back behind it since
+            lowest[number] = version
+            book.marks.setdefault(version, _mark(books, leases, number))
+            for of, digest in books.fragments[number].digests:
+                if of <= version:
+                    book.digests.setdefault(of, digest)
+    for commit in record.commits:
+        book = ledger.books[commit.fragment]
+        if book.version - ledger.keep_results < commit.version <= book.version:
+            book.commits[commit.version] = commit
+    for book in ledger.books:
+        # To a version of which nobody knows what it had learned from the run must not go back: 0 is no such one.
+        book.digests = {v: d for v, d in book.digests.items() if v in book.marks or v == 0}

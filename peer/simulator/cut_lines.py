@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -32,12 +32,9 @@ from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.scenario import Scenario
 from farflung.peer.simulator.surroundings import RUN_ID
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import Knock
+from farflung.protocol.messages import Knock, Message
 from farflung.protocol.orders import Amend, GoBack
 from farflung.protocol.signing import Kept, curve_key_of
-
-if TYPE_CHECKING:
-    from farflung.peer.simulator.world import World
 
 HOST_LOOKS_EVERY_S = 2.0
 BETWEEN_S = (1.0, 6.0)  # two amendments
@@ -201,12 +198,32 @@ class HostChanges:
                 )
 
 
+class Hall(Protocol):
+    """The simulated world, as a disk that is lost in it sees it."""
+
+    now: float
+    journal: list[bytes]
+
+    @property
+    def scenario(self) -> Scenario: ...
+    @property
+    def manifest(self) -> Manifest: ...
+    @property
+    def invariants(self) -> Invariants: ...
+    @property
+    def peers(self) -> Mapping[str, VirtualPeer]: ...
+    def after(self, delay_s: float, action: Callable[[], object]) -> None: ...
+    def note(self, text: str) -> None: ...
+    def answer(self, source: str, message: Message) -> None: ...
+    def start_coordinator(self, restored: bool = False) -> None: ...
+
+
 class LostDisk:
     """Once in a run the coordinator dies, and all that lay beside its key with it, or an older state of that is what is
     left: right after a record of some round, before or after it has told some of the peers.  Then it is started
     with `--restored`, and puts the run together again out of what they keep."""
 
-    def __init__(self, world: World, changes: HostChanges, seed: int) -> None:
+    def __init__(self, world: Hall, changes: HostChanges, seed: int) -> None:
         self._world, self._changes, self._draw = world, changes, random.Random(f"lost disk {seed}")
         scenario = world.scenario
         self._kind = scenario.loses

@@ -43,8 +43,8 @@ from farflung.peer.trainer.agent_process import Agent, refuse_ranks, start_or_fi
 from farflung.peer.trainer.agreeing import agree
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.layout import ModelLayout, unwrap
+from farflung.peer.trainer.misuse import refuse_other_parameters
 from farflung.peer.trainer.model_tensors import survey
-from farflung.peer.trainer.optimizer_checks import refuse_other_parameters
 from farflung.peer.trainer.pretrained import SAVE_PATIENCE_S, save_pretrained
 from farflung.peer.trainer.recording import watcher_for
 from farflung.peer.trainer.run_optimizer import RunOptimizer

@@ -37,8 +37,8 @@ from farflung.peer.local.words import FromTrainer, Shared, ToTrainer
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.cuda_lane import LASTING
 from farflung.peer.trainer.layout import ModelLayout
-from farflung.peer.trainer.loaded_weights import LoadWatch
 from farflung.peer.trainer.machine import TrainerMachine
+from farflung.peer.trainer.misuse import LoadWatch
 from farflung.peer.trainer.recording import Held, NoWatcher, Undo, Watcher
 from farflung.peer.trainer.unmerged import Unmerged
 from farflung.protocol.errors import Refused, UserError

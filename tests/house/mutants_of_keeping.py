@@ -7,7 +7,7 @@ from mutant import Mutant
 UNITS = ("tests/coordinator/restoring/test_restoring.py",)
 _RESTORING, _BOOKS, _KEPT = (
     "coordinator/restoring/restoring.py",
-    "coordinator/ledger/kept_books.py",
+    "coordinator/ledger/ledger.py",
     "checkpoints/kept_commits.py",
 )
 
@@ -21,7 +21,7 @@ KEEPING = (
     ),
     Mutant(
         "P21 the books are those that were signed",
-        _BOOKS,
+        "coordinator/ledger/kept_books.py",
         "books = _books.decode(kept.books) if kept.is_whole else None",
         "books = _books.decode(kept.books)",
         UNITS,

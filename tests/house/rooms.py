@@ -273,6 +273,7 @@ PURE_MODULES = (
     "coordinator/ledger/batch_book",
     "coordinator/ledger/eras",
     "coordinator/ledger/evidence",
+    "coordinator/ledger/keeping",
     "coordinator/ledger/kept_books",
     "coordinator/ledger/leases",
     "coordinator/ledger/ledger",

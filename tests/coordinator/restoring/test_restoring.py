@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import msgspec
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.checkpoints.kept_commits import KeptCommits
-from farflung.coordinator.ledger.kept_books import NUMBERS_AHEAD, kept_commit
+from farflung.coordinator.ledger.keeping import kept_commit
 from farflung.coordinator.ledger.leases import Leases
-from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.ledger import NUMBERS_AHEAD, Ledger
 from farflung.coordinator.ledger.records import (
     Admitted,
     CommittedRound,
@@ -36,7 +37,7 @@ from farflung.coordinator.restoring.restoring import (
     Restoring,
     why_wait,
 )
-from farflung.protocol.limits import PROTOCOL_VERSION
+from farflung.protocol.limits import KEPT_BOOKS_BYTES, PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import AskStatus, Committed, Knock, Lease, Refuse
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
@@ -363,3 +364,14 @@ def test_a_peer_keeps_nothing_that_its_runs_key_did_not_sign_and_never_goes_back
     kept = keeper(1, host)
     kept.hear(host.told[0])
     assert kept.number == 4
+
+
+def test_books_that_are_too_long_are_no_message() -> None:
+    kept = host_at(1).told[-1].kept
+    assert kept is not None
+    head = kept.head
+    fits = msgspec.msgpack.encode(KeptCommit(head, bytes(KEPT_BOOKS_BYTES)))
+    assert msgspec.msgpack.decode(fits, type=KeptCommit).head == head
+    too_long = msgspec.msgpack.encode(KeptCommit(head, bytes(KEPT_BOOKS_BYTES + 1)))
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(too_long, type=KeptCommit)
