@@ -235,6 +235,7 @@ def start_torchrun(stage: Any, name: str, mode: str, *more: str) -> Any:
     return launcher
 
 
+@pytest.mark.hard
 def test_ranks_of_a_plain_torchrun_are_one_peer_and_are_gone_when_it_is(stage: Any) -> None:
     """One of them dies, and torchrun starts them again; then one hangs, torchrun is killed and started anew."""
     stage.write_run(
@@ -285,6 +286,7 @@ def start_nodes(stage: Any, name: str, mode: str) -> list[str]:
     return names
 
 
+@pytest.mark.hard
 def test_P1_an_island_of_two_nodes_and_a_plain_peer_end_with_one_model(stage: Any) -> None:
     """Flat FSDP: half of the model lies where there is no way to the agent's memory."""
     if subprocess.run([sys.executable, "-c", NODE], capture_output=True).returncode:

@@ -73,6 +73,7 @@ def test_a_coordinator_that_has_its_key_alone_goes_on_from_what_peers_hold(stage
     stage.eventually(everybody, "somebody new takes part")
 
 
+@pytest.mark.hard
 def test_an_older_state_of_the_disk_forks_nothing_and_is_mended_by_the_peers(stage: Any) -> None:
     """The file is the same one, as where a machine's disk is set back to a snapshot: no --restored is asked for."""
     data = begin(stage)

@@ -189,7 +189,7 @@ def test_every_way_to_spread_a_model_over_ranks(
     ("mode", "ranks"),
     [
         ("fsdp-nodes", 2),
-        ("hsdp-nodes-bf16", 4),
+        pytest.param("hsdp-nodes-bf16", 4, marks=pytest.mark.hard),
         pytest.param("ddp-nodes", 2, marks=pytest.mark.hard),
         pytest.param("fsdp-nodes-frozen-same", 4, marks=pytest.mark.hard),
         pytest.param("tp-fsdp-nodes", 4, marks=pytest.mark.hard),
