@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install -c constraints.txt --no-build-isolation -e ".[dev]"
 	@touch $@
 
-test: $(STAMP) ## run the tests, two processes (seven minutes on two cores)
+test: $(STAMP) ## run the tests, two processes (ten minutes on two cores, on slow ones twice that)
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 # What real processes make of faults. Most of these wait for each other and not for a core, and are judged by what
@@ -34,7 +34,7 @@ test: $(STAMP) ## run the tests, two processes (seven minutes on two cores)
 ALONE := tests/lab tests/chaos/test_crowds.py
 hard: export FARFLUNG_LONG = 1
 hard: export FARFLUNG_KILLS = 10
-hard: $(STAMP) ## what CI runs too: every failpoint, the fault matrix, partitions, crowds and what is long (twenty minutes)
+hard: $(STAMP) ## what CI runs too: every failpoint, the fault matrix, partitions, crowds and what is long (half an hour)
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "hard or chaos" $(addprefix --ignore=,$(ALONE))
 	@$(BIN)/python -m pytest -n 0 -m "hard or chaos" $(ALONE)
 
