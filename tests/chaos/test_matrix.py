@@ -303,6 +303,8 @@ def test_the_coordinator_is_restored_from_an_old_copy(build: Callable[..., Arena
     shutil.copytree(data, old, ignore=shutil.ignore_patterns("*.sock"))
     arena.coordinate()
     later = arena.commit(time.monotonic())["version"]
+    heard = lambda e: e["event"] == "committed" and e["version"] >= later  # noqa: E731
+    arena.event(arena.parties["ann"], heard, "a peer holds what the copy lacks", 0.0)
     arena.kill("coordinator")
     shutil.rmtree(data)
     shutil.copytree(old, data)
