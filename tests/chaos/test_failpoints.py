@@ -111,10 +111,12 @@ def test_a_trainer_breaks(arena: Arena, figures: Figures, point: str) -> None:
 @pytest.mark.parametrize("point", chosen(COORDINATOR))
 def test_the_coordinator_breaks(arena: Arena, figures: Figures, point: str) -> None:
     began = restart(arena, f"{point}=kill")
+    needs_samples(arena, point)
     broken = arena.broken("coordinator", point, began)
     arena.reap("coordinator")
     began = time.monotonic()
     arena.coordinate(f"{point}=stop")
+    needs_samples(arena, point)
     broken_again = arena.broken("coordinator", point, began)
     figures(point=point, action="kill", again_s=broken_again["at"] - broken["at"])
     woken = wake(arena, "coordinator", broken_again["at"])
@@ -122,6 +124,12 @@ def test_the_coordinator_breaks(arena: Arena, figures: Figures, point: str) -> N
     figures(point=point, action="stop", next_commit_s=commit["at"] - woken)
     arena.takes_part("ann", "bob", "cid", since=woken)
     is_kept(arena)
+
+
+def needs_samples(arena: Arena, point: str) -> None:
+    """Those who were ever here have theirs for the next minutes; somebody new wants some at once."""
+    if point.startswith("lease."):
+        arena.join(f"new{len(arena.parties)}")
 
 
 def restart(arena: Arena, failpoints: str = "") -> float:
