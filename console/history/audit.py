@@ -118,12 +118,15 @@ def check_going_on(history: History) -> Finding:
     finding = Finding("P3", "the dead do not stop the living", "rounds")
     rules = history.rules
     most_s = rules["round_timeout_s"] + SLACK_S
+    helping: set[str] = set()
     for process in history.coordinators:
         flying: dict[int, tuple[Event, set[str]]] = {}  # the plan, and who of it departed since
         for each in process.events:
             match each["event"]:
                 case "opened":
                     flying.setdefault(each["round"], (each, set()))
+                case "admitted":
+                    (helping.add if each.get("helps") else helping.discard)(each["peer"])
                 case "departed":
                     for plan, gone in flying.values():
                         gone |= {each["peer"]} & set(plan["members"])
@@ -132,8 +135,8 @@ def check_going_on(history: History) -> Finding:
                     took_s = each["at"] - plan["at"]
                     waits = rules.get("stages", 1) > 1  # at its end, for the rounds of other stages
                     finding.expect(waits or took_s <= most_s, f"round {each['round']} took {took_s:.1f} s")
-                    left = len(plan["members"]) - len(gone)
-                    lost = each["event"] == "aborted" and len(gone) == 1 and left >= rules["min_peers"]
+                    left = set(plan["members"]) - helping - gone  # who has something to contribute
+                    lost = each["event"] == "aborted" and len(gone) == 1 and len(left) >= rules["min_peers"]
                     own = lost and AbortCause(each["cause"]).of_the_round
                     finding.expect(
                         not own, f"round {each['round']} did not survive one death: {each.get('reason')}"

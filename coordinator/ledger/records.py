@@ -80,6 +80,7 @@ class Admitted(_Record, frozen=True, kw_only=True, tag="admitted"):
     name: str
     session: bytes
     invitation: bytes = b""  # the digest of the token that it came in with for the first time
+    helps: bool = False  # without a trainer: no round counts on what it contributes
 
 
 class Vouched(_Record, frozen=True, kw_only=True, tag="vouched"):

@@ -355,7 +355,7 @@ class RunMachine:
                 why = "a peer that trains brought another model before anything was learned; start it again"
                 core.tell(member, Gone, reason=why, final=True)
                 self._lose(member, DepartureCause.MISFIT, why)
-        core.write(Admitted(peer=peer, name=name, session=session, invitation=invitation))
+        core.write(Admitted(peer=peer, name=name, session=session, invitation=invitation, helps=hello.helps))
         old = core.members.members.get(peer)
         # Of a process that was only out of contact nobody wants to hear.
         again = old is not None and old.alive and old.process == hello.process

@@ -318,6 +318,20 @@ def test_each_check_can_fail(
     assert promise in broken(tmp_path, files), what
 
 
+@pytest.mark.parametrize("helps", [True, False])
+def test_who_helps_leaves_a_round_nothing_to_go_on_with(tmp_path: Path, helps: bool) -> None:
+    files = a_run()
+    no_survivor(files)
+    the(files, "coordinator", "start")["rules"] = RULES | {"min_peers": 2}
+    the(files, "coordinator", "opened", 3)["members"] = ["ann", "bob", "cid"]
+    the(files, "coordinator", "opened", 3)["owned"] = [1, 1, 1]
+    who = {"event": "admitted", "peer": "cid", "name": "cid", "session": "00", "helps": helps}
+    events = files["run.data/events.jsonl"]
+    events.insert(events.index(the(files, "coordinator", "opened")), who)
+    numbered(events)
+    assert ("P3" in broken(tmp_path, files)) is not helps
+
+
 def test_a_round_that_takes_too_long_is_told(tmp_path: Path) -> None:
     files = a_run()
     write(tmp_path, files)

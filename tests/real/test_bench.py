@@ -51,7 +51,8 @@ def test_P1_a_host_joins_the_one_that_serves_and_both_end_with_the_same_bytes_an
     # Each peer sends half of its own vector and half of the result, in one byte a value.
     # What was late may be asked for, and sent, once more; four bytes a value would be a million.
     assert 250_000 < found["tx_bytes_per_peer"] < 600_000
-    assert 250_000 < found["rx_bytes_per_peer"] < 600_000
+    # From its own plan on: what the other one, which heard of the round before, sent until then is not in it.
+    assert 100_000 < found["rx_bytes_per_peer"] < 600_000
 
 
 def serve(stage: Any) -> tuple[subprocess.Popen[str], str]:
