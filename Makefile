@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install -c constraints.txt --no-build-isolation -e ".[dev]"
 	@touch $@
 
-test: $(STAMP) ## run the tests, two processes (ten minutes on two cores, on slow ones twice that)
+test: $(STAMP) ## run the tests, two processes (minutes; more seeds and longer runs are in make hard)
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 # What real processes make of faults. Two at a time, where they are judged by what comes of it. A run that is broken

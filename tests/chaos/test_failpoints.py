@@ -19,7 +19,7 @@ from rig.arena import STOP_S, Arena, included, is_kept
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.xdist_group("chaos")]
 
-QUICK = ("scatter.mid", "commit.after_fsync")
+QUICK = ("commit.after_fsync",)
 SPECIAL = {
     "found.before_word", "genesis.before_fsync", "genesis.after_fsync",
     "depart.before_fsync", "depart.after_fsync",

@@ -9,6 +9,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
 
+@pytest.mark.hard
 @pytest.mark.forked_peers
 def test_a_run_is_changed_while_it_goes_on_and_ends_by_the_new_terms(stage: Any) -> None:
     stage.write_run(every_rounds=2, dead_after_s=3.0)  # peers find its death by its silence

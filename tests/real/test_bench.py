@@ -88,6 +88,7 @@ def test_ctrl_c_leaves_no_process_behind(stage: Any) -> None:
     assert "Traceback" not in stage.log("bench")
 
 
+@pytest.mark.hard
 def test_P14_batches_of_a_model_in_stages_with_a_death_in_one_of_them(stage: Any) -> None:
     words = ("--stages", "2", "--seats", "2", "--unit-ms", "10", "--batch", "48", "--batches", "3")
     done = stage.call("bench", "pipeline", *words, "--kill-at", "scatter", "--json")

@@ -60,6 +60,7 @@ def lab_can_be() -> None:
         pytest.skip(reason)
 
 
+@pytest.mark.hard
 @pytest.mark.usefixtures("lab_can_be")
 def test_beside_hivemind_where_that_does_not_run_the_row_says_why(nursery: Nursery, tmp_path: Path) -> None:
     python = tmp_path / "python"
@@ -74,6 +75,7 @@ def test_beside_hivemind_where_that_does_not_run_the_row_says_why(nursery: Nurse
 FAR = pipeline_wan.Asked(mbit=100, rtt_ms=10, batch=24, batches=1, crossing_kb=512, state_mb=1)
 
 
+@pytest.mark.hard
 @pytest.mark.usefixtures("lab_can_be")
 def test_far_stages_use_the_line_of_the_middle_one(nursery: Nursery) -> None:
     _, told = pipeline_wan.line_row(FAR, nursery)
@@ -90,6 +92,7 @@ def test_far_stages_have_a_round_right_after_crossings_and_one_after_hardly_any(
     assert float(beside_s) > 0.08 and float(alone_s) > 0.08, told
 
 
+@pytest.mark.hard
 def test_a_coordinator_of_stages_seats_everybody() -> None:
     words = ["--members", "6", "--seconds", "1", "--stages", "3"]
     ran = subprocess.run(

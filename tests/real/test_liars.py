@@ -18,6 +18,7 @@ IS_HERE = " is here, digest "
 TIMES_MOST = 5
 
 
+@pytest.mark.hard
 @pytest.mark.forked_peers
 def test_P18_a_peer_whose_memory_went_wrong_is_found_out_and_the_others_keep_their_state(stage: Any) -> None:
     stage.write_run(min_peers=2, sync_every=5, dead_after_s=10.0)

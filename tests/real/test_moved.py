@@ -50,6 +50,7 @@ def free_udp_port() -> int:
 @pytest.mark.skipif(
     importlib.util.find_spec("libtorrent") is None, reason="NOT RUN: libtorrent is not installed"
 )
+@pytest.mark.hard
 def test_an_old_url_leads_to_a_coordinator_that_moved_without_a_word(tmp_path: Path) -> None:
     run = tmp_path / "run.toml"
     run.write_text('run.name = "moved"\nnet.relay = "off"\n')

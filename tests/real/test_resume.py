@@ -64,7 +64,7 @@ def test_a_place_that_fails_is_told_and_training_goes_on(stage: Any) -> None:
 
 
 @pytest.mark.forked_peers
-@pytest.mark.parametrize("kind", ["a folder", "S3"])
+@pytest.mark.parametrize("kind", ["a folder", pytest.param("S3", marks=pytest.mark.hard)])
 def test_P4_all_are_killed_at_once_and_the_run_goes_back_to_its_newest_checkpoint(
     stage: Any, request: pytest.FixtureRequest, kind: str
 ) -> None:

@@ -38,6 +38,7 @@ def test_P7_one_reads_the_runs_shards_in_S3_and_the_other_a_copy_of_its_own(stag
     assert fetched == ["0.bin", "1.bin", "2.bin"], "the one that has a copy fetches nothing"
 
 
+@pytest.mark.hard
 @pytest.mark.forked_peers
 def test_a_peer_whose_copy_is_another_text_is_told_so(stage: Any, buckets: Any) -> None:
     place = buckets.publish({"0.bin": TEXT})

@@ -32,7 +32,9 @@ with farflung.join(None, model, torch.optim.AdamW(model.parameters(), lr=3e-3)) 
 
 
 @pytest.mark.forked_peers
-@pytest.mark.parametrize("own", [pytest.param(False, marks=pytest.mark.hard), True])
+@pytest.mark.parametrize(
+    "own", [pytest.param(False, marks=pytest.mark.hard), pytest.param(True, marks=pytest.mark.hard)]
+)
 def test_recorded_work_is_taken_again_to_the_same_bits_and_scaled_work_is_found(
     stage: Any, own: bool
 ) -> None:

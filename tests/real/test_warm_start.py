@@ -51,6 +51,7 @@ def _events_of(stage: Any, data: str) -> list[Any]:
     return list(read_events(stage.folder / data / "events.jsonl"))
 
 
+@pytest.mark.hard
 @pytest.mark.forked_peers
 def test_a_file_that_does_not_fit_ends_the_founder_with_one_line(stage: Any) -> None:
     _, model = first_run(stage)

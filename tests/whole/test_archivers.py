@@ -8,6 +8,7 @@ import pytest
 
 from farflung.peer.simulator.scenario import Scenario
 from farflung.peer.simulator.world import World
+from rig.pieces import pieces
 
 CALM = Scenario(
     peers=4, chunks=4, rounds=6, every_rounds=1, archivers=1, fragments=2, audit=0.5, period_s=2.0,
@@ -41,7 +42,7 @@ def test_what_a_run_does_not_keep_is_not_asked_for() -> None:
         assert world.run().outcome == "finished" and not world.invariants.archived
 
 
-@pytest.mark.parametrize("batch", range(4))
+@pytest.mark.parametrize("batch", pieces(4))
 def test_in_a_hostile_world_what_is_kept_is_what_was_sent(batch: int) -> None:
     """Kills, lost and late messages, runs that go back: less is kept, and none of it is wrong."""
     some = 0

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from farflung.peer.simulator.world import Scenario, World
+from rig.pieces import pieces
 
 SEEDS = 5
 CALM = Scenario(
@@ -107,7 +108,7 @@ def test_who_cheats_and_withholds_what_would_convict_it_is_out_all_the_same() ->
         assert len(world.last.cheated) <= 6
 
 
-@pytest.mark.parametrize("batch", range(2))
+@pytest.mark.parametrize("batch", pieces(2))
 def test_in_a_hostile_world_nothing_wrong_is_committed_and_nobody_honest_is_blamed(batch: int) -> None:
     found = 0
     for seed in range(6 * batch, 6 * batch + 6):

@@ -1,6 +1,6 @@
 """Synchronous batches in bad worlds: P11, P15 and all that holds for other runs; and proof that a broken rule shows.
 
-More seeds: FARFLUNG_BATCH_SEEDS=2000 pytest tests/whole/test_batches.py.
+More seeds: FARFLUNG_BATCH_SEEDS=2000 FARFLUNG_LONG=1 pytest tests/whole/test_batches.py.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from farflung.peer.simulator.world import Report, Scenario, World
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.batch_machine import BatchMachine
 from farflung.protocol.messages import BatchTick
+from rig.pieces import pieces
 
 SEEDS = int(os.environ.get("FARFLUNG_BATCH_SEEDS", "72"))
 SLICES = 6
@@ -51,7 +52,7 @@ def test_what_broke_a_promise_once_does_not_again(seed: int) -> None:
     run_seed(seed)
 
 
-@pytest.mark.parametrize("part", range(SLICES))
+@pytest.mark.parametrize("part", pieces(SLICES))
 def test_P11_every_microbatch_counts_once_whoever_dies(part: int) -> None:
     reports = [run_seed(seed) for seed in range(part * SEEDS // SLICES, (part + 1) * SEEDS // SLICES)]
     finished = sum(report.outcome == "finished" for report in reports)

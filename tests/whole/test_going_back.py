@@ -27,6 +27,7 @@ from farflung.peer.simulator.world import Scenario, World, simulate
 from farflung.protocol.causes import DepartureCause
 from farflung.protocol.messages import Lease
 from farflung.protocol.round_words import Commit, Used
+from rig.pieces import pieces
 
 ONE_BLACKOUT = {
     "drop": 0.0,
@@ -182,7 +183,7 @@ def test_P4_who_loses_everybody_before_the_first_checkpoint_waits_for_the_host_w
 CUT_SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "200")) // 20
 
 
-@pytest.mark.parametrize("batch", range(5))
+@pytest.mark.parametrize("batch", pieces(5, 2))
 def test_P20_no_round_is_lost_while_the_coordinator_sees_a_stranger_alone(batch: int) -> None:
     """For ten times `go_back_after_s`, with checkpoints and without.  More seeds: benchmarks/cut_lines.py."""
     for seed in range(batch * CUT_SEEDS // 5, (batch + 1) * CUT_SEEDS // 5):
@@ -191,7 +192,7 @@ def test_P20_no_round_is_lost_while_the_coordinator_sees_a_stranger_alone(batch:
         assert world.coordinator is not None
 
 
-@pytest.mark.parametrize("batch", range(5))
+@pytest.mark.parametrize("batch", pieces(5, 2))
 def test_P20_who_was_cut_off_alone_while_the_others_went_back_harms_nobody(batch: int) -> None:
     for seed in range(batch * CUT_SEEDS // 5, (batch + 1) * CUT_SEEDS // 5):
         World(seed, Scenario.cut_off_from_one(seed)).run()

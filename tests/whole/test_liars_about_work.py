@@ -1,6 +1,6 @@
 """P7, P9, P18: members that lie about their data and their tokens, alone and in league up to all but one.
 
-More seeds: FARFLUNG_SEEDS=5000 pytest tests/whole/test_liars_about_work.py.
+More seeds: FARFLUNG_SEEDS=5000 FARFLUNG_LONG=1 pytest tests/whole/test_liars_about_work.py.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from farflung.coordinator.run.data_words import DataWords
 from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.scenario import Scenario
 from farflung.peer.simulator.world import World
+from rig.pieces import pieces
 
 SEEDS = max(36, int(os.environ.get("FARFLUNG_SEEDS", "200")) // 8)
 BATCHES = 6
@@ -70,7 +71,7 @@ def seeds_of(batch: int) -> list[int]:
     return list(range(batch * SEEDS // BATCHES, (batch + 1) * SEEDS // BATCHES))
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", pieces(BATCHES, 2))
 def test_P7_P18_who_lies_about_its_data_sends_no_honest_peer_away(batch: int) -> None:
     finished = 0
     for seed in seeds_of(batch):
@@ -78,7 +79,7 @@ def test_P7_P18_who_lies_about_its_data_sends_no_honest_peer_away(batch: int) ->
     assert finished >= 0.6 * len(seeds_of(batch)), "the rest lost every holder of the newest version"
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", pieces(BATCHES, 2))
 def test_P9_a_thousand_times_the_tokens_buy_neither_weight_nor_a_place_in_the_books(batch: int) -> None:
     found_out = 0
     for seed in seeds_of(batch):

@@ -1,8 +1,8 @@
 """Seeded runs whose coordinator loses its disk at any moment of a round, and comes back with its key alone or on an old
 copy: P1 to P7 hold, and no committed round is lost that somebody living could prove (P21).
 
-More seeds: FARFLUNG_SEEDS=3000 pytest tests/whole/test_lost_disks.py, or `python benchmarks/seeds.py lost_disks`.  A
-failing seed replays with `python -m farflung.peer.simulator.world SEED lost disks`.
+More seeds: FARFLUNG_SEEDS=3000 FARFLUNG_LONG=1 pytest tests/whole/test_lost_disks.py, or
+`python benchmarks/seeds.py lost_disks`.  A failing seed replays with `python -m farflung.peer.simulator.world SEED lost disks`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 
 from farflung.peer.simulator.scenario import Scenario
 from farflung.peer.simulator.world import World
+from rig.pieces import pieces
 
 SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "300")) // 15
 BATCHES = 4
@@ -35,7 +36,7 @@ def run(seed: int) -> World:
     return world
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", pieces(BATCHES))
 def test_no_promise_is_broken_where_the_coordinators_disk_is_lost(batch: int) -> None:
     seeds = range(batch * SEEDS // BATCHES, (batch + 1) * SEEDS // BATCHES)
     restored = [world.lost_disk.versions for world in map(run, seeds)]

@@ -10,6 +10,7 @@ import torch
 from farflung.coordinator.ledger.records import Opened, from_bytes
 from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.world import Scenario, World
+from rig.pieces import pieces
 
 CALM = Scenario(drop=0, duplicate=0, slow=0, kill_per_effect=0, cut_per_s=0, trainer_crash_per_s=0)
 
@@ -40,7 +41,7 @@ def test_whoever_can_be_dialled_owns_everything_in_the_rounds_that_it_is_in() ->
         assert with_it and all({plan.members[at] for at in plan.owners} == {dialled} for plan in with_it)
 
 
-@pytest.mark.parametrize("batch", range(4))
+@pytest.mark.parametrize("batch", pieces(4))
 def test_no_promise_is_broken_while_the_relay_dies_again_and_again(batch: int) -> None:
     outcomes, deaths, passed = [], 0, 0
     for seed in range(15 * batch, 15 * batch + 15):
@@ -71,7 +72,7 @@ def test_past_a_hard_router_the_relay_is_left_for_its_pairs() -> None:
     assert world.routers.passed > 0 and world.relay.passed > 0
 
 
-@pytest.mark.parametrize("batch", range(2))
+@pytest.mark.parametrize("batch", pieces(2))
 def test_no_promise_is_broken_while_ways_change_again_and_again(batch: int) -> None:
     outcomes, connected, passed = [], 0, 0
     for seed in range(12 * batch, 12 * batch + 12):

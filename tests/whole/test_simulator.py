@@ -1,7 +1,7 @@
 """P1-P4, P6, P7 over seeded runs in a hostile world, and proof that the simulator would see a broken promise.
 
-More seeds: FARFLUNG_SEEDS=20000 pytest tests/whole/test_simulator.py.  A failing seed replays exactly with
-`python -m farflung.peer.simulator.world SEED`.
+More seeds: FARFLUNG_SEEDS=20000 FARFLUNG_LONG=1 pytest tests/whole/test_simulator.py.  A failing seed replays
+exactly with `python -m farflung.peer.simulator.world SEED`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from farflung.peer.simulator.world import Scenario, World, simulate
 from farflung.protocol.manifest_sections import CodecName
 from farflung.protocol.messages import Aborted, Decided
 from farflung.protocol.round_words import Commit, Decision
+from rig.pieces import pieces
 
 SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "200"))
 BATCHES = 20
@@ -57,7 +58,7 @@ def test_what_broke_a_promise_once_does_not_again(seed: int) -> None:
     run_seed(seed)
 
 
-@pytest.mark.parametrize("batch", range(4))
+@pytest.mark.parametrize("batch", pieces(4))
 def test_no_promise_is_broken_where_the_step_depends_on_the_version(batch: int) -> None:
     """AdamW: disputes, rejoining, going back and checkpoints, with a second moment in every state."""
     seeds = range(batch * max(10, SEEDS // 30), (batch + 1) * max(10, SEEDS // 30))
@@ -65,7 +66,7 @@ def test_no_promise_is_broken_where_the_step_depends_on_the_version(batch: int) 
     assert 10 * outcomes.count("finished") >= 8 * len(outcomes)
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", pieces(BATCHES, 6))
 def test_no_promise_is_broken(batch: int) -> None:
     outcomes = [run_seed(seed) for seed in range(batch * SEEDS // BATCHES, (batch + 1) * SEEDS // BATCHES)]
     finished = sum(1 for outcome in outcomes if outcome == "finished")
@@ -116,7 +117,7 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
 NOT_WHOLE_BECAUSE = "not whole in time; "  # and then what an owner says of its bytes
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", pieces(BATCHES, 6))
 def test_P8_P9_a_member_that_spoils_its_frames_stops_nobody_and_only_it_is_blamed(batch: int) -> None:
     """It spoils half of them to the end of the run, as contributor, as owner, as donor and as founder."""
     seeds, blamed = HOSTILE_SEEDS // BATCHES, 0

@@ -10,6 +10,7 @@ import torch
 from farflung.coordinator.ledger.records import CommittedRound, from_bytes
 from farflung.peer.simulator.slow_line import calm_slow_line, of_slow_line
 from farflung.peer.simulator.world import World
+from rig.pieces import pieces
 
 ROUNDS = 20
 
@@ -50,7 +51,7 @@ def test_the_others_do_not_wait_and_what_the_slow_one_learned_counts(seed: int) 
     assert trainer is not None and counted >= 0.6 * trainer.machine.all_tokens
 
 
-@pytest.mark.parametrize("batch", range(4))
+@pytest.mark.parametrize("batch", pieces(4))
 def test_no_promise_is_broken_by_a_slow_line_in_a_bad_world(batch: int) -> None:
     outcomes, ahead = [], 0
     for seed in range(10 * batch, 10 * batch + 10):

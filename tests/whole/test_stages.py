@@ -1,6 +1,6 @@
 """Pipelines in bad worlds: P2, P7, P11 to P17 and P20 over whole runs of the production machines.
 
-More seeds: FARFLUNG_STAGE_SEEDS=2000 pytest tests/whole/test_stages.py; one of them by hand:
+More seeds: FARFLUNG_STAGE_SEEDS=2000 FARFLUNG_LONG=1 pytest tests/whole/test_stages.py; one of them by hand:
 `python -m farflung.peer.simulator.world SEED stages`, or `local stages`.
 """
 
@@ -29,6 +29,7 @@ from farflung.peer.simulator.stage_trainer import NOT_PASSED, VirtualStageTraine
 from farflung.peer.simulator.world import Report, Scenario, World
 from farflung.peer.trainer.effects import Effect as Due
 from farflung.peer.trainer.effects import LocalStep
+from rig.pieces import pieces
 
 SEEDS = int(os.environ.get("FARFLUNG_STAGE_SEEDS", "24"))
 DENSE_SEEDS = int(os.environ.get("FARFLUNG_DENSE_SEEDS", "6"))
@@ -66,7 +67,7 @@ def test_what_broke_a_promise_once_does_not_again(seed: int) -> None:
     run_seed(seed)
 
 
-@pytest.mark.parametrize("part", range(SLICES))
+@pytest.mark.parametrize("part", pieces(SLICES))
 def test_P11_every_microbatch_counts_once_in_every_stage_whoever_dies(part: int) -> None:
     runs = [run_seed(seed) for seed in range(part * SEEDS // SLICES, (part + 1) * SEEDS // SLICES)]
     finished = sum(report.outcome == "finished" for _, report in runs)
@@ -77,7 +78,7 @@ def test_P11_every_microbatch_counts_once_in_every_stage_whoever_dies(part: int)
     assert sum(each.clipped for each in seen if isinstance(each, StageInvariants)), "no gradient was clipped"
 
 
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", pieces(2))
 def test_P1_P11_so_it_is_where_the_outer_step_takes_matrices(part: int) -> None:
     """Also of one stage: chunks with two rows of a matrix, whose state is rolled on, fetched, disputed and replayed."""
     kills = 0

@@ -12,6 +12,7 @@ import torch
 
 from farflung.coordinator.rounds.steadiness import Steadiness
 from farflung.peer.simulator.world import Scenario, World
+from rig.pieces import pieces
 
 SEEDS = 8
 CALM = Scenario(
@@ -30,7 +31,6 @@ CALM = Scenario(
 RESTARTING = replace(
     CALM, peers=5, rounds=16, min_peers=3, period_s=6.0, end_s=400.0, cheats=True, league=2, restarts=True
 )
-
 
 LATE = 8  # rounds
 
@@ -116,7 +116,7 @@ def test_who_calls_right_sums_wrong_gets_strikes_until_it_is_banned_and_the_owne
     assert banned >= SEEDS // 2
 
 
-@pytest.mark.parametrize("batch", range(4))
+@pytest.mark.parametrize("batch", pieces(4))
 def test_in_a_hostile_world_no_honest_peer_is_struck_or_banned_for_a_sum(batch: int) -> None:
     """Kills, lost messages and cut lines: what can't be shown in time is nobody's fault."""
     found = 0

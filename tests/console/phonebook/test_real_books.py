@@ -14,9 +14,9 @@ BENCHMARK = Path(__file__).resolve().parents[3] / "benchmarks" / "phonebook.py"
 NEEDS = {"bittorrent": "libtorrent", "hivemind": "hivemind"}
 
 
-@pytest.mark.parametrize(
-    "kind", ["bittorrent", pytest.param("hivemind", marks=[pytest.mark.hard, pytest.mark.slow])]
-)
+@pytest.mark.hard
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bittorrent", "hivemind"])
 def test_five_real_nodes_keep_a_runs_record_and_nobody_elses(kind: str) -> None:
     """How fast a find is, is for a machine of its own: `python benchmarks/phonebook.py`."""
     if importlib.util.find_spec(NEEDS[kind]) is None:
