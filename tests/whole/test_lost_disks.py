@@ -2,7 +2,8 @@
 copy: P1 to P7 hold, and no committed round is lost that somebody living could prove (P21).
 
 More seeds: FARFLUNG_SEEDS=3000 FARFLUNG_LONG=1 pytest tests/whole/test_lost_disks.py, or
-`python benchmarks/seeds.py lost_disks`.  A failing seed replays with `python -m farflung.peer.simulator.world SEED lost disks`.
+`python benchmarks/seeds.py lost_disks`.  A failing seed replays with
+`python -m farflung.peer.simulator.world SEED lost disks`.
 """
 
 from __future__ import annotations
