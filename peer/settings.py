@@ -39,6 +39,7 @@ T = TypeVar("T")
 _PREFIX = "FARFLUNG_"
 RECORD_VARIABLE = _PREFIX + "RECORD"  # for the trainer, which is a process of its own
 DATA_VARIABLE = _PREFIX + "DATA"  # likewise
+ON_DISK_VARIABLE = _PREFIX + "RESULTS_ON_DISK"  # likewise: it says how much memory is needed
 METRICS_HELP = (
     "PORT or HOST:PORT where /metrics (Prometheus) and /healthz answer; a PORT: on this machine only."
 )

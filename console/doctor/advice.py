@@ -9,10 +9,23 @@ import ipaddress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from farflung.console.doctor.stage_advice import GOOD_SHARE, Room, Stage, fitting, line_words, memory_words
+from farflung.console.doctor.stage_advice import GOOD_SHARE, Stage, fitting, line_words, memory_words
 from farflung.console.screen.gpu import Gpu
+from farflung.peer.footprint import (
+    OPTIMIZER_BYTES,
+    Model,
+    Need,
+    Room,
+    Rules,
+    files_bytes,
+    need_of,
+    of_peer,
+    of_processes,
+    told,
+)
+from farflung.protocol.caps import RESULTS_BYTES
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.outer_numbers import MOMENTUM_PARTS
+from farflung.protocol.outer_numbers import VALUE_BYTES
 from farflung.protocol.process.units import duration, si
 from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER
 
@@ -22,11 +35,7 @@ SLOW_RTT_S = 0.5
 CLOCK_S = 5.0
 LEAST_PORT = 1024  # see coordinator/reach/meeting.py
 LITTLE_DISK_BYTES = 1 << 30
-SLOT_COPIES = 3  # of the model, in shared memory, beside the parts of the outer state
-AGENT_COPIES = 3  # beside them: a residual, chunks on their way
-TRAINER_COPIES = 5  # weights, gradients, two moments, a copy of what was loaded
-GPU_TRAINER_COPIES = 1  # where the others lie on a GPU: that copy
-GOING_ON_COPIES = 1  # where training goes on during rounds: what was learned since the freeze
+RESERVE = 1.3  # of memory: less is a warning
 
 
 class Finding(NamedTuple):
@@ -104,6 +113,8 @@ class Facts:
     seen: Seen | None = None  # None: this coordinator names no instants
     limits: tuple[float | None, float | None] = (None, None)  # own caps, up and down, bytes per second
     stages: tuple[Stage, ...] = ()  # of a model that is cut, as far as somebody has brought it
+    results_limit_bytes: int = RESULTS_BYTES  # of past rounds, as the volunteer says
+    results_on_disk: bool = False
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -184,22 +195,35 @@ def _cpu(facts: Facts) -> Finding:
 def _memory(facts: Facts) -> Finding:
     if facts.stages:
         return _memory_for_a_stage(facts)
-    have = f"{si(facts.memory_bytes, 'B')} free"
     if facts.model_bytes is None:
+        have = f"{si(facts.memory_bytes, 'B')} free"
         return Finding("memory", OK, f"{have}; the model's size is not known yet")
-    copies = _shared_copies(facts) + AGENT_COPIES
-    copies += GPU_TRAINER_COPIES if facts.gpus and not facts.cuda else TRAINER_COPIES
-    if facts.manifest is not None and facts.manifest.outer.schedule != "blocking":
-        copies += GOING_ON_COPIES
-    need = copies * facts.model_bytes
-    text = f"{have}, about {si(need, 'B')} needed ({copies} copies of {si(facts.model_bytes, 'B')})"
-    if need > facts.memory_bytes:
-        return Finding("memory", FAIL, text, "end other programs, or take a machine with more memory")
-    return Finding("memory", WARN if 1.3 * need > facts.memory_bytes else OK, text)
+    rules, room, values = _rules(facts), _room_here(facts), facts.model_bytes / VALUE_BYTES
+    # The weights' dtype is not known before somebody trains here: of the largest one.
+    model = Model(values, optimizer_bytes=_optimizer_bytes(facts), on_gpu=room.gpu_bytes is not None)
+    rows = [*of_processes(), *of_peer(rules, model)]
+    found = told(rows, rules, values, room)
+    if not found.fits:
+        return Finding("memory", FAIL, found.text, found.todo)
+    tight = not _with_reserve(need_of(rows)).within(room)
+    return Finding("memory", WARN if tight else OK, found.text)
+
+
+def _with_reserve(need: Need) -> Need:
+    """For what nobody knows on paper."""
+    return need._replace(gpu_bytes=RESERVE * need.gpu_bytes, host_bytes=RESERVE * need.host_bytes)
+
+
+def _optimizer_bytes(facts: Facts) -> float:
+    return OPTIMIZER_BYTES["adamw" if facts.manifest is None else facts.manifest.inner.optimizer]
+
+
+def _rules(facts: Facts) -> Rules:
+    return Rules.of(facts.manifest or Manifest(), facts.results_limit_bytes, facts.results_on_disk)
 
 
 def _memory_for_a_stage(facts: Facts) -> Finding:
-    fit, text = memory_words(facts.stages, _room_here(facts), _state_parts(facts))
+    fit, text = memory_words(facts.stages, _room_here(facts), _rules(facts))
     if not fit:
         return Finding(
             "memory", FAIL, text, "end other programs, or ask for a run with more [pipeline] stages"
@@ -208,7 +232,7 @@ def _memory_for_a_stage(facts: Facts) -> Finding:
 
 
 def _fitting(facts: Facts) -> list[int]:
-    return fitting(facts.stages, _room_here(facts), _state_parts(facts))
+    return fitting(facts.stages, _room_here(facts), _rules(facts))
 
 
 def _room_here(facts: Facts) -> Room:
@@ -217,17 +241,8 @@ def _room_here(facts: Facts) -> Room:
     return Room(free, facts.memory_bytes)
 
 
-def _state_parts(facts: Facts) -> int:
-    return MOMENTUM_PARTS if facts.manifest is None else facts.manifest.outer_numbers.parts
-
-
-def _shared_copies(facts: Facts) -> int:
-    """Of the model, in shared memory: the parts of the outer state, which the run's outer step says, and the slots."""
-    return _state_parts(facts) + SLOT_COPIES
-
-
 def _shared(facts: Facts) -> Finding:
-    need = _shared_copies(facts) * (facts.held_bytes or 0)
+    need = files_bytes(_rules(facts), (facts.held_bytes or 0) / VALUE_BYTES)
     text = f"{si(facts.shared_bytes, 'B')} free in /dev/shm" + (f", {si(need, 'B')} needed" if need else "")
     if need > facts.shared_bytes:
         todo = "a file in /tmp is used instead, which may be slow; in Docker: --shm-size"
@@ -236,10 +251,14 @@ def _shared(facts: Facts) -> Finding:
 
 
 def _disk(facts: Facts) -> Finding:
-    text = f"{si(facts.disk_bytes, 'B')} free at {facts.home}"
-    little = facts.disk_bytes < LITTLE_DISK_BYTES
+    """What chunks were before a round is kept there, and results if asked: for as long as the run lasts."""
+    free = f"{si(facts.disk_bytes, 'B')} free at {facts.home}"
+    values = (facts.held_bytes or 0) / VALUE_BYTES
+    need = need_of(of_peer(_rules(facts), Model(values))).disk_bytes
+    text = f"{free}, {si(need, 'B')} needed for what the state was before a round" if need else free
+    little = facts.disk_bytes < max(need, LITTLE_DISK_BYTES)
     return Finding(
-        "disk", WARN if little else OK, text, "make room for logs and checkpoints" if little else ""
+        "disk", WARN if little else OK, text, "make room for that, for logs and checkpoints" if little else ""
     )
 
 

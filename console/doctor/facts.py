@@ -57,6 +57,7 @@ def of_this_machine() -> Facts:
 
 def of_the_run(facts: Facts, url: JoinUrl, own: OwnConfig) -> None:
     """Adds what the run needs, and how the way there is."""
+    facts.results_limit_bytes, facts.results_on_disk = own.results_limit, own.results_on_disk
     facts.wants_dialling = own.listen != OUTBOUND_ONLY
     facts.limits = Caps.of(*own.upload_limits).now(), Caps.of(*own.download_limits).now()
     if url.others:

@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 from farflung.collectives.flow.stage_rates import LINE_UP, Crossed, Traffic, line_rate, traffic_of
 from farflung.console.screen.text import Record, known, number, records
+from farflung.peer.footprint import Need, Room, Rules, need_of, of_stage
+from farflung.protocol.outer_numbers import VALUE_BYTES
 from farflung.protocol.process.units import si
 
 CODECS = ("fp32", "bf16", "int8", "int4")  # each about half of the one before
 GOOD_SHARE = 0.5  # of a GPU that works: less is a warning
 _WORTH_SAYING = 0.1  # what a coarser codec must win
-_SLOTS_WRITTEN = 2  # as peer/pipeline/fitting.py counts them
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,10 @@ class Stage:
     seats: int
     gives: Crossed  # to the next one
 
-    def shared_bytes(self, state_parts: int) -> float:
-        return (state_parts + _SLOTS_WRITTEN) * self.state_bytes
-
-
-class Room(NamedTuple):
-    """Free bytes; `gpu_bytes` is None where the host computes."""
-
-    gpu_bytes: float | None
-    host_bytes: float
+    def need(self, rules: Rules) -> Need:
+        """A little more than the script's, which knows what of it are buffers and has the last word."""
+        values = self.state_bytes / VALUE_BYTES
+        return need_of(of_stage(rules, self.compute_bytes, values, values))
 
 
 def stages_in(status: Record) -> tuple[Stage, ...]:
@@ -67,33 +63,25 @@ def _gives(said: object) -> Crossed:
 # ---- memory ------------------------------------------------------------------------------------------------
 
 
-def fitting(stages: Sequence[Stage], room: Room, state_parts: int) -> list[int]:
-    """The same arithmetic as the script's, which has the last word."""
-    return [number for number, stage in enumerate(stages) if _fits(stage, room, state_parts)]
+def fitting(stages: Sequence[Stage], room: Room, rules: Rules) -> list[int]:
+    return [number for number, stage in enumerate(stages) if stage.need(rules).within(room)]
 
 
-def _fits(stage: Stage, room: Room, state_parts: int) -> bool:
-    shared = stage.shared_bytes(state_parts)
-    if room.gpu_bytes is None:
-        return stage.compute_bytes + shared <= room.host_bytes
-    return stage.compute_bytes <= room.gpu_bytes and shared <= room.host_bytes
-
-
-def memory_words(stages: Sequence[Stage], room: Room, state_parts: int) -> tuple[list[int], str]:
+def memory_words(stages: Sequence[Stage], room: Room, rules: Rules) -> tuple[list[int], str]:
     """(the stages that fit, a sentence)."""
-    fit = fitting(stages, room, state_parts)
+    fit = fitting(stages, room, rules)
     where = "memory" if room.gpu_bytes is None else "GPU memory"
     here = si(room.host_bytes if room.gpu_bytes is None else room.gpu_bytes, "B")
     if room.gpu_bytes is not None:
         here += f" and {si(room.host_bytes, 'B')} of host memory"
     most = max(fit, key=lambda number: stages[number].compute_bytes, default=None)
     if most is None:
-        least = min(stages, key=lambda stage: stage.compute_bytes + stage.shared_bytes(state_parts))
+        least = min(stages, key=lambda stage: sum(stage.need(rules)[:2]))
         return (
             [],
-            f"no stage fits: the smallest needs {_need(least, room, state_parts)} of {where}, here are {here}",
+            f"no stage fits: the smallest needs {_need(least.need(rules), room)} of {where}, here are {here}",
         )
-    needs = _need(stages[most], room, state_parts)
+    needs = _need(stages[most].need(rules), room)
     some = (
         f"all {len(stages)} stages fit"
         if len(fit) == len(stages)
@@ -105,11 +93,10 @@ def memory_words(stages: Sequence[Stage], room: Room, state_parts: int) -> tuple
     )
 
 
-def _need(stage: Stage, room: Room, state_parts: int) -> str:
-    shared = stage.shared_bytes(state_parts)
+def _need(need: Need, room: Room) -> str:
     if room.gpu_bytes is None:
-        return si(stage.compute_bytes + shared, "B")
-    return f"{si(stage.compute_bytes, 'B')} (and {si(shared, 'B')} of the host's)"
+        return si(need.gpu_bytes + need.host_bytes, "B")
+    return f"{si(need.gpu_bytes, 'B')} (and {si(need.host_bytes, 'B')} of the host's)"
 
 
 def _list(numbers: Sequence[int]) -> str:

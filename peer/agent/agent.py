@@ -32,7 +32,7 @@ from farflung.peer.agent.journal_writer import (
 from farflung.peer.agent.kept_crossings import KeptCrossings
 from farflung.peer.agent.looking_up import LookingUp
 from farflung.peer.agent.metrics import PeerMetrics
-from farflung.peer.agent.options import AgentOptions, config_of, store_of
+from farflung.peer.agent.options import AgentOptions, config_of, memory_of_helper, store_of
 from farflung.peer.agent.supervisor import Supervisor
 from farflung.peer.identity import Identity
 from farflung.peer.line.control import BeatClock, ControlLink
@@ -292,6 +292,7 @@ class Agent:
         if (known := self._machine.known) is None:
             return
         attached = Attached(known, model, ())
+        self._say(memory_of_helper(known.manifest, model, self._options.own))
         self._open_line(attached)
         self._hold(attached)
         self._carry_out(self._machine.on_attach(model, self._address, time.monotonic()))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from farflung.peer.agent.supervisor import ChildTrainer, NoTrainer, Supervisor
 from farflung.peer.local.folder import make_folder, remove_folder, sweep_stale
-from farflung.peer.settings import DATA_VARIABLE, RECORD_VARIABLE, OwnConfig
+from farflung.peer.settings import DATA_VARIABLE, ON_DISK_VARIABLE, RECORD_VARIABLE, OwnConfig
 from farflung.peer.trainer.agent_process import AGENT_VARIABLE
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
@@ -81,6 +81,8 @@ def _told(options: JoinOptions, folder: Path) -> dict[str, str]:
         told[RECORD_VARIABLE] = str(options.own.record)
     if options.own.data:
         told[DATA_VARIABLE] = options.own.data
+    if options.own.results_on_disk:
+        told[ON_DISK_VARIABLE] = "yes"
     return told
 
 

@@ -15,11 +15,15 @@ from pathlib import Path
 
 from farflung.checkpoints.store import Store
 from farflung.compression.codec import check_payload, payload_bytes
+from farflung.peer.footprint import Room, Rules, of_helper, told
 from farflung.peer.machine.getting_in import Me, PeerConfig
 from farflung.peer.remembered_places import RememberedPlaces
 from farflung.peer.settings import OwnConfig
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.process.host_memory import available_bytes
 
 
 @dataclass(frozen=True)
@@ -58,3 +62,11 @@ def config_of(options: AgentOptions, me: Me, saves: bool, remembered: Remembered
         kept_commits=remembered.load_commits(),
         helps=options.helps,
     )
+
+
+def memory_of_helper(manifest: Manifest, model: ModelSchema, own: OwnConfig) -> str:
+    """The line that says whether it fits; of others the trainer says it, who knows more."""
+    rules = Rules.of(manifest, own.results_limit, own.results_on_disk)
+    values = model.chunk_count * model.chunk_elements
+    found = told(of_helper(rules, values), rules, values, Room(None, available_bytes()))
+    return f"memory: {found.text}" if found.fits else f"memory: it may not fit: {found.text}; {found.todo}"

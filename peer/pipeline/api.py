@@ -12,17 +12,21 @@ from typing import Any
 
 import torch
 
+from farflung.peer.footprint import of_stage
 from farflung.peer.pipeline.batch_loop import BatchLoop
-from farflung.peer.pipeline.fitting import fitting_stages, needs_of, room_here
+from farflung.peer.pipeline.fitting import fitting_stages, needs_of, room_here, say_which_fit
 from farflung.peer.pipeline.part_checks import Loss, survey_parts
 from farflung.peer.pipeline.parts import Part, Stage, checked_parts
 from farflung.peer.pipeline.pipeline_loop import Model, PipelineLoop
 from farflung.peer.pipeline.samples import Samples
 from farflung.peer.pipeline.stage_loop import StageLoop
 from farflung.peer.pipeline.whole import whole_model
+from farflung.peer.room import rules_here, say_whether_it_fits
 from farflung.peer.trainer.api import Connection, connect
+from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.messages import FINISHED
+from farflung.protocol.outer_numbers import VALUE_BYTES
 from farflung.protocol.process.log_lines import mistakes_in_one_line
 
 
@@ -74,8 +78,16 @@ def _ready(
     loop = BatchLoop(
         agent.channel, stage, StageLoop(stage, seed, loss), samples, connection.manifest, agent.problem
     )
+    _say_memory(loop.layout, stage, connection)
     loop.try_out()
     return loop, stage
+
+
+def _say_memory(layout: ModelLayout, stage: Stage, connection: Connection) -> None:
+    rules, values = rules_here(connection.manifest), layout.total_elements
+    device = layout.local_tensors(stage)[0].device
+    sums_bytes = VALUE_BYTES * values  # the weights are here by now
+    say_whether_it_fits(of_stage(rules, sums_bytes, values, values), rules, values, device)
 
 
 def hold_a_stage(
@@ -88,7 +100,8 @@ def hold_a_stage(
     manifest, device = connection.manifest, best_device()
     item = samples.one_item()
     whole = whole_model(survey_parts(parts, item, samples.inputs, loss), item, samples.riders, manifest)
-    fitting = fitting_stages(needs_of(whole, manifest), room_here(device, memory))
+    fitting = fitting_stages(needs_of(whole, rules_here(manifest)), room_here(device, memory))
+    say_which_fit(fitting, len(whole.plans))
     agent = connection.agent
     loop = PipelineLoop(
         agent.channel, Model(parts, whole, samples, loss, manifest), fitting, device, agent.problem

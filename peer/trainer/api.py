@@ -38,6 +38,7 @@ from farflung.peer.island.parts import Part
 from farflung.peer.island.ranks import ALONE, Ranks
 from farflung.peer.local.channel import ELSEWHERE
 from farflung.peer.local.memory import SharedState
+from farflung.peer.room import rows_here, rules_here, say_whether_it_fits
 from farflung.peer.settings import own_config
 from farflung.peer.trainer.agent_process import Agent, refuse_ranks, start_or_find
 from farflung.peer.trainer.agreeing import agree
@@ -177,12 +178,20 @@ class Connection:
             loop = self._loop(model, optimizer)
             inner = RunOptimizer(optimizer, loop.after_step, loop.before_step, loop.before_rates)
             run = Run(self._agent, loop, inner, self.name)
+            self._say_memory(loop, optimizer)
             loop.attach()
             loop.watch_loads()
             if run.version > 0:  # at version 0 nobody has more than a fresh optimizer
                 inner.start_small(self.manifest.inner.rejoin_warmup_steps)
             undo.pop_all()
         return run
+
+    def _say_memory(self, loop: InnerLoop, optimizer: Optimizer) -> None:
+        if self._ranks.rank == 0:
+            rules, values = rules_here(self.manifest), loop.layout.total_elements
+            here = loop.layout.local_tensors(loop.model)
+            rows = rows_here(values, here, optimizer, rules, len(self._ranks.near))
+            say_whether_it_fits(rows, rules, values, here[0].device)
 
     def _loop(self, model: nn.Module, optimizer: Optimizer) -> InnerLoop:
         agent, record = self._agent, own_config({}).record

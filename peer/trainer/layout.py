@@ -279,7 +279,7 @@ class ModelLayout:
 
     def snapshot(self, model: nn.Module) -> list[Tensor]:
         """Copies of the exchanged tensors as they lie here, in their own dtypes, in one piece of host memory."""
-        locals_ = [local_of(tensor).detach() for tensor in self._tensors(model, self.entries)]
+        locals_ = self.local_tensors(model)
         copies = host_room(locals_)
         for copy, tensor in zip(copies, locals_, strict=True):
             copy.copy_(tensor)
@@ -335,6 +335,10 @@ class ModelLayout:
                 for at, entry, tensor in zip(touched, entries, self._tensors(model, entries), strict=True)
             ]
             level(copies, ranks)
+
+    def local_tensors(self, model: nn.Module) -> list[Tensor]:
+        """What is exchanged, as far as it lies here."""
+        return [local_of(tensor).detach() for tensor in self._tensors(model, self.entries)]
 
     def own_gradients(self, model: nn.Module) -> list[Tensor]:
         """As they lie here, each value on one rank alone: together they are the gradient of the whole model."""
@@ -402,7 +406,7 @@ class ModelLayout:
         `to_write`: of that, what is this rank's to write.
         """
         assert start >= 0 and start + count <= self.total_elements, (start, count)
-        tensors = [local_of(tensor).detach() for tensor in self._tensors(model, self.entries)]
+        tensors = self.local_tensors(model)
         places = {tensor.device: self.place_on(tensor.device) for tensor in tensors}
 
         def each() -> Iterator[tuple[Tensor, Piece, Place]]:

@@ -88,7 +88,9 @@ def test_a_second_moment_needs_memory_too() -> None:
     assert "3.0GB needed" in verdicts()["shared memory"][1]
     adamw = Manifest(outer=OuterSection(step="adamw"))
     assert "3.6GB needed" in verdicts(manifest=adamw)["shared memory"][1]
-    assert "(10 copies" in verdicts(manifest=adamw)["memory"][1]
+    assert (
+        "1.8GB shared" in verdicts()["memory"][1] and "2.4GB shared" in verdicts(manifest=adamw)["memory"][1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,9 +102,13 @@ def test_a_second_moment_needs_memory_too() -> None:
         ("GPU", FAIL, "torch cannot use it: built without CUDA", {"cuda": "built without CUDA"}),
         ("GPU", WARN, "60.0GB of 85.5GB used", {"gpus": gpus_in(GPU.replace("34000", "57220"))}),
         ("CPU", WARN, "1 core", {"cores": 1}),
-        ("memory", FAIL, "about 5.4GB needed", {"memory_bytes": 2 * GIB}),
+        ("memory", FAIL, "4.2GB of host memory (1.8GB shared,", {"memory_bytes": 2 * GIB}),
+        ("memory", WARN, "4.2GB of host memory", {"memory_bytes": 5 * 10**9}),
+        ("memory", FAIL, "about 6.6GB of memory needed (", {"memory_bytes": 2 * GIB, "gpus": []}),
+        ("memory", FAIL, "GPU memory", {"model_bytes": 24 * 10**9}),
         ("shared memory", WARN, "3.0GB needed", {"shared_bytes": GIB}),
         ("disk", WARN, "free at /home/a", {"disk_bytes": GIB // 2}),
+        ("disk", WARN, "1.2GB needed for what the state was", {"disk_bytes": 11 * 10**8}),
         ("coordinator", FAIL, "no answer", {"unreachable": "no answer"} | ALONE),
         ("coordinator", FAIL, "protocol version is 2", {"refused": "protocol version is 2"} | ALONE),
         ("clock", WARN, "2 min ahead of", {"line": dataclasses.replace(FINE.line, clock_ahead_s=130.0)}),

@@ -13,9 +13,9 @@ from console.test_doctor import FINE, GIB
 
 from farflung.collectives.flow.stage_rates import Crossed
 from farflung.console.doctor.advice import FAIL, OK, WARN, Facts, Line, examine
-from farflung.console.doctor.stage_advice import Room, Stage, fitting, memory_words, stages_in, use_of
-from farflung.peer.pipeline.fitting import Need, fitting_stages
-from farflung.peer.pipeline.fitting import Room as TrainersRoom
+from farflung.console.doctor.stage_advice import Stage, fitting, memory_words, stages_in, use_of
+from farflung.peer.footprint import Room, Rules, need_of, of_stage
+from farflung.peer.pipeline.fitting import fitting_stages
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import MergeSection, OuterSection, PipelineSection
 
@@ -83,12 +83,12 @@ def test_before_anybody_measured_the_line_is_told_and_before_anybody_came_nothin
 
 
 def test_a_stage_not_the_model_must_fit() -> None:
-    small = {"memory_bytes": 6 * GIB}
+    small = {"memory_bytes": 12 * GIB}
     verdict, text, _ = verdicts(**small)["memory"]
-    assert verdict == OK and text.startswith("all 4 stages fit: the largest of them needs 2.0GB (and 5.0GB")
-    verdict, text, todo = verdicts(memory_bytes=4 * GIB)["memory"]
+    assert verdict == OK and text.startswith("all 4 stages fit: the largest of them needs 2.0GB (and 12.1GB")
+    verdict, text, todo = verdicts(memory_bytes=11 * GIB)["memory"]
     assert verdict == FAIL and text.startswith(
-        "no stage fits: the smallest needs 2.0GB (and 5.0GB of the host's)"
+        "no stage fits: the smallest needs 2.0GB (and 12.1GB of the host's)"
     )
     assert "more [pipeline] stages" in todo
     assert "6.0GB needed" in verdicts()["shared memory"][1], "of a stage"
@@ -98,17 +98,18 @@ def test_a_stage_not_the_model_must_fit() -> None:
 
 
 @pytest.mark.parametrize("gpu", [None, 1.9e9, 2.1e9, 9e9])
-@pytest.mark.parametrize("host", [4e9, 5.1e9, 7.1e9, 20e9])
+@pytest.mark.parametrize("host", [4e9, 12.2e9, 14.2e9, 26e9, 40e9])
 def test_it_says_what_the_script_would_say(gpu: float | None, host: float) -> None:
     stages = (
         *BILLION,
         dataclasses.replace(BILLION[0], compute_bytes=16 * PARAMETERS, state_bytes=8 * PARAMETERS),
     )
-    needs = [Need(int(each.compute_bytes), int(each.shared_bytes(3))) for each in stages]
-    room = TrainersRoom(None if gpu is None else int(gpu), int(host))
-    fit = [number for number, need in enumerate(needs) if need.fits(room)]
-    assert fitting(stages, Room(gpu, host), 3) == fit
-    assert memory_words(stages, Room(gpu, host), 3)[0] == fit
+    rules, room = Rules.of(manifest()), Room(gpu, host)
+    sizes = [(each.compute_bytes, each.state_bytes / 4, each.state_bytes / 4) for each in stages]
+    needs = [need_of(of_stage(rules, *size)) for size in sizes]
+    fit = [number for number, need in enumerate(needs) if need.within(room)]
+    assert fitting(stages, room, rules) == fit
+    assert memory_words(stages, room, rules)[0] == fit
     if fit:
         assert fitting_stages(needs, room) == tuple(fit)
 

@@ -511,7 +511,7 @@ STAGES = (
     Mutant(
         "only stages that fit are offered",
         "peer/pipeline/fitting.py",
-        "enumerate(needs) if need.fits(room))",
+        "enumerate(needs) if need.within(room))",
         "enumerate(needs))",
         ("tests/peer/pipeline/test_fitting.py",),
     ),
@@ -519,6 +519,7 @@ STAGES = (
 
 CACHE_TESTS = ("tests/peer/data/test_shared_cache.py",)
 FILE_TESTS = ("tests/peer/data/test_data_files.py",)
+FOOTPRINT_TESTS = ("tests/peer/test_footprint.py",)
 SHARD_TESTS = ("tests/peer/data/test_token_shards.py",)
 SHARDS = (
     Mutant(
@@ -597,5 +598,26 @@ SHARDS = (
         'f"{file.url}\\n{file.mark}\\n{file.size_bytes}\\n{made_by}"',
         'f"{file.url}\\n{file.size_bytes}\\n{made_by}"',
         SHARD_TESTS,
+    ),
+    Mutant(
+        "contributions that are kept for audits are on the paper",
+        "peer/footprint.py",
+        "kept = ROUNDS_KEPT if rules.is_audited else 0",
+        "kept = 0",
+        FOOTPRINT_TESTS,
+    ),
+    Mutant(
+        "what is carried is on the paper where training goes on",
+        "peer/footprint.py",
+        'late = "" if rules.goes_on else "after a round that was missed"',
+        'late = "after a round that was missed"',
+        FOOTPRINT_TESTS,
+    ),
+    Mutant(
+        "files that a container only read count as free",
+        "protocol/process/host_memory.py",
+        "max(0, taken - _cache_bytes(stat))",
+        "taken",
+        ("tests/peer/pipeline/test_fitting.py",),
     ),
 )

@@ -289,6 +289,7 @@ PURE_MODULES = (
     "coordinator/store/waiting",
     "optim/rates",
     "optim/schedule",
+    "peer/footprint",
     "peer/agent/turns",
     "peer/island/blocks",
     "peer/island/parts",

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from farflung.peer.pipeline import fitting
-from farflung.peer.pipeline.fitting import Need, Room, fitting_stages, room_here, size_bytes
+from farflung.peer import room as room_module
+from farflung.peer.footprint import Need, Room
+from farflung.peer.pipeline.fitting import fitting_stages, room_here, size_bytes
 from farflung.protocol.errors import UserError
 from farflung.protocol.process import host_memory
 
 GB = 1_000_000_000
-NEEDS = [Need(4 * GB, 2 * GB), Need(3 * GB, 3 * GB), Need(6 * GB, 1 * GB)]
+NEEDS = [Need(4 * GB, 2 * GB, 0, 0), Need(3 * GB, 3 * GB, 0, 0), Need(6 * GB, 1 * GB, 0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_where_none_fits_it_says_what_the_smallest_needs(room: Room, words: str)
 
 
 def test_a_limit_may_be_set_below_what_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "available_bytes", lambda: 16 * GB)
+    monkeypatch.setattr(room_module, "available_bytes", lambda: 16 * GB)
     cpu = torch.device("cpu")
     assert room_here(cpu) == Room(None, 16 * GB)
     assert room_here(cpu, "6 GB") == Room(None, 6 * GB)
@@ -63,15 +64,17 @@ def test_a_limit_that_is_no_size_is_refused(text: str) -> None:
 
 
 def test_a_container_has_no_more_than_it_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    info, limit, used = tmp_path / "meminfo", tmp_path / "max", tmp_path / "current"
+    info, limit, used, stat = (tmp_path / name for name in ("meminfo", "max", "current", "stat"))
     info.write_text("MemTotal: 9000 kB\nMemAvailable:    8000 kB\n")
     monkeypatch.setattr(host_memory, "_MEMINFO", info)
-    monkeypatch.setattr(host_memory, "_CGROUPS", ((limit, used),))
+    monkeypatch.setattr(host_memory, "_CGROUPS", ((limit, used, stat),))
     assert host_memory.available_bytes() == 8_192_000
     limit.write_text("max\n")
     used.write_text("1000000\n")
     assert host_memory.available_bytes() == 8_192_000
     limit.write_text("3000000\n")
     assert host_memory.available_bytes() == 2_000_000
+    stat.write_text("anon 500000\ninactive_file 300000\nactive_file 100000\nshmem 200000\n")
+    assert host_memory.available_bytes() == 2_400_000, "what was read from files can be let go"
     info.unlink()
     assert host_memory.available_bytes() == 0

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from farflung.optim.inner import MuonAdamW
 from farflung.optim.recipes import inner_of_stage
+from farflung.peer.footprint import Rules
 from farflung.peer.pipeline.fitting import needs_of
 from farflung.peer.pipeline.parts import Stage, as_output, build, seed_of_chance
 from farflung.peer.pipeline.replica import Replica
@@ -327,8 +328,9 @@ def test_what_an_optimizer_remembers_must_fit_beside_the_stage() -> None:
     found = []
     for more in ({}, LOCAL):
         model, _ = model_of(GPT, 5, 1, [3], **more)
-        found.append(needs_of(model.whole, model.manifest))
+        found.append(needs_of(model.whole, Rules.of(model.manifest)))
     for layout, sync, local in zip(model.whole.layouts, *found, strict=True):
         values = layout.total_elements  # fp32, and no buffers
-        assert local.compute_bytes - sync.compute_bytes == 8 * values, "two moments"
-        assert local.shared_bytes == sync.shared_bytes, "a moment less than AdamW's, and the loaded values"
+        assert local.gpu_bytes - sync.gpu_bytes == 8 * values, "two moments"
+        assert sync.shared_bytes - local.shared_bytes == 4 * values, "a moment less than AdamW's"
+        assert local.host_bytes - local.shared_bytes > 4 * values, "the loaded values"

@@ -87,7 +87,8 @@ def test_the_built_in_trainer_trains_until_the_run_is_finished(tmp_path: Path) -
     process = fresh_trainer(agent.folder, *BUILT_IN, "--out", str(out))
     agent.serve(process, last=Bye(reason="finished"))
     printed, said = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, printed, said) == (0, "", "")
+    assert (process.returncode, printed, said.count("\n")) == (0, "", 1)
+    assert said.startswith("farflung: memory: about ") and "free" in said, "whether it fits, before it trains"
     frozen = [m for m in agent.heard if isinstance(m, Frozen)]
     assert [(f.steps, f.tokens) for f in frozen] == [(4, 4 * 2 * 65)] * 3
     assert [f.used[-1].upto for f in frozen] == [8, 16, 24]

@@ -1,0 +1,83 @@
+"""How much memory is free on this machine, and the line that says whether taking part will fit, before anything trains.
+
+Called by `farflung.join` and by whoever holds a stage of a pipeline.  What is needed is footprint.py's arithmetic; of
+a script it is known what is trained, by which optimizer and where, so this line is nearer the truth than the doctor's.
+It is a line and no refusal: what an optimizer will keep is not always known, and memory comes free.
+Must not know rounds, or the network.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from farflung.peer.footprint import Model, Room, Row, Rules, of_agent, of_rank, of_shared, told
+from farflung.peer.settings import own_config
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.process.host_memory import available_bytes
+from farflung.protocol.process.log_lines import Teller
+
+log = logging.getLogger(__name__)
+
+# Of torch's own optimizers, tensors that are kept beside each parameter, of its dtype; others mostly keep two.
+_KEPT = {
+    "SGD": 0,
+    "ASGD": 1,
+    "Adagrad": 1,
+    "RMSprop": 1,
+    "Adadelta": 2,
+    "Adafactor": 0,
+    "MuonAdamW": 1,
+    "Muon": 1,
+}
+_KEPT_USUAL = 2
+
+
+def rules_here(manifest: Manifest) -> Rules:
+    own = own_config({})
+    return Rules.of(manifest, own.results_limit, own.results_on_disk)
+
+
+def room_on(device: torch.device) -> Room:
+    if device.type != "cuda":
+        return Room(None, available_bytes())
+    return Room(torch.cuda.mem_get_info(device)[0], available_bytes())
+
+
+def rows_here(
+    values: int, here: Sequence[Tensor], optimizer: Optimizer, rules: Rules, ranks: int = 1
+) -> list[Row]:
+    """Of this peer, or of this island as far as it is on this node.
+
+    `here`: what this rank holds of the model, which has its memory by now; `ranks`: on this node.
+    """
+    share = sum(each.numel() for each in here)
+    size = sum(each.nbytes for each in here) / max(1, share)
+    on_gpu = any(each.is_cuda for each in here)
+    held = Model(values, size, optimizer_bytes(optimizer, size), on_gpu, is_here=True)
+    return [*of_shared(rules, values), *of_agent(rules, values), *of_rank(rules, held, share, ranks)]
+
+
+def optimizer_bytes(optimizer: Optimizer, value_bytes: float) -> float:
+    """For a value, what it will keep; nothing that it keeps already, which is there."""
+    if optimizer.state:
+        return 0.0
+    kind = type(optimizer).__name__
+    moments = _KEPT.get(kind, _KEPT_USUAL)
+    if kind == "SGD" and any(group.get("momentum") for group in optimizer.param_groups):
+        moments = 1
+    return moments * value_bytes
+
+
+def say_whether_it_fits(rows: list[Row], rules: Rules, values: float, device: torch.device) -> None:
+    """One line: what is needed, what is here, and, where that is less, what to change."""
+    found = told(rows, rules, values, room_on(device))
+    say = Teller.from_environment("trainer")
+    if found.fits:
+        say(f"memory: {found.text}")
+    else:
+        log.warning("memory: it may not fit: %s; %s", found.text, found.todo)
