@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from farflung.peer.local.memory import SharedState
-from farflung.peer.local.words import FromTrainer, Frozen, Load, Loaded, Resume, ToTrainer
+from farflung.peer.local.words import FromTrainer, Frozen, Load, Loaded, Provide, Resume, ToTrainer
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.protocol.manifest import Manifest
 
@@ -87,7 +87,8 @@ class StandIn:
 
     def begin(self, shared: SharedState) -> None:
         self.shared = shared
-        self.words += [shared.as_message(), Load(version=0, keep="drop", slot=0, tokens=0, steps=0, spare=0)]
+        begin = Load(version=0, keep="drop", slot=0, tokens=0, steps=0, spare=0)
+        self.words += [shared.as_message(), Provide(), begin]  # a model of zeros would carry nothing
 
     def send(self, word: FromTrainer) -> None:
         if isinstance(word, Loaded):

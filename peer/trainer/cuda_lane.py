@@ -22,11 +22,13 @@ from farflung.peer.trainer.tiles import ACROSS_VALUES, Across, Here, Place
 log = logging.getLogger(__name__)
 
 
-@functools.cache
 def place_on(device: torch.device) -> Place:
+    return Here() if device.type == "cpu" else _across(device)
+
+
+@functools.cache
+def _across(device: torch.device) -> Place:
     """One for each device: staging memory is made once."""
-    if device.type == "cpu":
-        return Here()
     if device.type == "cuda":
         return Across([CudaLane(device), CudaLane(device)])
     return Across([PlainLane(device)])

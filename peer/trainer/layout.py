@@ -34,6 +34,7 @@ from farflung.peer.island.copies import Copy, level, whole_bytes
 from farflung.peer.island.ranks import ALONE, Ranks
 from farflung.peer.island.sharded import box_of, local_of, reshard
 from farflung.peer.trainer.cuda_lane import place_on
+from farflung.peer.trainer.fused import OnValues, Owed, Recipe
 from farflung.peer.trainer.model_tensors import Survey, dtype_name, named_tensors_of, survey, unwrap
 from farflung.peer.trainer.tiles import Place, tiles
 from farflung.protocol.errors import UserError
@@ -104,11 +105,11 @@ class Piece:
 
 
 class Change(NamedTuple):
-    """What becomes of a piece of the model: what is read, what makes its values of that and of the present ones, and
-    what else; and where that goes.  The first of the places takes the values as the model then has them."""
+    """What becomes of a piece of the model: what is read, what changes its values by that, and where what else that
+    makes goes.  The first of the places takes the values as the model then has them."""
 
     reads: Sequence[Tensor]
-    make: Callable[..., tuple[Tensor, ...]]
+    make: Recipe
     writes: Sequence[Tensor]
 
 
@@ -275,7 +276,7 @@ class ModelLayout:
         with self._tiles(model, start, count) as found:
             for values, piece, place in found:
                 reads, make, writes = change(piece)
-                place.work(reads, partial(_set, values, make), writes)
+                place.work(reads, OnValues(values, make), writes)
 
     def snapshot(self, model: nn.Module) -> list[Tensor]:
         """Copies of the exchanged tensors as they lie here, in their own dtypes, in one piece of host memory."""
@@ -315,7 +316,7 @@ class ModelLayout:
             for values, piece, place in found:
                 then = piece.values(loaded[piece.index])
                 more = () if carry is None else (piece.carried(carry, start),)
-                place.work((then, *more), partial(_owed, values), (piece.cells(out, start),))
+                place.work((then, *more), OnValues(values, Owed()), (piece.cells(out, start),))
 
     def level(self, model: nn.Module, ranks: Ranks, start: int, count: int) -> None:
         """Before a part of the model is written by all ranks: copies of one value must be equal.
@@ -364,7 +365,7 @@ class ModelLayout:
             for values, piece, place in found:
                 more = () if carry is None else (piece.carried(carry, start),)
                 then = piece.values(loaded[piece.index])
-                place.work((then, *more), partial(_owed, values), (piece.carried(out, start),))
+                place.work((then, *more), OnValues(values, Owed()), (piece.carried(out, start),))
         return out
 
     def taken(self, part: Tensor, start: int) -> Tensor:
@@ -413,7 +414,7 @@ class ModelLayout:
             for piece in self._found(start, count, to_write):
                 tensor = tensors[piece.index]
                 place = places[tensor.device]
-                for tile in piece.tiles(place.most):
+                for tile in piece.tiles(place.most(tensor)):
                     yield tensor[tile.here.slices], tile, place
 
         with torch.no_grad():
@@ -490,28 +491,6 @@ def _as_they_are(values: Tensor) -> tuple[Tensor]:
 def _taken_by(values: Tensor, given: Tensor) -> tuple[()]:
     values.copy_(given)
     return ()
-
-
-def _set(values: Tensor, make: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
-    value, *more = make(values, *given)
-    values.copy_(value)
-    return (values, *more)
-
-
-def _owed(now: Tensor, then: Tensor, carry: Tensor | None = None) -> tuple[Tensor]:
-    delta = learned(then, now)
-    return (delta if carry is None else delta.add_(carry),)
-
-
-def learned(then: Tensor, now: Tensor) -> Tensor:
-    """then - now in fp32; calculated in fp64 for fp64 tensors, whose small steps fp32 would swallow."""
-    wide = torch.float64 if then.dtype == torch.float64 else torch.float32
-    delta = then.to(wide) - now.to(wide)
-    # Equal values have learned nothing; -inf in an attention mask would otherwise give inf - inf = nan.  On a CPU a sum
-    # tells sooner whether there is any; on a device it would have to be waited for.
-    if delta.device.type != "cpu" or not bool(delta.sum().isfinite()):
-        delta.masked_fill_(then == now, 0.0)
-    return delta.to(torch.float32)
 
 
 def host_room(tensors: Sequence[Tensor]) -> list[Tensor]:

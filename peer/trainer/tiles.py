@@ -7,7 +7,7 @@ A model may be larger than what is left of memory, so nothing as long as a tenso
 caches of a processor hold, or what a bus carries in a millisecond.  Where a tensor lies decides by which `Place` its
 tiles are worked on:
 
-    Here     in host memory: on the values themselves
+    Here     in host memory: on the values themselves, in torch or by what is compiled (fused.py)
     Across   on a device: read through pinned staging memory and written back through it, two tiles at a time on two
              queues (`Lane`), so that one comes while the other goes; registered memory needs no staging
 
@@ -23,6 +23,7 @@ from typing import Protocol
 from torch import Tensor
 
 from farflung.peer.island.blocks import Box
+from farflung.peer.trainer.fused import FUSED_VALUES, Call, do_all, fits_compiled, prepared
 
 HERE_VALUES = 1 << 18  # 1 MiB of fp32
 ACROSS_VALUES = 1 << 22  # 16 MiB: a millisecond of a bus, beside which starting a copy costs nothing
@@ -31,9 +32,8 @@ Make = Callable[..., Sequence[Tensor]]
 
 
 class Place(Protocol):
-    @property
-    def most(self) -> int:
-        """Values in a tile."""
+    def most(self, values: Tensor) -> int:
+        """Of these, in a tile."""
 
     def work(self, reads: Sequence[Tensor], make: Make, writes: Sequence[Tensor]) -> None:
         """`make` is handed the reads where the model's tensors lie, and returns what is to be written.
@@ -47,15 +47,29 @@ class Place(Protocol):
 
 
 class Here:
-    def __init__(self, most: int = HERE_VALUES) -> None:
-        self.most = most
+    """What is compiled waits for `finish`, where several threads do it: tiles have no values in common."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+        self._calls: list[Call] = []
+        self._values = 0
+
+    def most(self, values: Tensor) -> int:
+        return self._most or (FUSED_VALUES if fits_compiled(values) else HERE_VALUES)
 
     def work(self, reads: Sequence[Tensor], make: Make, writes: Sequence[Tensor]) -> None:
+        call = prepared(make, reads, writes)
+        if call is not None:
+            self._calls.append(call)
+            self._values += writes[0].numel()
+            return
         for into, value in zip(writes, make(*reads), strict=True):
             into.copy_(value)
 
     def finish(self) -> None:
-        pass
+        calls, self._calls = self._calls, []
+        do_all(calls, self._values)
+        self._values = 0
 
 
 class Lane(Protocol):
@@ -90,11 +104,14 @@ class _Coming:
 
 class Across:
     def __init__(self, lanes: Sequence[Lane], most: int = ACROSS_VALUES) -> None:
-        self.most = most
+        self._most = most
         self._lanes = lanes
         self._coming: list[list[_Coming]] = [[] for _ in lanes]
         self._busy = [False] * len(lanes)
         self._next = 0
+
+    def most(self, values: Tensor) -> int:
+        return self._most
 
     def work(self, reads: Sequence[Tensor], make: Make, writes: Sequence[Tensor]) -> None:
         at = self._next

@@ -14,17 +14,17 @@ in a slot, and stays there: only this trainer writes slots, so no copy is made u
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from farflung.optim.ahead import ahead
 from farflung.optim.outer import OuterStep
 from farflung.peer.island.ranks import Ranks
 from farflung.peer.local.memory import SharedState
 from farflung.peer.trainer.effects import LoadAnchor
-from farflung.peer.trainer.layout import Change, ModelLayout, Piece, learned
+from farflung.peer.trainer.fused import Ahead, Taken
+from farflung.peer.trainer.layout import Change, ModelLayout, Piece
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.process import failpoints
 
@@ -77,16 +77,10 @@ class Unmerged:
         self.carry = None if is_alone else _none_if_zero(self._layout.taken(parts[2], self._start))
         self._ahead = parts[2] if is_alone else None
 
-        def ahead_of(
-            piece: Piece, _: Tensor, anchor: Tensor, momentum: Tensor, owed: Tensor
-        ) -> tuple[Tensor]:
-            parameters = piece.box.numel if piece.entry.kind == "param" else 0
-            anchor, momentum, owed = (each.reshape(-1) for each in (anchor, momentum, owed))
-            return (ahead(outer, anchor, momentum, owed, parameters).view(piece.box.shape),)
-
         def change(piece: Piece) -> Change:
             reads = [piece.cells(each, self._start) for each in parts]
-            return Change(reads, partial(ahead_of, piece), (piece.values(loaded[piece.index]),))
+            make = Ahead(outer, piece.entry.kind == "param")
+            return Change(reads, make, (piece.values(loaded[piece.index]),))
 
         self._layout.set_each(model, self._start, self._count, change)
 
@@ -118,25 +112,17 @@ class Unmerged:
                     reads.append(piece.cells(slot, self._start))
             return reads
 
-        def taken(now: Tensor, new: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-            kept = None
-            if keeps:
-                kept = rest[0] if load.keep == "restore" else learned(rest[0], now)
-                if old is not None and load.keep != "restore":
-                    kept = kept + rest[1]
-                if in_slot:
-                    kept = kept - rest[-1]
-            values = new if kept is None else new - kept
-            if load.mix:
-                values = torch.lerp(values, now.to(torch.float32), load.mix)
-                kept = new - values
-            return (values,) if kept is None else (values, kept)
+        kept: Literal["learned", "restored", ""] = ""
+        if keeps:
+            kept = "restored" if load.keep == "restore" else "learned"
+        has_old = kept == "learned" and old is not None
+        recipe = Taken(kept, has_old, kept == "learned" and in_slot, load.mix)
 
         def change(piece: Piece) -> Change:
             writes = [piece.values(loaded[piece.index])]
             if carry is not None:
                 writes.append(piece.carried(carry, self._start))
-            return Change(reads_of(piece), taken, writes)
+            return Change(reads_of(piece), recipe, writes)
 
         failpoints.hit("load.mid")
         self._layout.set_each(model, self._start, self._count, change)
@@ -162,6 +148,6 @@ def _keeps_some(load: LoadAnchor) -> bool:
 
 def _none_if_zero(carry: Tensor | None) -> Tensor | None:
     """Exactly nothing left: the anchor is then loaded as it is, bit for bit."""
-    if carry is None or not any(bool(part.any()) for part in torch.split(carry, _LOOK_VALUES)):
+    if carry is None or not any(bool(part.count_nonzero()) for part in torch.split(carry, _LOOK_VALUES)):
         return None
     return carry

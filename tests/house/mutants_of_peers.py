@@ -17,6 +17,7 @@ from mutant import (
     Mutant,
 )
 
+FUSED = ("tests/peer/trainer/test_fused.py",)
 UNMERGED = ("tests/peer/trainer/test_unmerged.py",)
 
 ARITHMETIC = (
@@ -356,6 +357,34 @@ STATE = (
         '(load.keep == "rest" and load.steps > 0)',
         '(load.keep == "rest" and load.steps > 1)',
         UNMERGED,
+    ),
+    Mutant(
+        "what is compiled is used only where it gives the values of torch",
+        "peer/trainer/fused.py",
+        "return functions if all(map(functools.partial(_agrees, functions), _samples())) else None",
+        "return functions",
+        FUSED,
+    ),
+    Mutant(
+        "tensors of other classes are left to torch",
+        "peer/trainer/fused.py",
+        "is_plain = type(values) is Tensor and ",
+        "is_plain = ",
+        FUSED,
+    ),
+    Mutant(
+        "a graph is told of values that a load changed",
+        "peer/trainer/fused.py",
+        "increment_version(make.values)",
+        "pass",
+        FUSED,
+    ),
+    Mutant(
+        "P6 what is carried already is owed, too",
+        "peer/trainer/values.c",
+        "room[i] += carry[at + i];",
+        "room[i] += 0.0f;",
+        FUSED,
     ),
     Mutant(
         "staging memory is used again only when the device has read it",

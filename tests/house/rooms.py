@@ -113,7 +113,16 @@ ROOMS: dict[str, Room] = {
     ),
     "peer/island": Room(("peer/local", "peer/data/leased_data", *PROTOCOL)),
     "peer/trainer": Room(
-        ("peer", "peer/data", "peer/island", "peer/local", "peer/record/work_files", "optim", *PROTOCOL)
+        (
+            "peer",
+            "peer/data",
+            "peer/island",
+            "peer/local",
+            "peer/record/work_files",
+            "compression/native_build",
+            "optim",
+            *PROTOCOL,
+        )
     ),
     "peer/pipeline": Room(
         (
