@@ -27,6 +27,7 @@ from farflung.coordinator.restoring.restoring import Found, Own, Restoring
 from farflung.coordinator.server import JOURNAL_NAME
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError, UserError
+from farflung.protocol.limits import LAST_PROTOCOL
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import DOOR_IN, FromDoor
 from farflung.protocol.process.zap import ZapHandler
@@ -128,7 +129,7 @@ class _Loop:
             return
         answer = self._machine.on_door(caller, message, time.monotonic())
         if answer is not None:
-            self._listener.send(routing_id, envelope.encode(answer))
+            self._listener.send(routing_id, envelope.encode(answer, LAST_PROTOCOL))
 
 
 def from_peers(

@@ -390,14 +390,14 @@ class Server:
 
     def _act(self, effect: Action, reply_to: bytes) -> None:
         match effect:
-            case AnswerDoor(caller=caller, message=answer):
+            case AnswerDoor(caller=caller, message=answer, protocol=protocol):
                 before_answer(answer)
-                if not self._door.send(Answer(caller=caller, message=envelope.encode(answer))):
+                if not self._door.send(Answer(caller=caller, message=envelope.encode(answer, protocol))):
                     self.undelivered += 1
-            case Tell(peer="", message=told):  # to whoever spoke last: no member of ours
-                self._deliver(reply_to, told)
-            case Tell(session=session, message=told):
-                self._deliver(self._routes.get(session, b""), told)
+            case Tell(peer="", message=told, protocol=protocol):  # to whoever spoke last: no member of ours
+                self._deliver(reply_to, told, protocol)
+            case Tell(session=session, message=told, protocol=protocol):
+                self._deliver(self._routes.get(session, b""), told, protocol)
             case Allow(key=key):
                 self._allowed.add(key)
             case Forbid(key=key, cut=cut):
@@ -427,7 +427,7 @@ class Server:
         at = time.monotonic() + GOODBYE_MS / 1000
         self._to_cut += [(at, each) for each, speaker in self._speakers.items() if speaker.key == key]
 
-    def _deliver(self, routing_id: bytes, message: Message) -> None:
-        if not routing_id or not self._members.send(routing_id, envelope.encode(message)):
+    def _deliver(self, routing_id: bytes, message: Message, protocol: int) -> None:
+        if not routing_id or not self._members.send(routing_id, envelope.encode(message, protocol)):
             self.undelivered += 1
         after_word(message)

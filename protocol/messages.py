@@ -71,7 +71,7 @@ class _Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Knock(_Message, frozen=True, kw_only=True):
-    protocol: Count
+    protocol: Count  # the newest that I speak; I speak the one before it, too
     run: PeerName
     helps: bool = False  # I come without a trainer, and have to be told what the run's model is
 
@@ -82,12 +82,15 @@ class Challenge(_Message, frozen=True, kw_only=True):
     manifest: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
     # To whoever comes without a trainer; None: nobody has brought it yet.
     model: ModelSchema | None = None
+    protocol: Count = (
+        0  # in which the rest is said: the newest that both speak; 0: a door that knows only the last one
+    )
 
 
 class Hello(_Message, frozen=True, kw_only=True):
     """Who I am, signed over the challenge; binds the CURVE key of this session to the identity."""
 
-    protocol: Count
+    protocol: Count  # of the challenge
     run_id: Session
     identity: Bytes32
     key: Bytes32

@@ -67,7 +67,7 @@ def _word(raw: bytes) -> str:
     except FrameError as error:
         return f"what answers there is not understood: {error}"
     if isinstance(said, Refuse):
-        return said.reason
+        return "" if said.code == "protocol" else said.reason  # whether both fit is asked once, of the run
     if isinstance(said, StandsBy):
         return ""  # it names who leads to whoever knocks
     return "" if isinstance(said, Challenge) else "it answered another question"

@@ -49,6 +49,7 @@ from farflung.coordinator.door.networks import Crowd, network_of
 from farflung.coordinator.door.prober import Caller, Prober
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError, UserError
+from farflung.protocol.limits import LAST_PROTOCOL
 from farflung.protocol.messages import (
     DOOR_IN,
     AskStatus,
@@ -88,7 +89,7 @@ class FrontDoor:
     def __init__(self, begin: Begin, channel: DoorChannel) -> None:
         limits = begin.limits
         self._channel = channel
-        self._keeper = Doorkeeper(RunFacts(begin.name, begin.run_id, begin.manifest))
+        self._keeper = Doorkeeper(RunFacts(begin.name, begin.run_id, begin.manifest, begin.oldest))
         self._led_from = begin.stands_by  # None: from here
         self._crowd = Crowd(limits.connections, limits.connections_of_network, limits.silent_s)
         self._frames: Quota[str] = Quota(limits.frames_per_s, BURST_S * limits.frames_per_s)
@@ -188,7 +189,8 @@ class FrontDoor:
                 wrong = self._keeper.wrong_run(message.run)
                 self._say(arrival.routing_id, wrong or StandsBy(whereabouts=self._led_from))
             case Knock():
-                self._say(arrival.routing_id, self._keeper.knock(caller, message, os.urandom(32)))
+                answer = self._keeper.knock(caller, message, os.urandom(32))
+                self._say(arrival.routing_id, answer, envelope.both_speak(message.protocol))
             case Hello():
                 verdict = self._on_hello(arrival, caller, message, now)
             case Probe():
@@ -254,8 +256,9 @@ class FrontDoor:
         while self._waiting and self._channel.send_raw(self._waiting[0]):
             self._waiting_bytes -= len(self._waiting.popleft())
 
-    def _say(self, routing_id: bytes, message: Message) -> None:
-        self._listener.send(routing_id, envelope.encode(message))  # a caller that does not read it asks again
+    def _say(self, routing_id: bytes, message: Message, protocol: int = LAST_PROTOCOL) -> None:
+        """A caller that does not read it asks again."""
+        self._listener.send(routing_id, envelope.encode(message, protocol))
 
     # ---- the status --------------------------------------------------------------------------------------
 

@@ -12,7 +12,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from farflung.coordinator.door.channel import Channel
-from farflung.protocol.limits import ADDRESS_CHARS, CONTROL_BIN_BYTES, CONTROL_FRAME_BYTES, WHEREABOUTS_BYTES
+from farflung.protocol.limits import (
+    ADDRESS_CHARS,
+    CONTROL_BIN_BYTES,
+    CONTROL_FRAME_BYTES,
+    LAST_PROTOCOL,
+    WHEREABOUTS_BYTES,
+)
 from farflung.protocol.messages import Bytes32, Hello, Session
 from farflung.protocol.model_schema import ModelSchema
 
@@ -55,6 +61,7 @@ class Begin(_Word, frozen=True, kw_only=True, tag="begin"):
     host: str
     port: int
     limits: Limits = Limits()
+    oldest: int = LAST_PROTOCOL  # the oldest version of the protocol that can follow the run's rules
     # Another coordinator leads, and this is what is told of it: the signed list of its addresses, empty where nobody
     # leads just now.  None: this one leads.
     stands_by: Annotated[bytes, Meta(max_length=WHEREABOUTS_BYTES)] | None = None

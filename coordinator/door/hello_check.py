@@ -10,8 +10,10 @@ import re
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from farflung import __version__
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.limits import PROTOCOL_VERSION
+from farflung.protocol.envelope import both_speak
+from farflung.protocol.limits import LAST_PROTOCOL, PROTOCOL_VERSION
 from farflung.protocol.messages import Challenge, Hello, Knock, Refuse
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.signed_words import hello_part
@@ -34,6 +36,7 @@ class RunFacts:
     name: str
     run_id: bytes
     manifest: bytes  # canonical
+    oldest: int = LAST_PROTOCOL  # the oldest version of the protocol that can follow its rules
 
 
 @dataclass(frozen=True)
@@ -50,23 +53,25 @@ class Doorkeeper:
         self._facts = facts
         self._manifest_digest = hash_bytes(facts.manifest)
         self.model: ModelSchema | None = None  # the run's, once somebody has brought it
-        self._challenges: OrderedDict[bytes, list[bytes]] = OrderedDict()
+        # By caller: each with the version of the protocol that its answer is to be in.
+        self._challenges: OrderedDict[bytes, list[tuple[bytes, int]]] = OrderedDict()
 
     def knock(self, caller: bytes, knock: Knock, nonce: bytes) -> Challenge | Refuse:
-        if knock.protocol != PROTOCOL_VERSION:
-            return refuse(
-                "protocol",
-                f"protocol version is {knock.protocol} here, {PROTOCOL_VERSION} in the run; "
-                "install the same farflung version as the coordinator",
-            )
+        version = both_speak(knock.protocol)
+        if version < self._facts.oldest:
+            return other_protocol(knock.protocol, self._facts.oldest)
         if (wrong := self.wrong_run(knock.run)) is not None:
             return wrong
-        self._challenges[caller] = [*self._challenges.get(caller, []), nonce][-CHALLENGES_PER_CALLER:]
+        mine = [*self._challenges.get(caller, []), (nonce, version)]
+        self._challenges[caller] = mine[-CHALLENGES_PER_CALLER:]
         self._challenges.move_to_end(caller)
         while len(self._challenges) > CHALLENGES_KEPT:
             self._challenges.popitem(last=False)
         model = self.model if knock.helps else None
-        return Challenge(nonce=nonce, run_id=self._facts.run_id, manifest=self._facts.manifest, model=model)
+        facts = self._facts
+        return Challenge(
+            nonce=nonce, run_id=facts.run_id, manifest=facts.manifest, model=model, protocol=version
+        )
 
     def wrong_run(self, name: str) -> Refuse | None:
         here = self._facts.name
@@ -74,25 +79,25 @@ class Doorkeeper:
 
     def examine(self, caller: bytes, key: bytes, hello: Hello, came_from: str = "") -> Refuse | Passed:
         """Uses up the caller's challenges."""
-        nonces = self._challenges.pop(caller, [])
-        if not nonces:
+        asked = self._challenges.pop(caller, [])
+        if not asked:
             return refuse("challenge", "hello without a fresh challenge; knock first", retry_after_s=0.5)
         if hello.key != key:
             return refuse("key", "the key in the hello is not the key of this connection")
-        proven = [nonce for nonce in nonces if is_signed(hello, nonce)]
-        if not proven and len(nonces) == CHALLENGES_PER_CALLER:
+        proven = [(nonce, version) for nonce, version in asked if is_signed(hello, nonce)]
+        if not proven and len(asked) == CHALLENGES_PER_CALLER:
             # It may be an honest answer to one that is forgotten.
-            told = f"the hello answers none of the last {len(nonces)} challenges; knock again"
+            told = f"the hello answers none of the last {len(asked)} challenges; knock again"
             return refuse("challenge", told, retry_after_s=0.5)
         if not proven:
             return refuse("signature", "the hello is not signed by the identity it names")
-        return self._unfit(hello) or Passed(hello, proven[0], came_from)
+        nonce, version = proven[0]
+        return self._unfit(hello, version) or Passed(hello, nonce, came_from)
 
-    def _unfit(self, hello: Hello) -> Refuse | None:
-        if hello.protocol != PROTOCOL_VERSION:
-            return refuse(
-                "protocol", f"protocol version is {hello.protocol} here, {PROTOCOL_VERSION} in the run"
-            )
+    def _unfit(self, hello: Hello, version: int) -> Refuse | None:
+        """`version`: that it was challenged in.  Nobody gets into an older one than both sides speak."""
+        if hello.protocol != version:
+            return other_protocol(hello.protocol, version)
         if hello.run_id != self._facts.run_id:
             return refuse(
                 "run", "this is another run under the same name: its run id differs; use its new join URL"
@@ -102,6 +107,13 @@ class Doorkeeper:
         if hello.address and not is_address(hello.address):
             return refuse("address", f"the address for other peers, {hello.address[:60]!r}, is not HOST:PORT")
         return None
+
+
+def other_protocol(theirs: int, oldest: int = LAST_PROTOCOL) -> Refuse:
+    """To whom speaks none that this run takes."""
+    taken = f"{oldest} or {PROTOCOL_VERSION}" if oldest < PROTOCOL_VERSION else str(PROTOCOL_VERSION)
+    told = f"this peer speaks version {theirs} of the protocol, and the run {taken}"
+    return refuse("protocol", f'{told}: pip install "farflung=={__version__}" and start it again')
 
 
 def is_signed(hello: Hello, nonce: bytes) -> bool:

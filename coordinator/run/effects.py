@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from farflung.coordinator.ledger.proofs import Proof
 from farflung.coordinator.ledger.records import Record
 from farflung.protocol.causes import NoteCause
+from farflung.protocol.limits import LAST_PROTOCOL
 from farflung.protocol.messages import ToDoor, ToMember
 from farflung.protocol.round_words import Commit
 from farflung.protocol.signed_words import Said
@@ -21,6 +22,7 @@ class Write:
 class AnswerDoor:
     caller: bytes  # opaque to the machine: which connection asked
     message: ToDoor
+    protocol: int = LAST_PROTOCOL  # that the caller speaks
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class Tell:
     peer: str
     session: bytes
     message: ToMember
+    protocol: int = LAST_PROTOCOL  # that the member speaks
 
 
 @dataclass(frozen=True, slots=True)

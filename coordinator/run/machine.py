@@ -44,6 +44,7 @@ from farflung.coordinator.run.operator_orders import Amending, GoingBackByOrder,
 from farflung.coordinator.run.status import status_json
 from farflung.protocol.causes import AbortCause, DepartureCause, NoteCause
 from farflung.protocol.digests import HASH_BYTES
+from farflung.protocol.envelope import both_speak
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import (
     AskStatus,
@@ -98,7 +99,7 @@ class RunMachine:
         self.lending = Lending(self.core, self.conductors)
         self.going_back = GoingBack(self.core, self.conductors)
         self.guidance = Guidance(self.core, self.conductors, self.lending, self.going_back, self.batches)
-        self.facts = RunFacts(manifest.run.name, run_id, manifest.canonical())
+        self.facts = RunFacts(manifest.run.name, run_id, manifest.canonical(), manifest.oldest_protocol)
         self.doorkeeper = Doorkeeper(self.facts)
         self.admission = Admission(self.core)
         by_order = GoingBackByOrder(self.core, self.conductors, self.going_back)
@@ -155,7 +156,8 @@ class RunMachine:
         match message:
             case Knock():
                 self.doorkeeper.model = self.core.ledger.model
-                self.core.do(AnswerDoor(caller, self.doorkeeper.knock(caller, message, self._random(32))))
+                told = self.doorkeeper.knock(caller, message, self._random(32))
+                self.core.do(AnswerDoor(caller, told, both_speak(message.protocol)))
             case Hello():
                 said = self.doorkeeper.examine(caller, key, message, came_from)
                 if isinstance(said, Passed):
@@ -343,7 +345,7 @@ class RunMachine:
             roster=core.members.roster() if few else (),
             whereabouts=core.whereabouts,
         )
-        core.do(AnswerDoor(caller, welcome))
+        core.do(AnswerDoor(caller, welcome, hello.protocol))
 
     def _begin_session(self, passed: Passed, invitation: bytes) -> Member:
         core, hello, key = self.core, passed.hello, passed.hello.key
@@ -371,7 +373,7 @@ class RunMachine:
             contact, session, hello.process, core.now, network, self._fragments_for(hello, peer)
         )
         member.identity, member.fits, member.came_from = hello.identity, hello.fits, passed.came_from
-        member.helps = hello.helps
+        member.helps, member.protocol = hello.helps, hello.protocol
         self._dial_back([member])
         if not again:
             how = "came back" if old is not None else "joined"

@@ -19,6 +19,7 @@ from farflung.coordinator.ledger.pace import MemberPace
 from farflung.coordinator.reach.meeting import Together
 from farflung.coordinator.reach.tickets import Run, Sign
 from farflung.coordinator.reach.ways import Ways
+from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.messages import Beat, Hello
 from farflung.protocol.round_words import Contact
 from farflung.protocol.states import PEER_STATES, PeerEvent, PeerState, Phase
@@ -47,6 +48,7 @@ class Member:
     identity: bytes = b""  # its public key
     fits: tuple[int, ...] = ()  # of a model that is cut: the stages that it could hold
     helps: bool = False  # it has no trainer: it owns chunks and gives state, and contributes nothing
+    protocol: int = PROTOCOL_VERSION  # that is spoken with it: this version or the last one
     in_seq: int = -1
     out_seq: int = 0
     beat: Beat | None = None
@@ -116,7 +118,8 @@ class Member:
     def has_not_spoken_since(self, hello: Hello) -> bool:
         """Its hello comes once more, because the answer was slow or is lost: its session has not begun."""
         same = self.alive and self.process == hello.process and self.contact.key == hello.key
-        return same and self.in_seq < 0 and self.claimed == hello.address
+        said = self.claimed, self.protocol
+        return same and self.in_seq < 0 and said == (hello.address, hello.protocol)
 
     @property
     def trains(self) -> bool:

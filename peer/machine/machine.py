@@ -87,7 +87,7 @@ class PeerMachine:
     def __init__(self, config: PeerConfig, jitter: Callable[[], float]) -> None:
         self.me = config.me
         self.reports = Reporter(config.me.sign)
-        self.doorway = Doorway(config.me, config.run, config.helps)
+        self.doorway = Doorway(config.me, config.run, config.helps, config.protocol)
         self.seeking = Seeking(config, self.doorway.hurry)
         self.training = Training()
         self.leaving = Leaving()
@@ -134,9 +134,9 @@ class PeerMachine:
             case Welcome():
                 return self._on_welcome(message)
             case Refuse() if not self.doorway.inside:
-                if self.doorway.on_refuse(message, now):
-                    return self._exit(message.code, message.reason)
-                return [do.Note(f"not let in yet: {message.reason}")]
+                final = self.doorway.on_refuse(message, now)
+                note = do.Note(f"not let in yet: {message.reason}")
+                return self._exit(message.code, message.reason) if final else [note]
             case StandsBy():
                 self.doorway.on_standby(now)
                 return self.seeking.on_found(message.whereabouts, now)
@@ -147,12 +147,12 @@ class PeerMachine:
 
     def _on_challenge(self, challenge: Challenge) -> list[do.Effect]:
         if not self.doorway.on_challenge(challenge):
-            return []
+            why = self.doorway.other_protocol
+            return self._exit("protocol", why) if why else []
         effects: list[do.Effect] = []
         if self.known is None:
-            manifest = Manifest.from_canonical(challenge.manifest)
-            self.known = Known(manifest, challenge.run_id)
-            self.training = Training.of(manifest)
+            self.known = Known(Manifest.from_canonical(challenge.manifest), challenge.run_id)
+            self.training = Training.of(self.known.manifest)
             effects = self.on_trainer_waiting()
         if self._config.helps and self.known.manifest.pipeline.stages > 1:
             return self._exit("no-helpers", NO_HELP)

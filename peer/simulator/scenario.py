@@ -8,6 +8,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
+from farflung.protocol.limits import LAST_PROTOCOL, PROTOCOL_VERSION
+
 # How members lie about their state: see liars.py.
 LIES = (
     "forge",
@@ -135,8 +137,14 @@ class Scenario:
     # So long a chunk takes on the way up the first peer's line, one after the other; 0: its line is like all others.
     slow_line_s: float = 0.0
     amends: int = 0  # so often the host changes what may change while a run goes on
+    # So many of the first peers speak the last version of the protocol, until they are started again.
+    last_protocol: int = 0
     # The coordinator's disk: "key", all but the key is lost once; "copy", an older state comes back; "": it stays.
     loses: str = ""
+
+    def protocol_of(self, index: int, again: bool) -> int:
+        """Whoever is started again has upgraded."""
+        return LAST_PROTOCOL if index < self.last_protocol and not again else PROTOCOL_VERSION
 
     @property
     def lines_are_good(self) -> bool:
@@ -525,6 +533,12 @@ class Scenario:
             faults_until_s=draw.choice((8.0, 20.0)),
             end_s=240.0,
         )
+
+    @staticmethod
+    def of_versions(seed: int) -> Scenario:
+        """Some of the peers speak the last version of the protocol, until they are started again."""
+        drawn, draw = Scenario.of(seed), random.Random(f"versions {seed}")
+        return replace(drawn, last_protocol=draw.randint(1, drawn.peers), amends=draw.choice((0, 0, 1)))
 
     def with_delay(self) -> Scenario:
         """The same world of batches, in which the next one is counted while one is merged."""

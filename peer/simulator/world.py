@@ -78,6 +78,7 @@ LIARS_LATE_S = 4.0  # somebody honest founds the run: what liars alone have made
 JOINERS_LATE_S = 8.0
 _MEMBERS = frozenset(MEMBER_IN), frozenset(MEMBER_OUT)
 _DOOR = frozenset(DOOR_IN), frozenset(DOOR_OUT)
+Names = frozenset[str]
 
 
 class World:
@@ -90,8 +91,7 @@ class World:
         self.random = random.Random(seed)
         self.now = 0.0
         self.log: list[str] = []
-        self.kills = 0
-        self.events = 0
+        self.kills = self.events = 0
         self.manifest = manifest_for(scenario)
         self.model = model_for(scenario)
         gather = codec_named(self.manifest.round.gather_codec)
@@ -229,9 +229,9 @@ class World:
                 case Write(record=record):
                     self._write(record)
                 case AnswerDoor(caller=caller, message=message):
-                    self.answer(caller.decode(), message)
+                    self.answer(caller.decode(), message, effect.protocol)
                 case Tell(peer=peer, message=message):
-                    self._deliver(COORDINATOR, peer, message, _MEMBERS[1])
+                    self._deliver(COORDINATOR, peer, message, _MEMBERS[1], version=effect.protocol)
                 case DialBack():
                     self._dial_back(machine, effect)
                 case RelayPairs(pairs=pairs):
@@ -315,6 +315,7 @@ class World:
             forge=self.last.forges,
             forge_sum=self.last.forges_sum,
             pinned=self._changes.pinned,
+            protocol=self.scenario.protocol_of(index, index in self.own),
         )
         self.note(f"{me.peer} starts")
         own = self.own.setdefault(index, OwnDisk(self.scenario.results_on_disk))
@@ -383,14 +384,14 @@ class World:
         return [draw.uniform(0.005, 3.0 if draw.random() < scenario.slow else 0.08) for _ in range(copies)]
 
     def _deliver(
-        self, source: str, target: str, message: Message, allowed: frozenset[str], key: bytes = b""
+        self, source: str, target: str, message: Message, allowed: Names, key: bytes = b"", version: int = 0
     ) -> None:
-        raw = envelope.encode(message)
+        raw = envelope.encode(message, version or self.peers[source].machine.doorway.protocol)
         for delay_s in self._delays(source, target):
             self.after(delay_s, lambda: self._arrive(source, target, envelope.decode(raw, allowed), key))
 
-    def answer(self, peer: str, message: Message) -> None:
-        self._deliver(COORDINATOR, peer, message, _DOOR[1])
+    def answer(self, peer: str, message: Message, protocol: int) -> None:
+        self._deliver(COORDINATOR, peer, message, _DOOR[1], version=protocol)
 
     def _arrive(self, source: str, target: str, message: Message, key: bytes) -> None:
         if target == COORDINATOR:

@@ -20,6 +20,7 @@ from mutants_of_runs import RUN
 from mutants_of_seats import SEATS
 from mutants_of_stages import PIPELINES
 from mutants_of_standby import STANDBY
+from mutants_of_versions import VERSIONS
 
 MUTANTS: tuple[Mutant, ...] = (
     *FRAMES,
@@ -44,4 +45,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *FINDING,
     *STANDBY,
     *KEEPING,
+    *VERSIONS,
 )

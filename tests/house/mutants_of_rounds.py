@@ -170,8 +170,8 @@ DOOR = (
     Mutant(
         "a challenge is good for one hello",
         "coordinator/door/hello_check.py",
-        "nonces = self._challenges.pop(caller, [])",
-        "nonces = self._challenges.get(caller, [])",
+        "asked = self._challenges.pop(caller, [])",
+        "asked = self._challenges.get(caller, [])",
         (*FRONT_DOOR, "tests/coordinator/run/test_machine.py"),
     ),
     Mutant(

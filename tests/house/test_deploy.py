@@ -9,6 +9,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import stat
@@ -24,6 +25,7 @@ from typer.main import get_command
 
 from farflung.console.main import app
 from farflung.peer.settings import SETTINGS
+from farflung.protocol.process.exit_codes import MISMATCH, REFUSED, USAGE
 from rig.waiting import PATIENCE_S, eventually
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -256,6 +258,24 @@ def test_the_units_come_back_by_themselves(name: str, tmp_path: Path) -> None:
     done = subprocess.run([tool, "verify", str(unit)], capture_output=True, text=True)
     ours = [line for line in done.stderr.splitlines() if unit.name in line]
     assert done.returncode == 0 and ours == [], done.stderr
+
+
+def test_a_peer_that_does_not_fit_the_run_looks_again_and_any_other_end_waits_for_nothing(
+    tmp_path: Path,
+) -> None:
+    """Its host may upgrade, or this machine: nobody has to remember to start it."""
+    text = (DEPLOY / "farflung-peer.service").read_text(encoding="utf-8")
+    (never,) = re.findall(r"^RestartPreventExitStatus=(.*)$", text, re.M)
+    assert str(MISMATCH) not in never.split() and {str(USAGE), str(REFUSED)} == set(never.split())
+    (line,) = re.findall(r"^ExecStopPost=(.*)$", text, re.M)
+    (patience,) = re.findall(r"^TimeoutStopSec=(.*)$", text, re.M)
+    sleep = tmp_path / "sleep"
+    sleep.write_text(f'#!/bin/sh\ntest "$1" -lt {patience} && touch {tmp_path}/slept\n')
+    sleep.chmod(0o755)
+    for code in (0, 1, 30, MISMATCH):
+        own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "EXIT_STATUS": str(code)}
+        assert subprocess.run(shlex.split(line), env=own).returncode == 0
+        assert (tmp_path / "slept").exists() == (code == MISMATCH)
 
 
 def test_a_slurm_job_hands_the_signal_on_and_ends_as_its_peer_does(tmp_path: Path) -> None:

@@ -135,8 +135,8 @@ def with_tensor(**changes: object) -> ModelSchema:
 
 def test_a_knock_of_another_protocol_or_for_another_run_is_refused() -> None:
     hall, guest = Hall(), Guest(1)
-    wrong = hall.door(guest.key, guest.key, m.Knock(protocol=PROTOCOL_VERSION + 1, run="demo"))
-    hall.refuses("protocol", f"{PROTOCOL_VERSION + 1} here, {PROTOCOL_VERSION} in the run", wrong)
+    wrong = hall.door(guest.key, guest.key, m.Knock(protocol=PROTOCOL_VERSION + 2, run="demo"))
+    hall.refuses("protocol", f"speaks version {PROTOCOL_VERSION + 2} of the protocol", wrong)
     hall.refuses(
         "run",
         "'demo', not 'other'",
@@ -147,7 +147,7 @@ def test_a_knock_of_another_protocol_or_for_another_run_is_refused() -> None:
 @pytest.mark.parametrize(
     ("code", "text", "changes"),
     [
-        ("protocol", f"protocol version is 99 here, {PROTOCOL_VERSION} in the run", {"protocol": 99}),
+        ("protocol", "this peer speaks version 99 of the protocol", {"protocol": 99}),
         ("run", "its run id differs", {"run_id": bytes(16)}),
         ("manifest", "manifest differs", {"manifest": bytes(32)}),
         ("model", "name is v here, w in the run", {"model": with_tensor(name="v")}),
