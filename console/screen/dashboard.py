@@ -101,7 +101,7 @@ def _header(status: Record, width: int) -> list[Text]:
     )
     second = Text.assemble(
         (f"version {count(status, 'version')}/{count(status, 'target')}", "bold"),
-        f"  {phase}  {alive} alive, {part} take part  ",
+        f"  {phase}  {alive} alive, {part} take part{_useful(status)}  ",
         parity(status),
     )
     begin = f"loss {loss_of(status)} "
@@ -117,6 +117,13 @@ def _header(status: Record, width: int) -> list[Text]:
     third = Text.assemble(begin, (sparkline(losses[-cells:]) if cells > 0 else "", "cyan"), rest)
     first = Text.assemble((f"{verdict.mark} {verdict.word}", verdict.style), f"  {verdict.text}")
     return [first, second, third]
+
+
+def _useful(status: Record) -> str:
+    """How many members the run can use, where that is known."""
+    told = status.get("useful_members")
+    members = known(told, "members") if isinstance(told, dict) else None
+    return f", it can use about {members:,.0f}" if members is not None else ""
 
 
 def _own_top(own: Record, width: int) -> tuple[list[RenderableType], int]:

@@ -70,6 +70,7 @@ from farflung.coordinator.ledger.records import (
 )
 from farflung.coordinator.ledger.register import Register
 from farflung.coordinator.ledger.snapshot import packed, unpacked
+from farflung.coordinator.ledger.useful_members import ROUNDS_KEPT
 from farflung.protocol.causes import DepartureCause
 from farflung.protocol.digests import hash_bytes, keyed_hash
 from farflung.protocol.messages import UNKNOWN_LENGTH
@@ -100,6 +101,7 @@ class FragmentBook:
     # By version, of the last merged updates: the norm, and the mean of its members' tokens.
     norms: dict[int, tuple[float, float]] = field(default_factory=dict)
     rates: dict[int, float] = field(default_factory=dict)  # by version: tokens for each leased sample
+    cosines: dict[int, float] = field(default_factory=dict)  # by version: see useful_members.py
     last_in: dict[str, int] = field(default_factory=dict)  # peer -> the newest version that has work of it
     dropped_round: int = 0  # the newest round whose work the guard threw away
     dropped_at: int = -1  # the version that it started from
@@ -118,7 +120,8 @@ class FragmentBook:
     def forget_after(self, version: int) -> None:
         """What was committed later is void."""
         known: dict[int, Any]
-        for known in (self.digests, self.shown, self.commits, self.norms, self.rates, self.marks):
+        figures = self.norms, self.rates, self.cosines, self.marks
+        for known in (self.digests, self.shown, self.commits, *figures):
             for newer in [v for v in known if v > version]:
                 del known[newer]
 
@@ -332,6 +335,9 @@ class Ledger:
         if record.rate is not None:
             book.rates[commit.version] = record.rate
             _keep_newest(book.rates)
+        if record.cosine is not None:
+            book.cosines[commit.version] = record.cosine
+            _keep_newest(book.cosines, ROUNDS_KEPT)
         if record.norm is not None:
             members = sum(weight > 0.0 for weight in commit.weights)
             book.norms[commit.version] = (record.norm, record.tokens / members)
@@ -470,8 +476,8 @@ class Ledger:
                 book.holders[peer].tokens = self.tokens * book.trust[peer] // commits if commits else 0
 
 
-def _keep_newest(figures: dict[int, Any]) -> None:
-    for old in sorted(figures)[:-NORMS_KEPT]:
+def _keep_newest(figures: dict[int, Any], most: int = NORMS_KEPT) -> None:
+    for old in sorted(figures)[:-most]:
         del figures[old]
 
 

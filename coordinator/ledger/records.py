@@ -121,6 +121,7 @@ class CommittedRound(_Record, frozen=True, kw_only=True, tag="committed"):
     norm: float | None = None  # of the merged update, where it is known
     tokens_by: dict[str, int] = {}  # what is believed of each one's tokens: `tokens` is their sum
     rate: float | None = None  # tokens for each leased sample, of the member in the middle
+    cosine: float | None = None  # of those that counted, where they were compared: see useful_members.py
     counted: dict[
         str, bytes
     ] = {}  # of a synchronous batch: whose sums have which microbatches in them, as masks

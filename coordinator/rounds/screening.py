@@ -17,9 +17,9 @@ make that member count for little in this round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, field
-from math import sqrt
+from math import isfinite, sqrt
 from statistics import median
 from typing import TypeAlias
 
@@ -62,6 +62,16 @@ class Screening:
         """Of the weighted sum, before it is encoded."""
         row = np.array([weights.get(name, 0.0) for name in self.names])
         return sqrt(max(0.0, float(row @ self.products @ row)))
+
+    def cosine(self, counted: Collection[str]) -> float | None:
+        """The mean product of two of those that counted, in parts of the mean square of one; None: there is none."""
+        rows = [row for row, name in enumerate(self.names) if name in counted]
+        among = self.products[np.ix_(rows, rows)]
+        squares = float(among.trace())
+        if len(rows) < 2 or not squares > 0.0:
+            return None
+        cosine = (float(among.sum()) / squares - 1.0) / (len(rows) - 1)
+        return cosine if isfinite(cosine) else None
 
 
 def screened(

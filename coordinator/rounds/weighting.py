@@ -139,6 +139,11 @@ def shortened(screening: Screening | None, made: Believed, included: Sequence[st
     return by_length | by_tokens | {peer: f"{by_length[peer]}; {by_tokens[peer]}" for peer in both}
 
 
+def likeness(screening: Screening | None, included: Sequence[str]) -> float | None:
+    """What contributions have in common, for people; None: nobody compared them."""
+    return screening.cosine(included) if screening is not None else None
+
+
 def _longer(tokens: Mapping[str, int], rules: MergeRules) -> float:
     """How much more work than usual this is: while the coordinator was away, steps went on (P5), and all of it counts.
 

@@ -22,7 +22,7 @@ from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import chosen, rules_for, within
 from farflung.coordinator.rounds.steadiness import Steadiness
 from farflung.coordinator.rounds.steps import Done, Failed, Moved, Settled, Waiting
-from farflung.coordinator.rounds.weighting import shortened
+from farflung.coordinator.rounds.weighting import likeness, shortened
 from farflung.coordinator.rounds.withholding import LastHolders
 from farflung.coordinator.run.auditing import Auditing
 from farflung.coordinator.run.core import Core
@@ -537,6 +537,7 @@ class Conductor:
             clipped=shortened(flight.screening, flight.believed, included),
             suspects=suspects,
             norm=done.norm,
+            cosine=likeness(flight.screening, included),
             counted={peer: share.counted for peer, share in self._shares.items()},
         )
         core.tx_at_commit = tx_bytes

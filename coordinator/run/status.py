@@ -11,6 +11,7 @@ from typing import Any
 
 from farflung import __version__
 from farflung.coordinator.ledger.leases import Leases
+from farflung.coordinator.ledger.useful_members import Useful, useful_members
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.screening import LEAST_MEMBERS
 from farflung.coordinator.run.conductor import Conductor
@@ -77,6 +78,7 @@ def build_status(
         "tokens": ledger.tokens,
         "loss": finite(ledger.loss),
         "tokens_per_s": _tokens_per_s(core),
+        "useful_members": _useful_members(core).told(),
         "eta_s": _rounded(core.pace.left_s(core.manifest.run.rounds, now)),
         "least_peers": core.manifest.run.min_peers,
         "model_bytes": 4 * model.chunk_count * model.chunk_elements if (model := ledger.model) else None,
@@ -108,6 +110,16 @@ def build_status(
     elif ledger.fragments > 1:
         status["fragments"] = [_fragment(conductor, lost) for conductor in conductors]
     return status
+
+
+def _useful_members(core: Core) -> Useful:
+    """Of the fragment that knows most rounds: another one's members learn the same at the same moments."""
+    cosines = max((list(book.cosines.values()) for book in core.ledger.books), key=len)
+    if not cosines and core.manifest.merge.policy != "robust":
+        return Useful(
+            None, 0, None, 0, 'not known: members are compared with [merge] policy = "robust" alone'
+        )
+    return useful_members(cosines)
 
 
 def _for_the_public(core: Core, conductors: Sequence[Conductor]) -> dict[str, Any]:

@@ -138,4 +138,25 @@ RUN = (
         "if False:",
         ("tests/coordinator/ledger/test_evidence.py",),
     ),
+    Mutant(
+        "a figure of few rounds is none",
+        "coordinator/ledger/useful_members.py",
+        "if rounds < ROUNDS_LEAST:",
+        "if rounds < 2:",
+        ("tests/coordinator/ledger/test_useful_members.py",),
+    ),
+    Mutant(
+        "members that agree by chance alone are no figure",
+        "coordinator/ledger/useful_members.py",
+        "if middle - off <= 0.0:",
+        "if False:",
+        ("tests/coordinator/ledger/test_useful_members.py",),
+    ),
+    Mutant(
+        "a member's own square is no agreement",
+        "coordinator/rounds/screening.py",
+        "cosine = (float(among.sum()) / squares - 1.0) / (len(rows) - 1)",
+        "cosine = float(among.sum()) / squares / len(rows)",
+        ("tests/coordinator/ledger/test_useful_members.py",),
+    ),
 )

@@ -294,6 +294,7 @@ PURE_MODULES = (
     "coordinator/ledger/records",
     "coordinator/ledger/register",
     "coordinator/ledger/snapshot",
+    "coordinator/ledger/useful_members",
     "coordinator/store/etcd_url",
     "coordinator/store/waiting",
     "optim/rates",
