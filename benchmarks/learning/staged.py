@@ -45,7 +45,7 @@ from farflung.peer.pipeline.local_pipeline import Crossing
 from farflung.peer.pipeline.parts import Stage, Tensors
 from farflung.peer.pipeline.replica import Replica
 from farflung.peer.pipeline.stage_loop import Micro, StageLoop
-from farflung.peer.trainer.local_steps import LocalSteps
+from farflung.peer.trainer.stage_machine import LocalSteps
 from farflung.protocol.manifest import Manifest
 
 PAGE = HERE.parents[1] / "docs" / "pipelines.md"

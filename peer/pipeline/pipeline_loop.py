@@ -32,8 +32,7 @@ from farflung.peer.pipeline.summing_loop import SummingLoop, need_of
 from farflung.peer.pipeline.whole import WholeModel
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.inner_loop import Channel
-from farflung.peer.trainer.local_steps import local_steps_of
-from farflung.peer.trainer.stage_machine import NO_STAGE, StageMachine
+from farflung.peer.trainer.stage_machine import NO_STAGE, StageMachine, local_steps_of
 from farflung.protocol.errors import FrameError, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import failpoints

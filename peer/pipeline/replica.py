@@ -3,7 +3,7 @@
 Owns: the optimizer and what it remembers, which stays with this process from version to version, also where the model
 goes back to the anchor.
 Called by the pipeline loop and by whoever runs stages in one process.  Must not know words, slots, rounds, or when a
-step is due: that is peer/trainer/local_steps.py.
+step is due: that is peer/trainer/stage_machine.py.
 
 A stage sees its own gradient alone, so it can't bound the norm of the whole model's.  It bounds its own, at
 clip / sqrt(stages): then the whole one is no longer than `[inner] clip` either.

@@ -21,8 +21,7 @@ from farflung.peer.simulator.batch_trainer import VirtualBatchTrainer, is_poison
 from farflung.peer.simulator.surroundings import Host, Learned, Surroundings
 from farflung.peer.simulator.trainer import Part
 from farflung.peer.trainer import effects as do
-from farflung.peer.trainer.local_steps import local_steps_of
-from farflung.peer.trainer.stage_machine import NO_STAGE, StageMachine
+from farflung.peer.trainer.stage_machine import NO_STAGE, StageMachine, local_steps_of
 from farflung.protocol.digests import hash_bytes
 
 NOT_PASSED = -1

@@ -311,7 +311,6 @@ PURE_MODULES = (
     "peer/trainer/effects",
     "peer/data/leased_data",
     "peer/trainer/machine",
-    "peer/trainer/local_steps",
     "peer/trainer/stage_machine",
     "peer/trainer/summing",
     "protocol/process/units",

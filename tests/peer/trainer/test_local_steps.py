@@ -7,8 +7,7 @@ import pytest
 from farflung.optim.schedule import Rules
 from farflung.peer.local.words import Freeze, Frozen, Hand, Load, Loaded, Made, Need, Shared, Way
 from farflung.peer.trainer import effects as do
-from farflung.peer.trainer.local_steps import LocalSteps, local_steps_of
-from farflung.peer.trainer.stage_machine import StageMachine
+from farflung.peer.trainer.stage_machine import LocalSteps, StageMachine, local_steps_of
 from farflung.protocol.digests import mask_of, mask_to_bytes
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import MergeSection, PipelineSection
