@@ -29,7 +29,8 @@ def test_a_mutant_changes_one_line_of_a_rule_that_is_there(mutant: Mutant) -> No
     text = (ROOT / mutant.file).read_text(encoding="utf-8")
     assert text.count(mutant.old) == 1, f"{mutant.file} has {mutant.old!r} {text.count(mutant.old)} times"
     after = text.replace(mutant.old, mutant.new)
-    assert ast.dump(ast.parse(after)) != parsed(mutant.file), "it changes nothing, or is no Python"
+    if mutant.file.endswith(".py"):
+        assert ast.dump(ast.parse(after)) != parsed(mutant.file), "it changes nothing, or is no Python"
     before, changed = text.splitlines(), after.splitlines()
     assert len(before) == len(changed)
     assert sum(a != b for a, b in zip(before, changed, strict=True)) == 1
