@@ -1,8 +1,9 @@
 """Seeded runs in which some peers speak the last version of the protocol and some this one, and upgrade when they are
 started again: P1 to P7 hold, and nobody is told a word that it does not know.
 
-More seeds: FARFLUNG_SEEDS=3000 pytest tests/whole/test_versions.py, or `python benchmarks/seeds.py versions`.  A
-failing seed replays with `python -m farflung.peer.simulator.world SEED versions`.
+More seeds: FARFLUNG_SEEDS=3000 FARFLUNG_LONG=1 pytest tests/whole/test_versions.py, or
+`python benchmarks/seeds.py versions`.  A failing seed replays with
+`python -m farflung.peer.simulator.world SEED versions`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from farflung.protocol import envelope
 from farflung.protocol.limits import LAST_PROTOCOL, PROTOCOL_VERSION
 from farflung.protocol.messages import Message
 from rig.last_protocol import unknown_in
+from rig.pieces import pieces
 
 SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "300")) // 15
 BATCHES = 2
@@ -68,7 +70,7 @@ def run(seed: int) -> Mixed:
     return world
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", pieces(BATCHES))
 def test_no_promise_is_broken_where_two_versions_are_spoken(batch: int) -> None:
     seeds = range(batch * SEEDS // BATCHES, (batch + 1) * SEEDS // BATCHES)
     spoken = sum((world.spoken for world in map(run, seeds)), Counter())
