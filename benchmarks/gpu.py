@@ -1,4 +1,5 @@
-"""Everything of farflung that needs a GPU, by one command: tests, a trainer's freeze and load, the step, the codecs.
+"""All of farflung that needs a GPU, by one command: tests, a trainer's freeze and load, the step, the codecs, and
+four peers of a run beside one process (examples/gpu_diloco.py).
 
     python benchmarks/gpu.py [--out gpu_figures] [--layers 9 140]
 
@@ -36,7 +37,7 @@ NOTHING_RAN = 2
 TESTS = ("tests/peer/trainer/test_layout.py", "tests/peer/trainer/test_tiles.py", "tests/compression")
 NOT_IN_IT = (
     "several GPUs of one peer",
-    "a whole round of two peers with a GPU each",
+    "a whole round of two peers with a GPU each (four that share one are)",
     "how long a GPU is idle with `overlap`",
 )
 MOST_STEP_MS, MOST_FREEZE_S, MOST_LOAD_S, MOST_EXTRA_GB = 0.1, 0.3, 0.4, 0.3
@@ -110,6 +111,11 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
             found["codecs"]["passed"],
         ),
     ]
+    run = found["run"]
+    told = "{:.3f} and {:.3f} of one process".format(*run["held_out"]) if run else "it failed"
+    rows.append(
+        ("four peers of 121 million, int8, held out", told, "equal on all peers", bool(run.get("equal")))
+    )
     step = found["step"]
     rows.append(
         (
@@ -163,6 +169,7 @@ def table(found: dict[str, Any]) -> str:
 def measure(layers: list[int]) -> dict[str, Any]:
     tests = ran(["python", "-m", "pytest", "-n", "0", "-q", "-k", "gpu or cuda or triton or device", *TESTS])
     codecs = ran(["python", "benchmarks/codec_cuda.py"])
+    run = ran(["python", "examples/gpu_diloco.py", "--json"])
     freezing: list[dict[str, Any]] = []
     for each in layers:
         done = ran(["python", "benchmarks/freezing.py", "--device", "cuda", "--json", "--layers", str(each)])
@@ -180,6 +187,7 @@ def measure(layers: list[int]) -> dict[str, Any]:
             "told": f"exit code {codecs.returncode}",
             "output": codecs.stdout,
         },
+        "run": json.loads(run.stdout) if run.returncode == 0 else {},
         "step": step_ms(9),
         "syncs": syncs_of_a_step(),
         "freezing": freezing,

@@ -35,11 +35,13 @@ def test_a_figure_that_falls_short_of_its_goal_is_told_so(monkeypatch: pytest.Mo
         "cuda": "13",
         "tests": {"told": "3 passed", "passed": True},
         "codecs": {"told": "exit code 0", "passed": True},
+        "run": {"held_out": [1.25, 1.2], "equal": True},
         "step": {"extra_ms": 0.05},
         "syncs": 0,
         "freezing": [{**one, "freeze_s": 0.5, "load_s": 0.9}],
     }
     lines = gpu["table"](found).splitlines()
     assert "| freeze, blocking bf16, 2000 million | 0.50 s | 0.60 s |  |" in lines
+    assert any("| 1.250 and 1.200 of one process | equal on all peers |  |" in each for each in lines)
     assert "| load, blocking bf16, 2000 million | 0.90 s | 0.80 s | short of it |" in lines
     assert [good for *_, good in gpu["rows_of"](found)].count(False) == 1
