@@ -5,7 +5,9 @@ Called by the layout of a model, and before an agent starts.  Must not know the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -17,10 +19,14 @@ from torch import Tensor
 from farflung.peer.island.blocks import Box, Held, row_major, within
 from farflung.peer.island.ranks import Ranks
 from farflung.peer.island.sharded import local_of
+from farflung.peer.local.memory import FAR
 from farflung.protocol.errors import UserError
 
 COMPARED = 256  # values of a parameter: its beginning
 AT_ONCE_BYTES = 16 << 20  # of a tensor that lies on several ranks
+ONE_VERSION_S = 60.0  # for an agent to have applied a version
+LOOK_AGAIN_S = 0.01
+_CHANGES = struct.Struct("<qq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,30 @@ def level(copies: Sequence[Copy], ranks: Ranks) -> None:
         with torch.no_grad():
             raw = torch.frombuffer(bytearray(theirs), dtype=torch.uint8).view(copy.tensor.dtype)
             copy.tensor.copy_(raw.view(copy.tensor.shape))
+
+
+def read_as_one(
+    ranks: Ranks, changes: Callable[[], int], clock: Callable[[], float], read: Callable[[], None]
+) -> None:
+    """What all ranks read of the anchor is of one version; `read`: may be done again, which then is all that counts.
+
+    The agent may be applying the next one meanwhile.  One process reads what it finds, some values of each; but of
+    copies on several ranks, which go on by equal gradients, all must begin with the same.  `changes`: of the anchor
+    (SharedState.read_changes).  `clock`: the same on all ranks.
+    """
+    end = None
+    while True:
+        ranks.wait_for_all()
+        end = clock() + ONE_VERSION_S if end is None else end
+        before = changes()
+        read()
+        if ranks.count == 1:
+            return
+        told = ranks.gather(_CHANGES.pack(before, changes()))
+        seen = {number for each in told for number in _CHANGES.unpack(each)} - {FAR}
+        if (len(seen) == 1 and not any(number % 2 for number in seen)) or clock() >= end:
+            return
+        time.sleep(LOOK_AGAIN_S)
 
 
 def _sample(copy: Copy) -> bytes:

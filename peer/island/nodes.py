@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from farflung.peer.local.memory import SharedState
+from farflung.peer.local.memory import FAR, SharedState
 from farflung.peer.local.words import Shared
 from farflung.protocol.outer_numbers import VALUE_BYTES
 
@@ -58,6 +58,9 @@ class FarMemory(SharedState):
         self.anchor = self._room()
         self.moments = tuple(self._room() for _ in message.moments)
         self.slots = tuple(self._room() for _ in message.slots)
+
+    def read_changes(self) -> int:
+        return FAR
 
     def let_go(self) -> None:
         """What stood there is in the agent's memory, or in the model."""

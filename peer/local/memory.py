@@ -35,6 +35,7 @@ Copied = TypeVar("Copied")
 
 _MARGIN_BYTES = 16 << 20
 _PAGE_BYTES = 4096
+FAR = -1  # changes of an anchor that lies on another node, which a rank sees by the eyes of its partner
 LOOK_AGAIN_S = 0.01  # while the anchor changes
 
 
@@ -121,6 +122,10 @@ class SharedState:
         """The agent's word, before the anchor changes and when it is one version again."""
         changes = int(self._changes[0])
         self._changes[0] = changes + (changes % 2 != int(torn))
+
+    def read_changes(self) -> int:
+        """Grows whenever the anchor begins to change, and when it is one version again; odd: it is just changing."""
+        return int(self._changes[0])
 
     def copy_whole(self, copy: Callable[[], Copied], patience_s: float) -> Copied:
         """What `copy` takes from the anchor, all of one version; UserError if it is not for so long."""

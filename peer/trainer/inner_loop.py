@@ -29,6 +29,7 @@ from farflung.optim.rates import rates_of
 from farflung.optim.recipes import outer_of
 from farflung.optim.schedule import rules_of
 from farflung.peer.data.leased_data import Span
+from farflung.peer.island.copies import read_as_one
 from farflung.peer.island.nodes import FarMemory
 from farflung.peer.island.ranks import ALONE, Ranks, mean_of
 from farflung.peer.island.sharded import whole_loss
@@ -366,11 +367,8 @@ class InnerLoop:
             case do.Freeze():
                 self._freeze(effect)
             case do.GoAhead(fragment, slot):
-                self.ranks.wait_for_all()  # the others' shares are in the slot
-                self._fetch(fragment, self.shared.anchor, self.shared.moments[0], self.shared.slots[slot])
-                self.parts[fragment].train_on(
-                    self._model, self._loaded, self.shared, outer_of(self.manifest), slot
-                )
+                go_ahead = partial(self._go_ahead, fragment, slot)
+                read_as_one(self.ranks, self.shared.read_changes, self._clock, go_ahead)
             case do.Remember():
                 self._before = self.layout.snapshot(self._model)
             case do.PutBack(fragments):
@@ -379,6 +377,10 @@ class InnerLoop:
                     self.parts[fragment].put_back(self._model, self._before)
             case do.ForgetLoss():
                 self._losses.clear()
+
+    def _go_ahead(self, fragment: int, slot: int) -> None:
+        self._fetch(fragment, self.shared.anchor, self.shared.moments[0], self.shared.slots[slot])
+        self.parts[fragment].train_on(self._model, self._loaded, self.shared, outer_of(self.manifest), slot)
 
     def _open(self, word: Shared) -> None:
         if word.elements != self.layout.total_elements:
