@@ -14,6 +14,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 from farflung.coordinator.reach.meeting import Meetings, Pairs, Together
@@ -21,6 +22,7 @@ from farflung.coordinator.reach.tickets import Run, Sign, Ticket, pair_of, side_
 from farflung.protocol.round_words import Contact, Way
 
 PAIRS_MOST = 128
+MEETING_MOST = PAIRS_MOST + 1  # members, of whom one can meet all others
 ASKED_S = 1.0  # so long it is waited for what comes of dialling somebody, before the relay is used
 TICKET_S, RENEWED_S = 3600.0, 1800.0
 
@@ -91,10 +93,13 @@ class Ways:
     def refresh(
         self, living: Iterable[Party], now: float, run: Run, sign: Sign, together: Together = _never
     ) -> bool:
-        """True if somebody is to hear of it."""
+        """`living`: all of whom no address is proven, or who are doubted; others do not matter.  True if somebody is to
+        hear of it."""
         is_needed = self.relay is not None or self.meetings.is_on
-        alone = [each for each in living if _is_alone(each, now)] if is_needed else []
-        alone.sort(key=lambda each: each.joined_no)
+        found = (each for each in living if _is_alone(each, now)) if is_needed else ()
+        # Of so many nobody can meet all others: who they are does not matter then.
+        alone = list(islice(found, MEETING_MOST + 1))
+        alone = sorted(alone, key=lambda each: each.joined_no) if len(alone) <= MEETING_MOST else []
         who = [(each.contact.peer, each.contact.key) for each in alone]
         if who != self._alone:
             self._alone = who

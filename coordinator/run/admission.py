@@ -13,6 +13,7 @@ from farflung.coordinator.door.hello_check import Passed, is_signed, refuse
 from farflung.coordinator.door.networks import network_of
 from farflung.coordinator.ledger.register import Invitation
 from farflung.coordinator.run.core import Core
+from farflung.coordinator.run.membership import Looks
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest_sections import AdmissionSection
@@ -47,6 +48,7 @@ class Admission:
         per_minute = float(core.manifest.admission.joins_per_minute)
         self._joins: Quota[str] = Quota(per_minute / 60.0, per_minute)
         self._comes: Quota[str] = Quota(COMES_PER_MINUTE / 60.0, COMES_PER_MINUTE)
+        self._looks, self._counted = Looks(), 0
 
     @property
     def rules(self) -> AdmissionSection:
@@ -182,8 +184,12 @@ class Admission:
         return None
 
     def _arriving(self) -> int:
-        alive, since = self._core.members.alive, self._core.now - ARRIVING_S
-        return sum(member.admitted_at > since and not member.has_shown for member in alive.values())
+        members, now = self._core.members, self._core.now
+        if self._looks.is_due(len(members.alive), now):
+            since, here = now - ARRIVING_S, members.alive.values()
+            found = sum(member.admitted_at > since and not member.has_shown for member in here)
+            self._counted = found - members.admitted
+        return self._counted + members.admitted  # in a crowd whoever came since the last look is not through yet
 
     def _restless(self, peer: str) -> Refuse | None:
         """An identity that is let in, is thrown out or goes, and comes again without end."""

@@ -27,7 +27,7 @@ from farflung.coordinator.rounds.withholding import LastHolders
 from farflung.coordinator.run.auditing import Auditing
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import found_useless
-from farflung.coordinator.run.membership import Member, Standing
+from farflung.coordinator.run.membership import Looks, Member, Standing
 from farflung.coordinator.run.settling import Settling
 from farflung.coordinator.run.witness import Witness
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause, NoteCause
@@ -83,6 +83,7 @@ class Conductor:
         # Its round is at its end, and is committed with those of all other stages.
         self.prepared: Done | None = None
         self._not_before = 0.0
+        self._looks, self._settling_looks = Looks(), Looks()
         self._aborts = 0
         self._committed_at = 0.0
         self.ahead = Ahead(fragment, lambda: core.manifest)  # slow lines, for which no round waits
@@ -130,6 +131,8 @@ class Conductor:
             return
         if self.batches is not None:
             self._maybe_open_batch(self.batches)
+            return
+        if not self._looks.is_due(len(self.holders), self.core.now):
             return
         able = self.able
         self._look_for_slow_lines()
@@ -217,17 +220,6 @@ class Conductor:
             told = "peers that others can dial, to merge everything again before the commit"
             return f"{len(owners)} of at least {first + 1} {told}"
         return ""
-
-    @property
-    def opens_in_s(self) -> float | None:
-        """For the status: after so long the next round opens without those that are not ready."""
-        since = [standing.ready_since for standing in map(self.standing, self.able)]
-        ready = [at for at in since if at is not None]
-        if self.batches is not None:
-            return None  # it waits for everybody
-        if self.round is not None or len(ready) < self.core.manifest.run.min_peers:
-            return None
-        return max(0.0, min(ready) + self.core.manifest.round.deadline_s - self.core.now)
 
     @property
     def _arriving(self) -> list[Member]:
@@ -327,6 +319,11 @@ class Conductor:
         """The round in flight counts on this very process."""
         return self.round is not None and self.processes.get(member.peer) == member.process
 
+    def _living(self, flight: InFlight) -> set[str]:
+        """Members of the round whose very process it counts on."""
+        here = self.core.members.holding(self.fragment)
+        return {peer for peer in flight.plan.members if peer in here and self.counts_on(here[peer])}
+
     def is_about(self, member: Member, round_no: int) -> bool:
         """That is the round in flight here, and it counts on this very process."""
         return self.round is not None and self.round.plan.round_no == round_no and self.counts_on(member)
@@ -378,7 +375,7 @@ class Conductor:
             self.abort(AbortCause.COMPLETE, "the run is complete")
         self.prepared = None
         while (flight := self.round) is not None:
-            alive = {member.peer for member in self.holders if self.counts_on(member)}
+            alive = self._living(flight)
             self._audit_first(flight, alive)
             step = flight.next_step(self.core.now, alive, self._can_own(flight.plan.members))
             match step:
@@ -449,7 +446,7 @@ class Conductor:
         """An owner may say of few others, round after round, that what they sent did not come: then their work never
         counts.  Once is a slow line."""
         core = self.core
-        alone = flight.lacking_alone({m.peer for m in self.holders if self.counts_on(m)})
+        alone = flight.lacking_alone(self._living(flight))
         self._withheld = Counter(
             {owner: self._withheld[owner] + len(lacking) for owner, lacking in alone.items() if lacking}
         )
@@ -587,6 +584,8 @@ class Conductor:
 
     def settle_digest(self) -> bool:
         """True when what stands as the digest of the newest version, or who holds it, changed now."""
+        if not self._settling_looks.is_due(len(self.holders), self.core.now):
+            return False
         said = [(member, beat) for member in self.holders if (beat := self.beat_of(member)) is not None]
         patience_over = self.since_commit_s >= 2 * self.core.manifest.net.dead_after_s
         changed = self.settling.settle(said, patience_over)

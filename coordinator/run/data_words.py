@@ -19,7 +19,7 @@ from typing import NamedTuple
 from farflung.coordinator.ledger.records import DataFixed, StreamEnded
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.membership import Member
+from farflung.coordinator.run.membership import LOST_KEPT, Looks, Member
 from farflung.protocol.messages import UNKNOWN_LENGTH, Beat
 
 # Times dead_after_s: those who are here all stand at the end of their streams, and those who are gone would have to
@@ -55,6 +55,7 @@ class DataWords:
         self._ends: dict[str, int] = {}  # peers that have committed something -> where their stream ended
         self._changes = 0  # of words
         self._chosen_at = (-1, 0)  # the members and the words by which the run's data set was chosen last
+        self._looks, self._end_looks = Looks(), Looks()
         self._all_ended_at: float | None = None  # since then everybody who is here stands at the end
 
     # ---- questions -------------------------------------------------------------------------------------
@@ -142,6 +143,8 @@ class DataWords:
 
     def _forget_the_gone(self) -> None:
         known = self._core.members.members
+        if len(self._words) < 2 * len(known) + LOST_KEPT:
+            return  # now and then: it looks at all of them
         self._words = {peer: word for peer, word in self._words.items() if peer in known}
 
     @property
@@ -160,7 +163,7 @@ class DataWords:
         if core.ledger.leases.samples and in_flight:
             return  # it may be settled by this very round
         stamp = (core.members.roster_no, self._changes)
-        if stamp == self._chosen_at:
+        if stamp == self._chosen_at or not self._looks.is_due(len(core.members.alive), core.now):
             return
         self._chosen_at, here = stamp, self._here
         if self._end_is_doubted(here):
@@ -191,8 +194,8 @@ class DataWords:
 
     def maybe_end(self) -> None:
         """At a word of a member, and as time passes."""
-        leases = self._core.ledger.leases
-        if not leases.stream or leases.epoch:
+        core, leases = self._core, self._core.ledger.leases
+        if not leases.stream or leases.epoch or not self._end_looks.is_due(len(core.members.alive), core.now):
             return
         weights = self._weights()
         ends = self._ends | {m.peer: word.ends for m, word in self._here}

@@ -156,6 +156,8 @@ class GoingBack:
         book, newest = conductor.book, -1
         for member in conductor.holders:
             said = conductor.beat_of(member)
+            if newest >= book.version:
+                break  # in a crowd it is nearly always the first one
             if said is None or said.version <= newest or member.heard_at < heard_since:
                 continue
             # A version whose digest is not settled yet is held; so is one that this journal does not know.

@@ -18,7 +18,7 @@ from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.going_back import GoingBack
 from farflung.coordinator.run.lending import Lending
-from farflung.coordinator.run.membership import Member, Standing
+from farflung.coordinator.run.membership import LOOK_S_PER_MEMBER, Member, Standing
 from farflung.coordinator.run.winning_back import WinningBack
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.limits import AMENDMENTS_TOLD
@@ -546,7 +546,8 @@ class Guidance:
         known = self._known_donors.get(conductor.fragment)
         if known is not None:
             fresh = known.stamp == stamp
-            if fresh or (len(members.alive) > CROWD and now - known.made_at < DONORS_CROWD_S):
+            pause_s = max(DONORS_CROWD_S, len(here) * LOOK_S_PER_MEMBER)
+            if fresh or (len(here) > CROWD and now - known.made_at < pause_s):
                 return known
         commit = conductor.book.commits.get(version)
         makers = commit.members if commit is not None else ()

@@ -12,7 +12,7 @@ from farflung.coordinator.ledger.records import CutShort, Granted, Released
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.data_words import DataWords
-from farflung.coordinator.run.membership import Member
+from farflung.coordinator.run.membership import Looks, Member
 from farflung.protocol.messages import Beat, Lease
 from farflung.protocol.model_schema import BOOKS_FRAGMENT
 
@@ -28,6 +28,7 @@ class Lending:
         self._conductors = conductors
         self.words = DataWords(core, conductors)
         self._absent_since: dict[str, float] = {}
+        self._looks = Looks()
         self._leases_per_peer = max(4, min(LEASES_PER_PEER, POSITIONS_PER_PEER // len(conductors)))
 
     def lease(self, member: Member, beat: Beat) -> tuple[tuple[Lease, ...] | None, tuple[int, ...]]:
@@ -88,6 +89,8 @@ class Lending:
         after a while from one that may come back."""
         core = self._core
         self.words.maybe_end()
+        if not self._looks.is_due(len(core.members.alive), core.now):
+            return
         holders = {held.peer for held in core.ledger.leases.held.values()}
         absent = sorted(
             peer

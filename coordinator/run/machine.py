@@ -70,7 +70,7 @@ from farflung.protocol.signing import name_of, peer_id_of
 from farflung.protocol.states import OF_DEPARTURE, PEER_STATES, Phase
 from farflung.protocol.verdicts import Counters, Verdict
 
-STATUS_CROWD_S = 1.0
+STATUS_CROWD_S, STATUS_S_PER_MEMBER = 1.0, 500e-6
 # A broken connection may be a hiccup: this long it may come back before it counts as death.
 RECONNECT_GRACE_S = 1.0
 RESTORED_AHEAD = 1000  # incarnations: peers that know both follow the higher one
@@ -174,7 +174,8 @@ class RunMachine:
     def status(self, now: float) -> bytes:
         """In a crowd one for all who ask within a second: anybody may ask, and it takes a while to make."""
         made_at, raw = self._shown
-        if not raw or len(self.core.members.alive) <= CROWD or now - made_at >= STATUS_CROWD_S:
+        count = len(self.core.members.alive)
+        if not raw or count <= CROWD or now - made_at >= max(STATUS_CROWD_S, count * STATUS_S_PER_MEMBER):
             lost = self.going_back.lost()
             self._shown = now, status_json(self.core, self.conductors, self.counters, now, lost)
         return self._shown[1]
@@ -257,7 +258,7 @@ class RunMachine:
     def on_closed(self, peer: str, session: bytes, now: float) -> list[Effect]:
         member = self.core.members.members.get(peer)
         if member is not None and member.alive and member.session == session:
-            member.closed_at = now
+            self.core.members.on_closed(member, now)
         return []
 
     def on_dialled(self, peer: str, session: bytes, reached: bool, now: float) -> list[Effect]:
@@ -332,11 +333,13 @@ class RunMachine:
         known = core.ledger.books[first].digests.get(hello.version)
         if first in member.standings:
             member.standings[first].vouched = bool(hello.digest) and known == hello.digest
-        self._find_ways()
-        self._tell_roster()  # before it is welcomed: what it asks of them at once would come from a stranger
-        core.do(Allow(hello.key))
-        # To each of a crowd that comes at once it would be told who is here twice within moments.
+        # To each of a crowd that comes at once it would be told who is here twice within moments; by which ways they
+        # reach each other is the timer's then.
         few = len(core.members.alive) <= CROWD
+        if few:
+            self._find_ways()
+            self._tell_roster()  # before it is welcomed: what it asks of them at once would come from a stranger
+        core.do(Allow(hello.key))
         welcome = Welcome(
             session=member.session,
             incarnation=core.ledger.incarnation,
@@ -384,6 +387,8 @@ class RunMachine:
         due = self.batches.moves.goes_to(peer) if self.batches is not None else None
         if due is not None and due in hello.fragments:
             return (due,)
+        if self.core.manifest.pipeline.stages == 1:
+            return hello.fragments
         pipeline, first = self.core.manifest.pipeline, self.conductors[hello.fragments[0]]
         alive, moves = (
             self.core.members.alive.values(),

@@ -9,7 +9,9 @@ whole is verified, or takes part, where it does so in all of them.
 
 from __future__ import annotations
 
-from bisect import insort
+import heapq
+import math
+from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +23,7 @@ from farflung.coordinator.reach.tickets import Run, Sign
 from farflung.coordinator.reach.ways import Ways
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.messages import Beat, Hello
-from farflung.protocol.round_words import Contact
+from farflung.protocol.round_words import CROWD, Contact
 from farflung.protocol.states import PEER_STATES, PeerEvent, PeerState, Phase
 
 
@@ -133,6 +135,21 @@ class Member:
 DIAL_AGAIN_S = 60.0
 DOUBT_S = 60.0
 LOST_KEPT = 32  # members that left are shown for a while; strangers must not make the list grow
+LOOK_S_PER_MEMBER = 50e-6  # a look at one takes about 1 us: all looks together a few hundredths of a core
+
+
+class Looks:
+    """When all members are looked at, one by one, for what hardly ever changes: in a crowd with a pause that grows with
+    it, else a crowd would cost the square of its members."""
+
+    def __init__(self) -> None:
+        self._at = -math.inf
+
+    def is_due(self, members: int, now: float) -> bool:
+        if members > CROWD and now - self._at < members * LOOK_S_PER_MEMBER:
+            return False
+        self._at = now
+        return True
 
 
 @dataclass
@@ -149,6 +166,14 @@ class Membership:
     _in_order: list[str] = field(default_factory=list)
     _roster: tuple[Contact, ...] = ()
     _roster_at: int = -1  # its number
+    # What a timer looks at, instead of at everybody: (when somebody may count as dead, its number), the next one first;
+    # whose connection broke; of whom no address is proven; and who was doubted.
+    _due: list[tuple[float, int]] = field(default_factory=list)
+    _by_number: dict[int, Member] = field(default_factory=dict)
+    _closed: set[int] = field(default_factory=set)
+    _undialled: dict[str, Member] = field(default_factory=dict)
+    _doubted: dict[str, float] = field(default_factory=dict)
+    _lost: list[str] = field(default_factory=list)  # in the order of their going
 
     def admit(
         self,
@@ -173,6 +198,7 @@ class Membership:
         if old is not None:
             member.left_out = old.left_out
             self._by_session.pop(old.session, None)
+            self._by_number.pop(old.joined_no, None)
         if contact.peer not in self._alive:
             insort(self._in_order, contact.peer)
         self.members[contact.peer] = self._alive[contact.peer] = member
@@ -181,6 +207,8 @@ class Membership:
         for number in standings:
             self._of_fragment.setdefault(number, {})[contact.peer] = member
         self._by_session[session] = contact.peer
+        self._by_number[member.joined_no] = self._undialled[contact.peer] = member
+        heapq.heappush(self._due, (now + self.dead_after_s, member.joined_no))
         self.roster_no += 1
         return member
 
@@ -193,14 +221,19 @@ class Membership:
         self._by_session.pop(member.session, None)
         self.roster_no += 1
         # Another dictionary: somebody may be looking at the members one by one, and lose some of them.
-        self._alive = {peer: each for peer, each in self._alive.items() if each.alive}
+        self._alive = dict(self._alive)
+        if self._alive.pop(member.peer, None) is not None:
+            del self._in_order[bisect_left(self._in_order, member.peer)]
         for number in member.standings:
-            here = self._of_fragment[number].items()
-            self._of_fragment[number] = {peer: each for peer, each in here if each.alive}
-        self._in_order = sorted(self._alive)
-        gone = sorted((m for m in self.members.values() if not m.alive), key=lambda m: m.heard_at)
-        for oldest in gone[:-LOST_KEPT]:
-            del self.members[oldest.peer]
+            self._of_fragment[number] = dict(self._of_fragment[number])
+            self._of_fragment[number].pop(member.peer, None)
+        self._by_number.pop(member.joined_no, None)
+        self._undialled.pop(member.peer, None)
+        self._lost = [peer for peer in self._lost if peer not in self._alive and peer != member.peer]
+        self._lost.append(member.peer)
+        for oldest in self._lost[:-LOST_KEPT]:
+            del self.members[oldest]
+        self._lost = self._lost[-LOST_KEPT:]
 
     def has_left(self, peer: str) -> bool:
         """It said good-bye: its process does not come back."""
@@ -209,7 +242,7 @@ class Membership:
 
     def to_dial(self, now: float, among: Iterable[Member] | None = None) -> list[Member]:
         """Members whose address is to be tried now: it was not yet, or in vain some time ago."""
-        asked = self.members.values() if among is None else among
+        asked = self._undialled.values() if among is None else among
         due = [m for m in asked if m.alive and m.claimed and not m.contact.address and now >= m.dial_at]
         for member in due:
             member.dial_at = now + DIAL_AGAIN_S
@@ -224,17 +257,20 @@ class Membership:
         if not reached:
             return False
         member.contact = msgspec.structs.replace(member.contact, address=member.claimed)
+        self._undialled.pop(peer, None)
         self.roster_no += 1
         return True
 
     def doubt(self, peers: Iterable[str], now: float) -> None:
         for peer in peers:
             if peer in self.members:
-                self.members[peer].doubted_until = now + DOUBT_S
+                self.members[peer].doubted_until = self._doubted[peer] = now + DOUBT_S
 
     def refresh_ways(self, now: float, run: Run, sign: Sign, together: Together) -> bool:
         """True if somebody is to be told of other ways than before, or of an instant."""
-        changed = self.ways.refresh(self._alive.values(), now, run, sign, together)
+        self._doubted = {peer: until for peer, until in self._doubted.items() if until > now}
+        doubted = {peer: self._alive[peer] for peer in self._doubted if peer in self._alive}
+        changed = self.ways.refresh((self._undialled | doubted).values(), now, run, sign, together)
         self.roster_no += changed
         return changed
 
@@ -254,16 +290,37 @@ class Membership:
         return self.members[peer] if peer is not None else None
 
     def silent(self, now: float, grace_s: float) -> list[Member]:
-        """Members that count as dead from now on."""
-        return [
-            member
-            for member in self.members.values()
-            if member.alive
-            and (
-                now - member.heard_at >= self.dead_after_s
-                or (member.closed_at is not None and now - member.closed_at >= grace_s)
-            )
-        ]
+        """Members that count as dead from now on, the oldest first."""
+        found: set[int] = set()
+        for number in list(self._closed):
+            member = self._by_number.get(number)
+            if member is None or member.closed_at is None:
+                self._closed.discard(number)  # it has gone, or spoke again
+            elif now - member.closed_at >= grace_s:
+                found.add(number)
+        while self._due and self._due[0][0] <= now:
+            _, number = heapq.heappop(self._due)
+            member = self._by_number.get(number)
+            if member is None:
+                continue
+            silent_at = self._silent_at(member)
+            if silent_at <= now:
+                found.add(number)
+            heapq.heappush(self._due, (max(silent_at, math.nextafter(now, math.inf)), number))
+        return [self._by_number[number] for number in sorted(found)]
+
+    def _silent_at(self, member: Member) -> float:
+        return member.heard_at + self.dead_after_s
+
+    def on_closed(self, member: Member, now: float) -> None:
+        """Its connection broke: it has a moment to come back."""
+        member.closed_at = now
+        self._closed.add(member.joined_no)
+
+    @property
+    def admitted(self) -> int:
+        """Sessions so far."""
+        return self._joined
 
     @property
     def alive(self) -> Mapping[str, Member]:
@@ -278,7 +335,10 @@ class Membership:
 
     def holders(self, fragment: int) -> Collection[Member]:
         """The living that hold it."""
-        return self._of_fragment.get(fragment, {}).values()
+        return self.holding(fragment).values()
+
+    def holding(self, fragment: int) -> Mapping[str, Member]:
+        return self._of_fragment.get(fragment, {})
 
     def helping(self, fragment: int, now: float) -> set[str]:
         """Those without a trainer that could own chunks in a round of this fragment now."""

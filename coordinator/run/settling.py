@@ -164,6 +164,9 @@ class Settling:
         book, version = self._book, self._book.version
         self._begin_anew(version)
         changed = self._end_checks()
+        settled = book.digests.get(version)
+        if settled is not None and self._dispute is None and _nobody_contradicts(speakers, version, settled):
+            return changed  # nearly always, and asked again and again
         heard = [
             (member, said) for member, said in speakers if member.peer in book.vouched and said.version >= 0
         ]
@@ -173,7 +176,6 @@ class Settling:
             # are given what they lack, contradict it.
             heard = [(member, said) for member, said in speakers if said.version == version]
         claims = self._claims(heard)
-        settled = book.digests.get(version)
         undefended = settled is not None and bool(claims) and settled not in claims and patience_over
         if version and (len(claims) > 1 or undefended):
             changed |= self._contest(claims, undefended)
@@ -397,3 +399,7 @@ class Settling:
         if self._dispute is not None and self._dispute.on_answer(answer):
             return True
         return any(check.on_answer(answer, self._core.now) for check in self._checks.values())
+
+
+def _nobody_contradicts(speakers: Sequence[Speaker], version: int, settled: bytes) -> bool:
+    return all(said.version != version or said.digest in (b"", settled) for _, said in speakers)

@@ -24,6 +24,7 @@ from farflung.protocol.states import RunPhase
 from farflung.protocol.verdicts import Counters
 
 CONTRIBUTORS_SHOWN = 50
+MEMBERS_MOST = CONTROL_BIN_BYTES // 256  # hardly as many ever fit
 NOTHING_LOST: Mapping[int, str] = {}
 
 
@@ -91,8 +92,8 @@ def build_status(
         "unjudged": _unjudged(core, conductors),
         "parity": _parity(conductors),
         "digest": one_digest([book.digests.get(book.version, b"") for book in ledger.books]).hex(),
-        "members": [member_status(core, conductors, flight, m) for m in members],
-        "members_not_shown": 0,
+        "members": [member_status(core, conductors, flight, m) for m in members[:MEMBERS_MOST]],
+        "members_not_shown": len(members[MEMBERS_MOST:]),
         **_for_the_public(core, conductors),
         "round": _round(flight, now),
         "rounds": [_past_round(core, record) for record in ledger.rounds],
@@ -202,10 +203,22 @@ def _phase_left_s(core: Core, conductors: Sequence[Conductor], flight: InFlight 
     if core.finished:
         return None
     if flight is None:
-        left = [conductor.opens_in_s for conductor in conductors]
+        left = [opens_in_s(conductor) for conductor in conductors]
         return _rounded(min((each for each in left if each is not None), default=None))
     most_s = flight.rules.scatter_grace_s if flight.decision is None else flight.rules.round_timeout_s
     return _rounded(max(0.0, flight.opened_at + most_s - now))
+
+
+def opens_in_s(conductor: Conductor) -> float | None:
+    """After so long the next round opens without those that are not ready."""
+    rules = conductor.core.manifest
+    if conductor.round is not None or conductor.batches is not None:
+        return None  # a batch waits for everybody
+    since = [conductor.standing(member).ready_since for member in conductor.able]
+    ready = [at for at in since if at is not None]
+    if len(ready) < rules.run.min_peers:
+        return None
+    return max(0.0, min(ready) + rules.round.deadline_s - conductor.core.now)
 
 
 def _unjudged(core: Core, conductors: Sequence[Conductor]) -> str:
