@@ -42,7 +42,7 @@ RUN = """
 name = "crowd"
 rounds = 1000000
 min_peers = 2
-max_peers = 1024
+max_peers = {most}
 [model]
 builtin = ""
 [data]
@@ -79,13 +79,22 @@ class Row:
 class Process:
     """The coordinator, and what the kernel tells of it."""
 
-    def __init__(self, folder: Path, heartbeat_s: float, profile: Path | None, stages: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        heartbeat_s: float,
+        profile: Path | None,
+        stages: int,
+        gateways: int = 0,
+        most: int = 1024,
+    ) -> None:
         run = folder / "run.toml"
-        text = RUN.format(heartbeat_s=heartbeat_s)
+        text = RUN.format(heartbeat_s=heartbeat_s, most=most)
         # With two peers all stages would be empty but two: a batch begins once they are served.
         run.write_text(text + IN_STAGES.format(stages=stages) if stages > 1 else text)
         words = [sys.executable, *(["-m", "cProfile", "-o", str(profile)] if profile else [])]
         words += ["-m", "farflung", "coordinate", str(run), "--listen", "127.0.0.1:0", "--plain", "--json"]
+        words += ["--gateways", str(gateways)]
         self.log = folder / "coordinator.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -93,8 +102,12 @@ class Process:
             )
         assert self.process.stdout is not None
         self.url = JoinUrl.parse(json.loads(self.process.stdout.readline())["url"])
-        for thread in os.listdir(f"/proc/{self.door_pid()}/task"):
-            os.sched_setaffinity(int(thread), os.sched_getaffinity(0))
+        self.gateways = [
+            pid for pid in self.children() if "gateway" in Path(f"/proc/{pid}/cmdline").read_text()
+        ]
+        for pid in (self.door_pid(), *self.gateways):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                os.sched_setaffinity(int(thread), os.sched_getaffinity(0))
         self.events = folder / "run.data" / "events.jsonl"
 
     def cpu_s(self) -> float:
@@ -102,8 +115,11 @@ class Process:
 
     def door_pid(self) -> int:
         """Of its child process, where strangers knock."""
+        return self.children()[0]
+
+    def children(self) -> list[int]:
         pid = self.process.pid
-        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     def mb(self, which: str = "VmRSS") -> float:
         told = Path(f"/proc/{self.process.pid}/status").read_text()

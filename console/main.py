@@ -58,6 +58,7 @@ OF_TRAINERS = ("record", "data", "crossings_limit")  # settings that mean nothin
 PLAIN_HELP = "Lines of a log instead of the screen; so it is where there is no terminal."
 VERBOSE_HELP = "Tell what happens in every round, too."
 LOG_JSON_HELP = "Each line of the log as one JSON object."
+GATEWAYS_HELP = "Processes that hold members' connections: for runs of thousands of peers."
 STORE_HELP = (
     "etcd://H1,H2,H3\\[/PREFIX] keeps the records; a second coordinator there stands by \\[the data folder]."
 )
@@ -175,6 +176,7 @@ def coordinate(
         typer.Option(help="The data folder is a copy, or takes the place of one, and no other is in use."),
     ] = False,
     store: Annotated[str | None, typer.Option(help=STORE_HELP, envvar="FARFLUNG_STORE")] = None,
+    gateways: Annotated[int, typer.Option(min=0, max=16, help=GATEWAYS_HELP)] = 0,
     plain: Annotated[bool, typer.Option("--plain", help=PLAIN_HELP)] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help=LOG_JSON_HELP)] = False,
@@ -202,7 +204,16 @@ def coordinate(
     folder = data if data is not None else run_toml.parent / f"{run_toml.stem}.data"
     dialled = (*([host] if host is not None else []), *(public or []))
     hosting = Hosting(
-        run_toml, folder, listen, dialled, exit_when_done, metrics, restored, tuple(changes or ()), store
+        run_toml,
+        folder,
+        listen,
+        dialled,
+        exit_when_done,
+        metrics,
+        restored,
+        tuple(changes or ()),
+        store,
+        gateways,
     )
     chosen = Chosen(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
     _host(hosting, chosen, web, announced or [], tell)

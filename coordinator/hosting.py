@@ -13,7 +13,7 @@ import signal
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,8 @@ class Hosting:
         None  # etcd://..., which keeps the records so that another one may stand by; None: the folder
     )
 
+    gateways: int = 0  # processes that hold members' connections
+
     @property
     def listens_on(self) -> str:
         """The host part: where this machine reaches the coordinator, or a word for everywhere."""
@@ -80,7 +82,8 @@ def serve(
 ) -> None:
     """Run a coordinator until it is told to stop; `announce` gets the join URL once peers can use it, and `on_open`
     what else somebody beside it may need."""
-    listen_on, data_dir = ListenOn.parse(asked_for.listen), asked_for.data_dir
+    listen_on = replace(ListenOn.parse(asked_for.listen), gateways=asked_for.gateways)
+    data_dir = asked_for.data_dir
     take_all_descriptors()
     exporter = Exporter(asked_for.metrics) if asked_for.metrics is not None else None
     manifest = read_manifest(asked_for.run_toml, asked_for.changes)

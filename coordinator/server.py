@@ -21,9 +21,16 @@ import zmq
 from msgspec.structs import replace
 
 from farflung.coordinator.allowlist import Allowlist
+from farflung.coordinator.door import gateway_words, gateways
 from farflung.coordinator.door.allowance import Allowance, Tally
 from farflung.coordinator.door.dialer import Dialer, Target
-from farflung.coordinator.door.front_door_process import DoorProcess, Spawn, begin_of, in_process
+from farflung.coordinator.door.front_door_process import (
+    STARTS_WITHIN_S,
+    DoorProcess,
+    Spawn,
+    begin_of,
+    in_process,
+)
 from farflung.coordinator.door.front_door_words import (
     Answer,
     Brings,
@@ -35,6 +42,7 @@ from farflung.coordinator.door.front_door_words import (
     StatusNow,
     WantsStatus,
 )
+from farflung.coordinator.door.gateways import GatewayProcess, Gateways, is_held_elsewhere, route_of
 from farflung.coordinator.door.hello_check import Passed
 from farflung.coordinator.door.keys import CoordinatorKeys
 from farflung.coordinator.door.listener import GOODBYE_MS, Arrival, Listener, ListenOn
@@ -73,6 +81,7 @@ from farflung.protocol.verdicts import Verdict
 
 JOURNAL_NAME = "journal.sqlite"
 TICK_S = 0.1
+NO_DESCRIPTOR = -1  # of a connection that a gateway holds
 STRIKES = 3  # malformed frames of one key, or floods, before it is cut off
 
 Action = AnswerDoor | Tell | Allow | Forbid | DialBack | RelayPairs | Note | KeepEvidence | KeepProof
@@ -102,9 +111,10 @@ class Server:
         folder: Path | None = None,
         spawn: Spawn = in_process,
         limits: Limits | None = None,
+        spawn_gateway: Spawn = gateways.in_process,
     ) -> None:
         """`folder`: where the operator's socket and the allowlist are; None: there are none."""
-        self._spawn = spawn
+        self._spawn, self._spawn_gateway = spawn, spawn_gateway
         self._limits = limits or Limits()
         self._machine = machine
         self._events = events if events is not None else RecordEvents(None)
@@ -117,11 +127,12 @@ class Server:
         self.url: JoinUrl | None = None  # what an invitation is made of
         self._allowed: set[bytes] = set()
         self._routes: dict[bytes, bytes] = {}  # session -> routing id of the connection it last spoke on
-        self._speakers: dict[int, Speaker] = {}  # by descriptor: whose connection it is
+        self._speakers: dict[bytes, Speaker] = {}  # by routing id: whose connection it is
+        self._own: dict[int, bytes] = {}  # connections of this process's own socket, by descriptor
         self._strikes: Tally[bytes] = Tally()
         rules = machine.core.manifest
         self._allowance = Allowance(rules.net.heartbeat_s, rules.fragments)
-        self._to_cut: list[tuple[float, int]] = []  # connections of members that had to go, and when
+        self._to_cut: list[tuple[float, int]] = []  # own connections of members that had to go, and when
         self.arrived = 0  # frames, and connections that were never let in
         self.evidence: EvidenceFolder | None = None  # where it is kept
         self.provenance: ProvenanceFile | None = None
@@ -147,6 +158,9 @@ class Server:
             on_failure.callback(self._dialer.close)
             self._members = Listener(self._context, "members", self._keys, host, self._listen.member_port)
             on_failure.callback(self._members.close)
+            self.gateways = Gateways(self._begins(), self._on_news, self._spawn_gateway)
+            on_failure.callback(self.gateways.close)
+            self._await_gateways()
             if self._folder is not None:
                 self._operator = OperatorSocket(self._folder, self._obey)
                 on_failure.callback(self._operator.close)
@@ -173,11 +187,11 @@ class Server:
 
     def run_until(self, stop: Callable[[], bool]) -> None:
         """Serve until `stop()` is true; it is asked at least once per tick."""
-        poller, generation = self._poller(), self._door.generation
+        poller, generation = self._poller(), self._generation
         next_tick = time.monotonic()
         while not stop():
-            if generation != self._door.generation:
-                poller, generation = self._poller(), self._door.generation
+            if generation != self._generation:
+                poller, generation = self._poller(), self._generation
             poller.poll(max(0, round((next_tick - time.monotonic()) * 1000)))
             begun = time.monotonic()
             # In this order, because descriptors are used again: by the time a key is let in, the news of the
@@ -186,6 +200,8 @@ class Server:
             self._read_news(self._members)
             for arrival in self._members.arrivals():
                 self._on_member_frame(arrival)
+            for gateway, gateway_word in self.gateways.receive(time.monotonic()):
+                self._on_gateway_word(gateway, gateway_word)
             self._execute(self._machine.settle(time.monotonic()))
             now = time.monotonic()
             for word in self._door.receive(now):
@@ -196,6 +212,7 @@ class Server:
                 next_tick = now + TICK_S
                 self._on_tick(now)
             self._carry_out()
+            self.gateways.flush()
             self._slowest_turn_s = max(self._slowest_turn_s, time.monotonic() - begun)
 
     def _tell_metrics(self, now: float) -> None:
@@ -218,12 +235,70 @@ class Server:
             poller.register(self._operator.fileno(), zmq.POLLIN)
         if self._door.channel is not None and not self._door.channel.closed:
             poller.register(self._door.channel.socket, zmq.POLLIN)
+        for channel in self.gateways.channels():
+            poller.register(channel, zmq.POLLIN)
         return poller
+
+    @property
+    def _generation(self) -> int:
+        return self._door.generation + self.gateways.generation
 
     def _on_news(self, text: str) -> None:
         self._execute(self._machine.on_news(text, time.monotonic()))
 
+    # ---- gateways ------------------------------------------------------------------------------------
+
+    def _begins(self) -> list[gateway_words.Begin]:
+        net, listen = self._machine.core.manifest.net, self._listen
+        bare = gateway_words.Begin(
+            secret=self._keys.secret,
+            host=listen.host,
+            port=0,
+            heartbeat_s=net.heartbeat_s,
+            fragments=self._machine.core.manifest.fragments,
+        )
+        return [replace(bare, port=port) for port in listen.gateway_ports]
+
+    def _await_gateways(self) -> None:
+        """Members are to find them from the first one on; who can't listen says so, and the others do its work."""
+        self.gateways.watch(time.monotonic(), lambda: [])
+        until = time.monotonic() + STARTS_WITHIN_S
+        while len(self.gateways.ports) < len(list(self.gateways)) and time.monotonic() < until:
+            for _, word in self.gateways.receive(time.monotonic()):
+                if isinstance(word, gateway_words.CannotListen):
+                    raise UserError(f"--gateways: {word.reason}")
+            zmq.select(list(self.gateways.channels()), [], [], TICK_S)
+        self._machine.member_ports = self.gateways.ports
+
+    def _on_gateway_word(self, gateway: GatewayProcess, word: gateway_words.FromGateway) -> None:
+        match word:
+            case gateway_words.Heard(lot=lot):
+                for route, key, raw in lot:
+                    # It looked at the frame's shape and at its sender's rate; what it means is looked at here.
+                    self._on_member_frame(Arrival(route_of(gateway, route), key, NO_DESCRIPTOR, raw))
+            case gateway_words.Ended(routes=routes):
+                for route in routes:
+                    self._on_closed(route_of(gateway, route))
+            case gateway_words.Looked(key=key, endpoint=endpoint):
+                self._execute(self._machine.on_look(key, DOORS[1], endpoint, time.monotonic()))
+            case gateway_words.Misbehaved(route=route, key=key, why=why):
+                self._cut_off_for(route_of(gateway, route), key, why)
+            case gateway_words.Counted(arrived=arrived, counters=counters, undelivered=undelivered):
+                self.arrived += arrived
+                self.undelivered += undelivered
+                for name, count in counters.items():
+                    self._machine.counters.count(Verdict(name), count)
+
+    def _watch_gateways(self, now: float) -> None:
+        """Whose gateway has died is not gone: it dials again, or falls silent."""
+        for number in self.gateways.watch(now, lambda: list(self._allowed)):
+            routes = [route for route in self._speakers if route[0] == number]
+            for route in routes:
+                self._routes.pop(self._speakers.pop(route).session, None)
+        self._machine.member_ports = self.gateways.ports
+
     def _on_tick(self, now: float) -> None:
+        self._watch_gateways(now)
         for target, reached in self._dialer.verdicts():
             self._execute(self._machine.on_dialled(target.peer, target.session, reached, now))
         for descriptor in [each for at, each in self._to_cut if now >= at]:
@@ -280,7 +355,8 @@ class Server:
                     self._machine.counters.count(Verdict(name), count)
 
     def _on_member_frame(self, arrival: Arrival) -> None:
-        if not self._allowance.takes(arrival.key, time.monotonic()):
+        is_own = arrival.descriptor != NO_DESCRIPTOR
+        if is_own and not self._allowance.takes(arrival.key, time.monotonic()):
             self.arrived += 1
             self._machine.counters.count(Verdict.OVERSIZE)
             if self._allowance.is_flood(arrival.key):
@@ -295,8 +371,8 @@ class Server:
         self._learn_route(arrival, message.session)
         effects = self._machine.on_member(arrival.key, message, time.monotonic(), last=False)
         self._execute(effects, arrival.routing_id)
-        if not self._members.is_open(arrival.descriptor):
-            self._on_closed(arrival.descriptor)  # these were its last words, read after the news of its end
+        if is_own and not self._members.is_open(arrival.descriptor):
+            self._on_closed(arrival.routing_id)  # these were its last words, read after the news of its end
 
     def _on_look(self, arrival: Arrival) -> None:
         """Over another connection than the beats: answers go on over theirs, and whose it is tells its key alone."""
@@ -310,11 +386,13 @@ class Server:
         member = self._machine.core.members.by_session(session)
         if member is None or member.contact.key != arrival.key:
             return
-        old = self._speakers.get(arrival.descriptor)
+        old = self._speakers.get(arrival.routing_id)
         if old is not None and old.session != session:
             self._routes.pop(old.session, None)
         self._routes[session] = arrival.routing_id
-        self._speakers[arrival.descriptor] = Speaker(member.peer, session, arrival.routing_id, arrival.key)
+        self._speakers[arrival.routing_id] = Speaker(member.peer, session, arrival.routing_id, arrival.key)
+        if arrival.descriptor != NO_DESCRIPTOR:
+            self._own[arrival.descriptor] = arrival.routing_id
 
     def _decode(self, arrival: Arrival, allowed: frozenset[str]) -> Message | None:
         counters = self._machine.counters
@@ -335,12 +413,16 @@ class Server:
 
     def _strike(self, arrival: Arrival, why: str) -> None:
         if self._strikes.add(arrival.key) == STRIKES:
-            log.warning("key %s... is cut off: %s", arrival.key.hex()[:16], why)
-            speaker = self._speakers.get(arrival.descriptor)
-            if speaker is not None:
-                self._execute(self._machine.on_garbage(speaker.peer, speaker.session, time.monotonic()))
-            self._on_closed(arrival.descriptor)
+            self._cut_off_for(arrival.routing_id, arrival.key, why)
             self._members.cut(arrival.descriptor)
+
+    def _cut_off_for(self, route: bytes, key: bytes, why: str) -> None:
+        log.warning("key %s... is cut off: %s", key.hex()[:16], why)
+        self._strikes[key] = STRIKES
+        speaker = self._speakers.get(route)
+        if speaker is not None:
+            self._execute(self._machine.on_garbage(speaker.peer, speaker.session, time.monotonic()))
+        self._on_closed(route)
 
     def _read_news(self, listener: Listener) -> None:
         ended, verdicts = listener.take_ended()
@@ -348,10 +430,10 @@ class Server:
             self.arrived += 1
             self._machine.counters.count(verdict)
         for descriptor in ended:
-            self._on_closed(descriptor)
+            self._on_closed(self._own.pop(descriptor, b""))
 
-    def _on_closed(self, descriptor: int) -> None:
-        speaker = self._speakers.pop(descriptor, None)
+    def _on_closed(self, route: bytes) -> None:
+        speaker = self._speakers.pop(route, None)
         # A member that is back already speaks on a newer connection: then the old one's end means nothing.
         if speaker is not None and self._routes.get(speaker.session) == speaker.routing_id:
             del self._routes[speaker.session]
@@ -400,8 +482,10 @@ class Server:
                 self._deliver(self._routes.get(session, b""), told, protocol)
             case Allow(key=key):
                 self._allowed.add(key)
+                self.gateways.let(key)
             case Forbid(key=key, cut=cut):
                 self._allowed.discard(key)
+                self.gateways.shut(key, cut)
                 if cut:
                     self._cut_off(key)
             case DialBack(peer=peer, session=session, address=address, key=key):
@@ -425,9 +509,11 @@ class Server:
         """What it sends is not read any more; a last word may still leave before its connections are closed."""
         self._strikes[key] = STRIKES
         at = time.monotonic() + GOODBYE_MS / 1000
-        self._to_cut += [(at, each) for each, speaker in self._speakers.items() if speaker.key == key]
+        keys = {route: speaker.key for route, speaker in self._speakers.items()}
+        self._to_cut += [(at, each) for each, route in self._own.items() if keys.get(route) == key]
 
     def _deliver(self, routing_id: bytes, message: Message, protocol: int) -> None:
-        if not routing_id or not self._members.send(routing_id, envelope.encode(message, protocol)):
+        holder = self.gateways if is_held_elsewhere(routing_id) else self._members
+        if not routing_id or not holder.send(routing_id, envelope.encode(message, protocol)):
             self.undelivered += 1
         after_word(message)

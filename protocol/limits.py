@@ -25,13 +25,15 @@ CHUNKS_PER_FRAGMENT = 4096
 FRAGMENTS_MAX = 64  # beats and ticks have an entry for each
 MEMBERS_PER_ROUND = 128  # direct exchange of all with all
 SEATS_TOLD = 1024  # of a stage and those beside it: the living ones, and as many that went during a batch
-MAX_PEERS = 1024
+MAX_PEERS = 16384
+ROSTER_MOST = 1024  # contacts that one member is told: all fit into one control message
+BEAT_LONGEST_S = 20.0  # between two beats of a member of a large run
 ADDRESSES_MOST = 4  # of one coordinator, in a join URL and in what it signs
 WHEREABOUTS_BYTES = 960  # of such a signed list: fits into a record of the BitTorrent DHT, which takes 1,000
 WAYS_MOST = 128  # of one member over the relay
 MEETS_AT_ONCE = 16  # pairs of one member that connect to each other at agreed instants
 TICKET_CHARS = 160
-ADDRESS_CHARS = 128  # with MAX_PEERS: a whole roster fits into one control message
+ADDRESS_CHARS = 128  # with ROSTER_MOST: a whole roster fits into one control message
 
 AMENDMENTS_MOST = 64  # of one run
 AMENDMENT_BYTES = 1024  # of what one changes
@@ -46,7 +48,7 @@ BULK_SLACK_BYTES = 4 * 1024  # encoding headers and CURVE on top of a chunk
 MICROS_PER_BATCH = 4096  # microbatches in one synchronous batch: a mask of them has 512 bytes
 
 TOKENS_MAX = 1 << 50  # more than any run will see; keeps sums far from 2**63
-AMOUNT_MAX = 1 << 52  # of the steps or bytes that a member tells: more counts as this, for the sake of sums
+AMOUNT_MAX = 1 << 48  # of the steps or bytes that a member tells: more counts as this, for the sake of sums
 
 EVIDENCE_COMMITS_KEPT = 64  # whose signed hash lists the coordinator keeps
 EVIDENCE_BYTES_MOST = 256 << 20  # of all of these; the newest one is always kept

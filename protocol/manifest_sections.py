@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from farflung.protocol.limits import FRAGMENTS_MAX, MEMBERS_PER_ROUND, MICROS_PER_BATCH
+from farflung.protocol.limits import FRAGMENTS_MAX, MAX_PEERS, MEMBERS_PER_ROUND, MICROS_PER_BATCH
 
 HUGE = 2**53 - 1  # the bound of numbers without a natural one; every JSON reader keeps integers up to it
 _NAME = "^[a-z0-9-]{1,64}$"
@@ -39,7 +39,7 @@ class RunSection(Section):
     name: Annotated[str, Field(pattern=_NAME, description="1 to 64 of a-z, 0-9 and -")] = "my-run"
     seed: Annotated[int, Field(ge=0, le=HUGE)] = 0
     min_peers: Annotated[int, Field(ge=1, le=1024)] = 1
-    max_peers: Annotated[int, Field(ge=1, le=1024)] = 64
+    max_peers: Annotated[int, Field(ge=1, le=MAX_PEERS)] = 64
     rounds: Count = 100
 
 

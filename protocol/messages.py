@@ -16,14 +16,15 @@ from farflung.protocol.digests import LENGTH_BYTES
 from farflung.protocol.limits import (
     ADDRESS_CHARS,
     AUDITED_AT_ONCE,
+    BEAT_LONGEST_S,
     CHUNKS_PER_FRAGMENT,
     CONTROL_BIN_BYTES,
     FRAGMENTS_MAX,
-    MAX_PEERS,
     MEETS_AT_ONCE,
     MEMBERS_PER_ROUND,
     MICROS_PER_BATCH,
     PART_BYTES,
+    ROSTER_MOST,
     SEATS_TOLD,
     TOKENS_MAX,
     WAYS_MOST,
@@ -119,7 +120,7 @@ class Welcome(_Message, frozen=True, kw_only=True):
     # Which fragments it holds from now on: all of its hello, or one stage of them.
     fragments: Annotated[tuple[FragmentNo, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
     # Whom to dial already: the first tick comes several round trips later.  Empty in a crowd: the tick tells it.
-    roster: Annotated[tuple[Contact, ...], Meta(max_length=MAX_PEERS)]
+    roster: Annotated[tuple[Contact, ...], Meta(max_length=ROSTER_MOST)]
     # Where the coordinator is to be found, by its own word: see Whereabouts in join_url.py.  Empty: it can't sign.
     whereabouts: Annotated[bytes, Meta(max_length=WHEREABOUTS_BYTES)] = b""
 
@@ -448,7 +449,7 @@ class Tick(_ToMember, frozen=True, kw_only=True):
     goal: Annotated[str, Meta(max_length=16)]  # a Goal of protocol/states.py, of the least advanced fragment
     reason: Reason
     roster_no: Count
-    roster: Annotated[tuple[Contact, ...], Meta(max_length=MAX_PEERS)] | None
+    roster: Annotated[tuple[Contact, ...], Meta(max_length=ROSTER_MOST)] | None
     leases: Annotated[tuple[Lease, ...], Meta(max_length=256)] | None
     void: LeaseIds
     era: Count  # how often the run went back to an older state: what peers say of an older era is void
@@ -463,6 +464,8 @@ class Tick(_ToMember, frozen=True, kw_only=True):
     # With whom to connect at which instant; told again until all tries are over.
     meets: Annotated[tuple[Meet, ...], Meta(max_length=MEETS_AT_ONCE)] = ()
     amendments: Amendments = ()  # of the run's terms, after those that my beat says that I know
+    # Of a large run: so long after each beat the next one is due, while I am in no round; 0: as the run's terms say.
+    beat_s: Annotated[float, Meta(ge=0, le=BEAT_LONGEST_S)] = 0.0
 
 
 class OpenRound(_ToMember, frozen=True, kw_only=True):

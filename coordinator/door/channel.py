@@ -58,9 +58,9 @@ class Channel(Generic[Word]):
             return False
         return True
 
-    def receive(self) -> Iterator[Word]:
+    def receive(self, most: int = WORDS_PER_TURN) -> Iterator[Word]:
         """What has come so far, a bounded number; a word that is none ends the channel."""
-        for _ in range(WORDS_PER_TURN):
+        for _ in range(most):
             try:
                 raw = self.socket.recv(WORD_BYTES)
             except BlockingIOError:

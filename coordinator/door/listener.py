@@ -37,6 +37,13 @@ class ListenOn:
     port: int
     member_port: int = 0
     relay_port: int = 0
+    gateways: int = 0  # processes that hold members' connections
+
+    @property
+    def gateway_ports(self) -> list[int]:
+        """Those that follow the ports that were named, where a firewall must let them through; else any."""
+        last = max(self.member_port, self.relay_port) if self.member_port else 0
+        return [last + number if last else 0 for number in range(1, self.gateways + 1)]
 
     @classmethod
     def parse(cls, text: str) -> ListenOn:

@@ -189,7 +189,8 @@ class Admission:
             since, here = now - ARRIVING_S, members.alive.values()
             found = sum(member.admitted_at > since and not member.has_shown for member in here)
             self._counted = found - members.admitted
-        return self._counted + members.admitted  # in a crowd whoever came since the last look is not through yet
+        # In a crowd whoever came since the last look is not through yet.
+        return self._counted + members.admitted
 
     def _restless(self, peer: str) -> Refuse | None:
         """An identity that is let in, is thrown out or goes, and comes again without end."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
+from farflung.coordinator.reach.acquaintances import WHOLE_ROSTER
 from farflung.coordinator.rounds.audits_first import Able, AuditsFirst
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.run.core import Core
@@ -97,20 +98,30 @@ class Auditing:
     def _candidates(self, task: Task) -> list[Member]:
         """Those who were in the round, and of these whoever others can dial; strangers only where there is nobody."""
         core, sums = self._core, task.sums
-        maker, can_own = sums.makers[task.chunk].peer, core.members.can_own(core.now)
-        here = [core.members.alive[peer] for peer in core.members.in_order]
-        fit = [
+        alive, included = core.members.alive, sorted(sums.commit.included)
+        here = [alive[peer] for peer in included if peer in alive]
+        in_it = [m for m in self._fit(task, here) if self._is_the_same(sums, m)]
+        dialable = [member for member in in_it if self._can_be_dialled(member)]
+        if dialable or in_it:
+            return dialable or in_it
+        fit = self._fit(task, [alive[peer] for peer in core.members.in_order])
+        return [member for member in fit if self._can_be_dialled(member)] or fit
+
+    def _can_be_dialled(self, member: Member) -> bool:
+        return member.dialable and member.doubted_until <= self._core.now
+
+    @staticmethod
+    def _fit(task: Task, here: Iterable[Member]) -> list[Member]:
+        maker, fragment = task.sums.makers[task.chunk].peer, task.sums.plan.fragment
+        return [
             member
             for member in here
             if member.peer != maker
             and member.peer not in task.tried
             and not member.leaving
-            and (standing := member.standings.get(sums.plan.fragment)) is not None
+            and (standing := member.standings.get(fragment)) is not None
             and standing.vouched
         ]
-        in_it = [m for m in fit if m.peer in sums.commit.included and self._is_the_same(sums, m)]
-        dialable = [member for member in in_it if member.peer in can_own]
-        return dialable or in_it or [m for m in fit if m.peer in can_own] or fit
 
     def find_out(self, flight: InFlight, audits: AuditsFirst) -> None:
         """Before the commit: whoever was found out has no part in the round any more."""
@@ -139,7 +150,9 @@ class Auditing:
             self._tell_one(auditor, mine)
 
     def _tell_one(self, auditor: str, mine: list[Task]) -> None:
-        member = self._core.members.alive.get(auditor)
+        member, known = self._core.members.alive.get(auditor), self._core.members.acquaintances
+        for task in mine if len(self._core.members.alive) > WHOLE_ROSTER else ():
+            known.introduce(auditor, task.sums.commit.included, self._core.now)
         for at in range(0, len(mine), AUDITED_AT_ONCE):
             if member is not None:
                 self._core.tell(member, AuditChunks, **_fields(mine[at : at + AUDITED_AT_ONCE]))

@@ -34,14 +34,13 @@ from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause, NoteC
 from farflung.protocol.limits import AMOUNT_MAX, MEMBERS_PER_ROUND
 from farflung.protocol.messages import (
     Aborted,
-    Committed,
     Decided,
     FragmentBeat,
     OpenRound,
     ProgressReport,
     Sent,
 )
-from farflung.protocol.round_words import Plan
+from farflung.protocol.round_words import CROWD, Plan
 
 RETRY_S = 1.0  # after an abort; doubles with each further abort of the same version
 RETRY_MAX_S = 30.0
@@ -266,6 +265,8 @@ class Conductor:
             helpers=frozenset(helpers),
             unawaited=frozenset(peers) & self.ahead.slow.keys(),
         )
+        core.acquaint(peers)
+        core.members.await_words(peers, core.now)
         core.write(Opened(plan=plan))
         self._last_holders.begin()
         self.round = flight = InFlight(plan, rules, core.now, core.name, last_holders=self._last_holders)
@@ -558,11 +559,11 @@ class Conductor:
         what = f"version {commit.version}{core.of(self.fragment)}"
         told = f"{what} committed by round {commit.round_no} with {_peers(len(included))}"
         core.log(told, NoteCause.COMMITTED)
+        at_once = len(self.holders) <= CROWD
         for member in self.holders:
             self.standing(member).verified = False  # until it shows the digest of the new version
-            if self.standing(member).vouched:  # others would roll results onto a state that is not the run's
-                nonce, amended = self.settling.nonce(commit.version), core.amended_for(commit.version - 1)
-                core.tell(member, Committed, commit=commit, nonce=nonce, amended=amended, kept=core.kept())
+            if at_once or member.peer in self.processes:
+                self.settling.tell_commit(member)
         if self._auditing is not None:
             self._auditing.on_commit(sums)
 

@@ -7,7 +7,7 @@ leaves the process only when the record is on disk.  Pure.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from farflung.coordinator.court.questions import Questions
@@ -40,6 +40,8 @@ class Core:
         self.tx_at_commit = 0  # bytes that all members had sent at the last commit of any fragment
         self.pace = RunPace()
         self.prove: Callable[[bytes], bytes] = lambda statement: b""  # the shell has the key
+        # Before a round opens with these: each hears of the others.
+        self.acquaint: Callable[[Sequence[str]], None] = lambda peers: None
         self.whereabouts = b""  # signed, for members; the shell knows its addresses
         self._effects: list[Effect] = []
         self.questions = Questions()  # what members are asked to show

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import islice
 
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.ledger.records import Genesis
+from farflung.coordinator.reach.acquaintances import FELLOWS_TOLD, WHOLE_ROSTER, KnownDonors, in_turn_from
 from farflung.coordinator.rounds.ahead import Known
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
@@ -38,11 +39,10 @@ from farflung.protocol.states import Goal, state_after
 DIGESTS_TOLD, DIGESTS_LEAST = 8, 3
 SAVED_TOLD = 4
 DONORS_TOLD, DONORS_LEAST = 16, 4
-FELLOWS_TOLD, FELLOWS_LEAST = 16, 4
+FELLOWS_LEAST = 4
 # Where not all are told, others are told after so long: ids can be chosen to come first.
 DONORS_TURN_S = 120.0
 DONORS_CROWD_S = 0.1  # in a crowd, where somebody changes all the time, their list may be so old
-ROSTER_ENTRIES_PER_S = 256  # to each member of a crowd: about 20 KB/s
 FRAGMENTS_IN_FULL = 16  # with more of them a tick names fewer donors and digests, or it would be too long
 FINISH_GRACE_S = 60.0  # how long those who are done wait for those who are not
 # So long others may wait for version 0 without anybody getting it from those who have it, and so much longer as its
@@ -58,17 +58,6 @@ LAST_AUDITS_S = 15.0  # and for the audits of the last versions: an auditor afte
 _FROM_LEAST_ADVANCED = (Goal.WAIT, Goal.SYNC, Goal.TRAIN)
 
 Judgement = tuple[Goal, str]  # (goal, reason)
-
-
-@dataclass(frozen=True)
-class _Donors:
-    """Whom a joiner may ask, and of these who can be dialled."""
-
-    stamp: object  # of what they follow from
-    made_at: float
-    found: list[str]
-    dialable: list[str]
-    joiners: list[str]  # sorted: who has pieces of the state at most
 
 
 class FoundersTurns:
@@ -168,7 +157,7 @@ class Guidance:
         self._lending = lending
         self._batches = batches
         self._proofs: dict[int, tuple[bytes, bytes]] = {}  # fragment -> what was signed last, and its proof
-        self._known_donors: dict[int, _Donors] = {}  # by fragment
+        self._known_donors: dict[int, KnownDonors] = {}  # by fragment
         self._turns = FoundersTurns(core, conductors)
         # While nothing is learned: by fragment who shows version 0 of it, with what it said then, and of what version 0
         # that is told; and whose last words were not looked at for that.
@@ -204,7 +193,8 @@ class Guidance:
             elif standing.ready_since is None:
                 standing.ready_since = core.now
         leases, void = self._lending.lease(member, beat)
-        roster = self._news_of_members(member, beat)
+        meets = core.members.ways.meetings.told(member.peer, core.now)
+        roster_no, roster = self._news_of_members(member, beat, fragments, [each.peer for each in meets])
         member.advice = self._lending.words.told(member)
         batch = self._batches.on_beat(member, beat) if self._batches is not None else None
         core.tell(
@@ -215,7 +205,7 @@ class Guidance:
             fragments=fragments,
             goal=goal,
             reason=member.told,
-            roster_no=core.members.roster_no,
+            roster_no=roster_no,
             roster=roster,
             leases=leases,
             void=void,
@@ -226,8 +216,9 @@ class Guidance:
             serve=self._serves(member),
             ways=core.members.ways.told(member.peer) if roster is not None else (),
             look=core.members.ways.meetings.is_to_look(member.contact.key),
-            meets=core.members.ways.meetings.told(member.peer, core.now),
+            meets=meets,
             amendments=tuple(core.ledger.amendments[beat.amended : beat.amended + AMENDMENTS_TOLD]),
+            beat_s=self._next_beat_s(member),
         )
         core.tell_to_keep(member, beat.kept)
         for said in beat.fragments:
@@ -249,17 +240,40 @@ class Guidance:
         goal, reason = self._judge(member, beat)
         return goal, reason, self._fragment_ticks(member)
 
-    def _news_of_members(self, member: Member, beat: Beat) -> tuple[Contact, ...] | None:
-        """In a crowd, where somebody comes or goes all the time, with a pause: else the line carries little else."""
+    def _is_by_need(self) -> bool:
+        """Nobody hears of all others.  In batches everybody may be everybody's neighbour."""
+        return self._batches is None and len(self._core.members.alive) > WHOLE_ROSTER
+
+    def _next_beat_s(self, member: Member) -> float:
+        """0: as the run's terms say."""
+        heartbeat_s, members = self._core.manifest.net.heartbeat_s, self._core.members
+        calm = self._is_by_need() and not any(each.counts_on(member) for each in self._conductors)
+        return members.next_beat_s(member, heartbeat_s) if calm else 0.0
+
+    def _news_of_members(
+        self, member: Member, beat: Beat, ticks: tuple[FragmentTick, ...], meets: list[str]
+    ) -> tuple[int, tuple[Contact, ...] | None]:
+        """Of all, or of those whom it needs."""
         members, now = self._core.members, self._core.now
-        if beat.roster_no == members.roster_no:
-            return None
-        count = len(members.alive)
-        pause_s = count / ROSTER_ENTRIES_PER_S if count > CROWD else 0.0
-        if now - member.roster_at < pause_s:
-            return None
-        member.roster_at = now
-        return members.roster()
+        if not self._is_by_need():
+            return members.roster_no, members.roster_for(member, beat.roster_no, now)
+        known, ways = members.acquaintances, members.ways.told(member.peer)
+        named = [other for tick in ticks for other in (*tick.donors, *tick.fellows)]
+        known.introduce(member.peer, [*named, *meets, *(way.peer for way in ways)], now)
+        for conductor in self._conductors:
+            if conductor.round is not None and conductor.counts_on(member):
+                known.introduce(member.peer, conductor.round.plan.members, now)
+        return known.news(member.peer, beat.roster_no, members.alive, now)
+
+    def acquaint(self, peers: Sequence[str]) -> None:
+        """They are in a round from now on: whoever lacks one of them hears of it before the plan."""
+        if not self._is_by_need():
+            return
+        here, known = self._core.members.alive, self._core.members.acquaintances
+        known.gather(peers, self._core.now)
+        for member in [here[peer] for peer in peers if peer in here and known.lacks(peer, here)]:
+            if member.beat is not None:
+                self.on_beat(member, member.beat)
 
     def _fragment_ticks(self, member: Member) -> tuple[FragmentTick, ...]:
         # No digests while version 0 is being founded (again): nobody holds the old one.
@@ -314,6 +328,9 @@ class Guidance:
 
     def _repeat_what_is_missing(self, member: Member, said: FragmentBeat, conductor: Conductor) -> None:
         core, flight, commits = self._core, conductor.round, conductor.book.commits
+        behind = conductor.book.version - 1 == said.version >= max(0, conductor.standing(member).commit_told)
+        if behind and len(core.members.alive) > CROWD:
+            conductor.settling.tell_commit(member)
         for version in said.need:
             if version in commits and (conductor.standing(member).vouched or said.version < 0):
                 nonce = conductor.settling.nonce(version)
@@ -538,7 +555,7 @@ class Guidance:
         fit = (p for p in near if member.dialable or alive[p].dialable or met(member.peer, p))
         return tuple(islice(fit, self._told(FELLOWS_TOLD, FELLOWS_LEAST)))
 
-    def _known_of(self, conductor: Conductor) -> _Donors:
+    def _known_of(self, conductor: Conductor) -> KnownDonors:
         """All donors of each sort, in the order of their names."""
         members, version, now = self._core.members, conductor.book.version, self._core.now
         here = members.in_order
@@ -562,7 +579,7 @@ class Guidance:
                 if other.contact.address:
                     dialable.append(peer)
         joiners = [peer for peer in here if self._is_joining(members.alive[peer], conductor)]
-        made = _Donors(stamp, now, found, dialable, sorted(set(joiners) - set(found)))
+        made = KnownDonors(stamp, now, found, dialable, sorted(set(joiners) - set(found)))
         self._known_donors[conductor.fragment] = made
         return made
 
@@ -576,19 +593,6 @@ class Guidance:
         """It may hold what the newest version is made of; a maker that came back with nothing does not."""
         said = conductor.beat_of(member)
         return said is not None and said.version >= conductor.book.version - 1
-
-
-def in_turn_from(peers: list[str], mine: str) -> list[str]:
-    """Of others, who stand in a ring: my neighbours, then those two places away, four, and so on, both ways.
-
-    So, where not all can be told, as many are told of each as it is told of, and pieces get everywhere in few steps.
-    """
-    count, at = len(peers), bisect_left(peers, mine)
-    if count <= FELLOWS_TOLD:
-        return [peer for peer in peers[at:] + peers[:at] if peer != mine]
-    steps = [1 << power for power in range(count.bit_length())]
-    places = dict.fromkeys((at + way * step) % count for step in steps for way in (1, -1))
-    return [peers[place] for place in places if peers[place] != mine]
 
 
 def _versions(beat: Beat) -> list[int]:

@@ -99,6 +99,7 @@ class RunMachine:
         self.lending = Lending(self.core, self.conductors)
         self.going_back = GoingBack(self.core, self.conductors)
         self.guidance = Guidance(self.core, self.conductors, self.lending, self.going_back, self.batches)
+        self.core.acquaint = self.guidance.acquaint
         self.facts = RunFacts(manifest.run.name, run_id, manifest.canonical(), manifest.oldest_protocol)
         self.doorkeeper = Doorkeeper(self.facts)
         self.admission = Admission(self.core)
@@ -107,6 +108,9 @@ class RunMachine:
         self._operating = Operating(self.core, self.discipline, by_order, amending, random)
         self.counters = Counters()
         self.member_port = 0
+        self.member_ports: tuple[
+            int, ...
+        ] = ()  # of gateways that hold members' connections, where there are any
         self._shown = 0.0, b""  # the newest status, and when it was made
         self._unsettled: set[int] = set()  # fragments that something was said of
         self._random = random
@@ -343,12 +347,17 @@ class RunMachine:
         welcome = Welcome(
             session=member.session,
             incarnation=core.ledger.incarnation,
-            member_port=self.member_port,
+            member_port=self._port_for(member),
             fragments=tuple(member.standings),
             roster=core.members.roster() if few else (),
             whereabouts=core.whereabouts,
         )
         core.do(AnswerDoor(caller, welcome, hello.protocol))
+
+    def _port_for(self, member: Member) -> int:
+        """The same for all welcomes of a session, as long as nothing about the gateways changes."""
+        ports = self.member_ports
+        return ports[int.from_bytes(member.session, "big") % len(ports)] if ports else self.member_port
 
     def _begin_session(self, passed: Passed, invitation: bytes) -> Member:
         core, hello, key = self.core, passed.hello, passed.hello.key

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from farflung.coordinator.ledger.pace import MemberPace
+from farflung.coordinator.reach.acquaintances import Acquaintances
 from farflung.coordinator.reach.meeting import Together
 from farflung.coordinator.reach.tickets import Run, Sign
 from farflung.coordinator.reach.ways import Ways
-from farflung.protocol.limits import PROTOCOL_VERSION
+from farflung.protocol.limits import BEAT_LONGEST_S, PROTOCOL_VERSION
 from farflung.protocol.messages import Beat, Hello
 from farflung.protocol.round_words import CROWD, Contact
 from farflung.protocol.states import PEER_STATES, PeerEvent, PeerState, Phase
@@ -37,6 +38,7 @@ class Standing:
     missed: int = 0  # commits in a row that it could have been in and was not
     ready_since: float | None = None
     progress_seen: int = 0
+    commit_told: int = -1  # the newest version whose commit it was told unasked
 
 
 @dataclass
@@ -70,6 +72,11 @@ class Member:
     claimed: str = ""  # where it says it can be dialled; `contact.address` is that only once it was tried
     dial_at: float = 0.0  # when to try (again)
     roster_at: float = float("-inf")  # when it was last told who is here
+    # So much longer than others it may say nothing, by what it was told of its next beat: by the newest word, and by
+    # that or the one before, of which it may not have heard yet.
+    pause_told_s: float = 0.0
+    pause_s: float = 0.0
+    awaited_at: float = 0.0  # something began of which it is to be heard at once
     not_reached: bool = False  # at what it claimed, when it was tried last
     doubted_until: float = 0.0  # others could not reach it: it owns nothing for a while
 
@@ -134,6 +141,8 @@ class Member:
 
 DIAL_AGAIN_S = 60.0
 DOUBT_S = 60.0
+ROSTER_ENTRIES_PER_S = 256  # to each member of a crowd that hears of everybody: about 20 KB/s
+BEATS_MOST_PER_S = 1000.0  # of all members that are in no round: a quarter of a core
 LOST_KEPT = 32  # members that left are shown for a while; strangers must not make the list grow
 LOOK_S_PER_MEMBER = 50e-6  # a look at one takes about 1 us: all looks together a few hundredths of a core
 
@@ -158,6 +167,7 @@ class Membership:
     members: dict[str, Member] = field(default_factory=dict)
     roster_no: int = 0
     ways: Ways = field(default_factory=Ways)
+    acquaintances: Acquaintances = field(default_factory=Acquaintances)
     _joined: int = 0
     _by_session: dict[bytes, str] = field(default_factory=dict)
     # Asked for with every frame: kept up as members come, and made anew when one goes.
@@ -169,6 +179,7 @@ class Membership:
     # What a timer looks at, instead of at everybody: (when somebody may count as dead, its number), the next one first;
     # whose connection broke; of whom no address is proven; and who was doubted.
     _due: list[tuple[float, int]] = field(default_factory=list)
+    _due_at: dict[int, float] = field(default_factory=dict)
     _by_number: dict[int, Member] = field(default_factory=dict)
     _closed: set[int] = field(default_factory=set)
     _undialled: dict[str, Member] = field(default_factory=dict)
@@ -199,6 +210,7 @@ class Membership:
             member.left_out = old.left_out
             self._by_session.pop(old.session, None)
             self._by_number.pop(old.joined_no, None)
+            self.acquaintances.forget(contact.peer)
         if contact.peer not in self._alive:
             insort(self._in_order, contact.peer)
         self.members[contact.peer] = self._alive[contact.peer] = member
@@ -208,7 +220,7 @@ class Membership:
             self._of_fragment.setdefault(number, {})[contact.peer] = member
         self._by_session[session] = contact.peer
         self._by_number[member.joined_no] = self._undialled[contact.peer] = member
-        heapq.heappush(self._due, (now + self.dead_after_s, member.joined_no))
+        self._watch(member)
         self.roster_no += 1
         return member
 
@@ -228,7 +240,9 @@ class Membership:
             self._of_fragment[number] = dict(self._of_fragment[number])
             self._of_fragment[number].pop(member.peer, None)
         self._by_number.pop(member.joined_no, None)
+        self._due_at.pop(member.joined_no, None)
         self._undialled.pop(member.peer, None)
+        self.acquaintances.forget(member.peer)
         self._lost = [peer for peer in self._lost if peer not in self._alive and peer != member.peer]
         self._lost.append(member.peer)
         for oldest in self._lost[:-LOST_KEPT]:
@@ -299,18 +313,40 @@ class Membership:
             elif now - member.closed_at >= grace_s:
                 found.add(number)
         while self._due and self._due[0][0] <= now:
-            _, number = heapq.heappop(self._due)
+            at, number = heapq.heappop(self._due)
             member = self._by_number.get(number)
-            if member is None:
-                continue
-            silent_at = self._silent_at(member)
-            if silent_at <= now:
+            if member is None or self._due_at.get(number) != at:
+                continue  # it is gone, or due at another time
+            if self._silent_at(member) <= now:
                 found.add(number)
-            heapq.heappush(self._due, (max(silent_at, math.nextafter(now, math.inf)), number))
+            self._watch(member, math.nextafter(now, math.inf))
         return [self._by_number[number] for number in sorted(found)]
 
     def _silent_at(self, member: Member) -> float:
-        return member.heard_at + self.dead_after_s
+        return max(member.heard_at, member.awaited_at) + self.dead_after_s + member.pause_s
+
+    def _watch(self, member: Member, not_before: float = 0.0) -> None:
+        """It is looked at when it may count as dead, by what is known now."""
+        at = self._due_at[member.joined_no] = max(self._silent_at(member), not_before)
+        heapq.heappush(self._due, (at, member.joined_no))
+
+    def next_beat_s(self, member: Member, heartbeat_s: float) -> float:
+        """What a member is told that is in no round: all of them together send so many beats, however many they are.
+        0: it beats as in a small run.  It may say nothing for that much longer."""
+        every_s = min(BEAT_LONGEST_S, len(self._alive) / BEATS_MOST_PER_S)
+        before, pause_s = member.pause_s, max(0.0, every_s - heartbeat_s)
+        member.pause_s, member.pause_told_s = max(pause_s, member.pause_told_s), pause_s
+        if member.pause_s < before:
+            self._watch(member)
+        return every_s if pause_s else 0.0
+
+    def await_words(self, peers: Iterable[str], now: float) -> None:
+        """They are in a round from now on, and beat as all do in small runs."""
+        for peer in peers:
+            member = self._alive.get(peer)
+            if member is not None:
+                member.awaited_at, member.pause_s, member.pause_told_s = now, 0.0, 0.0
+                self._watch(member)
 
     def on_closed(self, member: Member, now: float) -> None:
         """Its connection broke: it has a moment to come back."""
@@ -356,6 +392,16 @@ class Membership:
     def in_order(self) -> Sequence[str]:
         """Ids of the living, sorted."""
         return self._in_order
+
+    def roster_for(self, member: Member, has_no: int, now: float) -> tuple[Contact, ...] | None:
+        """Everybody.  In a crowd, where somebody comes or goes all the time, with a pause: else the line carries little
+        else."""
+        count = len(self._alive)
+        pause_s = count / ROSTER_ENTRIES_PER_S if count > CROWD else 0.0
+        if has_no == self.roster_no or now - member.roster_at < pause_s:
+            return None
+        member.roster_at = now
+        return self.roster()
 
     def roster(self) -> tuple[Contact, ...]:
         if self._roster_at != self.roster_no:

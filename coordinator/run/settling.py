@@ -31,7 +31,7 @@ from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import KeepProof
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.digests import drawn_chunk, hash_bytes
-from farflung.protocol.messages import FragmentBeat
+from farflung.protocol.messages import Committed, FragmentBeat
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.signed_words import claim_part
 from farflung.protocol.signing import verify
@@ -89,6 +89,19 @@ class Settling:
 
     def nonce(self, version: int) -> bytes:
         return self._core.ledger.nonce_of(self._number, version) if version >= 0 else b""
+
+    def tell_commit(self, member: Member) -> None:
+        """Of the newest version.  In a crowd those who were not in its round hear of it with their next beats."""
+        core, standing, commit = (
+            self._core,
+            member.standings[self._number],
+            self._book.commits.get(self._book.version),
+        )
+        # Others than those who hold the run's state would roll results onto a state that is not the run's.
+        if commit is not None and standing.vouched:
+            standing.commit_told = commit.version
+            nonce, amended = self.nonce(commit.version), core.amended_for(commit.version - 1)
+            core.tell(member, Committed, commit=commit, nonce=nonce, amended=amended, kept=core.kept())
 
     # ---- one member's word ---------------------------------------------------------------------------------------
 

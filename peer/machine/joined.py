@@ -140,6 +140,10 @@ class Joined:
         crossing = self.crossings.on_timer(now) if self.crossings is not None else []
         return [*self.part.on_timer(now), *crossing]
 
+    @property
+    def is_in_round(self) -> bool:
+        return any(lane.round is not None for lane in self.lanes)
+
     def has_news(self, now: float) -> bool:
         """The coordinator is to hear from me before the next beat is due."""
         return self.crossings is not None and self.crossings.has_news(now)

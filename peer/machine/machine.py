@@ -51,7 +51,7 @@ from farflung.peer.machine.getting_in import (
 from farflung.peer.machine.joined import Joined
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
-from farflung.peer.machine.reports import Reporter
+from farflung.peer.machine.reports import BeatTimes, Reporter
 from farflung.peer.machine.seeking import Seeking
 from farflung.peer.machine.trainer_view import Training
 from farflung.protocol.frames import Frame, Payload, Spoiled
@@ -98,8 +98,7 @@ class PeerMachine:
         self.tick: Tick | None = None
         self._config = config
         self._jitter = jitter  # 0..1: spreads the peers' reconnections
-        self._heard_at = self._beat_at = self._now = 0.0
-        self._in_seq, self.exited = 0, False
+        self._in_seq, self.exited, self._now, self._beats = 0, False, 0.0, BeatTimes()
         self._vacating = self._vacant = False  # I gave a stage up; and my trainer has not begun anew
 
     @property
@@ -187,7 +186,7 @@ class PeerMachine:
     def _enter(self, joined: Joined, welcome: Welcome) -> list[do.Effect]:
         known = joined.attached.known
         self.reports.begin_session(welcome.session, known.run_id, known.manifest.round.gather_codec)
-        self._in_seq, self._heard_at = 0, self._now
+        self._in_seq = self._beats.begin(self._now)
         found = self.seeking.on_welcome(welcome, self._now)
         return [do.EnterMembers(welcome.member_port), *found, *self._beat()]
 
@@ -211,7 +210,7 @@ class PeerMachine:
         if message.seq <= self._in_seq:
             self.counters.count(Verdict.DUPLICATE if message.seq == self._in_seq else Verdict.STALE)
             return []
-        self._in_seq, self._heard_at = message.seq, now
+        self._in_seq = self._beats.heard(message, now)
         kept = self.seeking.keep(message, joined.about)
         if (unheard := joined.amending.why_not(message)) is not None:
             return [*kept, *unheard, *self._beat()]  # the answer tells what I have to know first
@@ -561,14 +560,15 @@ class PeerMachine:
                 effects += joined.exchange.go_on_alone()
                 effects += [*joined.on_timer(now), *self.seeking.on_timer(now)]
             return effects
-        if now - self._heard_at >= joined.net.dead_after_s:
+        usual_s, in_round = joined.net.heartbeat_s, joined.is_in_round
+        if self._beats.is_lost(usual_s, joined.net.dead_after_s, in_round, now):
             return self._lose_contact(joined, f"silent for {joined.net.dead_after_s:g} s")
         effects = [
             *joined.on_timer(now),
             *joined.auditing.on_timer(now),
             *joined.gathering.on_timer(now),
         ]
-        if now >= self._beat_at or joined.has_news(now) or self.reports.has_news:
+        if self._beats.is_due(usual_s, in_round, now) or joined.has_news(now) or self.reports.has_news:
             effects += self._beat()
         return effects + self._move_on()
 
@@ -593,7 +593,7 @@ class PeerMachine:
     def _beat(self) -> list[do.Effect]:
         if not self.doorway.inside or self.joined is None:
             return []
-        self._beat_at = self._now + self.joined.net.heartbeat_s
+        self._beats.said(self._now)
         if self.training.batch is not None:
             self.training.batch.on_told(self._now)
         known = self.joined.amending.count, self.seeking.kept.number

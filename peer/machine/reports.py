@@ -32,6 +32,8 @@ from farflung.protocol.messages import (
     Sent,
     Show,
     Shown,
+    Tick,
+    ToMember,
     What,
 )
 from farflung.protocol.round_words import Commit, Plan
@@ -278,6 +280,41 @@ class Reporter:
 
     def leave(self, reason: str) -> ToCoordinator:
         return ToCoordinator(Leave(session=self.session, seq=self._next(), reason=reason))
+
+
+class BeatTimes:
+    """When my next beat is due, and how long the coordinator may say nothing: it answers each of them."""
+
+    def __init__(self) -> None:
+        self._said_at = self._heard_at = 0.0
+        self._told_s = 0.0  # by the newest tick; 0: as the run's terms say
+
+    def begin(self, now: float) -> int:
+        """A session.  Returns the number of the newest word in it."""
+        self._heard_at, self._told_s = now, 0.0
+        return 0
+
+    def said(self, now: float) -> None:
+        self._said_at = now
+
+    def heard(self, message: ToMember, now: float) -> int:
+        """Returns its number."""
+        self._heard_at = now
+        if isinstance(message, Tick):
+            self._told_s = message.beat_s
+        return message.seq
+
+    def is_due(self, usual_s: float, in_round: bool, now: float) -> bool:
+        """Whoever is in a round is looked after as closely as in a small run."""
+        return now >= self._said_at + self._every_s(usual_s, in_round)
+
+    def is_lost(self, usual_s: float, patience_s: float, in_round: bool, now: float) -> bool:
+        """`patience_s`: where beats are as usual."""
+        late_s = self._every_s(usual_s, in_round) - usual_s
+        return now - self._heard_at >= patience_s + late_s
+
+    def _every_s(self, usual_s: float, in_round: bool) -> float:
+        return usual_s if in_round else max(usual_s, self._told_s)
 
 
 def _parts(show: Show, raw: bytes) -> list[tuple[int, bytes]]:

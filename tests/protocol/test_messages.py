@@ -237,7 +237,7 @@ FROZEN_FIELDS = {
     "leave": "session seq reason",
     "look": "",
     "tick": "session seq answers heard_s fragments goal reason roster_no roster leases void era advice era_because "
-    "batch serve ways look meets amendments",
+    "batch serve ways look meets amendments beat_s",
     "open": "session seq plan amended next_begun",
     "decided": "session seq decision",
     "committed": "session seq commit nonce amended kept",
@@ -265,6 +265,7 @@ MAY_LACK = {
     ("probed", "port"),
     ("welcome", "whereabouts"),
     ("tick", "amendments"),
+    ("tick", "beat_s"),
     ("beat", "amended"),
     ("open", "amended"),
     ("open", "next_begun"),
@@ -333,7 +334,7 @@ def test_a_whole_roster_fits_into_one_message() -> None:
     amendment = Amendment(1, 1 << 40, 0, bytes(limits.AMENDMENT_BYTES), H1, bytes(96))
     tick = msgspec.structs.replace(
         EXAMPLES["tick"],
-        roster=(one,) * limits.MAX_PEERS,
+        roster=(one,) * limits.ROSTER_MOST,
         ways=(way,) * limits.WAYS_MOST,
         meets=(Meet("a" * 16, "h" * limits.ADDRESS_CHARS, 1.0),) * limits.MEETS_AT_ONCE,
         amendments=(amendment,) * limits.AMENDMENTS_TOLD,

@@ -22,7 +22,7 @@ GENESIS = hash_bytes(b"version 0")
 
 def crowd(count: int, ready: bool = False, loss: float | None = 2.123456789012345) -> RunMachine:
     """Many members at version 0, let in without the ceremony, with figures as long as they come."""
-    manifest = Manifest(run=RunSection(name="demo", min_peers=2, max_peers=1024))
+    manifest = Manifest(run=RunSection(name="demo", min_peers=2, max_peers=limits.MAX_PEERS))
     machine = RunMachine(
         manifest,
         bytes(16),

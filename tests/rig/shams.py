@@ -11,6 +11,7 @@ alike.  OWNERS of them can be dialled.
 from __future__ import annotations
 
 import functools
+import heapq
 import json
 import os
 import random
@@ -56,6 +57,7 @@ SAMPLES = 1 << 40
 VARIABLE = "FARFLUNG_SHAM_MODEL"  # a file with another run's schema: shams that only join, and stay without a version
 APPLY_S = (0.1, 1.0)  # from a commit to its version
 READY_AFTER_S = 1.0  # after a version is there: the inner steps
+LOOK_EVERY_S = 0.02  # at those who are not inside yet
 NOTHING = b""
 NO_ROSTER = NOTHING_PACKED = b"\xc0"  # nil
 
@@ -76,6 +78,7 @@ class TickHead(msgspec.Struct):
     roster: msgspec.Raw
     leases: list[Lease] | None
     batch: msgspec.Raw = msgspec.Raw(NOTHING_PACKED)
+    beat_s: float = 0.0
 
 
 class Opened(msgspec.Struct):
@@ -196,6 +199,8 @@ class Sham:
         self.nonces: dict[int, bytes] = {}  # by version
         self.kept = 0  # the newest of the run's commits that it keeps
         self.fragment = 0
+        self.beat_s = 0.0  # that it was told
+        self.inside_port = 0
         if listens:
             self._listen()
 
@@ -236,15 +241,33 @@ class Sham:
             self.crowd.hang_up(self)
             if not self.connected:
                 self.connected = True
-                self.crowd.connect(self.crowd.inside, self, message.member_port)
                 self.crowd.members.append(self)
+            if self.inside_port != message.member_port:  # of a gateway, or of another one than before
+                if self.inside_port:
+                    self.crowd.inside.disconnect(self.crowd.endpoint(self, self.inside_port))
+                self.inside_port = message.member_port
+                self.crowd.connect(self.crowd.inside, self, message.member_port)
             self.beat(now)
 
     # ---- inside ----------------------------------------------------------------------------------------------
 
+    def is_due_at(self, at: float) -> None:
+        """Something is to be done: a beat, or earlier, a version is there."""
+        self.next_beat = at
+        heapq.heappush(self.crowd.due, (at, int(self.name)))
+
+    def on_due(self, now: float) -> None:
+        if self.applying > self.version and now >= self.applied_at:
+            self.at_version(self.applying, now)
+        elif now >= self.next_beat and self.door.inside:
+            self.crowd.figures.late_s = max(self.crowd.figures.late_s, now - self.next_beat)
+            self.beat(now)
+
     def beat(self, now: float) -> None:
         self.seq += 1
-        self.next_beat = now + self.crowd.heartbeat_s
+        self.is_due_at(
+            now + (self.crowd.heartbeat_s if self.round_no else max(self.crowd.heartbeat_s, self.beat_s))
+        )
         digest = digest_of(self.version) if self.version >= 0 else NOTHING
         ready = self.crowd.rounds and self.version >= 0 and not self.round_no and now >= self.ready_at
         where = FragmentBeat(
@@ -325,6 +348,7 @@ class Sham:
             self._out_of_round()
             self.nonces[message.commit.version] = message.nonce
             self.applying, self.applied_at = message.commit.version, now + random.uniform(*APPLY_S)
+            heapq.heappush(self.crowd.due, (self.applied_at, int(self.name)))
         elif kind in ("audit", "show"):
             pass  # it has nothing to show
         else:
@@ -332,6 +356,7 @@ class Sham:
             self._out_of_round()
             if kind == "gone":
                 self.door.leave(now, 0.0)
+                self.crowd.outside[self.name] = self
 
     def _on_kept(self, kept: KeptOne | None) -> None:
         if kept is not None:
@@ -349,6 +374,7 @@ class Sham:
             self.crowd.count("rosters")
         if tick.leases is not None:
             self.leases = tuple(lease.lease for lease in tick.leases)
+        self.beat_s = tick.beat_s
         of = tick.fragments[0]
         if self.crowd.only_joins:
             return
@@ -373,6 +399,8 @@ class Sham:
         self.version, self.ready_at = version, now + READY_AFTER_S
         self._out_of_round()
         self.beat(now)
+        if self.crowd.rounds:  # like a real trainer, it says at once that it is ready
+            self.is_due_at(min(self.next_beat, self.ready_at + 0.001))
 
     def _out_of_round(self) -> None:
         self.plan = self.decision = None
@@ -383,6 +411,7 @@ class Sham:
         self.plan, self.round_no, self.epoch = plan, plan.round_no, plan.epoch
         if is_new:
             self.decision, self.decision_no = None, 0
+            self.is_due_at(min(self.next_beat, time.monotonic() + self.crowd.heartbeat_s))
             self.seq += 1
             hashes = b"".join(sent_hashes(self.peer, plan.round_no))
             bare = Sent(
@@ -462,9 +491,11 @@ class Crowd:
         self.context = zmq.Context()
         self.at_door, self.inside = self._socket(), self._socket()
         self.figures = Figures()
+        self._looked_at = 0.0
         self.members: list[Sham] = []
+        self.due: list[tuple[float, int]] = []  # when something is to be done, and by whom
+        self.outside: dict[bytes, Sham] = {}
         self.all = {b"%d" % n: kind(self, n, n < owners) for n in range(count)}
-        self._begun = False
 
     def _socket(self) -> Any:
         socket = self.context.socket(zmq.ROUTER)
@@ -475,13 +506,13 @@ class Crowd:
         socket.curve_publickey, socket.curve_secretkey = sham.public, sham.secret
         socket.curve_serverkey = curve_text(self.url.key)
         socket.setsockopt(zmq.CONNECT_ROUTING_ID, sham.name)
-        socket.connect(self._endpoint(sham, port))
+        socket.connect(self.endpoint(sham, port))
 
     def hang_up(self, sham: Sham) -> None:
-        self.at_door.disconnect(self._endpoint(sham, self.url.port))
+        self.at_door.disconnect(self.endpoint(sham, self.url.port))
         sham.at_door = False
 
-    def _endpoint(self, sham: Sham, port: int) -> str:
+    def endpoint(self, sham: Sham, port: int) -> str:
         """Each from an address of its own: what is to be hung up must have a name of its own."""
         high, low = divmod(int(sham.name), 250)
         return f"tcp://127.{os.getpid() % 200 + 10}.{high}.{low + 1}:0;{self.url.host}:{port}"
@@ -518,11 +549,13 @@ class Crowd:
         now = time.monotonic()
         match words:
             case ["begin"]:
-                self._begun = True
                 for sham in self.all.values():
                     sham.begin(now)
+                self.outside = dict(self.all)
             case ["rounds", on]:
                 self.rounds = on == "on"
+                for sham in self.members if self.rounds else ():  # they have been ready for long
+                    sham.is_due_at(now + random.uniform(0.0, sham.crowd.heartbeat_s))
             case ["mark"]:
                 self.figures = Figures()
             case ["tell"]:
@@ -549,16 +582,14 @@ class Crowd:
                 self.all[name].on_member(kind, message, now)
 
     def _beats(self, now: float) -> None:
-        for sham in self.members:
-            if sham.applying > sham.version and now >= sham.applied_at:
-                sham.at_version(sham.applying, now)
-            if now >= sham.next_beat and sham.door.inside:
-                self.figures.late_s = max(self.figures.late_s, now - sham.next_beat)
-                sham.beat(now)
-        if self._begun:
-            for sham in self.all.values():
-                if not sham.door.inside:
-                    sham.retry(now)
+        while self.due and self.due[0][0] <= now:
+            _, number = heapq.heappop(self.due)
+            self.all[b"%d" % number].on_due(now)
+        if now - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at = now
+            self.outside = {name: sham for name, sham in self.outside.items() if not sham.door.inside}
+            for sham in self.outside.values():
+                sham.retry(now)
 
 
 def main() -> None:

@@ -19,24 +19,22 @@ from farflung.coordinator.ledger.records import (
     Struck,
     Vouched,
 )
+from farflung.coordinator.reach.acquaintances import FELLOWS_TOLD, in_turn_from
 from farflung.coordinator.run.going_back import GoingBack
 from farflung.coordinator.run.guidance import (
     DIGESTS_TOLD,
     DONORS_CROWD_S,
     DONORS_TOLD,
     DONORS_TURN_S,
-    FELLOWS_TOLD,
     FINISH_GRACE_S,
     FIRST_ROUND_S,
     FOUNDER_LEAST_BYTES_S,
     FOUNDER_PATIENCE_S,
-    ROSTER_ENTRIES_PER_S,
     SAVED_TOLD,
     Guidance,
-    in_turn_from,
 )
 from farflung.coordinator.run.lending import Lending
-from farflung.coordinator.run.membership import Member
+from farflung.coordinator.run.membership import ROSTER_ENTRIES_PER_S, Member
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import CheckpointSection, RoundSection, RunSection
 from farflung.protocol.messages import Committed, Decided, FragmentTick, Message, OpenRound, Tick

@@ -1,0 +1,139 @@
+"""Runs of more members than are told of each other: beats that stretch, lists of those whom one needs, commits."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from farflung.coordinator.reach.acquaintances import WHOLE_ROSTER
+from farflung.coordinator.run.effects import Effect, Tell
+from farflung.coordinator.run.machine import RunMachine
+from farflung.coordinator.run.membership import BEATS_MOST_PER_S, LOOK_S_PER_MEMBER, Member
+from farflung.protocol import messages as m
+from farflung.protocol.limits import BEAT_LONGEST_S, MEMBERS_PER_ROUND
+from rig.crowd import crowd
+
+LARGE = 3000  # a beat every three seconds
+LATER_S = LARGE * LOOK_S_PER_MEMBER + 0.01
+
+
+def one(machine: RunMachine, at: int = 0) -> Member:
+    return machine.core.members.alive[machine.core.members.in_order[at]]
+
+
+def hears(machine: RunMachine, member: Member, now: float, **changes: object) -> list[object]:
+    """All that it is told, when it says once more what it said last."""
+    assert member.beat is not None
+    beat = replace(member.beat, seq=member.in_seq + 1, **changes)
+    effects = machine.on_member(member.contact.key, beat, now)
+    return [each.message for each in effects if isinstance(each, Tell) and each.peer == member.peer]
+
+
+def tick(machine: RunMachine, member: Member, now: float, **changes: object) -> m.Tick:
+    return next(each for each in hears(machine, member, now, **changes) if isinstance(each, m.Tick))
+
+
+def told(effects: list[Effect], kind: type) -> list[str]:
+    return [each.peer for each in effects if isinstance(each, Tell) and isinstance(each.message, kind)]
+
+
+# ---- beats --------------------------------------------------------------------------------------------------
+
+
+def test_beats_stretch_with_the_number_of_members() -> None:
+    few, many = crowd(WHOLE_ROSTER + 1), crowd(LARGE)
+    assert tick(few, one(few), 0.1).beat_s == 0.0, "as the run's terms say"
+    assert tick(many, one(many), 0.1).beat_s == LARGE / BEATS_MOST_PER_S
+    assert LARGE / BEATS_MOST_PER_S <= BEAT_LONGEST_S
+
+
+def test_P3_a_member_counts_as_lost_by_the_beat_that_it_was_told() -> None:
+    machine = crowd(LARGE)
+    members, dead_s = machine.core.members, machine.core.members.dead_after_s
+    ann, bob = one(machine, 0), one(machine, 1)
+    every_s = tick(machine, ann, 1.0).beat_s
+    late_s = every_s - machine.core.manifest.net.heartbeat_s
+    silent = {each.peer for each in members.silent(dead_s + 0.1, 1.0)}
+    assert bob.peer in silent and ann.peer not in silent, "who was told nothing is due as in a small run"
+    assert ann not in members.silent(1.0 + dead_s + late_s - 0.01, 1.0)
+    assert ann in members.silent(1.0 + dead_s + late_s, 1.0)
+
+
+def test_P3_whoever_is_in_a_round_is_missed_as_soon_as_in_a_small_run() -> None:
+    machine = crowd(LARGE)
+    members, dead_s = machine.core.members, machine.core.members.dead_after_s
+    ann = one(machine)
+    assert tick(machine, ann, 1.0).beat_s > 0.0
+    members.await_words([ann.peer], 2.0)
+    assert ann not in members.silent(2.0 + dead_s - 0.01, 1.0)
+    assert ann in members.silent(2.0 + dead_s, 1.0)
+
+
+def test_members_of_a_round_are_told_to_beat_as_in_a_small_run() -> None:
+    machine = crowd(LARGE, ready=True)
+    machine.on_timer(0.1)
+    flight = machine.conductors[0].round
+    assert flight is not None
+    alive, inside = machine.core.members.alive, set(flight.plan.members)
+    assert tick(machine, alive[flight.plan.members[0]], 0.2).beat_s == 0.0
+    other = next(member for peer, member in alive.items() if peer not in inside)
+    assert tick(machine, other, 0.2).beat_s > 0.0
+
+
+def test_after_a_shorter_word_the_longer_one_counts_until_it_was_surely_heard() -> None:
+    """An answer may be lost: then the member beats by the one before."""
+    machine = crowd(LARGE)
+    members, ann = machine.core.members, one(machine)
+    longer = members.next_beat_s(ann, 1.0)
+    for peer in list(members.in_order)[2000:]:
+        members._alive.pop(peer)
+    shorter = members.next_beat_s(ann, 1.0)
+    assert 0.0 < shorter < longer and ann.pause_s == longer - 1.0
+    members.next_beat_s(ann, 1.0)
+    assert ann.pause_s == shorter - 1.0
+
+
+# ---- who is told of whom ------------------------------------------------------------------------------------
+
+
+def test_a_member_of_a_large_run_hears_of_those_whom_it_needs_and_they_of_it() -> None:
+    machine = crowd(LARGE)
+    ann = one(machine)
+    first = tick(machine, ann, 0.1)
+    assert first.roster is not None and 0 < len(first.roster) < 100
+    names = {contact.peer for contact in first.roster}
+    assert set(first.fragments[0].donors) <= names
+    assert tick(machine, ann, 0.2, roster_no=first.roster_no).roster is None
+    donor = machine.core.members.alive[first.fragments[0].donors[0]]
+    roster = tick(machine, donor, 0.3).roster
+    assert roster is not None and ann.peer in {contact.peer for contact in roster}
+
+
+def test_before_a_plan_its_members_hear_of_each_other() -> None:
+    machine = crowd(LARGE, ready=True)
+    effects = machine.on_timer(0.1)
+    plans = told(effects, m.OpenRound)
+    assert len(plans) == MEMBERS_PER_ROUND
+    for peer in plans[:3]:
+        mine = [each.message for each in effects if isinstance(each, Tell) and each.peer == peer]
+        kinds = [type(each) for each in mine]
+        assert kinds.index(m.Tick) < kinds.index(m.OpenRound)
+        heard = mine[kinds.index(m.Tick)]
+        assert isinstance(heard, m.Tick) and heard.roster is not None
+        assert set(plans) - {peer} <= {contact.peer for contact in heard.roster}
+
+
+# ---- looks at all -------------------------------------------------------------------------------------------
+
+
+def test_what_all_members_are_looked_at_for_waits_a_moment_in_a_crowd() -> None:
+    machine = crowd(LARGE)
+    machine.on_timer(0.1)
+    assert machine.conductors[0].round is None
+    for member in machine.core.members.alive.values():
+        assert member.beat is not None
+        ready = replace(member.beat.fragments[0], ready=True)
+        member.beat = replace(member.beat, fragments=(ready,))
+    machine.on_timer(0.11)
+    assert machine.conductors[0].round is None
+    machine.on_timer(0.1 + LATER_S)
+    assert machine.conductors[0].round is not None
