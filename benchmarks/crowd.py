@@ -11,6 +11,7 @@ machine: the coordinator is on one core, the shams are on the other, the gateway
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import resource
 import signal
@@ -140,9 +141,10 @@ def measure(count: int, options: argparse.Namespace) -> list[Measured]:
                     [each["counts"] for each in told],
                 )
         finally:
-            for worker in workers:
-                worker.end()
             coordinator.end()
+            for worker in workers:
+                with contextlib.suppress(BrokenPipeError):  # it has died, and said why
+                    worker.end()
             log = coordinator.log.read_text().splitlines()
             print(*[line for line in log if "rror" in line or "Traceback" in line][:5], sep="\n")
     return rows

@@ -22,7 +22,7 @@ from pydantic import ValidationError, model_validator
 
 from farflung.protocol.caps import wrong_caps
 from farflung.protocol.errors import UserError
-from farflung.protocol.limits import LAST_PROTOCOL
+from farflung.protocol.limits import LAST_PROTOCOL, SEATS_TOLD
 from farflung.protocol.manifest_sections import (
     HUGE,
     AdmissionSection,
@@ -210,6 +210,8 @@ def _cross_checks(m: Manifest) -> list[str]:
     grace, beat = m.round.scatter_grace_s, m.net.heartbeat_s
     problems += [f"[net] {told}" for told in wrong_caps(m.net.model_dump())]
     expect(m.run.max_peers >= least, "[run] max_peers", f"at least min_peers ({least})", m.run.max_peers)
+    seated = not m.pipeline.batch or m.run.max_peers <= SEATS_TOLD
+    expect(seated, "[run] max_peers", f"at most {SEATS_TOLD} with [pipeline] batch", m.run.max_peers)
     fits = not m.model.builtin or m.model.width % heads == 0
     expect(fits, "[model] width", f"a multiple of heads ({heads})", m.model.width)
     samples, limit, dead = m.data.lease_samples, m.round.round_timeout_s, m.net.dead_after_s

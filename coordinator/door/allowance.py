@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from farflung.protocol.limits import MESSAGES_BURST_S, MESSAGES_LEAST_PER_S, MESSAGES_PER_BEAT
 
-KEYS_KEPT = 4096  # more than a run has members, or a day networks; the least recent go
+KEYS_KEPT = 20_480  # more than a run has members, or a day networks; the least recent go
 
 Name = TypeVar("Name", bound=Hashable)
 

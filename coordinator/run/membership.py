@@ -344,7 +344,7 @@ class Membership:
         """They are in a round from now on, and beat as all do in small runs."""
         for peer in peers:
             member = self._alive.get(peer)
-            if member is not None:
+            if member is not None and member.pause_s:
                 member.awaited_at, member.pause_s, member.pause_told_s = now, 0.0, 0.0
                 self._watch(member)
 

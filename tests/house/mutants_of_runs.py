@@ -28,9 +28,9 @@ RUN = (
     ),
     Mutant(
         "P4 commits are told to members that have shown the run's state",
-        "coordinator/run/conductor.py",
-        "if self.standing(member).vouched:  # others",
-        "if True:  # others",
+        "coordinator/run/settling.py",
+        "if commit is not None and standing.vouched:",
+        "if commit is not None:",
         (*CONDUCTOR, *GUIDANCE),
     ),
     Mutant(

@@ -342,6 +342,7 @@ ZMQ_MODULES = (
     "coordinator/server",
     "coordinator/door/dialer",
     "coordinator/door/front_door",
+    "coordinator/door/gateway",
     "coordinator/door/keys",
     "coordinator/door/listener",
     "peer/agent/agent",

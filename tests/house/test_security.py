@@ -172,7 +172,7 @@ def test_a_crowd_is_dialled_so_many_at_a_time(
     calls.close()
 
 
-def test_a_run_takes_no_more_members_than_fit_into_one_roster() -> None:
+def test_a_run_takes_no_more_members_than_its_host_allows() -> None:
     with pytest.raises(UserError, match="max_peers"):
         Manifest.from_toml(f"[run]\nmax_peers = {MAX_PEERS + 1}\n", "run.toml")
 

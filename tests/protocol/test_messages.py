@@ -422,6 +422,8 @@ def test_a_field_too_many_is_malformed(kind: str) -> None:
         ("beat", "batch", [3, 2, 1, b"", b"", True, -0.5]),
         ("sent", "counted", bytes(513)),
         ("sent", "signature", bytes(65)),
+        ("tick", "beat_s", limits.BEAT_LONGEST_S + 1.0),
+        ("tick", "beat_s", -1.0),
         ("tick", "batch", [3, 0, 0, 8, limits.MICROS_PER_BATCH + 1, 2, [], False]),
         ("tick", "batch", [3, 0, 0, 8, 8, 2, [[0, 1]] * 2049, False]),
         ("tick", "batch", [3, 0, 0, 8, 8, 2, [], False, b"", 1, [[1, "ann", 0, 1.0, 1, 0]] * 1025]),

@@ -201,6 +201,9 @@ class Sham:
         self.fragment = 0
         self.beat_s = 0.0  # that it was told
         self.inside_port = 0
+        self.route = (
+            self.name
+        )  # of its connection inside: another one each time, since the old one may not be gone yet
         if listens:
             self._listen()
 
@@ -245,6 +248,7 @@ class Sham:
             if self.inside_port != message.member_port:  # of a gateway, or of another one than before
                 if self.inside_port:
                     self.crowd.inside.disconnect(self.crowd.endpoint(self, self.inside_port))
+                    self.route = b"%s/%d" % (self.name, time.monotonic_ns())
                 self.inside_port = message.member_port
                 self.crowd.connect(self.crowd.inside, self, message.member_port)
             self.beat(now)
@@ -505,7 +509,7 @@ class Crowd:
     def connect(self, socket: Any, sham: Sham, port: int) -> None:
         socket.curve_publickey, socket.curve_secretkey = sham.public, sham.secret
         socket.curve_serverkey = curve_text(self.url.key)
-        socket.setsockopt(zmq.CONNECT_ROUTING_ID, sham.name)
+        socket.setsockopt(zmq.CONNECT_ROUTING_ID, sham.route if socket is self.inside else sham.name)
         socket.connect(self.endpoint(sham, port))
 
     def hang_up(self, sham: Sham) -> None:
@@ -519,7 +523,8 @@ class Crowd:
 
     def say(self, socket: Any, sham: Sham, message: Message) -> None:
         try:
-            socket.send_multipart([sham.name, wire.encode(message)], zmq.NOBLOCK)
+            route = sham.route if socket is self.inside else sham.name
+            socket.send_multipart([route, wire.encode(message)], zmq.NOBLOCK)
         except zmq.Again:
             self.count("not sent")
 
@@ -579,7 +584,7 @@ class Crowd:
             if socket is self.at_door:
                 self.all[name].on_door(message, now)
             else:
-                self.all[name].on_member(kind, message, now)
+                self.all[name.partition(b"/")[0]].on_member(kind, message, now)
 
     def _beats(self, now: float) -> None:
         while self.due and self.due[0][0] <= now:

@@ -533,7 +533,7 @@ def test_small_fragments_are_owned_by_different_members() -> None:
 
 def test_with_the_most_fragments_and_the_largest_roster_a_tick_still_fits() -> None:
     most = limits.FRAGMENTS_MAX
-    hall = Hall(fragments=most, chunks=most, members=limits.MAX_PEERS)
+    hall = Hall(fragments=most, chunks=most, members=limits.ROSTER_MOST)
     digest = hash_bytes(b"state")
     for book in hall.machine.core.ledger.books:
         book.version = 1 << 40
@@ -564,11 +564,16 @@ def test_with_the_most_fragments_and_the_largest_roster_a_tick_still_fits() -> N
     hall.machine.core.take_effects()
     hall.machine.guidance.on_beat(member, beat)
     [tick] = [e.message for e in hall.machine.core.take_effects() if isinstance(e, Tell)]
-    assert isinstance(tick, m.Tick) and tick.roster is not None and len(tick.roster) == limits.MAX_PEERS
+    assert isinstance(tick, m.Tick) and tick.roster, "those whom it needs"
+    roster = hall.machine.core.members.roster()
+    assert len(roster) == limits.ROSTER_MOST
     assert all(each.donors and len(each.digests) >= 3 for each in tick.fragments)
     one = m.Lease.at(1 << 40, 1 << 40, 1 << 40, 1 << 40, (1 << 41,) + (1 << 40,) * (most - 1))
     leases = (one,) * hall.machine.lending._leases_per_peer
-    full = m.Tick(**{name: getattr(tick, name) for name in tick.__struct_fields__} | {"leases": leases})
+    full = m.Tick(
+        **{name: getattr(tick, name) for name in tick.__struct_fields__}
+        | {"leases": leases, "roster": roster}
+    )
     assert envelope.decode(envelope.encode(full), frozenset({"tick"})) == full
 
 
