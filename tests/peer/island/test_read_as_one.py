@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from island.test_island import Meeting, MemoryGroup
 from torch import Tensor, nn
 
 from farflung.optim.outer import Nesterov
@@ -18,6 +17,7 @@ from farflung.peer.local.memory import SharedState
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.peer.trainer.unmerged import Unmerged
 from farflung.protocol.model_schema import Fragment
+from rig.memory_group import Meeting, MemoryGroup
 
 CHUNK = 8
 
