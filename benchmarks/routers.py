@@ -12,8 +12,9 @@ commit, those of a round after that, and whether both models are equal.
 
 With --mixed eight peers without a model (as `farflung bench allreduce` has them) on lines of so many Mbit/s take rounds
 of --mb megabytes of fp32 values, a quarter of that as int8: first all of them behind routers that forward a port, then
-four of these, three behind routers that let nobody in, and one behind a hard one.  It tells a round's median of both,
-how many owned chunks, how many pairs met, what the relay passed, and the second round by the first.
+four of these, three behind routers that let nobody in, and one behind a hard one.  The relay is as fast as a line.  It
+tells a round's median of both, how many owned chunks, how many pairs met, what the relay passed, and the second round
+by the first.
 
 With --meetings two bare links meet again and again, behind both kinds of routers: how many of them did, and the seconds
 from the instant until a frame had come, median and worst.  Needs root, iproute2 and nftables.
@@ -48,7 +49,6 @@ LISTEN = 29801
 NAMES = ("ann", "bob", "cyd", "dan", "eve", "fay", "gus", "hal")
 OPEN = Router(opens=LISTEN)
 MIXED = dict.fromkeys(NAMES[:4], OPEN) | dict.fromkeys(NAMES[4:7], Router()) | {NAMES[7]: Router(hard=True)}
-RELAY_MBIT = 100
 
 
 @dataclass
@@ -59,6 +59,7 @@ class Eight:
     folder: Path
     mb: int
     rounds: int
+    mbit: float
     _trainers: dict[str, subprocess.Popen[Any]] = field(default_factory=dict)
 
     def figures(self) -> dict[str, object]:
@@ -88,7 +89,7 @@ class Eight:
     def _coordinate(self) -> tuple[str, subprocess.Popen[Any]]:
         options = BenchOptions(peers=len(self.homes.names), mb=self.mb, rounds=self.rounds, codec="int8")
         manifest = check(options)
-        net = manifest.net.model_copy(update={"relay": f"{RELAY_MBIT} Mbit/s"})
+        net = manifest.net.model_copy(update={"relay": f"{self.mbit:g} Mbit/s"})
         toml = self.folder / "run.toml"
         toml.write_text(as_toml(manifest.model_copy(update={"net": net})), encoding="utf-8")
         words = [*FARFLUNG, "coordinate", "--json", "--exit-when-done", "--listen", f"0.0.0.0:{PORTS}"]
@@ -118,7 +119,7 @@ def mixed(mb: int, rounds: int, mbit: float) -> dict[str, object]:
             tempfile.TemporaryDirectory(prefix="farflung-routers-") as folder,
             Homes(NAMES, Router(mbit=mbit), others) as homes,
         ):
-            told[kind] = Eight(homes, Path(folder), mb, rounds).figures()
+            told[kind] = Eight(homes, Path(folder), mb, rounds, mbit).figures()
     times = float(str(told["mixed"]["round_s"])) / float(str(told["dialable"]["round_s"]))
     return {"mb": mb, "mbit": mbit, **told, "times": round(times, 2)}
 

@@ -277,12 +277,16 @@ def join(
         raise typer.Exit(embedded.run_with_screen(sys.argv[1:], JoinUrl.parse(url)))
     from farflung.console.history.trackers import Chosen
     from farflung.console.history.tracking import Tracking
+    from farflung.console.offered_relay import offered_relay
     from farflung.peer.agent.join import JoinOptions
     from farflung.peer.agent.join import join as take_part
     from farflung.peer.agent.journal_writer import journal_path
 
     own = own_config(given)
-    options = JoinOptions(JoinUrl.parse(url), own, script, tuple(script_arguments or ()), out, nproc)
+    offers = partial(offered_relay, own)
+    options = JoinOptions(
+        JoinUrl.parse(url), own, script, tuple(script_arguments or ()), out, nproc, relay=offers
+    )
     with Tracking(Chosen(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow), "training") as tracking:
         tracking.of_this_process(journal_path(None, own.identity)[0])
         code = take_part(options)
@@ -305,10 +309,12 @@ def assist(
     parsed = JoinUrl.parse(url)
     if embedded.wanted(plain or log_json):
         raise typer.Exit(embedded.run_with_screen(sys.argv[1:], parsed))
+    from farflung.console.offered_relay import offered_relay
     from farflung.peer.agent.join import JoinOptions
     from farflung.peer.agent.join import join as take_part
 
-    raise typer.Exit(take_part(JoinOptions(parsed, own_config(given), helps=True)))
+    own = own_config(given)
+    raise typer.Exit(take_part(JoinOptions(parsed, own, helps=True, relay=partial(offered_relay, own))))
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """The relay as the run machine knows it: is there one just now, what did it pass, and is the month's share used up?
 
-Owned by the server, around the relay's process (relay/relay_process.py).  A relay that dies is back within a second,
+Owned by the server, around the relay's process (relay/relay_process.py); what a member offers is kept in the same way
+(console/offered_relay.py).  A relay that dies is back within a second,
 and on the same port: the machine hears of it only if that lasts, so that no round is given up for a hiccup.
 """
 
@@ -13,7 +14,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from farflung.coordinator.reach.ways import RelayNow, Usage
+from farflung.coordinator.reach.relays import RelayNow
+from farflung.coordinator.reach.ways import Usage
 from farflung.coordinator.relay.relay_process import RelayProcess
 from farflung.coordinator.run.effects import Effect
 from farflung.coordinator.run.machine import RunMachine
@@ -65,18 +67,22 @@ class Month:
             log.warning("%s: cannot be written: %s", self.path, error)
 
 
-class Relaying:
-    def __init__(self, process: RelayProcess, month: Month, machine: RunMachine) -> None:
+class KeptRelay:
+    """A relay's process with what it may pass in a month: of a coordinator, or beside a member's agent."""
+
+    def __init__(self, process: RelayProcess, month: Month, setting: str) -> None:
+        """`setting`: by which people change the month's share."""
         self.process = process
         self._month = month
-        self._machine = machine
-        self._usage = Usage(month_limit_bytes=month.limit_bytes)
+        self._setting = setting
+        self.usage = Usage(month_limit_bytes=month.limit_bytes)
         self._last: RelayNow | None = None
         self._gone_at: float | None = None
         self._saved_at = float("-inf")
 
-    def on_tick(self, now: float, wall_s: float) -> list[Effect]:
-        usage, moved = self._usage, 0
+    def turn(self, now: float, wall_s: float) -> tuple[RelayNow | None, str]:
+        """What it is just now, and where there is none, why."""
+        usage, moved = self.usage, 0
         for said in self.process.receive(now):
             moved += said.moved_bytes
             usage.pairs, usage.waiting = said.pairs, said.waiting
@@ -87,13 +93,12 @@ class Relaying:
         if now - self._saved_at >= SAVED_EVERY_S:
             self._saved_at = now
             self._month.save()
-        relay, why_not = self._relay(now)
-        return self._machine.on_relay(relay, why_not, usage, now)
+        return self._relay(now)
 
     def _relay(self, now: float) -> tuple[RelayNow | None, str]:
         process, month = self.process, self._month
         if month.is_over:
-            return None, f"it passed its {month.limit_bytes / 1e9:g} GB of {month.name} ([net] relay_month)"
+            return None, f"it passed its {month.limit_bytes / 1e9:g} GB of {month.name} ({self._setting})"
         if process.port is not None:
             self._last, self._gone_at = RelayNow(process.port, process.bytes_per_s), None
             return self._last, ""
@@ -105,3 +110,17 @@ class Relaying:
     def close(self) -> None:
         self._month.save()
         self.process.close()
+
+
+class Relaying:
+    def __init__(self, process: RelayProcess, month: Month, machine: RunMachine) -> None:
+        self.process = process
+        self._kept = KeptRelay(process, month, "[net] relay_month")
+        self._machine = machine
+
+    def on_tick(self, now: float, wall_s: float) -> list[Effect]:
+        relay, why_not = self._kept.turn(now, wall_s)
+        return self._machine.on_relay(relay, why_not, self._kept.usage, now)
+
+    def close(self) -> None:
+        self._kept.close()

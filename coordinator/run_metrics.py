@@ -72,7 +72,9 @@ def _of_relay(core: Core) -> list[Family]:
     found = [ways.way_of(each) for each in core.members.alive.values()]
     return [
         gauge(
-            "relay_on", "1 where peers that nobody can dial may meet at a relay.", int(ways.relay is not None)
+            "relay_on",
+            "1 where peers that nobody can dial may meet at a relay.",
+            int(bool(ways.relays.usable)),
         ),
         gauge("members_relayed", "Members that have tickets for it.", found.count("relayed")),
         gauge(

@@ -54,6 +54,7 @@ from farflung.coordinator.ledger.run_store import RunStore
 from farflung.coordinator.operator_socket import OperatorSocket
 from farflung.coordinator.provenance_file import ProvenanceFile
 from farflung.coordinator.reach.meeting import DOORS
+from farflung.coordinator.relay.trials import Trials
 from farflung.coordinator.relaying import Relaying
 from farflung.coordinator.run.effects import (
     Allow,
@@ -66,6 +67,7 @@ from farflung.coordinator.run.effects import (
     Note,
     RelayPairs,
     Tell,
+    TryRelay,
     Write,
 )
 from farflung.coordinator.run.machine import RunMachine
@@ -84,7 +86,9 @@ TICK_S = 0.1
 NO_DESCRIPTOR = -1  # of a connection that a gateway holds
 STRIKES = 3  # malformed frames of one key, or floods, before it is cut off
 
-Action = AnswerDoor | Tell | Allow | Forbid | DialBack | RelayPairs | Note | KeepEvidence | KeepProof
+Action = (
+    AnswerDoor | Tell | Allow | Forbid | DialBack | RelayPairs | TryRelay | Note | KeepEvidence | KeepProof
+)
 _OF_MEMBERS = frozenset(MEMBER_IN)
 
 log = logging.getLogger("farflung.coordinator")
@@ -156,6 +160,8 @@ class Server:
             self._door.open()
             self._dialer = Dialer(self._context, zmq.curve_keypair())
             on_failure.callback(self._dialer.close)
+            self._trials = Trials()
+            on_failure.callback(self._trials.close)
             self._members = Listener(self._context, "members", self._keys, host, self._listen.member_port)
             on_failure.callback(self._members.close)
             self.gateways = Gateways(self._begins(), self._on_news, self._spawn_gateway)
@@ -301,6 +307,8 @@ class Server:
         self._watch_gateways(now)
         for target, reached in self._dialer.verdicts():
             self._execute(self._machine.on_dialled(target.peer, target.session, reached, now))
+        for trial, why_not in self._trials.turn(now):
+            self._execute(self._machine.on_relay_tried(trial, why_not, now))
         for descriptor in [each for at, each in self._to_cut if now >= at]:
             self._members.cut(descriptor)
         self._to_cut = [each for each in self._to_cut if now < each[0]]
@@ -493,6 +501,8 @@ class Server:
             case RelayPairs(pairs=pairs):
                 if self.relaying is not None:
                     self.relaying.process.want(pairs)
+            case TryRelay(trial=trial):
+                self._trials.begin(trial, time.monotonic())
             case KeepEvidence():
                 if self.evidence is not None:
                     self.evidence.keep(effect)

@@ -26,11 +26,13 @@ import msgspec
 from farflung.protocol.caps import (
     CONNECTIONS_MOST,
     CROSSINGS_BYTES,
+    RELAY_MONTH_BYTES,
     RESULTS_BYTES,
     SHARDS_BYTES,
     Cap,
     parse_bytes,
     parse_cap,
+    relay_bytes_per_s,
     strictest,
 )
 from farflung.protocol.errors import UserError
@@ -49,6 +51,7 @@ _CHECKPOINTS_HELP = "Folder or URL (s3://...) for checkpoints of the run, to sav
 _RECORD_HELP = "Folder: keep what this peer's last inner steps were made of, for `farflung verify`."
 _CROSSINGS_HELP = 'Memory for what a stage keeps of a batch; what is more goes to the disk ["2 GB"].'
 _DATA_HELP = "Where this peer reads the run's token shards: file, folder or URL [as run.toml says]."
+_RELAY_HELP = 'Offer a relay to peers that nobody can dial: "20 Mbit/s" for all of them; `off`.'
 _RESULTS_HELP = 'For results of past rounds, by which others catch up ["2 GB"].'
 
 
@@ -100,6 +103,17 @@ def _cap(text: str) -> str:
     return text
 
 
+def _relay(text: str) -> str:
+    relay_bytes_per_s(text)
+    return text
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise UserError(f"expected a port, 0 (any free one) to 65535, found {text!r}")
+    return int(text)
+
+
 def _folder(text: str) -> Path:
     return _file(text).absolute()
 
@@ -143,6 +157,11 @@ class OwnConfig:
     # Of token shards that lie elsewhere, for all trainers of this machine.  No options, only file and environment.
     cache: Path | None = _setting(None, parse=_folder)  # noqa: RUF009
     cache_limit: int = _setting(SHARDS_BYTES, parse=parse_bytes)
+    relay: str = _setting("", _RELAY_HELP, _relay)
+    relay_month: int = _setting(
+        RELAY_MONTH_BYTES, 'What it passes at most in a calendar month ["1 TB"].', parse_bytes
+    )
+    relay_port: int = _setting(0, "Where it listens, for a firewall to let through [any free port].", _port)
     leave_router: bool = _setting(False, "Do not ask the router to open a port.", _yes)
 
     def as_json(self) -> str:

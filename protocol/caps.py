@@ -16,6 +16,7 @@ from farflung.protocol.errors import UserError
 
 DAY_S = 24 * 3600
 CONNECTIONS_MOST = 16  # to one peer
+RELAY_MONTH_BYTES = 10**12  # what a relay passes in a month
 RESULTS_BYTES = 2 << 30  # of the results of past rounds, unless the volunteer says otherwise
 CROSSINGS_BYTES = 2 << 30  # of microbatches of a batch that is not committed, in memory; the same holds
 SHARDS_BYTES = 2 << 30  # of token shards that were fetched, for all trainers of a machine; the same holds

@@ -21,12 +21,17 @@ import msgspec
 
 from farflung.protocol import limits
 from farflung.protocol.errors import FrameError
-from farflung.protocol.messages import KINDS, Challenge, Message, Sent, kind_of
-from farflung.protocol.round_words import Commit
+from farflung.protocol.messages import KINDS, Beat, Challenge, Message, Sent, Tick, kind_of
+from farflung.protocol.round_words import Commit, Way
 from farflung.protocol.signing import Amendment, Head, Kept, KeptCommit
 from farflung.protocol.verdicts import Verdict
 
-NEW_FIELDS: dict[type[msgspec.Struct], frozenset[str]] = {Challenge: frozenset({"protocol"})}
+NEW_FIELDS: dict[type[msgspec.Struct], frozenset[str]] = {
+    Challenge: frozenset({"protocol"}),
+    Beat: frozenset({"relay", "unmet"}),
+    Tick: frozenset({"relay"}),
+    Way: frozenset({"host"}),
+}
 # Not said to whom speaks the last version: whoever decides to say them sees to it.
 NEW_KINDS: frozenset[str] = frozenset()
 SIGNED = frozenset({Sent, Kept, KeptCommit, Head, Commit, Amendment})

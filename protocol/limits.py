@@ -30,9 +30,10 @@ ROSTER_MOST = 1024  # contacts that one member is told: all fit into one control
 BEAT_LONGEST_S = 20.0  # between two beats of a member of a large run
 ADDRESSES_MOST = 4  # of one coordinator, in a join URL and in what it signs
 WHEREABOUTS_BYTES = 960  # of such a signed list: fits into a record of the BitTorrent DHT, which takes 1,000
-WAYS_MOST = 128  # of one member over the relay
+WAYS_MOST = 128  # of one member over relays
 MEETS_AT_ONCE = 16  # pairs of one member that connect to each other at agreed instants
 TICKET_CHARS = 160
+HOST_CHARS = 64  # of a relay, in numbers
 ADDRESS_CHARS = 128  # with ROSTER_MOST: a whole roster fits into one control message
 
 AMENDMENTS_MOST = 64  # of one run

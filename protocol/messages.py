@@ -44,6 +44,8 @@ from farflung.protocol.round_words import (
     PeerName,
     Plan,
     Reason,
+    RelayOffer,
+    RelayOrder,
     Used,
     Way,
 )
@@ -56,6 +58,7 @@ Tokens = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 FragmentNo = Annotated[int, Meta(ge=0, lt=FRAGMENTS_MAX)]
 Version = Annotated[int, Meta(ge=-1, lt=1 << 62)]  # -1: holds no state
 Session = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Others = Annotated[tuple[PeerName, ...], Meta(max_length=WAYS_MOST)]
 LeaseIds = Annotated[tuple[int, ...], Meta(max_length=256)]
 Useds = Annotated[tuple[Used, ...], Meta(max_length=256)]
 UNKNOWN_LENGTH = (1 << 62) - 1  # samples of a stream that nobody has read to its end yet
@@ -81,11 +84,8 @@ class Challenge(_Message, frozen=True, kw_only=True):
     nonce: Annotated[bytes, Meta(min_length=32, max_length=32)]
     run_id: Session
     manifest: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
-    # To whoever comes without a trainer; None: nobody has brought it yet.
-    model: ModelSchema | None = None
-    protocol: Count = (
-        0  # in which the rest is said: the newest that both speak; 0: a door that knows only the last one
-    )
+    model: ModelSchema | None = None  # to who comes without a trainer; None: nobody brought it yet
+    protocol: Count = 0  # in which the rest is said; 0: a door that knows only the last one
 
 
 class Hello(_Message, frozen=True, kw_only=True):
@@ -255,10 +255,11 @@ class Beat(_FromMember, frozen=True, kw_only=True):
     leaving: bool  # I stay for the rounds that I am in, and begin no other
     data: Digest  # the fingerprint of my data set; empty: it has none
     batch: BatchBeat | None  # where updates are synchronous batches
-    # With whom a connection stands that we made by meeting; it counts where both say so.
-    punched: Annotated[tuple[PeerName, ...], Meta(max_length=WAYS_MOST)] = ()
+    punched: Others = ()  # a connection stands that we made by meeting; it counts where both say so
     amended: Count = 0  # amendments that I know
     kept: Count = 0  # the number of the newest head that I keep; 0: none
+    relay: RelayOffer | None = None  # that I offer
+    unmet: Others = ()  # at the relay told
 
     def of(self, fragment: int) -> FragmentBeat | None:
         """None of a fragment that its sender does not hold."""
@@ -279,8 +280,7 @@ class Sent(_FromMember, frozen=True, kw_only=True):
     used: Useds
     seat: Count  # of a synchronous batch: whose sums these are, and
     counted: Mask  # which microbatches are in them
-    # Of its author, over all the rest: see protocol/signed_words.py.
-    signature: Annotated[bytes, Meta(max_length=64)]
+    signature: Annotated[bytes, Meta(max_length=64)]  # of its author, over the rest: signed_words.py
 
 
 class DotProducts(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -299,8 +299,7 @@ class ProgressReport(_FromMember, frozen=True, kw_only=True):
     held: Annotated[dict[str, tuple[Mask, Bytes32]], Meta(max_length=MEMBERS_PER_ROUND)]
     # Whose bytes are of no use, and why (P9).
     refused: Annotated[dict[PeerName, Verdict], Meta(max_length=MEMBERS_PER_ROUND)]
-    # Members that should own nothing.
-    cut_off: Annotated[tuple[PeerName, ...], Meta(max_length=MEMBERS_PER_ROUND)]
+    cut_off: Annotated[tuple[PeerName, ...], Meta(max_length=MEMBERS_PER_ROUND)]  # should own nothing
     merged: Mask
     merged_hashes: HashList
     got: Mask
@@ -340,8 +339,7 @@ class Shown(_FromMember, frozen=True, kw_only=True):
     start: Count
     total: Count  # bytes of the whole; 0: I do not have it
     part: Annotated[bytes, Meta(max_length=PART_BYTES)]
-    # Of its author, where it claims something: see protocol/signed_words.py.
-    signature: Annotated[bytes, Meta(max_length=64)]
+    signature: Annotated[bytes, Meta(max_length=64)]  # where it claims something: signed_words.py
 
 
 class Look(_Message, frozen=True, kw_only=True):
@@ -466,6 +464,7 @@ class Tick(_ToMember, frozen=True, kw_only=True):
     amendments: Amendments = ()  # of the run's terms, after those that my beat says that I know
     # Of a large run: so long after each beat the next one is due, while I am in no round; 0: as the run's terms say.
     beat_s: Annotated[float, Meta(ge=0, le=BEAT_LONGEST_S)] = 0.0
+    relay: RelayOrder | None = None  # for the one that I offer, until my beat shows that I know it
 
 
 class OpenRound(_ToMember, frozen=True, kw_only=True):

@@ -14,8 +14,10 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import (
     ADDRESS_CHARS,
     CHUNKS_PER_FRAGMENT,
+    HOST_CHARS,
     MEMBERS_PER_ROUND,
     TICKET_CHARS,
+    WAYS_MOST,
 )
 
 # A run of more members is a crowd: its rosters, lists and status go out in parts, and not everybody dials everybody.
@@ -32,6 +34,10 @@ HashList = Annotated[bytes, Meta(max_length=CHUNKS_PER_FRAGMENT * 32)]
 Mask = Annotated[bytes, Meta(max_length=CHUNKS_PER_FRAGMENT // 8)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Reason = Annotated[str, Meta(max_length=2000)]
+ShortReason = Annotated[str, Meta(max_length=200)]
+PairName = Annotated[
+    bytes, Meta(min_length=16, max_length=16)
+]  # of two sessions: coordinator/reach/tickets.py
 
 
 class Plan(Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,11 +140,38 @@ class Contact(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Way(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """How I reach somebody whom I can't dial and who can't dial me: we meet at the relay of the coordinator's host."""
+    """How I reach somebody whom I can't dial and who can't dial me: we meet at a relay."""
 
     peer: PeerName
     port: Annotated[int, Meta(ge=1, le=65535)]
     ticket: Annotated[str, Meta(max_length=TICKET_CHARS)]  # mine: a name to ask the relay for, by SOCKS5
+    host: Annotated[str, Meta(max_length=HOST_CHARS)] = (
+        ""  # in numbers; empty: the coordinator's, where I see it
+    )
+
+
+class RelayOffer(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """The relay beside a member, by that member's word.  Whether anything comes through is tried, its rate is believed
+    up to a bound, and what it counted is shown to people."""
+
+    port: Annotated[int, Meta(ge=0, le=65535)]  # 0: it does not listen
+    bytes_per_s: Count
+    number: Count  # of the newest order that it follows; 0: of none
+    pairs: Count = 0  # joined there now
+    waiting: Count = 0
+    moved_bytes: Count = 0
+    refused: Count = 0
+    why_not: ShortReason = ""  # it does not listen
+
+
+class RelayOrder(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """To a member that offers a relay: for whom it is."""
+
+    number: Annotated[int, Meta(ge=1, lt=1 << 62)]
+    incarnation: Count  # of the coordinator, whose tickets are good
+    public: Hash  # the key that signs them
+    pairs: Annotated[tuple[PairName, ...], Meta(max_length=WAYS_MOST)]  # all that may meet there from now on
+    why_not: ShortReason = ""  # nobody is sent there
 
 
 # How often both sides of a `Meet` connect, and how long after one another.

@@ -169,6 +169,7 @@ class Line:
     relay_way: RelayWay | None = None  # that way, as it is taken now
     again_at: float = 0.0  # not before that another attempt is made
     pause_s: float = 0.0  # after the next one that comes to nothing
+    in_vain: tuple[Relayed, float] | None = None  # which way brought it to nobody, and since when
     retires_at: float | None = None  # that way is told no more: what is on it may still come
     appointment: Appointment | None = None
     tries: int = 0  # of this appointment

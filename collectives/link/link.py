@@ -118,6 +118,10 @@ class Link(Protocol):
         """Contacts with whom such a connection stands."""
         ...
 
+    def unmet(self) -> set[str]:
+        """Contacts that are to be met at a relay, and with whom no connection stands for a while."""
+        ...
+
     def limit(self, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:
         """What may pass from now on.  A frame goes as a whole; what comes after it waits until it is paid for."""
         ...

@@ -40,6 +40,7 @@ MEET_AGAIN_S, MEET_AGAIN_MOST_S = (
     0.25,
     4.0,
 )  # after an attempt at the relay, the next one; longer each time in vain
+UNMET_S = 6.0  # without a connection for so long: another relay may do
 RETIRES_S = 5.0  # so long a way over the relay that is told no more may still bring what is on it
 LATE_S = 0.25  # whoever is later than that waits for the next instant
 LEAST_PORT = 1024  # whatever a coordinator says
@@ -72,10 +73,26 @@ class Undialled:
         if way is not None and before is None:
             line.close(Over.DIALLED, Over.LEAN)  # what was opened leads another way
             line.again_at, line.pause_s, line.retires_at = 0.0, MEET_AGAIN_S, None
+        elif way is not None and before is not None and way.relay != before.relay:
+            # Whatever stands there: a relay that lets nothing through may well keep its connections.
+            line.close(Over.RELAYED)
+            line.again_at, line.pause_s = 0.0, MEET_AGAIN_S
         elif way is None and line.is_punched:
             line.retires_at = self.clock() + RETIRES_S if line.relay_way is not None else None
         elif way is None and before is not None:
             line.close(Over.RELAYED)
+
+    def unmet(self, lines: Mapping[str, Line]) -> set[str]:
+        """To be asked in each turn."""
+        now, found = self.clock(), set()
+        for peer, line in lines.items():
+            if line.way is None or line.is_up:
+                line.in_vain = None
+            elif line.in_vain is None or line.in_vain[0].relay != line.way.relay:
+                line.in_vain = line.way, now
+            elif now - line.in_vain[1] >= UNMET_S:
+                found.add(peer)
+        return found
 
     def meet_at_relay(self, line: Line, way: Relayed) -> None:
         """One connection, for both directions."""

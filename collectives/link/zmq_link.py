@@ -172,6 +172,9 @@ class ZmqLink:
     def punched(self) -> frozenset[str]:
         return frozenset(peer for peer, line in self.lines.items() if line.is_punched)
 
+    def unmet(self) -> set[str]:
+        return self._undialled.unmet(self.lines)
+
     def limit(self, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:
         now = self._clock()
         self.settings.upload.set_rate(now, up_bytes_per_s)

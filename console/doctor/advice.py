@@ -73,6 +73,7 @@ class Relay:
     bytes_per_s: float = 0.0
     why_not: str = ""  # this run has none
     silent: str = ""  # why it could not be asked from here
+    offered: tuple[float, ...] = ()  # bytes a second of each that a member offers, through which bytes came
 
 
 @dataclass(frozen=True)
@@ -356,6 +357,14 @@ def _router(seen: Seen, is_dialled: bool) -> Finding:
 
 
 def _relay(relay: Relay, is_needed: bool) -> Finding:
+    more = ""
+    if relay.offered:
+        count = len(relay.offered)
+        more = f"{count} of a peer" if count == 1 else f"{count} of peers"
+        more = f"{more}, {si(8 * sum(relay.offered), 'bit/s')}"
+    if more and (relay.why_not or relay.silent):
+        why = relay.why_not or f"port {relay.port} of the coordinator does not answer ({relay.silent})"
+        return Finding("relay", OK, f"{more}; none of the host's: {why}")
     if relay.why_not:
         todo = "somebody in the run must be dialable: forward a port of your router" if is_needed else ""
         return Finding("relay", WARN if is_needed else OK, f"this run has none: {relay.why_not}", todo)
@@ -365,7 +374,8 @@ def _relay(relay: Relay, is_needed: bool) -> Finding:
         return Finding("relay", WARN if is_needed else OK, told, todo)
     rate = si(8 * relay.bytes_per_s, "bit/s")
     use = "it is what those reach you by who can't otherwise" if is_needed else "not needed here"
-    return Finding("relay", OK, f"answers on port {relay.port}, {rate} for all who use it; {use}")
+    more = f", and {more}" if more else ""
+    return Finding("relay", OK, f"answers on port {relay.port}, {rate} for all who use it{more}; {use}")
 
 
 def _bandwidth(line: Line) -> Finding:

@@ -74,7 +74,7 @@ def of_the_run(facts: Facts, url: JoinUrl, own: OwnConfig) -> None:
             facts.model_bytes = int(size) if size is not None else None
             facts.stages = stages_in(status)
             hosts = [str(each.address) for each in facts.places if not each.problem] or [url.address]
-            facts.relay = _relay_of(status.get("relay"), [Address.parse(each).host for each in hosts])
+            facts.relay = _relay_of(status, [Address.parse(each).host for each in hosts])
             facts.line = measure(client)
             facts.local_address = address_towards(url).strip("[]")
             names_instants = status.get("meetings")
@@ -102,19 +102,22 @@ def _challenge(client: StatusClient, run: str) -> Challenge:
         return client.ask(Knock(protocol=LAST_PROTOCOL, run=run), Challenge, PATIENCE_S)
 
 
-def _relay_of(told: object, hosts: Sequence[str]) -> Relay | None:
-    """As the status tells of it, and whether it can be reached from here, at any of these addresses of its host.  None:
-    an older coordinator."""
+def _relay_of(status: Mapping[str, object], hosts: Sequence[str]) -> Relay | None:
+    """As the status tells of it, and whether it can be reached from here, at any of these addresses of its host; with
+    those that members offer.  None: an older coordinator."""
+    told, others = status.get("relay"), status.get("relays_offered")
     if not isinstance(told, Mapping):
         return None
+    listed = [each for each in others if isinstance(each, Mapping)] if isinstance(others, list) else []
+    offered = tuple(float(each.get("bytes_per_s") or 0.0) for each in listed if each.get("on") is True)
     if told.get("on") is not True:
-        return Relay(why_not=str(told.get("why_not") or "its host does not say why"))
+        return Relay(why_not=str(told.get("why_not") or "its host does not say why"), offered=offered)
     port, rate = int(told.get("port") or 0), float(told.get("bytes_per_s") or 0.0)
     silent = ""
     for host in dict.fromkeys(hosts):
         if not (silent := _silence_of(host, port)):
             break
-    return Relay(port, rate, silent=silent)
+    return Relay(port, rate, silent=silent, offered=offered)
 
 
 def _silence_of(host: str, port: int) -> str:

@@ -222,6 +222,14 @@ def _reach(member: Record) -> str:
     return f"{how} ({why})" if why else how
 
 
+def _relay(offered: Record) -> str:
+    """What a peer passes for others, as it says itself."""
+    rate = f"{si(8 * number(offered, 'bytes_per_s'), 'bit/s')} for all who use it"
+    if offered.get("on") is not True:
+        return f"{rate}; nobody is sent there: {clean(offered.get('why_not'))}"
+    return f"{rate}, {count(offered, 'pairs')} pairs now, {si(number(offered, 'moved_bytes'), 'B')} passed"
+
+
 def _cell(text: str, column: _Column, style: str) -> Text:
     cell = cut(Text(text, style), column.width)
     cell.align("right" if column.right else "left", column.width)
@@ -256,6 +264,8 @@ def details(member: Record, status: Record) -> list[Text]:
         unit_s = known(share, "unit_s")
         each = f", {1000 * unit_s:.0f} ms of work for each" if unit_s else ""
         lines.append(f"{of}seat {count(share, 'seat')}: {count(share, 'counted')} microbatches counted{each}")
+    offered = [each for each in records(status, "relays_offered") if each.get("peer") == member.get("id")]
+    lines += [f"offers a relay: {_relay(each)}" for each in offered]
     if member.get("left_out"):
         lines.append(f"last left out: {clean(member.get('left_out'))}")
     return [Text(line) for line in lines]

@@ -29,7 +29,7 @@ Sign = Callable[[bytes], bytes]
 class Ticket:
     pair: bytes
     side: int  # 0: of the lower of the two keys
-    until_s: int  # on the monotonic clock of the machine that the relay is on
+    until_s: int  # on the monotonic clock of the machine that the coordinator is on
 
     @property
     def body(self) -> bytes:
@@ -38,13 +38,16 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """For whom tickets are good: not for another run, nor after a restart, when the clock may be another."""
+    """For whom tickets are good: not for another run, nor after a restart, when the clock may be another.  And not at
+    another relay: each sees its guests' tickets, and must not use them elsewhere."""
 
     run_id: bytes
     incarnation: int
+    relay: str = ""  # the member that offers it; empty: the coordinator's own
 
     def statement(self, ticket: Ticket) -> bytes:
-        return b"farflung/relay/1\0" + self.run_id + self.incarnation.to_bytes(8, "big") + ticket.body
+        where = self.run_id + self.incarnation.to_bytes(8, "big") + self.relay.encode()
+        return b"farflung/relay/1\0" + where + ticket.body
 
 
 def pair_of(one: bytes, other: bytes) -> bytes:

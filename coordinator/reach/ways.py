@@ -1,9 +1,9 @@
 """Who can talk with whom, and by which way: the relation of pairs that rounds, donors and rosters follow.  Pure.
 
 Part of the membership (coordinator/run/membership.py).  Two members can talk if one of them was dialled, by the
-coordinator, at the address that it gave; else if they met (meeting.py); else over the relay, if there is one and their
-pair has a place there.  Nobody is told an address that the coordinator did not reach itself.  Whoever it reached, and
-others do not, meets them for as long as that is doubted.
+coordinator, at the address that it gave; else if they met (meeting.py); else over a relay (relays.py), if there is one
+and their pair has a place there.  Nobody is told an address that the coordinator did not reach itself.  Whoever it
+reached, and others do not, meets them for as long as that is doubted.
 
 So many pairs have a place there that up to 16 members all meet each other.  Of more, a few meet everybody: those
 that came first.  They own the chunks where nobody can be dialled.  Must not know sockets, sessions or rounds.
@@ -13,18 +13,24 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Protocol
 
 from farflung.coordinator.reach.meeting import Meetings, Pairs, Together
+from farflung.coordinator.reach.relays import OWN, PAIRS_MOST, Relays, Trial
 from farflung.coordinator.reach.tickets import Run, Sign, Ticket, pair_of, side_of, written
+from farflung.protocol.messages import Beat
 from farflung.protocol.round_words import Contact, Way
 
-PAIRS_MOST = 128
 MEETING_MOST = PAIRS_MOST + 1  # members, of whom one can meet all others
 ASKED_S = 1.0  # so long it is waited for what comes of dialling somebody, before the relay is used
 TICKET_S, RENEWED_S = 3600.0, 1800.0
+TRIAL_TICKET_S = 60.0
+KEY_BYTES = 32  # of a proof, which is a key and a signature
+
+Place = tuple[str, str, int]  # whose relay it is, its host, its port
+Meets = tuple[bytes, Place]  # which pair, and where
 
 
 class Party(Protocol):
@@ -46,17 +52,9 @@ class Party(Protocol):
     def doubted_until(self) -> float: ...
 
 
-@dataclass(frozen=True)
-class RelayNow:
-    """The coordinator's relay, where there is one."""
-
-    port: int
-    bytes_per_s: float
-
-
 @dataclass
 class Usage:
-    """What the relay says of itself, for people."""
+    """What the coordinator's relay says of itself, for people."""
 
     pairs: int = 0
     waiting: int = 0
@@ -72,20 +70,19 @@ def _never(one: str, other: str) -> bool:
 
 @dataclass
 class Ways:
-    relay: RelayNow | None = None
+    relays: Relays = field(default_factory=Relays)
     why_no_relay: str = "this run has no relay"
     usage: Usage = field(default_factory=Usage)
     meetings: Meetings = field(default_factory=Meetings)
-    pairs: tuple[bytes, ...] = ()  # that may meet at the relay
-    _at_relay: dict[str, set[str]] = field(default_factory=dict)
-    _tickets: dict[tuple[str, str], tuple[bytes, str]] = field(
-        default_factory=dict
-    )  # -> (of which pair, its name)
+    pairs: tuple[bytes, ...] = ()  # that may meet at the coordinator's relay
+    _at_relay: dict[str, dict[str, str]] = field(default_factory=dict)  # -> with whom, and at which
+    _tickets: dict[tuple[str, str], tuple[Meets, Way]] = field(default_factory=dict)
     _made_at: float = float("-inf")
     _made_of: object = None
     _alone: object = None  # who, by name and key
     _pairs: Pairs = field(default_factory=dict)  # of these
     _keys: frozenset[bytes] = frozenset()
+    _public: bytes = b""  # the key that signs tickets
     _hubs: tuple[str, ...] = ()
 
     # ---- which pairs -------------------------------------------------------------------------------------------
@@ -95,7 +92,7 @@ class Ways:
     ) -> bool:
         """`living`: all of whom no address is proven, or who are doubted; others do not matter.  True if somebody is to
         hear of it."""
-        is_needed = self.relay is not None or self.meetings.is_on
+        is_needed = self.relays.is_any or self.meetings.is_on
         found = (each for each in living if _is_alone(each, now)) if is_needed else ()
         # Of so many nobody can meet all others: who they are does not matter then.
         alone = list(islice(found, MEETING_MOST + 1))
@@ -105,16 +102,42 @@ class Ways:
             self._alone = who
             self._choose([each.contact for each in alone])
         news = self.meetings.turn(self._pairs, self._keys, now, together)
-        relayed = tuple(
-            name for name in self._pairs if self.relay is not None and self.meetings.is_relayed(name)
-        )
-        is_fresh = not relayed or now - self._made_at < RENEWED_S
-        if (self.relay, relayed) == self._made_of and is_fresh:
-            return news
-        before = self._tickets
-        self._write(relayed, before if is_fresh else {}, now, run, sign)
-        self._made_of = (self.relay, relayed)
-        return news or self._tickets != before
+        relayed = tuple(name for name in self._pairs if self.relays.usable and self.meetings.is_relayed(name))
+        self.relays.assign(self._pairs, relayed, now, together)
+        made_of = {name: (at, *self.relays.place_of(at)) for name, at in self.relays.at.items()}
+        is_fresh = not made_of or now - self._made_at < RENEWED_S
+        if made_of != self._made_of or not is_fresh:
+            before = self._tickets
+            self._write(made_of, before if is_fresh else {}, now, run, sign)
+            self._made_of = made_of
+            news = news or self._tickets != before
+        if self.relays.are_offered:
+            self._public = self._public or sign(b"farflung/relay/key")[:KEY_BYTES]
+            self.relays.order(run, self._public)
+        return news
+
+    def hears(self, contact: Contact, beat: Beat, now: float) -> None:
+        """Which relay a member offers, and whom it can't meet where it was sent."""
+        self.relays.hears(contact, beat.relay, now)
+        peer, others = contact.peer, beat.unmet
+        for name, (one, other) in self._pairs.items() if others else ():
+            if (one.peer == peer and other.peer in others) or (other.peer == peer and one.peer in others):
+                self.relays.avoid(name, now)
+
+    def left_out(self, peer: str, now: float) -> None:
+        """Of a round, or its chunks went to others: a relay of somebody's may have held its bytes back."""
+        for name, pair in self._pairs.items() if self._at_relay.get(peer) else ():
+            if peer in (pair[0].peer, pair[1].peer):
+                self.relays.avoid(name, now, of_members=True)
+
+    def trials(self, living: Mapping[str, Party], now: float, run: Run, sign: Sign) -> list[Trial]:
+        """Of relays that members offer."""
+        found, until_s = [], int(now + TRIAL_TICKET_S)
+        for peer, key, host, port, pair in self.relays.due(living, now):
+            run = replace(run, relay=peer)
+            one, other = (written(Ticket(pair, side, until_s), run, sign) for side in (0, 1))
+            found.append(Trial(peer, key, host, port, (one, other)))
+        return found
 
     def _choose(self, alone: list[Contact]) -> None:
         hubs = alone[: _hubs_among(len(alone))]
@@ -128,8 +151,8 @@ class Ways:
 
     def _write(
         self,
-        relayed: tuple[bytes, ...],
-        kept: Mapping[tuple[str, str], tuple[bytes, str]],
+        relayed: Mapping[bytes, Place],
+        kept: Mapping[tuple[str, str], tuple[Meets, Way]],
         now: float,
         run: Run,
         sign: Sign,
@@ -139,28 +162,26 @@ class Ways:
             self._made_at = now
         until_s = int(self._made_at + TICKET_S)
         self._at_relay, self._tickets, self.pairs = {}, {}, ()
-        for name in relayed:
+        for name, (at, host, port) in relayed.items():
             one, other = self._pairs[name]
             for mine, theirs in ((one, other), (other, one)):
-                held, ticket = kept.get((mine.peer, theirs.peer), (b"", ""))
-                if held != name:
-                    ticket = written(Ticket(name, side_of(mine.key, theirs.key), until_s), run, sign)
-                if not ticket:
-                    return  # nobody can sign: then nobody is let in
-                self._tickets[mine.peer, theirs.peer] = name, ticket
-                self._at_relay.setdefault(mine.peer, set()).add(theirs.peer)
-            self.pairs = (*self.pairs, name)
+                of, way = kept.get((mine.peer, theirs.peer), (None, None))
+                if of != (name, relayed[name]) or way is None:
+                    due = Ticket(name, side_of(mine.key, theirs.key), until_s)
+                    ticket = written(due, replace(run, relay=at), sign)
+                    if not ticket:
+                        return  # nobody can sign: then nobody is let in
+                    way = Way(theirs.peer, port, ticket, host)
+                self._tickets[mine.peer, theirs.peer] = (name, relayed[name]), way
+                self._at_relay.setdefault(mine.peer, {})[theirs.peer] = at
+            if at == OWN:
+                self.pairs = (*self.pairs, name)
 
     # ---- what follows ------------------------------------------------------------------------------------------
 
     def told(self, peer: str) -> tuple[Way, ...]:
-        """Its tickets."""
-        if self.relay is None:
-            return ()
-        return tuple(
-            Way(other, self.relay.port, self._tickets[peer, other][1])
-            for other in sorted(self._at_relay.get(peer, ()))
-        )
+        """Its tickets, and where they are good."""
+        return tuple(self._tickets[peer, other][1] for other in sorted(self._at_relay.get(peer, ())))
 
     def meets(self, one: str, other: str) -> bool:
         """Though neither can dial the other."""
@@ -171,11 +192,11 @@ class Ways:
         return bool(dialled) or self.meets(one.contact.peer, other.contact.peer)
 
     def owners(self, among: Mapping[str, Party], now: float) -> set[str]:
-        """Of these members, those whom all of them reach best: whoever can be dialled; if nobody can, whoever meets
-        all others, with as few of them as possible at the relay."""
+        """Of these members, those whom all of them reach best: whoever can be dialled, and whoever met the others past
+        its router; if nobody can be dialled, whoever meets all others, with as few of them as possible at the relay."""
         dialled = {peer for peer, each in among.items() if each.contact.address and each.doubted_until <= now}
-        if dialled or (self.relay is None and not self.meetings.is_on):
-            return dialled
+        if dialled or not (self.relays.is_any or self.meetings.is_on):
+            return dialled | self._punched(among, dialled, now) if self.meetings.punched else dialled
         if len(among) == 1:
             return set(among)  # it needs nobody
         hubs = [
@@ -185,16 +206,34 @@ class Ways:
         ]
         # What nobody could bring through for a while says less of a member than of the relay.
         hubs = [peer for peer in hubs if among[peer].doubted_until <= now] or hubs
-        relayed = {peer: len(self._at_relay.get(peer, set()) & among.keys()) for peer in hubs}
+        relayed = {peer: len(self._at_relay.get(peer, {}).keys() & among.keys()) for peer in hubs}
         return {peer for peer, count in relayed.items() if count == min(relayed.values())}
 
+    def _punched(self, among: Mapping[str, Party], dialled: set[str], now: float) -> set[str]:
+        """Whoever met all the others, beside those that can be dialled, whom it dials itself."""
+        far = among.keys() - dialled
+        return {
+            peer
+            for peer in self._hubs
+            if peer in far
+            and among[peer].doubted_until <= now
+            and len(far) > 1
+            and all(other == peer or self.meetings.is_punched(peer, other) for other in far)
+        }
+
     def share_bytes_per_s(self, among: Collection[str], owners: Collection[str]) -> float | None:
-        """What each of these can carry at most in a round, where bytes of it pass the relay; None: they do not."""
-        if self.relay is None or not owners or not set(owners) <= set(self._hubs):
+        """What each of these can carry at most in a round, where bytes of it pass relays; None: they do not."""
+        if not owners or not set(owners) <= set(self._hubs):
             return None
-        if not any(self._at_relay.get(owner, set()) & set(among) for owner in owners):
+        used = {
+            at
+            for owner in owners
+            for other, at in self._at_relay.get(owner, {}).items()
+            if other in among and at in self.relays.usable
+        }
+        if not used:
             return None
-        return self.relay.bytes_per_s / len(among)
+        return sum(self.relays.usable[at].bytes_per_s for at in used) / len(among)
 
     # ---- for people --------------------------------------------------------------------------------------------
 
@@ -226,13 +265,13 @@ class Ways:
             return why
         return (
             f"{why}; no relay: {self.why_no_relay}"
-            if self.relay is None
+            if not self.relays.usable
             else f"{why}; nobody to meet at the relay"
         )
 
     def told_of_relay(self) -> dict[str, object]:
         """For the status."""
-        usage, relay = self.usage, self.relay
+        usage, relay = self.usage, self.relays.own
         return {
             "on": relay is not None,
             "port": relay.port if relay is not None else 0,

@@ -82,7 +82,7 @@ class Relay:
     def __init__(self, begin: Begin, channel: RelayChannel) -> None:
         now = time.monotonic()
         self._channel = channel
-        self._run = Run(begin.run_id, begin.incarnation)
+        self._run = Run(begin.run_id, begin.incarnation, begin.relay)
         self._public = begin.public
         self._board = Switchboard()
         self._turns = Turns(begin.bytes_per_s, now)
@@ -275,7 +275,7 @@ class Relay:
     def _hear_coordinator(self) -> None:
         for word in self._channel.receive():
             if isinstance(word, Wanted):
-                for each in self._board.want(word.pairs):
+                for each in self._board.want(word.pairs, word.clock_ahead_s):
                     self._close(each)
 
     def _tell(self, now: float) -> None:

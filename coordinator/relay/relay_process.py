@@ -59,8 +59,8 @@ class RelayProcess:
         self._note = note
         self._spawn = spawn
         self._handle: Handle | None = None
-        self._wanted: tuple[bytes, ...] = ()
-        self._told: tuple[bytes, ...] | None = None  # what this one knows of them
+        self._wanted = Wanted(pairs=())
+        self._told: Wanted | None = None  # what this one knows of them
         self._started_at = self._heard_at = self._again_at = 0.0
         self._pause_s = BACKOFF_S
         self._gone_at: float | None = None
@@ -77,9 +77,9 @@ class RelayProcess:
     def bytes_per_s(self) -> float:
         return self._begin.bytes_per_s
 
-    def want(self, pairs: tuple[bytes, ...]) -> None:
-        """Who may meet there from now on."""
-        self._wanted = pairs
+    def want(self, pairs: tuple[bytes, ...], clock_ahead_s: float = 0.0) -> None:
+        """Who may meet there from now on.  `clock_ahead_s`: where tickets end by the clock of another machine."""
+        self._wanted = Wanted(pairs=pairs, clock_ahead_s=clock_ahead_s)
         self._say_wanted()
 
     def close(self, why: str = "") -> None:
@@ -124,11 +124,7 @@ class RelayProcess:
             yield word
 
     def _say_wanted(self) -> None:
-        if (
-            self.port is not None
-            and self.channel is not None
-            and self.channel.send(Wanted(pairs=self._wanted))
-        ):
+        if self.port is not None and self.channel is not None and self.channel.send(self._wanted):
             self._told = self._wanted
 
     def _watch(self, now: float) -> None:

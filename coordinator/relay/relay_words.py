@@ -34,12 +34,14 @@ class Begin(_Word, frozen=True, kw_only=True, tag="begin"):
     host: str
     port: int
     bytes_per_s: float
+    relay: Annotated[str, Meta(max_length=64)] = ""  # for whose tickets: see tickets.py
 
 
 class Wanted(_Word, frozen=True, kw_only=True, tag="wanted"):
     """All pairs that may meet from now on: others are hung up on."""
 
     pairs: Annotated[tuple[Pair, ...], Meta(max_length=PAIRS_MOST)]
+    clock_ahead_s: float = 0.0  # the clock by which tickets end, before this machine's
 
 
 # ---- from the relay ------------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ class Switchboard:
         self._pairs: dict[bytes, _Pair] = {}
         self._pair_of: dict[int, bytes] = {}
         self._wanted: frozenset[bytes] = frozenset()
+        self._clock_ahead_s = 0.0
 
     @property
     def guests(self) -> int:
@@ -64,8 +65,10 @@ class Switchboard:
     def waiting(self) -> int:
         return sum(bool(pair.here) and not pair.joined for pair in self._pairs.values())
 
-    def want(self, pairs: Iterable[bytes]) -> list[int]:
-        """The coordinator names those that may meet; which connections are to be closed."""
+    def want(self, pairs: Iterable[bytes], clock_ahead_s: float = 0.0) -> list[int]:
+        """The coordinator names those that may meet; which connections are to be closed.  `clock_ahead_s`: of the clock
+        by which tickets end."""
+        self._clock_ahead_s = clock_ahead_s
         self._wanted = frozenset(list(pairs)[:PAIRS_MOST])
         closed = [
             each for name, pair in self._pairs.items() if name not in self._wanted for each in pair.here
@@ -85,7 +88,7 @@ class Switchboard:
         return cut
 
     def shows(self, connection: int, ticket: Ticket, now: float) -> Said:
-        if now > ticket.until_s:
+        if now + self._clock_ahead_s > ticket.until_s:
             return Said("its ticket has ended")
         if ticket.pair not in self._wanted:
             return Said("the coordinator does not want this pair to meet")

@@ -242,10 +242,9 @@ class Conductor:
             return  # the first member brings it, and nobody is ready before
         helpers = sorted(self._helping.difference(contribute))[: MEMBERS_PER_ROUND - len(contribute)]
         peers = sorted([*contribute, *helpers])
-        owners, ways = self._can_own(peers), core.members.ways
-        beats = within(
-            {p: core.members.members[p].beat for p in peers}, ways.share_bytes_per_s(peers, owners)
-        )
+        owners = self._can_own(peers)
+        most_bytes_per_s = core.members.ways.share_bytes_per_s(peers, owners)
+        beats = within({p: core.members.members[p].beat for p in peers}, most_bytes_per_s)
         codecs, owned = self.ahead.shared_out(beats, owners, model)
         plan = Plan(
             round_no=core.ledger.round_no + 1,
@@ -501,6 +500,7 @@ class Conductor:
         member = self.core.members.members.get(peer)
         if member is not None:
             member.left_out = f"round {flight.plan.round_no}: {why}"
+            self.core.members.ways.left_out(peer, self.core.now)
 
     def _commit(self, flight: InFlight, done: Done) -> None:
         (done,) = clipped([done], self.core.manifest.batch_clip)

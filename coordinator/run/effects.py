@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from farflung.coordinator.ledger.proofs import Proof
 from farflung.coordinator.ledger.records import Record
+from farflung.coordinator.reach.relays import Trial
 from farflung.protocol.causes import NoteCause
 from farflung.protocol.limits import LAST_PROTOCOL
 from farflung.protocol.messages import ToDoor, ToMember
@@ -64,6 +65,13 @@ class RelayPairs:
 
 
 @dataclass(frozen=True, slots=True)
+class TryRelay:
+    """Pass some bytes through the relay that a member offers; `on_relay_tried` takes the answer."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     text: str
     routine: bool = False  # it happens in every round
@@ -86,4 +94,16 @@ class KeepProof:
     peers: tuple[str, ...] = ()  # who is out for it, with whoever signed it
 
 
-Effect = Write | AnswerDoor | Tell | Allow | Forbid | DialBack | RelayPairs | Note | KeepEvidence | KeepProof
+Effect = (
+    Write
+    | AnswerDoor
+    | Tell
+    | Allow
+    | Forbid
+    | DialBack
+    | RelayPairs
+    | TryRelay
+    | Note
+    | KeepEvidence
+    | KeepProof
+)

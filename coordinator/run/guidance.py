@@ -217,6 +217,7 @@ class Guidance:
             ways=core.members.ways.told(member.peer) if roster is not None else (),
             look=core.members.ways.meetings.is_to_look(member.contact.key),
             meets=meets,
+            relay=core.members.ways.relays.order_for(member.peer, beat.relay),
             amendments=tuple(core.ledger.amendments[beat.amended : beat.amended + AMENDMENTS_TOLD]),
             beat_s=self._next_beat_s(member),
         )

@@ -27,15 +27,25 @@ from farflung.coordinator.ledger.records import (
     Record,
     Started,
 )
+from farflung.coordinator.reach.relays import RelayNow, Trial
 from farflung.coordinator.reach.tickets import Run
-from farflung.coordinator.reach.ways import RelayNow, Usage
+from farflung.coordinator.reach.ways import Usage
 from farflung.coordinator.rounds.clipping import clipped, warning
 from farflung.coordinator.run.admission import Admission
 from farflung.coordinator.run.auditing import Auditing
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import Discipline
-from farflung.coordinator.run.effects import Allow, AnswerDoor, DialBack, Effect, Forbid, RelayPairs, Tell
+from farflung.coordinator.run.effects import (
+    Allow,
+    AnswerDoor,
+    DialBack,
+    Effect,
+    Forbid,
+    RelayPairs,
+    Tell,
+    TryRelay,
+)
 from farflung.coordinator.run.going_back import GoingBack
 from farflung.coordinator.run.guidance import Guidance
 from farflung.coordinator.run.lending import Lending
@@ -275,7 +285,7 @@ class RunMachine:
             self._tell_roster()
             self._settle(self.conductors)
         elif not reached and (member := core.members.members.get(peer)) is not None and member.alive:
-            relayed = ", or at the relay" if core.members.ways.relay is not None else ""
+            relayed = ", or at a relay" if core.members.ways.relays.usable else ""
             how = f"it takes part, and meets others past its router{relayed}"
             core.note(f"{core.name(peer)} can't be dialled at {member.claimed}: {how}")
             self._follow_ways()
@@ -286,11 +296,21 @@ class RunMachine:
         core, ways = self.core, self.core.members.ways
         core.now = now
         ways.usage, ways.why_no_relay = usage, why_not
-        if relay != ways.relay:
+        if relay != ways.relays.own:
             core.note(f"relay: on port {relay.port}" if relay is not None else f"relay: none, {why_not}")
-            ways.relay = relay
+            ways.relays.own = relay
             self._follow_ways()
             self._settle(self.conductors)
+        return core.take_effects()
+
+    def on_relay_tried(self, trial: Trial, why_not: str, now: float) -> list[Effect]:
+        """What came of a TryRelay; empty: its bytes came through."""
+        core, where = self.core, (trial.host, trial.port)
+        core.now = now
+        news = core.members.ways.relays.tried(trial.peer, trial.key, why_not, where, now)
+        if news:
+            core.note(f"{core.name(trial.peer)}: {news}")
+            self._follow_ways()
         return core.take_effects()
 
     def on_look(self, key: bytes, door: str, endpoint: str, now: float) -> list[Effect]:
@@ -430,6 +450,8 @@ class RunMachine:
         changed = core.members.refresh_ways(core.now, run, core.prove, self._are_together)
         if changed:
             core.do(RelayPairs(core.members.ways.pairs))
+        for trial in core.members.trials(core.now, run, core.prove):
+            core.do(TryRelay(trial))
         for news in core.members.ways.meetings.take_news():
             core.log(
                 f"{core.name(news.one)} and {core.name(news.other)} "
@@ -477,6 +499,7 @@ class RunMachine:
         if self.core.members.ways.meetings.says(member.contact.key, beat.punched):
             self._follow_ways()
             self._unsettled.update(each.fragment for each in self.conductors)  # others may own, or begin
+        self.core.members.ways.hears(member.contact, beat, self.core.now)
         refusal = self.guidance.on_beat(member, beat)
         if refusal is not None:
             self.core.tell(member, Gone, reason=refusal, final=True)

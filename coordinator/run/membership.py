@@ -20,6 +20,7 @@ import msgspec
 from farflung.coordinator.ledger.pace import MemberPace
 from farflung.coordinator.reach.acquaintances import Acquaintances
 from farflung.coordinator.reach.meeting import Together
+from farflung.coordinator.reach.relays import Trial
 from farflung.coordinator.reach.tickets import Run, Sign
 from farflung.coordinator.reach.ways import Ways
 from farflung.protocol.limits import BEAT_LONGEST_S, PROTOCOL_VERSION
@@ -284,9 +285,14 @@ class Membership:
         """True if somebody is to be told of other ways than before, or of an instant."""
         self._doubted = {peer: until for peer, until in self._doubted.items() if until > now}
         doubted = {peer: self._alive[peer] for peer in self._doubted if peer in self._alive}
+        self.ways.relays.see(self._alive, now)
         changed = self.ways.refresh((self._undialled | doubted).values(), now, run, sign, together)
         self.roster_no += changed
         return changed
+
+    def trials(self, now: float, run: Run, sign: Sign) -> list[Trial]:
+        """Of relays that members offer, those that are due."""
+        return self.ways.trials(self._alive, now, run, sign)
 
     def can_own(self, now: float, among: Collection[str] | None = None) -> set[str]:
         """Peers that others can dial, as far as is known.  `among`: those of these living ones whom all of them get

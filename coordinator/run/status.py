@@ -100,6 +100,7 @@ def build_status(
         "events": [{"at_s": round(at - core.began_at, 2), "text": text} for at, text in core.events],
         "leases": _leases(ledger.leases),
         "relay": core.members.ways.told_of_relay(),
+        "relays_offered": core.members.ways.relays.told(core.ledger.names),
         "meetings": core.members.ways.told_of_meetings(),
         "frames": frames.as_dict(),
     }

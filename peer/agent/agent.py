@@ -37,6 +37,7 @@ from farflung.peer.agent.supervisor import Supervisor
 from farflung.peer.identity import Identity
 from farflung.peer.line.control import BeatClock, ControlLink
 from farflung.peer.line.data_line import DataLine, Expected
+from farflung.peer.line.offering import Offering
 from farflung.peer.line.reaching import Reaching
 from farflung.peer.local.channel import Greeting, LocalServer
 from farflung.peer.local.folder import remove_folder
@@ -95,6 +96,7 @@ class Agent:
         self._hands: Hands | None = None
         self._control = ControlLink(self._context, options.url, keys, Counters())
         self._reaching = Reaching(self._context, options.url.key, keys, self._line)
+        self._offering = Offering(options.relay, self._identity.peer_id, say)
         self._remembered = RememberedPlaces(folder, options.url, say)
         self._looking_up = LookingUp(options.own.book, options.url, say)
         me = me_of(self._identity, curve_raw(keys[0]), os.urandom(16), options.url.token or "")
@@ -169,6 +171,7 @@ class Agent:
             on_word(message)
             if isinstance(message, Tick):
                 self._reaching.on_tick(message, time.monotonic())
+                self._offering.on_tick(message, machine.reports.run_id, time.monotonic())
             handle = machine.on_door if type(message) in DOOR_OUT.values() else machine.on_control
             self._carry_out(handle(message, time.monotonic()))  # type: ignore[arg-type]
         while (local := self._local.recv_nowait()) is not None:
@@ -230,6 +233,7 @@ class Agent:
         vitals.tx_bytes, vitals.rx_bytes = frames.sent_bytes, frames.arrived_bytes
         vitals.up_bytes_per_s, vitals.down_bytes_per_s, vitals.rough = self._line.rates
         vitals.punched = self._reaching.turn(now)
+        vitals.unmet, vitals.relay = tuple(sorted(self._link.unmet())), self._offering.turn(now)
         self._metrics.on_tick(now, machine, self._link)
         self._carry_out(machine.on_timer(now))
 
@@ -379,6 +383,7 @@ class Agent:
                 self._beats.forget()
                 self._line.forget_coordinator()
                 self._reaching.leave()
+                self._offering.leave()
             case do.Contacts(roster=()):
                 pass  # let in with a crowd: the first tick tells who is here
             case do.Contacts(roster=roster, ways=ways):
@@ -562,6 +567,7 @@ class Agent:
         self._local.close()
         self._supervisor.stop()
         self._reaching.close()
+        self._offering.close()
         self._looking_up.close()
         self._control.close()
         self._line.close()

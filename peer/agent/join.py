@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farflung.peer.agent.supervisor import ChildTrainer, NoTrainer, Supervisor
+from farflung.peer.line.offering import RelayHere
 from farflung.peer.local.folder import make_folder, remove_folder, sweep_stale
 from farflung.peer.settings import DATA_VARIABLE, ON_DISK_VARIABLE, RECORD_VARIABLE, OwnConfig
 from farflung.peer.trainer.agent_process import AGENT_VARIABLE
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.process import exit_codes
-from farflung.protocol.process.log_lines import Teller
+from farflung.protocol.process.log_lines import Say, Teller
 
 if TYPE_CHECKING:
     from farflung.peer.agent.agent import Agent
@@ -42,6 +43,8 @@ class JoinOptions:
     out: Path | None = None
     nproc: int = 1  # processes of the script, which train together
     helps: bool = False  # without a trainer: `farflung assist`
+    # The relay that the volunteer's settings ask for: whoever calls knows how to start one.
+    relay: Callable[[Say], RelayHere | None] = lambda say: None
 
 
 def join(options: JoinOptions) -> int:
@@ -52,13 +55,14 @@ def join(options: JoinOptions) -> int:
     say = Teller.from_environment("peer")
     does = "helping" if options.helps else "joining"
     say(f"{does} {options.url.run} at {options.url.address}; torch is loaded first, which takes some seconds")
+    relay = options.relay(say)  # what is wrong with that is told before anything begins
     sweep_stale()
     folder = make_folder()
     trainer = NoTrainer() if options.helps else _trainer(options, command, folder)
     try:
         with _on_stop_signals(_give_up):
             trainer.watch(time.monotonic())  # it starts now, and waits for its agent where that takes longer
-            agent = _agent(options, folder, trainer, say)
+            agent = _agent(options, folder, trainer, say, relay)
             with _on_stop_signals(agent.ask_to_leave):
                 end = agent.run()
     except KeyboardInterrupt:
@@ -86,14 +90,17 @@ def _told(options: JoinOptions, folder: Path) -> dict[str, str]:
     return told
 
 
-def _agent(options: JoinOptions, folder: Path, trainer: Supervisor, say: Teller) -> Agent:
+def _agent(
+    options: JoinOptions, folder: Path, trainer: Supervisor, say: Teller, relay: RelayHere | None
+) -> Agent:
     import torch
 
     from farflung.peer.agent.agent import Agent
     from farflung.peer.agent.options import AgentOptions
 
     torch.set_num_threads(1)
-    return Agent(AgentOptions(options.url, folder, options.own, helps=options.helps), trainer, say)
+    asked = AgentOptions(options.url, folder, options.own, relay=relay, helps=options.helps)
+    return Agent(asked, trainer, say)
 
 
 def _give_up() -> None:

@@ -31,6 +31,8 @@ def main() -> int:
     say = Teller.from_environment("agent")
     try:
         url = JoinUrl.parse(asked.url)
+        if asked.settings.relay:
+            say("relay: `farflung join` and `farflung assist` offer one; an agent of a script does not")
         say(f"joining {url.run} at {url.address}; the agent loads torch first, which takes some seconds")
         import torch
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from farflung.checkpoints.store import Store
 from farflung.compression.codec import check_payload, payload_bytes
 from farflung.peer.footprint import Room, Rules, of_helper, told
+from farflung.peer.line.offering import RelayHere
 from farflung.peer.machine.getting_in import Me, PeerConfig
 from farflung.peer.remembered_places import RememberedPlaces
 from farflung.peer.settings import OwnConfig
@@ -32,6 +33,7 @@ class AgentOptions:
     folder: Path
     own: OwnConfig
     journal: Path | None = None  # what happens is written here (journal_writer.py)
+    relay: RelayHere | None = None  # that it offers to others
     helps: bool = False  # no trainer comes: it owns chunks and gives state (`farflung assist`)
 
 

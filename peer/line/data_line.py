@@ -7,6 +7,7 @@ sent comes from the peer machine.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 from collections.abc import Iterable
@@ -118,8 +119,13 @@ class DataLine:
             self._coordinator = both_ends(place)[1]
 
     def relayed_by(self, ways: Iterable[Way]) -> dict[str, Relayed]:
-        """The relay is on the coordinator's host."""
-        return {way.peer: Relayed(f"{self._coordinator}:{way.port}", way.ticket) for way in ways}
+        """By peer.  A relay without a host of its own is on the coordinator's; one with a name instead of a number is
+        none: it would have to be looked up while bytes wait."""
+        return {
+            way.peer: Relayed(f"{way.host or self._coordinator}:{way.port}", way.ticket)
+            for way in ways
+            if not way.host or is_number(way.host)
+        }
 
     def on_tick(self, now: float, expected: Expected) -> None:
         link = self.link
@@ -198,6 +204,14 @@ def checked_listen(text: str) -> tuple[str, int]:
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise UserError(f"--listen {text}: expected HOST:PORT (port 0 takes any free one), or `off`")
     return host, int(port)
+
+
+def is_number(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def address_towards(url: JoinUrl) -> str:

@@ -36,7 +36,7 @@ from farflung.protocol.messages import (
     ToMember,
     What,
 )
-from farflung.protocol.round_words import Commit, Plan
+from farflung.protocol.round_words import Commit, Plan, RelayOffer
 from farflung.protocol.signed_words import Results, claim_part, results_part, sent_part
 from farflung.protocol.signed_words import Said as SignedList
 from farflung.protocol.states import Phase
@@ -59,6 +59,8 @@ class Vitals:
     stuck: bool = False  # the trainer takes no steps though it could
     saved: int = -1  # newest version of which a checkpoint was written
     punched: tuple[str, ...] = ()  # whom it met past both routers
+    unmet: tuple[str, ...] = ()  # whom it can't meet at the relay that it was told
+    relay: RelayOffer | None = None  # that it offers
 
 
 @dataclass
@@ -270,6 +272,8 @@ class Reporter:
                 punched=vitals.punched[:WAYS_MOST],
                 amended=amended,
                 kept=kept,
+                relay=vitals.relay,
+                unmet=vitals.unmet[:WAYS_MOST],
             )
         )
 

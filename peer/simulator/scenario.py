@@ -60,6 +60,8 @@ class Scenario:
     undialable: int = 0  # how many of the peers can't be dialled: they own nothing and dial others
     helpers: int = 0  # so many of the last peers have no trainer
     relay: str = ""  # by which those meet: "steady", "dies" again and again; "": there is none
+    # Relays of all who can be dialled: "steady", "dies", or "drops" what passes it.
+    offered: str = ""
     routers: str = ""  # past which those meet: "easy" ones, "mixed" with a hard one; "": nobody tries
     faults_until_s: float = 8.0
     end_s: float = 120.0

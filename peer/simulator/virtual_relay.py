@@ -1,4 +1,4 @@
-"""The two ways between peers of a simulated world of whom neither can dial the other: a relay, and past their routers.
+"""The ways between peers of a simulated world of whom neither can dial the other: relays, and past their routers.
 
 Used by the world.  Frames of pairs that the relay was told pass it, while it lives.  What a relay may do to ciphertext
 (delay, drop, damage) is a frame that comes late or never, which the world does to all frames; here it also dies, for a
@@ -16,14 +16,15 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from farflung.coordinator.reach.meeting import DOORS
+from farflung.coordinator.reach.relays import RelayNow, Trial
 from farflung.coordinator.reach.tickets import pair_of
-from farflung.coordinator.reach.ways import RelayNow, Usage
-from farflung.coordinator.run.effects import Effect
+from farflung.coordinator.reach.ways import Usage
+from farflung.coordinator.run.effects import Effect, RelayPairs, TryRelay
 from farflung.coordinator.run.machine import RunMachine
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.scenario import Scenario
 from farflung.protocol.messages import Tick
-from farflung.protocol.round_words import MEET_EVERY_S, MEET_TRIES
+from farflung.protocol.round_words import MEET_EVERY_S, MEET_TRIES, RelayOffer, Way
 
 PORT = 7
 BYTES_PER_S = 1e6
@@ -74,6 +75,119 @@ class VirtualRelay:
         return fits
 
 
+# ---- relays that peers offer -----------------------------------------------------------------------------------------
+
+
+TRIED_S = 0.5
+OFFERED_PORT = 7000
+PASSES = 0.2  # of frames, at a relay that drops them: trials always
+
+After = Callable[[float, Callable[[], None]], None]
+CarryOut = Callable[[RunMachine, list[Effect]], None]
+
+
+@dataclass
+class _Known:
+    """What one peer was told in this session."""
+
+    session: bytes
+    number: int = 0
+    pairs: frozenset[bytes] = frozenset()  # that its own relay is for
+    ways: dict[str, Way] = field(default_factory=dict)
+
+
+@dataclass
+class VirtualOffers:
+    """Each of those who can be dialled offers a relay.  Its first one may drop what passes it, or die and come back."""
+
+    scenario: Scenario
+    seed: int
+    peers: Mapping[str, VirtualPeer]
+    after: After
+    carry_out: CarryOut
+    passed: int = 0
+    dropped: int = 0
+    tried: int = 0
+    _known: dict[str, _Known] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(f"offers {self.seed}")
+
+    def of(self, peer: VirtualPeer) -> _Known:
+        name, session = peer.me.peer, peer.machine.reports.session
+        if name not in self._known or self._known[name].session != session:
+            self._known[name] = _Known(session)
+        return self._known[name]
+
+    def hears(self, peer: VirtualPeer, tick: object) -> None:
+        if not self.scenario.offered or not isinstance(tick, Tick):
+            return
+        known = self.of(peer)
+        if tick.roster is not None:
+            known.ways = {way.peer: way for way in tick.ways if way.host}
+        if tick.relay is not None:
+            known.number, known.pairs = tick.relay.number, frozenset(tick.relay.pairs)
+
+    def tell(self, peer: VirtualPeer, now: float) -> None:
+        """The shell tells it, as at every tick of an agent."""
+        if not self.scenario.offered:
+            return
+        vitals, known = peer.machine.reports.vitals, self.of(peer)
+        if peer.address:
+            port = 0 if self._is_dead(peer, now) else OFFERED_PORT
+            vitals.relay = RelayOffer(port, 1_000_000, known.number)
+        vitals.unmet = tuple(
+            name
+            for name, way in sorted(known.ways.items())
+            if not self._stands(peer, self.peers.get(name), way)
+        )
+
+    def try_relay(self, machine: RunMachine, trial: Trial, now: float) -> None:
+        self.tried += 1
+        host = self.peers.get(trial.peer)
+        stands = host is not None and host.alive and host.me.key == trial.key and not self._is_dead(host, now)
+        why_not = "" if stands else "nobody answers there"
+        self.after(
+            TRIED_S,
+            lambda: self.carry_out(machine, machine.on_relay_tried(trial, why_not, now + TRIED_S)),
+        )
+
+    def carries(self, one: VirtualPeer | None, other: VirtualPeer | None, now: float) -> bool:
+        if one is None or other is None or other.me.peer not in self.of(one).ways:
+            return False
+        way = self.of(one).ways[other.me.peer]
+        if not self._stands(one, other, way) or self._is_dead(self._host_of(way), now):
+            return False
+        if self._drops(self._host_of(way), now) and self._random.random() > PASSES:
+            self.dropped += 1
+            return False
+        self.passed += 1
+        return True
+
+    def _stands(self, one: VirtualPeer, other: VirtualPeer | None, way: Way) -> bool:
+        """Both were sent to one relay, and it lets this pair in."""
+        host = self._host_of(way)
+        if other is None or host is None or not host.alive:
+            return False
+        theirs = self.of(other).ways.get(one.me.peer)
+        is_theirs = theirs is not None and theirs.host == way.host
+        return is_theirs and pair_of(one.me.key, other.me.key) in self.of(host).pairs
+
+    def _host_of(self, way: Way) -> VirtualPeer | None:
+        return next((p for p in self.peers.values() if p.address.rpartition(":")[0] == way.host), None)
+
+    def _is_first(self, peer: VirtualPeer | None) -> bool:
+        return peer is next((each for each in self.peers.values() if each.address), None)
+
+    def _is_dead(self, peer: VirtualPeer | None, now: float) -> bool:
+        dies = self.scenario.offered == "dies" and now < self.scenario.faults_until_s
+        return dies and self._is_first(peer) and int(now) % 4 >= 2
+
+    def _drops(self, peer: VirtualPeer | None, now: float) -> bool:
+        """For good: no faults that end, but somebody's will."""
+        return self.scenario.offered == "drops" and self._is_first(peer)
+
+
 # ---- routers ---------------------------------------------------------------------------------------------------------
 
 
@@ -82,7 +196,6 @@ STANDS_S = 6.0  # on average, while there are faults
 CONNECTS_S = 0.05
 OUTSIDE_PORT = 40000
 
-After = Callable[[float, Callable[[], None]], None]
 # (of which session, over which socket, from where)
 Look = Callable[[bytes, str, str], None]
 
@@ -167,3 +280,35 @@ class VirtualRouters:
 
 def _sessions(one: VirtualPeer, other: VirtualPeer) -> frozenset[bytes]:
     return frozenset((one.me.process, other.me.process))
+
+
+# ---- all of them -----------------------------------------------------------------------------------------------------
+
+
+class Between:
+    """Whatever leads from one peer to another that neither can dial."""
+
+    def __init__(self, relay: VirtualRelay, offers: VirtualOffers, routers: VirtualRouters) -> None:
+        self.relay, self.offers, self.routers = relay, offers, routers
+
+    def asked(self, machine: RunMachine, effect: RelayPairs | TryRelay, now: float) -> None:
+        if isinstance(effect, RelayPairs):
+            self.relay.pairs = frozenset(effect.pairs)
+        else:
+            self.offers.try_relay(machine, effect.trial, now)
+
+    def hears(self, peer: VirtualPeer, tick: object, now: float) -> None:
+        self.routers.hears(peer, tick, now)
+        self.offers.hears(peer, tick)
+
+    def tell(self, peer: VirtualPeer, now: float) -> None:
+        self.routers.tell(peer, now)
+        self.offers.tell(peer, now)
+
+    def on_tick(self, machine: RunMachine, now: float) -> list[Effect]:
+        if self.relay.scenario.offered:
+            machine.core.prove = lambda statement: bytes(96)  # who checks it here is nobody
+        return self.relay.on_tick(machine, now)
+
+    def carries(self, one: VirtualPeer | None, other: VirtualPeer | None, now: float) -> bool:
+        return any(way.carries(one, other, now) for way in (self.routers, self.relay, self.offers))

@@ -30,6 +30,7 @@ from farflung.coordinator.run.effects import (
     KeepProof,
     RelayPairs,
     Tell,
+    TryRelay,
     Write,
 )
 from farflung.coordinator.run.machine import RunMachine
@@ -52,7 +53,7 @@ from farflung.peer.simulator.stage_invariants import StageInvariants
 from farflung.peer.simulator.stage_trainer import VirtualStageTrainer
 from farflung.peer.simulator.surroundings import LOCAL_DELAYS_S, RUN_ID, Surroundings
 from farflung.peer.simulator.trainer import VirtualTrainer
-from farflung.peer.simulator.virtual_relay import VirtualRelay, VirtualRouters
+from farflung.peer.simulator.virtual_relay import Between, VirtualOffers, VirtualRelay, VirtualRouters
 from farflung.peer.simulator.work_liars import WorkLeague, trainer_for
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError
@@ -124,11 +125,11 @@ class World:
         self._host = Host(scenario)
         self._changes = HostChanges(scenario, seed)
         self.lost_disk = LostDisk(self, self._changes, seed)
-        self.relay = VirtualRelay(scenario, seed)
-        self.slow_line = SlowLine(scenario, _peer_of(self._keys[0]), self.model)
-        self.routers = VirtualRouters(
-            scenario, seed, self.peers, self.after, self._look, _peer_of(self._keys[0])
-        )
+        self.relay, first = VirtualRelay(scenario, seed), _peer_of(self._keys[0])
+        self.slow_line = SlowLine(scenario, first, self.model)
+        self.routers = VirtualRouters(scenario, seed, self.peers, self.after, self._look, first)
+        self.offers = VirtualOffers(scenario, seed, self.peers, self.after, self._carry_out)
+        self.between = Between(self.relay, self.offers, self.routers)
         self._held_at_cut = Held()
         self.last = LastPeer(scenario, _peer_of(self._keys[-1]), self.random, self.model.chunk_elements)
         self.invariants.cheated = self.last.wrong
@@ -210,7 +211,7 @@ class World:
 
     def _tick(self, machine: RunMachine) -> None:
         if self.coordinator is machine:
-            self._carry_out(machine, self.relay.on_tick(machine, self.now))
+            self._carry_out(machine, self.between.on_tick(machine, self.now))
         if self.coordinator is machine:
             self._carry_out(machine, machine.on_timer(self.now))
             self.after(TICK_S, lambda: self._tick(machine))
@@ -234,8 +235,8 @@ class World:
                     self._deliver(COORDINATOR, peer, message, _MEMBERS[1], version=effect.protocol)
                 case DialBack():
                     self._dial_back(machine, effect)
-                case RelayPairs(pairs=pairs):
-                    self.relay.pairs = frozenset(pairs)
+                case RelayPairs() | TryRelay():
+                    self.between.asked(machine, effect, self.now)
         if any(isinstance(effect, Write) for effect in effects):
             self.invariants.on_books(machine.core.ledger)
             self.invariants.on_strikes(machine.auditing.cases.struck)
@@ -319,7 +320,7 @@ class World:
         )
         self.note(f"{me.peer} starts")
         own = self.own.setdefault(index, OwnDisk(self.scenario.results_on_disk))
-        address = "" if index < self.scenario.undialable else f"{index}:1"
+        address = "" if index < self.scenario.undialable else f"10.0.{index // 256}.{index % 256}:1"
         peer = VirtualPeer(
             me,
             self.manifest,
@@ -362,7 +363,7 @@ class World:
 
     def _peer_tick(self, peer: VirtualPeer) -> None:
         if peer.alive and not peer.exit_code:
-            self.routers.tell(peer, self.now)
+            self.between.tell(peer, self.now)
             peer.carry_out(peer.machine.on_timer(self.now))
             self.after(TICK_S, lambda: self._peer_tick(peer))
 
@@ -409,14 +410,13 @@ class World:
             peer.carry_out(peer.machine.on_door(message, self.now))  # type: ignore[arg-type]
         else:
             heard = self.league.hears(peer, message) if target in self.league.members else message  # type: ignore[arg-type]
-            self.routers.hears(peer, heard, self.now)
+            self.between.hears(peer, heard, self.now)
             peer.carry_out(peer.machine.on_control(heard, self.now))  # type: ignore[arg-type]
 
     def _send_frame(self, source: str, effect: SendFrame) -> None:
         one, other = self.peers.get(source), self.peers.get(effect.to)
         dialled = self._dialable(source) or self._dialable(effect.to)
-        met = self.routers.carries(one, other, self.now)
-        if not (dialled or met or self.relay.carries(one, other, self.now)):
+        if not (dialled or self.between.carries(one, other, self.now)):
             return  # nobody can open a connection between the two
         if self.last.withholds(source, effect, self.peers[source].machine.part):
             return

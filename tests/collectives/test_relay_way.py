@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from farflung.collectives.link import undialled
 from farflung.collectives.link.link import Relayed
 from farflung.collectives.link.relay_way import RelayWay, Stand
+from farflung.coordinator.relay.relay_process import in_thread
 from rig.link_ends import PAYLOAD_MAX, End, frame, until, ways
 from rig.relay_rig import CHOSEN, JOINED, RelayRig
 from rig.waiting import eventually
@@ -232,3 +234,39 @@ def test_no_byte_after_the_answer_is_lost() -> None:
         way.close()
         local.close()
         guest.close()
+
+
+def test_told_another_relay_both_go_there_though_the_first_one_still_passes_bytes(
+    ends: tuple[End, End], rig: RelayRig
+) -> None:
+    ann, bob = ends
+    with RelayRig(spawn=in_thread) as another:
+        another.want((ann.key, bob.key))
+        meet(ends, ways(rig, ends))
+        ann.link.send("bob", frame(0, b"by the first"))
+        until(ends, lambda: len(bob.got) == 1, "it has come")
+        mine, theirs = ways(another, ends)
+        ann.link.set_ways({"bob": mine})
+        bob.link.set_ways({"ann": theirs})
+        until(ends, lambda: ann.link.lines["bob"].is_up and bob.link.lines["ann"].is_up, "they met again")
+        ann.link.send("bob", frame(1, b"by the second"))
+        until(ends, lambda: len(bob.got) == 2, "it has come, too")
+        until(ends, lambda: another.moved_bytes > 0, "over the other relay")
+        until(ends, lambda: rig.said[-1].pairs == 0, "nothing stands at the first one")
+
+
+def test_whom_a_relay_brings_to_nobody_is_told_after_a_while_and_anew_of_each_relay(
+    ends: tuple[End, End], rig: RelayRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann, bob = ends
+    monkeypatch.setattr(undialled, "UNMET_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        mine, theirs = ways(rig, ends)
+        ann.link.set_contacts([ann.contact, bob.contact])
+        ann.link.set_ways({"bob": Relayed(f"127.0.0.1:{silent.getsockname()[1]}", mine.ticket)})
+        assert ann.link.unmet() == set(), "it was told just now"
+        assert ann.link.unmet() == {"bob"}
+        meet(ends, (mine, theirs))
+        until(ends, lambda: not ann.link.unmet() and ann.link.lines["bob"].is_up, "they met")
+        ann.link.set_ways({})
+        assert ann.link.unmet() == set()

@@ -98,6 +98,20 @@ def test_a_peer_says_which_stage_it_holds() -> None:
     )
 
 
+def test_a_peer_says_what_relay_it_offers_and_why_nobody_is_sent_there() -> None:
+    status = run(stage(), stage())
+    [one, other] = [member["id"] for member in status["members"][:2]]
+    offers = {"bytes_per_s": 2_500_000, "pairs": 3, "moved_bytes": 7_000_000}
+    status["relays_offered"] = [
+        {"peer": one, "on": True, "why_not": ""} | offers,
+        {"peer": other, "on": False, "why_not": "port 7000 of its address: nobody answers there"} | offers,
+    ]
+    shown = screen(status, 120, 40, View(page="details", selected=one))
+    assert "offers a relay: 20.0Mbit/s for all who use it, 3 pairs now, 7.0MB passed" in shown
+    shown = screen(status, 120, 40, View(page="details", selected=other))
+    assert "nobody is sent there: port 7000 of its address" in shown
+
+
 @pytest.mark.parametrize(
     ("best", "says"),
     [

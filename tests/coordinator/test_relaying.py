@@ -57,16 +57,16 @@ def test_a_relay_that_is_back_soon_is_no_news_and_one_that_stays_away_is(
     shell, process = relaying(machine, tmp_path / "relay.json")
     ways = machine.core.members.ways
     shell.on_tick(0.0, JULY)
-    assert ways.relay is None and "not begun" in ways.why_no_relay
+    assert ways.relays.own is None and "not begun" in ways.why_no_relay
     process.port = 29802
     [news] = shell.on_tick(1.0, JULY)
-    assert isinstance(news, Note) and "on port 29802" in news.text and ways.relay is not None
+    assert isinstance(news, Note) and "on port 29802" in news.text and ways.relays.own is not None
     process.port, process.why_not = None, "killed by SIGKILL"
     assert shell.on_tick(2.0, JULY) == [] and shell.on_tick(2.0 + BACK_WITHIN_S - 0.1, JULY) == []
     [news] = shell.on_tick(2.0 + BACK_WITHIN_S, JULY)
-    assert isinstance(news, Note) and "killed by SIGKILL" in news.text and ways.relay is None
+    assert isinstance(news, Note) and "killed by SIGKILL" in news.text and ways.relays.own is None
     process.port = 29802
-    assert len(shell.on_tick(30.0, JULY)) == 1 and ways.relay is not None
+    assert len(shell.on_tick(30.0, JULY)) == 1 and ways.relays.own is not None
 
 
 def test_a_month_that_is_used_up_closes_it_until_the_next_one_also_after_a_restart(
@@ -78,18 +78,18 @@ def test_a_month_that_is_used_up_closes_it_until_the_next_one_also_after_a_resta
     process.says = [counted(600), counted(399)]
     shell.on_tick(0.0, JULY)
     ways = machine.core.members.ways
-    assert ways.relay is not None and ways.usage.moved_bytes == 999 and ways.usage.refused == 4
+    assert ways.relays.own is not None and ways.usage.moved_bytes == 999 and ways.usage.refused == 4
     process.says = [counted(1)]
     shell.on_tick(1.0, JULY)
-    assert ways.relay is None and "of 2026-07 ([net] relay_month)" in ways.why_no_relay
+    assert ways.relays.own is None and "of 2026-07 ([net] relay_month)" in ways.why_no_relay
     shell.close()
     assert process.closed
     again, process = relaying(machine, path)
     process.port = 29802
     again.on_tick(2.0, JULY + 5.0)
-    assert ways.relay is None and ways.usage.month_bytes == 1000
+    assert ways.relays.own is None and ways.usage.month_bytes == 1000
     again.on_tick(3.0, AUGUST)
-    assert ways.relay is not None and ways.usage.month_bytes == 0
+    assert ways.relays.own is not None and ways.usage.month_bytes == 0
 
 
 def test_it_is_written_down_now_and_then_and_a_damaged_file_is_no_end(

@@ -13,7 +13,58 @@ TICKETS = ("tests/coordinator/reach/test_tickets.py", "tests/coordinator/relay/t
 LEAN = ("tests/collectives/test_records.py", "tests/collectives/test_lean.py")
 BOARD = ("tests/coordinator/relay/test_switchboard.py", "tests/coordinator/relay/test_relay.py")
 
+RELAYS = ("tests/coordinator/reach/test_relays.py",)
+
 REACH = (
+    Mutant(
+        "a ticket is good at one relay",
+        "coordinator/reach/tickets.py",
+        " + self.relay.encode()",
+        "",
+        RELAYS,
+    ),
+    Mutant(
+        "a relay that is offered is used once bytes came through it",
+        "coordinator/reach/relays.py",
+        "where = host_of(here[peer].contact), offer.said.port",
+        "where = offer.passed = host_of(here[peer].contact), offer.said.port",
+        RELAYS,
+    ),
+    Mutant(
+        "it is not used while others can't reach its member",
+        "coordinator/reach/relays.py",
+        "if here[peer].doubted_until > now:",
+        "if False:",
+        RELAYS,
+    ),
+    Mutant(
+        "a claimed rate counts up to a bound",
+        "coordinator/reach/relays.py",
+        "rate = min(RATE_MOST_BYTES_PER_S, float(offer.said.bytes_per_s))",
+        "rate = float(offer.said.bytes_per_s)",
+        RELAYS,
+    ),
+    Mutant(
+        "complaints move a pair ever more rarely",
+        "coordinator/reach/relays.py",
+        "if now - stay.since >= SETTLES_S * 2.0 ** min(DOUBLINGS_MOST, stay.moves):",
+        "if True:",
+        RELAYS,
+    ),
+    Mutant(
+        "no pair changes relays in a round for having more",
+        "coordinator/reach/relays.py",
+        "> MUCH_MORE * has and not together(one.peer, other.peer):",
+        "> MUCH_MORE * has:",
+        RELAYS,
+    ),
+    Mutant(
+        "told another relay both leave the first one",
+        "collectives/link/undialled.py",
+        "elif way is not None and before is not None and way.relay != before.relay:",
+        "elif False:",
+        ("tests/collectives/test_relay_way.py",),
+    ),
     Mutant(
         "a ticket is signed by the run",
         "coordinator/reach/tickets.py",
@@ -24,14 +75,14 @@ REACH = (
     Mutant(
         "a ticket is of one run",
         "coordinator/reach/tickets.py",
-        "+ self.run_id + self",
-        '+ b"" + self',
+        "where = self.run_id + self",
+        'where = b"" + self',
         TICKETS,
     ),
     Mutant(
         "a ticket ends",
         "coordinator/relay/switchboard.py",
-        "if now > ticket.until_s:",
+        "if now + self._clock_ahead_s > ticket.until_s:",
         "if False:",
         BOARD,
     ),
@@ -71,10 +122,24 @@ REACH = (
         ("tests/coordinator/relay/test_socks.py",),
     ),
     Mutant(
+        "whoever met nobody of the plan owns nothing beside those that can be dialled",
+        "coordinator/reach/ways.py",
+        "and len(far) > 1",
+        "and True",
+        WAYS,
+    ),
+    Mutant(
+        "whoever others could not reach owns nothing, met or not",
+        "coordinator/reach/ways.py",
+        "and among[peer].doubted_until <= now",
+        "and True",
+        WAYS,
+    ),
+    Mutant(
         "whoever can be dialled owns, and others do not",
         "coordinator/reach/ways.py",
-        "if dialled or (self.relay is None and not self.meetings.is_on):",
-        "if self.relay is None and not self.meetings.is_on:",
+        "if dialled or not (self.relays.is_any or self.meetings.is_on):",
+        "if not (self.relays.is_any or self.meetings.is_on):",
         WAYS,
     ),
     Mutant(

@@ -15,7 +15,18 @@ from farflung.protocol import envelope, limits
 from farflung.protocol import messages as m
 from farflung.protocol.errors import FrameError
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
-from farflung.protocol.round_words import AheadPlan, Commit, Contact, Decision, Meet, Plan, Used, Way
+from farflung.protocol.round_words import (
+    AheadPlan,
+    Commit,
+    Contact,
+    Decision,
+    Meet,
+    Plan,
+    RelayOffer,
+    RelayOrder,
+    Used,
+    Way,
+)
 from farflung.protocol.signing import Amendment, AskKept, Head, Kept, KeptCommit
 from farflung.protocol.verdicts import Verdict
 from rig.last_protocol import unknown_in
@@ -85,6 +96,8 @@ EXAMPLES: dict[str, m.Message] = {
         leaving=True,
         data=H1[:16],
         punched=("bob",),
+        relay=RelayOffer(29803, 2_500_000, 3, 1, 0, 7000, 2, ""),
+        unmet=("cyd",),
     ),
     "sent": m.Sent(
         seat=2,
@@ -150,7 +163,8 @@ EXAMPLES: dict[str, m.Message] = {
         roster_no=1,
         roster=(Contact("ann", "amber-fox", H1, "host:1"),),
         leases=(m.Lease(1, 0, 0, 8, 0), m.Lease.at(2, 0, 8, 16, (9, 8))),
-        ways=(Way("bob", 29802, "AbC_-"),),
+        ways=(Way("bob", 29802, "AbC_-"), Way("cyd", 29802, "AbC_-", "192.0.2.7")),
+        relay=RelayOrder(3, 2, H1, (bytes(16),), "nobody answers there"),
         void=(3,),
         era=1,
         advice="use the same data",
@@ -227,7 +241,7 @@ FROZEN_FIELDS = {
     "stands_by": "whereabouts",
     "status": "status",
     "beat": "session seq roster_no fragments phase step tokens loss tx_bytes rx_bytes up_bytes_per_s "
-    "down_bytes_per_s have want samples rough era saved unsure leaving data batch punched amended kept",
+    "down_bytes_per_s have want samples rough era saved unsure leaving data batch punched amended kept relay unmet",
     "sent": "session seq round_no hashes tokens steps loss used seat counted signature",
     "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash "
     "dots inputs signature lengths got_by",
@@ -237,7 +251,7 @@ FROZEN_FIELDS = {
     "leave": "session seq reason",
     "look": "",
     "tick": "session seq answers heard_s fragments goal reason roster_no roster leases void era advice era_because "
-    "batch serve ways look meets amendments beat_s",
+    "batch serve ways look meets amendments beat_s relay",
     "open": "session seq plan amended next_begun",
     "decided": "session seq decision",
     "committed": "session seq commit nonce amended kept",
@@ -261,6 +275,9 @@ MAY_LACK = {
     ("tick", "look"),
     ("tick", "meets"),
     ("beat", "punched"),
+    ("beat", "relay"),
+    ("beat", "unmet"),
+    ("tick", "relay"),
     ("probe", "look"),
     ("probed", "port"),
     ("welcome", "whereabouts"),
@@ -299,7 +316,9 @@ FROZEN_PARTS = {
     Head: "run_id manifest number before after incarnation era versions commits books proof",
     KeptCommit: "head books",
     Contact: "peer name key address",
-    Way: "peer port ticket",
+    Way: "peer port ticket host",
+    RelayOffer: "port bytes_per_s number pairs waiting moved_bytes refused why_not",
+    RelayOrder: "number incarnation public pairs why_not",
     Meet: "peer endpoint at_s",
     m.Lease: "lease epoch start stop upto uptos",
     ModelSchema: "tensors chunk_elements chunk_count first_plain_chunk frozen stages riders matrices",
@@ -330,7 +349,8 @@ def test_whoever_speaks_the_last_version_is_sent_what_that_version_said(kind: st
 
 def test_a_whole_roster_fits_into_one_message() -> None:
     one = Contact("a" * 16, "indigo-falcon", H1, "h" * limits.ADDRESS_CHARS)
-    way = Way("a" * 16, 65535, "t" * limits.TICKET_CHARS)
+    way = Way("a" * 16, 65535, "t" * limits.TICKET_CHARS, "h" * limits.HOST_CHARS)
+    order = RelayOrder(1 << 40, 1 << 40, H1, (bytes(16),) * limits.WAYS_MOST, "w" * 200)
     amendment = Amendment(1, 1 << 40, 0, bytes(limits.AMENDMENT_BYTES), H1, bytes(96))
     tick = msgspec.structs.replace(
         EXAMPLES["tick"],
@@ -338,6 +358,7 @@ def test_a_whole_roster_fits_into_one_message() -> None:
         ways=(way,) * limits.WAYS_MOST,
         meets=(Meet("a" * 16, "h" * limits.ADDRESS_CHARS, 1.0),) * limits.MEETS_AT_ONCE,
         amendments=(amendment,) * limits.AMENDMENTS_TOLD,
+        relay=order,
     )
     assert envelope.decode(envelope.encode(tick), ALL) == tick
 

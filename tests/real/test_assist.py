@@ -50,3 +50,23 @@ def test_one_who_helps_sums_and_gives_its_state_when_it_alone_is_left(stage: Any
     report = audit(read_folder(stage.folder))
     assert report.kept, "\n".join(report.lines())
     assert not [each for each in stage.events("hal") if each["event"] == "frozen"]
+
+
+@pytest.mark.forked_peers
+def test_two_that_nobody_can_dial_meet_at_the_relay_of_a_third_where_the_host_has_none(stage: Any) -> None:
+    stage.write_run(min_peers=3)
+    stage.coordinate("--set", "net.relay=off")
+    stage.assist("hal", "--relay", "20 Mbit/s")
+    stage.join("ann", "--listen", "off")
+    stage.join("bob", "--listen", "off")
+    found = stage.until(
+        lambda s: [each for each in s["relays_offered"] if each["pairs"] and each["moved_bytes"]],
+        "bytes pass its relay",
+    )
+    [offered] = found["relays_offered"]
+    assert (offered["on"], offered["bytes_per_s"], offered["why_not"]) == (True, 2_500_000, "")
+    ways = {each["id"]: each["way"] for each in found["members"]}
+    assert sorted(ways.values()) == ["dialled", "relayed", "relayed"] and ways[offered["peer"]] == "dialled"
+    assert found["relay"]["on"] is False and "others can use my relay" in stage.log("hal")
+    stage.processes["hal"].send_signal(signal.SIGKILL)
+    stage.until(lambda s: not s["relays_offered"], "with its member it is gone")

@@ -186,6 +186,9 @@ class MemoryLink:
                 self._intake.frame_of(bytes(parts[0]), parts[1]) if whole else self._intake.unreadable(),
             )
 
+    def unmet(self) -> set[str]:
+        return set()  # it has no relays
+
     def unreached(self) -> set[str]:
         return {peer for peer, at in self._stuck_since.items() if self._clock() - at >= UNREACHED_AFTER_S}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -30,10 +31,13 @@ class RelayRig:
     def __init__(self, bytes_per_s: float = 1.25e9, spawn: Spawn = in_process) -> None:
         key = Ed25519PrivateKey.generate()
         self.sign: Sign = key.sign
+        self.public = key.public_key().public_bytes_raw()
+        self.relay = ""  # for which relay tickets are: the coordinator's, or that of somebody by this name
+        self.at = 0  # where guests go, if not to this relay
         begin = Begin(
             run_id=RUN.run_id,
             incarnation=RUN.incarnation,
-            public=key.public_key().public_bytes_raw(),
+            public=self.public,
             host="127.0.0.1",
             port=0,
             bytes_per_s=bytes_per_s,
@@ -79,7 +83,12 @@ class RelayRig:
 
     def ticket(self, mine: bytes, theirs: bytes, lasts_s: float = TICKET_S) -> str:
         until_s = int(time.monotonic() + lasts_s)
-        return written(Ticket(pair_of(mine, theirs), side_of(mine, theirs), until_s), RUN, self.sign)
+        run = replace(RUN, relay=self.relay)
+        return written(Ticket(pair_of(mine, theirs), side_of(mine, theirs), until_s), run, self.sign)
+
+    @staticmethod
+    def pair(mine: bytes, theirs: bytes) -> bytes:
+        return pair_of(mine, theirs)
 
     def way(self, mine: bytes, theirs: bytes) -> Relayed:
         return Relayed(f"127.0.0.1:{self.port}", self.ticket(mine, theirs))
@@ -88,7 +97,7 @@ class RelayRig:
 
     def guest(self, name: str, patience_s: float = 20.0) -> socket.socket:
         """It has asked for this name, and nothing has come of that yet."""
-        connection = socket.create_connection(("127.0.0.1", self.port), patience_s)
+        connection = socket.create_connection(("127.0.0.1", self.at or self.port), patience_s)
         connection.sendall(GREETING)
         assert connection.recv(2, socket.MSG_WAITALL) == CHOSEN
         connection.sendall(b"\x05\x01\x00\x03" + bytes((len(name),)) + name.encode() + b"\x00\x01")

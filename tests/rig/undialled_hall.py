@@ -5,7 +5,8 @@ from __future__ import annotations
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
-from farflung.coordinator.reach.ways import RelayNow, Usage
+from farflung.coordinator.reach.relays import RelayNow
+from farflung.coordinator.reach.ways import Usage
 from farflung.coordinator.run.effects import AnswerDoor, Effect, RelayPairs, Tell
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol import messages as m

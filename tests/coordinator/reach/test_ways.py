@@ -8,8 +8,9 @@ from itertools import combinations
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from farflung.coordinator.reach.relays import PAIRS_MOST, RelayNow, Relays
 from farflung.coordinator.reach.tickets import Run, pair_of, read
-from farflung.coordinator.reach.ways import ASKED_S, PAIRS_MOST, RENEWED_S, TICKET_S, RelayNow, Ways
+from farflung.coordinator.reach.ways import ASKED_S, RENEWED_S, TICKET_S, Ways
 from farflung.protocol.round_words import Contact
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
@@ -35,7 +36,8 @@ def somebody(number: int, address: str = "", **more: object) -> Somebody:
 
 
 def ways_of(living: list[Somebody], now: float = 10.0, relay: RelayNow | None = RELAY) -> Ways:
-    ways = Ways(relay)
+    ways = Ways(Relays(relay))
+    ways.relays.see(named(living), now)
     ways.refresh(living, now, RUN, KEY.sign)
     return ways
 
@@ -68,7 +70,8 @@ def test_without_a_relay_they_cannot_talk_and_own_nothing() -> None:
 
 
 def test_where_nobody_can_sign_nobody_is_let_in() -> None:
-    ways = Ways(RELAY)
+    ways = Ways(Relays(RELAY))
+    ways.relays.see({}, 10.0)
     ways.refresh([somebody(0), somebody(1)], 10.0, RUN, lambda statement: b"")
     assert ways.pairs == () and ways.told("peer-000") == ()
 
@@ -142,3 +145,47 @@ def test_of_more_than_the_relay_has_places_for_a_few_meet_everybody(count: int, 
     owners = ways.owners(named(living), 10.0)
     assert len(owners) == hubs
     assert all(ways.meets(hub, each) for hub in owners for each in named(living) if each != hub)
+
+
+def met_scene(
+    homes: int, *apart: tuple[int, int], relay: RelayNow | None = RELAY
+) -> tuple[Ways, list[Somebody]]:
+    """Two that can be dialled, and some at home who all met each other but for these pairs."""
+    living = [somebody(number) for number in range(homes)]
+    living += [somebody(homes + number, f"host{number}:1") for number in range(2)]
+    ways = Ways(Relays(relay))
+    ways.meetings.is_on = True
+    ways.relays.see(named(living), 10.0)
+    ways.refresh(living, 10.0, RUN, KEY.sign)
+    left = {frozenset(pair) for pair in apart}
+    for each in living[:homes]:
+        met = (
+            o
+            for o in living[:homes]
+            if frozenset((each.joined_no, o.joined_no)) not in left and o is not each
+        )
+        ways.meetings.says(each.contact.key, tuple(other.contact.peer for other in met))
+    ways.refresh(living, 12.0, RUN, KEY.sign)
+    return ways, living
+
+
+def test_whoever_met_all_the_others_owns_beside_those_that_can_be_dialled() -> None:
+    ways, living = met_scene(3)
+    assert ways.meetings.punched == 3
+    assert ways.owners(named(living), 12.0) == {each.contact.peer for each in living}
+    assert ways.share_bytes_per_s(named(living), ways.owners(named(living), 12.0)) is None
+    living[0].doubted_until = 60.0
+    assert ways.owners(named(living), 12.0) == {each.contact.peer for each in living[1:]}
+    assert ways.owners(named([living[1], living[3]]), 12.0) == {"peer-003"}, "it met nobody of these"
+
+
+def test_one_that_somebody_could_not_meet_owns_nothing_beside_those_that_can_be_dialled() -> None:
+    ways, living = met_scene(4, (0, 3))
+    assert ways.owners(named(living), 12.0) == {
+        each.contact.peer for each in living if each.joined_no not in (0, 3)
+    }
+    ways, living = met_scene(4, (0, 3), (1, 3), (2, 3))
+    assert ways.owners(named(living), 12.0) == {each.contact.peer for each in living[4:]}
+    assert ways.owners(named([*living[:3], living[4]]), 12.0) == {
+        "peer-000", "peer-001", "peer-002", "peer-004",
+    }, "it is not in this plan"  # fmt: skip

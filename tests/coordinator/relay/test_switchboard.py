@@ -50,6 +50,16 @@ def test_a_ticket_that_has_ended_or_is_of_no_wanted_pair_opens_nothing() -> None
     assert switch.guests == 2 and switch.waiting == 0, "they are strangers still"
 
 
+def test_tickets_end_by_the_clock_of_the_one_who_wrote_them() -> None:
+    switch = Switchboard()
+    switch.want((PAIR,), clock_ahead_s=500.0)
+    assert come(switch, 1, ticket(0, until_s=510), now=10.1).why_not == "its ticket has ended"
+    assert come(switch, 2, ticket(0, until_s=511), now=10.1) == Said()
+    behind = Switchboard()
+    behind.want((PAIR,), clock_ahead_s=-500.0)
+    assert come(behind, 1, ticket(0, until_s=20), now=519.0) == Said()
+
+
 def test_an_older_ticket_is_of_no_use_once_a_newer_one_was_shown() -> None:
     switch = board()
     assert not come(switch, 1, ticket(0, until_s=900)).why_not

@@ -126,7 +126,7 @@ def test_the_status_says_why_a_hard_router_is_relayed() -> None:
     core = hall.machine.core
     shown = member_status(core, hall.machine.conductors, None, core.members.alive[bob.peer])
     assert shown["way"] == "relayed" and "another port for each connection" in shown["why_this_way"]
-    assert core.members.ways.relay == RELAY
+    assert core.members.ways.relays.own == RELAY
 
 
 def test_a_look_with_a_key_that_is_nobodys_changes_nothing() -> None:
