@@ -21,16 +21,28 @@ import msgspec
 
 from farflung.protocol import limits
 from farflung.protocol.errors import FrameError
-from farflung.protocol.messages import KINDS, Beat, Challenge, Message, Sent, Tick, kind_of
-from farflung.protocol.round_words import Commit, Way
+from farflung.protocol.messages import (
+    KINDS,
+    Beat,
+    Challenge,
+    Message,
+    ProgressReport,
+    Sent,
+    Tick,
+    kind_of,
+)
+from farflung.protocol.round_words import Commit, Decision, Plan, Way
 from farflung.protocol.signing import Amendment, Head, Kept, KeptCommit
 from farflung.protocol.verdicts import Verdict
 
 NEW_FIELDS: dict[type[msgspec.Struct], frozenset[str]] = {
     Challenge: frozenset({"protocol"}),
     Beat: frozenset({"relay", "unmet"}),
-    Tick: frozenset({"relay"}),
+    Tick: frozenset({"relay", "beat_s"}),
     Way: frozenset({"host"}),
+    Plan: frozenset({"groups", "roots", "column"}),
+    Decision: frozenset({"summed"}),
+    ProgressReport: frozenset({"summed"}),
 }
 # Not said to whom speaks the last version: whoever decides to say them sees to it.
 NEW_KINDS: frozenset[str] = frozenset()

@@ -67,10 +67,13 @@ class Kind(IntEnum):
     WHERE = 33  # the list that the coordinator signed: Whereabouts in join_url.py
     LEAN_ASKED = 34  # link to link (lean_side.py): "let me open a lean connection: my half of its secret"
     LEAN_GRANTED = 35  # "at this port, with this ticket: my half"
+    SUM = 36  # owner -> root, in a mesh: what my group's contributions to one chunk add up to
+    WANT_SUM = 37
 
 
 WANTS = frozenset(kind for kind in Kind if Kind.WANT_CONTRIBUTION <= kind <= Kind.WANT_HAVE) | {
-    Kind.WANT_WHERE
+    Kind.WANT_WHERE,
+    Kind.WANT_SUM,
 }
 ANSWERS = frozenset({Kind.STATE, Kind.LOGGED, Kind.MANIFEST})  # of who serves somebody that catches up
 CROSSING_KINDS = frozenset(

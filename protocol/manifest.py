@@ -53,7 +53,7 @@ MAX_MANIFEST_BYTES = 64 * 1024
 MAX_PROBLEMS = 5  # more than this at once is noise: mend these, then see the rest
 # Keys that came after version 8 of the protocol, and the version that knows them.  At their defaults they are not in
 # the bytes that all agree on: who does not know them follows the same rules, and an older run keeps its digest.
-NEW_KEYS: dict[tuple[str, str], int] = {}
+NEW_KEYS: dict[tuple[str, str], int] = {("round", "group"): 9}
 _SHOWN_CHARS = 60
 COORDINATORS_OWN: dict[str, Any] = {"admission": True, "net": {"relay", "relay_month"}}  # no peer needs it
 _SAME_VERSION = "are both sides on the same farflung version?"
@@ -234,6 +234,7 @@ def _cross_checks(m: Manifest) -> list[str]:
     problems += _turn_problems(m) if m.pipeline.turn else []
     problems += _stage_checks(m) if m.pipeline.stages > 1 else _no_stage_checks(m)
     problems += _local_problems(m) if m.pipeline.mode == "local" else []
+    problems += _mesh_problems(m) if m.round.group else []
     expect(limit > grace, "[round] round_timeout_s", f"more than scatter_grace_s ({grace})", limit)
     # One lost heartbeat is an everyday event and must not look like a death.
     expect(dead > 2 * beat, "[net] dead_after_s", f"more than twice heartbeat_s ({beat})", dead)
@@ -416,6 +417,21 @@ def _local_problems(m: Manifest) -> list[str]:
             f"[pipeline] batch: expected at least local_micros ({pipeline.local_micros}), found {pipeline.batch}"
         )
     return problems
+
+
+def _mesh_problems(m: Manifest) -> list[str]:
+    """What a round in groups can't do yet is said, not passed over in silence."""
+    found = {
+        "[round] group: expected 0, or at least 2": (m.round.group, m.round.group >= 2),
+        "[pipeline] batch: expected 0 with [round] group > 0": (m.pipeline.batch, not m.pipeline.batch),
+        '[merge] policy: expected "mean" with [round] group > 0': (m.merge.policy, m.merge.policy == "mean"),
+        "[merge] audit: expected 0 with [round] group > 0": (m.merge.audit, not m.merge.audit),
+        "[merge] audit_first: expected 0 with [round] group > 0": (
+            m.merge.audit_first,
+            not m.merge.audit_first,
+        ),
+    }
+    return [f"{rule}, found {value}" for rule, (value, holds) in found.items() if not holds]
 
 
 def _explain(error: ValidationError) -> list[str]:

@@ -146,6 +146,7 @@ class RoundSection(Section):
     weight_cap: Annotated[float, Field(ge=1, le=1000)] = 4.0
     ramp_rounds: Annotated[int, Field(ge=0, le=1000)] = 3
     keep_results: Annotated[int, Field(ge=1, le=1024)] = 3
+    group: Annotated[int, Field(ge=0, le=MEMBERS_PER_ROUND)] = 0  # members of a mesh's group; 0: all in one
 
 
 class MergeSection(Section):

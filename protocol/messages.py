@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from farflung.protocol.digests import LENGTH_BYTES
 from farflung.protocol.limits import (
@@ -305,14 +305,13 @@ class ProgressReport(_FromMember, frozen=True, kw_only=True):
     got: Mask
     got_hash: Bytes32
     dots: DotProducts | None  # of all chunks that I own, before the decision
-    # Of what was merged here: which contributions went in, and my signature of both (signed_words.py).
-    inputs: Digest
+    inputs: Digest  # which contributions went into what was merged here, and my signature of both (signed_words.py)
     signature: Annotated[bytes, Meta(max_length=64)]
-    # Where a batch's gradient is clipped: how long each of the merged results is (digests.py); who holds one proves its
-    # hash and its length.
+    # Where a gradient is clipped: of each merged result its length (digests.py), proven by who holds it.
     lengths: Annotated[bytes, Meta(max_length=LENGTH_BYTES * CHUNKS_PER_FRAGMENT)]
     # The same as `got_hash` for each owner's results alone, where every result is here and the commit does not come.
     got_by: Annotated[dict[PeerName, Bytes32], Meta(max_length=MEMBERS_PER_ROUND)]
+    summed: Mask | UnsetType = UNSET  # in a mesh: of which of my chunks I have made my group's sum
 
 
 class ChunkVerdict(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import (
     ADDRESS_CHARS,
     CHUNKS_PER_FRAGMENT,
+    GROUPS_MOST,
     HOST_CHARS,
+    MEMBERS_PER_MESH,
     MEMBERS_PER_ROUND,
     TICKET_CHARS,
     WAYS_MOST,
@@ -35,9 +37,23 @@ Mask = Annotated[bytes, Meta(max_length=CHUNKS_PER_FRAGMENT // 8)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Reason = Annotated[str, Meta(max_length=2000)]
 ShortReason = Annotated[str, Meta(max_length=200)]
-PairName = Annotated[
-    bytes, Meta(min_length=16, max_length=16)
-]  # of two sessions: coordinator/reach/tickets.py
+# Of two sessions: coordinator/reach/tickets.py.
+PairName = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Group = Annotated[int, Meta(ge=0, lt=GROUPS_MOST)]
+# Of what a group of a mesh adds up: half of fp32, and a rounding far below that of a result.
+SUM_CODEC = "bf16"
+
+
+class Column(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Of a mesh, for one member: by whom the chunks that it owns are added up in the other groups, and where the sums
+    of all groups come together."""
+
+    group: Group  # the member's own
+    groups: Annotated[int, Meta(ge=2, le=GROUPS_MOST)]
+    peers: Annotated[tuple[PeerName, ...], Meta(max_length=MEMBERS_PER_MESH)]
+    # For each of its chunks in order, and of each group: an index in `peers`.
+    owners: Annotated[tuple[int, ...], Meta(max_length=CHUNKS_PER_FRAGMENT * GROUPS_MOST)]
+    roots: Annotated[tuple[Group, ...], Meta(max_length=CHUNKS_PER_FRAGMENT)]  # for each of its chunks
 
 
 class Plan(Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,15 +63,30 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
     epoch: Count
     version: Count  # the version that the round starts from
     # Sorted: the sum's order.
-    members: Annotated[tuple[str, ...], Meta(min_length=1, max_length=MEMBERS_PER_ROUND)]
-    # index of a chunk within the fragment -> index in members
-    owners: Annotated[tuple[int, ...], Meta(max_length=CHUNKS_PER_FRAGMENT)]
+    members: Annotated[tuple[str, ...], Meta(min_length=1, max_length=MEMBERS_PER_MESH)]
+    # index of a chunk within the fragment -> index in members; of a mesh as a whole: one such row for each group
+    owners: Annotated[tuple[int, ...], Meta(max_length=CHUNKS_PER_FRAGMENT * GROUPS_MOST)]
     # Of each member's contribution.
-    codecs: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=MEMBERS_PER_ROUND)]
+    codecs: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=MEMBERS_PER_MESH)]
     fragment: Count = 0
     # Chunks that moved to a member whose result for them is proven: it answers for those bytes.  Results of all other
     # chunks that moved are made again, since whoever made them may have told others otherwise.
     kept: Mask = b""
+    # Of a mesh as a whole, which the coordinator and its journal have: the group of each member, and for each chunk the
+    # group whose owner adds up the sums of all groups.
+    groups: Annotated[tuple[Group, ...], Meta(max_length=MEMBERS_PER_MESH)] | UnsetType = UNSET
+    roots: Annotated[tuple[Group, ...], Meta(max_length=CHUNKS_PER_FRAGMENT)] | UnsetType = UNSET
+    # Of a mesh, as one member hears of it: all else here is then of its group alone.
+    column: Column | UnsetType = UNSET
+
+    @property
+    def count(self) -> int:
+        """Chunks of the fragment."""
+        return len(self.roots) if self.roots else len(self.owners)
+
+    def root_of(self, place: int) -> str:
+        """Who encodes the result: its owner, or in a mesh as a whole the one of the root's group."""
+        return self.owner_of(self.roots[place] * self.count + place if self.roots else place)
 
     def codec_of(self, peer: str) -> str:
         return self.codecs[self.members.index(peer)]
@@ -64,8 +95,8 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
         """By their index within the fragment."""
         if peer not in self.members:
             return []
-        index = self.members.index(peer)
-        return [place for place, owner in enumerate(self.owners) if owner == index]
+        index, count = self.members.index(peer), self.count
+        return [place % count for place, owner in enumerate(self.owners) if owner == index]
 
     def owner_of(self, place: int) -> str:
         return self.members[self.owners[place]]
@@ -98,8 +129,10 @@ class Decision(Struct, frozen=True, forbid_unknown_fields=True):
 
     round_no: Count
     decision_no: Count  # grows when a death after DECIDE made an included contribution unobtainable
-    weights: Annotated[tuple[float, ...], Meta(max_length=MEMBERS_PER_ROUND)]
+    weights: Annotated[tuple[float, ...], Meta(max_length=MEMBERS_PER_MESH)]
     reasons: dict[str, Reason]
+    # Of a mesh: the groups of which somebody is included, as a mask.  All else that a member hears is of its group.
+    summed: Annotated[bytes, Meta(max_length=GROUPS_MOST // 8)] | UnsetType = UNSET
 
     def included(self, members: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(m for m, weight in zip(members, self.weights, strict=True) if weight > 0.0)
@@ -110,8 +143,8 @@ class Commit(Struct, frozen=True, forbid_unknown_fields=True):
 
     version: Count  # the version that the round made
     round_no: Count
-    members: Annotated[tuple[str, ...], Meta(max_length=MEMBERS_PER_ROUND)]
-    weights: Annotated[tuple[float, ...], Meta(max_length=MEMBERS_PER_ROUND)]
+    members: Annotated[tuple[str, ...], Meta(max_length=MEMBERS_PER_MESH)]
+    weights: Annotated[tuple[float, ...], Meta(max_length=MEMBERS_PER_MESH)]
     hashes: HashList  # of the encoded results, chunk by chunk of the fragment
     codec: Annotated[str, Meta(max_length=64)]  # of the results
     fragment: Count = 0

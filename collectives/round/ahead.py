@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from farflung.collectives.round.effects import SendFrame
-from farflung.collectives.round.member import Piece
+from farflung.collectives.round.pieces import Piece
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Frame, Header, Kind, Payload, with_payload
 from farflung.protocol.model_schema import Fragment

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from farflung.protocol.round_words import Plan
+from farflung.collectives.round.columns import Columns
+from farflung.collectives.round.effects import SendFrame
+from farflung.protocol.frames import Frame
 
 BACKOFF_MOST = 4  # doublings of the patience
 ARRIVING_PATIENCE = 8  # times more patience while bytes come in
@@ -70,14 +72,20 @@ class Asking:
 
 
 class LateResults:
-    def __init__(self, plan: Plan, first_chunk: int, quiet_s: float, now: float) -> None:
+    def __init__(self, columns: Columns, first_chunk: int, quiet_s: float, now: float) -> None:
+        plan = columns.plan
         self.version = plan.version + 1
-        self._plan, self._first_chunk = plan, first_chunk
+        self._plan, self._columns, self._first_chunk = plan, columns, first_chunk
         self._asking = Asking(plan.members, quiet_s, now)
 
-    def on_result(self, sender: str, now: float) -> None:
+    def on_result(self, sender: str, frame: Frame, now: float) -> list[SendFrame]:
+        """It is the one that was committed.  In a mesh, what comes to an owner is for its group."""
         if sender in self._plan.members:
             self._asking.on_heard(sender, now)
+        index = frame.header.chunk - self._first_chunk
+        mine = self._plan.column and self._plan.owner_of(index) == self._columns.me
+        others = (member for member in self._plan.members if member != self._columns.me)
+        return [SendFrame(member, frame) for member in others] if mine else []
 
     def on_arriving(self, members: set[str], now: float) -> None:
         self._asking.on_arriving(members, now)

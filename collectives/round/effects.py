@@ -28,6 +28,11 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
+class MergeGroup(Merge):
+    """What a group of a mesh adds to the result, encoded as sums travel."""
+
+
+@dataclass(frozen=True, slots=True)
 class MergeAgain(Merge):
     """The same, by an auditor, of a round that is over: for the hash of it."""
 

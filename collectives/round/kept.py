@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from farflung.collectives.round.effects import DataEffect, SendFrame
-from farflung.collectives.round.member import Piece
+from farflung.collectives.round.pieces import Piece
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.verdicts import Verdict

@@ -19,12 +19,13 @@ Inside, a chunk is its index within the round's fragment, as in the plan; frames
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from itertools import zip_longest
 
 from farflung.collectives.round.asking import Asking
-from farflung.collectives.round.effects import DataEffect, Measure, Merge, SendFrame, Weigh
-from farflung.collectives.round.weighing import Dots, Weighing
+from farflung.collectives.round.columns import Columns, Sums
+from farflung.collectives.round.effects import DataEffect, Measure, Merge, MergeGroup, SendFrame, Weigh
+from farflung.collectives.round.pieces import OVERTAKING, Piece, Progress
+from farflung.collectives.round.weighing import Weighing
 from farflung.protocol.digests import (
     bits,
     combined,
@@ -41,6 +42,12 @@ from farflung.protocol.verdicts import Verdict
 
 ASK_AT_ONCE = 8  # chunks asked of one peer in one go: a repair must not become a flood
 DOUBTED_S = 2.0  # with every result here and no commit for so long: some owner may tell what nobody can prove
+_ANSWER_TO = {
+    Kind.WANT_CONTRIBUTION: Kind.CONTRIBUTION,
+    Kind.WANT_RESULT: Kind.RESULT,
+    Kind.WANT_SUM: Kind.SUM,
+}
+_IN_GROUP = {Kind.CONTRIBUTION, Kind.WANT_CONTRIBUTION}  # contributions never leave it
 SPOILED_FORGIVEN = 1  # damaged frames of a member: asked for again; one more and it is out
 
 
@@ -65,6 +72,8 @@ class MemberRound:
         self.held: dict[int, dict[str, Piece]] = {}  # chunk -> member -> contribution
         self.results: dict[int, Piece] = {}
         self.merged: dict[int, bytes] = {}  # what I made myself, by its hash
+        self.columns = Columns(me, plan)
+        self._sums = Sums()  # of groups, where there are several
         self.weighing = Weighing(full_mask(len(plan.members)), compare)
         # Chunk -> (a result's hash, its length), where the gradient is clipped: by both together I prove to hold it.
         self._lengths: dict[int, tuple[bytes, bytes]] = {}
@@ -80,7 +89,7 @@ class MemberRound:
         self._spoiled: dict[str, int] = {}
         self._answered_at: dict[tuple[str, Kind, int], float] = {}  # (asker, kind of want, chunk)
         self._quiet_s = quiet_s
-        self._asking = Asking(plan.members, quiet_s, now)
+        self._asking = Asking(self._near, quiet_s, now)
 
     # ---- the coordinator's words -------------------------------------------------------------------
 
@@ -89,9 +98,10 @@ class MemberRound:
         if plan.epoch <= self.plan.epoch:
             return []
         before, self.plan = self.plan, plan
+        columns, self.columns = self.columns, Columns(self.me, plan)
         self.weighing.changed = True
         self._my_chunks = plan.chunks_of(self.me)
-        self._asking.begin_anew(plan.members, now)
+        self._asking.begin_anew(self._near, now)
         # A living owner loses chunks too, when others can't reach it: what it holds of them counts no more.
         self._shelved = sum(len(self.held.get(chunk, ())) for chunk in self._my_chunks)
         effects: list[DataEffect] = []
@@ -109,7 +119,22 @@ class MemberRound:
                 # I hold a lost owner's result, which is proven: I give it to others and do not compute it again.  Whose
                 # sum it is does not change by that: my signature is not on it.
                 effects += self._spread(chunk, self.results[chunk])
-        return effects + self._merge_ready()
+        return effects + self._on_roots(columns, kept) + self._merge_ready()
+
+    def _on_roots(self, before: Columns, kept: int) -> list[DataEffect]:
+        """Sums of chunks that I still own go elsewhere now."""
+        effects: list[DataEffect] = []
+        for chunk in self._my_chunks:
+            root = self.columns.root(chunk)
+            if chunk not in before.rows or root == before.root(chunk):
+                continue
+            if not kept >> chunk & 1:
+                self.results.pop(chunk, None)
+                self.merged.pop(chunk, None)
+            elif root == self.me and chunk in self.results:
+                effects += self._spread(chunk, self.results[chunk])
+            effects += self._pass_sum_on(chunk)
+        return effects
 
     def on_decision(self, decision: Decision, now: float) -> list[DataEffect]:
         if self.decision is not None and decision.decision_no <= self.decision.decision_no:
@@ -118,9 +143,10 @@ class MemberRound:
         self.weighing.active = False
         self.results.clear()  # results of an earlier decision have other weights: they are worth nothing
         self.merged.clear()
+        self._sums.clear()
         self._merging.clear()
         self._answered_at.clear()
-        self._asking.start_patience(self.plan.members, now)
+        self._asking.start_patience(self._near, now)
         return self._merge_ready()
 
     # ---- my own arithmetic -------------------------------------------------------------------------
@@ -160,7 +186,14 @@ class MemberRound:
             self._lengths[effect.chunk - self.first_chunk] = effect.hash, length_to_bytes(made)
             return []  # that one is told with the progress, too
         assert isinstance(made, bytes)
+        if isinstance(effect, MergeGroup):
+            return self._on_summed(effect.decision_no, effect.chunk, made)
         return self.on_merged(effect.decision_no, effect.chunk, made)
+
+    @property
+    def _near(self) -> list[str]:
+        """Everybody that I exchange frames with in this round."""
+        return [*self.plan.members, *sorted(self.columns.peers)]
 
     @property
     def encoded(self) -> bool:
@@ -175,9 +208,25 @@ class MemberRound:
             return []
         index = chunk - self.first_chunk
         self._merging.discard(index)
-        if self.plan.owner_of(index) != self.me:
+        if self.plan.owner_of(index) != self.me or self.columns.root(index) != self.me:
             return []  # ownership moved while I computed
         return self._publish(index, Piece(payload, hash_bytes(payload)))
+
+    def _on_summed(self, decision_no: int, chunk: int, payload: Payload) -> list[DataEffect]:
+        """What my group adds to the result."""
+        if self.decision is None or decision_no != self.decision.decision_no:
+            return []
+        index = chunk - self.first_chunk
+        self._merging.discard(index)
+        self._sums.put(index, self.columns.group, Piece(payload, hash_bytes(payload)))
+        return self._pass_sum_on(index) + self._merge_ready(index)
+
+    def _pass_sum_on(self, chunk: int) -> list[DataEffect]:
+        """To the root, if that is somebody else."""
+        piece, root = self._sums.get(chunk, self.columns.group), self.columns.root(chunk)
+        if piece is None or root == self.me or self.plan.owner_of(chunk) != self.me:
+            return []
+        return self._answer(root, Kind.SUM, chunk, piece)
 
     # ---- frames from other members -----------------------------------------------------------------
 
@@ -189,12 +238,17 @@ class MemberRound:
         if header.kind == Kind.CONTRIBUTION:
             return self.plan.owner_of(index) != self.me
         known = self.decision.decision_no if self.decision is not None else 0
-        return header.kind == Kind.RESULT and header.decision_no > known
+        if header.kind == Kind.SUM and not self._is_root_of(index):
+            return header.decision_no >= known
+        return header.kind in OVERTAKING and header.decision_no > known
+
+    def _is_root_of(self, index: int) -> bool:
+        return self.plan.owner_of(index) == self.me and self.columns.root(index) == self.me
 
     def on_frame(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
         """A frame of THIS round whose payload already matched its hash."""
         header, index = frame.header, frame.header.chunk - self.first_chunk
-        if sender not in self.plan.members:
+        if sender not in self._near or (header.kind in _IN_GROUP and sender not in self.plan.members):
             return Verdict.UNAUTHORISED, []
         if not 0 <= index < len(self.plan.owners):
             return Verdict.MALFORMED, []
@@ -203,25 +257,46 @@ class MemberRound:
                 return self._on_contribution(sender, frame, now)
             case Kind.RESULT:
                 return self._on_result(sender, frame, now)
-            case Kind.WANT_CONTRIBUTION | Kind.WANT_RESULT:
+            case Kind.SUM:
+                return self._on_sum(sender, frame, now)
+            case Kind.WANT_CONTRIBUTION | Kind.WANT_RESULT | Kind.WANT_SUM:
                 return self._on_want(sender, header, now)
             case _:
                 return Verdict.MALFORMED, []
 
     def _on_want(self, sender: str, header: Header, now: float) -> tuple[Verdict, list[DataEffect]]:
         index = header.chunk - self.first_chunk
-        result = header.kind == Kind.WANT_RESULT
-        if result and (self.decision is None or header.decision_no != self.decision.decision_no):
+        decided = header.kind in (Kind.WANT_RESULT, Kind.WANT_SUM)
+        if decided and (self.decision is None or header.decision_no != self.decision.decision_no):
             return Verdict.STALE, []
+        if header.kind == Kind.WANT_SUM and sender != self.columns.root(index):
+            return Verdict.STALE, []  # my plan is older than its, or the other way round
         key = (sender, header.kind, index)
         if now - self._answered_at.get(key, -self._quiet_s) < self._quiet_s / 2:
             # Nobody asks again so soon, and a question of 96 bytes must not draw megabytes without end.
             return Verdict.DUPLICATE, []
-        piece = (self.results if result else self.mine).get(index)
+        kind = _ANSWER_TO[header.kind]
+        if kind == Kind.SUM:
+            piece = self._sums.get(index, self.columns.group)
+        else:
+            piece = (self.results if kind == Kind.RESULT else self.mine).get(index)
         if piece is not None:
             self._answered_at[key] = now
-        kind = Kind.RESULT if result else Kind.CONTRIBUTION
         return Verdict.ACCEPTED, self._answer(sender, kind, index, piece)
+
+    def _on_sum(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
+        chunk = frame.header.chunk - self.first_chunk
+        if self.decision is None or frame.header.decision_no != self.decision.decision_no:
+            return Verdict.STALE, []
+        group = self.columns.group_of(sender, chunk)
+        if group is None or not self._is_root_of(chunk):
+            return Verdict.STALE, []
+        self._asking.on_heard(sender, now)
+        if sender in self._faulty:
+            return Verdict.UNAUTHORISED, []
+        if not self._sums.put(chunk, group, Piece(frame.payload, frame.header.hash)):
+            return Verdict.DUPLICATE, []
+        return Verdict.ACCEPTED, self._merge_ready(chunk)
 
     def _on_contribution(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
         chunk = frame.header.chunk - self.first_chunk
@@ -239,25 +314,26 @@ class MemberRound:
 
     def on_missing(self, sender: str, now: float) -> None:
         """It has not got it yet, but it answers."""
-        if sender in self.plan.members:
+        if sender in self._near:
             self._asking.on_heard(sender, now)
 
     def refuse(self, sender: str, why: Verdict) -> None:
         """It sent something of no use: nothing of it counts here, it is not asked again, it should own nothing (P9)."""
         if sender in self.plan.members and sender != self.me:
             self.refused.setdefault(sender, why)
-            self._faulty.add(sender)
             self.weighing.changed = True
+        if sender in self._near:  # of another group it is the sums that are of no use
+            self._faulty.add(sender)
 
     def on_spoiled(self, sender: str, spoiled: Spoiled) -> list[DataEffect]:
         """A frame arrived damaged during this round.  It is asked for once more; then its sender is out (P8)."""
-        if sender not in self.plan.members or sender in self.refused:
+        if sender not in self._near or sender in self._faulty:
             return []
         self._spoiled[sender] = self._spoiled.get(sender, 0) + 1
         if self._spoiled[sender] > SPOILED_FORGIVEN:
             self.refuse(sender, spoiled.verdict)
             return []
-        wants = {Kind.CONTRIBUTION: Kind.WANT_CONTRIBUTION, Kind.RESULT: Kind.WANT_RESULT}
+        wants = {kind: want for want, kind in _ANSWER_TO.items()}
         header = spoiled.header
         if header is None or header.kind not in wants:
             return []  # it does not say what it should have been: what is missing is asked for when time has passed
@@ -270,13 +346,15 @@ class MemberRound:
         chunk = frame.header.chunk - self.first_chunk
         if self.decision is None or frame.header.decision_no != self.decision.decision_no:
             return Verdict.STALE, []
-        if sender != self.plan.owner_of(chunk):
+        owner = self.plan.owner_of(chunk)
+        if sender != (owner if owner != self.me else self.columns.root(chunk)):
             return Verdict.STALE, []
         self._asking.on_heard(sender, now)
         if chunk in self.results:
             return Verdict.DUPLICATE, []
-        self.results[chunk] = Piece(frame.payload, frame.header.hash)
-        return Verdict.ACCEPTED, self._measure(chunk)
+        self.results[chunk] = piece = Piece(frame.payload, frame.header.hash)
+        passed_on = self._spread(chunk, piece) if owner == self.me else []
+        return Verdict.ACCEPTED, [*passed_on, *self._measure(chunk)]
 
     # ---- the data plane's word, and time -----------------------------------------------------------
 
@@ -288,7 +366,7 @@ class MemberRound:
         """Ask for what is missing from whoever has been quiet for too long."""
         effects = self._weigh_ready() if self.weighing.changed else []
         self._look_whether_whole(now)
-        for member in self.plan.members:
+        for member in self._near:
             if member != self.me and self._asking.is_due(member, now):
                 wants = self._wants_of(member)
                 if wants:
@@ -306,17 +384,33 @@ class MemberRound:
 
     def _wants_of(self, member: str) -> list[Header]:
         wants: list[Header] = []
+        if member not in self.plan.members:
+            return self._wants_of_column(member)
         if member in self.refused:
             pass
         elif self.decision is None or self.decision.weights[self.plan.members.index(member)] > 0.0:
             for chunk in self._my_chunks:
-                if member not in self.held.get(chunk, {}) and chunk not in self.results:
+                here = chunk in self.results or self._sums.get(chunk, self.columns.group) is not None
+                if member not in self.held.get(chunk, {}) and not here:
                     wants.append(self._header(Kind.WANT_CONTRIBUTION, chunk))
         if self.decision is not None:
             for chunk in self.plan.chunks_of(member):
                 if chunk not in self.results:
                     wants.append(self._header(Kind.WANT_RESULT, chunk))
         return wants
+
+    def _wants_of_column(self, peer: str) -> list[Header]:
+        """Of an owner in another group: its group's sums where I am the root, results where it is."""
+        if self.decision is None or peer in self._faulty:
+            return []
+        lacking = [
+            chunk
+            for chunk in self.columns.summed_by(peer)
+            if self.columns.group_of(peer, chunk) in self._sums.missing(chunk, self.decision)
+        ]
+        sums = [self._header(Kind.WANT_SUM, chunk) for chunk in lacking if chunk not in self.results]
+        rooted = [chunk for chunk in self.columns.rooted_at(peer) if chunk not in self.results]
+        return sums + [self._header(Kind.WANT_RESULT, chunk) for chunk in rooted]
 
     # ---- reports -----------------------------------------------------------------------------------
 
@@ -342,6 +436,7 @@ class MemberRound:
             self.weighing.report(self._my_chunks, self._refused_mask),
             b"".join(self._length_of(chunk) for chunk in sorted(merged)),
             self._got_by(got) if self._doubted else {},
+            mask_of(self._sums.made_by(self.columns.group)),
         )
 
     def _got_by(self, got: Mapping[int, bytes]) -> dict[str, bytes]:
@@ -368,12 +463,15 @@ class MemberRound:
         """Which contributions went into what I merged; empty if that is nothing."""
         if self.decision is None or not merged:
             return b""
+        if self.plan.column:
+            order = (piece for c in sorted(merged) for piece in self._sums.in_order(c, self.decision))
+            return inputs_of(piece.hash for piece in order)
         counted = self.decision.included(self.plan.members)
         return inputs_of(self.held[chunk][member].hash for chunk in sorted(merged) for member in counted)
 
     def _cut_off(self) -> set[str]:
         """Members that should own nothing, as far as I can tell."""
-        return (self.unreached | self._faulty | self._asking.in_vain) & set(self.plan.members)
+        return (self.unreached | self._faulty | self._asking.in_vain) & set(self._near)
 
     @property
     def complete(self) -> tuple[bool, bool, bool]:
@@ -393,7 +491,9 @@ class MemberRound:
     def owing(self) -> set[str]:
         """Members that are sending to me now, or should be."""
         if self.decision is not None:
-            return {self.plan.owner_of(chunk) for chunk in self.missing_results()} - {self.me}
+            missing = self.missing_results()
+            column = {self.columns.root(c) for c in missing if self.plan.owner_of(c) == self.me}
+            return ({self.plan.owner_of(chunk) for chunk in missing} | column) - {self.me}
         heard = set(self.plan.members) - {self.me, *self.refused}
         return {m for m in heard if any(m not in self.held.get(chunk, ()) for chunk in self._my_chunks)}
 
@@ -435,7 +535,7 @@ class MemberRound:
 
     def _spread(self, chunk: int, piece: Piece) -> list[DataEffect]:
         effects: list[DataEffect] = []
-        for member in self.plan.members:
+        for member in (*self.columns.others(chunk), *self.plan.members):
             if member != self.me:
                 effects += self._answer(member, Kind.RESULT, chunk, piece)
         return effects
@@ -458,11 +558,17 @@ class MemberRound:
         effects: list[DataEffect] = []
         for chunk in self._my_chunks if only is None else [only]:
             shelf = self.held.get(chunk, {})
-            if chunk in self.results or chunk in self._merging or any(m not in shelf for m, _ in counted):
+            if chunk in self.results or chunk in self._merging:
+                continue
+            if self.plan.column and (not counted or self._sums.get(chunk, self.columns.group)):
+                effects += self._merge_sums(chunk, self.decision)
+                continue
+            if any(m not in shelf for m, _ in counted):
                 continue
             self._merging.add(chunk)
+            kind = MergeGroup if self.plan.column else Merge
             effects.append(
-                Merge(
+                kind(
                     self.plan.round_no,
                     self.decision.decision_no,
                     self.first_chunk + chunk,
@@ -472,26 +578,12 @@ class MemberRound:
             )
         return effects
 
-
-# ---- what a member holds in a round, and what it can prove of it --------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    payload: Payload
-    hash: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What this member can prove to hold; the coordinator compares the combined hashes."""
-
-    held: dict[str, tuple[int, bytes]]  # member -> (mask of my chunks, combined hash)
-    refused: dict[str, Verdict]  # members that sent something unusable, and what it was
-    cut_off: tuple[str, ...]  # members that I can't reach, or that give nothing (usable) however often I ask
-    merged: dict[int, bytes]  # chunk -> hash of the result that I made
-    inputs: bytes  # one name for all contributions that went into these
-    got: tuple[int, bytes]  # (mask, combined hash) of results
-    dots: Dots | None  # of all my chunks, before the decision
-    lengths: bytes  # of the results that I made, in their order, where the gradient is clipped
-    got_by: dict[str, bytes]  # owner -> combined hash of its results, where the commit does not come
+    def _merge_sums(self, chunk: int, decision: Decision) -> list[DataEffect]:
+        """The second sum, at the root: of all groups, once they are here."""
+        if self.columns.root(chunk) != self.me or self._sums.missing(chunk, decision):
+            return []
+        self._merging.add(chunk)
+        payloads = tuple(piece.payload for piece in self._sums.in_order(chunk, decision))
+        number, place = self.plan.round_no, self.first_chunk + chunk
+        # Weighed they are already.
+        return [Merge(number, decision.decision_no, place, payloads, (1.0,) * len(payloads))]

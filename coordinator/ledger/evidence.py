@@ -13,7 +13,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from farflung.protocol.digests import split_hashes
-from farflung.protocol.limits import MEMBERS_PER_ROUND
+from farflung.protocol.limits import MEMBERS_PER_MESH
 from farflung.protocol.messages import Session
 from farflung.protocol.round_words import Commit, Hash
 from farflung.protocol.signed_words import Said, Signature, bare_hash, is_signed
@@ -29,7 +29,7 @@ class Evidence(Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     run_id: Session
     commit: Commit
-    said: Annotated[tuple[Said, ...], Meta(max_length=MEMBERS_PER_ROUND)]
+    said: Annotated[tuple[Said, ...], Meta(max_length=MEMBERS_PER_MESH)]
     key: Hash  # the coordinator's, ed25519
     signature: Signature = b""
 

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.limits import MEMBERS_PER_ROUND
+from farflung.protocol.limits import MEMBERS_PER_MESH
 from farflung.protocol.model_schema import BOOKS_FRAGMENT
 from farflung.protocol.round_words import Commit, Count, PeerName, result_name
 from farflung.protocol.signed_words import Said
@@ -47,7 +47,7 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     version: Count
     round_no: Count
     results: Hex  # the name of the commit's results, as in event journals
-    shares: Annotated[tuple[Share, ...], Meta(max_length=MEMBERS_PER_ROUND)]
+    shares: Annotated[tuple[Share, ...], Meta(max_length=MEMBERS_PER_MESH)]
     key: Hex  # the coordinator's, ed25519
     signature: Hex = ""
 

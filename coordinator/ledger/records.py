@@ -119,6 +119,8 @@ class CommittedRound(_Record, frozen=True, kw_only=True, tag="committed"):
     clipped: dict[str, str] = {}  # who was shortened, and by which figure
     suspects: tuple[str, ...] = ()  # who was out for its direction, or far too long: their trust begins anew
     norm: float | None = None  # of the merged update, where it is known
+    # Of a mesh: the group of each member.  Sums of groups, in bf16, were added up in the order of the groups.
+    groups: tuple[int, ...] = ()
     tokens_by: dict[str, int] = {}  # what is believed of each one's tokens: `tokens` is their sum
     rate: float | None = None  # tokens for each leased sample, of the member in the middle
     cosine: float | None = None  # of those that counted, where they were compared: see useful_members.py

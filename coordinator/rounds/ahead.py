@@ -247,9 +247,13 @@ class Ahead:
     # ---- a round opens -----------------------------------------------------------------------------------------
 
     def shared_out(
-        self, beats: Beats, can_own: Set[str], model: ModelSchema
+        self, beats: Beats, can_own: Set[str], model: ModelSchema, groups: Sequence[int] = ()
     ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Of a round with these members: (each one's codec, chunk -> index of its owner)."""
+        """Of a round with these members: (each one's codec, chunk -> index of its owner).  `groups`: of each member, in
+        a mesh, where each group has a row of owners."""
+        if groups:
+            codecs = self._codecs_of(beats, model)
+            return tuple(codecs.values()), self._owners_by_group(beats, codecs, can_own, model, groups)
         slow = {peer: beat for peer, beat in beats.items() if peer in self.slow}
         fast = {peer: beat for peer, beat in beats.items() if peer not in slow}
         plan, peers = self.plan, list(beats)
@@ -259,6 +263,22 @@ class Ahead:
             return tuple(codecs.values()), owners
         codecs = self._codecs_of(fast, model) | {peer: plan.codec_of(peer) for peer in slow}
         return tuple(codecs[peer] for peer in peers), _moved(plan, peers, can_own & fast.keys())
+
+    def _owners_by_group(
+        self,
+        beats: Beats,
+        codecs: Mapping[str, str],
+        can_own: Set[str],
+        model: ModelSchema,
+        groups: Sequence[int],
+    ) -> tuple[int, ...]:
+        peers, rows = list(beats), []
+        for group in range(max(groups) + 1):
+            places = [at for at, its in enumerate(groups) if its == group]
+            part = {peers[at]: beats[peers[at]] for at in places}
+            row = owners_for(part, codecs, can_own & part.keys(), self._fragment, self._holds(), model)
+            rows += [places[owner] for owner in row]
+        return tuple(rows)
 
 
 def _moved(plan: AheadPlan, peers: Sequence[str], can_own: Set[str]) -> tuple[int, ...]:

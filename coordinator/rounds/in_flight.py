@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
-from farflung.coordinator.rounds import ahead, shares
+from farflung.coordinator.rounds import ahead
 from farflung.coordinator.rounds.audits_first import AuditsFirst
-from farflung.coordinator.rounds.comparing import Comparing
-from farflung.coordinator.rounds.opening import RoundRules
+from farflung.coordinator.rounds.groups import decision_view, summed, touched, view
+from farflung.coordinator.rounds.heirs import Inheritance, inherited
+from farflung.coordinator.rounds.reported import Reported
 from farflung.coordinator.rounds.screening import Screening, screened
 from farflung.coordinator.rounds.steps import Done, Failed, Moved, Settled, Step, Waiting
 from farflung.coordinator.rounds.weighting import (
@@ -32,7 +34,6 @@ from farflung.coordinator.rounds.weighting import (
 from farflung.coordinator.rounds.withholding import (
     LastHolders,
     Spread,
-    are_most,
     holders_needed,
     lacking_alone,
     lacks_most,
@@ -40,183 +41,60 @@ from farflung.coordinator.rounds.withholding import (
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.digests import (
     bits,
-    combined,
-    full_mask,
-    hash_at,
-    length_to_bytes,
     mask_from_bytes,
     mask_of,
     mask_to_bytes,
-    split_hashes,
-    split_lengths,
 )
-from farflung.protocol.messages import ProgressReport, Sent
 from farflung.protocol.round_words import Commit, Decision, Plan
-from farflung.protocol.verdicts import Verdict
-
-UNUSABLE = {
-    Verdict.BAD_HASH: "frames whose bytes do not match their hash",
-    Verdict.OVERSIZE: "frames that are longer than any of this run",
-    Verdict.UNAUTHORISED: "frames of another run",
-    Verdict.MALFORMED: "frames that are cut short or no frames at all, bytes in another codec, or values not finite",
-}
 
 HELPS = Excluded(ExclusionCause.EMPTY, "it helps, and contributes nothing")
 
 
-@dataclass(frozen=True)
-class Made:
-    """The first word for a chunk's result.  An heir that holds the bytes passes them on, and this stays."""
-
-    peer: str
-    report: ProgressReport
-
-
 @dataclass
-class InFlight:
+class InFlight(Reported):
     """What the coordinator knows of the round in flight.  Volatile: a restart aborts the round."""
 
-    plan: Plan
-    rules: RoundRules
-    opened_at: float
-    name: Callable[[str], str] = str  # of a peer: what is told of it is for people
-    decision: Decision | None = None
     excluded: dict[str, Excluded] = field(default_factory=dict)  # by the decision
-    sent: dict[str, Sent] = field(default_factory=dict)
-    # Member -> leased samples that its work has learned from.
-    samples: dict[str, int] = field(default_factory=dict)
     believed: Believed = field(default_factory=lambda: Believed({}, {}, None))  # by the decision
-    barred: dict[str, Excluded] = field(default_factory=dict)  # member -> why its contribution can't count
-    accused: dict[str, str] = field(default_factory=dict)  # member -> what somebody says is of no use
-    held: dict[str, dict[str, int]] = field(default_factory=dict)  # owner -> member -> proven mask
-    merged: dict[int, bytes] = field(default_factory=dict)  # chunk -> result hash
-    # Chunk -> how long its result is, where the gradient of a batch is clipped: as its maker says, and as all prove it.
-    lengths: dict[int, float] = field(default_factory=dict)
-    makers: dict[int, Made] = field(default_factory=dict)  # chunk -> who merged it, and its signed word
-    reports: dict[str, ProgressReport] = field(default_factory=dict)
-    comparing: Comparing = field(init=False)
     screening: Screening | None = None  # made once: a later decision of the round keeps its verdicts
     norm: float | None = None
     # Owners that say they lack what most sent, or keep what they merged: they own nothing.
     censors: set[str] = field(default_factory=set)
     last_holders: LastHolders = field(default_factory=LastHolders)
     _spread: Spread = field(default_factory=Spread)
-    # Member -> owners that hold other bytes of it than it says it sent.
-    _contradicted: dict[str, set[str]] = field(default_factory=dict)
     _scatter_since: float | None = None  # when owners changed last: who sends has as long again
     audits: AuditsFirst | None = None  # where nothing is committed that was not merged again
-    void: bool = False  # who is out has a part in what is decided: it is decided anew
     # Its end waits for the rounds of other stages.  If somebody goes meanwhile, it has all its time again.
     prepared: bool = False
     _prepared_at: float = -math.inf
     _uncompared: set[str] = field(default_factory=set)  # owners whose dot products are waited for
     _named_by: float | None = None  # until then whoever sent its work ahead may say so
-    _shares_of: Plan | None = None
-    _share_masks: dict[str, int] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)  # who has to hear of the newest epoch
+    ended: dict[int, str] = field(default_factory=dict)  # groups of a mesh that are out as a whole, and why
+    _epochs: dict[str, int] = field(default_factory=dict)  # of who heard less than all epochs
 
     def __post_init__(self) -> None:
-        self.comparing = Comparing(self.plan.members)
+        super().__post_init__()
         self.barred |= dict.fromkeys(self.rules.helpers, HELPS)
 
-    @property
-    def _shares(self) -> dict[str, int]:
-        """Owner -> mask of its chunks."""
-        if self._shares_of is not self.plan:
-            self._shares_of, self._share_masks = self.plan, {}
-            for chunk, owner in enumerate(self.plan.owners):
-                peer = self.plan.members[owner]
-                self._share_masks[peer] = self._share_masks.get(peer, 0) | 1 << chunk
-        return self._share_masks
+    # ---- what each member hears of it ----------------------------------------------------------------
 
-    @property
-    def _every_chunk(self) -> int:
-        return full_mask(len(self.plan.owners))
+    def epoch_of(self, member: str) -> int:
+        return self._epochs.get(member, self.plan.epoch)
 
-    # ---- what members report -------------------------------------------------------------------------
+    def plan_for(self, member: str) -> Plan:
+        return view(self.groups, member, self.epoch_of(member))
 
-    def on_sent(self, peer: str, sent: Sent, samples: int = 0) -> str | None:
-        """Returns why the contribution is barred, if it is.  `samples`: that are leased to it and named in it."""
-        if peer in self.sent:
-            return None
-        if peer in self.rules.helpers:
-            self.sent[peer] = sent  # seen, so that it is not said again
-            return None
-        if len(sent.hashes) != 32 * len(self.plan.owners):
-            told = f"its hash list names {len(sent.hashes) // 32} of {len(self.plan.owners)} chunks"
-            self.barred[peer] = Excluded(ExclusionCause.SHORT_LIST, told)
-        elif sent.tokens == 0 and sent.steps == 0:
-            self.barred[peer] = Excluded(ExclusionCause.EMPTY, "it has nothing to contribute")
-        self.sent[peer], self.samples[peer] = sent, samples
-        for owner, report in self.reports.items():
-            self._prove_held(owner, report, peer)  # an owner's report may have overtaken the hash list
-        return self.barred[peer].text if peer in self.barred else None
-
-    def on_progress(self, peer: str, report: ProgressReport) -> None:
-        self.reports[peer] = report
-        for member, verdict in self._refused_by(peer, report).items():
-            what = UNUSABLE.get(verdict, "frames of no use")
-            told = f"what {self.name(peer)} got from it was unusable: {what}"
-            self.accused.setdefault(member, told)
-            if self._is_most_owners(self.accusers_of(member), member):
-                first = Excluded(ExclusionCause.UNUSABLE, self.accused[member])
-                self.barred.setdefault(member, first)
-        self._prove_held(peer, report)
-        if self.decision is None and self.rules.merge.robust:
-            self.comparing.on_report(peer, report.dots)
-        if self.decision is not None and report.decision_no == self.decision.decision_no:
-            mask, hashes = mask_from_bytes(report.merged), split_hashes(report.merged_hashes)
-            squares = split_lengths(report.lengths) if self.rules.measures else [0.0] * len(hashes)
-            if len(report.merged_hashes) != 32 * mask.bit_count() or len(squares) != len(hashes):
-                return  # a report that contradicts itself says nothing
-            for chunk, digest, square in zip(bits(mask), hashes, squares, strict=True):
-                if chunk < len(self.plan.owners) and self.plan.owner_of(chunk) == peer:
-                    if chunk not in self.merged:
-                        self.merged[chunk], self.makers[chunk] = digest, Made(peer, report)
-                        self.lengths[chunk] = square
-
-    def on_found_out(self, peer: str, why: Excluded) -> None:
-        """Nothing of it counts, and nothing that it made: everything is merged anew without it."""
-        self.barred[peer] = why
-        for chunk in [chunk for chunk, made in self.makers.items() if made.peer == peer]:
-            del self.makers[chunk], self.merged[chunk]  # nobody is to inherit it
-        self.void = self.decision is not None
-
-    def accusers_of(self, peer: str) -> set[str]:
-        return {who for who, said in self.reports.items() if peer in self._refused_by(who, said)}
-
-    def _refused_by(self, peer: str, report: ProgressReport) -> dict[str, Verdict]:
-        """Members that the report refuses.  A member that refuses most of the others is not believed (P9)."""
-        others = set(self.plan.members) - {peer}
-        about = {member: why for member, why in report.refused.items() if member in others}
-        return about if 2 * len(about) <= len(others) or len(others) < 2 else {}
-
-    def _is_most_owners(self, accusers: set[str], member: str) -> bool:
-        return are_most(accusers, self._shares.keys() - {member}, len(self.plan.members))
-
-    def _prove_held(self, owner: str, report: ProgressReport, only: str = "") -> None:
-        """Count only chunks that hash to what their sender says it sent."""
-        proven = self.held.setdefault(owner, {})
-        for member in report.held if not only else report.held.keys() & {only}:
-            raw, digest = report.held[member]
-            mask = mask_from_bytes(raw) & full_mask(len(self.plan.owners))
-            sent = self.sent.get(member)
-            if sent is None or member in self.barred:
-                continue
-            if combined((chunk, hash_at(sent.hashes, chunk)) for chunk in bits(mask)) == digest:
-                proven[member] = mask
-                continue
-            proven.pop(member, None)
-            contradicting = self._contradicted.setdefault(member, set())
-            contradicting.add(owner)
-            if self._is_most_owners(contradicting, member):
-                told = f"the bytes that {self.name(owner)} holds are not the bytes it says it sent"
-                self.barred[member] = Excluded(ExclusionCause.OTHER_BYTES, told)
+    def decision_for(self, member: str, decision: Decision) -> Decision:
+        return decision_view(self.groups, decision, member)
 
     # ---- what is due -----------------------------------------------------------------------------------
 
     def next_step(self, now: float, alive: set[str], dialable: set[str]) -> Step:
         if self.decision is None and self._grace_is_over(now):
-            self.censors |= lacks_most(self.lacking_alone(alive), self._senders(alive))
+            alone, senders = self.lacking_alone(alive), self._senders(alive)
+            for group in map(set, self.groups.members):
+                self.censors |= lacks_most({o: alone[o] for o in alone.keys() & group}, senders & group)
         self.censors |= self._who_keeps_results(now, alive)
         moved = self._replace_the_lost(alive, dialable)
         if moved is not None:
@@ -252,12 +130,17 @@ class InFlight:
         """Living members that should own nothing: others can't reach them, or get nothing usable from them."""
         said: set[str] = alive & (self.comparing.impossible.keys() | self.censors)
         for reporter, report in self.reports.items():
-            others = alive & set(self.plan.members) - {reporter}
-            about = set(report.cut_off) & others
+            others = alive & self._group_of(reporter) - {reporter}
+            about = set(report.cut_off) & alive
             # A member that can reach hardly anybody is itself cut off; among three, either of two may be.
-            if reporter in alive and (2 * len(about) <= len(others) or len(others) < 2):
-                said |= about
+            if reporter in alive and (2 * len(about & others) <= len(others) or len(others) < 2):
+                said |= about & others | about & self._summing_with(reporter)
         return said
+
+    def _summing_with(self, owner: str) -> set[str]:
+        """In a mesh: owners of its chunks in other groups."""
+        share = self._shares.get(owner, 0) if self.plan.roots else 0
+        return {peer for chunk in bits(share) for peer in self.groups.column(chunk)} - {owner}
 
     def _grace_is_over(self, now: float) -> bool:
         since = self.opened_at if self._scatter_since is None else self._scatter_since
@@ -265,13 +148,16 @@ class InFlight:
 
     def lacking_alone(self, alive: set[str]) -> dict[str, set[str]]:
         """Owner -> members whose contribution it alone says it lacks."""
-        senders = self._senders(alive)
-        lacks = {
-            owner: {m for m in senders - {owner} if share & ~self._held(owner, m)}
-            for owner, share in self._shares.items()
-            if owner in alive
-        }
-        return lacking_alone(lacks, senders)
+        alone: dict[str, set[str]] = {}
+        for owners, group in zip(self.groups.shares_in, self.groups.members, strict=True):
+            senders = self._senders(alive) & set(group)
+            lacks = {
+                owner: {m for m in senders - {owner} if share & ~self._held(owner, m)}
+                for owner, share in owners.items()
+                if owner in alive
+            }
+            alone |= lacking_alone(lacks, senders)
+        return alone
 
     def _senders(self, alive: set[str]) -> set[str]:
         return {m for m in self.sent.keys() & alive if m not in self.barred} - self.rules.unawaited
@@ -281,40 +167,26 @@ class InFlight:
         if self.decision is None:
             owing = self._uncompared & alive
         else:
-            unmerged = bits(self._every_chunk & ~mask_of(self.merged))
-            owing = {self.plan.owner_of(chunk) for chunk in unmerged} & alive
+            unmerged = self._every_chunk & ~mask_of(self.merged)
+            owing = {peer for chunk in bits(unmerged) for peer in self._owing(chunk)} & alive
         others = (alive & dialable & set(self.plan.members)) - owing
         return frozenset(owing) if others else frozenset()
 
     def _replace_the_lost(self, alive: set[str], dialable: set[str]) -> Step | None:
         """Owners that died, or that others can't get through to, are replaced."""
         members, cut_off = self.plan.members, self.cut_off(alive)
-        able = {i for i, member in enumerate(members) if member in alive and member in dialable}
-        heirs = sorted(i for i in able if members[i] not in cut_off)
-        fit = alive - cut_off if heirs else alive  # somebody must own the chunks
-        lost = {index for index in set(self.plan.owners) if members[index] not in fit}
-        heirs = heirs or sorted(able)
-        if not lost:
+        able = alive & dialable & set(members)
+        merged, ended = self.merged.keys(), self.ended.keys()
+        got = {member: self._got(member) for member in able} if merged else {}
+        holds = lambda member, chunk: bool(got.get(member, 0) >> chunk & 1)  # noqa: E731
+        made = inherited(self.groups, alive, able, cut_off, merged, holds, ended)
+        if made is None:
             return None
-        if not heirs:
+        if len(made.ended | ended) == len(self.groups.members):
             told = "no living member can be dialled, so nobody can own a chunk"
             return Failed(told, AbortCause.NO_OWNER)
-        owners = list(shares.reassign(self.plan.owners, lost, heirs))
-        kept = mask_from_bytes(self.plan.kept)
-        for chunk, owner in enumerate(self.plan.owners):
-            holders = [i for i in heirs if chunk in self.merged and self._got(members[i]) >> chunk & 1]
-            if owner in lost and holders:
-                owners[chunk] = min(holders, key=lambda index: (owners.count(index), index))
-                kept |= 1 << chunk
-            elif owner in lost:
-                kept &= ~(1 << chunk)
-                self.makers.pop(chunk, None)
-                self.merged.pop(chunk, None)  # nobody alive can show these bytes: they will be made again
-        for index in lost:
-            self.held.pop(members[index], None)
-        self.plan = plan = replace(
-            self.plan, epoch=self.plan.epoch + 1, owners=tuple(owners), kept=mask_to_bytes(kept)
-        )
+        self._inherit(made)
+        plan, lost = self.plan, {members.index(member) for member in made.lost}
         names = self._names(members[index] for index in sorted(lost))
         unfit = frozenset(members[index] for index in lost) & alive
         how = "can't be reached by others" if len(unfit) == len(lost) else "is lost"
@@ -323,6 +195,35 @@ class InFlight:
         why = "; ".join(sorted(useless[member] for member in unfit if member in useless))
         how = f"sent what is of no use ({why})" if why else how
         return Moved(plan, f"owner {names} {how}; its chunks moved", unfit)
+
+    def _inherit(self, made: Inheritance) -> None:
+        for chunk in made.anew:  # nobody alive can show these bytes: they will be made again
+            self.makers.pop(chunk, None)
+            self.merged.pop(chunk, None)
+        for member in made.lost:
+            self.held.pop(member, None)
+        for group in made.ended:
+            self.ended[group] = "nobody is left in its group who could own a chunk"
+            self._end_group(group, Excluded(ExclusionCause.LOST, self.ended[group]))
+        before = self.plan
+        self.plan = replace(
+            before,
+            epoch=before.epoch + 1,
+            owners=tuple(made.owners),
+            roots=tuple(made.roots) if before.roots else UNSET,
+            kept=mask_to_bytes(made.kept),
+        )
+        self.told = touched(before, self.plan)
+        self._epochs |= {member: before.epoch for member in self.plan.members if member not in self._epochs}
+        self._epochs |= dict.fromkeys(self.told, self.plan.epoch)
+
+    def _end_group(self, group: int, why: Excluded) -> None:
+        """A group is out as a whole; what is decided with a part of it is decided anew, if it is still needed."""
+        out = set(self.groups.members[group])
+        for member in out:
+            self.barred.setdefault(member, why)
+        if self.decision is not None and len(self.merged) < self.plan.count:
+            self.void = self.void or not out.isdisjoint(self.decision.included(self.plan.members))
 
     def _decide(self, now: float, alive: set[str]) -> Step:
         ready = [m for m in self.plan.members if self._complete(m)]
@@ -382,6 +283,7 @@ class InFlight:
             number,
             tuple(weights.get(m, 0.0) for m in members),
             {member: why.text for member, why in self.excluded.items()},
+            summed(self.groups, weights) if self.plan.roots else UNSET,
         )
         self.decision = decision
         self.merged.clear()
@@ -447,11 +349,14 @@ class InFlight:
             member
             for member in decision.included(self.plan.members)
             if (member not in alive or member in self.barred)
-            and any(share & unmerged & ~self._held(owner, member) for owner, share in self._shares.items())
+            and any(
+                share & unmerged & ~self._held(owner, member)
+                for owner, share in self.groups.shares_around(member).items()
+            )
         }
 
     def _maybe_commit(self, now: float, alive: set[str], decision: Decision) -> Step:
-        chunks = len(self.plan.owners)
+        chunks = self.plan.count
         missing = chunks - len(self.merged)
         if missing:
             self.last_holders.begin()
@@ -493,7 +398,8 @@ class InFlight:
 
     def _here(self, alive: set[str]) -> list[str]:
         """Whose results count towards a commit."""
-        return [m for m in self.plan.members if m in alive and m not in self.rules.helpers]
+        out = {m for group in self.ended for m in self.groups.members[group]}
+        return [m for m in self.plan.members if m in alive and m not in self.rules.helpers and m not in out]
 
     def _late(self, alive: set[str]) -> frozenset[str]:
         return frozenset(m for m in self._here(alive) if self._every_chunk & ~self._got(m))
@@ -506,7 +412,7 @@ class InFlight:
         """Chunks whose results too few living members hold.  `waited`: for those that a round needs besides most."""
         here = self._here(alive)
         needed = self._holders_needed(here, waited)
-        held = [0] * len(self.plan.owners)
+        held = [0] * self.plan.count
         for member in here:
             for chunk in bits(self._got(member)):
                 held[chunk] += 1
@@ -517,46 +423,35 @@ class InFlight:
         if self.decision is None:
             return set()
         held: Counter[str] = Counter()
-        for member in self.plan.members:
-            held.update(self.plan.owner_of(chunk) for chunk in bits(self._got(member)))
+        got = {member: self._got(member) for member in self.plan.members}
+        for member, mask in got.items():
+            held.update(self.groups.owner(self.groups.of[member], chunk) for chunk in bits(mask))
         # What most of the run hold is not kept from anybody: who lacks it is late, and no owner is to blame for that.
-        thin = self._thin(alive, waited=True)
-        owing = {self.plan.owner_of(chunk) for chunk in thin if chunk in self.merged} & alive
+        thin = [chunk for chunk in self._thin(alive, waited=True) if chunk in self.merged]
+        owing = {peer for chunk in thin for peer in self._keeping(chunk, got)} & alive
         return self._spread.stuck(owing, held, now, self.rules.chunk_patience_s)
 
-    # ---- questions -------------------------------------------------------------------------------------
+    def _keeping(self, chunk: int, got: Mapping[str, int]) -> list[str]:
+        """Who should give this result to more: its root, to owners in other groups; each of these that has it, to the
+        group."""
+        root = self.plan.root_of(chunk)
+        others = (peer for peer in self.groups.column(chunk) if self.plan.roots and got[peer] >> chunk & 1)
+        return [root, *(peer for peer in others if peer != root)]
 
-    def _held(self, owner: str, member: str) -> int:
-        return self.held.get(owner, {}).get(member, 0)
+    def _owing(self, chunk: int) -> list[str]:
+        """Whom the result of this chunk waits for: in a mesh those without their group's sum, or else the root."""
+        summed = mask_from_bytes(self.decision.summed or b"") if self.decision is not None else 0
+        late = [self.groups.owner(group, chunk) for group in bits(summed)]
+        late = [peer for peer in late if not self._has_summed(peer, chunk)]
+        return late or [self.plan.root_of(chunk)]
 
-    def _complete(self, member: str) -> bool:
-        """Every owner holds its share of the member's contribution."""
-        if member not in self.sent or member in self.barred:
+    def _has_summed(self, owner: str, chunk: int) -> bool:
+        report, decision = self.reports.get(owner), self.decision
+        if report is None or decision is None or report.decision_no != decision.decision_no:
             return False
-        return all(not share & ~self._held(owner, member) for owner, share in self._shares.items())
+        return bool(mask_from_bytes(report.summed or b"") >> chunk & 1)
 
-    def _got(self, member: str) -> int:
-        """Mask of the results that a member proved to hold, under the hashes that owners answer for."""
-        report = self.reports.get(member)
-        if report is None or self.decision is None or report.decision_no != self.decision.decision_no:
-            return 0
-        mask = mask_from_bytes(report.got) & self._every_chunk
-        if self._is_proven(mask, report.got_hash):
-            return mask
-        if not report.got_by:
-            return 0
-        # Of some owner it has other bytes than that one answers for: the others' results are here all the same.
-        parts = {owner: mask & share for owner, share in self._shares.items() if owner in report.got_by}
-        proven = [part for owner, part in parts.items() if self._is_proven(part, report.got_by[owner])]
-        return sum(proven)  # no two owners have a chunk
-
-    def _is_proven(self, mask: int, digest: bytes) -> bool:
-        if mask & ~mask_of(self.merged):
-            return False  # the proof speaks of chunks that nobody answers for yet
-        return combined((c, self.merged[c] + self._length_of(c)) for c in bits(mask)) == digest
-
-    def _length_of(self, chunk: int) -> bytes:
-        return length_to_bytes(self.lengths[chunk]) if self.rules.measures else b""
+    # ---- questions -------------------------------------------------------------------------------------
 
     def _why_out(self, member: str, counted: Container[str], alive: set[str]) -> Excluded:
         if self.screening is not None and member in self.screening.out:
@@ -584,16 +479,3 @@ class InFlight:
         lacking = self.audits.lacking(self.merged) if self.audits is not None else ()
         again = f"; {len(lacking)} results not merged again by others" if lacking else ""
         return f"late: {self._names(late) or 'nobody'}; lost: {self._names(dead) or 'nobody'}{mute}{again}"
-
-    def done_by(self, member: str) -> tuple[float, float]:
-        """(how much of its contribution owners hold, how many of the results it holds) for the status."""
-        kept = sum((share & self._held(owner, member)).bit_count() for owner, share in self._shares.items())
-        return kept / len(self.plan.owners), self._got(member).bit_count() / len(self.plan.owners)
-
-    def fractions(self) -> tuple[int, float, float, float]:
-        """(members whose contribution is whole, held, merged, got) for the status."""
-        chunks, members = len(self.plan.owners), self.plan.members
-        held = sum(mask.bit_count() for by in self.held.values() for mask in by.values())
-        got = sum(self._got(m).bit_count() for m in members)
-        whole = sum(1 for m in members if self._complete(m))
-        return whole, held / (chunks * len(members)), len(self.merged) / chunks, got / (chunks * len(members))

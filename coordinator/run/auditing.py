@@ -74,7 +74,7 @@ class Auditing:
 
     def on_commit(self, sums: CommittedSums) -> None:
         self._forget_the_old()
-        count, share = len(sums.plan.owners), self._core.manifest.merge.audit
+        count, share = sums.plan.count, self._core.manifest.merge.audit
         if self._first.pop(sums.plan.round_no, None) is not None:
             return  # all of it was merged again
         for chunk in self._dice.draw(count, share) if share else ():

@@ -18,20 +18,20 @@ from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, Opened
 from farflung.coordinator.rounds.ahead import Ahead
 from farflung.coordinator.rounds.clipping import clipped, warning
+from farflung.coordinator.rounds.groups import drawn, most_of_round, planned
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import chosen, rules_for, within
 from farflung.coordinator.rounds.steadiness import Steadiness
 from farflung.coordinator.rounds.steps import Done, Failed, Moved, Settled, Waiting
-from farflung.coordinator.rounds.weighting import likeness, shortened
 from farflung.coordinator.rounds.withholding import LastHolders
 from farflung.coordinator.run.auditing import Auditing
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import found_useless
 from farflung.coordinator.run.membership import Looks, Member, Standing
 from farflung.coordinator.run.settling import Settling
-from farflung.coordinator.run.witness import Witness
+from farflung.coordinator.run.witness import Witness, record_of
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause, NoteCause
-from farflung.protocol.limits import AMOUNT_MAX, MEMBERS_PER_ROUND
+from farflung.protocol.limits import MEMBERS_PER_ROUND
 from farflung.protocol.messages import (
     Aborted,
     Decided,
@@ -40,7 +40,7 @@ from farflung.protocol.messages import (
     ProgressReport,
     Sent,
 )
-from farflung.protocol.round_words import CROWD, Plan
+from farflung.protocol.round_words import CROWD, Decision
 
 RETRY_S = 1.0  # after an abort; doubles with each further abort of the same version
 RETRY_MAX_S = 30.0
@@ -48,7 +48,6 @@ MUCH_SHORTENED = 0.5  # to this or less: people are told
 # Contributions that an owner alone lacks, in rounds in a row; then it owns nothing for a while.
 WITHHELD_MOST = 3
 LATE_OWNER = "it owned chunks and did not give their results in time"
-FAR_TOO_LONG = 0.1  # to this or less: no honest work is, and the peer's trust begins anew
 
 
 class Conductor:
@@ -143,7 +142,8 @@ class Conductor:
         # A member that was left out last time comes first, where not all fit into one round.
         ready.sort(key=lambda m: (-self.standing(m).missed, self.standing(m).ready_since or 0.0, m.joined_no))
         owners = self.core.members.can_own(self.core.now, {m.peer for m in ready} | self._helping)
-        self._open(sorted(chosen([m.peer for m in ready], owners, MEMBERS_PER_ROUND)))
+        most = most_of_round(self.core.manifest.round.group, len(owners))
+        self._open(sorted(chosen([m.peer for m in ready], owners, most)))
 
     def _maybe_open_batch(self, batches: Batches) -> None:
         """With exactly those who have counted something; where none of them can be dialled, others own the chunks."""
@@ -240,21 +240,17 @@ class Conductor:
         core, manifest, model = self.core, self.core.manifest, self.core.ledger.model
         if model is None:
             return  # the first member brings it, and nobody is ready before
-        helpers = sorted(self._helping.difference(contribute))[: MEMBERS_PER_ROUND - len(contribute)]
+        size = manifest.round.group
+        room = max(0, MEMBERS_PER_ROUND - len(contribute))
+        helpers = sorted(self._helping.difference(contribute))[:room]
         peers = sorted([*contribute, *helpers])
         owners = self._can_own(peers)
         most_bytes_per_s = core.members.ways.share_bytes_per_s(peers, owners)
         beats = within({p: core.members.members[p].beat for p in peers}, most_bytes_per_s)
-        codecs, owned = self.ahead.shared_out(beats, owners, model)
-        plan = Plan(
-            round_no=core.ledger.round_no + 1,
-            epoch=1,
-            version=self.book.version,
-            members=tuple(peers),
-            owners=owned,
-            codecs=codecs,
-            fragment=self.fragment,
-        )
+        groups = drawn(peers, owners, size, self.book.digests.get(self.book.version, b""))
+        codecs, owned = self.ahead.shared_out(beats, owners, model, groups)
+        numbers = core.ledger.round_no + 1, self.book.version, self.fragment
+        plan = planned(numbers, peers, groups, owned, codecs)
         rules = replace(
             rules_for(manifest, self.book, peers),
             min_peers=1 if self._shares else min(self._least, len(contribute)),
@@ -278,12 +274,20 @@ class Conductor:
         for member in self.able:
             if member.peer not in peers:
                 self._leave_out(flight, member.peer, self._why_without(member))
-        self._tell_members(flight, OpenRound, **self.words_of(plan))
+        self._tell_plan(flight, peers)
 
-    def words_of(self, plan: Plan) -> dict[str, object]:
-        """What members hear of an open round."""
+    def _tell_plan(self, flight: InFlight, peers: Collection[str]) -> None:
+        for member in self._members_of(flight):
+            if member.peer in peers:
+                self.tell_plan(flight, member)
+
+    def tell_plan(self, flight: InFlight, member: Member) -> None:
         begun = self.batches is not None and self.batches.book.merging is not None
-        return dict(plan=plan, amended=self.core.amended_for(plan.version), next_begun=begun)
+        plan, amended = flight.plan_for(member.peer), self.core.amended_for(flight.plan.version)
+        self.core.tell(member, OpenRound, plan=plan, amended=amended, next_begun=begun)
+
+    def tell_decision(self, flight: InFlight, decision: Decision, member: Member) -> None:
+        self.core.tell(member, Decided, decision=flight.decision_for(member.peer, decision))
 
     def _why_without(self, member: Member) -> str:
         """A round was opened without this able member."""
@@ -298,7 +302,9 @@ class Conductor:
     def _look_for_slow_lines(self) -> None:
         """Among those who have shown that they hold the run's state, whether or not they have the newest version."""
         model, holders = self.core.ledger.model, self.holders
-        if model is None or not self.ahead.is_due(self.core.now) or len(holders) > MEMBERS_PER_ROUND:
+        if self.core.manifest.round.group or len(holders) > MEMBERS_PER_ROUND:
+            return
+        if model is None or not self.ahead.is_due(self.core.now):
             return
         known = {
             m.peer: m.beat for m in holders if self.standing(m).vouched and m.beat is not None and m.trains
@@ -392,7 +398,7 @@ class Conductor:
                         self._leave_out(flight, peer, f"it lost its chunks: {why}")
                     self.core.note(f"round {plan.round_no}, epoch {plan.epoch}: {reason}")
                     self.core.write(Opened(plan=plan))
-                    self._tell_members(flight, OpenRound, **self.words_of(plan))
+                    self._tell_plan(flight, flight.told)
                 case Settled():
                     self._announce(flight, step)
                 case Failed(reason, cause, unfit, dropped, lost, silent):
@@ -439,7 +445,8 @@ class Conductor:
         for peer, why in flight.believed.why.items():
             core.note(f"{core.name(peer)} counts for less in round {decision.round_no}: {why}")
         self._doubt_who_withholds(flight)
-        self._tell_members(flight, Decided, decision=decision)
+        for member in self._members_of(flight):
+            self.tell_decision(flight, decision, member)
         self.reason, self.merged = step.reason, step.merged
 
     def _doubt_who_withholds(self, flight: InFlight) -> None:
@@ -484,7 +491,8 @@ class Conductor:
         self._strike_useless(flight)
         if self._auditing is not None:
             self._auditing.end_first(number)
-        self._tell_members(flight, Aborted, round_no=number, reason=reason)
+        for member in self._members_of(flight):
+            self.core.tell(member, Aborted, round_no=number, reason=reason)
         self.round = self.prepared = None
         if cause is AbortCause.SHARE_LOST:
             return  # the next one opens as soon as the share is computed again
@@ -511,35 +519,8 @@ class Conductor:
 
     def record(self, flight: InFlight, done: Done) -> CommittedRound:
         """What the journal has of a round that is at its end."""
-        core, commit, sent = self.core, done.commit, flight.sent
-        included, screening = commit.included, flight.screening
-        suspects = screening.suspects(FAR_TOO_LONG) if screening is not None else ()
-        tokens = {m: flight.believed.tokens.get(m, sent[m].tokens) for m in included}
-        losses = [(sent[m].loss, tokens[m]) for m in included]
-        known = [(loss, weight) for loss, weight in losses if loss is not None and loss == loss]
-        weight = sum(w for _, w in known)
-        amounts = [m.beat.tx_bytes for m in core.members.members.values() if m.beat is not None]
-        tx_bytes = sum(min(amount, AMOUNT_MAX) for amount in amounts)
-        record = CommittedRound(
-            commit=commit,
-            used={m: sent[m].used for m in included},
-            excluded=dict(flight.excluded),
-            tokens=sum(tokens.values()),
-            tokens_by=tokens,
-            rate=flight.believed.rate,
-            steps=sum(min(sent[m].steps, AMOUNT_MAX) for m in included),
-            loss=sum(loss * w for loss, w in known) / weight if weight else None,
-            seconds=core.now - flight.opened_at,
-            tx_bytes=max(0, tx_bytes - core.tx_at_commit),
-            merged=self.merged,
-            clipped=shortened(flight.screening, flight.believed, included),
-            suspects=suspects,
-            norm=done.norm,
-            cosine=likeness(flight.screening, included),
-            counted={peer: share.counted for peer, share in self._shares.items()},
-        )
-        core.tx_at_commit = tx_bytes
-        return record
+        counted = {peer: share.counted for peer, share in self._shares.items()}
+        return record_of(self.core, flight, done, self.merged, counted)
 
     def on_committed(self, flight: InFlight, record: CommittedRound, late: frozenset[str]) -> None:
         """It is written: the round is over."""
@@ -575,11 +556,10 @@ class Conductor:
             elif standing.verified and not member.helps:
                 standing.missed += 1
 
-    def _tell_members(self, flight: InFlight, kind: type, **body: object) -> None:
-        for peer in flight.plan.members:
-            member = self.core.members.members.get(peer)
-            if member is not None and member.alive and self.counts_on(member):
-                self.core.tell(member, kind, **body)
+    def _members_of(self, flight: InFlight) -> list[Member]:
+        """Those of the round that can hear of it."""
+        found = map(self.core.members.members.get, flight.plan.members)
+        return [member for member in found if member is not None and member.alive and self.counts_on(member)]
 
     # ---- the digest of a version -----------------------------------------------------------------------
 

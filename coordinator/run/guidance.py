@@ -26,10 +26,8 @@ from farflung.protocol.limits import AMENDMENTS_TOLD
 from farflung.protocol.messages import (
     Beat,
     Committed,
-    Decided,
     FragmentBeat,
     FragmentTick,
-    OpenRound,
     Tick,
 )
 from farflung.protocol.round_words import CROWD, Contact
@@ -340,10 +338,10 @@ class Guidance:
         if flight is None or not conductor.counts_on(member) or said.version != flight.plan.version:
             return
         same_round = said.round_no == flight.plan.round_no
-        if not same_round or said.epoch < flight.plan.epoch:
-            core.tell(member, OpenRound, **conductor.words_of(flight.plan))
+        if not same_round or said.epoch < flight.epoch_of(member.peer):
+            conductor.tell_plan(flight, member)
         if flight.decision is not None and (not same_round or said.decision_no < flight.decision.decision_no):
-            core.tell(member, Decided, decision=flight.decision)
+            conductor.tell_decision(flight, flight.decision, member)
 
     def _held_by(self, member: Member) -> list[Conductor]:
         return [self._conductors[fragment] for fragment in member.standings]

@@ -12,15 +12,23 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from farflung.coordinator.rounds.in_flight import InFlight, Made
+from farflung.coordinator.ledger.records import CommittedRound
+from farflung.coordinator.rounds.in_flight import InFlight
+from farflung.coordinator.rounds.reported import Made
+from farflung.coordinator.rounds.steps import Done
+from farflung.coordinator.rounds.weighting import likeness, shortened
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import KeepEvidence
 from farflung.coordinator.run.membership import Member
-from farflung.protocol.digests import HASH_BYTES, bits, mask_from_bytes, mask_of
+from farflung.protocol.digests import HASH_BYTES, bits, mask_from_bytes
+from farflung.protocol.limits import AMOUNT_MAX
 from farflung.protocol.messages import ProgressReport, Sent
 from farflung.protocol.round_words import Commit, Decision, Plan
 from farflung.protocol.signed_words import Results, Said, inputs_of, is_signed, results_part
 from farflung.protocol.signing import verify
+
+# Shortened to this or less: no honest work is, and the peer's trust begins anew.
+FAR_TOO_LONG = 0.1
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,8 @@ class Witness:
         decision = flight.decision
         if not report.merged or decision is None or report.decision_no != decision.decision_no:
             return report
-        results = Results.of(flight.plan, decision, flight.rules.gather_codec, report)
+        seen = flight.plan_for(member.peer), flight.decision_for(member.peer, decision)
+        results = Results.of(*seen, flight.rules.gather_codec, report)
         statement = results_part(self._core.run_id, results)
         if self._proven.get(member.peer) == statement:
             return report
@@ -74,10 +83,12 @@ class Witness:
 
     def _problem_of(self, member: Member, flight: InFlight, results: Results) -> str:
         mask = mask_from_bytes(results.chunks)
-        if mask & ~mask_of(flight.plan.chunks_of(member.peer)):
+        if mask & ~flight.groups.shares.get(member.peer, 0):
             return "it does not own these chunks"
         if len(results.hashes) != HASH_BYTES * mask.bit_count():
             return "as many hashes as chunks are due"
+        if flight.plan.roots:
+            return ""  # what went in are sums of groups, and only their owners know their hashes
         lists = [flight.sent[peer].hashes for peer in results.included]
         due = (hashes[at : at + HASH_BYTES] for at in map(_place, bits(mask)) for hashes in lists)
         if inputs_of(due) != results.inputs:
@@ -97,7 +108,7 @@ class Witness:
     ) -> CommittedSums:
         """As it would be committed: what is not merged yet has no hash."""
         plan = flight.plan
-        hashes = b"".join(flight.merged.get(chunk, bytes(HASH_BYTES)) for chunk in range(len(plan.owners)))
+        hashes = b"".join(flight.merged.get(chunk, bytes(HASH_BYTES)) for chunk in range(plan.count))
         codec, weights = flight.rules.gather_codec, decision.weights
         commit = Commit(plan.version + 1, plan.round_no, plan.members, weights, hashes, codec, plan.fragment)
         return self._sums(commit, flight, decision, processes)
@@ -112,3 +123,39 @@ class Witness:
 
 def _place(chunk: int) -> int:
     return chunk * HASH_BYTES
+
+
+def record_of(
+    core: Core, flight: InFlight, done: Done, merged: str, counted: Mapping[str, bytes]
+) -> CommittedRound:
+    """What the journal has of a round that is at its end."""
+    commit, sent = done.commit, flight.sent
+    included, screening = commit.included, flight.screening
+    suspects = screening.suspects(FAR_TOO_LONG) if screening is not None else ()
+    tokens = {m: flight.believed.tokens.get(m, sent[m].tokens) for m in included}
+    losses = [(sent[m].loss, tokens[m]) for m in included]
+    known = [(loss, weight) for loss, weight in losses if loss is not None and loss == loss]
+    weight = sum(w for _, w in known)
+    amounts = [m.beat.tx_bytes for m in core.members.members.values() if m.beat is not None]
+    tx_bytes = sum(min(amount, AMOUNT_MAX) for amount in amounts)
+    record = CommittedRound(
+        commit=commit,
+        used={m: sent[m].used for m in included},
+        excluded=dict(flight.excluded),
+        tokens=sum(tokens.values()),
+        tokens_by=tokens,
+        rate=flight.believed.rate,
+        steps=sum(min(sent[m].steps, AMOUNT_MAX) for m in included),
+        loss=sum(loss * w for loss, w in known) / weight if weight else None,
+        seconds=core.now - flight.opened_at,
+        tx_bytes=max(0, tx_bytes - core.tx_at_commit),
+        merged=merged,
+        clipped=shortened(flight.screening, flight.believed, included),
+        suspects=suspects,
+        norm=done.norm,
+        groups=flight.plan.groups or (),
+        cosine=likeness(flight.screening, included),
+        counted=dict(counted),
+    )
+    core.tx_at_commit = tx_bytes
+    return record

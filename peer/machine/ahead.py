@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from farflung.collectives.round.ahead import Kept, SendingAhead
-from farflung.collectives.round.member import Piece
+from farflung.collectives.round.pieces import Piece
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import Effect, Encode, Resolve
 from farflung.protocol.frames import Frame, Header, Kind, Payload

@@ -19,7 +19,8 @@ import msgspec
 
 from farflung.collectives.round.effects import SendFrame
 from farflung.collectives.round.kept import question_of
-from farflung.collectives.round.member import MemberRound, Piece
+from farflung.collectives.round.member import MemberRound
+from farflung.collectives.round.pieces import Piece
 from farflung.peer.machine.effects import Effect, KeepContribution
 from farflung.peer.machine.lanes import Participation
 from farflung.protocol.digests import HASH_BYTES, split_hashes

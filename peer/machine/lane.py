@@ -17,9 +17,11 @@ from farflung.checkpoints.donors import SPOILED_FORGIVEN
 from farflung.checkpoints.fellows import Holding, Telling
 from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.asking import LateResults
+from farflung.collectives.round.columns import Columns
 from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal, SendFrame
 from farflung.collectives.round.kept import KeptContributions
-from farflung.collectives.round.member import MemberRound, Piece
+from farflung.collectives.round.member import MemberRound
+from farflung.collectives.round.pieces import OVERTAKING, Piece
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.ahead import Ahead
 from farflung.peer.machine.effects import (
@@ -234,11 +236,11 @@ class Lane:
     # ---- the coordinator's words about rounds -----------------------------------------------------------------
 
     def on_plan(self, plan: Plan, frozen: Frozen | None, now: float) -> list[Effect]:
-        if self.round is not None and plan.round_no == self.round.plan.round_no:
+        fits = Columns(self._me, plan).fits(self.fragment.count)
+        if fits and self.round is not None and plan.round_no == self.round.plan.round_no:
             return [*self.round.on_plan(plan, now)]
         stale = plan.round_no <= self._last_round_no or plan.version != self.version or self.sealing
-        unfit = self._me not in plan.members or len(plan.owners) != self.fragment.count
-        if stale or unfit or isinstance(self._role, Merged):
+        if stale or not fits or isinstance(self._role, Merged):
             return []
         self._last_round_no, self._planned_at = plan.round_no, plan.version
         self._end()  # a new round from the same version: the one before was aborted
@@ -274,7 +276,7 @@ class Lane:
         if over and flight is not None and commit.round_no == flight.plan.round_no:
             for index, piece in flight.results.items():
                 self.catch.offer(commit.version, self.fragment.first + index, piece.payload, piece.hash)
-            late = LateResults(flight.plan, self.fragment.first, QUIET_S, now)
+            late = LateResults(flight.columns, self.fragment.first, QUIET_S, now)
         self._last_commit = LastCommit(commit.round_no, commit.version, late)
         here = (flight.plan.round_no, flight.mine) if flight is not None and late is not None else self._left
         was_in = here[0] == commit.round_no and self._me in commit.included
@@ -519,7 +521,7 @@ class Lane:
         number = frame.header.round_no
         if self.round is not None and number == self.round.plan.round_no:
             return self.round.is_early(frame)
-        return number > self._last_round_no and frame.header.kind in (Kind.CONTRIBUTION, Kind.RESULT)
+        return number > self._last_round_no and frame.header.kind in OVERTAKING
 
     def on_round_frame(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[Effect]]:
         header = frame.header
@@ -534,9 +536,7 @@ class Lane:
         last = self._last_commit
         if header.kind == Kind.RESULT and header.round_no == last.round_no:
             if self.catch.offer(last.version, header.chunk, frame.payload, header.hash):
-                if last.late is not None:
-                    last.late.on_result(sender, now)
-                return Verdict.ACCEPTED, []
+                return Verdict.ACCEPTED, [*last.late.on_result(sender, frame, now)] if last.late else []
         if header.kind == Kind.WANT_CONTRIBUTION:
             verdict, answer = self.kept.on_want(sender, header, self.round is not None, now)
             return verdict, [*answer]

@@ -20,13 +20,22 @@ from farflung.protocol.frames import ANSWERS, Frame, Kind, Payload, Spoiled
 from farflung.protocol.limits import BULK_HEADER_BYTES, ROUNDS_KEPT
 from farflung.protocol.messages import FragmentTick
 from farflung.protocol.moments import Attached
-from farflung.protocol.round_words import Decision, Plan
+from farflung.protocol.round_words import SUM_CODEC, Decision, Plan
 from farflung.protocol.verdicts import Counters, Verdict
 
 EARLY_KEPT = 256  # frames that overtook their plan or decision: kept for a moment
 EARLY_BYTES = 64 * 1024 * 1024
 _ROUND_KINDS = frozenset(
-    {Kind.CONTRIBUTION, Kind.RESULT, Kind.SENT, Kind.WANT_CONTRIBUTION, Kind.WANT_RESULT, Kind.WANT_SENT}
+    {
+        Kind.CONTRIBUTION,
+        Kind.RESULT,
+        Kind.SENT,
+        Kind.SUM,
+        Kind.WANT_CONTRIBUTION,
+        Kind.WANT_RESULT,
+        Kind.WANT_SENT,
+        Kind.WANT_SUM,
+    }
 )
 
 
@@ -216,6 +225,8 @@ class Participation:
             codec = plan.codec_of(sender)
         elif kind in (Kind.RESULT, Kind.LOGGED):
             codec = self._gather
+        elif kind == Kind.SUM:
+            codec = SUM_CODEC
         else:
             return True
         try:

@@ -169,6 +169,7 @@ class Reporter:
             signature=b"",
             lengths=progress.lengths,
             got_by=progress.got_by,
+            summed=mask_to_bytes(progress.summed) if flight.plan.column else msgspec.UNSET,
         )
         if flight.decision is None or not progress.merged:
             return report

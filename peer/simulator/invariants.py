@@ -17,7 +17,7 @@ from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.checkpoints.checkpoint_manifest import chunk_hash
 from farflung.collectives.arithmetic.merge import merged_chunk
 from farflung.collectives.round.effects import Roll, Seal
-from farflung.compression.codec import Codec
+from farflung.compression.codec import Codec, codec_named
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.proofs import FalseClaim, WrongSum, proof_from_bytes, proof_to_bytes
 from farflung.coordinator.ledger.records import (
@@ -42,7 +42,7 @@ from farflung.protocol.digests import bits, hash_at, hash_bytes, mask_from_bytes
 from farflung.protocol.frames import Payload
 from farflung.protocol.messages import Sent
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.round_words import Commit
+from farflung.protocol.round_words import SUM_CODEC, Commit
 
 Key = tuple[int, int]  # (fragment, version)
 
@@ -109,6 +109,8 @@ class Invariants:
         self.found: list[FoundCheating] = []
         self._fresh: set[Sample] = set()  # committed since the books were looked at last
         self.steps_committed = 0
+        self.groups_of: dict[int, tuple[int, ...]] = {}  # of each member of a round
+        self.sums_of_groups: list[int] = []  # of each chunk that a mesh committed: how many were added up
         self.checks = 0
         # (archiver, fragment, version) -> author -> all that it sent is kept
         self.archived: dict[tuple[str, int, int], dict[str, bool]] = {}
@@ -240,6 +242,7 @@ class Invariants:
         self._require("P2", version == last + 1, f"version {version} of {fragment} skips one")
         self._require("P2", commit.round_no not in self.used, f"round {commit.round_no} was committed twice")
         self.commits[fragment, version] = commit
+        self.groups_of[commit.round_no] = record.groups
         for peer, weight in zip(commit.members, commit.weights, strict=True):
             self.brought[fragment][peer] += round(record.tokens * 1000 * weight / sum(commit.weights))
         self.used[commit.round_no] = set()
@@ -274,7 +277,22 @@ class Invariants:
         weights = [weight for weight in commit.weights if weight > 0.0]
         chunks = range(len(split_hashes(commit.hashes)))
         payloads = ([payload[index] for payload in parts] for index in chunks)
+        if self.groups_of.get(commit.round_no):
+            return [self._sum_of_sums(commit, each, weights) for each in payloads]
         return [merged_chunk(self.gather, self.elements, each, weights) for each in payloads]
+
+    def _sum_of_sums(self, commit: Commit, payloads: list[bytes], weights: list[float]) -> bytes:
+        """Of a mesh: members in their order, rounded as sums travel, then groups in theirs."""
+        groups = dict(zip(commit.members, self.groups_of[commit.round_no], strict=True))
+        self.sums_of_groups.append(len({groups[peer] for peer in commit.included}))
+        by_group: dict[int, list[tuple[bytes, float]]] = {}
+        for peer, payload, weight in zip(commit.included, payloads, weights, strict=True):
+            by_group.setdefault(groups[peer], []).append((payload, weight))
+        travelled = codec_named(SUM_CODEC)
+        sums = [
+            merged_chunk(travelled, self.elements, *zip(*by_group[g], strict=True)) for g in sorted(by_group)
+        ]
+        return merged_chunk(self.gather, self.elements, sums, [1.0] * len(sums))
 
     # ---- wrong sums (P19) ------------------------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ class Scenario:
     min_peers: int = 2
     codec: str = "fp32"
     gather_codec: str = "fp32"
+    group: int = 0  # members of a mesh's group; 0: rounds are flat
     undialable: int = 0  # how many of the peers can't be dialled: they own nothing and dial others
     helpers: int = 0  # so many of the last peers have no trainer
     relay: str = ""  # by which those meet: "steady", "dies" again and again; "": there is none

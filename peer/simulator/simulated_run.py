@@ -24,6 +24,7 @@ def manifest_for(scenario: Scenario) -> Manifest:
         name = "simulated"
         rounds = {scenario.rounds}
         min_peers = {scenario.min_peers}
+        max_peers = {max(64, scenario.peers + 1)}
         [data]
         lease_samples = 8
         batch = 2
@@ -37,6 +38,7 @@ def manifest_for(scenario: Scenario) -> Manifest:
         codec = "{scenario.codec}"
         gather_codec = "{scenario.gather_codec}"
         fragments = {scenario.fragments}
+        group = {scenario.group}
         sync_every = 4
         deadline_s = 6.0
         scatter_grace_s = 3.0

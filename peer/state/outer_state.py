@@ -20,7 +20,7 @@ from torch import Tensor
 
 from farflung.collectives.arithmetic.gram import dot_products
 from farflung.collectives.arithmetic.merge import merged_chunk, square_length
-from farflung.collectives.round.effects import Install, Measure, Merge, Roll, Weigh
+from farflung.collectives.round.effects import Install, Measure, Merge, MergeGroup, Roll, Weigh
 from farflung.compression.codec import NonFinite, codec_named
 from farflung.compression.feedback import AUTO, BETA_OF, feedback_for
 from farflung.optim.outer import OuterStep, PlainMean, advance
@@ -32,7 +32,7 @@ from farflung.protocol.manifest_sections import RoundSection
 from farflung.protocol.messages import Show, What
 from farflung.protocol.model_schema import Fragment, ModelSchema
 from farflung.protocol.outer_numbers import StateForm
-from farflung.protocol.round_words import LADDER
+from farflung.protocol.round_words import LADDER, SUM_CODEC
 
 CHUNKS_AT_ONCE = 4  # encoded before they are sent: more would keep the line waiting, fewer cost more turns
 
@@ -273,7 +273,8 @@ class OuterState:
         return self.merge(effect)
 
     def merge(self, effect: Merge) -> bytes:
-        return merged_chunk(self._gather, self._model.chunk_elements, effect.payloads, effect.weights)
+        codec = codec_named(SUM_CODEC) if isinstance(effect, MergeGroup) else self._gather
+        return merged_chunk(codec, self._model.chunk_elements, effect.payloads, effect.weights)
 
 
 def payload_bytes_most(rules: RoundSection, elements: int) -> int:
@@ -283,4 +284,5 @@ def payload_bytes_most(rules: RoundSection, elements: int) -> int:
 
 def _codecs_of(rules: RoundSection) -> tuple[str, ...]:
     """Those of contributions, and that of results."""
-    return (*(LADDER if rules.codec == AUTO else (rules.codec,)), rules.gather_codec)
+    sums = (SUM_CODEC,) if rules.group else ()
+    return (*(LADDER if rules.codec == AUTO else (rules.codec,)), rules.gather_codec, *sums)

@@ -12,6 +12,7 @@ from mutants_of_delay import DELAY
 from mutants_of_finding import FINDING
 from mutants_of_helpers import HELPERS
 from mutants_of_keeping import KEEPING
+from mutants_of_meshes import MESHES
 from mutants_of_peers import ARITHMETIC, SHARDS, STAGES, STATE
 from mutants_of_proofs import ERAS, PROOFS, SUMS
 from mutants_of_reach import REACH
@@ -46,4 +47,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *STANDBY,
     *KEEPING,
     *VERSIONS,
+    *MESHES,
 )

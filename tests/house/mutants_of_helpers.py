@@ -25,7 +25,7 @@ HELPERS = (
     Mutant(
         "no commit counts what those hold who help",
         "coordinator/rounds/in_flight.py",
-        "if m in alive and m not in self.rules.helpers]",
+        "if m in alive and m not in self.rules.helpers and m not in out]",
         "if m in alive]",
         MEMBERS,
     ),

@@ -31,7 +31,7 @@ ARITHMETIC = (
     Mutant(
         "a result comes from the owner of its chunk",
         "collectives/round/member.py",
-        "if sender != self.plan.owner_of(chunk):",
+        "if sender != (owner if owner != self.me else self.columns.root(chunk)):",
         "if False:",
         MEMBER,
     ),

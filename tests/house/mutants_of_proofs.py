@@ -200,7 +200,7 @@ SUMS = (
     Mutant(
         "P19 an owner signs for its own chunks",
         "coordinator/run/witness.py",
-        "if mask & ~mask_of(flight.plan.chunks_of(member.peer)):",
+        "if mask & ~flight.groups.shares.get(member.peer, 0):",
         "if False:",
         WITNESS,
     ),
@@ -227,14 +227,14 @@ SUMS = (
     ),
     Mutant(
         "P19 nobody inherits what a cheat made",
-        "coordinator/rounds/in_flight.py",
+        "coordinator/rounds/reported.py",
         "del self.makers[chunk], self.merged[chunk]  # nobody is to inherit it",
         "pass",
         FIRST,
     ),
     Mutant(
         "P19 everything is merged anew without a cheat",
-        "coordinator/rounds/in_flight.py",
+        "coordinator/rounds/reported.py",
         "self.void = self.decision is not None",
         "self.void = False",
         FIRST,

@@ -58,7 +58,14 @@ def test_bulk_kinds_and_their_numbers_are_exactly_these() -> None:
     crossings |= dict(enumerate(["WANT_ACTIVATION", "WANT_GRADIENT", "WANT_HELD", "WANT_BACK"], start=23))
     numbers = dict(enumerate(plain, start=1)) | dict(enumerate(wants, start=17)) | crossings
     numbers |= {27: "WANT_HAVE", 28: "HAVE", 29: "AHEAD", 30: "AHEAD_HELD", 31: "AHEAD_COUNTS"}
-    numbers |= {32: "WANT_WHERE", 33: "WHERE", 34: "LEAN_ASKED", 35: "LEAN_GRANTED"}
+    numbers |= {
+        32: "WANT_WHERE",
+        33: "WHERE",
+        34: "LEAN_ASKED",
+        35: "LEAN_GRANTED",
+        36: "SUM",
+        37: "WANT_SUM",
+    }
     assert {kind.value: kind.name for kind in Kind} == numbers
     assert {kind.value: kind.name for kind in CROSSING_KINDS} == crossings
 

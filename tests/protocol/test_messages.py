@@ -17,6 +17,7 @@ from farflung.protocol.errors import FrameError
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
 from farflung.protocol.round_words import (
     AheadPlan,
+    Column,
     Commit,
     Contact,
     Decision,
@@ -127,6 +128,7 @@ EXAMPLES: dict[str, m.Message] = {
         signature=bytes(64),
         lengths=bytes(8),
         got_by={"ann": H1},
+        summed=b"\1",
     ),
     "shown": m.Shown(**TO, question=3, start=0, total=4, part=b"abcd", signature=bytes(64)),
     "audited": m.Audited(**TO, round_no=7, chunks=(m.ChunkVerdict(3, False, ("bob",)),)),
@@ -244,7 +246,7 @@ FROZEN_FIELDS = {
     "down_bytes_per_s have want samples rough era saved unsure leaving data batch punched amended kept relay unmet",
     "sent": "session seq round_no hashes tokens steps loss used seat counted signature",
     "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash "
-    "dots inputs signature lengths got_by",
+    "dots inputs signature lengths got_by summed",
     "audited": "session seq round_no chunks",
     "audit": "session seq round_no version fragment members weights codecs chunks",
     "shown": "session seq question start total part signature",
@@ -295,6 +297,7 @@ MAY_LACK = {
     ("kept", "manifest"),
     ("kept", "amendments"),
     ("kept", "signature"),
+    ("progress", "summed"),
 }
 
 FROZEN_PARTS = {
@@ -309,8 +312,9 @@ FROZEN_PARTS = {
     m.FragmentTick: "fragment version digests verified donors round_no sent_seen progress_seen compare dropped "
     "proof nonce_for nonce refuted fellows ahead_no ahead",
     AheadPlan: "number senders codecs members owners",
-    Plan: "round_no epoch version members owners codecs fragment kept",
-    Decision: "round_no decision_no weights reasons",
+    Plan: "round_no epoch version members owners codecs fragment kept groups roots column",
+    Column: "group groups peers owners roots",
+    Decision: "round_no decision_no weights reasons summed",
     Commit: "version round_no members weights hashes codec fragment factor",
     Used: "lease upto",
     Head: "run_id manifest number before after incarnation era versions commits books proof",

@@ -81,8 +81,11 @@ def test_what_is_signed_for_third_parties_has_the_same_fields_in_both_versions()
 
 def test_frames_of_kinds_that_the_last_version_lacks_follow_only_from_words_that_it_is_not_told() -> None:
     """A frame's kind is refused where it is unknown.  Who adds one sees to it that no plan with a member of the last
-    version leads to it, and says here how."""
-    assert {kind for kind in Kind if kind > HIGHEST_FRAME_KIND} == set()
+    version leads to it, and says here how.
+
+    Sums of groups: a plan has groups only where [round] group is set, and that key shuts the last version out."""
+    assert {kind for kind in Kind if kind > HIGHEST_FRAME_KIND} == {Kind.SUM, Kind.WANT_SUM}
+    assert manifest.NEW_KEYS["round", "group"] == PROTOCOL_VERSION
 
 
 def test_a_message_in_the_last_version_is_what_that_version_would_have_said() -> None:

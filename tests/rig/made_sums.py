@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from farflung.coordinator.court.plain_codecs import codec_named
 from farflung.coordinator.court.plain_steps import merged
 from farflung.coordinator.ledger.proofs import WrongSum
-from farflung.coordinator.rounds.in_flight import Made
+from farflung.coordinator.rounds.reported import Made
 from farflung.coordinator.run.witness import CommittedSums
 from farflung.peer.identity import Identity
 from farflung.protocol.digests import hash_bytes, mask_to_bytes

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.collectives.arithmetic.gram import _by_torch, dot_products
-from farflung.collectives.round.member import Piece
+from farflung.collectives.round.pieces import Piece
 from farflung.collectives.round.weighing import Weighing
 from farflung.compression.codec import codec_named, codec_names
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Opened, from_bytes

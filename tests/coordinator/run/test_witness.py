@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from farflung.coordinator.rounds.in_flight import InFlight, RoundRules
+from farflung.coordinator.rounds.in_flight import InFlight
+from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.witness import Witness
 from farflung.protocol.digests import hash_bytes, mask_to_bytes

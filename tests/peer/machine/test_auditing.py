@@ -7,7 +7,7 @@ from msgspec.structs import replace as changed
 
 from farflung.collectives.round.effects import MergeAgain, SendFrame
 from farflung.collectives.round.kept import GIVEN_MOST, KeptContributions
-from farflung.collectives.round.member import Piece
+from farflung.collectives.round.pieces import Piece
 from farflung.peer.machine.auditing import (
     ASK_AGAIN_S,
     ASK_AT_ONCE,

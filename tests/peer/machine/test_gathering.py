@@ -6,7 +6,7 @@ import msgspec
 
 from farflung.collectives.round.effects import SendFrame
 from farflung.collectives.round.kept import KeptContributions
-from farflung.collectives.round.member import Piece
+from farflung.collectives.round.pieces import Piece
 from farflung.peer.identity import Identity
 from farflung.peer.machine.effects import Effect, KeepContribution
 from farflung.peer.machine.gathering import (

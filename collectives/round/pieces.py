@@ -1,0 +1,39 @@
+"""What a member holds in a round, and what it can prove of it.  Pure data.
+
+Made by the round at a member (member.py) and by whoever keeps or asks for contributions; the reporter tells the
+coordinator what is in `Progress`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from farflung.collectives.round.weighing import Dots
+from farflung.protocol.frames import Kind, Payload
+from farflung.protocol.verdicts import Verdict
+
+OVERTAKING = frozenset(
+    {Kind.CONTRIBUTION, Kind.SUM, Kind.RESULT}
+)  # they may be here before what explains them
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    payload: Payload
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What this member can prove to hold; the coordinator compares the combined hashes."""
+
+    held: dict[str, tuple[int, bytes]]  # member -> (mask of my chunks, combined hash)
+    refused: dict[str, Verdict]  # members that sent something unusable, and what it was
+    cut_off: tuple[str, ...]  # members that I can't reach, or that give nothing (usable) however often I ask
+    merged: dict[int, bytes]  # chunk -> hash of the result that I made
+    inputs: bytes  # one name for all contributions that went into these
+    got: tuple[int, bytes]  # (mask, combined hash) of results
+    dots: Dots | None  # of all my chunks, before the decision
+    lengths: bytes  # of the results that I made, in their order, where the gradient is clipped
+    got_by: dict[str, bytes]  # owner -> combined hash of its results, where the commit does not come
+    summed: int  # mask of my chunks of which I have made my group's sum

@@ -1,0 +1,227 @@
+"""What members have reported of one round, as far as it is proven.  Pure.
+
+The lower half of the round in flight (in_flight.py), which decides on it: the signed lists of what was sent, which
+owner holds which of it, what was merged, and who proves to hold that.  Nothing here makes a step, knows the time, or
+who is alive.  Chunks are counted within the round's fragment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from farflung.coordinator.rounds.comparing import Comparing
+from farflung.coordinator.rounds.groups import Groups
+from farflung.coordinator.rounds.opening import RoundRules
+from farflung.coordinator.rounds.withholding import are_most
+from farflung.protocol.causes import Excluded, ExclusionCause
+from farflung.protocol.digests import (
+    bits,
+    combined,
+    full_mask,
+    hash_at,
+    length_to_bytes,
+    mask_from_bytes,
+    mask_of,
+    split_hashes,
+    split_lengths,
+)
+from farflung.protocol.messages import ProgressReport, Sent
+from farflung.protocol.round_words import Decision, Plan
+from farflung.protocol.verdicts import Verdict
+
+UNUSABLE = {
+    Verdict.BAD_HASH: "frames whose bytes do not match their hash",
+    Verdict.OVERSIZE: "frames that are longer than any of this run",
+    Verdict.UNAUTHORISED: "frames of another run",
+    Verdict.MALFORMED: "frames that are cut short or no frames at all, bytes in another codec, or values not finite",
+}
+
+
+@dataclass(frozen=True)
+class Made:
+    """The first word for a chunk's result.  An heir that holds the bytes passes them on, and this stays."""
+
+    peer: str
+    report: ProgressReport
+
+
+@dataclass
+class Reported:
+    """Volatile, as the round is."""
+
+    plan: Plan
+    rules: RoundRules
+    opened_at: float
+    name: Callable[[str], str] = str  # of a peer: what is told of it is for people
+    decision: Decision | None = None
+    sent: dict[str, Sent] = field(default_factory=dict)
+    # Member -> leased samples that its work has learned from.
+    samples: dict[str, int] = field(default_factory=dict)
+    barred: dict[str, Excluded] = field(default_factory=dict)  # member -> why its contribution can't count
+    accused: dict[str, str] = field(default_factory=dict)  # member -> what somebody says is of no use
+    held: dict[str, dict[str, int]] = field(default_factory=dict)  # owner -> member -> proven mask
+    merged: dict[int, bytes] = field(default_factory=dict)  # chunk -> result hash
+    # Chunk -> how long its result is, where the gradient of a batch is clipped: as its maker says, and as all prove it.
+    lengths: dict[int, float] = field(default_factory=dict)
+    makers: dict[int, Made] = field(default_factory=dict)  # chunk -> who merged it, and its signed word
+    reports: dict[str, ProgressReport] = field(default_factory=dict)
+    comparing: Comparing = field(init=False)
+    # Member -> owners that hold other bytes of it than it says it sent.
+    _contradicted: dict[str, set[str]] = field(default_factory=dict)
+    void: bool = False  # who is out has a part in what is decided: it is decided anew
+    _groups: Groups = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._groups = Groups(self.plan)
+        self.comparing = Comparing(self.plan.members)
+
+    @property
+    def groups(self) -> Groups:
+        if self._groups.plan is not self.plan:
+            self._groups = Groups(self.plan)
+        return self._groups
+
+    @property
+    def _shares(self) -> Mapping[str, int]:
+        """Owner -> mask of its chunks."""
+        return self.groups.shares
+
+    @property
+    def _every_chunk(self) -> int:
+        return full_mask(self.plan.count)
+
+    # ---- what members report -------------------------------------------------------------------------
+
+    def on_sent(self, peer: str, sent: Sent, samples: int = 0) -> str | None:
+        """Returns why the contribution is barred, if it is.  `samples`: that are leased to it and named in it."""
+        if peer in self.sent:
+            return None
+        if peer in self.rules.helpers:
+            self.sent[peer] = sent  # seen, so that it is not said again
+            return None
+        if len(sent.hashes) != 32 * self.plan.count:
+            told = f"its hash list names {len(sent.hashes) // 32} of {self.plan.count} chunks"
+            self.barred[peer] = Excluded(ExclusionCause.SHORT_LIST, told)
+        elif sent.tokens == 0 and sent.steps == 0:
+            self.barred[peer] = Excluded(ExclusionCause.EMPTY, "it has nothing to contribute")
+        self.sent[peer], self.samples[peer] = sent, samples
+        for owner, report in self.reports.items():
+            self._prove_held(owner, report, peer)  # an owner's report may have overtaken the hash list
+        return self.barred[peer].text if peer in self.barred else None
+
+    def on_progress(self, peer: str, report: ProgressReport) -> None:
+        self.reports[peer] = report
+        for member, verdict in self._refused_by(peer, report).items():
+            what = UNUSABLE.get(verdict, "frames of no use")
+            told = f"what {self.name(peer)} got from it was unusable: {what}"
+            self.accused.setdefault(member, told)
+            if self._is_most_owners(self.accusers_of(member), member):
+                first = Excluded(ExclusionCause.UNUSABLE, self.accused[member])
+                self.barred.setdefault(member, first)
+        self._prove_held(peer, report)
+        if self.decision is None and self.rules.merge.robust:
+            self.comparing.on_report(peer, report.dots)
+        if self.decision is not None and report.decision_no == self.decision.decision_no:
+            mask, hashes = mask_from_bytes(report.merged), split_hashes(report.merged_hashes)
+            squares = split_lengths(report.lengths) if self.rules.measures else [0.0] * len(hashes)
+            if len(report.merged_hashes) != 32 * mask.bit_count() or len(squares) != len(hashes):
+                return  # a report that contradicts itself says nothing
+            for chunk, digest, square in zip(bits(mask), hashes, squares, strict=True):
+                if chunk < self.plan.count and self.plan.root_of(chunk) == peer:
+                    if chunk not in self.merged:
+                        self.merged[chunk], self.makers[chunk] = digest, Made(peer, report)
+                        self.lengths[chunk] = square
+
+    def on_found_out(self, peer: str, why: Excluded) -> None:
+        """Nothing of it counts, and nothing that it made: everything is merged anew without it."""
+        self.barred[peer] = why
+        for chunk in [chunk for chunk, made in self.makers.items() if made.peer == peer]:
+            del self.makers[chunk], self.merged[chunk]  # nobody is to inherit it
+        self.void = self.decision is not None
+
+    def accusers_of(self, peer: str) -> set[str]:
+        return {who for who, said in self.reports.items() if peer in self._refused_by(who, said)}
+
+    def _refused_by(self, peer: str, report: ProgressReport) -> dict[str, Verdict]:
+        """Members that the report refuses.  A member that refuses most of the others is not believed (P9)."""
+        others = self._group_of(peer) - {peer}
+        about = {member: why for member, why in report.refused.items() if member in others}
+        return about if 2 * len(about) <= len(others) or len(others) < 2 else {}
+
+    def _group_of(self, peer: str) -> set[str]:
+        return set(self.groups.members[self.groups.of[peer]]) if peer in self.groups.of else set()
+
+    def _is_most_owners(self, accusers: set[str], member: str) -> bool:
+        owners = self.groups.shares_around(member).keys() - {member}
+        return are_most(accusers, owners, len(self._group_of(member)))
+
+    def _prove_held(self, owner: str, report: ProgressReport, only: str = "") -> None:
+        """Count only chunks that hash to what their sender says it sent."""
+        proven = self.held.setdefault(owner, {})
+        near = report.held.keys() & self._group_of(owner)
+        for member in near if not only else near & {only}:
+            raw, digest = report.held[member]
+            mask = mask_from_bytes(raw) & self._every_chunk
+            sent = self.sent.get(member)
+            if sent is None or member in self.barred:
+                continue
+            if combined((chunk, hash_at(sent.hashes, chunk)) for chunk in bits(mask)) == digest:
+                proven[member] = mask
+                continue
+            proven.pop(member, None)
+            contradicting = self._contradicted.setdefault(member, set())
+            contradicting.add(owner)
+            if self._is_most_owners(contradicting, member):
+                told = f"the bytes that {self.name(owner)} holds are not the bytes it says it sent"
+                self.barred[member] = Excluded(ExclusionCause.OTHER_BYTES, told)
+
+    # ---- questions -------------------------------------------------------------------------------------
+
+    def _held(self, owner: str, member: str) -> int:
+        return self.held.get(owner, {}).get(member, 0)
+
+    def _complete(self, member: str) -> bool:
+        """Every owner holds its share of the member's contribution."""
+        if member not in self.sent or member in self.barred:
+            return False
+        around = self.groups.shares_around(member).items()
+        return all(not share & ~self._held(owner, member) for owner, share in around)
+
+    def _got(self, member: str) -> int:
+        """Mask of the results that a member proved to hold, under the hashes that owners answer for."""
+        report = self.reports.get(member)
+        if report is None or self.decision is None or report.decision_no != self.decision.decision_no:
+            return 0
+        mask = mask_from_bytes(report.got) & self._every_chunk
+        if self._is_proven(mask, report.got_hash):
+            return mask
+        if not report.got_by:
+            return 0
+        # Of some owner it has other bytes than that one answers for: the others' results are here all the same.
+        around = self.groups.shares_around(member).items()
+        parts = {owner: mask & share for owner, share in around if owner in report.got_by}
+        proven = [part for owner, part in parts.items() if self._is_proven(part, report.got_by[owner])]
+        return sum(proven)  # no two owners have a chunk
+
+    def _is_proven(self, mask: int, digest: bytes) -> bool:
+        if mask & ~mask_of(self.merged):
+            return False  # the proof speaks of chunks that nobody answers for yet
+        return combined((c, self.merged[c] + self._length_of(c)) for c in bits(mask)) == digest
+
+    def _length_of(self, chunk: int) -> bytes:
+        return length_to_bytes(self.lengths[chunk]) if self.rules.measures else b""
+
+    def done_by(self, member: str) -> tuple[float, float]:
+        """(how much of its contribution owners hold, how many of the results it holds) for the status."""
+        around, chunks = self.groups.shares_around(member).items(), self.plan.count
+        kept = sum((share & self._held(owner, member)).bit_count() for owner, share in around)
+        return kept / chunks, self._got(member).bit_count() / chunks
+
+    def fractions(self) -> tuple[int, float, float, float]:
+        """(members whose contribution is whole, held, merged, got) for the status."""
+        chunks, members = self.plan.count, self.plan.members
+        held = sum(mask.bit_count() for by in self.held.values() for mask in by.values())
+        got = sum(self._got(m).bit_count() for m in members)
+        whole = sum(1 for m in members if self._complete(m))
+        return whole, held / (chunks * len(members)), len(self.merged) / chunks, got / (chunks * len(members))

@@ -1,0 +1,120 @@
+"""A round as groups: drawn from a hash, seen by each member as its own group, and heirs where owners are lost."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farflung.collectives.round.columns import Columns
+from farflung.coordinator.rounds.groups import Groups, drawn, planned, touched, view
+from farflung.coordinator.rounds.heirs import inherited
+from farflung.protocol.limits import GROUPS_MOST
+from farflung.protocol.round_words import Plan
+
+CHUNKS = 6
+
+
+def peers_of(count: int) -> list[str]:
+    return [f"p{number:04d}" for number in range(count)]
+
+
+def mesh(count: int = 12, size: int = 4) -> Plan:
+    peers = peers_of(count)
+    groups = drawn(peers, set(peers), size, b"seed")
+    rows: list[int] = []
+    for group in range(max(groups) + 1):
+        places = [at for at, its in enumerate(groups) if its == group]
+        rows += [places[chunk % len(places)] for chunk in range(CHUNKS)]
+    return planned((1, 0, 0), peers, groups, tuple(rows), ("fp32",) * count)
+
+
+@given(st.integers(1, 300), st.integers(2, 32), st.integers(0, 300), st.binary(max_size=8))
+def test_groups_are_about_equal_and_each_has_owners(count: int, size: int, owners: int, seed: bytes) -> None:
+    peers = peers_of(count)
+    able = set(peers[:owners])
+    groups = drawn(peers, able, size, seed)
+    if not groups:
+        assert count <= size or len(able) < 4
+        return
+    sizes = [groups.count(group) for group in range(max(groups) + 1)]
+    assert 2 <= len(sizes) <= GROUPS_MOST and max(sizes) - min(sizes) <= 1
+    dealt = [
+        sum(its == group for its, peer in zip(groups, peers, strict=True) if peer in able)
+        for group in range(len(sizes))
+    ]
+    assert min(dealt) >= 2
+
+
+def test_nobody_chooses_its_group() -> None:
+    peers = peers_of(64)
+    draws = {drawn(peers, set(peers), 8, bytes([seed])) for seed in range(20)}
+    assert len(draws) == 20
+
+
+def test_a_member_hears_of_its_group_and_of_its_columns() -> None:
+    plan = mesh()
+    groups = Groups(plan)
+    for member in plan.members:
+        seen = view(groups, member, plan.epoch)
+        columns = Columns(member, seen)
+        assert seen.members == groups.members[groups.of[member]]
+        assert columns.fits(CHUNKS)
+        for chunk in range(CHUNKS):
+            assert seen.owner_of(chunk) == groups.owner(groups.of[member], chunk)
+        for chunk in seen.chunks_of(member):
+            assert columns.root(chunk) == plan.root_of(chunk)
+            others = set(groups.column(chunk)) - {member}
+            assert set(columns.others(chunk)) == (others if plan.root_of(chunk) == member else set())
+
+
+def test_a_column_of_other_chunks_fits_nobody() -> None:
+    plan = mesh()
+    groups = Groups(plan)
+    seen = view(groups, plan.members[0], 1)
+    assert not Columns(plan.members[0], seen).fits(CHUNKS + 1)
+    assert not Columns("a stranger", seen).fits(CHUNKS)
+    other = next(m for m in seen.members if len(seen.chunks_of(m)) != len(seen.chunks_of(plan.members[0])))
+    assert not Columns(other, seen).fits(CHUNKS)
+
+
+def test_an_heir_is_in_the_same_group_and_only_who_has_to_hears() -> None:
+    plan = mesh(16, 4)
+    groups = Groups(plan)
+    lost = groups.owner(0, 0)
+    alive = set(plan.members) - {lost}
+    made = inherited(groups, alive, alive, set(), set(), lambda member, chunk: False, set())
+    assert made is not None and made.lost == {lost} and not made.ended
+    after = planned((1, 0, 0), plan.members, tuple(plan.groups or ()), tuple(made.owners), plan.codecs)
+    moved = Groups(after)
+    share = groups.shares[lost]
+    for chunk in range(CHUNKS):
+        assert moved.owner(0, chunk) in groups.members[0]
+        assert (moved.owner(0, chunk) != groups.owner(0, chunk)) == bool(share >> chunk & 1)
+    heard = touched(plan, after)
+    assert heard >= set(groups.members[0])
+    assert heard < set(plan.members)
+
+
+def test_with_its_root_gone_a_result_stands_where_another_owner_holds_it() -> None:
+    plan = mesh()
+    groups = Groups(plan)
+    root = plan.root_of(0)
+    other = next(group for group in range(len(groups.members)) if group != groups.of[root])
+    holder = groups.owner(other, 0)
+    alive = set(plan.members) - {root}
+    made = inherited(
+        groups, alive, alive, set(), {0}, lambda member, chunk: (member, chunk) == (holder, 0), set()
+    )
+    assert made is not None
+    assert made.roots[0] == other and made.kept & 1 and 0 not in made.anew
+    gone = inherited(groups, alive, alive, set(), {0}, lambda member, chunk: False, set())
+    assert gone is not None and 0 in gone.anew and not gone.kept & 1
+
+
+def test_a_group_without_anybody_left_ends_and_its_roots_move() -> None:
+    plan = mesh()
+    groups = Groups(plan)
+    alive = set(plan.members) - set(groups.members[1])
+    made = inherited(groups, alive, alive, set(), set(), lambda member, chunk: False, set())
+    assert made is not None and made.ended == {1}
+    assert 1 not in made.roots
