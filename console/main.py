@@ -203,18 +203,8 @@ def coordinate(
 
     folder = data if data is not None else run_toml.parent / f"{run_toml.stem}.data"
     dialled = (*([host] if host is not None else []), *(public or []))
-    hosting = Hosting(
-        run_toml,
-        folder,
-        listen,
-        dialled,
-        exit_when_done,
-        metrics,
-        restored,
-        tuple(changes or ()),
-        store,
-        gateways,
-    )
+    how = (exit_when_done, metrics, restored, tuple(changes or ()), store, gateways)
+    hosting = Hosting(run_toml, folder, listen, dialled, *how)
     chosen = Chosen(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
     _host(hosting, chosen, web, announced or [], tell)
 

@@ -82,8 +82,7 @@ def serve(
 ) -> None:
     """Run a coordinator until it is told to stop; `announce` gets the join URL once peers can use it, and `on_open`
     what else somebody beside it may need."""
-    listen_on = replace(ListenOn.parse(asked_for.listen), gateways=asked_for.gateways)
-    data_dir = asked_for.data_dir
+    listen_on, data_dir = _listen_on(asked_for), asked_for.data_dir
     take_all_descriptors()
     exporter = Exporter(asked_for.metrics) if asked_for.metrics is not None else None
     manifest = read_manifest(asked_for.run_toml, asked_for.changes)
@@ -136,6 +135,10 @@ def serve(
                 server.run_until(lambda: bool(stopped) or done() or machine.drained)
         drained = "drained" if machine.drained else "the run is complete"
         events.close("asked to stop" if stopped else drained, server.counts)
+
+
+def _listen_on(asked_for: Hosting) -> ListenOn:
+    return replace(ListenOn.parse(asked_for.listen), gateways=asked_for.gateways)
 
 
 def _make_folder(path: Path) -> None:

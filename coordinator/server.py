@@ -115,10 +115,10 @@ class Server:
         folder: Path | None = None,
         spawn: Spawn = in_process,
         limits: Limits | None = None,
-        spawn_gateway: Spawn = gateways.in_process,
     ) -> None:
         """`folder`: where the operator's socket and the allowlist are; None: there are none."""
-        self._spawn, self._spawn_gateway = spawn, spawn_gateway
+        self._spawn = spawn
+        self.spawn_gateway: Spawn = gateways.in_process
         self._limits = limits or Limits()
         self._machine = machine
         self._events = events if events is not None else RecordEvents(None)
@@ -164,7 +164,7 @@ class Server:
             on_failure.callback(self._trials.close)
             self._members = Listener(self._context, "members", self._keys, host, self._listen.member_port)
             on_failure.callback(self._members.close)
-            self.gateways = Gateways(self._begins(), self._on_news, self._spawn_gateway)
+            self.gateways = Gateways(self._begins(), self._on_news, self.spawn_gateway)
             on_failure.callback(self.gateways.close)
             self._await_gateways()
             if self._folder is not None:

@@ -48,9 +48,8 @@ from farflung.coordinator.door.gateway_words import (
 )
 
 WORDS_PER_TURN = 4  # of one gateway: the others, the door and the clock wait for no more
-WAITING_BYTES_MOST = (
-    32 << 20
-)  # of answers that a gateway has not taken; the next beats make good what is dropped
+# Of answers that a gateway has not taken; the next beats make good what is dropped.
+WAITING_BYTES_MOST = 32 << 20
 
 log = logging.getLogger("farflung.coordinator")
 

@@ -134,9 +134,10 @@ def test_a_key_that_is_shut_out_is_cut_off_at_every_gateway(
     peer = ScriptedPeer(context, running.url)
     peer.enter()
     peer.beat()
-    running.server.gateways.shut(curve_raw(peer.door.public), cut=True)
-    assert peer.members is not None
     before = running.frames()["unauthorised"]
+    with running.held_up():
+        running.server.gateways.shut(curve_raw(peer.door.public), cut=True)
+    assert peer.members is not None
     peer.members.socket.send(envelope.encode(beat(peer.welcome.session, 1000)))
     eventually(lambda: running.frames()["unauthorised"] > before, "it is not read any more")
 

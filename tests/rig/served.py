@@ -76,9 +76,9 @@ class Running:
             keys = load_or_create(self._folder)
             machine = self._machine = RunMachine(MANIFEST, journal.run_id, journal.records(), os.urandom)
             listen = ListenOn("127.0.0.1", 0, gateways=self._gateways)
-            with Server(
-                machine, journal, keys, listen, spawn=in_thread, spawn_gateway=gateway_in_thread
-            ) as server:
+            server = Server(machine, journal, keys, listen, spawn=in_thread)
+            server.spawn_gateway = gateway_in_thread
+            with server:
                 self.server = server
                 self.url = JoinUrl("127.0.0.1", server.port, MANIFEST.run.name, keys.public_raw)
                 self._ready.set()
