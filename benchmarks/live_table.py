@@ -43,6 +43,7 @@ class Table:
         self.model, self.only_joins = model_of({}), False
         self.at_door, self.inside = DOOR, INSIDE
         self.figures, self.members = Figures(), list[Sham]()
+        self.due: list[tuple[float, int]] = []
         self._chance = random.Random(seed)
         self.now = 1.0
         self.machine = RunMachine(MANIFEST, bytes(16), [], self._chance.randbytes)

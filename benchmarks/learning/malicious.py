@@ -30,7 +30,7 @@ from farflung.coordinator.rounds import shares
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import rules_for
 from farflung.coordinator.rounds.steps import Done, Moved, Settled
-from farflung.coordinator.run.conductor import FAR_TOO_LONG
+from farflung.coordinator.run.witness import FAR_TOO_LONG
 from farflung.optim.outer import Nesterov
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, evaluate
