@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.collectives.round.columns import Columns
-from farflung.coordinator.rounds.groups import Groups, drawn, planned, touched, view
+from farflung.coordinator.rounds.groups import Groups, drawn, most_of_round, planned, touched, view
 from farflung.coordinator.rounds.heirs import inherited
-from farflung.protocol.limits import GROUPS_MOST
+from farflung.protocol.limits import GROUPS_MOST, MEMBERS_PER_MESH, MEMBERS_PER_ROUND
 from farflung.protocol.round_words import Plan
 
 CHUNKS = 6
@@ -43,6 +43,11 @@ def test_groups_are_about_equal_and_each_has_owners(count: int, size: int, owner
         for group in range(len(sizes))
     ]
     assert min(dealt) >= 2
+
+
+def test_a_round_in_groups_has_no_more_members_than_a_plan_can_name() -> None:
+    assert most_of_round(16, 2000) == MEMBERS_PER_MESH
+    assert most_of_round(16, 3) == most_of_round(0, 2000) == MEMBERS_PER_ROUND, "all in one group"
 
 
 def test_nobody_chooses_its_group() -> None:
