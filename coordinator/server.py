@@ -119,6 +119,7 @@ class Server:
         """`folder`: where the operator's socket and the allowlist are; None: there are none."""
         self._spawn = spawn
         self.spawn_gateway: Spawn = gateways.in_process
+        self.gateways = Gateways([], self._on_news)  # none listens before all do
         self._limits = limits or Limits()
         self._machine = machine
         self._events = events if events is not None else RecordEvents(None)

@@ -22,7 +22,7 @@ from pydantic import ValidationError, model_validator
 
 from farflung.protocol.caps import wrong_caps
 from farflung.protocol.errors import UserError
-from farflung.protocol.limits import LAST_PROTOCOL, SEATS_TOLD
+from farflung.protocol.limits import LAST_PROTOCOL, PROTOCOL_VERSION, SEATS_TOLD
 from farflung.protocol.manifest_sections import (
     HUGE,
     AdmissionSection,
@@ -54,6 +54,7 @@ MAX_PROBLEMS = 5  # more than this at once is noise: mend these, then see the re
 # Keys that came after version 8 of the protocol, and the version that knows them.  At their defaults they are not in
 # the bytes that all agree on: who does not know them follows the same rules, and an older run keeps its digest.
 NEW_KEYS: dict[tuple[str, str], int] = {("round", "group"): 9}
+LAST_MAX_PEERS = 1024  # that the last version takes for a run's most
 _SHOWN_CHARS = 60
 COORDINATORS_OWN: dict[str, Any] = {"admission": True, "net": {"relay", "relay_month"}}  # no peer needs it
 _SAME_VERSION = "are both sides on the same farflung version?"
@@ -148,7 +149,8 @@ class Manifest(Section):
     @property
     def oldest_protocol(self) -> int:
         """The oldest version that knows all that it says."""
-        return max([LAST_PROTOCOL, *(NEW_KEYS[at] for at in self._new_keys)])
+        large = [PROTOCOL_VERSION] if self.run.max_peers > LAST_MAX_PEERS else []
+        return max([LAST_PROTOCOL, *large, *(NEW_KEYS[at] for at in self._new_keys)])
 
     @property
     def outer_numbers(self) -> StepNumbers:

@@ -101,6 +101,7 @@ class Relays:
     own: RelayNow | None = None
     usable: dict[str, RelayNow] = field(default_factory=dict)
     at: dict[bytes, str] = field(default_factory=dict)  # which pair meets at which of these
+    only_own: frozenset[bytes] = frozenset()  # pairs that can't be sent to a relay of a member
     _offers: dict[str, _Offer] = field(default_factory=dict)
     _stays: dict[bytes, _Stay] = field(default_factory=dict)
     _number: int = 0  # of the newest order
@@ -190,7 +191,7 @@ class Relays:
             stay = stays.get(name)
             if stay is not None and stay.at in self.usable and not stay.avoids_now(stay.at, now):
                 continue
-            best = self._best(stay, load, now)
+            best = self._best(name, stay, load, now)
             if stay is not None and stay.at in self.usable and (best is None or stay.avoids_now(best, now)):
                 continue  # there is nothing better
             if stay is not None:
@@ -207,10 +208,11 @@ class Relays:
             self._balance(pairs, load, now, together)
         self.at = {name: stay.at for name, stay in stays.items()}
 
-    def _best(self, stay: _Stay | None, load: Mapping[str, int], now: float) -> str | None:
+    def _best(self, pair: bytes, stay: _Stay | None, load: Mapping[str, int], now: float) -> str | None:
         found = [
             (stay is not None and stay.avoids_now(name, now), -self._left(name, load), name)
             for name in self.usable
+            if name == OWN or pair not in self.only_own
             if (load.get(name, 0) < self._places(name) or (stay is not None and stay.at == name))
         ]
         return min(found, default=(True, 0.0, None))[2]
@@ -227,7 +229,7 @@ class Relays:
         """One at a time, and none that is at work."""
         for name, stay in self._stays.items():
             one, other = pairs[name]
-            best = self._best(stay, load, now)
+            best = self._best(name, stay, load, now)
             if best is None or best == stay.at or stay.avoids_now(best, now):
                 continue
             has = self.usable[stay.at].bytes_per_s / load[stay.at]

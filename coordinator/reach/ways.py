@@ -27,6 +27,9 @@ MEETING_MOST = PAIRS_MOST + 1  # members, of whom one can meet all others
 ASKED_S = 1.0  # so long it is waited for what comes of dialling somebody, before the relay is used
 TICKET_S, RENEWED_S = 3600.0, 1800.0
 TRIAL_TICKET_S = 60.0
+HOSTS_SINCE = (
+    9  # whoever speaks an older version of the protocol looks for any relay at the coordinator's host
+)
 KEY_BYTES = 32  # of a proof, which is a key and a signature
 
 Place = tuple[str, str, int]  # whose relay it is, its host, its port
@@ -50,6 +53,8 @@ class Party(Protocol):
     def not_reached(self) -> bool: ...
     @property
     def doubted_until(self) -> float: ...
+    @property
+    def protocol(self) -> int: ...
 
 
 @dataclass
@@ -101,6 +106,10 @@ class Ways:
         if who != self._alone:
             self._alone = who
             self._choose([each.contact for each in alone])
+            old = {each.contact.peer for each in alone if each.protocol < HOSTS_SINCE}
+            self.relays.only_own = frozenset(
+                name for name, pair in self._pairs.items() if old & {each.peer for each in pair}
+            )
         news = self.meetings.turn(self._pairs, self._keys, now, together)
         relayed = tuple(name for name in self._pairs if self.relays.usable and self.meetings.is_relayed(name))
         self.relays.assign(self._pairs, relayed, now, together)

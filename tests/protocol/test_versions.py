@@ -227,6 +227,8 @@ def test_a_run_whose_rules_the_last_version_does_not_know_refuses_it(monkeypatch
     usual, other = Manifest(), Manifest.from_toml("[round]\nsync_every = 7", "run.toml")
     assert b"sync_every" not in usual.canonical() and usual.oldest_protocol == LAST_PROTOCOL
     assert b'"sync_every":7' in other.canonical() and other.oldest_protocol == PROTOCOL_VERSION
+    large = Manifest.from_toml("[run]\nmax_peers = 1025", "run.toml")
+    assert large.oldest_protocol == PROTOCOL_VERSION
     for each in (usual, other):
         assert Manifest.from_canonical(each.canonical()).digest == each.digest
     keeper = Doorkeeper(RunFacts("demo", RUN_ID, other.canonical(), other.oldest_protocol))
