@@ -120,6 +120,7 @@ def event_of(record: Record) -> tuple[str, dict[str, Any]]:
     """(the event's name, its fields): what is long is named by a hash or counted."""
     match record:
         case Opened(plan=plan):
+            groups = {"groups": plan.groups} if plan.groups else {}
             return "opened", {
                 "round": plan.round_no,
                 "epoch": plan.epoch,
@@ -128,6 +129,7 @@ def event_of(record: Record) -> tuple[str, dict[str, Any]]:
                 "members": plan.members,
                 "owned": [plan.owners.count(index) for index in range(len(plan.members))],
                 "codecs": plan.codecs,
+                **groups,
             }
         case DecidedOn(decision=made):
             fields = {"round": made.round_no, "decision": made.decision_no}

@@ -1,0 +1,48 @@
+"""Rounds in groups with real processes over encrypted loopback: one model at all peers, whoever dies."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from farflung.console.history.audit import audit
+from farflung.console.history.history import read_folder
+
+pytestmark = [pytest.mark.slow, pytest.mark.hard, pytest.mark.xdist_group("processes")]
+
+IN_GROUPS = "[round]\ngroup = 2\n"
+NAMES = ("ann", "bob", "cid", "dan")
+
+
+@pytest.mark.forked_peers
+def test_P1_P3_rounds_in_groups_commit_also_when_an_owner_is_killed(stage: Any) -> None:
+    stage.write_run(min_peers=3, patience_s=10.0)
+    run = stage.folder / "run.toml"
+    run.write_text(
+        run.read_text().replace("[round]\n", IN_GROUPS) + '\n[merge]\npolicy = "mean"\naudit = 0\n'
+    )
+    stage.coordinate()
+    for name in NAMES:
+        stage.join(name)
+    stage.until(lambda seen: full_rounds(seen) >= 3, "rounds of all four")
+    in_groups = [
+        each for each in stage.events("coordinator") if each["event"] == "opened" and "groups" in each
+    ]
+    assert any(sorted(each["groups"]) == [0, 0, 1, 1] for each in in_groups)
+    version = stage.status()["version"]
+    stage.processes["dan"].send_signal(signal.SIGKILL)
+    stage.until(lambda seen: seen["version"] >= version + 3, "the others go on")
+    stage.join("dan")
+    before = full_rounds(stage.status())
+    stage.until(lambda seen: full_rounds(seen) > before, "it takes part again")
+    for name in NAMES:
+        stage.processes[name].send_signal(signal.SIGTERM)
+    assert [stage.wait(name) for name in NAMES] == [0, 0, 0, 0]
+    report = audit(read_folder(stage.folder))
+    assert report.kept, "\n".join(report.lines())
+
+
+def full_rounds(seen: dict[str, Any]) -> int:
+    return sum(len(each["included"]) == len(NAMES) for each in seen["rounds"])
