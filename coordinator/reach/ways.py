@@ -27,9 +27,8 @@ MEETING_MOST = PAIRS_MOST + 1  # members, of whom one can meet all others
 ASKED_S = 1.0  # so long it is waited for what comes of dialling somebody, before the relay is used
 TICKET_S, RENEWED_S = 3600.0, 1800.0
 TRIAL_TICKET_S = 60.0
-HOSTS_SINCE = (
-    9  # whoever speaks an older version of the protocol looks for any relay at the coordinator's host
-)
+# Whoever speaks an older version of the protocol looks for any relay at the coordinator's host.
+HOSTS_SINCE = 9
 KEY_BYTES = 32  # of a proof, which is a key and a signature
 
 Place = tuple[str, str, int]  # whose relay it is, its host, its port

@@ -149,11 +149,14 @@ def test_what_a_killed_peer_had_counted_is_computed_again_by_another(stage: Any)
     stage.join("ann")
     log = stage.folder / "ann.log"
     stage.eventually(lambda: log.exists() and "version 0 is here" in log.read_text(), "ann has the state")
-    stage.until(lambda status: status["batch"]["counted"] == 6, "the coordinator has heard of them")
+    # Its word on the newest one may not have left it when it stopped.
+    found = stage.until(lambda status: status["batch"]["counted"] >= 5, "the coordinator has heard of them")
+    counted = found["batch"]["counted"]
     os.kill(stage.trainer_of("bob"), signal.SIGKILL)
     stage.processes["bob"].kill()
     finish(stage, "ann")
-    assert "had counted 6 microbatches, which are computed again" in stage.log("coordinator")
+    told = [f"had counted {count} microbatches, which are computed again" for count in (counted, 6)]
+    assert any(each in stage.log("coordinator") for each in told)
     check_update(stage, "ann")
 
 
