@@ -3,8 +3,8 @@
     python tests/house/mutants.py [--only WORDS] [--jobs 1] [--patience 900]
 
 The rules stand in mutant_list.py.  A mutant is caught when a test fails with it that passes without it; it survives
-when all tests that are named for it pass.  All of these belong to `make test`.  Prints a line for each mutant, the
-survivors and the share, and exits with 1 where fewer than 95 % were caught.
+when all tests that are named for it pass.  All of these belong to `make test` and `make hard`.  Prints a line for each
+mutant, the survivors and the share, and exits with 1 where fewer than 95 % were caught.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ class Copy:
             os.chdir(self.root)
             for name in [name for name in os.environ if name.startswith("FARFLUNG_")]:
                 del os.environ[name]
+            os.environ["FARFLUNG_LONG"] = "1"  # all seeds of a kind of world, not the first ones alone
             os.environ["PYTHONPATH"] = str(self._folder)
             os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
             sys.dont_write_bytecode = True  # a file that changed within a second looks as it was
