@@ -143,7 +143,7 @@ class Demo:
 
     # ---- the story -----------------------------------------------------------------------------------------
 
-    def follow(self, client: StatusClient, screen: Screen) -> None:
+    def follow(self, client: StatusClient, screen: Screen, coordinator: Party) -> None:
         """Watch the run to its end; half-way one peer dies and a fresh one comes."""
         moved_at, moved_to = time.monotonic(), -1
         while time.monotonic() < moved_at + PATIENCE_S:
@@ -152,7 +152,9 @@ class Demo:
             except Unreachable:
                 if self.last.get("phase") == RunPhase.FINISHED:
                     return  # it has ended after everybody left
-                raise
+                if coordinator.process.poll() is not None:
+                    raise
+                continue  # it only waits for its turn on a busy machine
             if status["version"] != moved_to:  # a busy machine is slow, and no reason to give up
                 moved_at, moved_to = time.monotonic(), status["version"]
             self.last = self._richer(status)
@@ -207,7 +209,7 @@ def run_demo(keep: Path | None) -> int:
             console.print(f"the coordinator is there, {PEERS} peers load torch", highlight=False)
             assert demo.url is not None
             with StatusClient(demo.url) as client, Screen() as screen:
-                demo.follow(client, screen)
+                demo.follow(client, screen, coordinator)
             for party in demo.peers:
                 party.process.wait(30)
         finally:
