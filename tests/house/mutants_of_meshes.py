@@ -19,7 +19,7 @@ MESHES = (
         "collectives/round/columns.py",
         "return [self._of[chunk][group] for group in groups_in(decision)]",
         "return [self._of[chunk][group] for group in reversed(groups_in(decision))]",
-        MESH,
+        ("tests/collectives/test_columns.py", *MESH),
     ),
     Mutant(
         "an heir is of the group of the owner that is lost",

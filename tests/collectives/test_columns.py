@@ -1,0 +1,72 @@
+"""What an owner of a mesh has to do with other groups: whose sums it waits for, in which order it adds them up."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from msgspec import UNSET, UnsetType
+
+from farflung.collectives.round.columns import Columns, Sums, groups_in
+from farflung.collectives.round.pieces import Piece
+from farflung.protocol.digests import mask_of, mask_to_bytes
+from farflung.protocol.round_words import Column, Decision, Plan
+
+
+def decision(*groups: int) -> Decision:
+    return Decision(1, 1, (1.0,), {}, mask_to_bytes(mask_of(groups)))
+
+
+@pytest.mark.parametrize("arrive", list(itertools.permutations((0, 2, 5))))
+def test_P1_sums_are_added_up_in_the_order_of_their_groups_however_they_arrive(
+    arrive: tuple[int, ...],
+) -> None:
+    sums = Sums()
+    for group in arrive:
+        assert sums.missing(7, decision(0, 2, 5)) == sorted({*arrive} - {*sums_here(sums)})
+        assert sums.put(7, group, Piece(b"%d" % group, bytes(32)))
+        assert not sums.put(7, group, Piece(b"another", bytes(32))), "the first one counts"
+    assert [piece.payload for piece in sums.in_order(7, decision(0, 2, 5))] == [b"0", b"2", b"5"]
+    assert [piece.payload for piece in sums.in_order(7, decision(2, 5))] == [b"2", b"5"], (
+        "a group that is out"
+    )
+    assert groups_in(decision()) == [] and groups_in(Decision(1, 1, (1.0,), {})) == []
+
+
+def sums_here(sums: Sums) -> list[int]:
+    return [group for group in range(8) if sums.get(7, group) is not None]
+
+
+def plan(column: Column | UnsetType) -> Plan:
+    """Ann owns chunks 0 and 2, Bob chunk 1."""
+    return Plan(1, 1, 0, ("ann", "bob"), (0, 1, 0), ("fp32", "fp32"), column=column)
+
+
+def test_a_root_gets_the_sums_of_its_chunk_and_gives_the_result_to_those_who_made_them() -> None:
+    column = Column(1, 3, ("ann", "cid", "dan", "eve"), (1, 0, 2, 3, 0, 2), (1, 0))
+    ann = Columns("ann", plan(column))
+    assert ann.fits(3) and ann.peers == {"cid", "dan", "eve"}
+    assert (ann.root(0), ann.others(0)) == ("ann", ["cid", "dan"])
+    assert (ann.root(2), ann.others(2), ann.rooted_at("eve")) == ("eve", [], [2])
+    assert ann.summed_by("cid") == ann.summed_by("dan") == [0] and ann.summed_by("eve") == []
+    assert ann.group_of("dan", 0) == 2 and ann.group_of("dan", 1) is None
+
+
+def test_in_a_flat_round_everybody_is_the_root_of_what_it_owns() -> None:
+    ann = Columns("ann", plan(UNSET))
+    assert ann.fits(3) and not ann.fits(4) and not Columns("cid", plan(UNSET)).fits(3)
+    assert (ann.group, ann.root(0), ann.others(0), ann.peers) == (0, "ann", [], frozenset())
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        Column(1, 3, ("ann", "cid"), (0, 1, 0), (1, 0)),  # a row short
+        Column(1, 3, ("ann", "cid"), (0, 1, 0, 0, 1, 2), (1, 0)),  # somebody who is not named
+        Column(1, 3, ("ann", "cid"), (0, 1, 0, 0, 1, 1), (1, 3)),  # a root in no group
+        Column(3, 3, ("ann", "cid"), (0, 1, 0, 0, 1, 1), (1, 0)),  # in no group oneself
+        Column(1, 3, ("ann", "cid"), (0, 1, 0, 0, 1, 1), (1,)),  # a root short
+    ],
+)
+def test_P8_a_column_that_does_not_fit_its_plan_is_none(column: Column) -> None:
+    assert not Columns("ann", plan(column)).fits(3)
