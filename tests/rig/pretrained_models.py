@@ -44,16 +44,18 @@ def learn(model: nn.Module) -> None:
                 parameter.add_(1.0)
 
 
-def made(transformers: Any, name: str) -> Any:
+def made(transformers: Any, name: str, dtype: torch.dtype = torch.float32) -> Any:
+    """In this dtype as `from_pretrained` makes it: the frequencies of a rotary embedding stay float32, which
+    `.to(dtype)` would round."""
     sizes = {"vocab_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16}
     torch.manual_seed(1)
     if name == "gpt2":
         ends = {"bos_token_id": 1, "eos_token_id": 2}
         sizes = {"vocab_size": 64, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
         config = transformers.GPT2Config(**sizes, **ends)
-        return transformers.GPT2LMHeadModel(config).eval()
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     config = transformers.LlamaConfig(**sizes, intermediate_size=32, max_position_embeddings=32)
-    return transformers.LlamaForCausalLM(config).eval()
+    return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
 def lora(transformers: Any, peft: Any, more: dict[str, Any]) -> Any:

@@ -32,7 +32,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_a_whole_model_loads_with_the_runs_logits_and_has_the_bytes_that_every_peer_writes(
     tmp_path: Path, say: Say, name: str, dtype: str
 ) -> None:
-    base, model = tmp_path / "base", made(transformers, name).to(getattr(torch, dtype))
+    base, model = tmp_path / "base", made(transformers, name, getattr(torch, dtype))
     model.config.save_pretrained(base)
     model.generation_config.max_new_tokens = 7
     model.generation_config.save_pretrained(base)
