@@ -14,6 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Before anything loads torch: two test processes, and the peers that they start, share a few cores. Threads of several
+# of them wait for each other after every operation, which made some files take three times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 HERE = Path(__file__).resolve().parent
 WHOLE = HERE / "whole"
 # The benchmarks are no part of the installed package, and tests are no package: both are shown to Python as folders.
