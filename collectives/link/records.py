@@ -33,7 +33,8 @@ _LENGTH = struct.Struct("<I")
 
 HELLO_BYTES = len(_MAGIC) + TICKET_BYTES + TAG_BYTES
 HEAD_BYTES = _LENGTH.size + BULK_HEADER_BYTES + TAG_BYTES
-# Of one key.  Far below what AES-GCM allows for counted nonces; at 10 Gbit/s a quarter of an hour.
+# Of one key, and the rest of the frame that reaches it.  Far below what AES-GCM allows for counted nonces; at
+# 10 Gbit/s a quarter of an hour.
 SEALED_BYTES_MOST = 1 << 40
 
 
@@ -67,7 +68,7 @@ class Direction:
 
     def seal(self, plain: Payload, beside: bytes | None = None) -> bytes:
         """`beside`: what travels open, and counts."""
-        assert self._cipher is not None and not self.is_spent
+        assert self._cipher is not None
         self._bytes += len(plain)
         return self._cipher.encrypt(self._next(), plain, beside)
 

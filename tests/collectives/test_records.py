@@ -194,3 +194,10 @@ def test_a_key_seals_no_more_than_is_safe(monkeypatch: pytest.MonkeyPatch) -> No
     assert not out.is_spent
     out.seal(b"x")
     assert out.is_spent
+
+
+def test_a_frame_whose_header_spends_the_key_is_said_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "SEALED_BYTES_MOST", BULK_HEADER_BYTES)
+    ours, theirs = both()
+    frame = (b"h" * BULK_HEADER_BYTES, b"payload")
+    assert heard(said([frame], ours.out)[0], theirs.back) == [frame] and ours.out.is_spent
