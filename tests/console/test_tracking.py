@@ -39,6 +39,12 @@ RULES = {"rounds": 9, "fragments": 1}
 AMBER = "amber-fox-ababab"
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whoever waits for a tracker to end: to load one takes long on a machine that has far more to do."""
+    monkeypatch.setattr(tracking_module, "ENDS_WITHIN_S", LONG_S)
+
+
 def trained(log: EventLog, step: int, loss: float | None = 2.5, grad_norm: float | None = 0.75) -> None:
     log.write("trained", step=step, tokens=100 * step, loss=loss, grad_norm=grad_norm)
 
