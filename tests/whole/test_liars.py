@@ -115,6 +115,7 @@ def test_P9_fewer_than_half_do_not_keep_the_work_of_the_others_out(way: str) -> 
     assert min(shares) >= 0.5 and mean(shares) >= 0.7
 
 
+@pytest.mark.hard
 def test_believed_owners_would_keep_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_flight, "lacks_most", lambda alone, senders: set())
     monkeypatch.setattr(conductor, "WITHHELD_MOST", 10**9)
@@ -122,6 +123,7 @@ def test_believed_owners_would_keep_it_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert mean(shares_counted("pick")) < 0.8
 
 
+@pytest.mark.hard
 def test_the_word_of_one_would_keep_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InFlight, "_is_most_owners", lambda self, accusers, member: bool(accusers))
     assert mean(shares_counted("slander")) < 0.6

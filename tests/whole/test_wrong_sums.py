@@ -76,6 +76,7 @@ def test_an_owner_that_corrupts_a_chunk_in_each_round_is_found_and_banned() -> N
     )
 
 
+@pytest.mark.hard
 def test_auditors_in_league_with_it_hide_it_until_an_honest_one_is_drawn() -> None:
     """Six peers, three of them liars: half of the auditors say that all is well."""
     found = 0
@@ -86,6 +87,7 @@ def test_auditors_in_league_with_it_hide_it_until_an_honest_one_is_drawn() -> No
     assert found >= SEEDS - 2
 
 
+@pytest.mark.hard
 def test_accomplices_that_restart_after_every_round_do_not_hide_it_for_long() -> None:
     """What they contributed is lost with their processes; when that has happened too often, rounds go without them."""
     rounds = []
@@ -96,6 +98,7 @@ def test_accomplices_that_restart_after_every_round_do_not_hide_it_for_long() ->
     assert len(rounds) >= 5 and max(rounds) <= LATE
 
 
+@pytest.mark.hard
 def test_without_that_rule_they_would_hide_it_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until one of them is away in a round, or for good."""
     monkeypatch.setattr(Steadiness, "rounds_out", lambda self, peer: 0)
