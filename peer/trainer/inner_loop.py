@@ -235,7 +235,8 @@ class InnerLoop:
             return
         failpoints.hit("trainer.step")
         said, self._said_tokens = self._said_tokens, None
-        tokens = self.ranks.tokens_of_step(said, self.machine.leases.step_tokens, self._batches)
+        outlook = self.machine.outlook(self._clock())
+        tokens = self.ranks.tokens_of_step(said, self.machine.leases.step_tokens, self._batches, outlook)
         self._carry_out(self.machine.on_step(self._clock(), tokens))
         self._before = []
         while (message := self._channel.recv(0.0)) is not None:
@@ -319,6 +320,7 @@ class InnerLoop:
     def _next_message(self) -> ToTrainer | None:
         """Waits a moment; Refused once the agent is gone and its last words are read."""
         message = self._channel.recv(POLL_S)
+        self.machine.count_tokens(self.ranks.tokens_heard())
         if message is None and (problem := self._agent_problem()) is not None:
             message = self._channel.recv(0.0)
             if message is None:
