@@ -98,14 +98,14 @@ class VirtualTrainer:
             self._unheard.append(message)
             if self._looks_every == 1 or self.machine.stand is not do.Stand.STEPPING:
                 self._look()
-                self._hear()
+                self._hear_all()
 
     def _look(self) -> None:
         self._now = self.world.now()
         self.machine.count_tokens([self.tokens_per_step] * self._uncounted)
         self._uncounted = 0
 
-    def _hear(self) -> None:
+    def _hear_all(self) -> None:
         while self._unheard:
             self._carry_out(self.machine.on_message(self._unheard.popleft(), self._now))
 
@@ -123,7 +123,7 @@ class VirtualTrainer:
             if len(self._batches) == out:
                 if self.machine.stand is do.Stand.WITHOUT_DATA:
                     self._look()
-                    self._hear()
+                    self._hear_all()
                     self._again()  # where the real one waits, this one looks again after the time of a step
                 return
         self._learn(self._batches.pop(0))
@@ -152,7 +152,7 @@ class VirtualTrainer:
         if looks:
             self._steps_to_look = self._looks_every  # also where `outlook` allows fewer: later is harder
             self._look()
-            self._hear()
+            self._hear_all()
         self._carry_out(self.machine.on_heard(self._now))
 
     def learn(self, samples: Learned) -> None:

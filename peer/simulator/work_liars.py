@@ -65,7 +65,9 @@ class StreamTrainer(VirtualTrainer):
 
 
 def trainer_for(scenario: Scenario, usual: type[VirtualTrainer]) -> Callable[..., VirtualTrainer]:
-    made = partial(StreamTrainer, samples=scenario.stream_samples) if scenario.stream_samples else usual
+    made: Callable[..., VirtualTrainer] = usual
+    if scenario.stream_samples:
+        made = partial(StreamTrainer, samples=scenario.stream_samples)
     made = partial(made, reads_ahead=scenario.reads_ahead) if scenario.reads_ahead else made
     return partial(made, looks_every=scenario.looks_every) if scenario.looks_every > 1 else made
 

@@ -304,6 +304,7 @@ PURE_MODULES = (
     "peer/footprint",
     "peer/agent/turns",
     "peer/island/blocks",
+    "peer/island/looks",
     "peer/island/parts",
     "peer/line/doors",
     "peer/local/words",
