@@ -213,6 +213,7 @@ ROOMS: dict[str, Room] = {
             "peer/local",
             "peer/trainer/agent_process",
             "peer/trainer/effects",
+            "peer/trainer/inner_loop",
             "peer/trainer/stage_machine",
             "collectives/flow/crossing",
             "compression",
