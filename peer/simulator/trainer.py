@@ -7,6 +7,7 @@ is decided by the machine alone.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -188,8 +189,11 @@ class VirtualTrainer:
                 self._freeze(effect)
             case do.GoAhead(fragment, slot):
                 self._train_on(self.parts[fragment], slot)
-            case do.Remember():
-                self._before = self._local.clone()
+            case do.Remember(fragments):
+                # What is not to be remembered is no number: whoever puts it back is found out.
+                self._before = torch.full_like(self._local, math.nan)
+                for part in [self.parts[number] for number in fragments]:
+                    self._before[part.cells] = self._local[part.cells]
             case do.PutBack(fragments):
                 for part in [self.parts[number] for number in fragments]:
                     self._local[part.cells] = self._before[part.cells]

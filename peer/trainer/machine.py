@@ -160,7 +160,7 @@ class TrainerMachine:
         self._remind_at = {Stand.ATTACHING: now + PATIENCE_S, Stand.HELD_UP: now}
         self._samples = 0  # of an epoch, as it was said last; 0: nothing was asked for
         self._told_of_own_data = False
-        self._remembers = False  # the shell has a copy of the model before the step
+        self._remembered: tuple[int, ...] = ()  # of these fragments the shell has copies from before the step
         self._refusal: Refuse | None = None
 
     @property
@@ -313,9 +313,11 @@ class TrainerMachine:
 
     def before_step(self) -> list[Effect]:
         """Before every optimizer step.  Rarely, not all fragments may learn from it (see LeaseBook.learners)."""
-        everyone = self.finished or len(self.leases.learners()) == len(self.accounts)
-        self._remembers = not everyone
-        return [] if everyone else [Remember()]
+        self._remembered = () if self.finished else self._others(self.leases.learners())
+        return [Remember(self._remembered)] if self._remembered else []
+
+    def _others(self, learners: list[int]) -> tuple[int, ...]:
+        return tuple(account.fragment for account in self.accounts if account.fragment not in learners)
 
     def outlook(self, now: float) -> Outlook:
         """Before `on_step`: when all ranks must have heard what there is to hear."""
@@ -338,9 +340,9 @@ class TrainerMachine:
             self.accounts[number].steps += 1
         self._uncounted.append(_Uncounted(learners, self.leases.step_tokens))
         self._samples_of_step, self._samples_out = self._samples_out, 0
-        others = tuple(a.fragment for a in self.accounts if a.fragment not in learners)
-        undone: list[Effect] = [PutBack(others)] if others and self._remembers else []
-        self._remembers = False
+        others = tuple(each for each in self._others(learners) if each in self._remembered)
+        undone: list[Effect] = [PutBack(others)] if others else []
+        self._remembered = ()
         self._schedule.count_step(now)
         self.leases.on_step()
         self.count_tokens(tokens)
