@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from freezing import Gpt, StandIn, manifest_of
 from torch import nn
 
+from farflung.console.bench.freezing import Gpt, StandIn, manifest_of
 from farflung.peer.local.memory import SharedState
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.run_optimizer import RunOptimizer
@@ -172,7 +172,8 @@ def measure(layers: list[int]) -> dict[str, Any]:
     run = ran(["python", "examples/gpu_diloco.py", "--json"])
     freezing: list[dict[str, Any]] = []
     for each in layers:
-        done = ran(["python", "benchmarks/freezing.py", "--device", "cuda", "--json", "--layers", str(each)])
+        words = ["--device", "cuda", "--json", "--layers", str(each)]
+        done = ran(["python", "-m", "farflung", "bench", "freezing", *words])
         done.check_returncode()
         freezing += json.loads(done.stdout)
     told = tests.stdout.strip().splitlines() or ["no output"]

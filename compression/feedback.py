@@ -16,10 +16,12 @@ beta = 1 for dense 4-bit codes; 0.9 to 0.95 for 2 bits and top-k (arXiv:2508.157
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from farflung.compression.codec import Codec
+from farflung.compression.codec import Bytes, Codec
 
 # Codecs that lose enough to need it.  The others' error is far below the noise of training.
 BETA_OF = {"int4": 1.0, "int2": 0.95, "topk": 0.95}
@@ -35,7 +37,7 @@ class ErrorFeedback:
         self._beta = _checked(beta)  # of the round that is open
         self._residual_n: Tensor | None = None  # taken with the first pseudo-gradient
         self._sent: list[
-            tuple[Codec, int, int, bytes]
+            tuple[Codec, int, int, Bytes]
         ] = []  # (codec, start, elements, payload) of this round
         self.is_open = False
 
@@ -60,14 +62,16 @@ class ErrorFeedback:
         self._residual_n.mul_(self._beta).add_(delta_n)
         self.is_open = True
 
-    def encode(self, codec: Codec, start: int, elements: int) -> bytes:
-        """The payload of values start .. start + elements; each value once a round.
+    def encode(
+        self, codec: Codec, start: int, elements: int, put: Callable[[bytes], Bytes] = lambda payload: payload
+    ) -> Bytes:
+        """The payload of values start .. start + elements; each value once a round.  `put`: where its bytes are kept.
 
         NonFinite passes through, with its index within the chunk; `reset` then, as the residual is spoilt.
         """
         assert self._residual_n is not None and self.is_open
         part_n = self._residual_n[start : start + elements]
-        payload = codec.encode(part_n)
+        payload = put(codec.encode(part_n))
         codec.decode_add(payload, -1.0, part_n)
         self._sent.append((codec, start, elements, payload))
         return payload

@@ -116,6 +116,36 @@ def pipeline(**words: object) -> None:
     print(json.dumps(result) if asked.json else "\n".join(pipeline_table(result)), flush=True)
 
 
+@dataclasses.dataclass(frozen=True)
+class FreezingOptions:
+    schedule: Annotated[str, typer.Option(help="Of [outer] schedule; with commas, one after the other.")] = (
+        "blocking,overlap"
+    )
+    dtype: Annotated[str, typer.Option(help="Of the model: bf16,fp32.")] = "bf16,fp32"
+    layers: Annotated[
+        int, typer.Option(help="Of the GPT; 9 layers are 103 million parameters, 135 are 1,000 million.")
+    ] = 9
+    rounds: Annotated[int, typer.Option(help="Rounds, the first three of which warm up.")] = 8
+    device: Annotated[str, typer.Option(help="Where the model lies: cpu, or cuda.")] = "cpu"
+    threads: Annotated[int, typer.Option(help="Of torch; 0: as many as it takes.")] = 0
+    json: Annotated[bool, typer.Option("--json", help="One JSON list on stdout, for scripts.")] = False
+
+
+def freezing(**words: object) -> None:
+    """Time how long a round holds a trainer up: freeze and load of a GPT, with an agent that answers at once."""
+    from farflung.console.bench.freezing import FreezingOptions as Options
+    from farflung.console.bench.freezing import bench_freezing, row
+
+    asked = Options(**words)  # type: ignore[arg-type]
+    found = []
+    for one in bench_freezing(asked):
+        found.append(one)
+        if not asked.json:
+            print(row(one), flush=True)
+    if asked.json:
+        print(json.dumps(found, indent=1), flush=True)
+
+
 def _with_options(function: object, options: type) -> None:
     """Give a function that takes keywords the options that are a dataclass's fields: typer reads signatures."""
     hints = inspect.get_annotations(options, eval_str=True)
@@ -130,6 +160,10 @@ def _with_options(function: object, options: type) -> None:
     function.__annotations__ = hints
 
 
-for command, options in ((allreduce, AllreduceOptions), (pipeline, PipelineOptions)):
+for command, options in (
+    (allreduce, AllreduceOptions),
+    (pipeline, PipelineOptions),
+    (freezing, FreezingOptions),
+):
     _with_options(command, options)
     app.command()(command)

@@ -15,6 +15,7 @@ Peers' periods are kept together by the only thing that all of them see at once:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from farflung.protocol.manifest import Manifest
@@ -61,24 +62,41 @@ class Schedule:
         self._since: dict[int, int] = {}  # steps since the fragment was frozen last
         self._steps = 0
         self._began = self._last_step_at = now
+        self._steps_at_once = 0  # since the clock was told last
         self._step_s = 0.0
 
     def count_step(self, now: float) -> None:
-        """One step more."""
+        """One step more.  Several may be told with the same time, where ranks do not hear it after each."""
         self._steps += 1
         self._since = {fragment: steps + 1 for fragment, steps in self._since.items()}
-        self._step_s, self._last_step_at = now - self._last_step_at, now
+        self._steps_at_once += 1
+        self._step_s = self._time_of_a_step(now, self._steps_at_once)
+        if now > self._last_step_at:
+            self._last_step_at, self._steps_at_once = now, 0
 
     def take_due(self, now: float) -> list[int]:
         """The fragments to be frozen after this step.  Each is named once in a period."""
         if not self._steps:
             return []
-        due = [f for f in range(self.rules.fragments) if f not in self._done and self._is_over(f, now)]
+        due = [f for f in self._left() if self._is_over(f, now + self._step_s, self._steps)]
         self._done |= set(due)
         self._since |= dict.fromkeys(due, 0)
         if 0 in due:
             self.restart(now)
         return due
+
+    def may_end(self, now: float) -> bool:
+        """With the step that comes next some fragment's period may be over, by what is known now."""
+        ends_at = now + self._time_of_a_step(now, self._steps_at_once + 1)
+        return any(self._is_over(fragment, ends_at, self._steps + 1) for fragment in self._left())
+
+    @property
+    def due_at(self) -> float:
+        """By the clock: when the next fragment is to be frozen at the earliest."""
+        if not self.rules.period_s or not self._left():
+            return math.inf
+        share = min(self.rules.share(fragment) for fragment in self._left())
+        return self._began + share * self.rules.period_s - self._step_s
 
     @property
     def place(self) -> int:
@@ -90,7 +108,7 @@ class Schedule:
 
     def on_waited(self, now: float) -> None:
         """Training stood still until now: that was no part of a step."""
-        self._last_step_at = now
+        self._last_step_at, self._steps_at_once = now, 0
 
     def on_opened(self, fragment: int, now: float) -> None:
         """A round of the fragment has begun: wherever this peer is, the period begins with the others'."""
@@ -102,19 +120,28 @@ class Schedule:
 
     def restart(self, now: float) -> None:
         """A period begins."""
-        self._steps, self._began, self._last_step_at = 0, now, now
+        self._steps, self._began = 0, now
+        self.on_waited(now)
         self._done.clear()
 
     def may_take(self, fragment: int) -> bool:
         """The overlap of the fragment's last freeze is over."""
         return self._since.get(fragment, self.rules.overlap_steps) >= self.rules.overlap_steps
 
-    def _is_over(self, fragment: int, now: float) -> bool:
+    def _left(self) -> list[int]:
+        """Not frozen yet in this period."""
+        return [fragment for fragment in range(self.rules.fragments) if fragment not in self._done]
+
+    def _time_of_a_step(self, now: float, steps: int) -> float:
+        """`steps`: so many since the clock was told last."""
+        return (now - self._last_step_at) / steps if now > self._last_step_at else self._step_s
+
+    def _is_over(self, fragment: int, next_ends_at: float, steps: int) -> bool:
         share, rules = self.rules.share(fragment), self.rules
         if rules.period_s:
             # Rather a step too few than one that ends when everybody else waits.
-            return now + self._step_s > self._began + share * rules.period_s
-        return self._steps >= max(1, int(share * rules.period_steps))
+            return next_ends_at > self._began + share * rules.period_s
+        return steps >= max(1, int(share * rules.period_steps))
 
 
 def rules_of(manifest: Manifest) -> Rules:

@@ -207,8 +207,6 @@ def of_agent(rules: Rules, values: float) -> list[Row]:
     sent, result = payload_bytes(rules.codec, values), payload_bytes(rules.gather_codec, values)
     kept = ROUNDS_KEPT if rules.is_audited else 0
     rows = [
-        Row("agent", "host", "own contribution", sent),
-        Row("agent", "host", "own contributions, kept for audits", kept * sent),
         Row("agent", "host", "others' contributions to its chunks", sent),
         Row("agent", "host", "results of this round", result),
         Row("agent", "host", "results of past rounds", _results_kept(rules, result) * result),
@@ -216,6 +214,8 @@ def of_agent(rules: Rules, values: float) -> list[Row]:
     if rules.codec == AUTO or rules.codec in ("int4", "int2", "topk"):
         late = "once a coarse codec was used" if rules.codec == AUTO else ""
         rows.append(Row("agent", "host", "own error feedback", VALUE_BYTES * values, late))
+    rows.append(Row("agent", "disk", "own contribution", sent))
+    rows.append(Row("agent", "disk", "own contributions, kept for audits", kept * sent))
     rows.append(Row("agent", "disk", "state before the round", rules.state_parts * VALUE_BYTES * values))
     if rules.results_on_disk:
         rows.append(Row("agent", "disk", "results of past rounds", rules.keep_results * result))
@@ -292,9 +292,4 @@ def _todo(rows: list[Row], rules: Rules, values: float, room: Room) -> str:
     spared = (_results_kept(rules, result) - 1) * result
     if missing <= spared:
         return "results_on_disk = true in your own config is enough (docs/memory.md); or end other programs"
-    if rules.is_audited and missing <= spared + ROUNDS_KEPT * payload_bytes(rules.codec, values):
-        return (
-            "end other programs, or take results_on_disk = true in your own config and ask the run's host for [merge] "
-            "audit = 0 (docs/memory.md)"
-        )
     return f"{si(missing, 'B')} are missing: end other programs, or take a machine with more memory"

@@ -5,7 +5,8 @@ for the signed list of all of them; who does so is an auditor or an archiver, an
 is put off once, and nobody is given a piece more often than it needs it: a question of 96 bytes must not draw
 megabytes without end.
 
-It costs the bytes of `ROUNDS_KEPT` encoded contributions, and nothing where the run audits nothing.
+It costs the bytes of `ROUNDS_KEPT` encoded contributions, which lie in a file (peer/state), and nothing where the run
+audits nothing.
 """
 
 from __future__ import annotations

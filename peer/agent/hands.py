@@ -32,7 +32,7 @@ from farflung.peer.state.arrived_pieces import Arriving, name_on_disk
 from farflung.peer.state.before_images import unnamed_file
 from farflung.peer.state.beginning import Beginning
 from farflung.peer.state.checkpoint_thread import Checkpointing
-from farflung.peer.state.outer_state import OuterState, payload_bytes_most
+from farflung.peer.state.outer_state import Files, OuterState, payload_bytes_most
 from farflung.peer.state.recorded_sending import RecordedSending
 from farflung.peer.state.results_on_disk import KeepingResults, Place
 from farflung.peer.worker import Submit, nothing
@@ -76,7 +76,7 @@ class Hands:
     def of(attached: Attached, shared: SharedState, machine: PeerMachine, tools: Tools) -> Hands:
         rules = attached.known.manifest.round
         outer = outer_of(attached.known.manifest, checked(outer_step()))
-        before = unnamed_file(tools.folder)
+        files = Files(unnamed_file(tools.folder), unnamed_file(tools.folder))
         state = OuterState(
             shared.anchor,
             attached.model,
@@ -84,7 +84,7 @@ class Hands:
             outer,
             shared.mark_torn,
             shared.moments,
-            before,
+            files,
             attached.held,
         )
         submit, tell, peer, own = tools.submit, tools.carry_out, tools.identity.peer_id, tools.own

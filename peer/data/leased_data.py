@@ -225,14 +225,19 @@ class LeaseBook:
     def ask_anew(self) -> None:
         self._asked = False
 
-    def ask(self, batch: int, lease_samples: int) -> int:
-        """How many samples to ask for now, so that about two leases lie ahead; 0 for none."""
-        unit = max(batch, lease_samples)
-        missing = 2 * unit - sum(
+    @property
+    def unread(self) -> int:
+        """Samples that are leased and not handed out."""
+        return sum(
             max(0, self._stop(each.lease) - self._place(i, each, self._handed))
             for i, each in self._open.items()
             if each.told
         )
+
+    def ask(self, batch: int, lease_samples: int) -> int:
+        """How many samples to ask for now, so that about two leases lie ahead; 0 for none."""
+        unit = max(batch, lease_samples)
+        missing = 2 * unit - self.unread
         if self._asked or missing < unit:
             return 0
         self._asked = True
@@ -248,16 +253,18 @@ class ReadPace:
 
     def __init__(self) -> None:
         self._read_at: float | None = None
+        self._samples = 0  # read at that time
         self._sample_s: float | None = None  # lately
 
     def on_read(self, samples: int, now: float) -> None:
-        """A batch of so many is handed out."""
+        """A batch of so many is handed out.  Several may be told with the same time."""
         if self._read_at is not None and now > self._read_at:
-            took_s = (now - self._read_at) / samples
+            took_s = (now - self._read_at) / self._samples
             usual_s = took_s if self._sample_s is None else self._sample_s
             # A round that was waited for, or data that came late, is no pace of reading.
             self._sample_s = usual_s + PACE_PART * (min(took_s, SLOWER_MOST * usual_s) - usual_s)
-        self._read_at = now
+            self._samples = 0
+        self._read_at, self._samples = now, self._samples + samples
 
     def unit(self, least: int, of_all: int) -> int:
         """So many samples to a lease that one lasts AHEAD_S, but no large part of an epoch: what one holds nobody

@@ -6,7 +6,7 @@ Must not know models, rounds or torch: what carries bytes between ranks is a `Gr
 Every rank has a trainer's machine of its own.  Equal events make equal effects, so nothing but the events is exchanged:
 
     a look     rank 0 reads what the agent has said and what time it is, and tells all; each rank says where it stands.
-               One after every step, with the tokens of all; one every moment while they wait.
+               One every few steps (looks.py), with the tokens of each; one every moment while they wait.
     a meeting  before rank 0 says that something is written or read, every rank has written or read its part.
 
 Ranks that do not stand at the same place (one of them took a step or a batch more) are told so, each by name, and not
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
+from farflung.peer.island.looks import MOST_STEPS, LookPace, Outlook
 from farflung.peer.island.parts import WHOLE, Part
 from farflung.peer.island.ranks import Places, mean_of
 from farflung.peer.local.channel import ELSEWHERE
@@ -105,8 +106,7 @@ class _Row(NamedTuple):
     batches: int
     told_bytes: int  # rank 0's
     clock_us: int  # rank 0's
-    tokens: int
-    said: int  # whether the script said how many
+    steps_to_look: int  # rank 0's: from this look to the next
 
 
 class _News(msgspec.Struct, frozen=True):
@@ -131,6 +131,10 @@ class Island:
         self._words: deque[ToTrainer] = deque()
         self._problem: str | None = None
         self._steps = self._batches = 0
+        self._steps_to_look, self._pace = 1, LookPace()
+        # Of each step since the ranks met last: twice the tokens, and one more if the script said how many.
+        self._uncounted: list[int] = []
+        self._counted: list[int | None] = []  # of all ranks, not asked for yet
         self.is_broken = False  # a rank is gone: the script is to be started again, and not to leave the run
         self._now = 0.0
         self._pid = os.getpid()
@@ -182,12 +186,24 @@ class Island:
 
     # ---- the other ranks
 
-    def tokens_of_step(self, said: int | None, handed_out: int, batches: int) -> int | None:
+    def tokens_of_step(
+        self, said: int | None, handed_out: int, batches: int, outlook: Outlook
+    ) -> Sequence[int | None]:
         self._steps, self._batches = self._steps + 1, batches
         counted = said if said is not None else handed_out
-        rows = self._look(Place.STEP, 0.0, counted if self.part.counts else 0, said is not None)
-        tokens = sum(row.tokens for row in rows)
-        return tokens if tokens or any(row.said for row in rows) else None
+        self._uncounted.append((2 * counted if self.part.counts else 0) + (said is not None))
+        self._steps_to_look -= 1
+        began = self._own_clock()
+        self._pace.on_step(began)
+        if outlook.is_due or self._steps_to_look <= 0:
+            self._steps_to_look = self._pace.steps(outlook, began)
+            self._steps_to_look = self._look(Place.STEP, 0.0)
+            self._pace.on_look(began, self._own_clock())
+        return self.tokens_heard()
+
+    def tokens_heard(self) -> Sequence[int | None]:
+        counted, self._counted = self._counted, []
+        return counted
 
     def wait_for_all(self) -> None:
         self._meet(Place.MEETS)
@@ -230,15 +246,16 @@ class Island:
 
     # ---- looks
 
-    def _look(self, place: Place, timeout_s: float, tokens: int = 0, said: bool = False) -> list[_Row]:
+    def _look(self, place: Place, timeout_s: float) -> int:
+        """In how many steps all look again, rank 0 says."""
         told = self._news(timeout_s) if self._agent is not None else b""
-        rows = self._meet(place, told, tokens, said)
-        if rows[0].told_bytes:
-            raw = self._spread(told, rows[0].told_bytes)
+        first = self._meet(place, told)[0]
+        if first.told_bytes:
+            raw = self._spread(told, first.told_bytes)
             news = msgspec.msgpack.decode(raw, type=_News)
             self._problem = news.problem or None
             self._words.extend(map(to_trainer, news.words))
-        return rows
+        return first.steps_to_look
 
     def _news(self, timeout_s: float) -> bytes:
         """All that the agent has said by now; waits for its first word."""
@@ -250,20 +267,34 @@ class Island:
             words.append(to_bytes(word))
         return msgspec.msgpack.encode(_News(problem or "", tuple(words))) if words or problem else b""
 
-    def _meet(self, place: Place, told: bytes = b"", tokens: int = 0, said: bool = False) -> list[_Row]:
+    def _meet(self, place: Place, told: bytes = b"") -> list[_Row]:
         if os.getpid() != self._pid:
             raise UserError(ELSEWHERE)
+        if place is not Place.STEP:
+            self._pace.on_waited()
         clock_us = round(self._own_clock() * _MICRO)
-        mine = _Row(place, self._steps, self._batches, len(told), clock_us, tokens, said)
+        mine = _Row(place, self._steps, self._batches, len(told), clock_us, self._steps_to_look)
+        # Ranks at different places may have taken unequally many steps, and must bring equally many numbers.
+        tokens = self._uncounted + [0] * (MOST_STEPS - len(self._uncounted))
         with self._others():
-            rows = [_Row(*row) for row in self._group.rows(mine)]
+            found = self._group.rows([*mine, *tokens])
+        rows = [_Row(*each[: len(mine)]) for each in found]
         if len({(row.place, row.steps, row.batches) for row in rows}) != 1:
             raise UserError(
                 f"the ranks are not at the same place: {', '.join(map(_told, range(len(rows)), rows))}; every rank "
                 "must read equally many batches and take equally many steps, whatever is in them"
             )
+        self._count([each[len(mine) :] for each in found])
         self._now = rows[0].clock_us / _MICRO
         return rows
+
+    def _count(self, tokens: list[list[int]]) -> None:
+        """Of each rank, what it learned from in each step since they met last."""
+        for step, _ in enumerate(self._uncounted):
+            of_ranks = [each[step] for each in tokens]
+            total = sum(each // 2 for each in of_ranks)
+            self._counted.append(total if total or any(each % 2 for each in of_ranks) else None)
+        self._uncounted = []
 
 
 def _told(rank: int, row: _Row) -> str:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from farflung.peer.island.looks import Outlook
 from farflung.peer.island.parts import WHOLE, Part
 
 if TYPE_CHECKING:
@@ -40,12 +41,18 @@ class Ranks(Protocol):
     def partners(self) -> Sequence[tuple[int, int]]:
         """Of the others, each with the near rank by which it writes and reads."""
 
-    def tokens_of_step(self, said: int | None, handed_out: int, batches: int) -> int | None:
-        """After every optimizer step: what all ranks learned from, by the script (`said`) or by what it was given.
+    def tokens_of_step(
+        self, said: int | None, handed_out: int, batches: int, outlook: Outlook
+    ) -> Sequence[int | None]:
+        """After every optimizer step: what this rank learned from, by the script (`said`) or by what it was given.
 
         `batches`: so many it has been given by now, all in all.
-        All ranks hear the agent's words and the time here.  None: nobody has counted anything.
+        Where `outlook` and the pace of steps ask for it, all ranks hear the agent's words and the time here.  Then it
+        gives what all of them learned from in each step since they heard last; None: nobody has counted anything.
         """
+
+    def tokens_heard(self) -> Sequence[int | None]:
+        """The same, of steps before a wait in which the ranks have heard of each other."""
 
     def wait_for_all(self) -> None:
         """Until all ranks are here: what they wrote before is in the shared memory."""
@@ -69,8 +76,13 @@ class Alone:
     rank, count, part = 0, 1, WHOLE
     near, partners = (0,), ()
 
-    def tokens_of_step(self, said: int | None, handed_out: int, batches: int) -> int | None:
-        return said
+    def tokens_of_step(
+        self, said: int | None, handed_out: int, batches: int, outlook: Outlook
+    ) -> Sequence[int | None]:
+        return (said,)
+
+    def tokens_heard(self) -> Sequence[int | None]:
+        return ()
 
     def wait_for_all(self) -> None:
         pass

@@ -92,6 +92,7 @@ class Scenario:
     lies: str = ""  # how: see liars.py
     late_joiners: int = 0  # so many of the last honest peers come when the liars are there
     reads_ahead: int = 0  # batches that the loader of every trainer holds back when it gives one out
+    looks_every: int = 1  # steps, at most, after which a trainer hears its agent, as several ranks do
     stream_samples: int = 0  # the data is a stream with so many; 0: it is indexed, and its length is known
     work_liars: int = 0  # so many of the last peers say what is not so of their data and their work
     work_lies: str = ""  # about what, such as "length tokens": see work_liars.py
@@ -390,6 +391,11 @@ class Scenario:
     def of_readers_ahead(seed: int) -> Scenario:
         """As `of`, with loaders that ask for batches before the steps that use them."""
         return replace(Scenario.of(seed), reads_ahead=1 + seed % 3)
+
+    @staticmethod
+    def of_islands(seed: int) -> Scenario:
+        """As `of`, with trainers that hear their agent only every few steps, but where something is due."""
+        return replace(Scenario.of(seed), looks_every=2 + seed % 3)
 
     @staticmethod
     def of_amendments(seed: int) -> Scenario:

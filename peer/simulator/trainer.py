@@ -7,6 +7,8 @@ is decided by the machine alone.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from dataclasses import dataclass, field
 
 import torch
@@ -43,8 +45,14 @@ class VirtualTrainer:
     machine_class: type[TrainerMachine] = TrainerMachine
     joins_leases = False  # a batch goes on in the next lease where one ends
 
-    def __init__(self, host: Host, world: Surroundings, rules: Rules, reads_ahead: int = 0) -> None:
-        """`reads_ahead`: so many batches its loader holds back when it gives one out."""
+    def __init__(
+        self, host: Host, world: Surroundings, rules: Rules, reads_ahead: int = 0, looks_every: int = 1
+    ) -> None:
+        """`reads_ahead`: so many batches its loader holds back when it gives one out.
+
+        `looks_every`: so many steps it takes, at most, before it hears words, the time and the tokens of its steps, as
+        ranks do that look at their agent together (peer/island/looks.py).
+        """
         self.host = host
         self.world = world
         self.alive = True
@@ -57,6 +65,9 @@ class VirtualTrainer:
         ]
         self._ahead = reads_ahead
         self.machine.read_ahead(reads_ahead)
+        self._unheard: deque[ToTrainer] = deque()
+        self._looks_every, self._steps_to_look, self._uncounted = looks_every, 1, 0
+        self._now = world.now()  # at the last look
         self._batches: list[tuple[Span, ...]] = []  # handed out, not yet learned from
         self._parameters = host.model.first_plain_chunk * size  # the values after them are buffers
         self._local = torch.zeros_like(host.anchor)
@@ -85,7 +96,19 @@ class VirtualTrainer:
         if isinstance(message, Begin):  # what the real one waits for before there is a model
             self._carry_out(self.machine.attach(self.host.model, pid=0))
         else:
-            self._carry_out(self.machine.on_message(message, self.world.now()))
+            self._unheard.append(message)
+            if self._looks_every == 1 or self.machine.stand is not do.Stand.STEPPING:
+                self._look()
+                self._hear_all()
+
+    def _look(self) -> None:
+        self._now = self.world.now()
+        self.machine.count_tokens([self.tokens_per_step] * self._uncounted)
+        self._uncounted = 0
+
+    def _hear_all(self) -> None:
+        while self._unheard:
+            self._carry_out(self.machine.on_message(self._unheard.popleft(), self._now))
 
     def _again(self) -> None:
         self.world.after(self.step_s(), self._step)
@@ -95,12 +118,13 @@ class VirtualTrainer:
             return
         while len(self._batches) <= self._ahead:
             out = len(self._batches)
-            now = self.world.now()
             self._carry_out(
-                self.machine.on_want(self.dataset_samples, self.samples_per_step, now, self.fingerprint)
+                self.machine.on_want(self.dataset_samples, self.samples_per_step, self._now, self.fingerprint)
             )
             if len(self._batches) == out:
                 if self.machine.stand is do.Stand.WITHOUT_DATA:
+                    self._look()
+                    self._hear_all()
                     self._again()  # where the real one waits, this one looks again after the time of a step
                 return
         self._learn(self._batches.pop(0))
@@ -119,9 +143,18 @@ class VirtualTrainer:
         self.learn(samples)
         for part in self.parts:
             part.work.append(samples)
-        self._carry_out(self.machine.on_step(self.world.now(), self.tokens_per_step))
+        self._steps_to_look -= 1
+        outlook = self.machine.outlook(self._now)
+        looks = outlook.is_due or self._steps_to_look <= 0
+        self._now = self.world.now() if looks else self._now
+        self._carry_out(self.machine.on_step(self._now, ()))
+        self._uncounted += 1
         self.world.observe("step", self.host)
-        self._carry_out(self.machine.on_heard(self.world.now()))
+        if looks:
+            self._steps_to_look = self._looks_every  # also where `outlook` allows fewer: later is harder
+            self._look()
+            self._hear_all()
+        self._carry_out(self.machine.on_heard(self._now))
 
     def learn(self, samples: Learned) -> None:
         """One inner step: changes `_local` in place, the first value of each fragment by 1."""
@@ -156,8 +189,11 @@ class VirtualTrainer:
                 self._freeze(effect)
             case do.GoAhead(fragment, slot):
                 self._train_on(self.parts[fragment], slot)
-            case do.Remember():
-                self._before = self._local.clone()
+            case do.Remember(fragments):
+                # What is not to be remembered is no number: whoever puts it back is found out.
+                self._before = torch.full_like(self._local, math.nan)
+                for part in [self.parts[number] for number in fragments]:
+                    self._before[part.cells] = self._local[part.cells]
             case do.PutBack(fragments):
                 for part in [self.parts[number] for number in fragments]:
                     self._local[part.cells] = self._before[part.cells]

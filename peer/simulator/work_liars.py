@@ -41,9 +41,15 @@ class StreamTrainer(VirtualTrainer):
     """Reads a stream of so many samples, and does not know how many these are before it has read to the end."""
 
     def __init__(
-        self, host: Host, world: Surroundings, rules: Rules, samples: int, reads_ahead: int = 0
+        self,
+        host: Host,
+        world: Surroundings,
+        rules: Rules,
+        samples: int,
+        reads_ahead: int = 0,
+        looks_every: int = 1,
     ) -> None:
-        super().__init__(host, world, rules, reads_ahead)
+        super().__init__(host, world, rules, reads_ahead, looks_every)
         self.dataset_samples = UNKNOWN_LENGTH
         self._samples = samples
 
@@ -59,8 +65,11 @@ class StreamTrainer(VirtualTrainer):
 
 
 def trainer_for(scenario: Scenario, usual: type[VirtualTrainer]) -> Callable[..., VirtualTrainer]:
-    made = partial(StreamTrainer, samples=scenario.stream_samples) if scenario.stream_samples else usual
-    return partial(made, reads_ahead=scenario.reads_ahead) if scenario.reads_ahead else made
+    made: Callable[..., VirtualTrainer] = usual
+    if scenario.stream_samples:
+        made = partial(StreamTrainer, samples=scenario.stream_samples)
+    made = partial(made, reads_ahead=scenario.reads_ahead) if scenario.reads_ahead else made
+    return partial(made, looks_every=scenario.looks_every) if scenario.looks_every > 1 else made
 
 
 @dataclass

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from farflung.compression.feedback import AUTO, BETA_OF, feedback_for
 from farflung.optim.outer import OuterStep, PlainMean, advance
 from farflung.peer.machine.effects import Encode
 from farflung.peer.state.before_images import BeforeImages
+from farflung.peer.state.sent_file import SentFile
 from farflung.protocol.digests import drawn_chunk, hash_bytes, keyed_hash, root_of
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest_sections import RoundSection
@@ -37,6 +38,16 @@ from farflung.protocol.round_words import LADDER, SUM_CODEC
 CHUNKS_AT_ONCE = 4  # encoded before they are sent: more would keep the line waiting, fewer cost more turns
 
 
+class Files(NamedTuple):
+    """Without names.  What has none is kept in memory."""
+
+    before: BinaryIO | None = None  # what chunks were before they changed
+    sent: BinaryIO | None = None  # what is encoded
+
+
+NO_FILES = Files()
+
+
 class OuterState:
     def __init__(
         self,
@@ -46,13 +57,12 @@ class OuterState:
         outer: OuterStep,
         mark_torn: Callable[[bool], None] = lambda torn: None,
         moments: Sequence[Tensor] = (),
-        before: BinaryIO | None = None,
+        files: Files = NO_FILES,
         held: Sequence[Fragment] = (),
     ) -> None:
         """`anchor`, and `moments` if they are not to be this object's own: fp32, the values of the chunks that are
         held.  `held`: fragments that follow on each other; empty: the whole model.
 
-        `before` takes what chunks were before they changed; without it that is kept in memory.
         `mark_torn` is told before the anchor stops being one version, and when it is one again.
         """
         self._model = model
@@ -68,8 +78,9 @@ class OuterState:
         self._torn: set[int] = set()  # fragments
         self._form = StateForm(model.chunk_elements, outer.parts)
         self._tiles = model.tiles(range(self._first, self._first + count))
-        file = io.BytesIO() if before is None else before
+        file = io.BytesIO() if files.before is None else files.before
         self.before = BeforeImages(file, self._form.size_bytes, fragments)
+        self._sent = SentFile(files.sent)
         own = moments or [torch.zeros_like(anchor) for _ in range(outer.parts - 1)]
         # The parameters, then the moments: in the order of a chunk's bytes.
         self._parts = [part.view(count, model.chunk_elements) for part in (anchor, *own)]
@@ -229,15 +240,16 @@ class OuterState:
         if feedback is not None:
             feedback.open(delta_n, BETA_OF.get(effect.codec, 1.0))
             read(delta_n)
+        self._sent.begin(len(effect.order) * codec.payload_bytes(size))
         for first in range(0, len(effect.order), CHUNKS_AT_ONCE):
             payloads: dict[int, Payload] = {}
             for index in effect.order[first : first + CHUNKS_AT_ONCE]:
                 part_n = delta_n[index * size : (index + 1) * size]
                 try:
                     if feedback is not None:
-                        payloads[index] = feedback.encode(codec, index * size, size)
+                        payloads[index] = feedback.encode(codec, index * size, size, self._sent.put)
                     else:
-                        payloads[index] = codec.encode(part_n)
+                        payloads[index] = self._sent.put(codec.encode(part_n))
                         read(part_n)
                 except NonFinite as error:
                     if feedback is not None:
@@ -273,6 +285,7 @@ class OuterState:
         return self.merge(effect)
 
     def merge(self, effect: Merge) -> bytes:
+        self._sent.rest()  # who merges has sent its own
         codec = codec_named(SUM_CODEC) if isinstance(effect, MergeGroup) else self._gather
         return merged_chunk(codec, self._model.chunk_elements, effect.payloads, effect.weights)
 

@@ -80,7 +80,9 @@ class GoAhead:
 
 @dataclass(frozen=True, slots=True)
 class Remember:
-    """Copy the model: some fragments must not learn from the step that comes."""
+    """Copy these fragments: they must not learn from the step that comes."""
+
+    fragments: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ class InnerLoop:
         self._clock = clock
         self._shared: SharedState | None = None
         self._loaded: list[Tensor] = []  # the model, each part of it as it was set last
-        self._before: list[Tensor] = []  # the model before a step that some fragments must not see
+        self._before: dict[int, list[Tensor]] = {}  # fragments, before a step that they must not see
         self._watch: LoadWatch | None = None  # that no weights are loaded past the run
         self._said_tokens: int | None = None
         self._batches = 0  # handed out, all in all
@@ -235,9 +235,10 @@ class InnerLoop:
             return
         failpoints.hit("trainer.step")
         said, self._said_tokens = self._said_tokens, None
-        tokens = self.ranks.tokens_of_step(said, self.machine.leases.step_tokens, self._batches)
+        outlook = self.machine.outlook(self._clock())
+        tokens = self.ranks.tokens_of_step(said, self.machine.leases.step_tokens, self._batches, outlook)
         self._carry_out(self.machine.on_step(self._clock(), tokens))
-        self._before = []
+        self._before.clear()
         while (message := self._channel.recv(0.0)) is not None:
             self._hear(message)
         self._show_progress()
@@ -319,6 +320,7 @@ class InnerLoop:
     def _next_message(self) -> ToTrainer | None:
         """Waits a moment; Refused once the agent is gone and its last words are read."""
         message = self._channel.recv(POLL_S)
+        self.machine.count_tokens(self.ranks.tokens_heard())
         if message is None and (problem := self._agent_problem()) is not None:
             message = self._channel.recv(0.0)
             if message is None:
@@ -369,12 +371,12 @@ class InnerLoop:
             case do.GoAhead(fragment, slot):
                 go_ahead = partial(self._go_ahead, fragment, slot)
                 read_as_one(self.ranks, self.shared.read_changes, self._clock, go_ahead)
-            case do.Remember():
-                self._before = self.layout.snapshot(self._model)
+            case do.Remember(fragments):
+                self._before = {each: self.parts[each].copied(self._model) for each in fragments}
             case do.PutBack(fragments):
                 self._watcher.on_loaded()
                 for fragment in fragments:
-                    self.parts[fragment].put_back(self._model, self._before)
+                    self.parts[fragment].put_back(self._model, self._before[fragment])
             case do.ForgetLoss():
                 self._losses.clear()
 

@@ -292,11 +292,20 @@ class ModelLayout:
             for values, piece, place in found:
                 place.work((), partial(_as_they_are, values), (piece.values(copies[piece.index]),))
 
-    def put_back(self, model: nn.Module, copies: Sequence[Tensor], start: int, count: int) -> None:
-        """The other way round: a part of the model as it was in an earlier snapshot."""
+    def copied(self, model: nn.Module, start: int, count: int) -> list[Tensor]:
+        """A part of the model in host memory, tile by tile, and nothing else of it."""
+        copies: list[Tensor] = []
         with self._tiles(model, start, count) as found:
-            for values, piece, place in found:
-                place.work((piece.values(copies[piece.index]),), partial(_taken_by, values), ())
+            for values, _, place in found:
+                copies.append(torch.empty(values.shape, dtype=values.dtype))
+                place.work((), partial(_as_they_are, values), (copies[-1],))
+        return copies
+
+    def put_back(self, model: nn.Module, copies: Sequence[Tensor], start: int, count: int) -> None:
+        """The other way round: that part of the model as it was `copied`."""
+        with self._tiles(model, start, count) as found:
+            for (values, _, place), copy in zip(found, copies, strict=True):
+                place.work((copy,), partial(_taken_by, values), ())
 
     def write_delta(
         self,

@@ -8,11 +8,13 @@ Must not know: tensors, clocks, sockets, processes, rounds, how the outer step w
     event                                        what it decides
     attach, on_message, on_agent_gone            what to load, whether a wait is over, the end
     before_step, on_step                         which fragments learn from a step; the counts
+    outlook, count_tokens                        when ranks must have heard of each other, and of what they learned
     on_heard, after the words that came          which fragments are frozen now, or waited for
     on_want, hand_out                            which samples come next, how many to ask for
     on_silence, on_waited                        whether a wait is worth a word; what was no part of a step
 
 Words may come at any time: a shell tells them when they arrive, or all of them between `on_step` and `on_heard`.
+Tokens of a step may be told later than it, but before any word that comes after it.
 
 Training waits only here.  With the blocking schedule: from the moment fragments are frozen until the agent has said of
 each how to go on.  With the others only where a fragment is to be frozen again and the round that uses its last freeze
@@ -21,12 +23,14 @@ is not over.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from farflung.optim.rates import RunPlace
-from farflung.optim.schedule import Rules, Schedule, rules_of
+from farflung.optim.schedule import LEAD, Rules, Schedule, rules_of
 from farflung.peer.data.leased_data import LeaseBook, LoaderPace, ReadPace, Span
+from farflung.peer.island.looks import MOST_STEPS, Outlook
 from farflung.peer.local.words import (
     Attach,
     Finish,
@@ -96,6 +100,14 @@ _REMINDERS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Uncounted:
+    """A step whose tokens are not known yet."""
+
+    learners: list[int]
+    handed_out: int  # tokens
+
+
 @dataclass(slots=True)
 class Account:
     """The unmerged work of one fragment, in counts.  One commit may use one fragment's work and not another's (P6)."""
@@ -109,11 +121,6 @@ class Account:
         False  # frozen, and the agent has not said how to go on; or nothing is to follow but the end
     )
     at_end: bool = False  # the anchor in it is the run's last
-
-    def count(self, tokens: int) -> None:
-        """One step more is in the model."""
-        self.tokens += tokens
-        self.steps += 1
 
     def load(self, load: Load) -> None:
         """What the counts are after it: see `Keep` in words.py."""
@@ -140,6 +147,8 @@ class TrainerMachine:
         self.stand = Stand.ATTACHING
         self.finished = False
         self.step_count = self.all_tokens = 0
+        self._uncounted: deque[_Uncounted] = deque()
+        self._samples_out = self._samples_of_step = 0  # handed out since the last step, and before it
         self.waited_s = 0.0  # for rounds, all in all
         self.terms: Terms | None = None  # where the host has changed any
         self._lease_samples = lease_samples
@@ -151,7 +160,7 @@ class TrainerMachine:
         self._remind_at = {Stand.ATTACHING: now + PATIENCE_S, Stand.HELD_UP: now}
         self._samples = 0  # of an epoch, as it was said last; 0: nothing was asked for
         self._told_of_own_data = False
-        self._remembers = False  # the shell has a copy of the model before the step
+        self._remembered: tuple[int, ...] = ()  # of these fragments the shell has copies from before the step
         self._refusal: Refuse | None = None
 
     @property
@@ -218,6 +227,7 @@ class TrainerMachine:
     def on_message(self, word: ToTrainer, now: float) -> list[Effect]:
         if self.stand is Stand.REFUSED:
             return []
+        assert not self._uncounted, "a word was heard before the tokens of the steps before it"
         before, reminder = self.stand, self.on_silence(now)
         effects = [*reminder, *self._hear(word, now), *self._settle(now)]
         return effects + self._wait_if_it_begins(before)
@@ -303,30 +313,50 @@ class TrainerMachine:
 
     def before_step(self) -> list[Effect]:
         """Before every optimizer step.  Rarely, not all fragments may learn from it (see LeaseBook.learners)."""
-        everyone = self.finished or len(self.leases.learners()) == len(self.accounts)
-        self._remembers = not everyone
-        return [] if everyone else [Remember()]
+        self._remembered = () if self.finished else self._others(self.leases.learners())
+        return [Remember(self._remembered)] if self._remembered else []
 
-    def on_step(self, now: float, said_tokens: int | None = None) -> list[Effect]:
-        """After every optimizer step.  `said_tokens`: by the script; None counts what was handed out."""
+    def _others(self, learners: list[int]) -> tuple[int, ...]:
+        return tuple(account.fragment for account in self.accounts if account.fragment not in learners)
+
+    def outlook(self, now: float) -> Outlook:
+        """Before `on_step`: when all ranks must have heard what there is to hear."""
+        wanted = 2 * max(self._samples_out, self._samples_of_step)
+        # Where little is leased, a word that was not heard would make the next batch short.
+        is_due = self._schedule.may_end(now) or self.leases.unread < wanted
+        most = MOST_STEPS if self.rules.period_s else max(1, self.rules.period_steps // LEAD)
+        return Outlook(is_due, most, self._schedule.due_at)
+
+    def on_step(self, now: float, tokens: Iterable[int | None] = (None,)) -> list[Effect]:
+        """After every optimizer step.  `tokens`: as in `count_tokens`, of the steps of which they are known by now."""
         if self.stand in _ENDS or self.finished:
             return []
         if self.stand is Stand.WITHOUT_DATA:
             self._move(Stand.STEPPING)  # the script has data of its own
         odd = self._look_at_the_loader()
-        # A step that nobody counted counts as one token, so that weights still follow the work done.
-        tokens = said_tokens if said_tokens is not None else max(1, self.leases.step_tokens)
         self.step_count += 1
-        self.all_tokens += tokens
         learners = self.leases.learners()
         for number in learners:
-            self.accounts[number].count(tokens)
-        others = tuple(a.fragment for a in self.accounts if a.fragment not in learners)
-        undone: list[Effect] = [PutBack(others)] if others and self._remembers else []
-        self._remembers = False
+            self.accounts[number].steps += 1
+        self._uncounted.append(_Uncounted(learners, self.leases.step_tokens))
+        self._samples_of_step, self._samples_out = self._samples_out, 0
+        others = tuple(each for each in self._others(learners) if each in self._remembered)
+        undone: list[Effect] = [PutBack(others)] if others else []
+        self._remembered = ()
         self._schedule.count_step(now)
         self.leases.on_step()
+        self.count_tokens(tokens)
         return undone + odd
+
+    def count_tokens(self, tokens: Iterable[int | None]) -> None:
+        """Of the oldest steps that are not counted yet: by the script; None counts what was handed out for it."""
+        for said in tokens:
+            step = self._uncounted.popleft()
+            # A step that nobody counted counts as one token, so that weights still follow the work done.
+            found = said if said is not None else max(1, step.handed_out)
+            self.all_tokens += found
+            for number in step.learners:
+                self.accounts[number].tokens += found
 
     def on_heard(self, now: float) -> list[Effect]:
         """A step is counted, and all that the agent had said by then is told: freeze what is due."""
@@ -376,6 +406,7 @@ class TrainerMachine:
 
     def _freeze(self) -> list[Effect]:
         # The work of some may have been dropped meanwhile.
+        assert not self._uncounted, "work is frozen whose tokens are not known"
         due, self._due = [self.accounts[number] for number in self._due if self.accounts[number].steps], []
         self._move(Stand.AT_BARRIER)
         effects: list[Effect] = []
@@ -455,6 +486,7 @@ class TrainerMachine:
     def hand_out(self, spans: tuple[Span, ...], tokens: int) -> None:
         """A batch is in the script's hands: its next step learns from it, or one after that (`read_ahead`)."""
         self.leases.hand_out(spans, tokens)
+        self._samples_out += sum(span.stop - span.start for span in spans)
         self._pace.on_hand_out()
 
     def read_ahead(self, batches: int) -> int:

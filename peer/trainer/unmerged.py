@@ -48,8 +48,12 @@ class Unmerged:
         """The fragment's values in a flat vector of the whole model."""
         return flat[self._start : self._start + self._count]
 
+    def copied(self, model: nn.Module) -> list[Tensor]:
+        """What the fragment is, for `put_back`."""
+        return self._layout.copied(model, self._start, self._count)
+
     def put_back(self, model: nn.Module, before: Sequence[Tensor]) -> None:
-        """Undo a step in this fragment.  `before`: a snapshot of the model."""
+        """Undo a step in this fragment.  `before`: as it was `copied`."""
         self._layout.put_back(model, before, self._start, self._count)
 
     def level(self, model: nn.Module, ranks: Ranks) -> None:

@@ -11,6 +11,7 @@ from mutants_of_batches import BATCHES
 from mutants_of_delay import DELAY
 from mutants_of_finding import FINDING
 from mutants_of_helpers import HELPERS
+from mutants_of_islands import ISLANDS
 from mutants_of_keeping import KEEPING
 from mutants_of_meshes import MESHES
 from mutants_of_peers import ARITHMETIC, SHARDS, STAGES, STATE
@@ -38,6 +39,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *STATE,
     *STAGES,
     *SHARDS,
+    *ISLANDS,
     *PROOFS,
     *SUMS,
     *ERAS,

@@ -636,6 +636,13 @@ SHARDS = (
         FOOTPRINT_TESTS,
     ),
     Mutant(
+        "a contribution that somebody holds is not written over",
+        "peer/state/sent_file.py",
+        "free = [each for each in self._places if each.is_free() and each.size >= size_bytes]",
+        "free = [each for each in self._places if each.size >= size_bytes]",
+        ("tests/peer/state/test_sent_file.py",),
+    ),
+    Mutant(
         "what is carried is on the paper where training goes on",
         "peer/footprint.py",
         'late = "" if rules.goes_on else "after a round that was missed"',

@@ -92,7 +92,7 @@ class Player:
         return [*self.machine.before_step(), *self._count(tokens), *self._heard("")]
 
     def _count(self, tokens: str) -> list[do.Effect]:
-        return self.machine.on_step(self.now, int(tokens) if tokens else None)
+        return self.machine.on_step(self.now, [int(tokens) if tokens else None])
 
     def _heard(self, _: str) -> list[do.Effect]:
         return self.machine.on_heard(self.now)

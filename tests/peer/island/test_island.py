@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import random
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from farflung.peer.island.island import Island
+from farflung.peer.island.looks import LATEST_S, MOST_STEPS, SEEN, SHARE, LookPace, Outlook
 from farflung.peer.island.parts import Part
 from farflung.peer.island.ranks import ALONE, ranks_here
 from farflung.peer.local.words import FromTrainer, Load, Loaded, Need, Resume, ToTrainer
@@ -19,6 +21,10 @@ from farflung.peer.trainer.agent_process import AgentProcess, IslandAgent
 from farflung.protocol.errors import Refused, UserError
 from farflung.protocol.process.exit_codes import UNEXPECTED, code_for
 from rig.memory_group import PATIENCE_S, Meeting, MemoryGroup
+
+LOOK = Outlook(is_due=True)
+MAY_PASS = Outlook(is_due=False)
+STEP_S = 1 / 32
 
 
 class FakeAgent:
@@ -78,7 +84,7 @@ def test_all_ranks_hear_the_same_words_at_the_same_step_whenever_they_come() -> 
         for step in range(40):
             if island.rank == 0:
                 agent.words.extend(load(10 * step + each) for each in range(chance.randrange(3)))
-            island.tokens_of_step(None, 1, 0)
+            island.tokens_of_step(None, 1, 0, LOOK)
             while (word := island.recv(0.0)) is not None:
                 heard.append((step, word, island.clock()))
         return heard
@@ -125,16 +131,127 @@ def test_what_all_have_written_is_told_once_and_not_before_the_last_has() -> Non
 
 
 def test_tokens_are_those_of_all_ranks_and_of_a_shared_batch_once() -> None:
-    def work(island: Island) -> list[int | None]:
+    def work(island: Island) -> list[Sequence[int | None]]:
         island.part = Part(island.rank // 2, 2, counts=island.rank % 2 == 0)
         return [
-            island.tokens_of_step(None, 10 + island.rank, 1),
-            island.tokens_of_step(0, 5, 2),
-            island.tokens_of_step(7 if island.rank == 0 else None, 3, 3),
-            island.tokens_of_step(None, 0, 3),
+            island.tokens_of_step(None, 10 + island.rank, 1, LOOK),
+            island.tokens_of_step(0, 5, 2, LOOK),
+            island.tokens_of_step(7 if island.rank == 0 else None, 3, 3, LOOK),
+            island.tokens_of_step(None, 0, 3, LOOK),
         ]
 
-    assert on_all(4, work) == [[10 + 12, 0, 7 + 3, None]] * 4
+    assert on_all(4, work) == [[[10 + 12], [0], [7 + 3], [None]]] * 4
+
+
+class Ticks:
+    """A clock of one's own, on which a step takes so long and a look a tenth of it."""
+
+    def __init__(self, step_s: float) -> None:
+        self.step_s, self.now = step_s, 0.0
+
+    def step(self) -> None:
+        self.now += self.step_s
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Slow(MemoryGroup):
+    def __init__(self, rank: int, meeting: Meeting, ticks: Ticks) -> None:
+        super().__init__(rank, meeting)
+        self.ticks, self.rows_asked = ticks, 0
+
+    def rows(self, mine: Sequence[int]) -> list[list[int]]:
+        self.rows_asked += 1
+        self.ticks.now += 0.1 * self.ticks.step_s
+        return super().rows(mine)
+
+
+def looked_at(outlook: Callable[[int], Outlook], steps: int = 200) -> tuple[list[list[int]], list[object]]:
+    """On two ranks, the second with longer steps: at which steps they looked, and what was counted."""
+    meeting, results = Meeting(2), queue.Queue[tuple[int, Any]]()
+
+    def rank(number: int) -> None:
+        ticks = Ticks(STEP_S * (1 + 9 * number))
+        group = Slow(number, meeting, ticks)
+        island, looks, counted = Island(group, ticks), [], []
+        island.begin(FakeAgent)
+        for step in range(steps):
+            ticks.step()
+            before = group.rows_asked
+            counted += island.tokens_of_step(step if step % 3 else None, number, step, outlook(step))
+            looks += [step] if group.rows_asked > before else []
+        results.put((number, (looks, counted)))
+
+    for number in range(2):
+        threading.Thread(target=rank, args=(number,), daemon=True).start()
+    found = dict(results.get(timeout=PATIENCE_S) for _ in range(2))
+    return [found[number][0] for number in range(2)], [found[number][1] for number in range(2)]
+
+
+def test_all_ranks_look_at_the_same_steps_and_those_are_few_where_steps_are_short() -> None:
+    (first, second), (counted, theirs) = looked_at(lambda step: MAY_PASS)
+    assert first == second and counted == theirs
+    assert first[: SEEN + 1] == list(range(SEEN + 1)), "the first are all looked at"
+    gaps = {b - a for a, b in itertools.pairwise(first[SEEN + 1 :])}
+    assert gaps == {LATEST_S / STEP_S}, "a look costs a tenth of a step, and no word waits longer"
+    # Each step is counted for itself, by the script or by what was handed out: 1 on the second rank.
+    assert counted == [2 * step if step % 3 else 1 for step in range(len(counted))] and len(counted) > 170
+
+
+def test_ranks_look_at_a_step_where_something_is_due_and_never_later_than_allowed() -> None:
+    (first, second), _ = looked_at(lambda step: Outlook(step % 10 == 7, steps=4))
+    assert first == second and {7, 17, 27, 37, 187, 197} <= set(first)
+    assert max(b - a for a, b in itertools.pairwise(first)) == 4
+
+
+def test_a_wait_brings_the_tokens_of_the_steps_before_it() -> None:
+    def work(island: Island) -> list[object]:
+        island._steps_to_look = 9
+        told = [island.tokens_of_step(None, 5, 1, MAY_PASS), island.tokens_of_step(None, 0, 1, MAY_PASS)]
+        return [*told, island.recv(0.5), island.tokens_heard(), island.tokens_heard()]
+
+    assert on_all(2, work) == [[[], [], None, [10, None], []]] * 2
+
+
+def paced(step_s: float, look_s: float) -> LookPace:
+    pace, now = LookPace(), 0.0
+    for _ in range(SEEN + 2):
+        now += step_s
+        pace.on_step(now)
+        pace.on_look(now, now + look_s)
+        now += look_s
+    pace.on_step(now)
+    return pace
+
+
+@pytest.mark.parametrize("step_s", [2**-10, 2**-6, 2**-3, 0.3, 2.0])
+@pytest.mark.parametrize("look_s", [0.0, 2**-13, 2**-11, 2**-8, 2**-3])
+def test_looks_take_little_of_the_time_or_come_as_late_as_they_may(step_s: float, look_s: float) -> None:
+    steps = paced(step_s, look_s).steps(MAY_PASS, 100.0)
+    assert 1 <= steps <= MOST_STEPS
+    assert steps == 1 or steps * step_s <= LATEST_S
+    cheap = look_s <= SHARE * steps * step_s * 1.0001
+    assert cheap or steps == MOST_STEPS or (steps + 1) * step_s > LATEST_S
+    assert steps == 1 or look_s * 1.0001 > SHARE * (steps - 1) * step_s, "no later than it must be"
+
+
+def test_towards_a_moment_of_the_clock_looks_come_closer() -> None:
+    pace, now, due_at, seen = paced(STEP_S, 1.0), 0.0, 2.0, []
+    while now < due_at:
+        seen.append(pace.steps(Outlook(False, due_at=due_at), now))
+        now += STEP_S * seen[-1]
+    assert seen[0] == LATEST_S / STEP_S and seen[-1] == 1 and seen == sorted(seen, reverse=True)
+
+
+def test_a_wait_is_no_part_of_a_step() -> None:
+    pace = paced(STEP_S, 0.001)
+    usual = pace.steps(MAY_PASS, 0.0)
+    for now in range(100, 100 * SEEN, 100):
+        pace.on_waited()
+        pace.on_step(float(now))
+    assert pace.steps(MAY_PASS, 0.0) == usual > 1
+    assert LookPace().steps(MAY_PASS, 0.0) == 1, "before anything is known"
 
 
 def test_the_loss_is_the_mean_over_all_ranks_steps() -> None:
@@ -151,8 +268,8 @@ def test_the_loss_is_the_mean_over_all_ranks_steps() -> None:
 
 def test_ranks_that_are_not_at_the_same_place_are_told_so_by_name() -> None:
     def work(island: Island) -> object:
-        island.tokens_of_step(None, 1, 0)
-        return island.recv(0.5) if island.rank == 1 else island.tokens_of_step(None, 1, 0)
+        island.tokens_of_step(None, 1, 0, LOOK)
+        return island.recv(0.5) if island.rank == 1 else island.tokens_of_step(None, 1, 0, LOOK)
 
     for error in on_all(2, work):
         assert isinstance(error, UserError)
@@ -168,13 +285,13 @@ def test_a_step_more_on_one_rank_is_found_at_the_next_look() -> None:
     def work(island: Island) -> object:
         if island.rank == 1:
             island._steps += 1
-        return island.tokens_of_step(None, 1, 0)
+        return island.tokens_of_step(None, 1, 0, LOOK)
 
     assert all("not at the same place" in str(error) for error in on_all(2, work))
 
 
 def test_a_batch_more_on_one_rank_is_found_at_the_next_look() -> None:
-    found = on_all(2, lambda island: island.tokens_of_step(None, 1, 3 + island.rank))
+    found = on_all(2, lambda island: island.tokens_of_step(None, 1, 3 + island.rank, LOOK))
     assert all("rank 0 has taken step 1, having read 3 batches" in str(error) for error in found)
 
 
@@ -265,7 +382,11 @@ def test_in_a_forked_worker_nothing_is_heard(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_trainer_of_one_process_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ALONE.gather(b"x") == [b"x"] and ALONE.mean(3.0, 2) == 1.5 and ALONE.tokens_of_step(4, 9, 1) == 4
+    assert (
+        ALONE.gather(b"x") == [b"x"]
+        and ALONE.mean(3.0, 2) == 1.5
+        and ALONE.tokens_of_step(4, 9, 1, LOOK) == (4,)
+    )
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert ranks_here() == 1
     monkeypatch.setenv("WORLD_SIZE", "4")

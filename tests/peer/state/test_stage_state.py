@@ -12,7 +12,7 @@ from farflung.compression.codec import codec_named
 from farflung.optim.recipes import outer_of
 from farflung.peer.machine.effects import Encode
 from farflung.peer.state.arrived_pieces import name_on_disk
-from farflung.peer.state.outer_state import OuterState
+from farflung.peer.state.outer_state import Files, OuterState
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Show, What
 from farflung.protocol.model_schema import ModelSchema, StageSpec, TensorSpec
@@ -44,7 +44,7 @@ def state_of(*stages: int, before: BytesIO | None = None) -> OuterState:
     held = attached(*stages).held
     chunks = [float(chunk) for fragment in held for chunk in fragment.chunks]
     anchor = torch.tensor(chunks).repeat_interleave(ELEMENTS)
-    return OuterState(anchor, MODEL, MANIFEST.round, outer_of(MANIFEST), before=before, held=held)
+    return OuterState(anchor, MODEL, MANIFEST.round, outer_of(MANIFEST), files=Files(before), held=held)
 
 
 def result(value: float) -> bytes:

@@ -79,7 +79,7 @@ def a_round(place: Place, border: int) -> list[Tensor]:
     with torch.no_grad():
         for tensor in model.parameters():
             tensor.mul_(0.5)
-    before = layout.snapshot(model)
+    before = layout.copied(model, 0, total)
     owed = []
     for start, stop in pairwise((0, border, total)):
         layout.write_delta(model, loaded, carry[start:stop], delta[start:stop], start)
@@ -89,6 +89,28 @@ def a_round(place: Place, border: int) -> list[Tensor]:
     moved = [each.detach().clone() for each in model.parameters()]
     layout.put_back(model, before, 0, total)
     return [anchor, delta, *owed, *moved, *loaded, *(each.detach().clone() for each in model.parameters())]
+
+
+def test_a_part_is_copied_and_put_back_and_nothing_else_of_the_model_is() -> None:
+    model = Mixed()
+    layout = ModelLayout.of(model, CHUNK)
+    kept = [each.detach().clone() for each in model.parameters()]
+    before = layout.copied(model, 16, 21)
+    assert sum(each.numel() for each in before) == 21 and all(each.device.type == "cpu" for each in before)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.add_(1.0)
+    now = torch.empty(layout.total_elements)
+    layout.write_anchor(model, now)
+    layout.put_back(model, before, 16, 21)
+    then, first = torch.empty(layout.total_elements), torch.empty(layout.total_elements)
+    layout.write_anchor(model, then)
+    with torch.no_grad():
+        for tensor, old in zip(model.parameters(), kept, strict=True):
+            tensor.copy_(old)
+    layout.write_anchor(model, first)
+    assert torch.equal(then[16:37], first[16:37]) and not torch.equal(now[16:37], first[16:37])
+    assert torch.equal(then[:16], now[:16]) and torch.equal(then[37:], now[37:])
 
 
 @pytest.mark.parametrize("border", [0, 16, 37, 64])

@@ -304,7 +304,7 @@ def test_P6_P7_a_restarted_trainer_takes_over_the_slot_and_where_to_read_on() ->
         > read 2
             Read Span lease=1 epoch=0 start=2 stop=4
         > step
-            Remember
+            Remember fragments=[0]
             PutBack fragments=[0]
             GoOn
         > read 4
@@ -350,7 +350,7 @@ def test_P7_what_was_dropped_in_one_fragment_is_read_again_and_put_back_in_the_o
         > read 2
             Read Span lease=1 epoch=0 start=0 stop=2
         > step
-            Remember
+            Remember fragments=[0]
             PutBack fragments=[0]
             Freeze fragment=0 slot=0
             Freeze fragment=1 slot=1

@@ -137,7 +137,7 @@ class Pair:
         for work in self.work:
             work.append(tuple(sample for span in spans for sample in range(span.start, span.stop)))
         self.now += 1.0
-        self.do(self.machine.on_step(self.now, TOKENS))
+        self.do(self.machine.on_step(self.now, [TOKENS]))
         self.do(self.machine.on_heard(self.now))
 
     def wanted(self) -> list[do.Effect]:
@@ -439,18 +439,19 @@ class LearnsTwice(TrainerMachine):
     def before_step(self):  # type: ignore[no-untyped-def]
         return []
 
-    def on_step(self, now, said_tokens=None):  # type: ignore[no-untyped-def]
+    def on_step(self, now, tokens=(None,)):  # type: ignore[no-untyped-def]
         others = {account.fragment for account in self.accounts} - set(self.leases.learners())
         for number in others:
-            self.accounts[number].count(said_tokens or 1)
-        return super().on_step(now, said_tokens)
+            self.accounts[number].steps += 1
+            self.accounts[number].tokens += sum(each or 1 for each in tokens)
+        return super().on_step(now, tokens)
 
 
 class PutsNothingBack(TrainerMachine):
     """Does not count a step in the fragments that must not learn from it, but leaves it in the model."""
 
-    def on_step(self, now, said_tokens=None):  # type: ignore[no-untyped-def]
-        return [e for e in super().on_step(now, said_tokens) if not isinstance(e, do.PutBack)]
+    def on_step(self, now, tokens=(None,)):  # type: ignore[no-untyped-def]
+        return [e for e in super().on_step(now, tokens) if not isinstance(e, do.PutBack)]
 
 
 class ReadsNothingAgain(TrainerMachine):

@@ -1,6 +1,6 @@
 """What a freeze and a load cost the trainer: a GPT of 100 million parameters, on the CPU or on a GPU.
 
-    python benchmarks/freezing.py [--schedule blocking overlap] [--dtype bf16 fp32] [--rounds 8] [--device cpu]
+Called by `farflung bench freezing`; benchmarks/gpu.py takes the model and the agent from here.
 
 The agent is a stand-in that answers each frozen fragment as a commit does, so what is measured is the trainer's side
 alone: from the end of an inner step to the word that all is frozen, with what goes ahead of the momentum, and from the
@@ -11,15 +11,13 @@ the first rounds' worst.  `more memory`: how much larger the process became by t
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
 import multiprocessing
 import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from torch import nn
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import FromTrainer, Frozen, Load, Loaded, Provide, Resume, ToTrainer
 from farflung.peer.trainer.inner_loop import InnerLoop
+from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 
 WIDTH, VOCABULARY, LENGTH = 768, 50_304, 1024
@@ -49,6 +48,28 @@ class Gpt(nn.Module):
             for _ in range(layers)
         )
         self.last = nn.LayerNorm(WIDTH)
+
+
+@dataclass(frozen=True)
+class FreezingOptions:
+    schedule: str = "blocking,overlap"
+    dtype: str = "bf16,fp32"
+    layers: int = 9
+    rounds: int = 8
+    device: str = "cpu"
+    threads: int = 0
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        if odd := set(self.dtype.split(",")) - set(DTYPES):
+            raise UserError(f"--dtype: {', '.join(sorted(odd))} is not known; give {' or '.join(DTYPES)}")
+        if self.layers < 1 or self.threads < 0:
+            found = f"--layers {self.layers} --threads {self.threads}"
+            raise UserError(f"at least 1 layer, and 0 threads for as many as torch takes; found {found}")
+        for schedule in self.schedule.split(","):
+            manifest_of(schedule)
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise UserError(f"--device {self.device}: torch finds no CUDA device here")
 
 
 @dataclass
@@ -220,31 +241,14 @@ def own_bytes() -> int:
     return 1024 * (most - shared)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--schedule", nargs="+", default=["blocking", "overlap"])
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bf16", "fp32"])
-    parser.add_argument("--layers", type=int, default=9, help="9 layers are 103 million parameters")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=0, help="0: as many as torch takes")
-    parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    found = []
+def bench_freezing(asked: FreezingOptions) -> Iterator[dict[str, Any]]:
+    """One after the other; each in a process of its own: what the one before held would be in its memory."""
     rounds = max(WARM + 1, asked.rounds)
-    for schedule in asked.schedule:
-        for dtype in asked.dtype:
-            # In a process of its own: what the one before held would be in the memory.
+    for schedule in asked.schedule.split(","):
+        for dtype in asked.dtype.split(","):
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 words = (schedule, dtype, asked.layers, rounds, asked.device, asked.threads)
-                one = pool.apply(measured, words)
-            found.append(one)
-            if not asked.json:
-                print(row(one), flush=True)
-    if asked.json:
-        print(json.dumps(found, indent=1))
+                yield pool.apply(measured, words)
 
 
 def row(one: dict[str, Any]) -> str:
@@ -254,7 +258,3 @@ def row(one: dict[str, Any]) -> str:
         f"({one['load_cpu_s']:.2f} s CPU)  a round {one['freeze_s'] + one['load_s']:.2f} s, at the most "
         f"{one['most_s']:.2f} s  more memory {one['more_memory_bytes'] / 1e6:.0f} MB"
     )
-
-
-if __name__ == "__main__":
-    main()
