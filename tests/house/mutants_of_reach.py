@@ -331,4 +331,18 @@ REACH = (
         "silent = [each.silent_since for each in self.opened]",
         LEAN,
     ),
+    Mutant(
+        "a checkpoint comes first only where all donors are met at a relay",
+        "peer/machine/checkpoint_policy.py",
+        "return bool(word.donors) and self._at_relay.issuperset(word.donors)",
+        "return bool(word.donors)",
+        ("tests/peer/machine/test_checkpoint_policy.py",),
+    ),
+    Mutant(
+        "and only a checkpoint whose results are fewer bytes than the state",
+        "peer/machine/checkpoint_policy.py",
+        " if word.version - known[0] <= self._worth)",
+        ")",
+        ("tests/peer/machine/test_checkpoint_policy.py",),
+    ),
 )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 
+from farflung.collectives.round.effects import SendFrame
 from farflung.coordinator.ledger.records import Opened, from_bytes
 from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.world import Scenario, World
+from farflung.protocol.frames import Kind
+from farflung.protocol.signing import peer_id_of
 from rig.pieces import pieces
 
 CALM = Scenario(drop=0, duplicate=0, slow=0, kill_per_effect=0, cut_per_s=0, trainer_crash_per_s=0)
@@ -39,6 +43,46 @@ def test_whoever_can_be_dialled_owns_everything_in_the_rounds_that_it_is_in() ->
         [dialled] = [peer for peer, each in world.peers.items() if each.address]
         with_it = [plan for plan in plans if dialled in plan.members]
         assert with_it and all({plan.members[at] for at in plan.owners} == {dialled} for plan in with_it)
+
+
+class Watched(World):
+    """Counts what is sent to the peer that comes late."""
+
+    def __init__(self, seed: int, scenario: Scenario) -> None:
+        super().__init__(seed, scenario)
+        self.sent: Counter[Kind] = Counter()
+        self.late = peer_id_of(self._keys[-1].public_key().public_bytes_raw())
+
+    def _send_frame(self, source: str, effect: SendFrame) -> None:
+        if effect.to == self.late:
+            self.sent[effect.frame.header.kind] += 1
+        super()._send_frame(source, effect)
+
+
+def test_P4_a_newcomer_behind_the_relay_begins_with_a_checkpoint_and_the_relay_carries_results_only() -> None:
+    usual = replace(CALM, peers=3, undialable=3, relay="steady", late_joiners=1, rounds=20, step="adamw")
+    for seed in range(3):
+        without = Watched(seed, usual)
+        assert without.run().outcome == "finished" and without.sent[Kind.STATE] > 0
+        world = Watched(seed, replace(usual, every_rounds=1, one_store=True, store_fails=0.0))
+        assert world.run().outcome == "finished"
+        assert world.sent[Kind.STATE] == 0 and world.sent[Kind.RESULT] > 0, world.sent
+
+
+@pytest.mark.parametrize("batch", pieces(2))
+def test_P4_no_promise_is_broken_where_newcomers_behind_a_relay_begin_with_checkpoints(batch: int) -> None:
+    passed = 0
+    for seed in range(10 * batch, 10 * batch + 10):
+        usual = Scenario.of(seed)
+        scenario = replace(usual, undialable=usual.peers, relay="dies", every_rounds=1, one_store=True)
+        world = World(seed, scenario)
+        try:
+            world.run()
+        except Exception as error:
+            error.add_note(f"seed {seed}: Scenario.of(seed), nobody dialable, the relay dies, a shared store")
+            raise
+        passed += world.relay.passed
+    assert passed > 0
 
 
 @pytest.mark.parametrize("batch", pieces(4))
