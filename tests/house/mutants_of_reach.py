@@ -345,4 +345,25 @@ REACH = (
         ")",
         ("tests/peer/machine/test_checkpoint_policy.py",),
     ),
+    Mutant(
+        "bytes of a round that could do without pass a relay only where that makes it much shorter",
+        "coordinator/rounds/shares.py",
+        "/ RELAY_GAIN",
+        "* 1e9",
+        ("tests/coordinator/rounds/test_shares.py",),
+    ),
+    Mutant(
+        "pairs of owners at a relay share it",
+        "coordinator/reach/ways.py",
+        "min(RELAY_PART * rate[place] / flows[place] for place in places)",
+        "min(RELAY_PART * rate[place] for place in places)",
+        WAYS,
+    ),
+    Mutant(
+        "who owns over a relay talks with all others",
+        "coordinator/reach/ways.py",
+        " and self._talks_with_all(peer, among)}",
+        "}",
+        WAYS,
+    ),
 )
