@@ -366,4 +366,18 @@ REACH = (
         "}",
         WAYS,
     ),
+    Mutant(
+        "seats without a door stay only where one of them meets all the others",
+        "coordinator/batches/reach.py",
+        "return any(all(other == one or meet(one, other) for other in peers) for one in peers)",
+        "return any(any(other == one or meet(one, other) for other in peers) for one in peers)",
+        ("tests/coordinator/batches/test_stages_of_batches.py",),
+    ),
+    Mutant(
+        "who can't be dialled moves only where it meets all who are there",
+        "coordinator/batches/moving.py",
+        "met = bool(mates) and all(",
+        "met = bool(mates) and any(",
+        ("tests/coordinator/batches/test_moving.py",),
+    ),
 )

@@ -172,3 +172,28 @@ def test_relays_that_peers_offer_carry_what_the_host_has_no_relay_for(offers: st
             raise
         passed, dropped = passed + world.offers.passed, dropped + world.offers.dropped
     assert passed > 0 and (dropped > 0) == (offers == "drops")
+
+
+@pytest.mark.parametrize("relay", ["steady", "dies"])
+def test_P11_P12_microbatches_pass_relays_and_routers_where_no_stage_can_be_dialled(relay: str) -> None:
+    outcomes, passed = [], 0
+    for seed in range(0 if relay == "steady" else 100, 6 if relay == "steady" else 106):
+        usual = Scenario.of_stages(seed)
+        routers = ("", "mixed", "easy")[seed % 3]
+        world = World(seed, replace(usual, undialable=usual.peers, routers=routers, relay=relay, end_s=300.0))
+        try:
+            outcomes.append(world.run().outcome)
+        except Exception as error:
+            error.add_note(f"seed {seed}: Scenario.of_stages(seed), nobody dialable, {routers=}, {relay=}")
+            raise
+        passed += world.relay.passed
+    assert outcomes.count("finished") >= 0.5 * len(outcomes), outcomes
+    assert passed > 0
+
+
+def test_neighbouring_stages_without_any_way_wait_and_say_so() -> None:
+    usual = Scenario.of_stages(15)
+    with pytest.raises(
+        Broken, match="at a relay, so that they can't reach each other: one peer there needs an"
+    ):
+        World(15, replace(usual, undialable=usual.peers, end_s=30.0)).run()
