@@ -179,7 +179,7 @@ class Batches:
         served = self.book.of_stage(worker.stage)
         if served and self._complaints.bars(worker.peer):
             return False
-        if self.stages > 1 and not self._reach.may_sit(worker, bool(served), self.house.living()):
+        if self.stages > 1 and not self._reach.may_sit(worker, served, self.house):
             return False
         rested = self.desk.now - self._seated_at.get(worker.peer, float("-inf")) >= SEAT_EVERY_S
         room = len(served) < MEMBERS_PER_ROUND and (worker.peer, said.trainer) not in self._idle
@@ -461,9 +461,7 @@ class Batches:
         """Where nobody of a stage can be dialled its seats can't make a round together."""
         rules = self.desk.manifest  # with delay whoever can be dialled may be taking the step meanwhile
         patience_s = rules.round.deadline_s if rules.pipeline.delay else rules.net.dead_after_s
-        for seat in self._reach.too_many(
-            self.book.seats.values(), self.house.living(), self.desk.now, patience_s
-        ):
+        for seat in self._reach.too_many(self.book.seats.values(), self.house, self.desk.now, patience_s):
             if not self._in_round(seat.peer):
                 self._unseat(seat, WHY_GIVEN_UP)
 
@@ -495,7 +493,7 @@ class Batches:
         ]
         told = ", ".join(names[:NAMED_MOST])
         apart = f"; {told} can't work with each other, and no other seat could stand in" if names else ""
-        no_way = self._reach.why_no_way(self.stages, self.house.living())
+        no_way = self._reach.why_no_way(self.stages, self.house)
         return f"; {no_way}" if no_way else apart
 
     # ---- the round ---------------------------------------------------------------------------------------

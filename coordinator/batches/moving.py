@@ -310,11 +310,17 @@ class Moves:
         if worker.dialable:
             return self._doors(worker.stage) != [worker.peer]
         beside = [stage for stage in (to - 1, to + 1) if 0 <= stage < len(self._seats())]
-        return all(map(self._doors, [to] if self._here(to) else beside))
+        return all(self._reaches(worker, stage) for stage in ([to] if self._here(to) else beside))
+
+    def _reaches(self, worker: Worker, stage: int) -> bool:
+        """Though nobody can dial it."""
+        mates = [each.peer for each in self._here(stage, worker.peer)]
+        met = bool(mates) and all(self._house.meet(worker.peer, mate) for mate in mates)
+        return met or bool(self._doors(stage))
 
     def _doors(self, stage: int) -> list[str]:
-        """Two peers that nobody can dial can't talk: whoever can be dialled stays where it is the only one, and whoever
-        can't goes where one is."""
+        """Two peers that nobody can dial may have no way: whoever can be dialled stays where it is the only one, and
+        whoever can't goes where one is, or where it meets all."""
         return [worker.peer for worker in self._here(stage) if worker.dialable]
 
     def _to_a_single(self) -> Wish | None:

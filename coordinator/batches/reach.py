@@ -1,20 +1,23 @@
 """Stages in which nobody can be dialled: how many seats such a stage may have.  Pure.
 
-Asked by `batches.py`.  Two peers behind routers that let nobody in can't talk to each other, so they can make no round
-together: somebody of their stage has to be there whom both of them dial.  While there is nobody, one seat has the
-stage for itself, since a round of one needs no line; else a batch that is counted could never be summed up.  Must not
-know how anybody was found to be dialable.
+Asked by `batches.py`.  Two peers behind routers that let nobody in talk to each other only where they met past these,
+or at a relay.  A stage can make a round together if somebody can be dialled whom all of them dial, or if one of them
+meets all the others.  While that is not so, one seat has the stage for itself, since a round of one needs no line;
+else a batch that is counted could never be summed up.  Must not know how anybody was found to be dialable, or to meet
+others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from farflung.coordinator.batches.words import Worker
+from farflung.coordinator.batches.words import House, Worker
 from farflung.coordinator.ledger.batch_book import Seat
 
-WHY_GIVEN_UP = "nobody of its stage can be dialled, and an older seat has the stage for itself"
+WHY_GIVEN_UP = (
+    "nobody of its stage can be dialled, nor meets all others there, and an older seat has it for itself"
+)
 
 
 @dataclass
@@ -23,21 +26,28 @@ class Reach:
 
     _without_since: dict[int, float] = field(default_factory=dict)  # by stage: nobody there can be dialled
 
-    def may_sit(self, worker: Worker, served: bool, workers: Mapping[str, Worker]) -> bool:
-        """`served`: somebody else has a seat in its stage."""
-        there = (each for each in workers.values() if each.stage == worker.stage)
-        return not served or any(each.dialable and each.verified for each in there)
+    def may_sit(self, worker: Worker, served: Iterable[Seat], house: House) -> bool:
+        """`served`: the seats of its stage."""
+        mates = {seat.peer for seat in served}
+        there = (each for each in house.living().values() if each.stage == worker.stage)
+        return (
+            not mates
+            or any(each.dialable and each.verified for each in there)
+            or _make_a_round({worker.peer, *mates}, house.meet)
+        )
 
-    def too_many(
-        self, seats: Iterable[Seat], workers: Mapping[str, Worker], now: float, patience_s: float
-    ) -> list[Seat]:
+    def too_many(self, seats: Iterable[Seat], house: House, now: float, patience_s: float) -> list[Seat]:
         """Seats that can have no part in a round, the stage's oldest one excepted, whoever comes back within the
         patience."""
         sitting: dict[int, list[Seat]] = {}
         for seat in seats:
             sitting.setdefault(seat.stage, []).append(seat)
-        reached = _reached(workers)
-        without = [stage for stage in sitting if stage not in reached]
+        reached = _reached(house.living())
+        without = [
+            stage
+            for stage, there in sitting.items()
+            if stage not in reached and not _make_a_round({seat.peer for seat in there}, house.meet)
+        ]
         self._without_since = {stage: self._without_since.get(stage, now) for stage in without}
         return [
             seat
@@ -46,17 +56,36 @@ class Reach:
             for seat in sorted(sitting[stage], key=lambda seat: seat.number)[1:]
         ]
 
-    def why_no_way(self, stages: int, workers: Mapping[str, Worker]) -> str:
-        """Neighbouring stages of which nobody can be dialled, in words; empty: there is a way."""
+    def why_no_way(self, stages: int, house: House) -> str:
+        """Neighbouring stages of which nobody can be dialled, nor meets anybody of the other, in words; empty: there is
+        a way."""
+        workers = house.living()
         held, reached = {worker.stage for worker in workers.values()}, _reached(workers)
         shut = [stage for stage in range(stages) if stage in held and stage not in reached]
         for stage in shut:
-            if stage + 1 in shut:
+            if stage + 1 in shut and not _meet_somewhere(stage, workers, house.meet):
                 return (
-                    f"nobody of stages {stage} and {stage + 1} can be dialled, so that they can't reach each other: "
-                    "one peer there needs an open port (farflung doctor)"
+                    f"nobody of stages {stage} and {stage + 1} can be dialled, and they don't meet past their routers "
+                    "or at a relay, so that they can't reach each other: one peer there needs an open port "
+                    "(farflung doctor)"
                 )
         return ""
+
+
+Meet = Callable[[str, str], bool]
+
+
+def _make_a_round(peers: Collection[str], meet: Meet) -> bool:
+    """One of them meets all the others, and can own the chunks of all."""
+    return any(all(other == one or meet(one, other) for other in peers) for one in peers)
+
+
+def _meet_somewhere(stage: int, workers: Mapping[str, Worker], meet: Meet) -> bool:
+    """Somebody of this stage and somebody of the next one."""
+    here, there = (
+        [peer for peer, worker in workers.items() if worker.stage == at] for at in (stage, stage + 1)
+    )
+    return any(meet(one, other) for one in here for other in there)
 
 
 def _reached(workers: Mapping[str, Worker]) -> set[int]:

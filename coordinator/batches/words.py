@@ -76,6 +76,8 @@ class House:
     flying: Callable[[int], bool]  # a round of this stage is in flight
     abort: Callable[[int, str], None]  # that round: what it merges has no part in the batch any more
     saved_by: Callable[[int], Collection[str]] = lambda stage: ()  # who wrote a checkpoint of this stage
+    # These two have a way, though neither can be dialled: past their routers, or at a relay.
+    meet: Callable[[str, str], bool] = lambda one, other: False
 
 
 @dataclass(frozen=True)

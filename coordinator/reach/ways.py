@@ -12,6 +12,7 @@ that came first.  They own the chunks where nobody can be dialled.  Must not kno
 from __future__ import annotations
 
 import ipaddress
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -24,6 +25,8 @@ from farflung.protocol.messages import Beat
 from farflung.protocol.round_words import Contact, Way
 
 MEETING_MOST = PAIRS_MOST + 1  # members, of whom one can meet all others
+# Of what a relay passes, a round without need of it counts on so much: others use it, and its host's line may be full.
+RELAY_PART = 0.75
 ASKED_S = 1.0  # so long it is waited for what comes of dialling somebody, before the relay is used
 TICKET_S, RENEWED_S = 3600.0, 1800.0
 TRIAL_TICKET_S = 60.0
@@ -227,6 +230,39 @@ class Ways:
             and among[peer].doubted_until <= now
             and len(far) > 1
             and all(other == peer or self.meetings.is_punched(peer, other) for other in far)
+        }
+
+    def wider(
+        self, among: Mapping[str, Party], owners: Collection[str], now: float
+    ) -> list[dict[str, float]]:
+        """Who could own beside these owners, if bytes of the round passed relays: whoever can talk with all others.
+
+        More and more of them, by how many they meet there, each with what a pair of its would be given: a relay is
+        fair by pair.  Nobody, where owners meet others at a relay anyway."""
+        at_relay = {peer: self._at_relay.get(peer, {}).keys() & among.keys() for peer in among}
+        if not owners or not any(at_relay.values()) or any(at_relay[owner] for owner in owners):
+            return []
+        good = {peer for peer, each in among.items() if each.doubted_until <= now}
+        able = {peer for peer in good if at_relay[peer] and self._talks_with_all(peer, among)}
+        most = sorted({len(at_relay[peer]) for peer in able})
+        return [
+            self._given({peer: at_relay[peer] for peer in able if len(at_relay[peer]) <= n}) for n in most
+        ]
+
+    def _talks_with_all(self, peer: str, among: Mapping[str, Party]) -> bool:
+        return all(other == peer or self.can_talk(among[peer], among[other]) for other in among)
+
+    def _given(self, far: Mapping[str, Collection[str]]) -> dict[str, float]:
+        """`far`: of each further owner, whom it meets at a relay.  A pair of two of them passes bytes both ways."""
+        at = {peer: [self._at_relay[peer][other] for other in others] for peer, others in far.items()}
+        flows = Counter(place for places in at.values() for place in places)
+        rate = {
+            place: self.relays.usable[place].bytes_per_s if place in self.relays.usable else 1.0
+            for place in flows
+        }
+        return {
+            peer: min(RELAY_PART * rate[place] / flows[place] for place in places)
+            for peer, places in at.items()
         }
 
     def share_bytes_per_s(self, among: Collection[str], owners: Collection[str]) -> float | None:

@@ -247,10 +247,16 @@ class Ahead:
     # ---- a round opens -----------------------------------------------------------------------------------------
 
     def shared_out(
-        self, beats: Beats, can_own: Set[str], model: ModelSchema, groups: Sequence[int] = ()
+        self,
+        beats: Beats,
+        can_own: Set[str],
+        model: ModelSchema,
+        groups: Sequence[int] = (),
+        wider: Sequence[Mapping[str, float]] = (),
     ) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Of a round with these members: (each one's codec, chunk -> index of its owner).  `groups`: of each member, in
-        a mesh, where each group has a row of owners."""
+        a mesh, where each group has a row of owners.  `wider`: who could own, too, if bytes of the round passed
+        relays."""
         if groups:
             codecs = self._codecs_of(beats, model)
             return tuple(codecs.values()), self._owners_by_group(beats, codecs, can_own, model, groups)
@@ -259,7 +265,7 @@ class Ahead:
         plan, peers = self.plan, list(beats)
         if plan is None or not can_own & fast.keys():
             codecs = self._codecs_of(beats, model)
-            owners = owners_for(beats, codecs, can_own, self._fragment, self._holds(), model)
+            owners = owners_for(beats, codecs, can_own, self._fragment, self._holds(), model, wider)
             return tuple(codecs.values()), owners
         codecs = self._codecs_of(fast, model) | {peer: plan.codec_of(peer) for peer in slow}
         return tuple(codecs[peer] for peer in peers), _moved(plan, peers, can_own & fast.keys())

@@ -154,16 +154,20 @@ def owners_for(
     fragment: int,
     manifest: Manifest,
     model: ModelSchema,
+    wider: Sequence[Mapping[str, float]] = (),
 ) -> tuple[int, ...]:
-    """Each fragment begins with another peer: small fragments must not all end up with the first one."""
+    """Each fragment begins with another peer: small fragments must not all end up with the first one.
+
+    `wider`: who could own, too, if bytes of the round passed relays (shares.py)."""
     peers, turn = list(beats), fragment % len(beats)
     rates = shares.smoothed([_rates(beat, codecs[peer]) for peer, beat in beats.items()])
-    owners = shares.assign(
+    owners = shares.best_assigned(
         model.fragments(manifest.fragments)[fragment].count,
         peers[turn:] + peers[:turn],
         set(can_own),
         rates[turn:] + rates[:turn],
         BITS_PER_VALUE[manifest.round.gather_codec],
+        wider,
     )
     return tuple((owner + turn) % len(peers) for owner in owners)
 

@@ -11,7 +11,10 @@ together: B), the result has the size r.  A member that cannot be dialled owns n
 
 A decision lies between the phases, so nobody's GATHER begins before everybody's SCATTER has ended, and the time of a
 round is  max_j scatter_j + max_j gather_j,  each being the slower of its two directions.  This sum is minimised
-itself.  For a given scatter time every share has a least and a greatest value, linear in the gather time; so the
+itself.  Where more members could own if bytes of the round passed relays, a pair of them is given so much there and
+carries  w * b_i  and  w * r;  such owners have to make the round much shorter, or there are none (`best_assigned`).
+
+For a given scatter time every share has a least and a greatest value, linear in the gather time; so the
 least gather time is found by bisection, and since it is a convex function of the scatter time, the best scatter
 time by a golden section search.  Whole chunks need only whole bounds in place of the fractions.
 """
@@ -28,6 +31,7 @@ from farflung.protocol.round_words import LADDER
 
 # Bytes/s; keeps nonsense from a peer inside the range of the arithmetic.
 LEAST_RATE, GREATEST_RATE = 1.0, 1e12
+RELAY_GAIN = 1.25  # a round must be so much shorter, or its bytes pass no relay that it could do without
 ALIKE = 1.6  # rates that differ from the median by less than this factor may be the same
 ALIKE_ROUGHLY = 5.0  # those that no round has shown; and above the median such a rate tells nothing
 FINE = 1 << 40  # so many chunks are as good as fractions
@@ -50,6 +54,8 @@ class Rates:
     scatter_bits: float = 8.0  # per value, of this member's contribution
     # The way up, which no round has shown: from a probe, or at least so much; wrong by a factor.
     rough: bool = False
+    # As an owner, of each member that it meets at a relay only; None: there is none.
+    pair_bytes_per_s: float | None = None
 
 
 def smoothed(rates: Sequence[Rates]) -> list[Rates]:
@@ -92,6 +98,39 @@ def assign(
     assert not rates or len(rates) == len(members)
     hosts = tuple(index for index, member in enumerate(members) if member in dialable)
     return _assigned(chunk_count, len(members), hosts, tuple(rates), gather_bits) if hosts else ()
+
+
+def best_assigned(
+    chunk_count: int,
+    members: Sequence[str],
+    dialable: set[str],
+    rates: Sequence[Rates],
+    gather_bits: float,
+    wider: Sequence[Mapping[str, float]],
+) -> tuple[int, ...]:
+    """As `assign`, but who `wider` names may own, too, where that makes the round much shorter.
+
+    `wider`: more and more members, each with what a pair of its is given at a relay.  Where no rate is known, they own
+    nothing: what passes a relay somebody gives.
+    """
+    best = assign(chunk_count, members, dialable, rates, gather_bits)
+    least_s = _round_s(best, rates, gather_bits) / RELAY_GAIN
+    for pairs in wider if best and least_s else ():
+        lines = [
+            replace(line, pair_bytes_per_s=pairs.get(it)) for it, line in zip(members, rates, strict=True)
+        ]
+        found = assign(chunk_count, members, dialable | pairs.keys(), lines, gather_bits)
+        found_s = _round_s(found, lines, gather_bits)
+        if found_s <= least_s:
+            best, least_s = found, found_s
+    return best
+
+
+def _round_s(owners: Sequence[int], rates: Sequence[Rates], gather_bits: float) -> float:
+    """By the model; 0: no rate is known."""
+    loads = _loads(rates, gather_bits)
+    counts = [owners.count(index) / max(1, len(owners)) for index in range(len(loads))]
+    return sum(_phases(loads, counts)) if loads else 0.0
 
 
 @lru_cache(maxsize=256)  # rounds of the same members over lines that are taken for the same ones are many
@@ -160,12 +199,18 @@ def _loads(rates: Sequence[Rates], gather_bits: float) -> list[_Load]:
         return []
     assert gather_bits > 0 and all(line.scatter_bits > 0 for line in rates)
     all_bits, others = sum(line.scatter_bits for line in rates), len(rates) - 1
+    most_bits = max(line.scatter_bits for line in rates)
     loads = []
     for line, known_up, known_down in zip(rates, ups, downs, strict=True):
         up, down = known_up or usual_up, known_down or usual_down
-        from_others = all_bits - line.scatter_bits
+        from_others, pair = all_bits - line.scatter_bits, _known(line.pair_bytes_per_s) or math.inf
         loads.append(
-            _Load(line.scatter_bits / up, from_others / down, others * gather_bits / up, gather_bits / down)
+            _Load(
+                line.scatter_bits / up,
+                max(from_others / down, most_bits / pair),
+                max(others * gather_bits / up, gather_bits / pair),
+                gather_bits / down,
+            )
         )
     return loads
 

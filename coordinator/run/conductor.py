@@ -248,7 +248,8 @@ class Conductor:
         most_bytes_per_s = core.members.ways.share_bytes_per_s(peers, owners)
         beats = within({p: core.members.members[p].beat for p in peers}, most_bytes_per_s)
         groups = drawn(peers, owners, size, self.book.digests.get(self.book.version, b""))
-        codecs, owned = self.ahead.shared_out(beats, owners, model, groups)
+        wider = core.members.wider_owners(core.now, peers, owners)
+        codecs, owned = self.ahead.shared_out(beats, owners, model, groups, wider)
         numbers = core.ledger.round_no + 1, self.book.version, self.fragment
         plan = planned(numbers, peers, groups, owned, codecs)
         rules = replace(

@@ -118,9 +118,8 @@ class RunMachine:
         self._operating = Operating(self.core, self.discipline, by_order, amending, random)
         self.counters = Counters()
         self.member_port = 0
-        self.member_ports: tuple[
-            int, ...
-        ] = ()  # of gateways that hold members' connections, where there are any
+        # Of gateways that hold members' connections, where there are any.
+        self.member_ports: tuple[int, ...] = ()
         self._shown = 0.0, b""  # the newest status, and when it was made
         self._unsettled: set[int] = set()  # fragments that something was said of
         self._random = random
@@ -135,6 +134,7 @@ class RunMachine:
             flying=lambda stage: self.conductors[stage].round is not None,
             abort=lambda stage, why: self.conductors[stage].abort(AbortCause.SHARE_LOST, why),
             saved_by=lambda stage: self.going_back.saved_by(stage),
+            meet=members.ways.meets,
         )
 
     # ---- events --------------------------------------------------------------------------------------

@@ -305,6 +305,14 @@ class Membership:
             if member.contact.address and member.doubted_until <= now
         }
 
+    def wider_owners(
+        self, now: float, among: Collection[str], owners: Collection[str]
+    ) -> list[dict[str, float]]:
+        """Who of these could own beside the owners, if bytes of the round passed relays."""
+        return self.ways.wider(
+            {peer: self._alive[peer] for peer in among if peer in self._alive}, owners, now
+        )
+
     def by_session(self, session: bytes) -> Member | None:
         peer = self._by_session.get(session)
         return self.members[peer] if peer is not None else None

@@ -3,6 +3,9 @@
 Part of the peer machine.  A checkpoint is of one version: each fragment's state is taken when that fragment is
 there and the coordinator has confirmed its digest (P4), so fragments that are ahead of others do no harm.
 Reading one back is for a run whose newest state nobody holds; whether the run goes back to it, the coordinator says.
+And for a newcomer that meets all donors at a relay: the whole state would pass the narrowest place of the run, while
+from a checkpoint of a few versions before only results do.  Nobody trusts the place: what is read counts if its hashes
+lead to a digest that the coordinator names.
 It also takes up what had arrived of the state before this peer was killed.
 """
 
@@ -11,16 +14,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farflung.checkpoints.catch_up import NO_VERSION
-from farflung.peer.machine.effects import DropSave, Effect, Note, Recall, Restore, SaveFragment
+from farflung.peer.machine.effects import Digests, DropSave, Effect, Note, Recall, Restore, SaveFragment
 from farflung.peer.machine.lane import Lane
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import FragmentTick, Tick
 from farflung.protocol.moments import Known
+from farflung.protocol.round_words import Way
 from farflung.protocol.signing import curve_key_of, proves, statement_of
 from farflung.protocol.states import Goal
 
 READ_AGAIN_S = 30.0  # no good checkpoint was there: somebody may bring one
 STARVED_S = 20.0  # holding nothing, and no donor gave anything
+AT_RELAY = "those who hold the state are met at a relay only: I look for a recent checkpoint first"
 
 
 class Saving:
@@ -93,14 +98,21 @@ class Saving:
 
 
 class Restoring:
-    def __init__(self, enabled: bool) -> None:
-        """`enabled`: the shell has a place to read from."""
-        self._enabled = enabled
+    def __init__(self, enabled: bool, worth: int = 0) -> None:
+        """`enabled`: the shell has a place to read from.  `worth`: the results of so many versions can be had, and are
+        fewer bytes than the state."""
+        self._enabled, self._worth = enabled, worth
+        self._at_relay: frozenset[str] = frozenset()  # whom I meet nowhere else
+        self._begun: set[int] = set()  # fragments that were read although donors are there: once each
         self.lacking: frozenset[int] = frozenset()  # fragments whose state is being written
         self._era = 0
         self._again_at = 0.0
         # Fragment -> how many pieces of it are here, where not all are, and since when.
         self._has: dict[int, tuple[int, float]] = {}
+
+    def on_ways(self, ways: Sequence[Way]) -> None:
+        """By which I reach those whom I can't dial and did not meet past my router."""
+        self._at_relay = frozenset(way.peer for way in ways)
 
     def due_restore(self, tick: Tick, lanes: Sequence[Lane], loading: bool, now: float) -> list[Effect]:
         """Asked at every tick: read from a checkpoint the fragments of which I hold nothing, or too little, and nobody
@@ -128,10 +140,28 @@ class Restoring:
                 or (alone and word.fragment in empty and (not word.donors or len(empty) == len(lanes)))
             )
         }
-        if not starved or loading or now < self._again_at:
+        if loading or now < self._again_at:
             return []
-        self.lacking, self._era = frozenset(starved), tick.era
-        return [Restore(starved)]
+        spared = {
+            word.fragment: self._near(word)
+            for word in tick.fragments
+            if word.fragment in empty - starved.keys() - self._begun and self._is_far(word)
+        }
+        self._begun.update(spared)
+        lacking = starved | {number: near for number, near in spared.items() if near}
+        if not lacking:
+            return []
+        self.lacking, self._era = frozenset(lacking), tick.era
+        told = [] if starved else [Note(AT_RELAY)]
+        return [*told, Restore(lacking)]
+
+    def _is_far(self, word: FragmentTick) -> bool:
+        """All who would give me this fragment's state are met at a relay."""
+        return bool(word.donors) and self._at_relay.issuperset(word.donors)
+
+    def _near(self, word: FragmentTick) -> Digests:
+        """Versions from which it is less to fetch results than the state."""
+        return tuple(known for known in word.digests if word.version - known[0] <= self._worth)
 
     def on_end(self, version: int, now: float, era: int) -> frozenset[int]:
         """The fragments that are at this version now: none if nothing was found, or what was read is void because the

@@ -77,7 +77,7 @@ class Joined:
             Exchange(part, training),
             log,
             Saving(known, config.saves, config.pinned),
-            Restoring(config.saves),
+            Restoring(config.saves, _worth_rolling_on(attached, config)),
             Recalling(config.recalls),
             Gathering(me, known, part, config.gathers and may_gather(known.manifest)),
             Founding(known.manifest.start, is_empty),
@@ -235,6 +235,16 @@ class Joined:
 
     # ---- what the disk has to say ------------------------------------------------------------------------------
 
+    def begin_reading(self, tick: Tick, now: float) -> list[do.Effect]:
+        """Of what may be the run's state already, somewhere else than at another peer."""
+        if tick.roster is not None:
+            self.restoring.on_ways(tick.ways)
+        recalled = [] if self.founding.reads else self.recalling.due_recall(tick, self.lanes)
+        effects = [*recalled, *self.found(tick, now)]
+        if self.recalling.busy or self.founding.reads:
+            return effects
+        return effects + self.restoring.due_restore(tick, self.lanes, self.training.loading, now)
+
     def on_restored(self, version: int, problems: list[str], now: float, era: int) -> list[do.Effect]:
         """The state is that of a checkpoint; or NO_VERSION: none was found that is whole and of this run."""
         notes: list[do.Effect] = [do.Note(each) for each in problems]
@@ -269,6 +279,13 @@ class Joined:
     def is_filling(self, fragment: int) -> bool:
         """Its state is being written: nothing else may change it."""
         return fragment in self.restoring.lacking or self.recalling.busy or self.founding.busy
+
+
+def _worth_rolling_on(attached: Attached, config: PeerConfig) -> int:
+    """Over so many versions results can be had, and are fewer bytes than the state."""
+    rules = attached.known.manifest.round
+    result_bytes = config.payload_bytes(rules.gather_codec, attached.model.chunk_elements)
+    return min(rules.keep_results, (attached.form.size_bytes - 1) // result_bytes)
 
 
 def _crossings(

@@ -256,11 +256,7 @@ class PeerMachine:
         if any([lane.on_tick(word) for lane, word in part.words(tick.fragments)]):
             effects.append(do.Note("my state differs from the run's: I take the run's again"))
         effects += joined.saving.due_saves(joined.lanes, tick.era)
-        if not joined.founding.reads:
-            effects += joined.recalling.due_recall(tick, joined.lanes)
-        effects += joined.found(tick, self._now)
-        if not joined.recalling.busy and not joined.founding.reads:
-            effects += joined.restoring.due_restore(tick, joined.lanes, self.training.loading, self._now)
+        effects += joined.begin_reading(tick, self._now)
         if tick.leases is not None:
             effects += self.training.on_leases(tick.leases)
         effects += exchange.on_tick(tick)
@@ -411,7 +407,7 @@ class PeerMachine:
         if joined is None:
             return []
         effects = joined.on_recalled(held, self.era)
-        effects += joined.found(self.tick, now) if self.tick is not None else []
+        effects += joined.begin_reading(self.tick, now) if self.tick is not None else []
         return effects + self._move_on()
 
     def on_results_found(self, found: dict[int, set[int]]) -> list[do.Effect]:

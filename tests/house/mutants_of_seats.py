@@ -109,8 +109,8 @@ SEATS = (
     Mutant(
         "P15 who can't be dialled goes where somebody can",
         "coordinator/batches/moving.py",
-        "        return all(map(self._doors, [to] if self._here(to) else beside))\n",
-        "        return True\n",
+        "        return all(self._reaches(worker, stage) for stage in",
+        "        return True or all(self._reaches(worker, stage) for stage in",
         AT_MOVING,
     ),
     Mutant(
@@ -319,8 +319,8 @@ SEATS = (
     Mutant(
         "people are told of two stages with no way between them",
         "coordinator/batches/reach.py",
-        "            if stage + 1 in shut:\n",
-        "            if False:\n",
+        "if stage + 1 in shut and not _meet_somewhere(stage, workers, house.meet):",
+        "if False:",
         AT_NEIGHBOURS,
     ),
     Mutant(

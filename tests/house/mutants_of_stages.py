@@ -264,8 +264,8 @@ PIPELINES = (
     Mutant(
         "P15 and no second one sits down there",
         "coordinator/batches/reach.py",
-        "        return not served or any(each.dialable and each.verified for each in there)\n",
-        "        return True\n",
+        "            not mates\n",
+        "            True\n",
         OF_NEIGHBOURS,
     ),
     Mutant(

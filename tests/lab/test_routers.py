@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from farflung.peer.machine.checkpoint_policy import AT_RELAY
 from rig.home_run import HomeRun
 from rig.meetings import met_in
 from rig.routers import Homes, Router
@@ -129,6 +130,25 @@ def test_a_third_one_joins_over_the_relay_and_fetches_the_state(tmp_path: Path) 
         for name in homes.names:
             run.join(name)
         run.finish()
+    assert len(run.commits[-1]["members"]) == 3
+    models = {(tmp_path / name / "model.safetensors").read_bytes() for name in homes.names}
+    assert len(models) == 1
+
+
+def test_whoever_comes_late_behind_a_hard_router_begins_with_a_checkpoint(tmp_path: Path) -> None:
+    """And is given by others, over the relay, no more than results."""
+    place = ("--checkpoints", str(tmp_path / "shared"))
+    with Homes(["ann", "bob", "cyd"], Router(hard=True)) as homes:
+        run = HomeRun(homes, tmp_path, rounds=60, min_peers=2)
+        run.more = "[checkpoint]\nevery_rounds = 1\nkeep = 8"
+        run.coordinate()
+        run.join("ann", *place)
+        run.join("bob", *place)
+        eventually(lambda: len(run.commits) >= 2, "the run has begun", LONG_S)
+        run.join("cyd", *place)
+        run.finish()
+    log = (tmp_path / "cyd.log").read_text()
+    assert AT_RELAY in log and "read the checkpoint of version " in log, log
     assert len(run.commits[-1]["members"]) == 3
     models = {(tmp_path / name / "model.safetensors").read_bytes() for name in homes.names}
     assert len(models) == 1

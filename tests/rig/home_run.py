@@ -29,6 +29,7 @@ sync_every = 10
 deadline_s = 5.0
 [net]
 relay = "{relay}"
+{more}
 """
 PORTS = "29800:29801:29802"
 FARFLUNG = [sys.executable, "-m", "farflung"]
@@ -40,6 +41,8 @@ class HomeRun:
     folder: Path
     rounds: int = 8
     relay: str = "50 Mbit/s"
+    min_peers: int = 0  # 0: all of them
+    more: str = ""  # in run.toml
     url: str = ""
     events: list[Event] = field(default_factory=list)
     running: dict[str, Any] = field(default_factory=dict)
@@ -47,7 +50,8 @@ class HomeRun:
     def coordinate(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         toml = self.folder / "run.toml"
-        toml.write_text(RUN.format(rounds=self.rounds, peers=len(self.homes.names), relay=self.relay))
+        peers = self.min_peers or len(self.homes.names)
+        toml.write_text(RUN.format(rounds=self.rounds, peers=peers, relay=self.relay, more=self.more))
         words = ["coordinate", "--json", "--exit-when-done", "--listen", f"0.0.0.0:{PORTS}"]
         words += ["--host", self.homes.host_address, toml]
         out, log = self.folder / "coordinator.out", self.folder / "coordinator.log"

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 
+from farflung.collectives.round.effects import SendFrame
 from farflung.coordinator.ledger.records import Opened, from_bytes
+from farflung.peer.simulator import virtual_relay
 from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.world import Scenario, World
+from farflung.protocol.frames import Kind
+from farflung.protocol.signing import peer_id_of
 from rig.pieces import pieces
 
 CALM = Scenario(drop=0, duplicate=0, slow=0, kill_per_effect=0, cut_per_s=0, trainer_crash_per_s=0)
+
+LINE_BYTES_PER_S = 1000
 
 
 @pytest.fixture(autouse=True)
@@ -31,14 +38,75 @@ def test_peers_that_nobody_can_dial_make_commits_over_the_relay_and_none_without
     assert len(world.relay.pairs) <= peers * (peers - 1) / 2
 
 
-def test_whoever_can_be_dialled_owns_everything_in_the_rounds_that_it_is_in() -> None:
+class EqualLines(World):
+    def start_peer(self, index: int) -> None:
+        super().start_peer(index)
+        for peer in self.peers.values():
+            peer.machine.reports.vitals.up_bytes_per_s = LINE_BYTES_PER_S
+
+
+def owners_beside_the_dialled_one(seed: int) -> set[str]:
+    """In the rounds that the one of four is in that can be dialled: who else owned something."""
+    world = EqualLines(seed, replace(CALM, peers=4, undialable=3, relay="steady"))
+    assert world.run().outcome == "finished"
+    plans = [record.plan for raw in world.journal if isinstance(record := from_bytes(raw), Opened)]
+    [dialled] = [peer for peer, each in world.peers.items() if each.address]
+    with_it = [plan for plan in plans if dialled in plan.members]
+    assert with_it
+    return {plan.members[at] for plan in with_it for at in plan.owners} - {dialled}
+
+
+def test_whoever_can_be_dialled_owns_everything_in_its_rounds_where_the_relay_is_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(virtual_relay, "BYTES_PER_S", LINE_BYTES_PER_S / 20)
     for seed in range(3):
-        world = World(seed, replace(CALM, peers=4, undialable=3, relay="steady"))
+        assert owners_beside_the_dialled_one(seed) == set()
+
+
+def test_whoever_meets_others_at_a_quick_relay_owns_beside_the_one_that_can_be_dialled() -> None:
+    for seed in range(3):
+        assert len(owners_beside_the_dialled_one(seed)) >= 2
+
+
+class Watched(World):
+    """Counts what is sent to the peer that comes late."""
+
+    def __init__(self, seed: int, scenario: Scenario) -> None:
+        super().__init__(seed, scenario)
+        self.sent: Counter[Kind] = Counter()
+        self.late = peer_id_of(self._keys[-1].public_key().public_bytes_raw())
+
+    def _send_frame(self, source: str, effect: SendFrame) -> None:
+        if effect.to == self.late:
+            self.sent[effect.frame.header.kind] += 1
+        super()._send_frame(source, effect)
+
+
+def test_P4_a_newcomer_behind_the_relay_begins_with_a_checkpoint_and_the_relay_carries_results_only() -> None:
+    usual = replace(CALM, peers=3, undialable=3, relay="steady", late_joiners=1, rounds=20, step="adamw")
+    for seed in range(3):
+        without = Watched(seed, usual)
+        assert without.run().outcome == "finished" and without.sent[Kind.STATE] > 0
+        world = Watched(seed, replace(usual, every_rounds=1, one_store=True, store_fails=0.0))
         assert world.run().outcome == "finished"
-        plans = [record.plan for raw in world.journal if isinstance(record := from_bytes(raw), Opened)]
-        [dialled] = [peer for peer, each in world.peers.items() if each.address]
-        with_it = [plan for plan in plans if dialled in plan.members]
-        assert with_it and all({plan.members[at] for at in plan.owners} == {dialled} for plan in with_it)
+        assert world.sent[Kind.STATE] == 0 and world.sent[Kind.RESULT] > 0, world.sent
+
+
+@pytest.mark.parametrize("batch", pieces(2))
+def test_P4_no_promise_is_broken_where_newcomers_behind_a_relay_begin_with_checkpoints(batch: int) -> None:
+    passed = 0
+    for seed in range(10 * batch, 10 * batch + 10):
+        usual = Scenario.of(seed)
+        scenario = replace(usual, undialable=usual.peers, relay="dies", every_rounds=1, one_store=True)
+        world = World(seed, scenario)
+        try:
+            world.run()
+        except Exception as error:
+            error.add_note(f"seed {seed}: Scenario.of(seed), nobody dialable, the relay dies, a shared store")
+            raise
+        passed += world.relay.passed
+    assert passed > 0
 
 
 @pytest.mark.parametrize("batch", pieces(4))
@@ -104,3 +172,28 @@ def test_relays_that_peers_offer_carry_what_the_host_has_no_relay_for(offers: st
             raise
         passed, dropped = passed + world.offers.passed, dropped + world.offers.dropped
     assert passed > 0 and (dropped > 0) == (offers == "drops")
+
+
+@pytest.mark.parametrize("relay", ["steady", "dies"])
+def test_P11_P12_microbatches_pass_relays_and_routers_where_no_stage_can_be_dialled(relay: str) -> None:
+    outcomes, passed = [], 0
+    for seed in range(0 if relay == "steady" else 100, 6 if relay == "steady" else 106):
+        usual = Scenario.of_stages(seed)
+        routers = ("", "mixed", "easy")[seed % 3]
+        world = World(seed, replace(usual, undialable=usual.peers, routers=routers, relay=relay, end_s=300.0))
+        try:
+            outcomes.append(world.run().outcome)
+        except Exception as error:
+            error.add_note(f"seed {seed}: Scenario.of_stages(seed), nobody dialable, {routers=}, {relay=}")
+            raise
+        passed += world.relay.passed
+    assert outcomes.count("finished") >= 0.5 * len(outcomes), outcomes
+    assert passed > 0
+
+
+def test_neighbouring_stages_without_any_way_wait_and_say_so() -> None:
+    usual = Scenario.of_stages(15)
+    with pytest.raises(
+        Broken, match="at a relay, so that they can't reach each other: one peer there needs an"
+    ):
+        World(15, replace(usual, undialable=usual.peers, end_s=30.0)).run()

@@ -48,6 +48,7 @@ class Hall:
         self.desk.ledger.apply(DataFixed(samples=1000, peer="a1"))
         self.saved: set[str] = set()
         self.in_round: set[str] = set()
+        self.met: set[frozenset[str]] = set()  # pairs, though neither can be dialled
         house = House(
             lambda: self.workers,
             lambda peer: True,
@@ -55,6 +56,7 @@ class Hall:
             lambda stage: False,
             lambda stage, why: None,
             lambda stage: self.saved,
+            lambda one, other: frozenset((one, other)) in self.met,
         )
         self.batches = Batches(self.desk, house)
 
@@ -259,6 +261,19 @@ def test_who_can_t_be_dialled_moves_where_somebody_can_and_the_only_door_of_a_st
         del hall.workers["b1"]
         hall.look(3)
         assert bool(hall.moved) is door, "of a stage that is empty both neighbours have to have a door"
+
+
+def test_who_can_t_be_dialled_moves_where_it_meets_all_who_are_there() -> None:
+    for met in ((), ("b1",), ("b1", "b2")):
+        hall = Hall.of(4, 2)
+        hall.met = {frozenset(("b1", "b2")), *(frozenset(("a4", mate)) for mate in met)}
+        for peer in ("a1", "a2", "a3"):
+            hall.workers[peer].fits = (0,)
+        for peer in ("a4", "b1", "b2"):
+            hall.workers[peer].dialable = False
+        hall.look(3)
+        move = hall.batches.moves.under_way
+        assert (move and move.peer) == ("a4" if len(met) == 2 else None)
 
 
 def test_an_empty_stage_gets_whoever_is_missed_least_of_the_stage_with_the_most() -> None:

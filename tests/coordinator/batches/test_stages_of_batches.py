@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from farflung.collectives.flow.seats import Seat as Row
 from farflung.collectives.flow.seats import Table
 from farflung.coordinator.batches.batches import Batches
+from farflung.coordinator.batches.reach import WHY_GIVEN_UP
 from farflung.coordinator.batches.seating import Load, chosen, loads_of
 from farflung.coordinator.batches.telling import staged_tick_of
 from farflung.coordinator.batches.words import House
@@ -36,6 +37,7 @@ class Hall:
         self.in_round: set[str] = set()
         self.flying: set[int] = set()
         self.aborted: list[int] = []
+        self.met: set[frozenset[str]] = set()  # pairs, though neither can be dialled
         self.desk = Desk(Ledger(8, 3, 2), MANIFEST)
         self.desk.ledger.apply(DataFixed(samples=100, peer="Ann"))
         house = House(
@@ -44,6 +46,7 @@ class Hall:
             self.in_round.__contains__,
             self.flying.__contains__,
             self._abort,
+            meet=lambda one, other: frozenset((one, other)) in self.met,
         )
         self.batches = Batches(self.desk, house)
         for peer in peers:
@@ -471,7 +474,7 @@ def test_a_batch_is_not_held_up_by_two_peers_of_a_stage_that_both_can_t_be_diall
     assert not [peer for peer, _ in hall.unseated if peer != "dan"], "it may come back in a moment"
     hall.desk.now += 0.2
     hall.turn()
-    told = "nobody of its stage can be dialled, and an older seat has the stage for itself"
+    told = WHY_GIVEN_UP
     assert hall.unseated[-1] == ("cyd", told) and not hall.batches.complete
     hall.desk.now += 10.0
     hall.says("cyd")
@@ -515,6 +518,37 @@ def test_the_oldest_seat_has_a_stage_without_a_door_for_itself() -> None:
     assert [peer for peer, _ in hall.unseated] == ["cyd", "dan"]
 
 
+def test_seats_of_a_stage_without_a_door_stay_where_one_of_them_meets_all_the_others() -> None:
+    hall = Hall("Ann", "bob", "cyd", "dan")
+    for peer in ("bob", "cyd", "dan"):
+        hall.workers[peer].dialable = False
+    hall.met = {frozenset(("cyd", "bob")), frozenset(("cyd", "dan"))}
+    hall.turn()
+    hall.desk.now += 5.0
+    hall.turn()
+    assert not hall.unseated
+    hall.met.pop()
+    hall.turn()
+    hall.desk.now += 5.0
+    hall.turn()
+    assert [peer for peer, _ in hall.unseated] == ["cyd", "dan"], "the oldest has the stage for itself"
+
+
+def test_a_newcomer_that_meets_the_others_of_its_stage_gets_a_seat_beside_them() -> None:
+    hall = Hall("Ann", "bob")
+    hall.workers["bob"].dialable = False
+    hall.workers["cyd"] = Worker("cyd", stage=1, dialable=False)
+    hall.says("cyd")
+    hall.turn()
+    hall.says("cyd")
+    assert [each.peer for each in hall.batches.book.of_stage(1)] == ["bob"]
+    hall.met = {frozenset(("bob", "cyd"))}
+    hall.says("cyd")
+    hall.turn()
+    hall.says("cyd")
+    assert {each.peer for each in hall.batches.book.of_stage(1)} == {"bob", "cyd"}
+
+
 def test_who_does_not_hold_the_state_yet_is_no_way_for_anybody() -> None:
     hall = Hall("Ann", "bob", "cyd", "dan")
     hall.workers["bob"].dialable = hall.workers["cyd"].dialable = hall.workers["dan"].verified = False
@@ -549,9 +583,12 @@ def test_people_are_told_where_two_neighbouring_stages_can_t_reach_each_other() 
     hall.workers["cyd"].dialable = False
     hall.desk.now += 0.1  # it is looked for once a turn
     assert hall.batches.shares(0)[1].endswith(
-        "; nobody of stages 0 and 1 can be dialled, so that they can't reach each other: one peer there needs an open "
-        "port (farflung doctor)"
+        "; nobody of stages 0 and 1 can be dialled, and they don't meet past their routers or at a relay, so that they "
+        "can't reach each other: one peer there needs an open port (farflung doctor)"
     )
+    hall.met.add(frozenset(("Ann", "cyd")))
+    hall.desk.now += 0.1
+    assert "can be dialled" not in hall.batches.shares(0)[1], "somebody there meets somebody here"
     del hall.workers["bob"], hall.workers["cyd"]
     hall.desk.now += 0.1
     assert "can be dialled" not in hall.batches.shares(0)[1], (

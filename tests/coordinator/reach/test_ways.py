@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.coordinator.reach.relays import PAIRS_MOST, RelayNow, Relays
 from farflung.coordinator.reach.tickets import Run, pair_of, read
-from farflung.coordinator.reach.ways import ASKED_S, RENEWED_S, TICKET_S, Ways
+from farflung.coordinator.reach.ways import ASKED_S, RELAY_PART, RENEWED_S, TICKET_S, Ways
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.round_words import Contact
 
@@ -191,3 +191,53 @@ def test_one_that_somebody_could_not_meet_owns_nothing_beside_those_that_can_be_
     assert ways.owners(named([*living[:3], living[4]]), 12.0) == {
         "peer-000", "peer-001", "peer-002", "peer-004",
     }, "it is not in this plan"  # fmt: skip
+
+
+HARD = ((0, 3), (1, 3), (2, 3))  # the last one at home could meet nobody past its router
+MBYTE = 1e6
+
+
+def test_who_meets_some_at_the_relay_could_own_beside_the_others_the_fewer_it_meets_there_the_sooner() -> (
+    None
+):
+    ways, living = met_scene(4, *HARD)
+    among = named(living)
+    owners = ways.owners(among, 12.0)
+    near, all_of_them = ways.wider(among, owners, 12.0)
+    mine = RELAY_PART * 6 * MBYTE
+    assert near == pytest.approx(dict.fromkeys(("peer-000", "peer-001", "peer-002"), mine / 3))
+    names = ("peer-000", "peer-001", "peer-002", "peer-003")
+    assert all_of_them == pytest.approx(dict.fromkeys(names, mine / 6)), "bytes go both ways then"
+
+
+def test_nobody_could_own_besides_where_some_pair_has_no_way_at_all() -> None:
+    ways, living = met_scene(4, *HARD, relay=None)
+    among = named(living)
+    assert ways.wider(among, ways.owners(among, 12.0), 12.0) == []
+
+
+def test_who_is_doubted_or_not_in_the_round_counts_for_nothing() -> None:
+    ways, living = met_scene(4, *HARD)
+    living[0].doubted_until = 60.0
+    among = named(living)
+    near, _ = ways.wider(among, ways.owners(among, 12.0), 12.0)
+    assert near.keys() == {"peer-001", "peer-002"}
+    without = named([*living[:3], *living[4:]])
+    assert ways.wider(without, ways.owners(without, 12.0), 12.0) == [], "they all met, and own already"
+
+
+def test_where_owners_meet_others_at_the_relay_anyway_nobody_is_added() -> None:
+    ways, living = met_scene(4, *HARD)
+    among = named(living[:4])
+    owners = ways.owners(among, 12.0)
+    assert owners == {"peer-000", "peer-001", "peer-002"} and ways.wider(among, owners, 12.0) == []
+
+
+def test_who_meets_only_some_of_those_that_it_needs_the_relay_for_could_own_nothing() -> None:
+    """Of more than the relay has places for, a few meet everybody."""
+    living = [somebody(number) for number in range(20)] + [somebody(20, "host:1")]
+    ways = ways_of(living)
+    among = named(living)
+    hubs = {peer for peer in among if all(peer == o or ways.meets(peer, o) for o in among if o != "peer-020")}
+    found = ways.wider(among, ways.owners(among, 10.0), 10.0)
+    assert found[-1].keys() == hubs - {"peer-020"} and 0 < len(found[-1]) < 20

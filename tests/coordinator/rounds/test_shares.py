@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.coordinator.rounds.shares import Rates, _loads, _phases, assign, reassign, smoothed
+from farflung.coordinator.rounds.shares import (
+    RELAY_GAIN,
+    Rates,
+    _loads,
+    _phases,
+    _round_s,
+    assign,
+    best_assigned,
+    reassign,
+    smoothed,
+)
 
 MBIT = 125_000.0  # bytes/s
 
@@ -217,3 +227,69 @@ def test_a_way_down_that_was_measured_counts_also_where_the_way_up_is_not_known(
 def test_unknown_rates_stay_unknown() -> None:
     rates = [Rates(), Rates(MBIT), Rates(None, MBIT)]
     assert smoothed(rates) == rates and smoothed([]) == []
+
+
+# --- owners that meet others at a relay ---
+
+
+EIGHT = names(8)
+DIALLED = set(EIGHT[:4])
+ALIKE_LINES = [Rates(100 * MBIT, 100 * MBIT)] * 8
+
+
+def met_at(relay_mbit: float) -> list[dict[str, float]]:
+    """Three behind routers and one behind a hard router, whom these three meet at the relay only."""
+    return [
+        dict.fromkeys(EIGHT[4:7], relay_mbit * MBIT / 3),
+        dict.fromkeys(EIGHT[4:8], relay_mbit * MBIT / 6),
+    ]
+
+
+def wide(relay_mbit: float, rates: Sequence[Rates] = ALIKE_LINES, chunks: int = 400) -> list[int]:
+    owners = best_assigned(chunks, EIGHT, DIALLED, rates, 8.0, met_at(relay_mbit))
+    assert len(owners) == chunks
+    return counts_of(owners, 8)
+
+
+def test_a_relay_as_fast_as_a_line_makes_four_dialable_ones_of_eight_as_good_as_eight() -> None:
+    alone = round_time(counts_of(assign(400, EIGHT, DIALLED, ALIKE_LINES), 8), ALIKE_LINES, 8.0)
+    eight = round_time(owned(400, ALIKE_LINES), ALIKE_LINES, 8.0)
+    assert alone == pytest.approx(2 * eight), "four lines take in what eight did"
+    assert wide(100) == [50] * 8
+    counts = wide(75)
+    assert min(counts) > 40 and round_time(counts, ALIKE_LINES, 8.0) <= 1.15 * eight
+
+
+def test_over_a_slower_relay_fewer_own_and_less() -> None:
+    counts = wide(40)
+    assert counts[7] == 0 and 0 < counts[6] < counts[0], "the one whom three meet there owns nothing"
+
+
+def test_what_makes_a_round_hardly_shorter_passes_no_relay() -> None:
+    for relay_mbit in (1, 5, 10):
+        assert wide(relay_mbit) == [100] * 4 + [0] * 4
+    lines = [Rates(100 * MBIT, 1000 * MBIT)] * 4 + [Rates(1 * MBIT, 1000 * MBIT)] * 4
+    assert wide(1000, lines)[4:] == [0] * 4, "their lines carry less than it would save"
+
+
+def test_as_long_as_no_rate_is_known_nothing_passes_a_relay() -> None:
+    assert wide(1000, [Rates()] * 8) == [100] * 4 + [0] * 4
+
+
+@fixed
+@given(rounds(8), st.floats(0.1, 1000))
+def test_a_relay_is_used_only_for_a_round_that_is_so_much_shorter(
+    drawn: tuple[int, list[str], set[str], list[Rates]], relay_mbit: float
+) -> None:
+    chunks, members, hosts, rates = drawn
+    pairs = dict.fromkeys(sorted(set(members) - hosts), relay_mbit * MBIT)
+    plain = assign(chunks, members, hosts, rates)
+    owners = best_assigned(chunks, members, hosts, rates, 8.0, [pairs] if pairs else [])
+    lines = [
+        dataclasses.replace(line, pair_bytes_per_s=pairs.get(it))
+        for it, line in zip(members, rates, strict=True)
+    ]
+    assert len(owners) == chunks
+    assert (
+        owners == plain or _round_s(owners, lines, 8.0) * RELAY_GAIN <= _round_s(plain, rates, 8.0) * 1.0001
+    )

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.checkpoints.result_log import ResultLog
 from farflung.coordinator.door.keys import load_or_create
-from farflung.peer.machine.checkpoint_policy import READ_AGAIN_S, STARVED_S, Restoring, Saving
+from farflung.peer.machine.checkpoint_policy import AT_RELAY, READ_AGAIN_S, STARVED_S, Restoring, Saving
 from farflung.peer.machine.effects import DropSave, Note, Restore, SaveFragment
 from farflung.peer.machine.lane import Lane
 from farflung.peer.settings import place_of
@@ -22,6 +23,7 @@ from farflung.protocol.manifest_sections import CheckpointSection, RunSection
 from farflung.protocol.messages import FragmentTick, Tick
 from farflung.protocol.model_schema import fragments_of
 from farflung.protocol.moments import Known
+from farflung.protocol.round_words import Way
 from farflung.protocol.signing import statement_of
 from farflung.protocol.states import Goal
 from rig.waiting import PATIENCE_S
@@ -192,6 +194,63 @@ def test_what_was_read_of_an_older_era_is_void_and_what_was_not_found_is_looked_
     assert due.on_end(NO_VERSION, 2.0, 0) == frozenset()
     assert due.due_restore(tick_of((), ()), empty_and(5), False, 2.0 + READ_AGAIN_S - 1.0) == []
     assert due.due_restore(tick_of((), ()), empty_and(5), False, 2.0 + READ_AGAIN_S) != []
+
+
+def at_relay(*names: str, worth: int = 2) -> Restoring:
+    due = Restoring(enabled=True, worth=worth)
+    due.on_ways([Way(name, 7, "ticket") for name in names])
+    return due
+
+
+def far_tick(*donors: str, version: int = 5) -> Tick:
+    """One fragment is there at once by anybody's word; the other one's donors are these."""
+    usual = tick_of((), donors, goal=Goal.SYNC)
+    known = tuple((number, bytes([number]) * 32) for number in (2, 3, 4))
+    first, second = usual.fragments
+    return replace(usual, fragments=(first, replace(second, version=version, digests=known)))
+
+
+def one_empty() -> list[Lane]:
+    return [lanes(5, 5)[0], Lane("ann", b"12345678", fragments_of(4, 2)[1], ResultLog(3))]
+
+
+def test_whoever_meets_all_donors_at_a_relay_reads_a_recent_checkpoint_first() -> None:
+    due = at_relay("bob", "cyd")
+    told, restore = due.due_restore(far_tick("bob", "cyd"), one_empty(), False, 0.0)
+    assert told == Note(AT_RELAY)
+    recent = tuple((number, bytes([number]) * 32) for number in (3, 4))
+    assert restore == Restore({1: recent}), "from version 2 on its state is less than all results"
+
+
+def test_one_donor_that_is_reached_otherwise_is_asked_and_no_checkpoint_read() -> None:
+    assert at_relay("bob").due_restore(far_tick("bob", "cyd"), one_empty(), False, 0.0) == []
+    assert at_relay().due_restore(far_tick("bob"), one_empty(), False, 0.0) == []
+    assert Restoring(enabled=False, worth=2).due_restore(far_tick("bob"), one_empty(), False, 0.0) == []
+
+
+def test_what_has_come_over_the_relay_already_is_not_read_again() -> None:
+    due, partly = at_relay("bob"), one_empty()
+    partly[1].catch.versions[0] = 5
+    assert due.due_restore(far_tick("bob"), partly, False, 0.0) == []
+
+
+def test_no_checkpoint_is_read_where_it_is_too_old_to_be_of_use() -> None:
+    assert at_relay("bob").due_restore(far_tick("bob", version=7), one_empty(), False, 0.0) == []
+    assert at_relay("bob", worth=0).due_restore(far_tick("bob"), one_empty(), False, 0.0) == []
+
+
+def test_without_a_good_checkpoint_the_donors_are_asked_at_once() -> None:
+    due = at_relay("bob")
+    assert due.due_restore(far_tick("bob"), one_empty(), False, 0.0) != []
+    assert due.on_end(NO_VERSION, 1.0, 0) == frozenset() and not due.lacking
+    assert due.due_restore(far_tick("bob"), one_empty(), False, 1.0 + STARVED_S - 2.0) == []
+
+
+def test_a_run_that_is_quicker_than_the_reading_does_not_make_it_read_for_ever() -> None:
+    due = at_relay("bob")
+    assert due.due_restore(far_tick("bob"), one_empty(), False, 0.0) != []
+    assert due.on_end(3, 1.0, 0) == {1}
+    assert due.due_restore(far_tick("bob", version=6), one_empty(), False, 2.0) == [], "it was of no use"
 
 
 # ---- copies beside the training --------------------------------------------------------------------------------
