@@ -113,6 +113,15 @@ class Groups:
             found[self.of[owner]][owner] = share
         return tuple(found)
 
+    @cached_property
+    def roots(self) -> Mapping[str, int]:
+        """Who encodes results -> mask of the chunks."""
+        masks: dict[str, int] = {}
+        for chunk in range(self.plan.count):
+            root = self.plan.root_of(chunk)
+            masks[root] = masks.get(root, 0) | 1 << chunk
+        return masks
+
     def shares_around(self, member: str) -> Mapping[str, int]:
         """Owners of the member's group: those that have to get its contribution."""
         return self.shares_in[self.of[member]]

@@ -468,11 +468,13 @@ class Conductor:
             core.note(f"{core.name(owner)}: {why}")
 
     def asks_anew(self) -> bool:
-        """True once after each change of whom owners are to compare: they must hear of it at once."""
-        asks = self.round is not None and self.round.comparing.asks_anew
-        if self.round is not None:
-            self.round.comparing.asks_anew = False
-        return asks
+        """True once after each change of whom owners are to compare, or may encode: they must hear of it at once."""
+        flight = self.round
+        if flight is None:
+            return False
+        asks, freed = flight.comparing.asks_anew(), flight.comparing_sums.news
+        flight.comparing_sums.news = False
+        return asks or freed
 
     def abort(self, cause: AbortCause, reason: str, dropped: bool = False) -> None:
         """Of the round in flight, if there is one."""

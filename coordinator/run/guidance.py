@@ -297,7 +297,7 @@ class Guidance:
             round_no=flight.plan.round_no if flight is not None and counted else 0,
             sent_seen=flight is not None and member.peer in flight.sent,
             progress_seen=standing.progress_seen,
-            compare=flight.comparing.asked if flight is not None and counted else b"",
+            compare=flight.comparing.asked_of(member.peer) if flight is not None and counted else b"",
             dropped=conductor.book.dropped_round,
             proof=self._proof(conductor) if standing.verified else b"",
             nonce_for=said.version if said is not None else -1,
@@ -306,6 +306,7 @@ class Guidance:
             fellows=self._fellows(member, conductor) if founded and not standing.verified else (),
             ahead_no=ahead_no,
             ahead=ahead,
+            encode_no=flight.comparing_sums.may_encode if flight is not None and counted else 0,
         )
 
     def _proof(self, conductor: Conductor) -> bytes:
