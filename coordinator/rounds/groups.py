@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from farflung.protocol.digests import bits, hash_bytes, mask_from_bytes, mask_of, mask_to_bytes
 from farflung.protocol.limits import GROUPS_MOST, MEMBERS_PER_MESH, MEMBERS_PER_ROUND
-from farflung.protocol.round_words import Column, Decision, Plan
+from farflung.protocol.round_words import Column, Commit, Decision, Plan
 
 OWNERS_LEAST = 2  # of a group: an heir has to be there
 
@@ -133,6 +133,17 @@ class Groups:
         """Its owners in all groups."""
         return [self.owner(group, chunk) for group in range(len(self.members))]
 
+    @cached_property
+    def circles(self) -> tuple[frozenset[str], ...]:
+        """Each of one exchanges frames with all others there: a group, or the owners of one chunk in all groups."""
+        columns = {
+            frozenset(self.column(chunk)) for chunk in range(self.plan.count if self.plan.roots else 0)
+        }
+        return (*map(frozenset, self.members), *columns)
+
+    def near(self, member: str) -> set[str]:
+        return {peer for circle in self.circles if member in circle for peer in circle}
+
 
 # ---- what one member hears -----------------------------------------------------------------------------
 
@@ -195,3 +206,11 @@ def touched(before: Plan, after: Plan) -> set[str]:
     chunks |= set(bits(mask_from_bytes(before.kept) ^ mask_from_bytes(after.kept)))
     found = {peer for group in {place // count for place in moved} for peer in groups.members[group]}
     return found.union(*(groups.column(chunk) for chunk in chunks))
+
+
+def own_part(commit: Commit, member: str) -> Commit:
+    """What it needs to know of it: whether its work is in, and what the results are."""
+    own = [
+        (peer, weight) for peer, weight in zip(commit.members, commit.weights, strict=True) if peer == member
+    ]
+    return replace(commit, members=tuple(p for p, _ in own), weights=tuple(w for _, w in own))

@@ -18,7 +18,7 @@ from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, Opened
 from farflung.coordinator.rounds.ahead import Ahead
 from farflung.coordinator.rounds.clipping import clipped, warning
-from farflung.coordinator.rounds.groups import drawn, most_of_round, planned
+from farflung.coordinator.rounds.groups import Groups, drawn, most_of_round, planned
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import chosen, rules_for, within
 from farflung.coordinator.rounds.steadiness import Steadiness
@@ -260,7 +260,7 @@ class Conductor:
             helpers=frozenset(helpers),
             unawaited=frozenset(peers) & self.ahead.slow.keys(),
         )
-        core.acquaint(peers)
+        core.acquaint(Groups(plan).circles)
         core.members.await_words(peers, core.now)
         core.write(Opened(plan=plan))
         self._last_holders.begin()
@@ -398,6 +398,7 @@ class Conductor:
                         self._leave_out(flight, peer, f"it lost its chunks: {why}")
                     self.core.note(f"round {plan.round_no}, epoch {plan.epoch}: {reason}")
                     self.core.write(Opened(plan=plan))
+                    self.core.acquaint(flight.groups.circles)
                     self._tell_plan(flight, flight.told)
                 case Settled():
                     self._announce(flight, step)
