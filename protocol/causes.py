@@ -72,6 +72,7 @@ class ExclusionCause(StrEnum):
     OTHER_BYTES = "other_bytes"  # not those that its hash list names
     RESTARTED = "restarted"
     DIRECTION = "direction"
+    CAPTURED = "captured_group"  # its group is out as a whole
     SHORTENED = "shortened_to_nothing"
     NO_TOKENS = "no_tokens"
     LOST = "lost"

@@ -25,6 +25,7 @@ from farflung.protocol.messages import (
     KINDS,
     Beat,
     Challenge,
+    FragmentTick,
     Message,
     ProgressReport,
     Sent,
@@ -41,8 +42,9 @@ NEW_FIELDS: dict[type[msgspec.Struct], frozenset[str]] = {
     Tick: frozenset({"relay", "beat_s"}),
     Way: frozenset({"host"}),
     Plan: frozenset({"groups", "roots", "column"}),
-    Decision: frozenset({"summed"}),
-    ProgressReport: frozenset({"summed"}),
+    Decision: frozenset({"summed", "weigh_sums"}),
+    ProgressReport: frozenset({"summed", "sum_dots"}),
+    FragmentTick: frozenset({"encode_no"}),
 }
 # Not said to whom speaks the last version: whoever decides to say them sees to it.
 NEW_KINDS: frozenset[str] = frozenset()

@@ -312,6 +312,9 @@ class ProgressReport(_FromMember, frozen=True, kw_only=True):
     # The same as `got_hash` for each owner's results alone, where every result is here and the commit does not come.
     got_by: Annotated[dict[PeerName, Bytes32], Meta(max_length=MEMBERS_PER_ROUND)]
     summed: Mask | UnsetType = UNSET  # in a mesh: of which of my chunks I have made my group's sum
+    sum_dots: DotProducts | UnsetType = (
+        UNSET  # of the sums of groups, its members here, of all chunks that I root
+    )
 
 
 class ChunkVerdict(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -396,8 +399,7 @@ class FragmentTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     round_no: Count  # the round in flight that counts on me, 0 if none
     sent_seen: bool
     progress_seen: Count  # seq of the newest progress report I acted on
-    # Whom owners are to compare, if not all.
-    compare: Annotated[bytes, Meta(max_length=MEMBERS_PER_ROUND // 8)] = b""
+    compare: Annotated[bytes, Meta(max_length=MEMBERS_PER_ROUND // 8)] = b""  # whom owners are to, if not all
     dropped: Count = 0  # the newest round whose work the guard threw away
     proof: Annotated[bytes, Meta(max_length=PROOF_BYTES)] = b""  # that the run has this digest, signed
     nonce_for: Version = -1  # hold this version? then show it under this nonce
@@ -408,6 +410,7 @@ class FragmentTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     # The plan by which slow lines send their work ahead of rounds, where I have a part in it; 0: there is none.
     ahead_no: Count = 0
     ahead: AheadPlan | None = None  # that plan, if my beat shows that I do not know it
+    encode_no: Count = 0  # where sums of groups are compared: the decision whose results may be encoded
 
 
 class BatchTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

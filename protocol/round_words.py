@@ -133,6 +133,9 @@ class Decision(Struct, frozen=True, forbid_unknown_fields=True):
     reasons: dict[str, Reason]
     # Of a mesh: the groups of which somebody is included, as a mask.  All else that a member hears is of its group.
     summed: Annotated[bytes, Meta(max_length=GROUPS_MOST // 8)] | UnsetType = UNSET
+    # Of a mesh whose contributions are compared: so are the sums of its groups, and nothing is encoded before a tick
+    # says so (`FragmentTick.encode_no`).
+    weigh_sums: bool | UnsetType = UNSET
 
     def included(self, members: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(m for m, weight in zip(members, self.weights, strict=True) if weight > 0.0)

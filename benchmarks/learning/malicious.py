@@ -135,7 +135,7 @@ class Round:
                 case Done() if settled is not None:
                     return step, settled
             for member in self.members.values():
-                member.weighing.on_asked(mask_from_bytes(self.flight.comparing.asked))
+                member.weighing.on_asked(mask_from_bytes(self.flight.comparing.asked_of(member.me)))
             self.do([(name, member.on_timer(0.0)) for name, member in self.members.items()])
         raise AssertionError(f"the round does not end: {step}")
 

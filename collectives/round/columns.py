@@ -5,7 +5,8 @@ the others send it what their groups add up to, it encodes the result of all and
 to its group.  In a flat round I am the root of all that I own, there is one group, and its sum is the result.
 
 A sum is known by the group that it is of.  It is worth as much as the decision that it was made by: a new one makes
-all sums void.  Must not know frames, patience or arithmetic.
+all sums void.  Where contributions are compared, so are these sums, at the root, and nothing is encoded of them before
+the coordinator has seen what came of it.  Must not know frames, patience or arithmetic.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from farflung.collectives.round.effects import WeighSums
 from farflung.collectives.round.pieces import Piece
-from farflung.protocol.digests import bits, mask_from_bytes
+from farflung.collectives.round.weighing import Dots, Weighing
+from farflung.protocol.digests import bits, mask_from_bytes, mask_of
 from farflung.protocol.round_words import Decision, Plan
 
 
@@ -59,6 +62,11 @@ class Columns:
         """Everybody in other groups that I have to do with."""
         return frozenset(peer for owners, _ in self.rows.values() for peer in owners) - {self.me}
 
+    @cached_property
+    def rooted(self) -> list[int]:
+        """Chunks of mine that I encode the result of."""
+        return [chunk for chunk in self.plan.chunks_of(self.me) if self.root(chunk) == self.me]
+
     def root(self, chunk: int) -> str:
         """Of a chunk of mine."""
         if chunk not in self.rows:
@@ -94,9 +102,50 @@ class Sums:
 
     def __init__(self) -> None:
         self._of: dict[int, dict[int, Piece]] = {}
+        self._weighing = Weighing(0, False)
+        self._decision_no = self._may_encode = (
+            0  # the decision that they were made by, and the one that stands
+        )
 
-    def clear(self) -> None:
+    def begin(self, decision: Decision) -> None:
         self._of.clear()
+        self._decision_no = decision.decision_no
+        self._weighing = Weighing(mask_of(groups_in(decision)), decision.weigh_sums is True)
+        self.on_may_encode(self._may_encode)
+
+    # ---- comparing them -----------------------------------------------------------------------------
+
+    @property
+    def held_back(self) -> bool:
+        return self._weighing.active
+
+    def on_may_encode(self, decision_no: int) -> bool:
+        """True: so they may, from now on."""
+        self._may_encode = decision_no
+        freed = self.held_back and decision_no == self._decision_no
+        self._weighing.active = self.held_back and not freed
+        return freed
+
+    def weigh(self, plan: Plan, chunk: int, first_chunk: int, decision: Decision) -> list[WeighSums]:
+        """Of one chunk, once they are all here."""
+        groups = self._weighing.due(chunk, mask_of(self._of.get(chunk, ())))
+        if not groups:
+            return []
+        self._weighing.begin(chunk, groups)
+        payloads = tuple(piece.payload for piece in self.in_order(chunk, decision))
+        return [WeighSums(plan.round_no, first_chunk + chunk, groups, payloads, decision.decision_no)]
+
+    def on_weighed(self, decision_no: int, chunk: int, groups: int, products: tuple[float, ...]) -> None:
+        if decision_no == self._decision_no:
+            self._weighing.on_weighed(chunk, groups, products)
+
+    def are_weighed(self, rooted: list[int]) -> bool:
+        return self._weighing.is_complete(rooted)
+
+    def dots(self, rooted: list[int]) -> Dots | None:
+        return self._weighing.report(rooted)
+
+    # ---- which are here -----------------------------------------------------------------------------
 
     def put(self, chunk: int, group: int, piece: Piece) -> bool:
         """False if it was here."""

@@ -48,6 +48,13 @@ class Weigh:
 
 
 @dataclass(frozen=True, slots=True)
+class WeighSums(Weigh):
+    """The same of the sums that groups of a mesh add to one chunk, at its root: `members` are groups."""
+
+    decision_no: int
+
+
+@dataclass(frozen=True, slots=True)
 class Measure:
     """The sum of the squares of a result's values."""
 

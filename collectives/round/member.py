@@ -10,7 +10,7 @@ The rules, in the order in which a round meets them:
   * An owner merges only after the decision, and only when it holds every included contribution of the
     chunk.  Order and weights are fixed by plan and decision, so two owners produce the same bytes.
   * Where contributions are compared, an owner computes the dot products of each chunk once all contributions
-    to it are here, and reports their sums before the decision.
+    to it are here, and reports their sums before the decision; a root does so with the sums of groups, after it.
   * Nothing is asked for twice in a hurry: what is missing is asked for after `quiet_s` without news.
 
 Inside, a chunk is its index within the round's fragment, as in the plan; frames and effects carry its number.
@@ -23,8 +23,16 @@ from itertools import zip_longest
 
 from farflung.collectives.round.asking import Asking
 from farflung.collectives.round.columns import Columns, Sums
-from farflung.collectives.round.effects import DataEffect, Measure, Merge, MergeGroup, SendFrame, Weigh
-from farflung.collectives.round.pieces import OVERTAKING, Piece, Progress
+from farflung.collectives.round.effects import (
+    DataEffect,
+    Measure,
+    Merge,
+    MergeGroup,
+    SendFrame,
+    Weigh,
+    WeighSums,
+)
+from farflung.collectives.round.pieces import ANSWER_TO, IN_GROUP, OVERTAKING, Piece, Progress, by_owner
 from farflung.collectives.round.weighing import Weighing
 from farflung.protocol.digests import (
     bits,
@@ -42,12 +50,6 @@ from farflung.protocol.verdicts import Verdict
 
 ASK_AT_ONCE = 8  # chunks asked of one peer in one go: a repair must not become a flood
 DOUBTED_S = 2.0  # with every result here and no commit for so long: some owner may tell what nobody can prove
-_ANSWER_TO = {
-    Kind.WANT_CONTRIBUTION: Kind.CONTRIBUTION,
-    Kind.WANT_RESULT: Kind.RESULT,
-    Kind.WANT_SUM: Kind.SUM,
-}
-_IN_GROUP = {Kind.CONTRIBUTION, Kind.WANT_CONTRIBUTION}  # contributions never leave it
 SPOILED_FORGIVEN = 1  # damaged frames of a member: asked for again; one more and it is out
 
 
@@ -74,6 +76,7 @@ class MemberRound:
         self.merged: dict[int, bytes] = {}  # what I made myself, by its hash
         self.columns = Columns(me, plan)
         self._sums = Sums()  # of groups, where there are several
+        self._freed = False  # results of these may be encoded at last
         self.weighing = Weighing(full_mask(len(plan.members)), compare)
         # Chunk -> (a result's hash, its length), where the gradient is clipped: by both together I prove to hold it.
         self._lengths: dict[int, tuple[bytes, bytes]] = {}
@@ -143,11 +146,15 @@ class MemberRound:
         self.weighing.active = False
         self.results.clear()  # results of an earlier decision have other weights: they are worth nothing
         self.merged.clear()
-        self._sums.clear()
+        self._sums.begin(decision)
         self._merging.clear()
         self._answered_at.clear()
         self._asking.start_patience(self._near, now)
         return self._merge_ready()
+
+    def on_may_encode(self, decision_no: int) -> None:
+        """The coordinator has seen the dot products of the sums of this decision."""
+        self._freed = self._sums.on_may_encode(decision_no) or self._freed
 
     # ---- my own arithmetic -------------------------------------------------------------------------
 
@@ -179,7 +186,11 @@ class MemberRound:
     def on_calculated(self, effect: Merge | Weigh | Measure, made: object) -> list[DataEffect]:
         if isinstance(effect, Weigh):
             assert isinstance(made, tuple)
-            self.weighing.on_weighed(effect.chunk - self.first_chunk, effect.members, made)
+            index = effect.chunk - self.first_chunk
+            if isinstance(effect, WeighSums):
+                self._sums.on_weighed(effect.decision_no, index, effect.members, made)
+            else:
+                self.weighing.on_weighed(index, effect.members, made)
             return []  # what came of it is told with the progress
         if isinstance(effect, Measure):
             assert isinstance(made, float)
@@ -248,7 +259,7 @@ class MemberRound:
     def on_frame(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
         """A frame of THIS round whose payload already matched its hash."""
         header, index = frame.header, frame.header.chunk - self.first_chunk
-        if sender not in self._near or (header.kind in _IN_GROUP and sender not in self.plan.members):
+        if sender not in self._near or (header.kind in IN_GROUP and sender not in self.plan.members):
             return Verdict.UNAUTHORISED, []
         if not 0 <= index < len(self.plan.owners):
             return Verdict.MALFORMED, []
@@ -275,7 +286,7 @@ class MemberRound:
         if now - self._answered_at.get(key, -self._quiet_s) < self._quiet_s / 2:
             # Nobody asks again so soon, and a question of 96 bytes must not draw megabytes without end.
             return Verdict.DUPLICATE, []
-        kind = _ANSWER_TO[header.kind]
+        kind = ANSWER_TO[header.kind]
         if kind == Kind.SUM:
             piece = self._sums.get(index, self.columns.group)
         else:
@@ -333,7 +344,7 @@ class MemberRound:
         if self._spoiled[sender] > SPOILED_FORGIVEN:
             self.refuse(sender, spoiled.verdict)
             return []
-        wants = {kind: want for want, kind in _ANSWER_TO.items()}
+        wants = {kind: want for want, kind in ANSWER_TO.items()}
         header = spoiled.header
         if header is None or header.kind not in wants:
             return []  # it does not say what it should have been: what is missing is asked for when time has passed
@@ -365,6 +376,8 @@ class MemberRound:
     def on_timer(self, now: float) -> list[DataEffect]:
         """Ask for what is missing from whoever has been quiet for too long."""
         effects = self._weigh_ready() if self.weighing.changed else []
+        if self._freed:
+            self._freed, effects = False, [*effects, *self._merge_ready()]
         self._look_whether_whole(now)
         for member in self._near:
             if member != self.me and self._asking.is_due(member, now):
@@ -435,17 +448,10 @@ class MemberRound:
             (mask_of(got), combined(got.items())),
             self.weighing.report(self._my_chunks, self._refused_mask),
             b"".join(self._length_of(chunk) for chunk in sorted(merged)),
-            self._got_by(got) if self._doubted else {},
+            by_owner(self.plan, got) if self._doubted else {},
             mask_of(self._sums.made_by(self.columns.group)),
+            self._sums.dots(self.columns.rooted),
         )
-
-    def _got_by(self, got: Mapping[int, bytes]) -> dict[str, bytes]:
-        """The same proof, owner by owner: one of them that tells other hashes than its results have spoils the whole
-        one, and it must show which."""
-        by: dict[str, dict[int, bytes]] = {}
-        for chunk, named in got.items():
-            by.setdefault(self.plan.owner_of(chunk), {})[chunk] = named
-        return {owner: combined(named.items()) for owner, named in by.items()}
 
     @property
     def _measured(self) -> dict[int, Piece]:
@@ -478,6 +484,7 @@ class MemberRound:
         """(every contribution I own is here, they are compared, every result is here): worth telling at once."""
         held, due, got, chunks = self.counts
         weighed = self.weighing.is_complete(self._my_chunks, self._refused_mask)
+        weighed = weighed and self._sums.are_weighed(self.columns.rooted)
         return held >= due, weighed, got == chunks and len(self._measured) == got
 
     @property
@@ -582,6 +589,8 @@ class MemberRound:
         """The second sum, at the root: of all groups, once they are here."""
         if self.columns.root(chunk) != self.me or self._sums.missing(chunk, decision):
             return []
+        if self._sums.held_back:
+            return [*self._sums.weigh(self.plan, chunk, self.first_chunk, decision)]
         self._merging.add(chunk)
         payloads = tuple(piece.payload for piece in self._sums.in_order(chunk, decision))
         number, place = self.plan.round_no, self.first_chunk + chunk

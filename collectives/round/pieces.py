@@ -6,15 +6,24 @@ coordinator what is in `Progress`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from farflung.collectives.round.weighing import Dots
+from farflung.protocol.digests import combined
 from farflung.protocol.frames import Kind, Payload
+from farflung.protocol.round_words import Plan
 from farflung.protocol.verdicts import Verdict
 
 OVERTAKING = frozenset(
     {Kind.CONTRIBUTION, Kind.SUM, Kind.RESULT}
 )  # they may be here before what explains them
+ANSWER_TO = {
+    Kind.WANT_CONTRIBUTION: Kind.CONTRIBUTION,
+    Kind.WANT_RESULT: Kind.RESULT,
+    Kind.WANT_SUM: Kind.SUM,
+}
+IN_GROUP = frozenset({Kind.CONTRIBUTION, Kind.WANT_CONTRIBUTION})  # contributions never leave it
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +46,13 @@ class Progress:
     lengths: bytes  # of the results that I made, in their order, where the gradient is clipped
     got_by: dict[str, bytes]  # owner -> combined hash of its results, where the commit does not come
     summed: int  # mask of my chunks of which I have made my group's sum
+    sum_dots: Dots | None  # of the sums of groups, for all chunks that I am the root of
+
+
+def by_owner(plan: Plan, got: Mapping[int, bytes]) -> dict[str, bytes]:
+    """The proof of what I hold, owner by owner: one of them that tells other hashes than its results have spoils the
+    whole one, and it must show which."""
+    by: dict[str, dict[int, bytes]] = {}
+    for chunk, named in got.items():
+        by.setdefault(plan.owner_of(chunk), {})[chunk] = named
+    return {owner: combined(named.items()) for owner, named in by.items()}

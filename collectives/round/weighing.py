@@ -45,7 +45,7 @@ class Weighing:
         self.changed = self.changed or members != self._asked
         self._asked = members & self._everybody
 
-    def due(self, chunk: int, held: int, refused: int) -> int:
+    def due(self, chunk: int, held: int, refused: int = 0) -> int:
         """With whom the chunk is to be weighed now; 0: not now.  `held`: whose contributions are here."""
         wanted = self._wanted(refused)
         if not self.active or not wanted or wanted & ~held:
@@ -60,16 +60,19 @@ class Weighing:
         for chunk, shelf in shelves.items() if self.active else ():
             mask = self.due(chunk, mask_of(plan.members.index(member) for member in shelf), refused)
             if mask:
-                self._busy[chunk] = mask
+                self.begin(chunk, mask)
                 payloads = tuple(shelf[plan.members[index]].payload for index in bits(mask))
                 yield Weigh(plan.round_no, first_chunk + chunk, mask, payloads)
+
+    def begin(self, chunk: int, members: int) -> None:
+        self._busy[chunk] = members
 
     def on_weighed(self, chunk: int, members: int, products: tuple[float, ...]) -> None:
         self._known[chunk] = Dots(members, 1 << chunk, products)
         if self._busy.get(chunk) == members:
             del self._busy[chunk]
 
-    def is_complete(self, chunks: Collection[int], refused: int) -> bool:
+    def is_complete(self, chunks: Collection[int], refused: int = 0) -> bool:
         """Nothing (more) is to be compared here."""
         if not self.active:
             return True
@@ -78,7 +81,7 @@ class Weighing:
         wanted = self._wanted(refused)
         return all(chunk in self._known and not wanted & ~self._known[chunk].members for chunk in chunks)
 
-    def report(self, chunks: Collection[int], refused: int) -> Dots | None:
+    def report(self, chunks: Collection[int], refused: int = 0) -> Dots | None:
         """The sums over all my chunks, once each has been weighed."""
         if not self.active or not chunks or not self.is_complete(chunks, refused):
             return None

@@ -73,11 +73,15 @@ class Acquaintances:
             mine[other] = now
             self._needs(other)[one] = now
 
-    def gather(self, group: Iterable[str], now: float) -> None:
-        """Each of them to all others."""
-        stamped = dict.fromkeys(group, now)
-        for peer in stamped:
-            self._needs(peer).update(stamped)
+    def gather(self, circles: Iterable[Iterable[str]], now: float) -> list[str]:
+        """Of each circle everybody to all others.  Who they are."""
+        gathered: set[str] = set()
+        for circle in circles:
+            stamped = dict.fromkeys(circle, now)
+            gathered |= stamped.keys()
+            for peer in stamped:
+                self._needs(peer).update(stamped)
+        return sorted(gathered)
 
     def forget(self, peer: str) -> None:
         """It has gone, or a new session of it begins, which has been told nothing."""

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from farflung.protocol.digests import bits, hash_bytes, mask_from_bytes, mask_of, mask_to_bytes
 from farflung.protocol.limits import GROUPS_MOST, MEMBERS_PER_MESH, MEMBERS_PER_ROUND
-from farflung.protocol.round_words import Column, Decision, Plan
+from farflung.protocol.round_words import Column, Commit, Decision, Plan
 
 OWNERS_LEAST = 2  # of a group: an heir has to be there
 
@@ -113,6 +113,15 @@ class Groups:
             found[self.of[owner]][owner] = share
         return tuple(found)
 
+    @cached_property
+    def roots(self) -> Mapping[str, int]:
+        """Who encodes results -> mask of the chunks."""
+        masks: dict[str, int] = {}
+        for chunk in range(self.plan.count):
+            root = self.plan.root_of(chunk)
+            masks[root] = masks.get(root, 0) | 1 << chunk
+        return masks
+
     def shares_around(self, member: str) -> Mapping[str, int]:
         """Owners of the member's group: those that have to get its contribution."""
         return self.shares_in[self.of[member]]
@@ -123,6 +132,17 @@ class Groups:
     def column(self, chunk: int) -> list[str]:
         """Its owners in all groups."""
         return [self.owner(group, chunk) for group in range(len(self.members))]
+
+    @cached_property
+    def circles(self) -> tuple[frozenset[str], ...]:
+        """Each of one exchanges frames with all others there: a group, or the owners of one chunk in all groups."""
+        columns = {
+            frozenset(self.column(chunk)) for chunk in range(self.plan.count if self.plan.roots else 0)
+        }
+        return (*map(frozenset, self.members), *columns)
+
+    def near(self, member: str) -> set[str]:
+        return {peer for circle in self.circles if member in circle for peer in circle}
 
 
 # ---- what one member hears -----------------------------------------------------------------------------
@@ -186,3 +206,11 @@ def touched(before: Plan, after: Plan) -> set[str]:
     chunks |= set(bits(mask_from_bytes(before.kept) ^ mask_from_bytes(after.kept)))
     found = {peer for group in {place // count for place in moved} for peer in groups.members[group]}
     return found.union(*(groups.column(chunk) for chunk in chunks))
+
+
+def own_part(commit: Commit, member: str) -> Commit:
+    """What it needs to know of it: whether its work is in, and what the results are."""
+    own = [
+        (peer, weight) for peer, weight in zip(commit.members, commit.weights, strict=True) if peer == member
+    ]
+    return replace(commit, members=tuple(p for p, _ in own), weights=tuple(w for _, w in own))

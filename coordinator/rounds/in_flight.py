@@ -22,12 +22,13 @@ from farflung.coordinator.rounds.audits_first import AuditsFirst
 from farflung.coordinator.rounds.groups import decision_view, summed, touched, view
 from farflung.coordinator.rounds.heirs import Inheritance, inherited
 from farflung.coordinator.rounds.reported import Reported
-from farflung.coordinator.rounds.screening import Screening, screened
+from farflung.coordinator.rounds.screening import Screening, captured, screened_in_groups
 from farflung.coordinator.rounds.steps import Done, Failed, Moved, Settled, Step, Waiting
 from farflung.coordinator.rounds.weighting import (
     Believed,
     Claim,
     believed,
+    guarded,
     token_weights,
     weighted,
 )
@@ -57,6 +58,9 @@ class InFlight(Reported):
     excluded: dict[str, Excluded] = field(default_factory=dict)  # by the decision
     believed: Believed = field(default_factory=lambda: Believed({}, {}, None))  # by the decision
     screening: Screening | None = None  # made once: a later decision of the round keeps its verdicts
+    captured: dict[int, str] = field(
+        default_factory=dict
+    )  # groups whose sum points elsewhere, and why: they are out
     norm: float | None = None
     # Owners that say they lack what most sent, or keep what they merged: they own nothing.
     censors: set[str] = field(default_factory=set)
@@ -124,11 +128,13 @@ class InFlight(Reported):
                 alive,
                 f"the contributions of {self._names(sorted(lost))} died with their holders",
             )
+        if self.comparing_sums.held_back and (step := self._compare_sums(alive, self.decision)):
+            return step
         return self._maybe_commit(now, alive, self.decision)
 
     def cut_off(self, alive: set[str]) -> set[str]:
         """Living members that should own nothing: others can't reach them, or get nothing usable from them."""
-        said: set[str] = alive & (self.comparing.impossible.keys() | self.censors)
+        said: set[str] = alive & (self.impossible.keys() | self.censors)
         for reporter, report in self.reports.items():
             others = alive & self._group_of(reporter) - {reporter}
             about = set(report.cut_off) & alive
@@ -168,6 +174,8 @@ class InFlight(Reported):
             owing = self._uncompared & alive
         else:
             unmerged = self._every_chunk & ~mask_of(self.merged)
+            if self.comparing_sums.held_back:
+                unmerged = self._mask_of_roots(self.comparing_sums.lacking(self.groups.roots))
             owing = {peer for chunk in bits(unmerged) for peer in self._owing(chunk)} & alive
         others = (alive & dialable & set(self.plan.members)) - owing
         return frozenset(owing) if others else frozenset()
@@ -190,7 +198,7 @@ class InFlight(Reported):
         names = self._names(members[index] for index in sorted(lost))
         unfit = frozenset(members[index] for index in lost) & alive
         how = "can't be reached by others" if len(unfit) == len(lost) else "is lost"
-        useless = self.comparing.impossible | self.accused
+        useless = self.impossible | self.accused
         useless |= {member: barred.text for member, barred in self.barred.items()}
         why = "; ".join(sorted(useless[member] for member in unfit if member in useless))
         how = f"sent what is of no use ({why})" if why else how
@@ -246,13 +254,13 @@ class InFlight(Reported):
         # Without tokens there is no weight, and without a weight nobody counts towards the quorum (P2, P9).
         ready = [m for m in ready if self.sent[m].tokens > 0] or ready
         if self.rules.merge.robust and len(ready) >= self.rules.min_peers:
-            self._uncompared = set(self.comparing.lacking(ready, self._shares))
+            self._uncompared = set(self.comparing.lacking(ready, self.groups))
             if self._uncompared:
                 missing = self._names(sorted(self._uncompared))
                 return Waiting(f"decide: waiting for the dot products of {missing}")
-            shares = self.comparing.shares_of(ready, self._shares)
             merge = self.rules.merge
-            self.screening = screened(ready, shares, merge.clip, merge.trusted)
+            among = self.comparing.compared(ready, self.groups)
+            self.screening = screened_in_groups(among, merge.clip, merge.trusted)
         return self._settle(ready, alive, reason)
 
     def _settle(self, ready: list[str], alive: set[str], reason: str) -> Step:
@@ -260,7 +268,7 @@ class InFlight(Reported):
         one liar must not be able to stop a run that needs everybody."""
         if len(ready) < self.rules.min_peers:
             return self._too_few(len(ready))
-        out = self.screening.out if self.screening is not None else {}
+        out = self._out()
         claims = {m: Claim(self.sent[m].tokens, self.samples.get(m, 0)) for m in ready if m not in out}
         self.believed = believed(claims, self.rules.merge)
         tokens = self.believed.tokens
@@ -284,11 +292,66 @@ class InFlight(Reported):
             tuple(weights.get(m, 0.0) for m in members),
             {member: why.text for member, why in self.excluded.items()},
             summed(self.groups, weights) if self.plan.roots else UNSET,
+            True if self.plan.roots and self.screening is not None else UNSET,
         )
         self.decision = decision
+        self.comparing_sums.begin(decision, len(self.groups.members))
         self.merged.clear()
         self.makers.clear()
         return Settled(decision, reason, merged)
+
+    # ---- the sums of groups, before anything is encoded ---------------------------------------------------
+
+    def _compare_sums(self, alive: set[str], decision: Decision) -> Step | None:
+        """None: they may be encoded as they are."""
+        roots = self.groups.roots
+        if lacking := self.comparing_sums.lacking(roots):
+            return Waiting(f"decide: waiting for the dot products of sums of {self._names(sorted(lacking))}")
+        included, weights = (
+            decision.included(self.plan.members),
+            dict(zip(self.plan.members, decision.weights, strict=True)),
+        )
+        sums = self.comparing_sums.compared(roots)
+        found, norm = captured(sums, self._claimed(sums.names, weights))
+        if found:
+            self.captured |= {int(group): why for group, why in found.items()}
+            # Whoever is out counts towards the quorum, as before.
+            ready = [m for m in self.plan.members if m in included or m in self._out()]
+            return self._settle(ready, alive, f"{len(found)} groups are out as a whole")
+        tokens = {m: self.believed.tokens[m] for m in included}
+        made = guarded({m: weights[m] for m in included}, norm, tokens, self.rules.merge)
+        if made.refusal:
+            return Failed(made.refusal, AbortCause.GUARD, dropped=True)
+        self.norm = made.norm
+        if not made.told:
+            self.comparing_sums.free()
+            return None
+        # Shorter by one number for all: nothing else can come of comparing them again.
+        step = self._decide_on(made.weights, tokens, alive, "the sum was too long", made.told)
+        self.comparing_sums.free()
+        return step
+
+    def _claimed(self, groups: Sequence[str], weights: Mapping[str, float]) -> list[float]:
+        """How long the sum of each can be, by what its owners said of its members."""
+        lengths = self.screening.lengths() if self.screening is not None else {}
+        claimed = dict.fromkeys(groups, 0.0)
+        for member, length in lengths.items():
+            if weights[member] > 0.0:
+                claimed[str(self.groups.of[member])] += weights[member] * length
+        return list(claimed.values())
+
+    def _out(self) -> dict[str, str]:
+        """Who is out for a direction, its own or its group's."""
+        own = self.screening.out if self.screening is not None else {}
+        return own | {m: why for group, why in self.captured.items() for m in self.groups.members[group]}
+
+    def suspects(self, far_too_long: float) -> tuple[str, ...]:
+        """Of whom the judgement is that of an honest majority: in a captured group it is not known who was right."""
+        found = self.screening.suspects(far_too_long) if self.screening is not None else ()
+        return tuple(member for member in found if self.groups.of[member] not in self.captured)
+
+    def _mask_of_roots(self, roots: Iterable[str]) -> int:
+        return sum(self.groups.roots.get(root, 0) for root in roots)
 
     # ---- a round in which nobody may be left out ---------------------------------------------------------
 
@@ -454,6 +517,9 @@ class InFlight(Reported):
     # ---- questions -------------------------------------------------------------------------------------
 
     def _why_out(self, member: str, counted: Container[str], alive: set[str]) -> Excluded:
+        if (group := self.groups.of[member]) in self.captured:
+            told = f"its group is out as a whole: {self.captured[group]}"
+            return Excluded(ExclusionCause.CAPTURED, told)
         if self.screening is not None and member in self.screening.out:
             return Excluded(ExclusionCause.DIRECTION, self.screening.out[member])
         if self.screening is not None and member in counted:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from farflung.coordinator.rounds.comparing import Comparing
+from farflung.coordinator.rounds.comparing import ComparingMembers, ComparingSums
 from farflung.coordinator.rounds.groups import Groups
 from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.rounds.withholding import are_most
@@ -66,7 +66,8 @@ class Reported:
     lengths: dict[int, float] = field(default_factory=dict)
     makers: dict[int, Made] = field(default_factory=dict)  # chunk -> who merged it, and its signed word
     reports: dict[str, ProgressReport] = field(default_factory=dict)
-    comparing: Comparing = field(init=False)
+    comparing: ComparingMembers = field(init=False)
+    comparing_sums: ComparingSums = field(default_factory=ComparingSums)  # of groups, after the decision
     # Member -> owners that hold other bytes of it than it says it sent.
     _contradicted: dict[str, set[str]] = field(default_factory=dict)
     void: bool = False  # who is out has a part in what is decided: it is decided anew
@@ -74,7 +75,7 @@ class Reported:
 
     def __post_init__(self) -> None:
         self._groups = Groups(self.plan)
-        self.comparing = Comparing(self.plan.members)
+        self.comparing = ComparingMembers(self._groups)
 
     @property
     def groups(self) -> Groups:
@@ -122,6 +123,10 @@ class Reported:
         self._prove_held(peer, report)
         if self.decision is None and self.rules.merge.robust:
             self.comparing.on_report(peer, report.dots)
+        if self.decision is not None and report.sum_dots:
+            self.comparing_sums.on_report(peer, report.decision_no, report.sum_dots)
+        if self.comparing_sums.held_back:
+            return  # of what may not be encoded yet there are no results
         if self.decision is not None and report.decision_no == self.decision.decision_no:
             mask, hashes = mask_from_bytes(report.merged), split_hashes(report.merged_hashes)
             squares = split_lengths(report.lengths) if self.rules.measures else [0.0] * len(hashes)
@@ -175,6 +180,11 @@ class Reported:
             if self._is_most_owners(contradicting, member):
                 told = f"the bytes that {self.name(owner)} holds are not the bytes it says it sent"
                 self.barred[member] = Excluded(ExclusionCause.OTHER_BYTES, told)
+
+    @property
+    def impossible(self) -> dict[str, str]:
+        """Whose dot products no vectors have, and why."""
+        return self.comparing.impossible | self.comparing_sums.impossible
 
     # ---- questions -------------------------------------------------------------------------------------
 

@@ -114,6 +114,11 @@ def weighted(
         for name, weight in zip(names, weights, strict=True)
     }
     norm = screening.norm_of(by_name)
+    return Weighted(by_name) if norm is None else guarded(by_name, norm, tokens, rules)
+
+
+def guarded(by_name: dict[str, float], norm: float, tokens: Mapping[str, int], rules: MergeRules) -> Weighted:
+    """Whether these weights may make a version, since they make a sum of this norm."""
     known = len(rules.norms) >= NORMS_LEAST
     limit = (
         rules.guard * statistics.median(rules.norms) * _longer(tokens, rules)

@@ -18,7 +18,7 @@ from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, Opened
 from farflung.coordinator.rounds.ahead import Ahead
 from farflung.coordinator.rounds.clipping import clipped, warning
-from farflung.coordinator.rounds.groups import drawn, most_of_round, planned
+from farflung.coordinator.rounds.groups import Groups, drawn, most_of_round, planned
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import chosen, rules_for, within
 from farflung.coordinator.rounds.steadiness import Steadiness
@@ -261,7 +261,7 @@ class Conductor:
             helpers=frozenset(helpers),
             unawaited=frozenset(peers) & self.ahead.slow.keys(),
         )
-        core.acquaint(peers)
+        core.acquaint(Groups(plan).circles)
         core.members.await_words(peers, core.now)
         core.write(Opened(plan=plan))
         self._last_holders.begin()
@@ -399,6 +399,7 @@ class Conductor:
                         self._leave_out(flight, peer, f"it lost its chunks: {why}")
                     self.core.note(f"round {plan.round_no}, epoch {plan.epoch}: {reason}")
                     self.core.write(Opened(plan=plan))
+                    self.core.acquaint(flight.groups.circles)
                     self._tell_plan(flight, flight.told)
                 case Settled():
                     self._announce(flight, step)
@@ -469,11 +470,13 @@ class Conductor:
             core.note(f"{core.name(owner)}: {why}")
 
     def asks_anew(self) -> bool:
-        """True once after each change of whom owners are to compare: they must hear of it at once."""
-        asks = self.round is not None and self.round.comparing.asks_anew
-        if self.round is not None:
-            self.round.comparing.asks_anew = False
-        return asks
+        """True once after each change of whom owners are to compare, or may encode: they must hear of it at once."""
+        flight = self.round
+        if flight is None:
+            return False
+        asks, freed = flight.comparing.asks_anew(), flight.comparing_sums.news
+        flight.comparing_sums.news = False
+        return asks or freed
 
     def abort(self, cause: AbortCause, reason: str, dropped: bool = False) -> None:
         """Of the round in flight, if there is one."""

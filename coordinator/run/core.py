@@ -7,7 +7,7 @@ leaves the process only when the record is on disk.  Pure.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from farflung.coordinator.court.questions import Questions
@@ -18,6 +18,7 @@ from farflung.coordinator.ledger.records import Amended, Record, Struck
 from farflung.coordinator.run.effects import Effect, Note, Tell, Write
 from farflung.coordinator.run.membership import Member, Membership
 from farflung.protocol.causes import NoteCause
+from farflung.protocol.digests import hash_bytes
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Keep, ToMember
 from farflung.protocol.moments import Terms
@@ -25,6 +26,7 @@ from farflung.protocol.signing import Head, KeptCommit
 
 EVENTS_SHOWN = 30
 KEEP_AGAIN_S = 5.0
+KEEPERS = 16  # of each step of the run, where there are more members
 
 
 class Core:
@@ -40,13 +42,14 @@ class Core:
         self.tx_at_commit = 0  # bytes that all members had sent at the last commit of any fragment
         self.pace = RunPace()
         self.prove: Callable[[bytes], bytes] = lambda statement: b""  # the shell has the key
-        # Before a round opens with these: each hears of the others.
-        self.acquaint: Callable[[Sequence[str]], None] = lambda peers: None
+        # Before a round opens with these, or goes on: in each circle everybody hears of the others.
+        self.acquaint: Callable[[Iterable[Iterable[str]]], None] = lambda circles: None
         self.whereabouts = b""  # signed, for members; the shell knows its addresses
         self._effects: list[Effect] = []
         self.questions = Questions()  # what members are asked to show
         self._struck: list[str] = []
         self._kept: tuple[object, KeptCommit | None] = None, None
+        self._keepers: tuple[object, frozenset[str]] = None, frozenset()
         self.newer: Head | None = None  # of this run, and not in this journal
         self._convicted: list[tuple[str, str]] = []
 
@@ -57,10 +60,22 @@ class Core:
             self._kept = link, kept_commit(self.ledger, self.run_id, self.terms.first.digest, self.prove)
         return self._kept[1]
 
+    def is_keeper(self, peer: str) -> bool:
+        """Who is to keep what the run is now.  What that is grows with the members: so it goes to all of a few, and to
+        some of many, whom nobody could know before."""
+        link = self.ledger.link
+        if link is not self._keepers[0]:
+            drawn = sorted(self.members.alive, key=lambda each: hash_bytes(link.after, each.encode()))
+            self._keepers = link, frozenset(drawn[:KEEPERS])
+        return peer in self._keepers[1]
+
+    def kept_by(self, member: Member) -> KeptCommit | None:
+        return self.kept() if self.is_keeper(member.peer) else None
+
     def tell_to_keep(self, member: Member, number: int) -> None:
         """What comes with each commit, for whom that did not reach: `number` is of the newest that it keeps.  Who can't
         check it never says that it has it."""
-        kept = self.kept()
+        kept = self.kept_by(member)
         if kept is None or number == kept.head.number:
             return
         last, told_at = member.told_to_keep

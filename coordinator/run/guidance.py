@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import islice
 
 from farflung.coordinator.batches.batches import Batches
@@ -23,13 +23,7 @@ from farflung.coordinator.run.membership import LOOK_S_PER_MEMBER, Member, Stand
 from farflung.coordinator.run.winning_back import WinningBack
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.limits import AMENDMENTS_TOLD
-from farflung.protocol.messages import (
-    Beat,
-    Committed,
-    FragmentBeat,
-    FragmentTick,
-    Tick,
-)
+from farflung.protocol.messages import Beat, Committed, FragmentBeat, FragmentTick, Tick
 from farflung.protocol.round_words import CROWD, Contact
 from farflung.protocol.signing import statement_of
 from farflung.protocol.states import Goal, state_after
@@ -241,7 +235,8 @@ class Guidance:
 
     def _is_by_need(self) -> bool:
         """Nobody hears of all others.  In batches everybody may be everybody's neighbour."""
-        return self._batches is None and len(self._core.members.alive) > WHOLE_ROSTER
+        most = 2 * self._core.manifest.round.group or WHOLE_ROSTER
+        return self._batches is None and len(self._core.members.alive) > most
 
     def _next_beat_s(self, member: Member) -> float:
         """0: as the run's terms say."""
@@ -261,15 +256,15 @@ class Guidance:
         known.introduce(member.peer, [*named, *meets, *(way.peer for way in ways)], now)
         for conductor in self._conductors:
             if conductor.round is not None and conductor.counts_on(member):
-                known.introduce(member.peer, conductor.round.plan.members, now)
+                known.introduce(member.peer, conductor.round.groups.near(member.peer), now)
         return known.news(member.peer, beat.roster_no, members.alive, now)
 
-    def acquaint(self, peers: Sequence[str]) -> None:
-        """They are in a round from now on: whoever lacks one of them hears of it before the plan."""
+    def acquaint(self, circles: Iterable[Iterable[str]]) -> None:
+        """They are in a round from now on: whoever lacks one of its own hears of it before the plan."""
         if not self._is_by_need():
             return
         here, known = self._core.members.alive, self._core.members.acquaintances
-        known.gather(peers, self._core.now)
+        peers = known.gather(circles, self._core.now)
         for member in [here[peer] for peer in peers if peer in here and known.lacks(peer, here)]:
             if member.beat is not None:
                 self.on_beat(member, member.beat)
@@ -297,7 +292,7 @@ class Guidance:
             round_no=flight.plan.round_no if flight is not None and counted else 0,
             sent_seen=flight is not None and member.peer in flight.sent,
             progress_seen=standing.progress_seen,
-            compare=flight.comparing.asked if flight is not None and counted else b"",
+            compare=flight.comparing.asked_of(member.peer) if flight is not None and counted else b"",
             dropped=conductor.book.dropped_round,
             proof=self._proof(conductor) if standing.verified else b"",
             nonce_for=said.version if said is not None else -1,
@@ -306,6 +301,7 @@ class Guidance:
             fellows=self._fellows(member, conductor) if founded and not standing.verified else (),
             ahead_no=ahead_no,
             ahead=ahead,
+            encode_no=flight.comparing_sums.may_encode if flight is not None and counted else 0,
         )
 
     def _proof(self, conductor: Conductor) -> bytes:
@@ -334,7 +330,8 @@ class Guidance:
             if version in commits and (conductor.standing(member).vouched or said.version < 0):
                 nonce = conductor.settling.nonce(version)
                 amended = core.amended_for(version - 1)
-                core.tell(member, Committed, commit=commits[version], nonce=nonce, amended=amended)
+                told = conductor.settling.commit_for(member, commits[version])
+                core.tell(member, Committed, commit=told, nonce=nonce, amended=amended)
         if flight is None or not conductor.counts_on(member) or said.version != flight.plan.version:
             return
         same_round = said.round_no == flight.plan.round_no

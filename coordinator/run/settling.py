@@ -27,12 +27,14 @@ from farflung.coordinator.ledger.records import (
     ShownFixed,
     Vouched,
 )
+from farflung.coordinator.rounds.groups import own_part
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import KeepProof
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.digests import drawn_chunk, hash_bytes
 from farflung.protocol.messages import Committed, FragmentBeat
 from farflung.protocol.model_schema import Fragment
+from farflung.protocol.round_words import Commit
 from farflung.protocol.signed_words import claim_part
 from farflung.protocol.signing import verify
 
@@ -101,7 +103,13 @@ class Settling:
         if commit is not None and standing.vouched:
             standing.commit_told = commit.version
             nonce, amended = self.nonce(commit.version), core.amended_for(commit.version - 1)
-            core.tell(member, Committed, commit=commit, nonce=nonce, amended=amended, kept=core.kept())
+            kept, told = core.kept_by(member), self.commit_for(member, commit)
+            core.tell(member, Committed, commit=told, nonce=nonce, amended=amended, kept=kept)
+
+    def commit_for(self, member: Member, commit: Commit) -> Commit:
+        """In a mesh whole for whoever keeps it, and else with that member's own part: the others are many."""
+        in_groups = bool(self._core.manifest.round.group)
+        return commit if not in_groups or self._core.is_keeper(member.peer) else own_part(commit, member.peer)
 
     # ---- one member's word ---------------------------------------------------------------------------------------
 

@@ -130,8 +130,7 @@ def record_of(
 ) -> CommittedRound:
     """What the journal has of a round that is at its end."""
     commit, sent = done.commit, flight.sent
-    included, screening = commit.included, flight.screening
-    suspects = screening.suspects(FAR_TOO_LONG) if screening is not None else ()
+    included = commit.included
     tokens = {m: flight.believed.tokens.get(m, sent[m].tokens) for m in included}
     losses = [(sent[m].loss, tokens[m]) for m in included]
     known = [(loss, weight) for loss, weight in losses if loss is not None and loss == loss]
@@ -151,7 +150,7 @@ def record_of(
         tx_bytes=max(0, tx_bytes - core.tx_at_commit),
         merged=merged,
         clipped=shortened(flight.screening, flight.believed, included),
-        suspects=suspects,
+        suspects=flight.suspects(FAR_TOO_LONG),
         norm=done.norm,
         groups=flight.plan.groups or (),
         cosine=likeness(flight.screening, included),

@@ -335,6 +335,7 @@ class Lane:
                     self.on_aborted(mine)
         if self.round is not None and tick.round_no == self.round.plan.round_no:
             self.round.weighing.on_asked(mask_from_bytes(tick.compare))
+            self.round.on_may_encode(tick.encode_no)
         return differs
 
     def on_guard(self, dropped_round: int) -> bool:

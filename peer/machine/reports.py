@@ -170,6 +170,7 @@ class Reporter:
             lengths=progress.lengths,
             got_by=progress.got_by,
             summed=mask_to_bytes(progress.summed) if flight.plan.column else msgspec.UNSET,
+            sum_dots=_told(progress.sum_dots) or msgspec.UNSET,
         )
         if flight.decision is None or not progress.merged:
             return report

@@ -58,6 +58,7 @@ class Scenario:
     codec: str = "fp32"
     gather_codec: str = "fp32"
     group: int = 0  # members of a mesh's group; 0: rounds are flat
+    grace_s: float = 3.0  # for stragglers; a round has four times as long
     undialable: int = 0  # how many of the peers can't be dialled: they own nothing and dial others
     helpers: int = 0  # so many of the last peers have no trainer
     relay: str = ""  # by which those meet: "steady", "dies" again and again; "": there is none

@@ -41,8 +41,8 @@ def manifest_for(scenario: Scenario) -> Manifest:
         group = {scenario.group}
         sync_every = 4
         deadline_s = 6.0
-        scatter_grace_s = 3.0
-        round_timeout_s = 12.0
+        scatter_grace_s = {scenario.grace_s}
+        round_timeout_s = {4 * scenario.grace_s}
         keep_results = 3
         [merge]
         policy = "{scenario.policy}"

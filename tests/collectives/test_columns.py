@@ -33,6 +33,29 @@ def test_P1_sums_are_added_up_in_the_order_of_their_groups_however_they_arrive(
     assert groups_in(decision()) == [] and groups_in(Decision(1, 1, (1.0,), {})) == []
 
 
+def test_P9_where_sums_are_compared_nothing_is_encoded_before_the_coordinator_has_seen_what_came_of_it() -> (
+    None
+):
+    of_three = Decision(1, 4, (1.0,), {}, mask_to_bytes(0b101), True)
+    sums, seen = Sums(), plan(UNSET)
+    sums.begin(of_three)
+    sums.put(7, 0, Piece(b"first", bytes(32)))
+    assert sums.held_back and sums.weigh(seen, 7, 100, of_three) == []
+    sums.put(7, 2, Piece(b"second", bytes(32)))
+    [weigh] = sums.weigh(seen, 7, 100, of_three)
+    assert (weigh.chunk, weigh.members, weigh.payloads) == (107, 0b101, (b"first", b"second"))
+    assert sums.weigh(seen, 7, 100, of_three) == [], "it is being done"
+    sums.on_weighed(3, 7, 0b101, (1.0, 1.0, 1.0))
+    assert sums.dots([7]) is None and not sums.are_weighed([7]), "those were sums of another decision"
+    sums.on_weighed(4, 7, 0b101, (1.0, 0.5, 2.0))
+    told = sums.dots([7])
+    assert told is not None and (told.members, told.chunks, told.products) == (0b101, 1 << 7, (1.0, 0.5, 2.0))
+    assert not sums.on_may_encode(3) and sums.held_back
+    assert sums.on_may_encode(4) and not sums.held_back and sums.dots([7]) is None
+    sums.begin(Decision(1, 5, (1.0,), {}, mask_to_bytes(0b001), True))
+    assert sums.held_back, "a new decision is compared anew"
+
+
 def sums_here(sums: Sums) -> list[int]:
     return [group for group in range(8) if sums.get(7, group) is not None]
 

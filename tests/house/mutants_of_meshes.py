@@ -6,6 +6,9 @@ from mutant import Mutant
 
 MESH = ("tests/whole/test_mesh.py",)
 
+LIARS = ("tests/whole/test_mesh_of_liars.py",)
+JUDGED = ("tests/coordinator/rounds/test_screening_in_groups.py",)
+
 MESHES = (
     Mutant(
         "in a mesh a sum of a decision before is worth nothing",
@@ -48,5 +51,54 @@ MESHES = (
         "return found.union(*(groups.column(chunk) for chunk in chunks))",
         "return found",
         ("tests/coordinator/rounds/test_groups.py",),
+    ),
+    Mutant(
+        "nothing is encoded before the sums of groups are compared",
+        "collectives/round/member.py",
+        "if self._sums.held_back:",
+        "if False:",
+        LIARS,
+    ),
+    Mutant(
+        "dot products of sums are those of the decision that stands",
+        "collectives/round/columns.py",
+        "if decision_no == self._decision_no:",
+        "if True:",
+        ("tests/collectives/test_columns.py",),
+    ),
+    Mutant(
+        "what a root says of another decision's sums is not heard",
+        "coordinator/rounds/comparing.py",
+        "if self._decision is None or decision_no != self._decision.decision_no or self._free:",
+        "if self._decision is None or self._free:",
+        JUDGED,
+    ),
+    Mutant(
+        "a captured group is out as a whole",
+        "coordinator/rounds/in_flight.py",
+        "return own | {m: why for group, why in self.captured.items() for m in self.groups.members[group]}",
+        "return own",
+        LIARS,
+    ),
+    Mutant(
+        "in a captured group nobody is suspected",
+        "coordinator/rounds/in_flight.py",
+        "if self.groups.of[member] not in self.captured",
+        "",
+        LIARS,
+    ),
+    Mutant(
+        "a sum longer than its members' lengths allow has its group out",
+        "coordinator/rounds/screening.py",
+        "if times > SUM_LONGER and times > SUM_UNLIKE * usual:",
+        "if False:",
+        JUDGED,
+    ),
+    Mutant(
+        "in a mesh the guard sees the norm of the whole sum",
+        "coordinator/rounds/in_flight.py",
+        "made = guarded({m: weights[m] for m in included}, norm, tokens, self.rules.merge)",
+        "made = guarded({m: weights[m] for m in included}, 0.0, tokens, self.rules.merge)",
+        LIARS,
     ),
 )

@@ -129,6 +129,7 @@ EXAMPLES: dict[str, m.Message] = {
         lengths=bytes(8),
         got_by={"ann": H1},
         summed=b"\1",
+        sum_dots=m.DotProducts(b"\x03", b"\x01", (1.0, 0.5, 2.0)),
     ),
     "shown": m.Shown(**TO, question=3, start=0, total=4, part=b"abcd", signature=bytes(64)),
     "audited": m.Audited(**TO, round_no=7, chunks=(m.ChunkVerdict(3, False, ("bob",)),)),
@@ -246,7 +247,7 @@ FROZEN_FIELDS = {
     "down_bytes_per_s have want samples rough era saved unsure leaving data batch punched amended kept relay unmet",
     "sent": "session seq round_no hashes tokens steps loss used seat counted signature",
     "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash "
-    "dots inputs signature lengths got_by summed",
+    "dots inputs signature lengths got_by summed sum_dots",
     "audited": "session seq round_no chunks",
     "audit": "session seq round_no version fragment members weights codecs chunks",
     "shown": "session seq question start total part signature",
@@ -298,6 +299,7 @@ MAY_LACK = {
     ("kept", "amendments"),
     ("kept", "signature"),
     ("progress", "summed"),
+    ("progress", "sum_dots"),
 }
 
 FROZEN_PARTS = {
@@ -310,11 +312,11 @@ FROZEN_PARTS = {
     m.SeatRow: "number peer stage share since gone",
     m.DotProducts: "members chunks products",
     m.FragmentTick: "fragment version digests verified donors round_no sent_seen progress_seen compare dropped "
-    "proof nonce_for nonce refuted fellows ahead_no ahead",
+    "proof nonce_for nonce refuted fellows ahead_no ahead encode_no",
     AheadPlan: "number senders codecs members owners",
     Plan: "round_no epoch version members owners codecs fragment kept groups roots column",
     Column: "group groups peers owners roots",
-    Decision: "round_no decision_no weights reasons summed",
+    Decision: "round_no decision_no weights reasons summed weigh_sums",
     Commit: "version round_no members weights hashes codec fragment factor",
     Used: "lease upto",
     Head: "run_id manifest number before after incarnation era versions commits books proof",

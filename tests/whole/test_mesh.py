@@ -41,7 +41,7 @@ def storm(seed: int) -> Scenario:
         kill_per_effect=draw.choice((0.0, 0.001, 0.003, 0.006)),
         min_peers=draw.choice((1, 2, 3)),
         rounds=2,
-        policy="mean",
+        policy=draw.choice(("mean", "robust")),
         audit=0.0,
     )
 

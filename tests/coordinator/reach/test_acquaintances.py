@@ -36,7 +36,7 @@ def test_two_always_hear_of_each_other() -> None:
 
 def test_all_of_a_group_hear_of_each_other_and_nobody_of_itself() -> None:
     here, known = people(5), Acquaintances()
-    known.gather(["p00000", "p00001", "p00002"], 0.0)
+    known.gather([["p00000", "p00001", "p00002"]], 0.0)
     assert told(known, "p00001", here) == ["p00000", "p00002"]
 
 

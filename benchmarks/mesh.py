@@ -1,0 +1,218 @@
+"""Rounds in groups of many peers over home lines, with churn, in virtual time: how many commit, and how long they take.
+
+    python benchmarks/mesh.py [--peers 256] [--group 16] [--chunks 32] [--rounds 4] [--mb 25] [--churn 0.05]
+                              [--policy robust] [--seed 1] [--json]
+
+The machines are the program's own, as in the simulator, and every promise is checked at every event: each committed
+result is held to a reference of the two sums, bit by bit (peer/simulator/invariants.py).  New here are lines: frames
+of contributions, sums and results pass one after the other up the sender's line and down the receiver's, as if a
+contribution were so many megabytes.  Each peer's line is drawn from `PLANS`, which are plans as they are sold to homes,
+not a data set.  In each round that share of its members is killed at a time that is drawn; they come back within
+seconds.  State for them passes besides, as the simulator has it: as fast as messages.
+
+`ideal` of a round is the time in which the slowest of its members could send its contribution at its line's full rate,
+and then either the slowest could get the results, or all together could send them, whichever takes longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from farflung.collectives.round.effects import SendFrame
+from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Opened, Record
+from farflung.coordinator.run.machine import RunMachine
+from farflung.peer.simulator.peer import VirtualPeer
+from farflung.peer.simulator.scenario import Scenario
+from farflung.peer.simulator.world import World
+from farflung.protocol.frames import Kind
+from farflung.protocol.round_words import BITS_PER_VALUE, SUM_CODEC, Plan
+
+# (Mbit/s down, Mbit/s up, how many of a hundred homes)
+PLANS = (
+    (50, 10, 15),
+    (100, 20, 15),
+    (250, 25, 20),
+    (250, 50, 15),
+    (500, 100, 15),
+    (1000, 200, 10),
+    (1000, 1000, 10),
+)
+BULK = {Kind.CONTRIBUTION: "int8", Kind.RESULT: "int8", Kind.LOGGED: "int8", Kind.SUM: SUM_CODEC}
+BYTES_PER_MBIT = 1e6 / 8
+
+
+@dataclass
+class Line:
+    down_bytes_per_s: float
+    up_bytes_per_s: float
+    up_free_at: float = 0.0
+    down_free_at: float = 0.0
+
+
+class HomeLines:
+    """In the place of the simulator's one slow line."""
+
+    peer = ""  # nobody is special
+
+    def __init__(self, seed: int, contribution_bytes: float, chunks: int, elements: int) -> None:
+        self._draw = random.Random(f"lines {seed}")
+        self._chunk_bytes, self.contribution_bytes = contribution_bytes / chunks, contribution_bytes
+        self._told_of = chunks * elements / contribution_bytes  # the model's bytes for one of these
+        self.of: dict[str, Line] = {}
+        self.last_arrival = 0.0  # of the last frame that was sent
+
+    def line(self, peer: str) -> Line:
+        if peer not in self.of:
+            [(down, up, _)] = self._draw.choices(PLANS, [share for _, _, share in PLANS])
+            self.of[peer] = Line(down * BYTES_PER_MBIT, up * BYTES_PER_MBIT)
+        return self.of[peer]
+
+    def prepare(self, machine: RunMachine) -> None:
+        """Nothing is sent ahead in groups."""
+
+    def up_bytes_per_s(self, peer: str, otherwise: Callable[[], int]) -> int:
+        otherwise()
+        return round(self.line(peer).up_bytes_per_s * self._told_of)
+
+    def waits_s(self, source: str, target: str, kind: Kind, now: float) -> float:
+        if kind not in BULK:
+            return 0.0
+        size = self._chunk_bytes * BITS_PER_VALUE[BULK[kind]] / BITS_PER_VALUE["int8"]
+        up, down = self.line(source), self.line(target)
+        begins = max(now, up.up_free_at)
+        up.up_free_at = begins + size / up.up_bytes_per_s
+        down.down_free_at = max(begins, down.down_free_at) + size / down.down_bytes_per_s
+        self.last_arrival = max(up.up_free_at, down.down_free_at)
+        return self.last_arrival - now
+
+
+class Homes(World):
+    def __init__(self, seed: int, scenario: Scenario, contribution_bytes: float, churn: float) -> None:
+        super().__init__(seed, scenario)
+        of_model = self.model.chunk_count, self.model.chunk_elements
+        self.lines = HomeLines(seed, contribution_bytes, *of_model)
+        self.slow_line = self.lines  # type: ignore[assignment]
+        self._churn, self._deaths = churn, random.Random(f"deaths {seed}")
+        self._arrives_at: dict[tuple[object, ...], float] = {}
+        self._arriving: defaultdict[str, dict[str, float]] = defaultdict(
+            dict
+        )  # to whom -> from whom -> until
+        self.plans: dict[int, Plan] = {}  # by round, as it opened
+        self.committed: list[tuple[float, float]] = []  # (how long it took, ideal)
+        self.aborted: list[str] = []
+
+    def _send_frame(self, source: str, effect: SendFrame) -> None:
+        """No second copy of what is on its way, as the real data plane has it."""
+        header = effect.frame.header
+        copy = source, effect.to, header.kind, header.round_no, header.decision_no, header.chunk
+        if header.kind not in BULK:
+            super()._send_frame(source, effect)
+        elif self._arrives_at.get(copy, -1.0) < self.now:
+            super()._send_frame(source, effect)
+            self._arrives_at[copy] = self._arriving[effect.to][source] = self.lines.last_arrival
+
+    def _peer_tick(self, peer: VirtualPeer) -> None:
+        """It hears from whom something comes in, as the real data plane tells it."""
+        coming = {source for source, at in self._arriving[peer.peer].items() if at > self.now}
+        if peer.alive and peer.peer in self._arriving:
+            peer.machine.on_lines(set(), coming, self.now)
+        super()._peer_tick(peer)
+
+    def _write(self, record: Record) -> None:
+        super()._write(record)
+        if isinstance(record, Opened) and record.plan.epoch == 1:
+            self.plans[record.plan.round_no] = record.plan
+            self._let_some_die(record.plan)
+        elif isinstance(record, CommittedRound):
+            self.committed.append((record.seconds, self.ideal_s(self.plans[record.commit.round_no])))
+        elif isinstance(record, AbortedRound):
+            self.aborted.append(record.reason)
+
+    def _let_some_die(self, plan: Plan) -> None:
+        within_s = self.ideal_s(plan)
+        for peer in self._deaths.sample(plan.members, round(self._churn * len(plan.members))):
+            self.after(self._deaths.uniform(0.0, within_s), lambda peer=peer: self._die(peer))  # type: ignore[misc]
+
+    def _die(self, peer: str) -> None:
+        if self.peers[peer].alive and not self.peers[peer].exit_code:
+            self._kill(peer)
+
+    def ideal_s(self, plan: Plan) -> float:
+        lines, size = [self.lines.line(peer) for peer in plan.members], self.lines.contribution_bytes
+        elsewhere = 1.0 - len(plan.owners) // plan.count / len(lines)  # in a group, besides what one keeps
+        sent = size * elsewhere / min(line.up_bytes_per_s for line in lines)
+        got = size / min(line.down_bytes_per_s for line in lines)
+        given = size * elsewhere * len(lines) / sum(line.up_bytes_per_s for line in lines)
+        return sent + max(got, given)
+
+    def figures(self) -> dict[str, object]:
+        times = [took / ideal for took, ideal in self.committed]
+        here = [peer for peer in self.peers.values() if peer.alive or peer.exit_code == "finished"]
+        digests = {tuple(peer.state.digests) for peer in here if peer.exit_code == "finished"}
+        return {
+            "peers": self.scenario.peers,
+            "groups": [max(plan.groups or (0,)) + 1 for plan in self.plans.values()],
+            "committed": len(self.committed),
+            "aborted": self.aborted,
+            "killed": self.kills,
+            "seconds": [round(took, 2) for took, _ in self.committed],
+            "over_ideal": [round(each, 3) for each in times],
+            "over_ideal_median": round(statistics.median(times), 3) if times else None,
+            "results_equal_to_the_reference": len(self.invariants.sums_of_groups),
+            "digests_of_those_that_finished": len(digests),
+        }
+
+
+def play(asked: argparse.Namespace) -> dict[str, object]:
+    scenario = Scenario(
+        peers=asked.peers,
+        group=asked.group,
+        chunks=asked.chunks,
+        rounds=asked.rounds,
+        min_peers=max(2, asked.peers // 2),
+        codec="int8",
+        gather_codec="int8",
+        policy=asked.policy,
+        audit=0.0,
+        grace_s=60.0,
+        faults_until_s=0.0,
+        end_s=600.0 * asked.rounds,
+    )
+    began = time.process_time()
+    world = Homes(asked.seed, scenario, 1e6 * asked.mb, asked.churn)
+    report = world.run()
+    return {"outcome": report.outcome, **world.figures(), "cpu_s": round(time.process_time() - began, 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--peers", type=int, default=256)
+    parser.add_argument("--group", type=int, default=16)
+    parser.add_argument("--chunks", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--mb", type=float, default=25.0, help="of one contribution, as int8")
+    parser.add_argument("--churn", type=float, default=0.05, help="share of a round's members that die in it")
+    parser.add_argument("--policy", choices=("robust", "mean"), default="robust")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)  # vectors of a dozen values
+    found = play(asked)
+    print(
+        json.dumps(found) if asked.json else "\n".join(f"{name:32} {value}" for name, value in found.items())
+    )
+
+
+if __name__ == "__main__":
+    main()
