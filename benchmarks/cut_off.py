@@ -99,9 +99,7 @@ def cut_and_heal(arena: LabArena, lab: Lab, row: str, cut_s: float, mb: int, ste
     commit_at = arena.commit(healed_at, "the commit after it", whose)["at"]
     before, meanwhile = {}, {}
     for name in PEERS:
-        process = arena.parties[name].process
-        assert process is not None
-        times = [float(line) for line in (steps / str(process.pid)).read_text().splitlines()]
+        times = [float(line) for line in (steps / str(arena.trainer_of(name))).read_text().splitlines()]
         before[name] = Steps.within(times, calm[0], calm[-1])
         meanwhile[name] = Steps.within(times, healed_at - cut_s, healed_at)
     shares = {name: meanwhile[name].per_s / before[name].per_s for name in PEERS}

@@ -3,7 +3,7 @@
     farflung join --script tests/rig/light_trainer.py URL
 
 FARFLUNG_STEP_S: how long a step takes (0.02 s), spent asleep.  FARFLUNG_VALUES: the size of the model (65536).
-FARFLUNG_STEP_TIMES: a folder, in which a file with the number of the agent's process tells when each step ended.
+FARFLUNG_STEP_TIMES: a folder, in which a file with the number of this process tells when each step ended.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> int:
     model = Light(int(os.environ.get("FARFLUNG_VALUES", VALUES)))
     step_s = float(os.environ.get("FARFLUNG_STEP_S", "0.02"))
     folder = os.environ.get("FARFLUNG_STEP_TIMES")
-    place = Path(folder, str(os.getppid())) if folder else Path(os.devnull)
+    place = Path(folder, str(os.getpid())) if folder else Path(os.devnull)
     try:
         with (
             place.open("a", buffering=1) as times,
