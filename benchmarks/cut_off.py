@@ -7,9 +7,10 @@
 
 Four peers with steps of 50 ms, a round after 40 of them, `--mb` of parameters, lines of `--mbit`, 20 ms round trips,
 the manifest's usual heartbeat and patience.  `contact`: from the heal until the coordinator has let the last of them in
-again.  `commit`: until the next commit after it (of `peer`: the first that has its work).  `steps`: how fast the peers
-took steps between the last round before the cut and the first after the heal, the slowest of them, beside the rounds
-before that.
+again.  `commit`: until the next commit after it (of `peer`: the first that has its work).  `idle steps`: by how many
+each peer took fewer while the line was cut than in as long a time before, rounds included; 0 where it took more.
+`steps`: what the peer that took fewest took of them.  `pause`: the longest time between two steps of anybody, beside
+the longest before.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 # rig/ is what tests and benchmarks share.
@@ -44,25 +46,40 @@ class Found:
     contact_s: float
     commit_s: float
     round_s: float  # between two commits before the cut
-    steps: float  # a second, beside as many before the cut
+    idle_steps: dict[str, int]  # by peer
+    steps: float  # of the slowest, beside as many before the cut
+    pauses_s: tuple[float, float]  # the longest before the cut, and in it
     untrue: int  # peers that were told that they are not who they are
     late_ms: float
 
 
-def is_frozen(event: Event) -> bool:
-    return event["event"] == "frozen"
+@dataclass(frozen=True)
+class Steps:
+    """When one peer's steps ended, between two moments."""
 
+    times: list[float]
+    begin: float
+    end: float
 
-def pace(since: Event, until: Event) -> float:
-    """Steps a second."""
-    return float((until["step"] - since["step"]) / (until["at"] - since["at"]))
+    @staticmethod
+    def within(times: list[float], begin: float, end: float) -> Steps:
+        return Steps([at for at in times if begin <= at < end], begin, end)
+
+    @property
+    def per_s(self) -> float:
+        return len(self.times) / (self.end - self.begin)
+
+    @property
+    def pause_s(self) -> float:
+        moments = [self.begin, *self.times, self.end]
+        return max(after - before for before, after in pairwise(moments))
 
 
 def has_entered(event: Event) -> bool:
     return event["event"] == "entered"
 
 
-def cut_and_heal(arena: LabArena, lab: Lab, row: str, cut_s: float, mb: int) -> Found:
+def cut_and_heal(arena: LabArena, lab: Lab, row: str, cut_s: float, mb: int, steps: Path) -> Found:
     calm = [arena.commit(0.0)["at"]]
     for _ in range(CALM_COMMITS):
         calm.append(arena.commit(calm[-1] + 1e-6)["at"])
@@ -80,12 +97,13 @@ def cut_and_heal(arena: LabArena, lab: Lab, row: str, cut_s: float, mb: int) -> 
     ]
     whose = "" if row == "coordinator" else arena.parties[PEERS[-1]].id
     commit_at = arena.commit(healed_at, "the commit after it", whose)["at"]
-    shares = []
+    before, meanwhile = {}, {}
     for name in PEERS:
-        after = arena.event(arena.parties[name], is_frozen, f"{name} is at a round again", healed_at)
-        cut_at = healed_at - cut_s
-        earlier = [e for e in arena.parties[name].look() if is_frozen(e) and calm[0] < e["at"] < cut_at]
-        shares.append(pace(earlier[-1], after) / pace(earlier[0], earlier[-1]))
+        times = [float(line) for line in (steps / str(arena.trainer_of(name))).read_text().splitlines()]
+        before[name] = Steps.within(times, calm[0], calm[-1])
+        meanwhile[name] = Steps.within(times, healed_at - cut_s, healed_at)
+    shares = {name: meanwhile[name].per_s / before[name].per_s for name in PEERS}
+    idle = {n: max(0, round((1 - share) * before[n].per_s * cut_s)) for n, share in shares.items()}
     untrue = sum(UNTRUE in arena.parties[name].log.read_text(errors="replace") for name in PEERS)
     return Found(
         row,
@@ -93,7 +111,9 @@ def cut_and_heal(arena: LabArena, lab: Lab, row: str, cut_s: float, mb: int) -> 
         max(back) - healed_at,
         commit_at - healed_at,
         (calm[-1] - calm[0]) / CALM_COMMITS,
-        min(shares),
+        idle,
+        min(shares.values()),
+        (max(each.pause_s for each in before.values()), max(each.pause_s for each in meanwhile.values())),
         untrue,
         1000 * lab.effort().worst_late_s,
     )
@@ -103,21 +123,25 @@ def measure(row: str, cut_s: float, mb: int, mbit: float) -> Found:
     os.environ["FARFLUNG_VALUES"] = str(mb * 250_000)  # what the nurseries' children find
     hosts = [HostSpec(name, mbit, mbit, delay_ms=5) for name in (HUB, *PEERS)]
     with tempfile.TemporaryDirectory(prefix="farflung-cut-") as folder, Lab(hosts, seed=1) as lab:
+        steps = Path(folder, "steps")
+        steps.mkdir()
+        os.environ["FARFLUNG_STEP_TIMES"] = str(steps)
         rules = {**DEFAULT, "sync_every": SYNC_EVERY, "chunk_kb": 1024, "go_back_after_s": 300.0}
         with LabArena(Path(folder), lab, **rules) as arena:
             arena.step_s = STEP_S
             arena.begin(*PEERS)
-            return cut_and_heal(arena, lab, row, cut_s, mb)
+            return cut_and_heal(arena, lab, row, cut_s, mb, steps)
 
 
 def as_markdown(rows: list[Found]) -> str:
     lines = [
-        "| row | contact | next commit | a round takes | steps | told an untruth | late ms |",
-        "|---|---|---|---|---|---|---|",
+        "| row | contact | next commit | a round takes | idle steps | steps | pause | told an untruth | late ms |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {row.row}, {row.mb} MB | {row.contact_s:.1f} s | {row.commit_s:.1f} s | {row.round_s:.1f} s | "
-        f"{row.steps:.0%} | {row.untrue} of {len(PEERS)} | {row.late_ms:.0f} |"
+        f"{', '.join(map(str, row.idle_steps.values()))} | {row.steps:.0%} | "
+        f"{row.pauses_s[1]:.1f} s, {row.pauses_s[0]:.1f} before | {row.untrue} of {len(PEERS)} | {row.late_ms:.0f} |"
         for row in rows
     ]
     return "\n".join(lines)

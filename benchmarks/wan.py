@@ -5,9 +5,10 @@
 
 Each row is one run of the real program (lab_run.py) or two that are compared, medians over the rounds, the first round
 left out.  `ideal` is 2 (n - 1) / n times the payload over the rate; the goal of a round is 1.15 times that and six
-round trips.  All hosts, their peers and the router share this machine: `late` is by how long the router was ever late
-with a packet.  Where that is many milliseconds, or `cpu` (CPU seconds of a peer in a round) comes near to the round,
-the machine is measured and not the line.
+round trips.  `tails`: by how long the last peer's scatter and gather come after those of the one in the middle.  All
+hosts, their peers and the router share this machine: `late` is by how long the router was ever late with a packet.
+Where that is many milliseconds, or `cpu` (CPU seconds of a peer in a round) comes near to the round, the machine is
+measured and not the line.
 """
 
 from __future__ import annotations
@@ -99,10 +100,19 @@ def a_round(name: str, of: Setting, mbit: float) -> list[Row]:
     phases = ", ".join(
         f"{k} {v:.2f}" for k, v in found.result["phases"].items() if k not in ("seal", "commit")
     )
-    met = seconds <= goal
-    return [
-        row_of(name, shape(of), found, f"{seconds:.2f} s ({phases})", f"{least:.2f} s", f"{goal:.2f} s", met)
-    ]
+    tails = ", ".join(f"{tail:.2f}" for tail in tails_of(found, of))
+    got = f"{seconds:.2f} s ({phases}; tails {tails})"
+    return [row_of(name, shape(of), found, got, f"{least:.2f} s", f"{goal:.2f} s", seconds <= goal)]
+
+
+def tails_of(found: Found, of: Setting) -> tuple[float, float]:
+    """By how long the last peer's scatter, and gather, came after that of the one in the middle: means of rounds."""
+    rounds = [*zip(*(found.phases(spec.name) for spec in of.hosts), strict=False)]
+    scatters = [[held - encoded for _, encoded, held, _, _ in each] for each in rounds]
+    gathers = [[results - decided for *_, decided, results in each] for each in rounds]
+    late = ([max(took) - statistics.median(took) for took in phase] for phase in (scatters, gathers))
+    scatter, gather = (statistics.mean(each) if each else 0.0 for each in late)
+    return scatter, gather
 
 
 # ---- what passed the line ------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Pure.  Called by a link, and by its lines (line.py).  Must not know sockets, pee
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from farflung.collectives.link.link import FrameCounts
@@ -88,7 +89,7 @@ class Backlog:
 
     def __init__(self) -> None:
         self.answers = self.answer_bytes = self._frames = 0
-        self._crossings = self._crossing_bytes = 0
+        self._crossings = self._crossing_bytes = self._from_round = 0
         self._items: dict[Rank, OrderedDict[bytes, Waiting]] = {  # by header: nothing waits twice
             rank: OrderedDict() for rank in Rank
         }
@@ -114,6 +115,15 @@ class Backlog:
         self._count(item, 1)
         items[header] = item
 
+    def put_back(self, items: Iterable[Waiting]) -> None:
+        """What left and did not arrive, in front of all that waits."""
+        for item in reversed([*items]):
+            rows = self._items[Rank.CROSSING if item.crossing else Rank.BULK]
+            if item.header not in rows and not 0 < item.round_no < self._from_round:
+                self._count(item, 1)
+                rows[item.header] = item
+                rows.move_to_end(item.header, last=False)
+
     def first(self, rank: Rank) -> Waiting | None:
         return next(iter(self._items[rank].values()), None)
 
@@ -132,6 +142,7 @@ class Backlog:
 
     def forget_rounds_before(self, round_no: int) -> None:
         """Answers and crossings are of no round, and stay."""
+        self._from_round = round_no
         for items in self._items.values():
             over = [header for header, item in items.items() if 0 < item.round_no < round_no]
             for header in over:
@@ -154,14 +165,16 @@ ENCRYPTION_BYTES = 70  # that CURVE and ZMTP add to a frame of two parts, at lea
 class OnTheWay:
     def __init__(self) -> None:
         self._taken_bytes = self._taken_before = 0
-        self._frames: deque[tuple[int, bytes]] = deque()  # where its last byte stands, and its header
+        # Where its last byte stands, its header, and what it was, if that is to be known.
+        self._frames: deque[tuple[int, bytes, Waiting | None]] = deque()
         self._headers: set[bytes] = set()
 
-    def take(self, header: bytes, size: int) -> None:
+    def take(self, header: bytes, size: int, item: Waiting | None = None) -> None:
         self._taken_bytes += size
         if size >= LARGE_BYTES:
-            self._frames.append((self._taken_bytes, header))
             self._headers.add(header)
+        if size >= LARGE_BYTES or item is not None:
+            self._frames.append((self._taken_bytes, header, item))
 
     @property
     def taken_bytes(self) -> int:
@@ -177,6 +190,11 @@ class OnTheWay:
     def has(self, header: bytes, acknowledged_bytes: int) -> bool:
         self.forget_acknowledged(acknowledged_bytes)
         return header in self._headers
+
+    def left(self, acknowledged_bytes: int) -> list[Waiting]:
+        """What has not arrived, as far as that is known."""
+        self.forget_acknowledged(acknowledged_bytes)
+        return [item for _, _, item in self._frames if item is not None]
 
     def forget_acknowledged(self, acknowledged_bytes: int) -> None:
         while self._frames and self._frames[0][0] <= acknowledged_bytes:

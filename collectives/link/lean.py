@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import selectors
 import socket
+import struct
 from collections import deque
 from dataclasses import dataclass, field
 
+from farflung.collectives.link.bookkeeping import Waiting
 from farflung.collectives.link.line import Bearer
 from farflung.collectives.link.records import (
     HEAD_BYTES,
@@ -28,10 +30,10 @@ from farflung.collectives.link.records import (
     sealed_frame,
     sealed_payload_bytes,
 )
-from farflung.protocol.frames import Payload
 
 WAITING_BYTES_MOST = 256 * 1024  # sealed, and not taken by the kernel: then no further frame is
 PIECES_AT_ONCE = 64
+_AT_ONCE = struct.pack("ii", 1, 0)
 WAKE_BYTES = 128 * 1024  # of a frame that comes in: less is not worth a turn
 
 
@@ -95,14 +97,14 @@ class Lean(Bearer):
 
     # ---- out -------------------------------------------------------------------------------------------------
 
-    def offer(self, header: bytes, payload: Payload) -> bool:
+    def offer(self, item: Waiting) -> bool:
         if not self.up or self._out_bytes >= WAITING_BYTES_MOST:
             return False
         if self.ways.out.is_spent:
             self.end()  # another one comes, with another key
             return False
-        pieces = sealed_frame(header, payload, self.ways.out)
-        self.on_the_way.take(header, sum(map(len, pieces)))
+        pieces = sealed_frame(item.header, item.payload, self.ways.out)
+        self.on_the_way.take(item.header, sum(map(len, pieces)), item)
         self._say(pieces)
         return True
 
@@ -221,4 +223,6 @@ class Lean(Bearer):
             return  # its number may be another's by now
         self.end()
         self.tcp.forget(self.descriptor)
+        if self.is_abrupt:  # or the kernel would go on with what it holds
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         self.socket.close()

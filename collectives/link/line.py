@@ -17,9 +17,10 @@ from enum import StrEnum
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from farflung.collectives.link.bookkeeping import ENCRYPTION_BYTES, Backlog, OnTheWay
+from farflung.collectives.link.bookkeeping import ENCRYPTION_BYTES, Backlog, OnTheWay, Waiting
 from farflung.collectives.link.link import Appointment, Relayed
 from farflung.collectives.link.relay_way import RelayWay
+from farflung.collectives.link.tails import Speed, Tails
 from farflung.collectives.link.tcp_counts import NEWS, NOTHING, OPENED, Crossed, TcpCounts
 from farflung.collectives.link.urgency import Rank
 from farflung.protocol.frames import Frame, Payload
@@ -55,6 +56,7 @@ class Bearer:
     is_abrupt: bool = False  # it leaves nothing behind when it is closed
     silent_since: float | None = None  # what left is not acknowledged: that end may be cut off
     on_the_way: OnTheWay = field(default_factory=OnTheWay)
+    speed: Speed = field(default_factory=Speed)
     _crossed: Crossed = NOTHING
     _moved_at: float = float("-inf")
     _still: tuple[int, int] = (
@@ -72,7 +74,7 @@ class Bearer:
         """It ended, or should stand by now."""
         return self.is_over
 
-    def offer(self, header: bytes, payload: Payload) -> bool:
+    def offer(self, item: Waiting) -> bool:
         """False where it has no room for this frame now."""
         raise NotImplementedError
 
@@ -82,8 +84,9 @@ class Bearer:
     def listen(self, now: float) -> None:
         """A cut line breaks no connection for a long time: the kernel sends again and again, and hears nothing."""
         before, self._crossed = self._crossed, self.tcp.of(self.descriptor)
-        self.on_the_way.on_tick(self._crossed.sent, self._rests(now))
-        if self._crossed.sent != before.sent or not self.on_the_way.unacknowledged(self._crossed.sent):
+        self.on_the_way.on_tick(self._crossed.arrived, self._rests(now))
+        self.speed.feed(now, max(0, self._crossed.sent - before.sent), self.held_bytes > 0)
+        if self._crossed.sent != before.sent or not self.held_bytes:
             self._moved_at = now
         asleep, self._listened_at = now - self._listened_at > LISTEN_EVERY_S, now
         if asleep or not self._crossed.flying or self._crossed.sent != before.sent:
@@ -97,6 +100,15 @@ class Bearer:
         if self._crossed.flying or self._crossed.waiting or still != self._still:
             self._still, self._still_since = still, now
         return now - self._still_since >= RESTS_AFTER_S
+
+    @property
+    def held_bytes(self) -> int:
+        """That had not arrived when it was listened to."""
+        return self.on_the_way.unacknowledged(self._crossed.sent)
+
+    def left(self) -> list[Waiting]:
+        """What it took and did not bring there, if it can be given up."""
+        return self.on_the_way.left(self.tcp.of(self.descriptor).arrived)
 
     @property
     def waits(self) -> bool:
@@ -115,7 +127,7 @@ class Bearer:
         if not self.up or not self.on_the_way.may_have(header):
             return False
         crossed = self.tcp.of(self.descriptor)
-        return crossed != NOTHING and self.on_the_way.has(header, crossed.sent)
+        return crossed != NOTHING and self.on_the_way.has(header, crossed.arrived)
 
 
 @dataclass
@@ -145,10 +157,10 @@ class Connection(Bearer):
                 self.is_over = not self.up
         return self.up and not was_up
 
-    def offer(self, header: bytes, payload: Payload) -> bool:
-        if not _offer(self.socket, [header, payload]):
+    def offer(self, item: Waiting) -> bool:
+        if not _offer(self.socket, [item.header, item.payload]):
             return False
-        self.on_the_way.take(header, len(header) + len(payload) + ENCRYPTION_BYTES)
+        self.on_the_way.take(item.header, item.size + ENCRYPTION_BYTES)
         return True
 
     def close(self) -> None:
@@ -181,6 +193,7 @@ class Line:
     refused_since: float | None = None  # by what we opened
     wanted: int = 1  # connections
     waiting: Backlog = field(default_factory=Backlog)
+    tails: Tails = field(default_factory=Tails)
     _turn: int = 0
 
     @property
@@ -220,11 +233,11 @@ class Line:
         item = self.waiting.first(rank)
         if item is None:
             return 0
-        if self._over_opened(item.header, item.payload):
+        if self._over_opened(item):
             self.refused_since = None
         else:
             self.refused_since = now if self.refused_since is None else self.refused_since
-            if not (self.needs_routes(now) and self._over_theirs(router, item.header, item.payload)):
+            if not (self.needs_routes(now) and self._over_theirs(router, item)):
                 self.stuck_since = now if self.stuck_since is None else self.stuck_since
                 return 0
         self.waiting.drop_first(rank)
@@ -255,24 +268,24 @@ class Line:
         others = [each for each in self.opened if each.up and each.over != Over.RELAYED]
         return (relayed or others) if self.retires_at is None else (others or relayed)
 
-    def _over_opened(self, header: bytes, payload: Payload) -> bool:
+    def _over_opened(self, item: Waiting) -> bool:
         usable = self._usable
         for _ in usable:
             # In turn, so that all of them are kept busy when more than one is needed.
             self._turn = (self._turn + 1) % len(usable)
-            if usable[self._turn].offer(header, payload):
+            if usable[self._turn].offer(item):
                 return True
         return False
 
-    def _over_theirs(self, router: Socket | None, header: bytes, payload: Payload) -> bool:
+    def _over_theirs(self, router: Socket | None, item: Waiting) -> bool:
         """Over a connection that the other side opened."""
-        if any(each.offer(header, payload) for each in self.accepted):
+        if any(each.offer(item) for each in self.accepted):
             return True
         if router is None:
             return False
         for route in list(self.routes):
             try:
-                if _offer(router, [route, header, payload]):
+                if _offer(router, [route, item.header, item.payload]):
                     self.routes.append(self.routes.pop(self.routes.index(route)))  # the others are next
                     return True
             except zmq.ZMQError as error:
@@ -280,6 +293,13 @@ class Line:
                     raise
                 self.routes.remove(route)  # that connection is gone; the other side will open another
         return False
+
+    def give_up(self, fallen: Bearer) -> None:
+        """What it did not bring there goes over another one, at once."""
+        self.waiting.put_back(fallen.left())
+        self.opened.remove(fallen)
+        fallen.is_abrupt = True
+        fallen.close()
 
     def hang_up(self) -> None:
         """Also what the other side opened."""

@@ -34,6 +34,11 @@ class Crossed(NamedTuple):
     received: int
     waiting: int  # in the kernel's queues, because the line takes no more at once
     flying: int  # segments that left and were not acknowledged yet
+    beyond_gap: int = 0  # bytes that are there, and can't be read before others that are not
+
+    @property
+    def arrived(self) -> int:
+        return self.sent - self.beyond_gap
 
 
 NOTHING = Crossed(0, 0, 0, 0)
@@ -135,7 +140,8 @@ def _read(watched: socket.socket) -> Crossed | None:
         return None
     segment_bytes, flying, beyond_gap, acknowledged, received, waiting = _FIELDS.unpack(raw)
     # Without them, a lost packet would look like a line that stops, and then carries twice what it can.
-    return Crossed(acknowledged + segment_bytes * beyond_gap, received, waiting, flying)
+    beyond = segment_bytes * beyond_gap
+    return Crossed(acknowledged + beyond, received, waiting, flying, beyond)
 
 
 # ---- of which peers bytes come in, also while no frame is whole yet -----------------------------------

@@ -32,6 +32,7 @@ from farflung.collectives.link.link import Appointment, FrameCounts, Moved, Poll
 from farflung.collectives.link.pacer import Pacer
 from farflung.collectives.link.pings import Pings
 from farflung.collectives.link.rates import AtLeast, connections_wanted
+from farflung.collectives.link.tails import Around
 from farflung.collectives.link.tcp_counts import NEWS, Incoming, TcpCounts
 from farflung.collectives.link.undialled import Undialled, domain_of
 from farflung.collectives.link.urgency import Rank, Sharing, has_room
@@ -78,13 +79,13 @@ class LinkSettings:
 
 
 class ZmqLink:
-    """Beyond `Link`, for tests and for whoever looks at a link by itself: `lines`, `stalls`, `round_trips_s`."""
+    """Beyond `Link`, for tests and who looks at a link by itself: `lines`, `stalls`, `given_up`, `round_trips_s`."""
 
     def __init__(self, keys: Keys, settings: LinkSettings | None = None) -> None:
         """`keys`: of this session."""
         self.settings = settings if settings is not None else LinkSettings()
         self.lines: dict[str, Line] = {}
-        self.stalls = 0
+        self.stalls = self.given_up = 0
         self._intake = Intake()
         self._pings = Pings(bytes(8), 0)
         self._tcp = TcpCounts()
@@ -302,10 +303,22 @@ class ZmqLink:
                 line.hang_up()  # what is in its sockets is lost, and asked for again
                 line.stuck_since = now
                 self._dial(line)
+        self._look_at_tails(now)
         self._lean.on_tick()
         if now - self._widen_at >= WIDEN_EVERY_S:
             self._widen(now - self._widen_at)
             self._widen_at = now
+
+    def _look_at_tails(self, now: float) -> None:
+        """Which stream has fallen: ZeroMQ's, which stands beside it, and a new one are quicker."""
+        busy = [[each for each in line.opened if each.held_bytes] for line in self.lines.values()]
+        speeds = sum(each.speed.latest or 0.0 for row in busy for each in row)
+        around = Around(self._carried.bytes_per_s, speeds, sum(map(bool, busy)), len(self.lines))
+        for peer, line in self.lines.items():
+            for each in line.over(Over.LEAN):
+                if line.tails.look(now, each.speed, each.held_bytes, around, self._pings.rtt_s.get(peer)):
+                    self.given_up += 1
+                    line.give_up(each)
 
     def _look_at_lean(self, peer: str, line: Line, now: float) -> None:
         """Which ended, and whether another one is due."""

@@ -32,6 +32,7 @@ from rig.waiting import PATIENCE_S, Patience
 
 RUN = b"run-tag!"
 PAYLOAD_MAX = 100_000
+SO_MAX_PACING_RATE = 47  # of Linux
 _open: list[End] = []
 
 
@@ -147,6 +148,40 @@ class Middle:
         self.selector.close()
         for each in self.sockets:
             each.close()
+
+
+def test_what_a_stream_that_is_given_up_had_not_brought_there_goes_over_others() -> None:
+    """One that crawls, as TCP does at times; whether it is to be given up: test_tails.py."""
+    ann, bob = End("ann"), End("bob")
+    meet(ann, bob)
+    until((ann, bob), lambda: ann.stands(bob), "lean")
+    crawls, line = ann.to(bob)[0], ann.link.lines["bob"]
+    crawls.socket.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 37_500)
+    sent = range(40)
+    for n in sent:
+        ann.link.send("bob", frame(n, 20_000 if n % 2 else 90_000))
+    until((ann, bob), lambda: bob.got, "something crawls there")
+    ann.turn()
+    assert len(bob.got) < len(sent) and crawls.held_bytes
+    line.give_up(crawls)
+    until((ann, bob), lambda: {each.header.chunk for _, each in bob.got} == {*sent}, "all is there")
+    assert len(bob.got) < len(sent) + 5, "next to nothing comes twice"
+    ann.now += 5.0
+    until((ann, bob), lambda: ann.stands(bob), "another one stands")
+    assert crawls not in ann.to(bob) and bob.verdicts() <= {"accepted"}
+
+
+def test_a_stream_that_is_given_up_leaves_nothing_of_rounds_that_are_over() -> None:
+    ann, bob = End("ann"), End("bob")
+    meet(ann, bob)
+    until((ann, bob), lambda: ann.stands(bob), "lean")
+    crawls, line = ann.to(bob)[0], ann.link.lines["bob"]
+    crawls.socket.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 37_500)
+    for n in range(9):
+        ann.link.send("bob", frame(n, 90_000))
+    ann.link.forget_rounds_before(2)
+    line.give_up(crawls)
+    assert not line.waits
 
 
 # ---- who gets one --------------------------------------------------------------------------------------------

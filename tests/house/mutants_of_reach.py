@@ -11,6 +11,7 @@ MEETING = (
 )
 TICKETS = ("tests/coordinator/reach/test_tickets.py", "tests/coordinator/relay/test_relay.py")
 LEAN = ("tests/collectives/test_records.py", "tests/collectives/test_lean.py")
+TAILS = ("tests/collectives/test_tails.py",)
 BOARD = ("tests/coordinator/relay/test_switchboard.py", "tests/coordinator/relay/test_relay.py")
 
 RELAYS = ("tests/coordinator/reach/test_relays.py",)
@@ -379,5 +380,26 @@ REACH = (
         "met = bool(mates) and all(",
         "met = bool(mates) and any(",
         ("tests/coordinator/batches/test_moving.py",),
+    ),
+    Mutant(
+        "P3 what a stream that is given up had not brought there goes again",
+        "collectives/link/line.py",
+        "        self.waiting.put_back(fallen.left())\n",
+        "        fallen.left()\n",
+        LEAN,
+    ),
+    Mutant(
+        "P3 a stream that crawls is given up",
+        "collectives/link/tails.py",
+        "        if not crawls or gains or not worth:\n",
+        "        if True:\n",
+        TAILS,
+    ),
+    Mutant(
+        "P3 streams that are slow together are left alone",
+        "collectives/link/tails.py",
+        "WORTH_S * stream.latest and around.is_worse(stream.latest)",
+        "WORTH_S * stream.latest",
+        TAILS,
     ),
 )

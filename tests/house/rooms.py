@@ -257,6 +257,7 @@ PURE_MODULES = (
     "collectives/link/pings",
     "collectives/link/rates",
     "collectives/link/records",
+    "collectives/link/tails",
     "collectives/link/urgency",
     "console/bench/figures",
     "console/bench/pipeline_figures",

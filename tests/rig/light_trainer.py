@@ -3,6 +3,7 @@
     farflung join --script tests/rig/light_trainer.py URL
 
 FARFLUNG_STEP_S: how long a step takes (0.02 s), spent asleep.  FARFLUNG_VALUES: the size of the model (65536).
+FARFLUNG_STEP_TIMES: a folder, in which a file with the number of this process tells when each step ended.
 """
 
 from __future__ import annotations
@@ -44,13 +45,19 @@ def main() -> int:
     torch.set_num_threads(1)
     model = Light(int(os.environ.get("FARFLUNG_VALUES", VALUES)))
     step_s = float(os.environ.get("FARFLUNG_STEP_S", "0.02"))
+    folder = os.environ.get("FARFLUNG_STEP_TIMES")
+    place = Path(folder, str(os.getpid())) if folder else Path(os.devnull)
     try:
-        with farflung.join(None, model, torch.optim.SGD(model.parameters(), lr=0.1)) as run:
+        with (
+            place.open("a", buffering=1) as times,
+            farflung.join(None, model, torch.optim.SGD(model.parameters(), lr=0.1)) as run,
+        ):
             for batch in run.batches(range(1_000_000), batch_size=4):
                 loss = model(batch)
                 loss.backward()
                 time.sleep(step_s)  # the computing that is left out
                 run.step(loss)
+                times.write(f"{time.monotonic():.3f}\n")
     except FarflungError as error:
         print(f"light trainer: {error}", file=sys.stderr)
         return code_for(error)
