@@ -63,7 +63,8 @@ class KeptCommits:
         if newest is not None and head.order <= newest.order:
             return False
         known = bool(self._pinned) and curve_key_of(head.proof[:32]) == self._pinned
-        if not known or not kept.is_whole or not proves(head.proof, head.statement):
+        is_damaged = bool(kept.books) and not kept.is_whole
+        if not known or is_damaged or not proves(head.proof, head.statement):
             return False
         # Of another line of the same history nothing stays that this one has no part in.
         self._heads = [each for each in self._heads if each.head.number < head.number][1 - KEPT_COMMITS :]

@@ -175,11 +175,16 @@ class Head(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
 
 class KeptCommit(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     head: Head
-    books: Annotated[bytes, Meta(max_length=KEPT_BOOKS_BYTES)]  # for the coordinator alone
+    # For the coordinator alone.  They grow with the members: where there are many some keep them, the others the head.
+    books: Annotated[bytes, Meta(max_length=KEPT_BOOKS_BYTES)]
 
     @property
     def is_whole(self) -> bool:
         return blake3(self.books).digest() == self.head.books
+
+    @property
+    def without_books(self) -> KeptCommit:
+        return msgspec.structs.replace(self, books=b"")
 
 
 class AskKept(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,6 +4,9 @@ Driven by restoring_door.py before the run machine is made, and by the simulator
 commits that it keeps (`AskKept`), the newest first, until it has no older one.  `due` then makes the records that the
 journal lacks.  Pure: clock and chance are arguments.
 
+Of a run with many members everybody keeps the heads of its steps, and some the books (`KEEPERS` in run/core.py): the
+books of a newer step are waited for, and then the run goes on from the newest one whose books are there.
+
 Who may lie: what counts is signed by this run's key, so a forged commit, one of another run and one with changed books
 are refused.  An old one loses to a newer one.  Two commits of one number are a fork, made by two coordinators of one
 key: the line of the later incarnation goes on, and people are told.  Who withholds the newest commit while nobody else
@@ -167,7 +170,7 @@ class Restoring:
             return "it is of a run with other rules"
         if not own.run_id and self._manifest_of(kept) is None:
             return f"it is of a run with other rules than {own.manifest.run.name}'s in the file given"
-        if books_in(kept.kept) is None:
+        if kept.kept.books and books_in(kept.kept) is None:
             return "its books are not what was signed, or of another version of farflung"
         return ""
 
@@ -192,7 +195,9 @@ class Restoring:
     def _take(self, kept: Kept, shown: KeptCommit, peer: str) -> None:
         found, head = self._shown, shown.head
         self._tell_of_fork(shown)
-        found.heads.setdefault((head.number, head.after), shown)
+        known = found.heads.get((head.number, head.after))
+        if known is None or not known.books:
+            found.heads[head.number, head.after] = shown
         for commit in kept.commits:
             if name_of_commit(commit) in head.commits:
                 found.commits[name_of_commit(commit)] = commit
@@ -269,11 +274,23 @@ class Restoring:
             if books is not None
             else set[str]()
         )
-        heard = Heard(bool(self._own.run_id), self._began_at, self._first_at, self._answered, holders)
+        lacks = self._lacks(chain)
+        heard = Heard(bool(self._own.run_id), self._began_at, self._first_at, self._answered, holders, lacks)
         self.reason = why_wait(heard, now)
-        if not self.reason and chain and not self._has_model(chain[0]):
+        if not self.reason and not chain and not self._own.run_id:
+            self.reason = (
+                f"nobody who keeps the books of the run has come: waiting for one, of step {lacks} best"
+            )
+        elif not self.reason and chain and not self._has_model(chain[0]):
             self.reason = "nobody has shown the model that the commits are of: waiting for a peer that has it"
         return self.reason
+
+    def _lacks(self, chain: Sequence[KeptCommit]) -> int:
+        """The newest step that was signed, if nobody has shown its books, and this journal has not come so far."""
+        known = [kept.head.order for kept in chain[:1]]
+        known += [self._own.ledger.link.order] if self._own.ledger is not None else []
+        newest = max((kept.head.order for kept in self._shown.heads.values()), default=(0, 0))
+        return newest[1] if newest > max(known, default=(0, 0)) else 0
 
     def _has_model(self, newest: KeptCommit) -> bool:
         books, ledger = books_in(newest), self._own.ledger
@@ -282,11 +299,12 @@ class Restoring:
         )
 
     def _chain(self, most: int = KEPT_COMMITS) -> list[KeptCommit]:
-        """The newest, and those that it names before it."""
+        """The newest that can be put back, and those that it names before it."""
         heads = self._shown.heads
-        if not heads:
+        whole = [kept for kept in heads.values() if kept.books]
+        if not whole:
             return []
-        chain = [max(heads.values(), key=lambda kept: kept.head.order)]
+        chain = [max(whole, key=lambda kept: kept.head.order)]
         while len(chain) < most:
             head = chain[-1].head
             before = heads.get((head.number - 1, head.before))
@@ -309,13 +327,15 @@ class Restoring:
 
     def _told(self, newest: KeptCommit | None) -> str:
         ledger, names = self._own.ledger, ", ".join(sorted(self._answered.values())[:8])
+        lacks = self._lacks([newest] if newest is not None else [])
+        void = f"; step {lacks} was made, and nobody came who keeps its books" if lacks else ""
         if newest is None:
-            return "nobody showed a commit: the run goes on from this copy of the journal"
+            return f"nobody showed a commit: the run goes on from this copy of the journal{void}"
         head = newest.head
         if ledger is not None and head.order <= ledger.link.order:
-            return f"this journal lacks nothing that {names} showed"
+            return f"this journal lacks nothing that {names} showed{void}"
         versions = ", ".join(map(str, head.versions))
-        return f"the run goes on from version {versions}, step {head.number}, as {names} showed it"
+        return f"the run goes on from version {versions}, step {head.number}, as {names} showed it{void}"
 
 
 def _relay_of(manifest: Manifest) -> dict[str, object]:
@@ -339,6 +359,7 @@ class Heard:
     first_at: float | None  # when somebody showed something that counts
     answered: Collection[str]  # who showed all that it keeps, be it nothing
     holders: Collection[str]  # of the newest that was shown
+    lacks: int = 0  # a newer step, of which nobody has shown the books
 
 
 def why_wait(heard: Heard, now: float) -> str:
@@ -353,6 +374,9 @@ def why_wait(heard: Heard, now: float) -> str:
         return f"waiting for peers with newer commits, at most {left_s:.0f} s more" if left_s > 0.0 else ""
     missing = set(heard.holders) - set(heard.answered)
     left_s = heard.first_at + PATIENCE_S - now
+    if left_s > 0.0 and heard.lacks:
+        books = f"nobody has shown the books of step {heard.lacks}"
+        return f"{books}: waiting for one who keeps them, at most {left_s:.0f} s more"
     if not missing or left_s <= 0.0:
         return ""
     of = len(set(heard.holders))

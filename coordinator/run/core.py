@@ -26,7 +26,7 @@ from farflung.protocol.signing import Head, KeptCommit
 
 EVENTS_SHOWN = 30
 KEEP_AGAIN_S = 5.0
-KEEPERS = 16  # of each step of the run, where there are more members
+KEEPERS = 16  # of the books of each step of the run, where there are more members
 
 
 class Core:
@@ -70,7 +70,9 @@ class Core:
         return peer in self._keepers[1]
 
     def kept_by(self, member: Member) -> KeptCommit | None:
-        return self.kept() if self.is_keeper(member.peer) else None
+        """The head in any case: whoever goes on with a commit can prove that it is there."""
+        kept = self.kept()
+        return kept if kept is None or self.is_keeper(member.peer) else kept.without_books
 
     def tell_to_keep(self, member: Member, number: int) -> None:
         """What comes with each commit, for whom that did not reach: `number` is of the newest that it keeps.  Who can't

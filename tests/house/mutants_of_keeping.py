@@ -96,4 +96,32 @@ KEEPING = (
         "if False:",
         UNITS,
     ),
+    Mutant(
+        "who keeps no books keeps the head",
+        "coordinator/run/core.py",
+        "else kept.without_books",
+        "else None",
+        ("tests/coordinator/run/test_crowds.py",),
+    ),
+    Mutant(
+        "a step whose books others keep is waited for",
+        _RESTORING,
+        "if left_s > 0.0 and heard.lacks:",
+        "if False:",
+        UNITS,
+    ),
+    Mutant(
+        "whoever shows the books of a step counts after somebody with its head alone",
+        _RESTORING,
+        "if known is None or not known.books:",
+        "if known is None:",
+        UNITS,
+    ),
+    Mutant(
+        "a peer keeps no books that are not what was signed",
+        _KEPT,
+        "is_damaged = bool(kept.books) and not kept.is_whole",
+        "is_damaged = False",
+        UNITS,
+    ),
 )

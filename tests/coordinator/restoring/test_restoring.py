@@ -112,12 +112,18 @@ class Host:
 
 
 def keeper(
-    number: int, host: Host, upto: int | None = None, pinned: Ed25519PrivateKey | None = None
+    number: int,
+    host: Host,
+    upto: int | None = None,
+    pinned: Ed25519PrivateKey | None = None,
+    books: int | None = None,
 ) -> KeptCommits:
-    """A peer that heard the commits until this one."""
+    """A peer that heard the commits until this one, and has the books of so many of them; None: of all."""
     kept = KeptCommits(curve_key_of(public_of(pinned or host.key)), public_of(key_of(number)))
-    for each in host.told[:upto]:
-        kept.hear(each)
+    for place, each in enumerate(host.told[:upto]):
+        assert each.kept is not None
+        has_books = books is None or place < books
+        kept.hear(each if has_books else msgspec.structs.replace(each, kept=each.kept.without_books))
     kept.about = Kept(identity=bytes(32), kept=None, model=MODEL, manifest=MANIFEST.canonical())
     return kept
 
@@ -251,6 +257,40 @@ def test_what_is_withheld_by_all_is_lost_and_the_run_goes_on_from_what_was_shown
     assert now.version == 5 and now.leases.committed_samples == 80
 
 
+def test_a_step_whose_books_others_keep_is_waited_for_as_long_as_any_peer() -> None:
+    host, asks = host_at(6), machine()
+    for each in (1, 2):
+        knocks(asks, each, keeper(each, host, books=4))
+    assert asks.due(2.0 + PATIENCE_S - 1.1) is None
+    assert f"the books of step {host.ledger.link.number}" in asks.reason
+    knocks(asks, 3, keeper(3, host))
+    assert restored(asks.due(2.0)).version == 6, "whoever keeps them, however many do not"
+
+
+def test_a_step_whose_books_nobody_shows_is_void_and_people_are_told() -> None:
+    host, asks = host_at(6), machine()
+    for each in (1, 2):
+        knocks(asks, each, keeper(each, host, books=4))
+    found = asks.due(1.0 + PATIENCE_S)
+    now = restored(found)
+    assert now.version == 4 and now.leases.committed_samples == 64
+    assert f"step {host.ledger.link.number} was made, and nobody came" in (now.restored_because or "")
+
+
+def test_without_any_books_a_key_alone_waits_and_a_copy_goes_on() -> None:
+    host, asks = host_at(6), machine()
+    knocks(asks, 1, keeper(1, host, books=0))
+    assert asks.due(1e6) is None and "nobody who keeps the books" in asks.reason
+    copy = host_at(5)
+    asks = machine(copy)
+    knocks(asks, 1, keeper(1, host, books=0))
+    assert asks.due(1.0 + PATIENCE_S - 0.1) is None
+    found = asks.due(1.0 + PATIENCE_S)
+    assert found is not None
+    copy.write(*found.records)
+    assert copy.ledger.version == 5 and "nobody came" in (copy.ledger.restored_because or "")
+
+
 def shows_forged(host: Host, change: object) -> tuple[Restoring, Refuse]:
     asks, kept = machine(), keeper(1, host)
     newest = kept._heads[-1]
@@ -364,6 +404,16 @@ def test_a_peer_keeps_nothing_that_its_runs_key_did_not_sign_and_never_goes_back
     kept = keeper(1, host)
     kept.hear(host.told[0])
     assert kept.number == 4
+
+
+def test_a_peer_keeps_the_head_of_a_step_whose_books_others_keep_and_no_damaged_books() -> None:
+    host = host_at(3)
+    assert keeper(1, host, books=0).number == host.ledger.link.number
+    told = host.told[-1]
+    assert told.kept is not None
+    kept = keeper(1, host, 2)
+    assert not kept.hear(msgspec.structs.replace(told, kept=KeptCommit(told.kept.head, b"other books")))
+    assert kept.number == host.ledger.link.number - 1
 
 
 def test_books_that_are_too_long_are_no_message() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
 from farflung.coordinator.reach.acquaintances import WHOLE_ROSTER
+from farflung.coordinator.run.core import KEEPERS
 from farflung.coordinator.run.effects import Effect, Tell
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.membership import BEATS_MOST_PER_S, LOOK_S_PER_MEMBER, Member
@@ -34,6 +36,24 @@ def tick(machine: RunMachine, member: Member, now: float, **changes: object) -> 
 
 def told(effects: list[Effect], kind: type) -> list[str]:
     return [each.peer for each in effects if isinstance(each, Tell) and isinstance(each.message, kind)]
+
+
+# ---- what they keep ----------------------------------------------------------------------------------------
+
+
+def test_P21_of_many_members_all_keep_the_signed_head_of_a_step_and_some_its_books() -> None:
+    """So whoever goes on with a commit can prove that it was made, and what comes with it does not grow for all."""
+    core, key = crowd(KEEPERS + 9).core, Ed25519PrivateKey.from_private_bytes(bytes(32))
+    core.prove = lambda statement: key.public_key().public_bytes_raw() + key.sign(statement)
+    made = core.kept()
+    assert made is not None
+    kept = [core.kept_by(member) for member in core.members.alive.values()]
+    assert all(each is not None and each.head == made.head for each in kept)
+    assert sum(each == made for each in kept) == KEEPERS
+    assert sum(each == made.without_books for each in kept) == 9
+    few = crowd(KEEPERS).core
+    few.prove = core.prove
+    assert {few.kept_by(member) for member in few.members.alive.values()} == {few.kept()}
 
 
 # ---- beats --------------------------------------------------------------------------------------------------
