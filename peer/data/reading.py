@@ -10,10 +10,11 @@ instead; one with `set_epoch(epoch)` is told the epoch.  Nothing is imported for
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
@@ -186,3 +187,25 @@ def _first_token_tensor(batch: object) -> Tensor | None:
     if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
         return next((t for t in map(_first_token_tensor, batch) if t is not None), None)
     return None
+
+
+def pinned(batch: Any, pin: Callable[[Tensor], Tensor] = Tensor.pin_memory) -> Any:
+    """The batch with its tensors in memory from which a GPU copies beside the host; what holds them is made anew.
+
+    Something of another kind that has a `pin_memory` of its own does it by that, as for a DataLoader.
+    """
+    if isinstance(batch, Tensor):
+        return pin(batch) if batch.device.type == "cpu" and batch.layout == torch.strided else batch
+    if isinstance(batch, (str, bytes)):
+        return batch
+    if callable(own := getattr(batch, "pin_memory", None)):
+        return own()
+    if isinstance(batch, Mapping):
+        made: Any = copy.copy(batch) if isinstance(batch, MutableMapping) else dict(batch)
+        made.update({name: pinned(value, pin) for name, value in batch.items()})
+        return made
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(pinned(value, pin) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(pinned(value, pin) for value in batch)
+    return batch

@@ -27,7 +27,7 @@ from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.messages import FINISHED
 from farflung.protocol.outer_numbers import VALUE_BYTES
-from farflung.protocol.process.log_lines import mistakes_in_one_line
+from farflung.protocol.process.log_lines import Teller, mistakes_in_one_line
 
 
 def pipeline(
@@ -119,7 +119,17 @@ def refuse_local_steps(connection: Connection) -> None:
 
 
 def best_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """The GPU that CUDA takes, where there is one; says so where there are others, which this process leaves idle."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device, count = torch.device("cuda", torch.cuda.current_device()), torch.cuda.device_count()
+    if count > 1:
+        Teller.from_environment("trainer")(
+            f"computes on {device} ({torch.cuda.get_device_name(device)}), and not on {count - 1} more here: for each "
+            "of them another peer can join, with CUDA_VISIBLE_DEVICES=NUMBER and an --identity of its own; with a "
+            "training script one peer takes them all (--nproc, docs/islands.md)"
+        )
+    return device
 
 
 class TakesPart:

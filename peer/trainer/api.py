@@ -23,6 +23,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
 from farflung.peer.data.leased_data import Span
-from farflung.peer.data.reading import MapStyle, Source, refuse_lists, source_of, tokens_in
+from farflung.peer.data.reading import MapStyle, Source, pinned, refuse_lists, source_of, tokens_in
 from farflung.peer.data.token_shards import TokenShards
 from farflung.peer.data.workers import Ahead
 from farflung.peer.island.island import Island
@@ -256,6 +257,7 @@ class Run:
         ahead: int = 0,
         workers: int = 0,
         prefetch: int = 2,
+        pin: bool = False,
     ) -> Iterator[Any]:
         """Batches of samples that are leased to this peer alone, until the run is finished.
 
@@ -267,6 +269,8 @@ class Run:
         batches the loader around it asks for before it gives one out (1 for that of accelerate, of transformers'
         Trainer and of Lightning): they are not used yet.
         `workers`: so many processes read map-style data before it is wanted, `prefetch` batches each; 0: this one does.
+        `pin`: batches lie in pinned memory, so that `batch.to("cuda", non_blocking=True)` waits for nothing; without
+        CUDA they are given out as they are.
         """
         batch = self.manifest.data.batch if batch_size is None else batch_size
         if batch < 1:
@@ -286,10 +290,13 @@ class Run:
                 "workers: a stream is read in its order by one process; give run.batches a data set with __len__ and "
                 "__getitem__, or a DataLoader with workers as the stream (docs/data.md)"
             )
+        if pin and not torch.cuda.is_available():
+            log.warning("batches are not pinned: torch finds no CUDA device here")
+            pin = False
         ranks = self._loop.ranks
         self._refuse_other_data((source.samples, made_of, batch, ahead))
         reader = _Reader(source, collate or _collate, ranks.part)
-        return self._ahead(ahead, self._batches(reader, made_of, batch, workers, prefetch))
+        return self._ahead(ahead, self._batches(reader, made_of, batch, workers, prefetch, pin))
 
     def _refuse_other_data(self, here: tuple[int, bytes, int, int]) -> None:
         """All ranks hold the same leases, and must read the same of them."""
@@ -312,7 +319,7 @@ class Run:
             self._loop.take_back(loader)
 
     def _batches(
-        self, reader: _Reader, made_of: bytes, batch: int, workers: int, prefetch: int
+        self, reader: _Reader, made_of: bytes, batch: int, workers: int, prefetch: int, pin: bool
     ) -> Iterator[Any]:
         with ExitStack() as ends:
             pool = ends.enter_context(Ahead(workers, reader, self.manifest.run.seed)) if workers else None
@@ -328,7 +335,7 @@ class Run:
                     first, stop, own = part.bounds(samples)
                     self._weight = part.weight(samples)
                     self._loop.hand_out(got, tokens_in(made, stop - first) if own else 0)
-                    yield made
+                    yield pinned(made) if pin else made
 
     # ---- what there is to know
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections import UserDict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from farflung.coordinator.ledger.leases import Leases
 from farflung.peer.data.leased_data import LeaseBook, Span
-from farflung.peer.data.reading import MapStyle, Source, Stream, refuse_lists, source_of, tokens_in
+from farflung.peer.data.reading import MapStyle, Source, Stream, pinned, refuse_lists, source_of, tokens_in
 from farflung.peer.data.text_lines import TextLines
 from farflung.protocol.errors import UserError
 from farflung.protocol.messages import UNKNOWN_LENGTH, Lease
@@ -266,3 +269,35 @@ def test_pixels_are_no_tokens() -> None:
         == 4
     )
     assert tokens_in(torch.zeros(4, 9, dtype=torch.uint8), 4) == 36, "bytes of text are tokens"
+
+
+class Pair(NamedTuple):
+    ids: Tensor
+    name: str
+
+
+class Own:
+    """As a batch class of somebody's own."""
+
+    def pin_memory(self) -> str:
+        return "pinned by itself"
+
+
+def test_every_tensor_of_a_batch_is_pinned_and_nothing_else_is_changed() -> None:
+    def pin(tensor: Tensor) -> Tensor:
+        seen.append(tensor)
+        return tensor + 1
+
+    seen: list[Tensor] = []
+    zero = torch.zeros(2)
+    batch = {"a": zero, "b": [zero, "text", 3], "c": Pair(zero, "it"), "d": (zero, None), "e": Own()}
+    found = pinned(batch, pin)
+    assert len(seen) == 4 and torch.equal(batch["a"], torch.zeros(2)), "the script's own is left alone"
+    assert list(found) == list(batch) and type(found["c"]) is Pair and found["c"].name == "it"
+    assert found["b"][1:] == ["text", 3] and found["d"][1] is None and found["e"] == "pinned by itself"
+    for each in (found["a"], found["b"][0], found["c"].ids, found["d"][0]):
+        assert torch.equal(each, torch.ones(2))
+    assert type(pinned(UserDict(batch), pin)) is UserDict, "as the encodings of tokenizers are"
+    assert torch.equal(pinned(zero, pin), torch.ones(2)) and pinned(b"raw", pin) == b"raw"
+    elsewhere = torch.zeros(2, device="meta")
+    assert pinned(elsewhere, pin) is elsewhere, "only what is in host memory"

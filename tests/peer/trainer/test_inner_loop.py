@@ -37,6 +37,7 @@ from farflung.peer.local.words import (
     to_bytes,
     to_trainer,
 )
+from farflung.peer.trainer import api
 from farflung.peer.trainer.api import Run
 from farflung.peer.trainer.inner_loop import InnerLoop, MeanLoss
 from farflung.peer.trainer.run_optimizer import RunOptimizer
@@ -614,6 +615,21 @@ def test_batches_cover_the_leases_in_the_runs_order_until_it_is_finished(trainer
     assert [f.used for f in frozen] == [(Used(1, 5), Used(2, 6)), (Used(1, 5), Used(2, 12))]
     needs = [word for word in trainer.channel.said if isinstance(word, Need)]
     assert (needs[0].samples, needs[0].want) == (12, 12) and all(len(need.data) == 16 for need in needs)
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_batches_are_pinned_where_there_is_a_gpu_and_else_it_is_said_that_they_are_not(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, has_gpu: bool
+) -> None:
+    pins: list[object] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(api, "pinned", lambda batch: (pins.append(batch), batch)[1])
+    run = run_of(trainer)
+    trainer.channel.will_say(LeasesNow(leases=(lease(1, 0, 4),)))
+    batches = run.batches(Numbers(12), pin=True)
+    first = next(batches)
+    assert first.shape == (2, 3) and len(pins) == has_gpu
+    assert ("batches are not pinned" in caplog.text) != has_gpu
 
 
 def one_ahead(batches: Iterator[Tensor]) -> Iterator[Tensor]:
