@@ -380,4 +380,18 @@ REACH = (
         "met = bool(mates) and any(",
         ("tests/coordinator/batches/test_moving.py",),
     ),
+    Mutant(
+        "before later tries each shows itself anew",
+        "coordinator/reach/meeting.py",
+        "        if meeting.series and meeting.may_begin(now):\n",
+        "        if False:\n",
+        MEETING,
+    ),
+    Mutant(
+        "nobody's address is forgotten while others are to meet it there",
+        "coordinator/reach/meeting.py",
+        "LOOK_AGAIN_S and not any(True for _ in self._on(contact.peer, now)):",
+        "LOOK_AGAIN_S:",
+        MEETING,
+    ),
 )
