@@ -32,9 +32,8 @@ from farflung.protocol.round_words import MEET_EVERY_S, MEET_TRIES, Contact, Mee
 LOOKS_S = 1.0  # so long it is waited for what two sockets see of somebody
 LEAD_S = 0.35  # from naming an instant until it comes: both must have heard of it
 SPREAD_S = 0.15  # of instants, by chance
-LOOK_AGAIN_S = (
-    30.0  # before later tries each is to show itself anew, so often at most: its address may be another one
-)
+# Before later tries each is to show itself anew, so often at most: its address may be another one.
+LOOK_AGAIN_S = 30.0
 HOLD_S = 1.3  # after the first instant, until the relay is used
 AGAIN_S, AGAIN_MOST_S = (
     60.0,
