@@ -32,6 +32,8 @@ from farflung.protocol.round_words import MEET_EVERY_S, MEET_TRIES, Contact, Mee
 LOOKS_S = 1.0  # so long it is waited for what two sockets see of somebody
 LEAD_S = 0.35  # from naming an instant until it comes: both must have heard of it
 SPREAD_S = 0.15  # of instants, by chance
+# Before later tries each is to show itself anew, so often at most: its address may be another one.
+LOOK_AGAIN_S = 30.0
 HOLD_S = 1.3  # after the first instant, until the relay is used
 AGAIN_S, AGAIN_MOST_S = (
     60.0,
@@ -131,6 +133,7 @@ class Meetings:
     tries: int = 0  # series so far
     _news: list[News] = field(default_factory=list)
     _seen: dict[bytes, dict[str, str]] = field(default_factory=dict)  # session's key -> socket -> HOST:PORT
+    _asked_at: dict[bytes, float] = field(default_factory=dict)  # session's key -> to show itself anew
     _said: dict[bytes, frozenset[str]] = field(default_factory=dict)  # session's key -> peers
     _meetings: dict[bytes, Meeting] = field(default_factory=dict)  # by pair
     _pairs: Pairs = field(default_factory=dict)
@@ -163,6 +166,7 @@ class Meetings:
             self._pairs, self.wanted = pairs, keys if self.is_on else frozenset()
             self._seen = {key: seen for key, seen in self._seen.items() if key in keys}
             self._said = {key: said for key, said in self._said.items() if key in keys}
+            self._asked_at = {key: at for key, at in self._asked_at.items() if key in keys}
             known = self._meetings
             self._meetings = {name: known.get(name) or Meeting(name, now, again_at=now) for name in pairs}
         news = False
@@ -193,6 +197,9 @@ class Meetings:
             return news
         if meeting.is_relayed and not meeting.may_begin(now):
             return news
+        if meeting.series and meeting.may_begin(now):
+            self._look_again(one, now)
+            self._look_again(other, now)
         may_meet = self._may_meet(one.key, other.key)
         if may_meet and meeting.may_begin(now) and self._has_room(one, other, now):
             meeting.begin(now)
@@ -201,6 +208,13 @@ class Meetings:
             news = True
         meeting.hold_back(may_meet, now)
         return news or meeting.is_relayed != was_relayed
+
+    def _look_again(self, contact: Contact, now: float) -> None:
+        """Not while others are to meet it where it was seen."""
+        asked_at = self._asked_at.get(contact.key, -math.inf)
+        if now - asked_at >= LOOK_AGAIN_S and not any(True for _ in self._on(contact.peer, now)):
+            self._asked_at[contact.key] = now
+            self._seen.pop(contact.key, None)
 
     def _has_room(self, one: Contact, other: Contact, now: float) -> bool:
         """Neither of them meets too many others now, or met too often."""

@@ -37,7 +37,7 @@ from farflung.protocol.process.sockets import (
 from farflung.protocol.round_words import Meet
 
 ANSWERS_KEPT = 32
-LOOK_AGAIN_S, LOOKS_MOST = 5.0, 8  # in one session
+LOOK_AGAIN_S, LOOKS_MOST = 5.0, 8  # until I am seen
 DOOR_S = 3.0  # so long the connection to the door stands
 _SHOWN_AT_DOOR = Probe(padding=b"", want=0, address="", key=b"", look=True)
 
@@ -110,6 +110,8 @@ class Reaching:
         self._clock.on_answer(took)
 
     def on_tick(self, tick: Tick, now: float) -> None:
+        if not tick.look:
+            self._looks = 0  # I was seen; if I am asked again, my address may be another one
         if tick.look and self._members_port and now >= self._look_at and self._looks < LOOKS_MOST:
             self._looks, self._look_at = self._looks + 1, now + LOOK_AGAIN_S
             self._show_myself(now)

@@ -57,13 +57,17 @@ class Scenario:
     min_peers: int = 2
     codec: str = "fp32"
     gather_codec: str = "fp32"
+    grace_s: float = 3.0  # for stragglers
+    round_timeout_s: float = 12.0
     group: int = 0  # members of a mesh's group; 0: rounds are flat
-    grace_s: float = 3.0  # for stragglers; a round has four times as long
     undialable: int = 0  # how many of the peers can't be dialled: they own nothing and dial others
     helpers: int = 0  # so many of the last peers have no trainer
-    relay: str = ""  # by which those meet: "steady", "dies" again and again; "": there is none
+    # By which those meet: "steady", "dies" again and again, "lies" about bytes, "withholds" those of two peers for
+    # good; "": there is none.
+    relay: str = ""
     # Relays of all who can be dialled: "steady", "dies", or "drops" what passes it.
     offered: str = ""
+    roams_every_s: float = 0.0  # so often each of them has another address; 0: never
     routers: str = ""  # past which those meet: "easy" ones, "mixed" with a hard one; "": nobody tries
     faults_until_s: float = 8.0
     end_s: float = 120.0

@@ -42,7 +42,7 @@ def manifest_for(scenario: Scenario) -> Manifest:
         sync_every = 4
         deadline_s = 6.0
         scatter_grace_s = {scenario.grace_s}
-        round_timeout_s = {4 * scenario.grace_s}
+        round_timeout_s = {scenario.round_timeout_s}
         keep_results = 3
         [merge]
         policy = "{scenario.policy}"

@@ -1,11 +1,12 @@
 """The ways between peers of a simulated world of whom neither can dial the other: relays, and past their routers.
 
-Used by the world.  Frames of pairs that the relay was told pass it, while it lives.  What a relay may do to ciphertext
-(delay, drop, damage) is a frame that comes late or never, which the world does to all frames; here it also dies, for a
-moment or for long, and comes back.  The routers are shown every tick that a peer hears, and do what its line does in
-life: show from where it is seen, and connect at instants.  What they made may break.  A hard router, which has another
-port for each connection, lets nobody through.  Both have a chance of their own, so that worlds without them are what
-they were.
+Used by the world.  Frames of pairs that the relay was told pass it, while it lives.  It also dies, for a moment or for
+long, and comes back; or it lies.  All that it can do to ciphertext is to hold it back, for good, and to change, repeat
+or leave out bytes: then both ends hang up at once, what was on its way is lost, and they meet again a moment later, as
+in life (tests/collectives/test_relay_way.py).  The routers are shown every tick that a peer hears, and do what its line
+does in life: show from where it is seen, and connect at instants.  What they made may break, and does where one of the
+two roams: its address changes.  A hard router, which has another port for each connection, lets nobody through.  Both
+have a chance of their own, so that worlds without them are what they were.
 """
 
 from __future__ import annotations
@@ -30,16 +31,21 @@ PORT = 7
 BYTES_PER_S = 1e6
 BACK_WITHIN_S = 3.0  # a shorter death the machine does not hear of, as in life
 LIVES_S, DEAD_S = (0.5, 4.0), (0.2, 6.0)
+SPOILS, MEETS_AGAIN_S = 0.05, (0.1, 1.5)  # share of frames of which it changes something
 
 
 @dataclass
 class VirtualRelay:
     scenario: Scenario
     seed: int
+    withheld: frozenset[str] = frozenset()  # the first two that come, of whom it passes nothing to each other
     pairs: frozenset[bytes] = frozenset()
     passed: int = 0  # frames
     refused: int = 0
     deaths: int = 0
+    spoiled: int = 0
+    held: int = 0  # back
+    _apart_until_s: dict[bytes, float] = field(default_factory=dict)  # by pair
     _dead_from_s: float = field(init=False)
     _dead_until_s: float = field(init=False)
 
@@ -69,10 +75,31 @@ class VirtualRelay:
         """A frame from one to the other."""
         if not self.scenario.relay or one is None or other is None:
             return False
-        fits = pair_of(one.me.key, other.me.key) in self.pairs and not self.is_dead(now)
-        self.passed += fits
-        self.refused += not fits
-        return fits
+        pair = pair_of(one.me.key, other.me.key)
+        if pair not in self.pairs or self.is_dead(now):
+            self.refused += 1
+            return False
+        if self._lies(pair, frozenset((one.me.peer, other.me.peer)), now):
+            return False
+        self.passed += 1
+        return True
+
+    def _lies(self, pair: bytes, peers: frozenset[str], now: float) -> bool:
+        """This frame does not come through, and what follows for a while."""
+        if self.scenario.relay == "withholds":
+            self.withheld = self.withheld or peers
+            holds = peers == self.withheld
+            self.held += holds
+            return holds
+        if self.scenario.relay != "lies" or now >= self.scenario.faults_until_s:
+            return False
+        if now < self._apart_until_s.get(pair, 0.0):
+            return True
+        if self._random.random() >= SPOILS:
+            return False
+        self.spoiled += 1
+        self._apart_until_s[pair] = now + self._random.uniform(*MEETS_AGAIN_S)
+        return True
 
 
 # ---- relays that peers offer -----------------------------------------------------------------------------------------
@@ -210,7 +237,12 @@ class VirtualRouters:
     first: str  # of the peers
     connected: int = 0
     passed: int = 0  # frames
-    _standing: dict[frozenset[bytes], float] = field(default_factory=dict)  # by processes: until when
+    newest_at: float = 0.0  # when the newest of them was made
+    missed: int = 0  # tries at an address that one of the two has no more
+    # By processes: until when, and from where to where.
+    _standing: dict[frozenset[bytes], tuple[float, frozenset[str]]] = field(default_factory=dict)
+    _homes: dict[str, int] = field(default_factory=dict)
+    _shown: dict[bytes, str] = field(default_factory=dict)  # by process: where the coordinator saw it last
     _tried: set[tuple[frozenset[bytes], float]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -224,7 +256,7 @@ class VirtualRouters:
         if not self.scenario.routers or not isinstance(tick, Tick):
             return
         if tick.look:
-            host = f"9.0.0.{1 + sorted(self.peers).index(peer.me.peer)}"
+            host = self._host(peer, now)
             for number, door in enumerate(DOORS):
                 port = OUTSIDE_PORT + (number if self.is_hard(peer) else 0)
                 self.after(CONNECTS_S, partial(self._show, peer, door, f"{host}:{port}"))
@@ -233,8 +265,22 @@ class VirtualRouters:
             if other is not None:
                 self._meet(peer, other, meet.at_s, now)
 
+    def _host(self, peer: VirtualPeer, now: float) -> str:
+        """Where its router is seen: the same for ever, or another one after a while where peers roam."""
+        home = self._homes.setdefault(peer.me.peer, len(self._homes) + 1)
+        return f"9.0.{self._moves(peer, now)}.{home}"
+
+    def _moves(self, peer: VirtualPeer, now: float) -> int:
+        """How often it has another address by now."""
+        if not self.scenario.roams_every_s:
+            return 0
+        home = self._homes.setdefault(peer.me.peer, len(self._homes) + 1)
+        at_s = min(now, self.scenario.faults_until_s) + home  # not all of them at once
+        return int(at_s / self.scenario.roams_every_s)
+
     def _show(self, peer: VirtualPeer, door: str, endpoint: str) -> None:
         if peer.alive:
+            self._shown[peer.me.process] = endpoint.rpartition(":")[0]
             self.look(peer.me.key, door, endpoint)
 
     def _meet(self, one: VirtualPeer, other: VirtualPeer, at_s: float, now: float) -> None:
@@ -243,6 +289,9 @@ class VirtualRouters:
         if (pair, at_s) in self._tried:
             return
         self._tried.add((pair, at_s))
+        if any(self._shown.get(each.me.process) != self._host(each, now) for each in (one, other)):
+            self.missed += 1  # whoever it was shown to knows an address that is not its own any more
+            return
         if self.is_hard(one) or self.is_hard(other):
             raise AssertionError("somebody is to meet others past a hard router")
         for number in range(MEET_TRIES):
@@ -253,14 +302,17 @@ class VirtualRouters:
 
     def _connect(self, one: VirtualPeer, other: VirtualPeer, now: float) -> None:
         if one.alive and other.alive:
-            self.connected += 1
+            self.connected, self.newest_at = self.connected + 1, now
             calm = now >= self.scenario.faults_until_s
             stands_s = float("inf") if calm else self._random.expovariate(1 / STANDS_S)
-            self._standing[_sessions(one, other)] = now + stands_s
+            self._standing[_sessions(one, other)] = now + stands_s, self._hosts(one, other, now)
 
     def stands(self, one: VirtualPeer, other: VirtualPeer, now: float) -> bool:
-        until = self._standing.get(_sessions(one, other), 0.0)
-        return one.alive and other.alive and now < until
+        until, hosts = self._standing.get(_sessions(one, other), (0.0, frozenset()))
+        return one.alive and other.alive and now < until and hosts == self._hosts(one, other, now)
+
+    def _hosts(self, one: VirtualPeer, other: VirtualPeer, now: float) -> frozenset[str]:
+        return frozenset((self._host(one, now), self._host(other, now)))
 
     def tell(self, peer: VirtualPeer, now: float) -> None:
         """Its line tells it, as at every tick of an agent."""

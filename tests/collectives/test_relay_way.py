@@ -131,11 +131,20 @@ def _with_key(name: str, fits: Callable[[bytes], bool]) -> End:
     return found
 
 
-class Liar:
-    """Between a peer and the relay: it changes a byte of so many that pass."""
+# What a relay may do to bytes that it can't read, besides holding them back.
+LIES: dict[str, Callable[[bytes], bytes]] = {
+    "changes": lambda data: data[:-1] + bytes((data[-1] ^ 1,)),
+    "repeats": lambda data: data + data,
+    "leaves out": lambda data: data[: len(data) // 2],
+    "adds": lambda data: data + bytes(100),
+}
 
-    def __init__(self, port: int, every: int) -> None:
-        self._to, self._every = port, every
+
+class Liar:
+    """Between a peer and the relay: once, after so many bytes, it does something to those that pass."""
+
+    def __init__(self, port: int, every: int, lie: Callable[[bytes], bytes]) -> None:
+        self._to, self._every, self._lie = port, every, lie
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.lies = 0
@@ -154,7 +163,7 @@ class Liar:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 if lies and passed + len(data) > self._every and not self.lies:
-                    data = data[:-1] + bytes((data[-1] ^ 1,))
+                    data = self._lie(data)
                     self.lies += 1
                 passed += len(data)
                 target.sendall(data)
@@ -164,11 +173,12 @@ class Liar:
         self._listener.close()
 
 
-def test_a_relay_that_changes_bytes_loses_a_connection_and_no_frame_arrives_changed(
-    ends: tuple[End, End], rig: RelayRig
+@pytest.mark.parametrize("lie", LIES)
+def test_a_relay_that_lies_about_bytes_loses_a_connection_and_no_frame_arrives_changed(
+    ends: tuple[End, End], rig: RelayRig, lie: str
 ) -> None:
     ann, bob = ends
-    liar = Liar(rig.port, 300_000)
+    liar = Liar(rig.port, 300_000, LIES[lie])
     try:
         mine, theirs = ways(rig, ends)
         meet(ends, (mine, Relayed(f"127.0.0.1:{liar.port}", theirs.ticket)))

@@ -402,4 +402,18 @@ REACH = (
         "WORTH_S * stream.latest",
         TAILS,
     ),
+    Mutant(
+        "before later tries each shows itself anew",
+        "coordinator/reach/meeting.py",
+        "        if meeting.series and meeting.may_begin(now):\n",
+        "        if False:\n",
+        MEETING,
+    ),
+    Mutant(
+        "nobody's address is forgotten while others are to meet it there",
+        "coordinator/reach/meeting.py",
+        "LOOK_AGAIN_S and not any(True for _ in self._on(contact.peer, now)):",
+        "LOOK_AGAIN_S:",
+        MEETING,
+    ),
 )

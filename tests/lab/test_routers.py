@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,21 @@ from rig.home_run import HomeRun
 from rig.meetings import met_in
 from rig.routers import Homes, Router
 from rig.waiting import LONG_S, eventually
+
+MICROS = 8
+# Of the small built-in model: what passes from stage to stage for one microbatch, at least.
+ACTIVATIONS_BYTES = 10_000
+STAGES = f"""
+[outer]
+step = "adamw"
+lr = 4e-3
+[merge]
+policy = "mean"
+[pipeline]
+batch = {MICROS}
+micro = 2
+stages = 2
+"""
 
 pytestmark = [pytest.mark.hard, pytest.mark.xdist_group("lab")]
 
@@ -152,3 +168,17 @@ def test_whoever_comes_late_behind_a_hard_router_begins_with_a_checkpoint(tmp_pa
     assert len(run.commits[-1]["members"]) == 3
     models = {(tmp_path / name / "model.safetensors").read_bytes() for name in homes.names}
     assert len(models) == 1
+
+
+def test_two_stages_of_a_model_at_home_behind_hard_routers_pass_microbatches_over_the_relay(
+    tmp_path: Path,
+) -> None:
+    with Homes(["ann", "bob"], Router(hard=True)) as homes:
+        run = HomeRun(homes, tmp_path, rounds=4, more=STAGES)
+        run.coordinate()
+        run.join("ann")
+        run.join("bob")
+        run.finish()
+        moved = json.loads((tmp_path / "run.data" / "relay.json").read_text())["bytes"]
+    assert len(run.of("committed_batch")) == run.rounds, run.told()
+    assert not run.punched_at and moved > run.rounds * MICROS * ACTIVATIONS_BYTES, run.told()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from farflung.collectives.round.effects import SendFrame
-from farflung.coordinator.ledger.records import Opened, from_bytes
+from farflung.coordinator.ledger.records import CommittedRound, Opened, from_bytes
 from farflung.peer.simulator import virtual_relay
 from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.world import Scenario, World
@@ -126,10 +126,50 @@ def test_no_promise_is_broken_while_the_relay_dies_again_and_again(batch: int) -
     assert deaths > 0 and passed > 0
 
 
+@pytest.mark.parametrize("batch", pieces(2))
+def test_no_promise_is_broken_by_a_relay_that_lies_about_bytes(batch: int) -> None:
+    """Both ends hang up and meet again: what was on its way is asked for anew."""
+    outcomes, spoiled = [], 0
+    for seed in range(10 * batch, 10 * batch + 10):
+        usual = Scenario.of(seed)
+        world = World(seed, replace(usual, undialable=usual.peers - seed % 2, relay="lies"))
+        try:
+            outcomes.append(world.run().outcome)
+        except Exception as error:
+            error.add_note(f"seed {seed}: Scenario.of(seed), nobody or one dialable, relay='lies'")
+            raise
+        spoiled += world.relay.spoiled
+    assert outcomes.count("finished") >= 0.5 * len(outcomes), outcomes
+    assert spoiled > 0
+
+
+@pytest.mark.parametrize("peers", [3, 4, 5])
+def test_two_whose_bytes_to_each_other_a_relay_withholds_are_soon_in_every_round_all_the_same(
+    peers: int,
+) -> None:
+    """At first one of them, or both, may be left out; then only those own chunks who get something of everybody."""
+    usual = replace(CALM, peers=peers, undialable=peers, relay="withholds", round_timeout_s=40.0)
+    world = World(1, replace(usual, rounds=16, end_s=400.0))
+    assert world.run().outcome == "finished" and world.relay.held > 0
+    commits = [r.commit for raw in world.journal if isinstance(r := from_bytes(raw), CommittedRound)]
+    assert all(world.relay.withheld <= set(commit.included) for commit in commits[8:])
+
+
 def test_peers_that_meet_past_their_routers_need_no_relay() -> None:
     world = World(1, replace(CALM, peers=3, undialable=3, routers="easy", faults_until_s=0.0))
     assert world.run().outcome == "finished" and world.routers.connected > 1
     assert world.routers.passed > 0 and not world.relay.passed
+
+
+def test_peers_that_roam_have_the_relay_and_meet_again_where_they_are_then() -> None:
+    usual = replace(CALM, peers=3, undialable=3, routers="easy", relay="steady")
+    met_again = 0
+    for seed in range(3):
+        world = World(seed, replace(usual, roams_every_s=20.0, faults_until_s=30.0, rounds=80, end_s=600.0))
+        assert world.run().outcome == "finished" and world.relay.passed > 0
+        assert not world.routers.missed, "nobody is sent to where somebody was before"
+        met_again += world.routers.newest_at > 60.0
+    assert met_again
 
 
 def test_past_a_hard_router_the_relay_is_left_for_its_pairs() -> None:
@@ -146,13 +186,12 @@ def test_no_promise_is_broken_while_ways_change_again_and_again(batch: int) -> N
     for seed in range(12 * batch, 12 * batch + 12):
         usual = Scenario.of(seed)
         routers, relay = ("easy", "mixed")[seed % 2], ("dies", "steady", "dies")[seed % 3]
-        world = World(seed, replace(usual, undialable=usual.peers, routers=routers, relay=relay))
+        ways = {"routers": routers, "relay": relay, "roams_every_s": (0.0, 4.0)[seed // 2 % 2]}
+        world = World(seed, replace(usual, undialable=usual.peers, **ways))  # type: ignore[arg-type]
         try:
             outcomes.append(world.run().outcome)
         except Exception as error:
-            error.add_note(
-                f"seed {seed}: Scenario.of(seed), nobody dialable, routers={routers}, relay={relay}"
-            )
+            error.add_note(f"seed {seed}: Scenario.of(seed), nobody dialable, {ways}")
             raise
         connected, passed = connected + world.routers.connected, passed + world.routers.passed
     assert outcomes.count("finished") >= 0.5 * len(outcomes), outcomes

@@ -25,7 +25,7 @@ from farflung.coordinator.reach.meeting import DOORS
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.peer.line.control import Took
-from farflung.peer.line.reaching import CoordinatorClock, Reaching
+from farflung.peer.line.reaching import LOOKS_MOST, CoordinatorClock, Reaching
 from farflung.protocol import envelope
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest
@@ -149,6 +149,23 @@ def test_what_is_seen_is_the_connection_and_nothing_that_is_said(hall: Hall) -> 
         reaching.close()
         link.close()
         context.destroy(linger=0)
+
+
+def test_who_is_not_seen_stops_showing_itself_and_who_was_seen_does_so_whenever_it_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown: list[float] = []
+    monkeypatch.setattr(Reaching, "_show_myself", lambda self, now: shown.append(now))
+    line = SimpleNamespace(coordinator="127.0.0.1", link=SimpleNamespace())
+    reaching = Reaching(zmq.Context.instance(), bytes(32), zmq.curve_keypair(), line)  # type: ignore[arg-type]
+    reaching.enter(1, 2)
+    for second in range(200):
+        reaching.on_tick(TICK, float(second))
+    assert len(shown) == LOOKS_MOST, "the coordinator can't see it"
+    for again in range(3):
+        reaching.on_tick(replace(TICK, look=False), 300.0 + 100 * again)
+        reaching.on_tick(TICK, 310.0 + 100 * again)
+    assert shown[LOOKS_MOST:] == [310.0, 410.0, 510.0]
 
 
 def test_an_instant_is_kept_as_it_was_first_understood() -> None:

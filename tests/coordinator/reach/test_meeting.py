@@ -50,16 +50,26 @@ class Hall:
             for one, other in combinations(self.contacts.values(), 2)
         }
         self.said: dict[str, set[str]] = {name: set() for name in names}
+        self.shown: dict[str, tuple[str, int]] = {}
         self.turn()
 
     def turn(self, later_s: float = 0.0) -> bool:
+        """Whoever showed itself before does so again when it is asked to."""
         self.now += later_s
+        news = self._turn()
+        asked = [name for name in self.shown if self.meetings.is_to_look(self.contacts[name].key)]
+        for name in asked:
+            self.shows(name, *self.shown[name])
+        return self._turn() or news if asked else news
+
+    def _turn(self) -> bool:
         keys = frozenset(each.key for each in self.contacts.values())
         return self.meetings.turn(
             self.pairs, keys, self.now, lambda one, other: frozenset((one, other)) in self.busy
         )
 
     def shows(self, name: str, nat: str = EASY, port: int = 40000) -> None:
+        self.shown[name] = (nat, port)
         number = int(name[1:]) + 1
         for at, door in enumerate(DOORS):
             seen = port + (at if nat == HARD else 0)
@@ -217,6 +227,63 @@ def test_a_connection_that_breaks_leaves_them_the_relay_at_once_and_is_tried_aga
     assert hall.meetings.tries == 1
     hall.turn(1.3 * AGAIN_S)
     assert hall.meetings.tries == 2
+
+
+def endpoints(hall: Hall, to: str) -> set[str]:
+    return {meet.endpoint for meet in hall.meetings.told(to, hall.now)}
+
+
+def test_before_later_tries_each_shows_itself_anew_since_its_address_may_be_another_one() -> None:
+    hall = two(EASY, EASY)
+    hall.turn()
+    assert endpoints(hall, "p01") == {"203.0.113.1:40000"}
+    hall.turn(10.0)
+    key = hall.contacts["p00"].key
+    assert hall.relayed() == {PAIR} and not hall.meetings.is_to_look(key), (
+        "not before there is something to try"
+    )
+    hall.shown["p00"] = EASY, 41111  # it came to another place
+    hall.turn(1.3 * AGAIN_S)
+    assert hall.meetings.tries == 2 and endpoints(hall, "p01") == {"203.0.113.1:41111"}
+    assert hall.relayed() == {PAIR}, "they have the relay meanwhile"
+
+
+def test_nobody_is_asked_to_show_itself_anew_while_others_meet_it_or_again_and_again() -> None:
+    hall = Hall(3)
+    for name in ("p00", "p01"):
+        hall.shows(name)
+    hall.turn()
+    hall.turn(1.2 * AGAIN_S)
+    key = hall.contacts["p00"].key
+    assert hall.meetings.tries == 2
+    hall.shows("p02")
+    hall.turn(0.1)
+    assert endpoints(hall, "p02") == {"203.0.113.1:40000", "203.0.113.2:40000"}, "it was seen a moment ago"
+    del hall.shown["p00"]  # it can't show itself any more
+    for _ in range(20):
+        hall.turn(AGAIN_S)
+    assert hall.meetings.is_to_look(key), "it is waited for"
+
+
+def test_nobodys_address_is_forgotten_while_a_newcomer_is_to_meet_it_there() -> None:
+    def begun() -> Hall:
+        hall = Hall(3)
+        hall.shows("p00"), hall.shows("p01")
+        hall.turn()
+        return hall
+
+    twin = begun()
+    while twin.meetings.tries < 2:
+        twin.turn(0.1)
+    hall = begun()
+    hall.turn(twin.now - 1.0 - hall.now)
+    hall.shows("p02")
+    hall.turn()
+    both = {"203.0.113.1:40000", "203.0.113.2:40000"}
+    assert endpoints(hall, "p02") == both
+    hall.shown.clear()
+    hall.turn(1.2)  # the other two are due again
+    assert endpoints(hall, "p02") == both
 
 
 def test_tries_in_vain_are_ever_rarer_and_so_many_in_all() -> None:
