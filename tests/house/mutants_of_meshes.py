@@ -101,4 +101,18 @@ MESHES = (
         "made = guarded({m: weights[m] for m in included}, 0.0, tokens, self.rules.merge)",
         LIARS,
     ),
+    Mutant(
+        "in a mesh a commit is told whole to a few alone",
+        "coordinator/run/settling.py",
+        "return commit if self._core.is_keeper(member.peer) else own_part(commit, member.peer)",
+        "return commit",
+        ("tests/whole/test_large_runs.py",),
+    ),
+    Mutant(
+        "in a mesh a member is told of those alone that it exchanges frames with",
+        "coordinator/run/conductor.py",
+        "core.acquaint(Groups(plan).circles)",
+        "core.acquaint([peers])",
+        ("tests/whole/test_large_runs.py",),
+    ),
 )
