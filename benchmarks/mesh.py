@@ -178,7 +178,7 @@ def play(asked: argparse.Namespace) -> dict[str, object]:
         group=asked.group,
         chunks=asked.chunks,
         rounds=asked.rounds,
-        min_peers=max(2, asked.peers // 2),
+        min_peers=max(2, asked.peers // 4),
         codec="int8",
         gather_codec="int8",
         policy=asked.policy,
