@@ -12,10 +12,10 @@ JUDGED = ("tests/coordinator/rounds/test_screening_in_groups.py",)
 MESHES = (
     Mutant(
         "in a mesh a sum of a decision before is worth nothing",
-        "collectives/round/member.py",
-        "self._sums.clear()",
+        "collectives/round/columns.py",
+        "self._of.clear()",
         "pass",
-        MESH,
+        ("tests/collectives/test_columns.py", *MESH),
     ),
     Mutant(
         "in a mesh groups are added up in their order",
