@@ -312,9 +312,7 @@ class ProgressReport(_FromMember, frozen=True, kw_only=True):
     # The same as `got_hash` for each owner's results alone, where every result is here and the commit does not come.
     got_by: Annotated[dict[PeerName, Bytes32], Meta(max_length=MEMBERS_PER_ROUND)]
     summed: Mask | UnsetType = UNSET  # in a mesh: of which of my chunks I have made my group's sum
-    sum_dots: DotProducts | UnsetType = (
-        UNSET  # of the sums of groups, its members here, of all chunks that I root
-    )
+    sum_dots: DotProducts | UnsetType = UNSET  # of groups' sums, for all chunks that I am the root of
 
 
 class ChunkVerdict(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

@@ -26,7 +26,7 @@ from farflung.protocol.signing import Head, KeptCommit
 
 EVENTS_SHOWN = 30
 KEEP_AGAIN_S = 5.0
-KEEPERS = 16  # of the books of each step of the run, where there are more members
+KEEPERS = 16  # of the books of each step of the run, where rounds are in groups
 
 
 class Core:
@@ -61,8 +61,10 @@ class Core:
         return self._kept[1]
 
     def is_keeper(self, peer: str) -> bool:
-        """Who is to keep what the run is now.  What that is grows with the members: so it goes to all of a few, and to
-        some of many, whom nobody could know before."""
+        """Who is to keep what the run is now: everybody.  But what that is grows with the members, so where rounds are
+        in groups it is kept by some of many, whom nobody could know before."""
+        if not self.manifest.round.group:
+            return True
         link = self.ledger.link
         if link is not self._keepers[0]:
             drawn = sorted(self.members.alive, key=lambda each: hash_bytes(link.after, each.encode()))

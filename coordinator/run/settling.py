@@ -108,8 +108,7 @@ class Settling:
 
     def commit_for(self, member: Member, commit: Commit) -> Commit:
         """In a mesh whole for whoever keeps it, and else with that member's own part: the others are many."""
-        in_groups = bool(self._core.manifest.round.group)
-        return commit if not in_groups or self._core.is_keeper(member.peer) else own_part(commit, member.peer)
+        return commit if self._core.is_keeper(member.peer) else own_part(commit, member.peer)
 
     # ---- one member's word ---------------------------------------------------------------------------------------
 

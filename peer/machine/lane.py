@@ -315,8 +315,7 @@ class Lane:
         digests, keep = dict(tick.digests), self.log.keep_versions
         self.catch.on_run_state(tick.version, digests, tick.donors, keep, tick.fellows)
         if self.catch.lowest == NO_VERSION and not self.sealing:
-            # Too far behind: chunk by chunk it is fetched anew.  A peer that holds nothing whole says so, and is told
-            # commits.
+            # Too far behind: fetched anew, chunk by chunk.  Who holds nothing whole says so, and is told commits.
             self._stands(StandEvent.FORGOTTEN, Empty())
             self._grounds.lose()
         known = self.catch.digests.get(self.version)

@@ -54,6 +54,7 @@ def test_P9_where_sums_are_compared_nothing_is_encoded_before_the_coordinator_ha
     assert sums.on_may_encode(4) and not sums.held_back and sums.dots([7]) is None
     sums.begin(Decision(1, 5, (1.0,), {}, mask_to_bytes(0b001), True))
     assert sums.held_back, "a new decision is compared anew"
+    assert sums_here(sums) == [], "and what was made by the one before is worth nothing"
 
 
 def sums_here(sums: Sums) -> list[int]:

@@ -12,10 +12,10 @@ JUDGED = ("tests/coordinator/rounds/test_screening_in_groups.py",)
 MESHES = (
     Mutant(
         "in a mesh a sum of a decision before is worth nothing",
-        "collectives/round/member.py",
-        "self._sums.clear()",
+        "collectives/round/columns.py",
+        "self._of.clear()",
         "pass",
-        MESH,
+        ("tests/collectives/test_columns.py", *MESH),
     ),
     Mutant(
         "in a mesh groups are added up in their order",
@@ -100,5 +100,19 @@ MESHES = (
         "made = guarded({m: weights[m] for m in included}, norm, tokens, self.rules.merge)",
         "made = guarded({m: weights[m] for m in included}, 0.0, tokens, self.rules.merge)",
         LIARS,
+    ),
+    Mutant(
+        "in a mesh a commit is told whole to a few alone",
+        "coordinator/run/settling.py",
+        "return commit if self._core.is_keeper(member.peer) else own_part(commit, member.peer)",
+        "return commit",
+        ("tests/whole/test_large_runs.py",),
+    ),
+    Mutant(
+        "in a mesh a member is told of those alone that it exchanges frames with",
+        "coordinator/run/conductor.py",
+        "core.acquaint(Groups(plan).circles)",
+        "core.acquaint([peers])",
+        ("tests/whole/test_large_runs.py",),
     ),
 )

@@ -155,8 +155,8 @@ RUN = (
     Mutant(
         "a member's own square is no agreement",
         "coordinator/rounds/screening.py",
-        "cosine = (float(among.sum()) / squares - 1.0) / (len(rows) - 1)",
-        "cosine = float(among.sum()) / squares / len(rows)",
+        "cosine = (float(among.sum()) / squares - 1.0) * len(rows) / pairs",
+        "cosine = float(among.sum()) / squares * len(rows) / pairs",
         ("tests/coordinator/ledger/test_useful_members.py",),
     ),
 )

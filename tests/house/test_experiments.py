@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,3 +61,30 @@ def test_an_experiment_of_its_own_does_too(
     runpy.run_path(str(FOLDER / script), run_name="__main__")
     assert len(capsys.readouterr().out.splitlines()) >= 3
     assert plot.read_text().startswith("<svg ")
+
+
+def told_by(
+    script: Path, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Any:
+    monkeypatch.setattr(sys, "argv", [script.name, *words.split()])
+    runpy.run_path(str(script), run_name="__main__")
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("setting", ["flat", "one", "regions --every 1 --momentum 0.5"])
+def test_regions_are_learned_beside_one_crowd(
+    setting: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"{setting} --regions 2 --of 2 --rounds 2 --steps 2"
+    told = told_by(FOLDER / "regions.py", words, monkeypatch, capsys)
+    assert list(told["losses"]) == ["1", "2"] and all(0.0 < loss < 7.0 for loss in told["losses"].values())
+    assert (told["cosine_of_regions"] != 0.0) == setting.startswith("regions")
+
+
+def test_a_mesh_over_home_lines_commits_and_its_rounds_take_their_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "--peers 8 --group 2 --chunks 4 --rounds 1 --mb 5 --churn 0 --json"
+    told = told_by(FOLDER.parent / "mesh.py", words, monkeypatch, capsys)
+    assert (told["outcome"], told["committed"], told["digests_of_those_that_finished"]) == ("finished", 1, 1)
+    assert told["over_ideal_median"] > 0.9, "nothing is faster than its line"

@@ -11,7 +11,7 @@ from farflung.protocol import limits
 from farflung.protocol import messages as m
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import RunSection
+from farflung.protocol.manifest_sections import MergeSection, RoundSection, RunSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import Contact
 from rig.showing import let_all_be_shown, showing
@@ -20,9 +20,15 @@ MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, byt
 GENESIS = hash_bytes(b"version 0")
 
 
-def crowd(count: int, ready: bool = False, loss: float | None = 2.123456789012345) -> RunMachine:
+def crowd(
+    count: int, ready: bool = False, loss: float | None = 2.123456789012345, group: int = 0
+) -> RunMachine:
     """Many members at version 0, let in without the ceremony, with figures as long as they come."""
-    manifest = Manifest(run=RunSection(name="demo", min_peers=2, max_peers=limits.MAX_PEERS))
+    manifest = Manifest(
+        run=RunSection(name="demo", min_peers=2, max_peers=limits.MAX_PEERS),
+        round=RoundSection(group=group),
+        merge=MergeSection(audit=0.0) if group else MergeSection(),
+    )
     machine = RunMachine(
         manifest,
         bytes(16),

@@ -8,12 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from farflung.coordinator.rounds.groups import own_part
+from farflung.coordinator.run.core import KEEPERS
 from farflung.coordinator.run.effects import Tell
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.status import status_json
 from farflung.protocol import envelope, limits
 from farflung.protocol import messages as m
 from farflung.protocol.causes import DepartureCause
+from farflung.protocol.round_words import Commit
 from farflung.protocol.verdicts import Verdict
 from rig.crowd import crowd
 
@@ -100,3 +103,48 @@ def test_P3_a_round_of_a_crowd_has_members_that_can_own_chunks_however_few_these
     assert flight is not None and len(flight.plan.members) == limits.MEMBERS_PER_ROUND
     owners = {flight.plan.members[owner] for owner in flight.plan.owners}
     assert owners and owners <= set(last)
+
+
+# ---- rounds in groups: what the coordinator says to a member does not grow with the members -------------------------
+
+IN_GROUPS = (64, 128, 512)
+
+
+def opening_bytes(count: int) -> float:
+    """Of the plans of a round, and of whom each member is told of for it, a member."""
+    effects = crowd(count, ready=True, group=16).on_timer(0.1)
+    told = [e.message for e in effects if isinstance(e, Tell)]
+    opened = [message for message in told if isinstance(message, m.OpenRound)]
+    assert len(opened) == count and all(len(message.plan.members) <= 17 for message in opened)
+    return sum(len(envelope.encode(message)) for message in told) / count
+
+
+def test_in_groups_the_opening_of_a_round_costs_each_member_as_much_whatever_their_number() -> None:
+    few, *more = map(opening_bytes, IN_GROUPS)
+    assert few < 6144
+    assert all(each < 1.3 * few for each in more), (few, more)
+
+
+def test_in_groups_a_commit_is_told_whole_to_a_few_and_else_as_far_as_it_is_ones_own() -> None:
+    for count in IN_GROUPS:
+        machine = crowd(count, group=16)
+        conductor, members = machine.conductors[0], list(machine.core.members.alive.values())
+        peers = tuple(sorted(machine.core.members.alive))
+        commit = Commit(1, 1, peers, (1.0 / count,) * count, bytes(64), "int8")
+        told = {member.peer: conductor.settling.commit_for(member, commit) for member in members}
+        whole = {peer for peer, each in told.items() if each == commit}
+        assert len(whole) == KEEPERS == sum(machine.core.is_keeper(peer) for peer in peers)
+        for peer in told.keys() - whole:
+            assert (told[peer].included, told[peer].hashes) == ((peer,), commit.hashes)
+        assert own_part(commit, "a stranger").included == ()
+        assert sum(len(msgspec.msgpack.encode(each)) for each in told.values()) / count < 600 + 80
+
+
+def test_whoever_keeps_the_run_is_drawn_anew_with_each_step_of_it() -> None:
+    core = crowd(200, group=16).core
+    before = {peer for peer in core.members.alive if core.is_keeper(peer)}
+    core.ledger.link = core.ledger.link.then(1, (), b"a step")
+    after = {peer for peer in core.members.alive if core.is_keeper(peer)}
+    assert len(before) == len(after) == KEEPERS and len(before & after) < KEEPERS // 2
+    few = crowd(KEEPERS, group=4).core
+    assert all(map(few.is_keeper, few.members.alive)), "of so few everybody"

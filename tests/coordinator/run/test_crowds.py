@@ -41,9 +41,9 @@ def told(effects: list[Effect], kind: type) -> list[str]:
 # ---- what they keep ----------------------------------------------------------------------------------------
 
 
-def test_P21_of_many_members_all_keep_the_signed_head_of_a_step_and_some_its_books() -> None:
+def test_P21_in_a_mesh_all_keep_the_signed_head_of_a_step_and_some_its_books() -> None:
     """So whoever goes on with a commit can prove that it was made, and what comes with it does not grow for all."""
-    core, key = crowd(KEEPERS + 9).core, Ed25519PrivateKey.from_private_bytes(bytes(32))
+    core, key = crowd(KEEPERS + 9, group=4).core, Ed25519PrivateKey.from_private_bytes(bytes(32))
     core.prove = lambda statement: key.public_key().public_bytes_raw() + key.sign(statement)
     made = core.kept()
     assert made is not None
@@ -51,9 +51,9 @@ def test_P21_of_many_members_all_keep_the_signed_head_of_a_step_and_some_its_boo
     assert all(each is not None and each.head == made.head for each in kept)
     assert sum(each == made for each in kept) == KEEPERS
     assert sum(each == made.without_books for each in kept) == 9
-    few = crowd(KEEPERS).core
-    few.prove = core.prove
-    assert {few.kept_by(member) for member in few.members.alive.values()} == {few.kept()}
+    for other in (crowd(KEEPERS, group=4).core, crowd(KEEPERS + 9).core):
+        other.prove = core.prove
+        assert {other.kept_by(member) for member in other.members.alive.values()} == {other.kept()}
 
 
 # ---- beats --------------------------------------------------------------------------------------------------
