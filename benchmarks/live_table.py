@@ -44,6 +44,7 @@ class Table:
         self.at_door, self.inside = DOOR, INSIDE
         self.figures, self.members = Figures(), list[Sham]()
         self.due: list[tuple[float, int]] = []
+        self.outside: dict[bytes, Sham] = {}  # sent away, as for a heartbeat that came too late
         self._chance = random.Random(seed)
         self.now = 1.0
         self.machine = RunMachine(MANIFEST, bytes(16), [], self._chance.randbytes)
@@ -78,6 +79,9 @@ class Table:
         """A second passes."""
         self.now += 1.0
         self._carry_out(self.machine.on_timer(self.now), None)
+        self.outside = {name: sham for name, sham in self.outside.items() if not sham.door.inside}
+        for sham in self.outside.values():
+            sham.retry(self.now)
         for sham in self.shams:
             if sham.applying > sham.version:
                 sham.at_version(sham.applying, self.now)
