@@ -26,8 +26,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install -c constraints.txt --no-build-isolation -e ".[dev]"
 	@touch $@
 
-test: $(STAMP) ## run the tests, two processes (minutes; more seeds and longer runs are in make hard)
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+# Three processes for two cores: tests of real processes wait for most of their time.
+test: $(STAMP) ## run the tests, three processes (minutes; more seeds and longer runs are in make hard)
+	@$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
 
 # What real processes make of faults. Two at a time, where they are judged by what comes of it. A run that is broken
 # again and again goes on as fast as it can meanwhile: it has the machine for itself, as has what is judged by seconds.

@@ -83,12 +83,12 @@ def test_before_anybody_measured_the_line_is_told_and_before_anybody_came_nothin
 
 
 def test_a_stage_not_the_model_must_fit() -> None:
-    small = {"memory_bytes": 12 * GIB}
+    small = {"memory_bytes": 9 * GIB}
     verdict, text, _ = verdicts(**small)["memory"]
-    assert verdict == OK and text.startswith("all 4 stages fit: the largest of them needs 2.0GB (and 12.1GB")
-    verdict, text, todo = verdicts(memory_bytes=11 * GIB)["memory"]
+    assert verdict == OK and text.startswith("all 4 stages fit: the largest of them needs 2.0GB (and 9.1GB")
+    verdict, text, todo = verdicts(memory_bytes=8 * GIB)["memory"]
     assert verdict == FAIL and text.startswith(
-        "no stage fits: the smallest needs 2.0GB (and 12.1GB of the host's)"
+        "no stage fits: the smallest needs 2.0GB (and 9.1GB of the host's)"
     )
     assert "more [pipeline] stages" in todo
     assert "6.0GB needed" in verdicts()["shared memory"][1], "of a stage"
@@ -98,7 +98,7 @@ def test_a_stage_not_the_model_must_fit() -> None:
 
 
 @pytest.mark.parametrize("gpu", [None, 1.9e9, 2.1e9, 9e9])
-@pytest.mark.parametrize("host", [4e9, 12.2e9, 14.2e9, 26e9, 40e9])
+@pytest.mark.parametrize("host", [4e9, 9.2e9, 11.2e9, 26e9, 40e9])
 def test_it_says_what_the_script_would_say(gpu: float | None, host: float) -> None:
     stages = (
         *BILLION,

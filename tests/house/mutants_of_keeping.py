@@ -36,8 +36,8 @@ KEEPING = (
     Mutant(
         "P21 the newest chain goes on",
         _RESTORING,
-        "chain = [max(heads.values(), key=lambda kept: kept.head.order)]",
-        "chain = [min(heads.values(), key=lambda kept: kept.head.order)]",
+        "chain = [max(whole, key=lambda kept: kept.head.order)]",
+        "chain = [min(whole, key=lambda kept: kept.head.order)]",
         UNITS,
     ),
     Mutant(

@@ -96,6 +96,7 @@ def test_P3_two_peers_that_cannot_reach_each_other_take_part_all_the_same(nurser
     assert moved or all(not (owned[a] and owned[b]) for owned in plans(found, "peer-2"))
 
 
+@pytest.mark.hard
 def test_a_peer_that_nobody_can_dial_takes_part_and_owns_nothing(nursery: Nursery) -> None:
     with LabRun(setting(2, 50, {"peer-1": {"FARFLUNG_ADVERTISE": "10.77.0.2:9"}}), nursery) as running:
         found = running.finish()

@@ -45,6 +45,7 @@ def nobody_lost_anything(stage: Any) -> None:
         ]
 
 
+@pytest.mark.hard
 def test_a_coordinator_that_has_its_key_alone_goes_on_from_what_peers_hold(stage: Any) -> None:
     data = begin(stage)
     before = stage.status()

@@ -198,6 +198,7 @@ def test_P20_who_was_cut_off_alone_while_the_others_went_back_harms_nobody(batch
         World(seed, Scenario.cut_off_from_one(seed)).run()
 
 
+@pytest.mark.hard
 def test_the_simulator_sees_a_run_that_goes_back_without_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(going_back, "are_accounted_for", lambda *_: True)
     with pytest.raises(Broken, match="P20 is broken"):

@@ -71,7 +71,7 @@ def seeds_of(batch: int) -> list[int]:
     return list(range(batch * SEEDS // BATCHES, (batch + 1) * SEEDS // BATCHES))
 
 
-@pytest.mark.parametrize("batch", pieces(BATCHES, 2))
+@pytest.mark.parametrize("batch", pieces(BATCHES))
 def test_P7_P18_who_lies_about_its_data_sends_no_honest_peer_away(batch: int) -> None:
     finished = 0
     for seed in seeds_of(batch):
@@ -79,7 +79,7 @@ def test_P7_P18_who_lies_about_its_data_sends_no_honest_peer_away(batch: int) ->
     assert finished >= 0.6 * len(seeds_of(batch)), "the rest lost every holder of the newest version"
 
 
-@pytest.mark.parametrize("batch", pieces(BATCHES, 2))
+@pytest.mark.parametrize("batch", pieces(BATCHES))
 def test_P9_a_thousand_times_the_tokens_buy_neither_weight_nor_a_place_in_the_books(batch: int) -> None:
     found_out = 0
     for seed in seeds_of(batch):
