@@ -45,7 +45,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What two processes hand each other costs milliseconds for each piece: a file is one piece, and comes late.
+    """What test processes hand each other costs milliseconds for each piece: a file is one piece, and comes late.
 
     What is long goes first, so that both end at about the same time: groups, the largest of them first, then the
     runs in virtual time, each for itself.
