@@ -108,7 +108,7 @@ def test_a_second_moment_needs_memory_too() -> None:
         ("memory", FAIL, "GPU memory", {"model_bytes": 24 * 10**9}),
         ("shared memory", WARN, "3.0GB needed", {"shared_bytes": GIB}),
         ("disk", WARN, "free at /home/a", {"disk_bytes": GIB // 2}),
-        ("disk", WARN, "1.7GB needed for what the state was before a round and what was sent", {"disk_bytes": 11 * 10**8}),
+        ("disk", WARN, "1.7GB needed for what the state was before", {"disk_bytes": 11 * 10**8}),
         ("coordinator", FAIL, "no answer", {"unreachable": "no answer"} | ALONE),
         ("coordinator", FAIL, "protocol version is 2", {"refused": "protocol version is 2"} | ALONE),
         ("clock", WARN, "2 min ahead of", {"line": dataclasses.replace(FINE.line, clock_ahead_s=130.0)}),
