@@ -256,7 +256,11 @@ def _disk(facts: Facts) -> Finding:
     free = f"{si(facts.disk_bytes, 'B')} free at {facts.home}"
     values = (facts.held_bytes or 0) / VALUE_BYTES
     need = need_of(of_peer(_rules(facts), Model(values))).disk_bytes
-    text = f"{free}, {si(need, 'B')} needed for what the state was before a round and what was sent" if need else free
+    text = (
+        f"{free}, {si(need, 'B')} needed for what the state was before a round and what was sent"
+        if need
+        else free
+    )
     little = facts.disk_bytes < max(need, LITTLE_DISK_BYTES)
     return Finding(
         "disk", WARN if little else OK, text, "make room for that, for logs and checkpoints" if little else ""
