@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Set
 
-from farflung.checkpoints.donors import GAIN, Asked, Donors
+from farflung.checkpoints.donors import GAIN, Asked, Donors, Room
 from farflung.checkpoints.fellows import NOTHING, Fellows, Holding
 from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal, SendFrame
 from farflung.protocol.digests import is_piece, mask_of, root_of, split_hashes
@@ -227,44 +227,43 @@ class CatchUp:
         if late:
             self._all_may_be_asked_again(list(self._shunned))
         trusted = self._of.trusted(self.donors)
-        load = dict.fromkeys(sources, 0)
-        for asked in self._asked.values():
-            load[asked.donor] += 1
-        room = {name: self._of.window(name, ASKED_OF_ONE_DONOR) - load[name] for name in sources}
+        room = Room(self._of, sources, self._asked.values(), ASKED_OF_ONE_DONOR)
         effects: list[DataEffect] = [*self.fellows.questions(now)] if self._lacking else []
         for key in self._missing(coming):
+            kind, version, chunk = key
+            heavy = kind == Kind.WANT_STATE
             free = [d for d in self._sources_of(key, trusted, room) if d not in self._shunned.get(key, ())]
             if not free:
                 continue
             # The quickest first.  While there is enough to ask for, all are kept busy anyway.
             donor = min(
-                free, key=lambda d: (self._of.is_silent(d), load[d], self._of.took_s(d), self._of.place(d))
+                free,
+                key=lambda d: (self._of.is_silent(d), room.load[d], self._of.took_s(d), self._of.place(d)),
             )
-            load[donor] += 1
-            room[donor] -= 1
-            self._asked[key] = self._of.asked(donor, key[0] == Kind.WANT_STATE, now)
-            kind, version, chunk = key
+            room.take(donor, heavy)
+            self._asked[key] = self._of.asked(donor, heavy, now)
             effects.append(SendFrame(donor, Frame(Header(kind, self._run_tag, version=version, chunk=chunk))))
-        self._take_from_the_slow([d for d in sources if not load[d] and self._answers(d, trusted)])
+        self._take_from_the_slow([d for d in sources if not room.load[d] and self._answers(d, trusted)])
         return effects
 
     def _answers(self, source: str, trusted: Collection[str]) -> bool:
         return not self._of.is_silent(source) and (source not in self.donors or source in trusted)
 
-    def _sources_of(self, key: Key, trusted: Collection[str], room: dict[str, int]) -> list[str]:
+    def _sources_of(self, key: Key, trusted: Collection[str], room: Room) -> list[str]:
         """Of whom this may be asked now: of no donor what a fellow has, nor what one is about to have."""
         kind, version, chunk = key
-        donors = [donor for donor in trusted if room[donor] > 0]
+        heavy = kind == Kind.WANT_STATE
+        donors = [donor for donor in trusted if room.has(donor, heavy)]
         if kind == Kind.WANT_MANIFEST:
-            listing = [f for f in self.fellows.at(version) if room[f] > 0 and self._of.is_good(f)]
+            listing = [f for f in self.fellows.at(version) if room.has(f, heavy) and self._of.is_good(f)]
             return listing if version != self.target else donors + listing
-        if kind != Kind.WANT_STATE:
+        if not heavy:
             return donors
         having = self._having(chunk)
         if not having:
             index = self.fragment.index(chunk)
             return [] if self.fellows.is_coming(index, self._now, self._patience_s()) else donors
-        able = [fellow for fellow in having if room[fellow] > 0]
+        able = [fellow for fellow in having if room.has(fellow, heavy)]
         return able or [donor for donor in donors if self._is_no_slower(donor, having)]
 
     def _having(self, chunk: int) -> list[str]:

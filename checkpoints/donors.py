@@ -6,7 +6,8 @@ trust, whom to wait for no longer, and whether another donor would be quicker.  
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -150,3 +151,28 @@ class Donors:
         since_s = now - max(asked.at, self._piece_at.get(asked.donor, 0.0))
         left_s = (before + 1) * usual_s - since_s if since_s < OVERDUE * usual_s else (before + 1) * since_s
         return left_s > GAIN * mine_s
+
+
+class Room:
+    """How many questions more each may be asked in this moment.
+
+    Pieces of state don't take the room of anything else: a donor that is in a round holds them back, and what has come
+    must go on with the run meanwhile, or its results are forgotten before the rest is here.
+    """
+
+    def __init__(
+        self, donors: Donors, sources: Collection[str], open_now: Collection[Asked], most: int
+    ) -> None:
+        self._windows = {source: donors.window(source, most) for source in sources}
+        self.load = Counter(asked.donor for asked in open_now)
+        self._pieces = Counter(asked.donor for asked in open_now if asked.heavy)
+
+    def has(self, source: str, heavy: bool) -> bool:
+        window = self._windows[source]
+        # Who is asked one thing at a time, to see whether it is back, is asked no more for that.
+        beside = 0 if heavy else min(self._pieces[source], window - 1)
+        return self.load[source] < window + beside
+
+    def take(self, source: str, heavy: bool) -> None:
+        self.load[source] += 1
+        self._pieces[source] += heavy

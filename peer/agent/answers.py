@@ -82,9 +82,11 @@ class Answering:
             self._line.link.send(held.to, bare_answer(Kind.LATER, held.frame.header))
 
     def _line_now(self, in_round: bool, crossings: bool) -> LineNow:
-        waiting, rate = self._line.link.waiting_bytes(), self._line.rates[0]
-        room = round(ROOM_S * rate) if rate else self._piece_bytes
-        return LineNow(in_round, waiting, room, self._piece_bytes / rate if rate else 0.0, crossings)
+        """`piece_s` by what the line is known to carry: what it has carried at least would be taken for far too little
+        where rounds are small."""
+        waiting, known, roughly = self._line.link.waiting_bytes(), self._line.known_up, self._line.rates[0]
+        room = round(ROOM_S * roughly) if roughly else self._piece_bytes
+        return LineNow(in_round, waiting, room, self._piece_bytes / known if known else 0.0, crossings)
 
     # ---- answers -------------------------------------------------------------------------------------------
 

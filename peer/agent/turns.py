@@ -22,9 +22,12 @@ What = tuple[Kind, int]  # kind of answer, or of question, and chunk
 LATER_EVERY_S = 1.0  # an asker that waits hears so, or it would ask somebody else
 HELD_MOST_S = 120.0  # after so long the question was given to somebody else
 IDLE_S = 2.0  # nothing has waited to leave for so long at least, in a round: the round waits for others
-# Of the line for joiners, in rounds that never end or follow each other at once; and a piece in so long where nobody
-# knows the line.  Whoever gets pieces more slowly than its results are forgotten never gets in.
-LEAST_PART, UNKNOWN_EVERY_S = 0.02, 5.0
+# Of the line for joiners, in rounds that never end or follow each other at once.  Whoever gets pieces more slowly than
+# its results are forgotten never gets in.
+LEAST_PART = 0.02
+# Nobody knows a line that no round has ever filled: a piece in so long while bytes wait, and else the next one when
+# the last has left.
+UNKNOWN_EVERY_S, UNFILLED_EVERY_S = 5.0, 0.05
 # The same while microbatches cross: as much as the link leaves to bulk (collectives/link/urgency.py).
 LEAST_PART_BESIDE_CROSSINGS, UNKNOWN_PIECE_S = 0.25, 0.25
 # What is in sockets can't be called back: as many pieces as are asked for at once, at half of the line's rate, since
@@ -37,7 +40,7 @@ class LineNow:
     in_round: bool
     waiting_bytes: int  # that could not leave yet
     room_bytes: int  # so much may wait without the line ever running dry
-    piece_s: float  # how long a piece of state takes
+    piece_s: float  # how long a piece of state takes; 0: nobody knows
     crossings: bool = False  # microbatches are under way
 
 
@@ -115,7 +118,8 @@ class Serving:
         near = self.next_round.is_near(away_s, now)
         if not busy and not self._results_leave and not near:
             return line.waiting_bytes < line.room_bytes
-        patience_s = line.piece_s / LEAST_PART or UNKNOWN_EVERY_S
+        unknown_s = UNKNOWN_EVERY_S if line.waiting_bytes else UNFILLED_EVERY_S
+        patience_s = line.piece_s / LEAST_PART or unknown_s
         if line.crossings and not line.in_round and not self._results_leave:
             patience_s = (line.piece_s or UNKNOWN_PIECE_S) / LEAST_PART_BESIDE_CROSSINGS
         # Those others may be here at any moment, and this peer's next bytes wait for what it gives away now.

@@ -174,6 +174,13 @@ class DataLine:
             found.append(round(min(known, default=0)))
         return found[0], found[1], self._up.bytes_per_s is None
 
+    @property
+    def known_up(self) -> float:
+        """Bytes per second that it was measured to carry, or may; 0: no round has filled it yet, and the probe found it
+        too fast."""
+        measured, limit = self._up.bytes_per_s or self.link.probed_bytes_per_s(), self._limits()[0]
+        return min((rate for rate in (measured, limit) if rate is not None), default=0.0)
+
     def _limits(self) -> tuple[float | None, float | None]:
         """What people allow at this hour, up and down."""
         return self._up_limits.now(), self._down_limits.now()

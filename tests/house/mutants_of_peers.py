@@ -212,6 +212,20 @@ STATE = (
         CATCH_UP,
     ),
     Mutant(
+        "what has come goes on with the run while donors hold the rest back",
+        "checkpoints/donors.py",
+        "beside = 0 if heavy else min(self._pieces[source], window - 1)",
+        "beside = 0",
+        CATCH_UP,
+    ),
+    Mutant(
+        "a line is known by what filled it",
+        "peer/line/data_line.py",
+        "measured, limit = self._up.bytes_per_s or self.link.probed_bytes_per_s(), self._limits()[0]",
+        "measured, limit = self._up.bytes_per_s or self._up_roughly, self._limits()[0]",
+        ("tests/peer/test_data_line.py",),
+    ),
+    Mutant(
         "P4 only what was checked and stands as it came is given on",
         "checkpoints/catch_up.py",
         "return version if proven else NO_VERSION",

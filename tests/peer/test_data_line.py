@@ -60,5 +60,17 @@ def test_the_links_bytes_are_what_the_line_is_measured_by() -> None:
         line.on_tick(half_s / 2, Expected(others=1, owing=1, to_come=True))
         link.counts.sent_bytes += 1_000_000
         link.counts.arrived_bytes += 500_000
+        assert half_s or line.known_up == 0.0, "nothing has filled it"
     line.on_tick(6.0, Expected())
-    assert line.rates == (2_000_000, 1_000_000, False)
+    assert line.rates == (2_000_000, 1_000_000, False) and line.known_up == 2_000_000
+
+
+def test_what_a_line_once_carried_at_least_is_no_word_of_what_it_can_carry() -> None:
+    """Small rounds never fill a fast line: joiners had a fiftieth of next to nothing."""
+    line, link, _ = line_of(OwnConfig())
+    limited = line_of(OwnConfig(upload_limits=("8 Mbit/s",)))[0]
+    for tenth in range(30):
+        link.counts.sent_bytes += 20_000
+        line.on_tick(tenth / 10, Expected(others=1))
+    assert 0 < line.rates[0] <= 400_000 and line.known_up == 0.0
+    assert limited.known_up == 1_000_000, "what its owner allows is known"

@@ -23,6 +23,7 @@ from rig.ports import free_ports
 
 LIGHT_TRAINER = Path(__file__).resolve().parent / "light_trainer.py"
 STOP_S = 3.0
+EVENTS_SHOWN = 8  # of each party, when what was waited for did not come
 PATIENCE_S = 300.0  # for what takes seconds on a quiet machine
 CHUNK_KB = 16
 RUN = """
@@ -79,6 +80,7 @@ class Party:
         self.process: Child | None = None
         self.follower = Follower(journal)
         self.events: list[Event] = []
+        self.started_at = 0.0
 
     def look(self) -> list[Event]:
         self.events += self.follower.new_events()
@@ -104,6 +106,9 @@ class Party:
 
     def told(self) -> str:
         return self.log.read_text(errors="replace")[-1500:] if self.log.exists() else ""
+
+    def last_events(self) -> str:
+        return "\n".join(str(each)[:400] for each in self.look()[-EVENTS_SHOWN:])
 
 
 class Arena:
@@ -156,6 +161,7 @@ class Arena:
 
     def _start(self, party: Party, words: list[str], failpoints: str, environ: Mapping[str, str]) -> Child:
         assert not party.alive, f"{party.name} runs already"
+        party.started_at = time.monotonic()
         light = {"FARFLUNG_STEP_S": str(self.step_s), VARIABLE: failpoints}
         return self.nursery_of(party.name).start(words, light | dict(environ), party.log)
 
@@ -179,9 +185,15 @@ class Arena:
         end = time.monotonic() + patience_s
         while not wanted():
             if time.monotonic() > end:
-                logs = "\n".join(f"--- {p.name}\n{p.told()}" for p in self.parties.values())
+                logs = "\n".join(
+                    f"--- {p.name}\n{p.told()}\n{p.last_events()}" for p in self._the_newest_first()
+                )
                 raise AssertionError(f"not within {patience_s:g} s: {what}\n{logs}")
             time.sleep(0.02)
+
+    def _the_newest_first(self) -> list[Party]:
+        """Whoever was started last is what a test waits for; of a long text some see the beginning alone."""
+        return sorted(self.parties.values(), key=lambda party: party.started_at, reverse=True)
 
     def event(self, party: Party, wanted: Callable[[Event], object], what: str, since: float) -> Event:
         """The first such event after a moment; the machine's clock is everybody's."""

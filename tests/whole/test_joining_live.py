@@ -18,6 +18,7 @@ from farflung.peer.agent.turns import (
     IDLE_S,
     LATE_MOST_S,
     PIECES_AWAY,
+    UNFILLED_EVERY_S,
     UNKNOWN_EVERY_S,
     LineNow,
     Serving,
@@ -193,18 +194,21 @@ def test_a_round_s_results_leave_before_state_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("piece_s", "apart_s"),
-    [(0.5, 25.0), (0.002, 0.1), (0.0, UNKNOWN_EVERY_S)],
-    ids=["slow", "fast", "unknown"],
+    ("piece_s", "waiting_bytes", "apart_s"),
+    [(0.5, 10, 25.0), (0.002, 10, 0.1), (0.0, 10, UNKNOWN_EVERY_S), (0.0, 0, UNFILLED_EVERY_S)],
+    ids=["slow", "fast", "unknown", "never filled"],
 )
-def test_rounds_without_end_starve_nobody_and_joiners_take_turns(piece_s: float, apart_s: float) -> None:
+def test_rounds_without_end_starve_nobody_and_joiners_take_turns(
+    piece_s: float, waiting_bytes: int, apart_s: float
+) -> None:
     """On a fast line small pieces take no longer than their part of it: a run whose rounds follow each other at once
-    forgets its results within a second, and a piece in five seconds brought nobody in."""
+    forgets its results within a second, and a piece in five seconds brought nobody in.  Such rounds never fill the
+    line, and so nobody knows how fast it is."""
     serving, now, given = Serving(fragments=1), 0.0, []
     for chunk in range(3):
         serving.hold("ann", want(chunk), now)
     serving.hold("bob", want(7), now)
-    line = LineNow(in_round=True, waiting_bytes=10, room_bytes=100, piece_s=piece_s)
+    line = LineNow(in_round=True, waiting_bytes=waiting_bytes, room_bytes=100, piece_s=piece_s)
     while len(given) < 3:
         if (chunk := passed(serving, line, now)) is not None:
             given.append((now, chunk))
