@@ -27,6 +27,9 @@ from rig.waiting import LONG_S
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from rooms import FOLDERS, PURE_MODULES, ROOMS, ROOT, product_files
 
+# One process has what all of these parse; three would each parse it.
+pytestmark = pytest.mark.xdist_group("house: docs")
+
 PLACES = (*FOLDERS, "docs", "tests", "examples", "benchmarks")
 MODULES = product_files()
 FOLDERS_OF_MODULES = sorted({path.parent for path in MODULES})

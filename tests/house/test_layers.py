@@ -39,6 +39,9 @@ from rooms import (
     python_outside_the_rooms,
 )
 
+# One process has what all of these parse; three would each parse it.
+pytestmark = pytest.mark.xdist_group("house: layers")
+
 FILE_LINES_LIMIT = 600
 FILE_LINES_WANTED = 400
 CRUMB_LINES = 60

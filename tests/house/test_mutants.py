@@ -13,6 +13,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from mutant_list import MUTANTS, Mutant
 from rooms import ROOT
 
+# One process has what all of these parse; three would each parse it.
+pytestmark = pytest.mark.xdist_group("house: mutants")
+
 
 def test_there_are_sixty_and_each_has_a_name_of_its_own() -> None:
     assert len({each.name for each in MUTANTS}) == len(MUTANTS) >= 60

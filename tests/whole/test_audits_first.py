@@ -82,6 +82,7 @@ def test_a_league_of_owner_and_auditors_passes_nothing_where_one_auditor_more_is
         run(seed, replace(CALM, peers=6, rounds=8, cheats=True, league=2, audit_first=3))
 
 
+@pytest.mark.hard
 def test_one_auditor_of_a_league_may_pass_a_wrong_sum_and_so_the_host_chooses_how_many() -> None:
     """What is not promised: with one auditor each, the maker's two friends among five others find everything right."""
     worlds = [run(seed, replace(CALM, peers=6, rounds=8, cheats=True, league=2)) for seed in range(SEEDS)]

@@ -142,7 +142,10 @@ def test_P4_a_run_that_loses_everybody_goes_on_from_a_checkpoint_of_its_own() ->
 
 @pytest.mark.parametrize(
     ("every_rounds", "go_back_after_s", "said"),
-    [(0, 4.0, "or for one with a checkpoint (join --checkpoints)"), (2, 0.0, "go_back_after_s = 0: waiting")],
+    [
+        (0, 4.0, "or for one with a checkpoint (join --checkpoints)"),
+        pytest.param(2, 0.0, "go_back_after_s = 0: waiting", marks=pytest.mark.hard),
+    ],
 )
 def test_P4_without_a_checkpoint_or_leave_to_go_back_it_waits_and_says_for_what(
     every_rounds: int, go_back_after_s: float, said: str
@@ -163,6 +166,7 @@ def test_P4_without_a_checkpoint_or_leave_to_go_back_it_waits_and_says_for_what(
     assert reasons and all(said in reason for reason in reasons)
 
 
+@pytest.mark.hard
 def test_P4_who_loses_everybody_before_the_first_checkpoint_waits_for_the_host_who_founds_it_anew() -> None:
     """With several fragments too; and it says so: it is another era."""
     again = 0
@@ -183,7 +187,7 @@ def test_P4_who_loses_everybody_before_the_first_checkpoint_waits_for_the_host_w
 CUT_SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "200")) // 20
 
 
-@pytest.mark.parametrize("batch", pieces(5, 2))
+@pytest.mark.parametrize("batch", pieces(5))
 def test_P20_no_round_is_lost_while_the_coordinator_sees_a_stranger_alone(batch: int) -> None:
     """For ten times `go_back_after_s`, with checkpoints and without.  More seeds: benchmarks/cut_lines.py."""
     for seed in range(batch * CUT_SEEDS // 5, (batch + 1) * CUT_SEEDS // 5):
@@ -192,7 +196,7 @@ def test_P20_no_round_is_lost_while_the_coordinator_sees_a_stranger_alone(batch:
         assert world.coordinator is not None
 
 
-@pytest.mark.parametrize("batch", pieces(5, 2))
+@pytest.mark.parametrize("batch", pieces(5))
 def test_P20_who_was_cut_off_alone_while_the_others_went_back_harms_nobody(batch: int) -> None:
     for seed in range(batch * CUT_SEEDS // 5, (batch + 1) * CUT_SEEDS // 5):
         World(seed, Scenario.cut_off_from_one(seed)).run()
@@ -206,6 +210,7 @@ def test_the_simulator_sees_a_run_that_goes_back_without_its_peers(monkeypatch: 
             World(seed, Scenario.cut_off_from_all(seed)).run()
 
 
+@pytest.mark.hard
 def test_a_run_that_goes_back_ends_with_as_many_versions_as_any_other() -> None:
     for seed in range(10):
         report = simulate(seed, Scenario(**ONE_BLACKOUT, rounds=8, every_rounds=3))  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ import torch
 from farflung.coordinator.ledger.records import CommittedRound, Genesis, Granted, Opened, from_bytes
 from farflung.peer.simulator.world import Scenario, World
 from farflung.protocol.signing import peer_id_of
+from rig.pieces import pieces
 
 CALM = Scenario(drop=0, duplicate=0, slow=0, kill_per_effect=0, cut_per_s=0, trainer_crash_per_s=0)
 
@@ -88,6 +89,7 @@ def test_nothing_that_one_who_helps_forged_is_committed_where_all_is_merged_agai
     assert world.run().outcome == "finished"
 
 
+@pytest.mark.hard
 @pytest.mark.parametrize("batch", range(1))
 def test_no_promise_is_broken_in_batches_with_those_who_help(batch: int) -> None:
     outcomes = []
@@ -102,7 +104,7 @@ def test_no_promise_is_broken_in_batches_with_those_who_help(batch: int) -> None
     assert outcomes.count("finished") >= 0.5 * len(outcomes), outcomes
 
 
-@pytest.mark.parametrize("batch", range(2))
+@pytest.mark.parametrize("batch", pieces(2))
 def test_no_promise_is_broken_with_those_who_help(batch: int) -> None:
     outcomes, owned = [], 0
     for seed in range(15 * batch, 15 * batch + 15):

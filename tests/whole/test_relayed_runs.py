@@ -161,6 +161,7 @@ def test_peers_that_meet_past_their_routers_need_no_relay() -> None:
     assert world.routers.passed > 0 and not world.relay.passed
 
 
+@pytest.mark.hard
 def test_peers_that_roam_have_the_relay_and_meet_again_where_they_are_then() -> None:
     usual = replace(CALM, peers=3, undialable=3, routers="easy", relay="steady")
     met_again = 0

@@ -93,6 +93,7 @@ def test_a_calm_run_always_finishes() -> None:
         assert report.outcome == "finished" and report.kills == 0 and report.steps_committed > 0
 
 
+@pytest.mark.hard
 def test_a_seed_replays_exactly_in_another_process() -> None:
     seed = next(s for s in range(50) if simulate(s).kills > 1)
     logs = []

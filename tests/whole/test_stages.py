@@ -88,6 +88,7 @@ def test_P1_P11_so_it_is_where_the_outer_step_takes_matrices(part: int) -> None:
     assert kills > 0, "nobody died: this shows nothing"
 
 
+@pytest.mark.hard
 def test_P7_P11_stages_that_step_by_themselves_learn_from_every_sample_once_whoever_dies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -309,6 +310,7 @@ def test_P15_no_batch_is_held_up_for_ever_by_neighbours_that_can_t_work_with_eac
     assert given_up, "nobody gave a seat up: this shows nothing"
 
 
+@pytest.mark.hard
 def test_P17_peers_move_to_where_the_run_is_slow_again_and_again_and_every_batch_counts_once() -> None:
     moves = 0
     for seed in (1, 2, 3, 15, 16, 17):
