@@ -5,10 +5,11 @@
 
 Each row is one run of the real program (lab_run.py) or two that are compared, medians over the rounds, the first round
 left out.  `ideal` is 2 (n - 1) / n times the payload over the rate; the goal of a round is 1.15 times that and six
-round trips.  `tails`: by how long the last peer's scatter and gather come after those of the one in the middle.  All
-hosts, their peers and the router share this machine: `late` is by how long the router was ever late with a packet.
-Where that is many milliseconds, or `cpu` (CPU seconds of a peer in a round) comes near to the round, the machine is
-measured and not the line.
+round trips.  `beside`: plain sockets, unencrypted, that move the same bytes all to all in the next minute.  `tails`: by
+how long the last peer's scatter and gather come after those of the one in the middle.  All hosts, their peers and the
+router share this machine: `late` is by how long the router was ever late with a packet.  Where that is many
+milliseconds, or `cpu` (CPU seconds of a peer in a round) comes near to the round, the machine is measured and not the
+line.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -26,9 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from farflung.console.bench.bench import BenchOptions
 from farflung.console.bench.figures import peer_of
-from rig.lab.emulator import HostSpec
-from rig.lab_run import Found, Setting, allowed_congestion, run
+from rig.lab.emulator import HostSpec, Lab
+from rig.lab_run import Found, Setting, allowed_congestion, run, use_congestion
 
+PLAIN = str(Path(__file__).resolve().with_name("plain_sockets.py"))
 RTT_MS = 100.0
 FAST_MBIT = 1000.0
 BYTES_A_VALUE = {"fp32": 4.0, "int8": 258 / 256}
@@ -75,9 +78,12 @@ def equal(asked: Asked, peers: int, down: float, up: float | None = None, **more
 
 
 def ideal_s(of: Setting, mbit: float) -> float:
-    peers, options = len(of.hosts), of.options
-    payload = options.mb * 1e6 / 4 * BYTES_A_VALUE[options.codec]
-    return 8 * 2 * (peers - 1) / peers * payload / (mbit * 1e6)
+    peers = len(of.hosts)
+    return 8 * 2 * (peers - 1) / peers * payload_bytes(of) / (mbit * 1e6)
+
+
+def payload_bytes(of: Setting) -> float:
+    return of.options.mb * 1e6 / 4 * BYTES_A_VALUE[of.options.codec]
 
 
 def row_of(name: str, what: str, found: Found, got: str, ideal: str, goal: str, met: bool) -> Row:
@@ -102,7 +108,28 @@ def a_round(name: str, of: Setting, mbit: float) -> list[Row]:
     )
     tails = ", ".join(f"{tail:.2f}" for tail in tails_of(found, of))
     got = f"{seconds:.2f} s ({phases}; tails {tails})"
-    return [row_of(name, shape(of), found, got, f"{least:.2f} s", f"{goal:.2f} s", seconds <= goal)]
+    ours = row_of(name, shape(of), found, got, f"{least:.2f} s", f"{goal:.2f} s", seconds <= goal)
+    plain = statistics.median(rounds_of_plain_sockets(of))
+    beside = f"{seconds:.2f} s, theirs {plain:.2f} s ({seconds / plain:.2f} x)"
+    what = "the same bytes over plain sockets, unencrypted, all to all, a minute later"
+    return [ours, Row(f"{name}, beside", what, beside, f"{least:.2f} s", "0.9 x", seconds <= 0.9 * plain)]
+
+
+def rounds_of_plain_sockets(of: Setting) -> list[float]:
+    """The seconds of each round after the first, from the first host's beginning to the last one's end."""
+    piece = round(payload_bytes(of) / len(of.hosts))
+    with Lab(of.hosts, of.seed, of.tcp_buffer_bytes) as lab:
+        hosts = [lab.hosts[spec.name] for spec in of.hosts]
+        for host in hosts:
+            use_congestion(host, of.congestion)
+        words = [str(of.options.rounds + 1), str(piece), *(host.address for host in hosts)]
+        nodes = [
+            host.popen([sys.executable, "-S", PLAIN, str(number), *words], stdout=subprocess.PIPE, text=True)
+            for number, host in enumerate(hosts)
+        ]
+        told = [json.loads(node.communicate(timeout=of.timeout_s)[0]) for node in nodes]
+    spans = [*zip(*told, strict=True)][1:]
+    return [max(end for _, end in each) - min(begin for begin, _ in each) for each in spans]
 
 
 def tails_of(found: Found, of: Setting) -> tuple[float, float]:

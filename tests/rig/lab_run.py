@@ -42,6 +42,14 @@ def allowed_congestion() -> list[str]:
     return Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
 
 
+def use_congestion(host: Host, wanted: str) -> None:
+    """Of TCP in this host; "": as it is."""
+    script = [sys.executable, "-S", "-c", SET_CONGESTION, CONGESTION_FILE, wanted]
+    if wanted and host.popen(script, stderr=subprocess.DEVNULL).wait(30):
+        allowed = ", ".join(allowed_congestion())
+        raise FarflungError(f"this kernel does not let a host use {wanted}, but: {allowed}")
+
+
 @dataclass(frozen=True)
 class Setting:
     """What runs where.  The coordinator has a host of its own, `coordinator`, or else stands beside the first peer."""
@@ -129,8 +137,7 @@ class LabRun:
         self.lab.__enter__()
         try:
             for host in self.lab.hosts.values():
-                if self.setting.congestion:
-                    self._set_congestion(host)
+                use_congestion(host, self.setting.congestion)
             url = self._coordinate()
             for number, spec in enumerate(self.setting.hosts):
                 self.parties[spec.name] = self._join(spec.name, url, number)
@@ -160,13 +167,6 @@ class LabRun:
         self._temporary.cleanup()
 
     # ---- starting --------------------------------------------------------------------------------------------
-
-    def _set_congestion(self, host: Host) -> None:
-        wanted, script = self.setting.congestion, [sys.executable, "-S", "-c", SET_CONGESTION]
-        done = host.popen([*script, CONGESTION_FILE, wanted], stderr=subprocess.DEVNULL)
-        if done.wait(30):
-            allowed = ", ".join(allowed_congestion())
-            raise FarflungError(f"this kernel does not let a host use {wanted}, but: {allowed}")
 
     def _start(
         self, host: Host, name: str, words: list[str], more: Mapping[str, str]
