@@ -141,7 +141,7 @@ class _Choices:
     """Made at most once a process: at the first use of each codec."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._library: ctypes.CDLL | NoLibrary | None = None
         self._by_codec: dict[str, _Choice] = {}
 
@@ -154,9 +154,10 @@ class _Choices:
         return choice
 
     def library(self) -> ctypes.CDLL | NoLibrary:
-        if self._library is None:
-            self._library = loaded()
-        return self._library
+        with self._lock:
+            if self._library is None:
+                self._library = loaded()
+            return self._library
 
     def _choose(self, codec: Layout) -> _Choice:
         self._library = self.library()

@@ -29,6 +29,7 @@ from farflung.protocol.caps import (
     RELAY_MONTH_BYTES,
     RESULTS_BYTES,
     SHARDS_BYTES,
+    THREADS_MOST,
     Cap,
     parse_bytes,
     parse_cap,
@@ -83,6 +84,12 @@ def _seconds(text: str) -> float:
 def _connections(text: str) -> int:
     if not text.isdecimal() or int(text) > CONNECTIONS_MOST:
         raise UserError(f"expected 0 (as many as needed) to {CONNECTIONS_MOST}, found {text!r}")
+    return int(text)
+
+
+def _threads(text: str) -> int:
+    if not text.isdecimal() or int(text) > THREADS_MOST:
+        raise UserError(f"expected 0 (as many as are of use) to {THREADS_MOST}, found {text!r}")
     return int(text)
 
 
@@ -163,6 +170,9 @@ class OwnConfig:
     )
     relay_port: int = _setting(0, "Where it listens, for a firewall to let through [any free port].", _port)
     leave_router: bool = _setting(False, "Do not ask the router to open a port.", _yes)
+    threads: int = _setting(
+        0, "For the agent's arithmetic [half of this machine's cores, at most 4].", _threads
+    )
 
     def as_json(self) -> str:
         """For the agent: an option of `python -m farflung.peer.agent.main`."""

@@ -1,8 +1,9 @@
 """A thread that works through jobs in order beside the agent's loop, and hands what they made back to that loop.
 
-The agent has three: arithmetic, checkpoints and results on disk.  What takes long would make a heartbeat late; in a
-thread it does not, because torch, blake3 and the disk let go of the interpreter.  What belongs to one worker is
-touched by nobody else, and what was asked first happens first.  Must not know what the jobs are about.
+The agent has one for each thing that takes long, such as checkpoints and results on disk; its arithmetic has several
+threads (pool.py).  What takes long would make a heartbeat late; in a thread it does not, because torch, blake3 and the
+disk let go of the interpreter.  What belongs to one worker is touched by nobody else, and what was asked first happens
+first.  Must not know what the jobs are about.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class Worker:
 
     def later(self, event: Callable[[], None]) -> None:
         """From within a job: `event` is called in the agent's loop."""
-        self._hand_back(_no_work, lambda _: event())
+        self._hand_back(no_work, lambda _: event())
 
     def _work(self) -> None:
         while (item := self._jobs.get()) is not None and not self.given_up.is_set():
@@ -144,13 +145,20 @@ class Worker:
             try:
                 made = job()
             except Exception as error:  # the thread's outermost loop: a bug, raised in the agent's loop
-                self._hand_back(partial(_raise, error), nothing)
+                follow(self._hand_back, then, None, error)
             else:
-                if then is not nothing:
-                    self._hand_back(partial(_give, made), then)
+                follow(self._hand_back, then, made, None)
 
 
-def _no_work() -> None:
+def follow(hand_back: Submit, then: Then, made: object, error: Exception | None) -> None:
+    """A job is done: an error is raised in the agent's loop; what was made goes there if anybody waits for it."""
+    if error is not None:
+        hand_back(partial(_raise, error), nothing)
+    elif then is not nothing:
+        hand_back(partial(_give, made), then)
+
+
+def no_work() -> None:
     """What follows is what matters."""
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from farflung.protocol.errors import UserError
 
 DAY_S = 24 * 3600
+THREADS_MOST = 64  # of an agent's arithmetic
 CONNECTIONS_MOST = 16  # to one peer
 RELAY_MONTH_BYTES = 10**12  # what a relay passes in a month
 RESULTS_BYTES = 2 << 30  # of the results of past rounds, unless the volunteer says otherwise

@@ -12,6 +12,7 @@ import math
 import os
 import random
 import time
+from functools import partial
 
 import zmq
 from msgspec.structs import replace
@@ -47,12 +48,14 @@ from farflung.peer.machine import effects as do
 from farflung.peer.machine.getting_in import me_of
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.machine.trainer_view import Pulse
+from farflung.peer.pool import Pool, shares, usual_threads
 from farflung.peer.remembered_places import RememberedPlaces
 from farflung.peer.settings import default_path
 from farflung.peer.state.checkpoint_writer import RunFacts
-from farflung.peer.state.outer_state import CHUNKS_AT_ONCE, OuterState
+from farflung.peer.state.encoding import Encoded
+from farflung.peer.state.outer_state import OuterState
 from farflung.peer.state.recorded_sending import Sending
-from farflung.peer.worker import Inbox, Job, Worker, nothing
+from farflung.peer.worker import Inbox, Job, nothing
 from farflung.protocol.errors import FarflungError
 from farflung.protocol.frames import ALL_KINDS, ONE_STAGE_KINDS, Frame, Kind, Payload
 from farflung.protocol.messages import DOOR_OUT, Committed, Sent, Tick
@@ -74,7 +77,8 @@ class Agent:
         self._say = say
         self._identity = Identity.load_or_create(options.own.identity)
         self._inbox = Inbox()
-        self._arithmetic = Worker("arithmetic", self._inbox.submit)
+        threads = options.own.threads or usual_threads()
+        self._arithmetic = Pool("arithmetic", self._inbox.submit, threads)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         keys = zmq.curve_keypair()
         self._line = DataLine(keys, options.own)
@@ -88,7 +92,7 @@ class Agent:
             folder,
             store,
             self._line,
-            self._arithmetic.submit,
+            self._arithmetic,
             self._carry_out,
             self._local.send,
             say,
@@ -445,16 +449,11 @@ class Agent:
                 if hands.results is not None:
                     hands.results.rolled(effect, machine.era, machine.logged_bytes)
                 self._change(hands, effect, lambda: state.roll(effect))
-            case Seal(version=version, fragment=fragment):
-                seal, era = self._events.sealing, machine.era
-                submit(
-                    hands.arriving.after_seal(
-                        effect, lambda: seal(version, fragment, era, lambda: state.seal(fragment))
-                    ),
-                    lambda digest: self._sealed(effect, digest),
-                )
+            case Seal():
+                self._seal(hands, effect)
             case Merge() | Weigh() | Measure():
-                submit(lambda: state.calculate(effect), lambda made: self._calculated(effect, made))
+                then = partial(self._calculated, effect)
+                self._arithmetic.beside(effect.chunk, lambda: state.calculate(effect), then)
             case do.Encode():
                 self._encode(hands, effect)
             case do.Resolve(slot=slot, used=used, fragment=fragment):
@@ -495,9 +494,27 @@ class Agent:
             step = lane.contribution.frozen.step
             sending = Sending(effect.round_no, effect.fragment, effect.codec, step)
             submit(lambda: record.encoding(sending, state.residual(effect.fragment)), nothing)
-        encoding = state.encode(hands.shared.slots[effect.slot], effect, unmap_pages)
-        for _ in range(0, len(effect.order), CHUNKS_AT_ONCE):
-            submit(lambda: next(encoding, None), lambda made: self._encoded(effect.round_no, made))
+        encoding = state.encoding(hands.shared.slots[effect.slot], effect, unmap_pages)
+
+        def follow(made: Encoded) -> None:
+            if encoding.is_wanted(made):
+                self._carry_out(self._machine.on_encoded(effect.round_no, *made, time.monotonic()))
+
+        submit(encoding.begin, nothing)
+        for first in encoding.firsts:
+            self._arithmetic.beside(
+                (do.Encode, effect.fragment, first), partial(encoding.some, first), follow
+            )
+        submit(encoding.end, nothing)
+
+    def _seal(self, hands: Hands, seal: Seal) -> None:
+        """Hashing is half of the work of applying a round: each thread takes a part of it."""
+        arithmetic, events, state, fragment = self._arithmetic, self._events, hands.state, seal.fragment
+        era, chunks = self._machine.era, hands.attached.fragments[fragment].chunks
+        arithmetic.submit(lambda: events.on_rolled(seal.version, fragment))
+        arithmetic.spread([partial(state.hash, part) for part in shares(chunks, arithmetic.size)])
+        job = partial(events.sealing, seal.version, fragment, era, lambda: state.seal(fragment))
+        arithmetic.submit(hands.arriving.after_seal(seal, job), partial(self._sealed, seal))
 
     def _prove(
         self, state: OuterState, effect: do.KeepBefore | do.DropBefore | do.ProveHolding | do.FetchShown
@@ -525,7 +542,7 @@ class Agent:
         kept = hands.arriving.after(effect, arrived, hands.state, job)
         if hands.archive is not None:
             hands.archive.changed(effect)
-        self._arithmetic.submit(lambda: hands.change(effect.chunk, kept), nothing)
+        self._arithmetic.beside(effect.chunk, lambda: hands.change(effect.chunk, kept))
 
     def _sealed(self, seal: Seal, digest: object) -> None:
         assert isinstance(digest, bytes)
@@ -546,10 +563,6 @@ class Agent:
 
     def _calculated(self, effect: Merge | Weigh | Measure, made: object) -> None:
         self._carry_out(self._machine.on_calculated(effect, made, time.monotonic()))
-
-    def _encoded(self, round_no: int, made: object) -> None:
-        if isinstance(made, tuple):  # and not None: nothing comes after a problem
-            self._carry_out(self._machine.on_encoded(round_no, made[0], made[1], time.monotonic()))
 
     # ---- the end ---------------------------------------------------------------------------------------------
 

@@ -7,14 +7,15 @@ a question that was held back is put to it as if it had just arrived.  Must not 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from farflung.collectives.round.effects import SendFrame
 from farflung.peer.agent.turns import LineNow, Serving, What
 from farflung.peer.line.data_line import DataLine
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.pool import Pool
 from farflung.peer.state.outer_state import OuterState
-from farflung.peer.worker import Submit
 from farflung.protocol.frames import Frame, Header, Kind, Payload, bare_answer, with_payload
 from farflung.protocol.moments import Attached
 from farflung.protocol.verdicts import Verdict
@@ -29,10 +30,10 @@ class Answering:
         self,
         line: DataLine,
         attached: Attached,
-        submit: Submit,
+        arithmetic: Pool,
         carry_out: Callable[[list[do.Effect]], None],
     ) -> None:
-        self._line, self._submit, self._carry_out = line, submit, carry_out
+        self._line, self._arithmetic, self._carry_out = line, arithmetic, carry_out
         self._serving = Serving(attached.known.manifest.fragments)
         self._tag, self._piece_bytes = attached.known.tag, attached.form.size_bytes
 
@@ -102,9 +103,9 @@ class Answering:
         header = Header(kind, self._tag, version=effect.version, chunk=effect.chunk)
         what = (kind, effect.chunk)
         if self._serving.start_answer(effect.to, what, self._line.link.answers_waiting(effect.to)):
-            self._submit(
-                lambda: with_payload(header, make()), lambda frame: self._served(effect.to, what, frame)
-            )
+            arithmetic, is_piece = self._arithmetic, isinstance(effect, do.ServeState)
+            submit = partial(arithmetic.beside, effect.chunk) if is_piece else arithmetic.submit
+            submit(lambda: with_payload(header, make()), partial(self._served, effect.to, what))
 
     def _served(self, to: str, what: What, frame: object) -> None:
         self._serving.end(to, what)

@@ -26,6 +26,7 @@ from farflung.peer.local.words import Attach, ToTrainer
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.borders import crossing_bytes_most
 from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.pool import Pool
 from farflung.peer.settings import OwnConfig
 from farflung.peer.state.archiving import Archiving
 from farflung.peer.state.arrived_pieces import Arriving, name_on_disk
@@ -52,7 +53,7 @@ class Tools:
     folder: Path  # of this peer, beside its key
     store: Store | None  # for checkpoints, where the volunteer named a place
     line: DataLine
-    submit: Submit
+    arithmetic: Pool
     carry_out: Callable[[list[do.Effect]], None]
     tell: Callable[[ToTrainer], None]
     say: Say
@@ -87,7 +88,7 @@ class Hands:
             files,
             attached.held,
         )
-        submit, tell, peer, own = tools.submit, tools.carry_out, tools.identity.peer_id, tools.own
+        submit, tell, peer, own = tools.arithmetic.submit, tools.carry_out, tools.identity.peer_id, tools.own
         results = checkpoints = None
         if own.results_on_disk:
             place = Place(tools.folder, peer, own.results_limit, largest_payload_bytes(attached))
@@ -99,7 +100,7 @@ class Hands:
             attached,
             shared,
             state,
-            Answering(tools.line, attached, submit, tell),
+            Answering(tools.line, attached, tools.arithmetic, tell),
             Arriving(tools.folder, peer, attached, submit, tell),
             results,
             checkpoints,
@@ -110,14 +111,14 @@ class Hands:
         )
 
     def follow(self, terms: Terms, submit: Submit) -> None:
-        """`submit`: to the arithmetic thread, behind the versions that are being made."""
+        """`submit`: to the arithmetic, behind the versions that are being made."""
         if self.archive is not None:
             self.archive.follow(terms)
         making = outer_steps_of(terms, checked(outer_step()))
         submit(lambda: self.state.follow(making, terms.newest.round.codec), nothing)
 
     def begin_to_close(self, finished: bool = False) -> None:
-        """While the arithmetic thread still works; `finished`: the run is complete."""
+        """While the arithmetic still works; `finished`: the run is complete."""
         self.beginning.close()
         for hand in (self.checkpoints, self.results, self.archive):
             if hand is not None:
@@ -126,13 +127,14 @@ class Hands:
             self.record.close()
 
     def close(self) -> None:
-        """Once everything that was asked of the arithmetic thread is done."""
+        """Once everything that was asked of the arithmetic is done."""
         self.arriving.close()
         if self.crossings is not None:
             self.crossings.close()
 
     def change(self, chunk: int, job: Callable[[], object]) -> None:
-        """In the arithmetic thread: do what changes this chunk, once it was copied where a checkpoint needs it."""
+        """In the arithmetic, of several chunks at once: do what changes this one, once it was copied where a checkpoint
+        needs it."""
         if self.checkpoints is not None:
             self.checkpoints.change(chunk, job)
         else:
@@ -175,7 +177,7 @@ def _record_of(attached: Attached, tools: Tools) -> RecordedSending | None:
     place, identity = tools.own.record, tools.identity.public
     if place is None:
         return None
-    return RecordedSending(place, attached.known.run_id, identity, tools.submit, tools.say)
+    return RecordedSending(place, attached.known.run_id, identity, tools.arithmetic.submit, tools.say)
 
 
 def _archive_of(attached: Attached, tools: Tools) -> Archiving | None:
@@ -189,4 +191,4 @@ def _archive_of(attached: Attached, tools: Tools) -> Archiving | None:
         tools.say(
             "contributions are not archived: in this run nobody keeps them ([merge] audit = 0 in run.toml)"
         )
-    return Archiving(Archive(tools.own.checkpoints), attached, tools.submit, tools.say)
+    return Archiving(Archive(tools.own.checkpoints), attached, tools.arithmetic.submit, tools.say)

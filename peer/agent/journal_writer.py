@@ -20,8 +20,8 @@ from farflung.collectives.round.member import MemberRound
 from farflung.peer.local.words import Attach, FromTrainer, Frozen, Load, Resume
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.getting_in import Me
+from farflung.peer.pool import Pool
 from farflung.peer.settings import default_path
-from farflung.peer.worker import Worker
 from farflung.protocol.errors import UserError
 from farflung.protocol.messages import Aborted, Beat, Committed, Decided, OpenRound, Sent
 from farflung.protocol.process.journal import FRAMES_EVERY_S, JOURNAL_VARIABLE, EventLog
@@ -216,9 +216,12 @@ class RoundEvents:
                 self._log.write(event, round=number)
         seen.complete = complete
 
-    def sealing(self, version: int, fragment: int, era: int, seal: Callable[[], bytes]) -> bytes:
-        """Around the hashing: it is the first job after the last result was applied."""
+    def on_rolled(self, version: int, fragment: int) -> None:
+        """The last result was applied; hashing comes next."""
         self._log.write("rolled", version=version, fragment=fragment)
+
+    def sealing(self, version: int, fragment: int, era: int, seal: Callable[[], bytes]) -> bytes:
+        """Around the end of the hashing."""
         digest = seal()
         self._log.write("sealed", version=version, fragment=fragment, era=era, digest=digest.hex())
         return digest
@@ -274,7 +277,7 @@ def open_journal(
         return EventLog(None)
 
 
-def use_of(frames: FrameCounts, arithmetic: Worker, control: ControlLink, kept: KeptCrossings | None) -> Use:
+def use_of(frames: FrameCounts, arithmetic: Pool, control: ControlLink, kept: KeptCrossings | None) -> Use:
     return {
         "tx": frames.sent_bytes,
         "rx": frames.arrived_bytes,

@@ -1,12 +1,13 @@
 """The agent's hand for a state that is arriving: keeps each piece on disk, so that a crash does not lose it.
 
 Owned by the agent, which tells it of every piece that is installed, rolled on or sealed.  All of it happens in the
-arithmetic thread, after the piece itself.  A disk that fails is told once, and the joiner goes on without it.
+arithmetic, after the piece itself.  A disk that fails is told once, and the joiner goes on without it.
 Must not know what a round is, nor whom pieces come from.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +46,8 @@ class Arriving:
     ) -> None:
         self._attached, self._submit, self._tell = attached, submit, tell
         self._path = folder / f"{name_on_disk(attached, peer)}.pieces"
-        # Of the arithmetic thread only:
+        self._keeping = threading.Lock()  # pieces are installed side by side, and kept one after the other
+        # Of the arithmetic only:
         self._file: Arrivals | None = None
         self._there: set[int] = set()  # chunks that lie there
         self._failed = False
@@ -57,7 +59,8 @@ class Arriving:
 
         def both() -> None:
             job()
-            self._keep(effect, arrived, state)
+            with self._keeping:
+                self._keep(effect, arrived, state)
 
         return both
 
@@ -83,11 +86,11 @@ class Arriving:
         )
 
     def close(self) -> None:
-        """After the arithmetic thread ended.  What has arrived stays for the next time."""
+        """After the arithmetic ended.  What has arrived stays for the next time."""
         if self._file is not None:
             self._file.close()
 
-    # ---- in the arithmetic thread --------------------------------------------------------------------------
+    # ---- in the arithmetic, one after the other ------------------------------------------------------------
 
     def _keep(self, effect: Install | Roll, arrived: Arrived, state: OuterState) -> None:
         if self._failed or (isinstance(effect, Roll) and effect.chunk not in self._there):

@@ -1,6 +1,6 @@
 """What each chunk of the outer state was before it changed, until the run has confirmed what it became.
 
-Owned by the outer state, in the arithmetic thread.  A peer whose result others contradict can show from what it was
+Owned by the outer state, in the arithmetic.  A peer whose result others contradict can show from what it was
 calculated.  The bytes (8 or 12 for each parameter of the fragment) go to a file without a name: they count as the
 kernel's cache, not as this process' memory.  The file keeps its room until the process ends, because new pages in every
 round cost more than the copy itself, and this stands on the round's way.  A disk that takes no more costs the proof,
@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import logging
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,16 +45,20 @@ class BeforeImages:
         self._fragment_of = {chunk: each.number for each in fragments for chunk in each.chunks}
         self._first = min(self._fragment_of)  # where the file begins
         self._kept: dict[int, _Kept] = {}  # by fragment
+        self._keeping = threading.Lock()  # the file has one place at a time
 
     def begin(self, fragment: int, version: int, hashes: bytes) -> None:
         """From now on what changes in the fragment is kept as it was at this version."""
         self._kept[fragment] = _Kept(version, hashes)
 
     def keep(self, chunk: int, parts: Sequence[memoryview]) -> None:
-        """This chunk is about to change."""
-        kept = self._kept.get(self._fragment_of[chunk])
-        if kept is None or chunk in kept.chunks:
-            return
+        """This chunk is about to change.  Several threads may say so, each of another one."""
+        with self._keeping:
+            kept = self._kept.get(self._fragment_of[chunk])
+            if kept is not None and chunk not in kept.chunks:
+                self._write(kept, chunk, parts)
+
+    def _write(self, kept: _Kept, chunk: int, parts: Sequence[memoryview]) -> None:
         try:
             self._file.seek((chunk - self._first) * self._state_bytes)
             for part in parts:

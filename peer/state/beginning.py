@@ -27,7 +27,7 @@ class Beginner(Protocol):
 
 
 class Beginning:
-    """`submit` runs a job in the arithmetic thread; `tell` carries out effects of the machine, in the agent's loop."""
+    """`submit` runs a job in the arithmetic; `tell` carries out effects of the machine, in the agent's loop."""
 
     def __init__(
         self, attached: Attached, machine: Beginner, submit: Submit, tell: Callable[[list[do.Effect]], None]
@@ -39,7 +39,7 @@ class Beginning:
         self._worker.submit(lambda: self._read(effect, state, now))
 
     def close(self) -> None:
-        """Before the arithmetic thread ends.  A place that does not answer is given up: the thread is a daemon."""
+        """Before the arithmetic ends.  A place that does not answer is given up: the thread is a daemon."""
         self._worker.close(0.0)
 
     # ---- in the thread -----------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The chunks of a fragment as they are at one version, copied beside the training.
 
-The state changes only in the arithmetic thread.  There a chunk is copied just before it changes, or between two
-jobs of that thread when the writer of a checkpoint gets to it.  So nobody waits for the store, and a slow one costs
+The state changes only in the arithmetic.  There a chunk is copied just before it changes, or alone, between other
+jobs, when the writer of a checkpoint gets to it.  So nobody waits for the store, and a slow one costs
 memory: at most one more copy of the state.  Called by checkpoint_thread.py.  Must not know what becomes of the copies.
 """
 
@@ -19,17 +19,17 @@ class GivenUp(FarflungError):
 
 
 class Capture:
-    """`read` gives a chunk's bytes; `submit` runs a job in the arithmetic thread."""
+    """`read` gives a chunk's bytes; `submit` runs a job in the arithmetic, while nothing else is done there."""
 
     def __init__(self, chunks: range, read: Callable[[int], bytes], submit: Submit) -> None:
-        self.wanted = set(chunks)  # touched in the arithmetic thread only
+        self.wanted = set(chunks)  # touched in the arithmetic only
         self._read, self._submit = read, submit
         self._ready: dict[int, bytes] = {}
         self._news = threading.Condition()
         self._dropped = False
 
     def copy(self, chunk: int) -> None:
-        """In the arithmetic thread."""
+        """In the arithmetic; of several chunks at once."""
         if chunk not in self.wanted:
             return
         self.wanted.discard(chunk)

@@ -52,13 +52,15 @@ class Checkpointing:
     ) -> None:
         self._store, self._machine = store, machine
         self._identity, self._submit, self._tell = identity, submit, tell
-        self._captures: list[Capture] = []  # those that still need chunks: arithmetic thread only
+        self._captures: list[
+            Capture
+        ] = []  # those that still need chunks: arithmetic only, and new ones while nothing else is done
         self._current: list[Capture] = []  # of the checkpoint that is being written: the agent's loop only
         self._worker = Worker("checkpoints", submit)
         self._writing: CheckpointWriter | None = None  # the thread's own, and so is the next
         self._failed = (0, NO_VERSION)
 
-    # ---- in the arithmetic thread ------------------------------------------------------------------------------
+    # ---- in the arithmetic, of several chunks at once ----------------------------------------------------------
 
     def change(self, chunk: int, job: Callable[[], object]) -> None:
         """Do what changes this chunk of the state, once it was copied where a checkpoint needs it."""
@@ -100,7 +102,7 @@ class Checkpointing:
         self._current = []
 
     def close(self, finished: bool) -> None:
-        """Before the arithmetic thread ends.  A store that does not answer is given up: the thread is a daemon."""
+        """Before the arithmetic ends.  A store that does not answer is given up: the thread is a daemon."""
         self._worker.close(FINISH_S if finished else LEAVE_S)
         self._drop()
         self._worker.close(LEAVE_S)

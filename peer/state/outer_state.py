@@ -2,14 +2,16 @@
 
 A peer of a stage has memory for the chunks of that stage alone; they keep their numbers in the whole model.
 
-Owned by the agent (and by each virtual peer of the simulator), which calls it for every arithmetic effect, one
-after the other.  All of it lives in memory that the trainer maps too, and only reads.
+Owned by the agent (and by each virtual peer of the simulator), which calls it for every arithmetic effect: of one chunk
+one after the other, of others maybe at the same time (pool.py).  All of it lives in memory that the trainer maps too,
+and only reads.
 Knows nothing of the network, of rounds, or of who decided what.
 """
 
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
@@ -21,21 +23,22 @@ from torch import Tensor
 from farflung.collectives.arithmetic.gram import dot_products
 from farflung.collectives.arithmetic.merge import merged_chunk, square_length
 from farflung.collectives.round.effects import Install, Measure, Merge, MergeGroup, Roll, Weigh
-from farflung.compression.codec import NonFinite, codec_named
-from farflung.compression.feedback import AUTO, BETA_OF, feedback_for
+from farflung.compression.codec import codec_named
+from farflung.compression.feedback import AUTO, feedback_for
+from farflung.compression.tiles import scratch
 from farflung.optim.outer import OuterStep, PlainMean, advance
 from farflung.peer.machine.effects import Encode
 from farflung.peer.state.before_images import BeforeImages
+from farflung.peer.state.encoding import Encoded, Encoding, Source
 from farflung.peer.state.sent_file import SentFile
 from farflung.protocol.digests import drawn_chunk, hash_bytes, keyed_hash, root_of
-from farflung.protocol.frames import Payload
 from farflung.protocol.manifest_sections import RoundSection
 from farflung.protocol.messages import Show, What
 from farflung.protocol.model_schema import Fragment, ModelSchema
 from farflung.protocol.outer_numbers import StateForm
 from farflung.protocol.round_words import LADDER, SUM_CODEC
 
-CHUNKS_AT_ONCE = 4  # encoded before they are sent: more would keep the line waiting, fewer cost more turns
+_CPU = torch.device("cpu")
 
 
 class Files(NamedTuple):
@@ -86,8 +89,7 @@ class OuterState:
         self._parts = [part.view(count, model.chunk_elements) for part in (anchor, *own)]
         if len(self._parts) != outer.parts:
             raise ValueError(f"a state of {len(self._parts)} parts, for a step that needs {outer.parts}")
-        # Kept: memory that is new each time costs page faults.
-        self._delta_n = torch.empty(model.chunk_elements)
+        self._tearing = threading.Lock()
         self._hashes = {chunk: b"" for each in fragments for chunk in each.chunks}
         self._hashed: set[int] = set()  # chunks that have not changed since their hash was made
         self.digests = dict.fromkeys(self._fragments, b"")  # of each fragment, as it was sealed last
@@ -101,8 +103,13 @@ class OuterState:
 
     def choose_paths(self) -> None:
         """Each codec is checked when it is used first, which takes a moment: better before a round than in it."""
+        delta_n = self._room()
         for codec in self._codecs:
-            codec.decode(codec.encode(self._delta_n.zero_()), self._model.chunk_elements, self._delta_n)
+            codec.decode(codec.encode(delta_n.zero_()), self._model.chunk_elements, delta_n)
+
+    def _room(self) -> Tensor:
+        """For one decoded chunk, kept by each thread: memory that is new each time costs page faults."""
+        return scratch("delta", self._model.chunk_elements, torch.float32, _CPU)
 
     # ---- one chunk at a time -------------------------------------------------------------------------------
 
@@ -128,7 +135,7 @@ class OuterState:
 
     def roll(self, effect: Roll) -> None:
         """Apply a committed result.  The decoded bytes are what everybody applies, the owner too."""
-        delta_n = self._gather.decode(effect.payload, self._model.chunk_elements, self._delta_n)
+        delta_n = self._gather.decode(effect.payload, self._model.chunk_elements, self._room())
         self.before.keep(effect.chunk, self._parts_of(effect.chunk))
         self._tear(effect.chunk)
         plain = self._model.is_plain(effect.chunk)  # buffers are no gradient
@@ -139,9 +146,10 @@ class OuterState:
 
     def _tear(self, chunk: int) -> None:
         number = next(each.number for each in self._fragments.values() if chunk in each.chunks)
-        if not self._torn:
-            self._mark_torn(True)
-        self._torn.add(number)
+        with self._tearing:  # nobody changes a value before the anchor is marked
+            if not self._torn:
+                self._mark_torn(True)
+            self._torn.add(number)
         self._hashed.discard(chunk)
 
     def seal(self, fragment: int = 0) -> bytes:
@@ -150,12 +158,17 @@ class OuterState:
         if not self._torn:
             self._mark_torn(False)
         chunks = self._fragments[fragment].chunks
-        for chunk in chunks:
-            if chunk not in self._hashed:
-                self._hashes[chunk] = self._made_hash(chunk)
+        self.hash(chunks)
         self._hashed.difference_update(chunks)
         self.digests[fragment] = root_of(self.hashes_of(chunks))
         return self.digests[fragment]
+
+    def hash(self, chunks: range) -> None:
+        """Those that have changed, of a fragment that is about to be sealed; by several threads, each its own."""
+        for chunk in chunks:
+            if chunk not in self._hashed:
+                self._hashes[chunk] = self._made_hash(chunk)
+                self._hashed.add(chunk)
 
     def hashes_of(self, chunks: range) -> list[bytes]:
         """As they were when their fragment was sealed last; of one that was installed since, what it is now."""
@@ -226,38 +239,32 @@ class OuterState:
         size, chunks = self._model.chunk_elements, self._fragments[fragment].chunks
         return flat[(chunks.start - self._first) * size : (chunks.stop - self._first) * size]
 
-    def encode(
+    def encoding(
         self, slot: Tensor, effect: Encode, read: Callable[[Tensor], None] = lambda values_n: None
-    ) -> Iterator[tuple[dict[int, Payload], str]]:
-        """Some chunks at a time: (index within the fragment -> payload, why it can't be contributed or "").
+    ) -> Encoding:
+        """Nothing is done yet, and what was asked before may still change the error feedback."""
+        number = effect.fragment
+        first = self._fragments[number].first * self._model.chunk_elements
+        source = Source(
+            self.part(slot, number),
+            self._model.chunk_elements,
+            first,
+            lambda: self._feedbacks[number],
+            read,
+        )
+        return Encoding(source, effect, self._sent)
 
-        Nothing comes after a problem.  `read` is told which part of the slot is not needed any more, as it goes.
-        """
-        size, codec = self._model.chunk_elements, codec_named(effect.codec)
-        delta_n, feedback = self.part(slot, effect.fragment), self._feedbacks[effect.fragment]
-        if effect.codec not in BETA_OF and feedback is not None and feedback.residual is None:
-            feedback = None  # nothing coarse was ever sent: the memory for what it loses is not taken
-        if feedback is not None:
-            feedback.open(delta_n, BETA_OF.get(effect.codec, 1.0))
-            read(delta_n)
-        self._sent.begin(len(effect.order) * codec.payload_bytes(size))
-        for first in range(0, len(effect.order), CHUNKS_AT_ONCE):
-            payloads: dict[int, Payload] = {}
-            for index in effect.order[first : first + CHUNKS_AT_ONCE]:
-                part_n = delta_n[index * size : (index + 1) * size]
-                try:
-                    if feedback is not None:
-                        payloads[index] = feedback.encode(codec, index * size, size, self._sent.put)
-                    else:
-                        payloads[index] = self._sent.put(codec.encode(part_n))
-                        read(part_n)
-                except NonFinite as error:
-                    if feedback is not None:
-                        feedback.reset()
-                    element = (self._fragments[effect.fragment].first + index) * size + error.index
-                    yield {}, f"element {element} of the pseudo-gradient is {error.value}"
-                    return
-            yield payloads, ""
+    def encode(self, slot: Tensor, effect: Encode) -> Iterator[Encoded]:
+        """Some chunks at a time.  Nothing comes after a problem."""
+        encoding = self.encoding(slot, effect)
+        encoding.begin()
+        for first in encoding.firsts:
+            made = encoding.some(first)
+            if made[1]:
+                encoding.end()
+            yield made
+            if made[1]:
+                return  # nothing comes after a problem
 
     def residual(self, fragment: int) -> Tensor | None:
         """A copy of what coarse codecs lost of earlier contributions, which is added to the next one."""

@@ -39,7 +39,7 @@ class RecordedSending:
         self._told = False
 
     def encoding(self, sending: Sending, residual: Tensor | None) -> None:
-        """In the arithmetic thread, right before it is encoded.  `residual`: a copy of what is added."""
+        """In the arithmetic, right before it is encoded.  `residual`: a copy of what is added."""
         self._sending = {
             number: each
             for number, each in self._sending.items()

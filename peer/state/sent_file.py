@@ -1,7 +1,7 @@
 """What this peer contributes, encoded, in a file without a name: it is kept for audits, and hardly ever read again.
 
-Owned by the outer state, in the arithmetic thread, which puts each encoded chunk here; whoever sends or keeps it holds
-a view of the file.  So it is the kernel's cache, which gives the memory back when it is wanted, and not this process's.
+Owned by the outer state, in the arithmetic, whose threads put each encoded chunk here; whoever sends or keeps it has a
+view of the file.  So it is the kernel's cache, which gives the memory back when it is wanted, and not this process's.
 A disk that takes no more costs memory, and no round: what can't be written stays where it was encoded.
 Must not know rounds, commits, or for how long anybody keeps what.
 
@@ -14,6 +14,7 @@ import errno
 import logging
 import mmap
 import os
+import threading
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -47,6 +48,7 @@ class SentFile:
         self._places: list[_Place] = []
         self._here: _Place | None = None  # of the contribution that is being encoded
         self._end = 0  # of what is in it
+        self._taking = threading.Lock()
         self._is_read = False  # pages of it may be mapped
         self._is_broken = False
 
@@ -79,19 +81,23 @@ class SentFile:
         return place
 
     def put(self, payload: bytes) -> Payload:
-        """A chunk of it.  What holds the same bytes, wherever they lie now."""
+        """A chunk of it, of any thread.  What holds the same bytes, wherever they lie now."""
         place = self._here
-        if self._file is None or place is None or place.view is None or self._end + len(payload) > place.size:
+        if self._file is None or place is None or place.view is None:
             return payload
+        with self._taking:
+            first, after = self._end, self._end + len(payload)
+            if after > place.size:
+                return payload
+            self._end = after
         try:
             # Written and not stored into memory that is mapped: a full disk is an error then, and not a signal.
-            if os.pwrite(self._file.fileno(), payload, place.start + self._end) != len(payload):
+            if os.pwrite(self._file.fileno(), payload, place.start + first) != len(payload):
                 raise OSError(errno.ENOSPC, "a part of a chunk was not written")
         except OSError as error:
             self._give_up(error)
             return payload
-        first, self._end = self._end, self._end + len(payload)
-        return memoryview(place.view)[first : self._end]
+        return memoryview(place.view)[first:after]
 
     def rest(self) -> None:
         """What was sent is hardly read again: its pages are not this process's any more, and come back if they are."""

@@ -19,6 +19,7 @@ from mutant import (
 
 FUSED = ("tests/peer/trainer/test_fused.py",)
 UNMERGED = ("tests/peer/trainer/test_unmerged.py",)
+POOL = ("tests/peer/test_pool.py", "tests/peer/state/test_side_by_side.py")
 
 ARITHMETIC = (
     Mutant(
@@ -160,6 +161,62 @@ ARITHMETIC = (
         "if peaks.numel() == 0 or bool(torch.isfinite(peaks.amax())):",
         "if True:",
         ("tests/compression/test_codecs.py",),
+    ),
+    Mutant(
+        "jobs of one chunk are done one after the other",
+        "peer/pool.py",
+        "            if task.key not in older:\n",
+        "            if True:\n",
+        POOL,
+    ),
+    Mutant(
+        "what concerns all waits for everything before it",
+        "peer/pool.py",
+        "            if task.key is None and older:\n",
+        "            if False:\n",
+        POOL,
+    ),
+    Mutant(
+        "what is cut into parts waits for everything before it",
+        "peer/pool.py",
+        "        self.submit(no_work)  # behind",
+        "        pass  # behind",
+        POOL,
+    ),
+    Mutant(
+        "nothing begins beside what concerns all",
+        "peer/pool.py",
+        "        if self._alone:\n",
+        "        if False:\n",
+        POOL,
+    ),
+    Mutant(
+        "the loop hears of jobs in the order in which it asked",
+        "peer/pool.py",
+        "self._finished.pop(self._handed, None)) is not None",
+        "self._finished.pop(min(self._finished, default=-1), None)) is not None",
+        POOL,
+    ),
+    Mutant(
+        "what was made and waits for an older job is bounded",
+        "peer/pool.py",
+        "if task.number >= self._handed + AHEAD * self.size:",
+        "if False:",
+        POOL,
+    ),
+    Mutant(
+        "nothing comes after what is not finite",
+        "peer/state/encoding.py",
+        "wanted = not self._is_told",
+        "wanted = True",
+        tuple(reversed(POOL)),
+    ),
+    Mutant(
+        "what a coarse codec lost is forgotten with what is not finite",
+        "peer/state/encoding.py",
+        "self._is_spoilt = True",
+        "self._is_spoilt = False",
+        tuple(reversed(POOL)),
     ),
 )
 

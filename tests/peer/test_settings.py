@@ -33,6 +33,7 @@ WRITTEN: dict[str, tuple[str, object]] = {
     "upload_limit": ("1 MB/s", ("1 MB/s",)),
     "download_limit": ("2 MB/s", ("2 MB/s",)),
     "connections": ("3", 3),
+    "threads": ("6", 6),
     "checkpoints": ("s3://there/run", "s3://there/run"),
     "stuck_after": ("90", 90.0),
     "results_limit": ("500 MB", 500_000_000),
@@ -188,6 +189,8 @@ def test_which_limit_holds_now_is_told_by_the_clock_on_the_wall(monkeypatch: pyt
         ("", {"download_limit": "fast"}, "cannot be used"),
         ("", {"connections": "many"}, "connections: expected 0"),
         ("", {"connections": "99"}, "connections: expected 0"),
+        ("", {"threads": "-1"}, "threads: expected 0"),
+        ("", {"threads": "65"}, "threads: expected 0"),
     ],
 )
 def test_a_mistake_is_told_before_anything_starts(
