@@ -187,7 +187,7 @@ class InFlight(Reported):
         merged, ended = self.merged.keys(), self.ended.keys()
         got = {member: self._got(member) for member in able} if merged else {}
         holds = lambda member, chunk: bool(got.get(member, 0) >> chunk & 1)  # noqa: E731
-        made = inherited(self.groups, alive, able, cut_off, merged, holds, ended)
+        made = inherited(self.groups, alive, able, cut_off, merged, holds, ended, self.rules.lines)
         if made is None:
             return None
         if len(made.ended | ended) == len(self.groups.members):
