@@ -48,6 +48,7 @@ from farflung.protocol.digests import (
 )
 from farflung.protocol.round_words import Commit, Decision, Plan
 
+NAMES_TOLD = 8  # where members are listed
 HELPS = Excluded(ExclusionCause.EMPTY, "it helps, and contributes nothing")
 
 
@@ -536,7 +537,10 @@ class InFlight(Reported):
         return Excluded(ExclusionCause.NO_LIST, "it sent no hash list in time")
 
     def _names(self, members: Iterable[str]) -> str:
-        return ", ".join(map(self.name, members))
+        """The first ones: of a thousand no message has room for all."""
+        names = [*map(self.name, members)]
+        others = f" and {len(names) - NAMES_TOLD} others" if len(names) > NAMES_TOLD else ""
+        return ", ".join(names[:NAMES_TOLD]) + others
 
     def _lag(self, alive: set[str]) -> str:
         dead = [m for m in self.plan.members if m not in alive]

@@ -32,6 +32,13 @@ MESHES = (
         ("tests/coordinator/rounds/test_groups.py",),
     ),
     Mutant(
+        "of a thousand members no message names all",
+        "coordinator/rounds/in_flight.py",
+        'return ", ".join(names[:NAMES_TOLD]) + others',
+        'return ", ".join(names) + others',
+        ("tests/coordinator/rounds/test_groups.py",),
+    ),
+    Mutant(
         "who inherits carries what its line can carry",
         "coordinator/rounds/heirs.py",
         "shares.reassign(row, lost, heirs, lines)",
