@@ -1,14 +1,15 @@
 """Rounds in groups of many peers over home lines, with churn, in virtual time: how many commit, and how long they take.
 
     python benchmarks/mesh.py [--peers 256] [--group 16] [--chunks 32] [--rounds 4] [--mb 25] [--churn 0.05]
-                              [--policy robust] [--seed 1] [--json]
+                              [--rough] [--policy robust] [--seed 1] [--json]
 
 The machines are the program's own, as in the simulator, and every promise is checked at every event: each committed
 result is held to a reference of the two sums, bit by bit (peer/simulator/invariants.py).  New here are lines: frames
 of contributions, sums and results pass one after the other up the sender's line and down the receiver's, as if a
 contribution were so many megabytes.  Each peer's line is drawn from `PLANS`, which are plans as they are sold to homes,
-not a data set.  In each round that share of its members is killed at a time that is drawn; they come back within
-seconds.  State for them passes besides, as the simulator has it: as fast as messages.
+not a data set.  Peers tell what their lines carry, as they do once rounds have filled them; with `--rough` as before
+that.  In each round that share of its members is killed at a time that is drawn; they come back within seconds.  State
+for them passes besides, as the simulator has it: as fast as messages.
 
 `ideal` of a round is the time in which the slowest of its members could send its contribution at its line's full rate,
 and then either the slowest could get the results, or all together could send them, whichever takes longer.
@@ -83,6 +84,9 @@ class HomeLines:
         otherwise()
         return round(self.line(peer).up_bytes_per_s * self._told_of)
 
+    def down_bytes_per_s(self, peer: str) -> int:
+        return round(self.line(peer).down_bytes_per_s * self._told_of)
+
     def waits_s(self, source: str, target: str, kind: Kind, now: float) -> float:
         if kind not in BULK:
             return 0.0
@@ -96,7 +100,10 @@ class HomeLines:
 
 
 class Homes(World):
-    def __init__(self, seed: int, scenario: Scenario, contribution_bytes: float, churn: float) -> None:
+    def __init__(
+        self, seed: int, scenario: Scenario, contribution_bytes: float, churn: float, rough: bool = False
+    ) -> None:
+        self._rough = rough
         super().__init__(seed, scenario)
         of_model = self.model.chunk_count, self.model.chunk_elements
         self.lines = HomeLines(seed, contribution_bytes, *of_model)
@@ -109,6 +116,13 @@ class Homes(World):
         self.plans: dict[int, Plan] = {}  # by round, as it opened
         self.committed: list[tuple[float, float]] = []  # (how long it took, ideal)
         self.aborted: list[str] = []
+
+    def start_peer(self, index: int) -> None:
+        """It tells both directions of its line, and whether rounds have filled it."""
+        super().start_peer(index)
+        for peer in self.peers.values():
+            vitals = peer.machine.reports.vitals
+            vitals.down_bytes_per_s, vitals.rough = self.lines.down_bytes_per_s(peer.peer), self._rough
 
     def _send_frame(self, source: str, effect: SendFrame) -> None:
         """No second copy of what is on its way, as the real data plane has it."""
@@ -189,7 +203,7 @@ def play(asked: argparse.Namespace) -> dict[str, object]:
         end_s=600.0 * asked.rounds,
     )
     began = time.process_time()
-    world = Homes(asked.seed, scenario, 1e6 * asked.mb, asked.churn)
+    world = Homes(asked.seed, scenario, 1e6 * asked.mb, asked.churn, asked.rough)
     report = world.run()
     return {"outcome": report.outcome, **world.figures(), "cpu_s": round(time.process_time() - began, 1)}
 
@@ -204,6 +218,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--mb", type=float, default=25.0, help="of one contribution, as int8")
     parser.add_argument("--churn", type=float, default=0.05, help="share of a round's members that die in it")
+    parser.add_argument(
+        "--rough", action="store_true", help="lines are known roughly, as before the first round"
+    )
     parser.add_argument("--policy", choices=("robust", "mean"), default="robust")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")

@@ -12,8 +12,9 @@ because a line that was opened may be of use again.  Must not know rounds, beats
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import NamedTuple, Protocol
 
 from farflung.protocol.limits import MEMBERS_PER_ROUND, ROSTER_MOST
@@ -21,6 +22,7 @@ from farflung.protocol.round_words import Contact
 
 WHOLE_ROSTER = MEMBERS_PER_ROUND
 FELLOWS_TOLD = 16
+THICK_LEAST = 8  # so many who may be asked are asked, however thin their lines are
 FRESH_S = 30.0  # so long ago somebody was needed who is told in any case; the others, up to so many
 KEPT, KEPT_S = 256, 60.0
 FORGET_EVERY_S = 10.0
@@ -47,8 +49,38 @@ class KnownDonors:
     stamp: object  # of what they follow from
     made_at: float
     found: list[str]
-    dialable: list[str]
+    quick: list[str]  # without those on the thinnest lines, where there are many
+    dialable: list[str]  # without those on the thinnest, too
     joiners: list[str]  # sorted: who has pieces of the state at most
+
+    @classmethod
+    def among(
+        cls,
+        found: Mapping[str, float],
+        dialable: Sequence[str],
+        joiners: Iterable[str],
+        stamp: object,
+        now: float,
+    ) -> KnownDonors:
+        """`found`: what the line of each carries up, as far as that is known."""
+        quick, near = thicker_half([*found], found), thicker_half(dialable, found)
+        return cls(stamp, now, [*found], quick, near, sorted(set(joiners) - found.keys()))
+
+
+def thicker_half(peers: Sequence[str], up_bytes_per_s: Mapping[str, float]) -> list[str]:
+    """Of those who may be asked, without those on the thinnest lines, where there are many.
+
+    Whoever missed a round asks all that it is told of for as much, and a thin line would still carry that when the next
+    round begins, whose end all others wait for.  Half of them stay: what a line carries is its own peer's word, and so
+    those with boundless lines by their own word are asked twice as often, but never alone.
+    """
+    usual = median([rate for peer in peers if (rate := up_bytes_per_s[peer])] or [0.0])
+    rates = [up_bytes_per_s[peer] or usual for peer in peers]
+    stay = max(THICK_LEAST, -(-len(peers) // 2))
+    if len(peers) <= stay:
+        return list(peers)
+    cut = sorted(rates, reverse=True)[stay - 1]
+    return [peer for peer, rate in zip(peers, rates, strict=True) if rate >= cut]
 
 
 @dataclass

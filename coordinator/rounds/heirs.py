@@ -36,9 +36,10 @@ def inherited(
     merged: Set[int],
     holds: Callable[[str, int], bool],
     ended: Set[int],
+    lines: Sequence[shares.Rates] = (),
 ) -> Inheritance | None:
     """None: no owner is lost.  `able`: the living that can be dialled; `holds`: a member has proven a chunk's result;
-    `ended`: groups that ended before."""
+    `ended`: groups that ended before; `lines`: of the plan's members, if they are known."""
     plan = groups.plan
     made = Inheritance(list(plan.owners), list(plan.roots or ()), mask_from_bytes(plan.kept))
     heirs: dict[int, list[int]] = {}
@@ -61,7 +62,7 @@ def inherited(
     if not living:
         return made
     for group in heirs:
-        _move(groups, group, made, heirs[group], merged, holds, living)
+        _move(groups, group, made, heirs[group], merged, holds, living, lines)
     return made
 
 
@@ -73,6 +74,7 @@ def _move(
     merged: Set[int],
     holds: Callable[[str, int], bool],
     living: Sequence[int],
+    lines: Sequence[shares.Rates],
 ) -> None:
     """Of one group."""
     plan, count = groups.plan, groups.plan.count
@@ -80,7 +82,7 @@ def _move(
     row = made.owners[group * count : (group + 1) * count]
     lost = {at for at in set(row) if members[at] in made.lost}
     if heirs:
-        row_after = list(shares.reassign(row, lost, heirs))
+        row_after = list(shares.reassign(row, lost, heirs, lines))
     else:
         row_after = list(row)
     for chunk, owner in enumerate(row):

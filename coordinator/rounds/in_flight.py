@@ -48,6 +48,7 @@ from farflung.protocol.digests import (
 )
 from farflung.protocol.round_words import Commit, Decision, Plan
 
+NAMES_TOLD = 8  # where members are listed
 HELPS = Excluded(ExclusionCause.EMPTY, "it helps, and contributes nothing")
 
 
@@ -187,7 +188,7 @@ class InFlight(Reported):
         merged, ended = self.merged.keys(), self.ended.keys()
         got = {member: self._got(member) for member in able} if merged else {}
         holds = lambda member, chunk: bool(got.get(member, 0) >> chunk & 1)  # noqa: E731
-        made = inherited(self.groups, alive, able, cut_off, merged, holds, ended)
+        made = inherited(self.groups, alive, able, cut_off, merged, holds, ended, self.rules.lines)
         if made is None:
             return None
         if len(made.ended | ended) == len(self.groups.members):
@@ -536,7 +537,10 @@ class InFlight(Reported):
         return Excluded(ExclusionCause.NO_LIST, "it sent no hash list in time")
 
     def _names(self, members: Iterable[str]) -> str:
-        return ", ".join(map(self.name, members))
+        """The first ones: of a thousand no message has room for all."""
+        names = [*map(self.name, members)]
+        others = f" and {len(names) - NAMES_TOLD} others" if len(names) > NAMES_TOLD else ""
+        return ", ".join(names[:NAMES_TOLD]) + others
 
     def _lag(self, alive: set[str]) -> str:
         dead = [m for m in self.plan.members if m not in alive]

@@ -45,6 +45,9 @@ class RoundRules:
     unawaited: frozenset[str] = frozenset()
     helpers: frozenset[str] = frozenset()  # they own chunks, and have no part in the sum or in any quorum
     measures: bool = False  # how long the results are decides by what they are multiplied
+    lines: tuple[
+        shares.Rates, ...
+    ] = ()  # of the plan's members: who inherits carries what its line can carry
 
     @property
     def chunk_patience_s(self) -> float:
@@ -129,8 +132,7 @@ def codecs_for(
     chunks = model.stages[fragment].chunk_count if model.stages else model.chunk_count
     values = chunks * model.chunk_elements
     sizes = {name: int(values * BITS_PER_VALUE[name] / 8) for name in LADDER}
-    lines = shares.smoothed([_rates(beat, LADDER[0]) for beat in beats.values()])
-    up = {peer: line.up_bytes_per_s for peer, line in zip(beats, lines, strict=True)}
+    up = {peer: line.up_bytes_per_s for peer, line in zip(beats, lines_of(beats), strict=True)}
     return codecs_by_member(sizes, up, rules.scatter_grace_s if time_s is None else time_s, given_last)
 
 
@@ -170,6 +172,19 @@ def owners_for(
         wider,
     )
     return tuple((owner + turn) % len(peers) for owner in owners)
+
+
+def up_rates(beats: Beats) -> dict[str, float]:
+    """Bytes per second that each one's line carries up, those that may be alike taken for alike; 0: nobody knows."""
+    known = {peer: (beat.up_bytes_per_s, beat.rough) for peer, beat in beats.items() if beat is not None}
+    usual = median([up for up, _ in known.values() if up] or [0])
+    alike = {peer: shares.near(up, usual, rough) for peer, (up, rough) in known.items() if up}
+    return {peer: alike.get(peer) or 0.0 for peer in beats}
+
+
+def lines_of(beats: Beats) -> tuple[shares.Rates, ...]:
+    """As if all sent in one codec."""
+    return tuple(shares.smoothed([_rates(beat, LADDER[0]) for beat in beats.values()]))
 
 
 def _rates(beat: Beat | None, codec: str) -> shares.Rates:

@@ -69,14 +69,14 @@ def smoothed(rates: Sequence[Rates]) -> list[Rates]:
     return [
         replace(
             line,
-            up_bytes_per_s=_near(_known(line.up_bytes_per_s), usual_up, line.rough),
-            down_bytes_per_s=_near(_known(line.down_bytes_per_s), usual_down),
+            up_bytes_per_s=near(_known(line.up_bytes_per_s), usual_up, line.rough),
+            down_bytes_per_s=near(_known(line.down_bytes_per_s), usual_down),
         )
         for line in rates
     ]
 
 
-def _near(rate: float | None, usual: float | None, rough: bool = False) -> float | None:
+def near(rate: float | None, usual: float | None, rough: bool = False) -> float | None:
     if rate is None or usual is None:
         return rate
     if rough:

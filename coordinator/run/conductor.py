@@ -20,7 +20,7 @@ from farflung.coordinator.rounds.ahead import Ahead
 from farflung.coordinator.rounds.clipping import clipped, warning
 from farflung.coordinator.rounds.groups import Groups, drawn, most_of_round, planned
 from farflung.coordinator.rounds.in_flight import InFlight
-from farflung.coordinator.rounds.opening import chosen, rules_for, within
+from farflung.coordinator.rounds.opening import chosen, lines_of, rules_for, within
 from farflung.coordinator.rounds.steadiness import Steadiness
 from farflung.coordinator.rounds.steps import Done, Failed, Moved, Settled, Waiting
 from farflung.coordinator.rounds.withholding import LastHolders
@@ -260,6 +260,7 @@ class Conductor:
             most_of_run=sum(not m.helps for m in self.holders) // 2 + 1,
             helpers=frozenset(helpers),
             unawaited=frozenset(peers) & self.ahead.slow.keys(),
+            lines=lines_of(beats),
         )
         core.acquaint(Groups(plan).circles)
         core.members.await_words(peers, core.now)

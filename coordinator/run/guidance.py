@@ -15,6 +15,7 @@ from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.ledger.records import Genesis
 from farflung.coordinator.reach.acquaintances import FELLOWS_TOLD, WHOLE_ROSTER, KnownDonors, in_turn_from
 from farflung.coordinator.rounds.ahead import Known
+from farflung.coordinator.rounds.opening import up_rates
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.going_back import GoingBack
@@ -530,7 +531,7 @@ class Guidance:
     def _donors(self, member: Member, conductor: Conductor) -> tuple[str, ...]:
         """Whom to ask: peers verified at the version, and those that hold the last round's results."""
         known = self._known_of(conductor)
-        fit = known.found if member.contact.address else known.dialable  # one of two must be dialable
+        fit = known.quick if member.contact.address else known.dialable  # one of two must be dialable
         if not (fit or member.contact.address):
             fit = [peer for peer in known.found if self._core.members.ways.meets(member.peer, peer)]
         others = [peer for peer in fit if peer != member.peer]
@@ -552,7 +553,7 @@ class Guidance:
         return tuple(islice(fit, self._told(FELLOWS_TOLD, FELLOWS_LEAST)))
 
     def _known_of(self, conductor: Conductor) -> KnownDonors:
-        """All donors of each sort, in the order of their names."""
+        """Of each sort, in the order of their names."""
         members, version, now = self._core.members, conductor.book.version, self._core.now
         here = members.in_order
         stamp = (members.roster_no, self._core.ledger.era, version, self._changes)
@@ -564,18 +565,16 @@ class Guidance:
                 return known
         commit = conductor.book.commits.get(version)
         makers = commit.members if commit is not None else ()
-        found: list[str] = []
-        dialable: list[str] = []
+        found: dict[str, Beat | None] = {}
         for peer in here:
             other = members.alive[peer]
             if conductor.fragment not in other.standings:
                 continue
             if conductor.standing(other).verified or (peer in makers and self._is_near(other, conductor)):
-                found.append(peer)
-                if other.contact.address:
-                    dialable.append(peer)
+                found[peer] = other.beat
+        dialable = [peer for peer in found if members.alive[peer].contact.address]
         joiners = [peer for peer in here if self._is_joining(members.alive[peer], conductor)]
-        made = KnownDonors(stamp, now, found, dialable, sorted(set(joiners) - set(found)))
+        made = KnownDonors.among(up_rates(found), dialable, joiners, stamp, now)
         self._known_donors[conductor.fragment] = made
         return made
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from farflung.coordinator.reach.acquaintances import FRESH_S, KEPT, KEPT_S, Acquaintances
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from farflung.coordinator.reach.acquaintances import (
+    FRESH_S,
+    KEPT,
+    KEPT_S,
+    THICK_LEAST,
+    Acquaintances,
+    thicker_half,
+)
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import ROSTER_MOST
 from farflung.protocol.round_words import Contact
@@ -32,6 +42,25 @@ def test_two_always_hear_of_each_other() -> None:
     assert told(known, "p00000", here) == ["p00001", "p00002"]
     assert told(known, "p00001", here) == told(known, "p00002", here) == ["p00000"]
     assert told(known, "p00003", here) == []
+
+
+@example([float(rate) for rate in range(1, 41)])
+@given(st.lists(st.one_of(st.just(0.0), st.floats(1.0, 1e12)), max_size=60))
+def test_half_of_those_who_may_be_asked_are_whatever_others_say_of_their_lines(rates: list[float]) -> None:
+    said = {f"p{number:02}": rate for number, rate in enumerate(rates)}
+    asked = thicker_half([*said], said)
+    assert (
+        asked == sorted(asked) and 2 * len(asked) >= len(said) and len(asked) >= min(len(said), THICK_LEAST)
+    )
+    left_out = [said[peer] for peer in said if peer not in asked]
+    assert all(rate <= min(said[peer] or rate for peer in asked) for rate in left_out if rate)
+
+
+def test_nobody_is_left_out_of_a_few_nor_of_those_who_are_alike() -> None:
+    few = {f"p{number}": 10.0**number for number in range(THICK_LEAST)}
+    assert thicker_half([*few], few) == [*few]
+    alike = dict.fromkeys(map(str, range(40)), 5e6) | {"nobody knows": 0.0}
+    assert thicker_half([*alike], alike) == [*alike]
 
 
 def test_all_of_a_group_hear_of_each_other_and_nobody_of_itself() -> None:

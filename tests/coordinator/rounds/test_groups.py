@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.collectives.round.columns import Columns
 from farflung.coordinator.rounds.groups import Groups, drawn, most_of_round, planned, touched, view
 from farflung.coordinator.rounds.heirs import inherited
+from farflung.coordinator.rounds.in_flight import InFlight
+from farflung.coordinator.rounds.opening import RoundRules
+from farflung.coordinator.rounds.shares import Rates
+from farflung.coordinator.rounds.steps import Failed, Waiting
 from farflung.protocol.limits import GROUPS_MOST, MEMBERS_PER_MESH, MEMBERS_PER_ROUND
-from farflung.protocol.round_words import Plan
+from farflung.protocol.round_words import Plan, Reason
 
 CHUNKS = 6
 
@@ -104,6 +110,30 @@ def test_an_heir_is_in_the_same_group_and_only_who_has_to_hears() -> None:
         "its group, and the owners of its chunks"
     )
     assert heard < set(plan.members)
+
+
+def test_whomever_a_round_of_many_waits_for_each_member_can_be_told_why() -> None:
+    """At 256 members a tick that named all of them was longer than any peer takes: each hung up."""
+    plan, longest = mesh(300, 16), get_args(Reason)[1].max_length
+    rules = RoundRules(2, 10.0, 60.0, 4.0, "int8")
+    flight = InFlight(plan, rules, 0.0, name=lambda peer: peer.ljust(64, "x"))
+    everybody = set(plan.members)
+    waits, ends = (flight.next_step(now, everybody, everybody) for now in (1.0, 61.0))
+    assert isinstance(waits, Waiting) and "and 292 others" in waits.reason
+    assert isinstance(ends, Failed) and len(waits.reason) <= len(ends.reason) <= longest
+
+
+def test_who_inherits_carries_what_its_line_can_carry() -> None:
+    """In the place of a lost owner a thin line got most chunks, since it owned fewest."""
+    plan = mesh(16, 4)
+    groups = Groups(plan)
+    lost, *_, thin = dict.fromkeys(groups.owner(0, chunk) for chunk in range(CHUNKS))
+    alive = set(plan.members) - {lost}
+    lines = [Rates(1e6 if member == thin else 1e7, 1e8) for member in plan.members]
+    made = inherited(groups, alive, alive, set(), set(), lambda member, chunk: False, set(), lines)
+    assert made is not None and made.lost == {lost} and groups.shares[lost].bit_count() > 1
+    after = planned((1, 0, 0), plan.members, tuple(plan.groups or ()), tuple(made.owners), plan.codecs)
+    assert Groups(after).shares[thin] == groups.shares[thin], "nothing more"
 
 
 def test_with_its_root_gone_a_result_stands_where_another_owner_holds_it() -> None:

@@ -271,6 +271,21 @@ def test_P3_a_round_whose_owner_is_lost_goes_on_without_it() -> None:
     """)
 
 
+def test_the_heir_of_all_chunks_is_whoever_has_a_line_for_them() -> None:
+    stage = Stage(3)
+    for name, up in (("ann", 10_000_000), ("bob", 100_000), ("cyd", 1_000_000)):
+        stage.beats(name, ready=True)
+        said, down = stage.member(name).beat, 100_000_000
+        stage.member(name).beat = structs.replace(said, up_bytes_per_s=up, down_bytes_per_s=down)
+    stage.tell("all are ready")
+    stage.core.members.lose(stage.member("bob"), PeerEvent.FELL_SILENT)
+    stage.tell("bob falls silent")
+    owners = [line.rpartition("owners ")[2] for line in stage.tells.lines if "owners" in line]
+    assert owners == ["bob bob", "ann ann"], (
+        "it sends its own work to nobody, and is lost; cyd's line is thin, too"
+    )
+
+
 def test_P6_a_round_that_is_too_few_is_aborted_and_tried_again_after_a_pause() -> None:
     stage = Stage()
     stage.opens()

@@ -629,6 +629,18 @@ def test_a_crowd_of_newcomers_does_not_ask_the_same_few_donors() -> None:
     assert set(asked) == {member.peer for member in members} and most <= 1.5 * fewest
 
 
+def test_who_has_a_thin_line_is_not_asked_where_others_have_it_too() -> None:
+    """It would still carry that when the next round begins, and the round waits for what it sends there."""
+    run = Guide(3)
+    members = [run.comes(f"{number:02}") for number in range(12)]
+    for member in members:
+        thin = member in members[:3]
+        run.hears(member, 3, up_bytes_per_s=1_250_000 if thin else 6_000_000, rough=False)
+    fit = tuple(member.peer for member in run.core.members.alive.values() if member not in members[:3])
+    assert set(run.part(run.comes("zoe"), -1).donors) == set(fit)
+    assert set(run.part(run.comes("yan", dialable=False), -1).donors) == set(fit)
+
+
 def test_a_few_donors_are_always_the_same() -> None:
     run = Guide(3)
     for name in ("ann", "bob"):
