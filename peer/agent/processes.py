@@ -18,12 +18,17 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from farflung.protocol.process import exit_codes
 
 # It said why; again is no better.
 HOPELESS = frozenset({exit_codes.USAGE, exit_codes.REFUSED, exit_codes.MISMATCH})
 GRACE_S = 10.0  # for the others to end, when one has failed
+UNSURE_S = (
+    2.0  # so long it is waited for a process that can't be asked whose it is: most are just being started
+)
+_KERNEL_THREAD = 0x200000  # of a process's flags
 
 
 class Processes:
@@ -32,11 +37,13 @@ class Processes:
         self._mark = f"{mark}={environment[mark]}".encode() if mark in environment else b""
         self._code = 0  # of the first that failed
         self._kill_at: float | None = None  # when the others must have ended
+        self._unsure_until: float | None = None
         # A process group each: Ctrl-C reaches the agent alone, which then ends the trainer in good order.
         self.ranks = [
             subprocess.Popen(command, env=each, stdin=subprocess.DEVNULL, process_group=0)
             for each in _environments(environment, count)
         ]
+        self._started_at = _stat(self.ranks[0].pid).started_at
 
     def look(self, now: float) -> int | None:
         """The exit code, once all are gone: if one said that to start it again is no use, that."""
@@ -49,10 +56,17 @@ class Processes:
             if self._kill_at is not None and now >= self._kill_at:
                 self.kill()
             return None
-        if self._code and (left := _with(self._mark)):
-            _end(left)  # of a launcher that was killed itself
+        if self._code and self._are_left(now):
             return None
         return next((code for code in failed if code in HOPELESS), self._code)
+
+    def _are_left(self, now: float) -> bool:
+        """Of a launcher that was killed itself; they are ended."""
+        found, unsure = _with(self._mark, self._started_at)
+        _end(found)
+        if self._unsure_until is None:
+            self._unsure_until = now + UNSURE_S
+        return bool(found) or (unsure and now < self._unsure_until)
 
     def terminate(self) -> None:
         for each in self.ranks:
@@ -98,14 +112,47 @@ def _environments(environment: Mapping[str, str], count: int) -> list[dict[str, 
     return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
 
 
-def _with(mark: bytes) -> list[int]:
-    """All processes of this user that were started with the variable; none where there is no /proc."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/environ") if mark else ():
+class _Stat(NamedTuple):
+    """Of a process: what the kernel says in /proc."""
+
+    state: str = "Z"  # it is gone, or there is no /proc
+    parent: int = 0
+    flags: int = 0
+    started_at: int = 0  # in ticks since the machine started
+
+
+def _pids() -> list[int]:
+    """Of all processes; none where there is no /proc.  Some may be gone when they are looked at."""
+    with suppress(OSError):
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return []
+
+
+def _stat(pid: int) -> _Stat:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return _Stat()
+    fields = text.rpartition(")")[2].split()  # a name may have blanks and brackets in it
+    return _Stat(fields[0], int(fields[1]), int(fields[6]), int(fields[19]))
+
+
+def _with(mark: bytes, since: int = 0) -> tuple[list[int], bool]:
+    """All processes of this user that were started with the variable; none where there is no /proc.  And whether one
+    that was started since then can't be asked: for a moment, between two programs and while it ends, a process has no
+    environment."""
+    found, unsure = [], False
+    for pid in _pids() if mark else ():
         with suppress(OSError):
-            if mark in file.read_bytes().split(b"\0") and int(file.parent.name) != os.getpid():
-                found.append(int(file.parent.name))
-    return found
+            variables = Path(f"/proc/{pid}/environ").read_bytes()
+            if mark in variables.split(b"\0") and pid != os.getpid():
+                found.append(pid)
+            unsure = unsure or (not variables and _may_be_between(_stat(pid), since))
+    return found, unsure
+
+
+def _may_be_between(stat: _Stat, since: int) -> bool:
+    return stat.state not in "ZX" and not stat.flags & _KERNEL_THREAD and stat.started_at >= since
 
 
 def _end(pids: list[int]) -> None:
@@ -116,10 +163,8 @@ def _end(pids: list[int]) -> None:
 
 def _descendants(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):  # nothing where there is no /proc
-        with suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()  # a name may have blanks and brackets in it
-            children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    for each in _pids():
+        children.setdefault(_stat(each).parent, []).append(each)
     found = children.get(pid, [])
     for each in found:  # grows meanwhile
         found.extend(children.get(each, []))

@@ -269,6 +269,13 @@ STATE = (
         CATCH_UP,
     ),
     Mutant(
+        "a trainer's worker that is between two programs is waited for",
+        "peer/agent/processes.py",
+        "return bool(found) or (unsure and now < self._unsure_until)",
+        "return bool(found)",
+        ("tests/peer/agent/test_processes.py",),
+    ),
+    Mutant(
         "what has come goes on with the run while donors hold the rest back",
         "checkpoints/donors.py",
         "beside = 0 if heavy else min(self._pieces[source], window - 1)",

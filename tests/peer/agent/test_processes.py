@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from farflung.peer.agent import processes
-from farflung.peer.agent.processes import GRACE_S, Processes
+from farflung.peer.agent.processes import GRACE_S, UNSURE_S, Processes
 from farflung.peer.agent.supervisor import ChildTrainer
 from farflung.protocol.process.exit_codes import USAGE
 from rig.waiting import eventually, is_running
@@ -121,7 +121,25 @@ def test_processes_of_others_are_left_alone(tmp_path: Path, made: list[Processes
         assert code_of(trainer) == 1
         assert other.poll() is None
         other.kill()
-    assert processes._with(b"") == []
+    assert processes._with(b"") == ([], False)
+
+
+def test_who_has_no_environment_yet_is_asked_again_and_not_for_ever(
+    tmp_path: Path, made: list[Processes]
+) -> None:
+    """Seen: a worker that was just becoming another program was passed over, and lived on beside the next trainer."""
+    environment = {"PATH": os.environ["PATH"], "FARFLUNG_AGENT": str(tmp_path)}
+    trainer = Processes(["/bin/sh", "-c", "exit 1"], environment, 1, "FARFLUNG_AGENT")
+    made.append(trainer)
+    nobodys = subprocess.Popen(["sleep", "600"], env={})
+    try:
+        eventually(lambda: trainer.ranks[0].poll() == 1, "it has failed")
+        assert trainer.look(5.0) is None, "it may be one of its own"
+        assert trainer.look(5.0 + UNSURE_S - 0.1) is None
+        assert trainer.look(5.0 + UNSURE_S) == 1 and nobodys.poll() is None
+    finally:
+        nobodys.kill()
+        nobodys.wait()
 
 
 def test_ranks_are_started_again_together(tmp_path: Path) -> None:
