@@ -25,9 +25,8 @@ from farflung.protocol.process import exit_codes
 # It said why; again is no better.
 HOPELESS = frozenset({exit_codes.USAGE, exit_codes.REFUSED, exit_codes.MISMATCH})
 GRACE_S = 10.0  # for the others to end, when one has failed
-UNSURE_S = (
-    2.0  # so long it is waited for a process that can't be asked whose it is: most are just being started
-)
+# So long it is waited for a process that can't be asked whose it is: most are just being started.
+UNSURE_S = 2.0
 _KERNEL_THREAD = 0x200000  # of a process's flags
 
 
