@@ -45,6 +45,12 @@ def pool(inbox: Inbox, held: threading.Event) -> Iterator[Pool]:
     made.close()
 
 
+def hold(begun: threading.Event, held: threading.Event) -> None:
+    """A job that goes on until the test lets it end."""
+    begun.set()
+    held.wait(PATIENCE_S)
+
+
 def told_in_the_end(pool: Pool, inbox: Inbox, told: list[object]) -> list[object]:
     pool.close()
     inbox.collect()
@@ -69,7 +75,7 @@ def test_jobs_of_several_chunks_are_done_at_the_same_time(pool: Pool) -> None:
 
 def test_jobs_of_one_chunk_are_done_one_after_the_other(pool: Pool, held: threading.Event) -> None:
     begun, second = threading.Event(), threading.Event()
-    pool.beside(7, lambda: begun.set() or held.wait(PATIENCE_S))  # type: ignore[func-returns-value]
+    pool.beside(7, partial(hold, begun, held))
     pool.beside(7, second.set)
     assert begun.wait(PATIENCE_S) and not second.wait(SOON_S)
     held.set()
@@ -78,7 +84,7 @@ def test_jobs_of_one_chunk_are_done_one_after_the_other(pool: Pool, held: thread
 
 def test_what_concerns_all_begins_when_all_before_it_is_done(pool: Pool, held: threading.Event) -> None:
     begun, whole = threading.Event(), threading.Event()
-    pool.beside(1, lambda: begun.set() or held.wait(PATIENCE_S))  # type: ignore[func-returns-value]
+    pool.beside(1, partial(hold, begun, held))
     pool.submit(whole.set)
     assert begun.wait(PATIENCE_S) and not whole.wait(SOON_S)
     held.set()
@@ -87,7 +93,7 @@ def test_what_concerns_all_begins_when_all_before_it_is_done(pool: Pool, held: t
 
 def test_nothing_begins_while_what_concerns_all_is_done(pool: Pool, held: threading.Event) -> None:
     begun, after = threading.Event(), threading.Event()
-    pool.submit(lambda: begun.set() or held.wait(PATIENCE_S))  # type: ignore[func-returns-value]
+    pool.submit(partial(hold, begun, held))
     pool.beside(1, after.set)
     assert begun.wait(PATIENCE_S) and not after.wait(SOON_S)
     held.set()
@@ -96,7 +102,7 @@ def test_nothing_begins_while_what_concerns_all_is_done(pool: Pool, held: thread
 
 def test_nothing_overtakes_what_concerns_all(pool: Pool, held: threading.Event) -> None:
     begun, after = threading.Event(), threading.Event()
-    pool.beside(1, lambda: begun.set() or held.wait(PATIENCE_S))  # type: ignore[func-returns-value]
+    pool.beside(1, partial(hold, begun, held))
     pool.submit(lambda: None)
     pool.beside(2, after.set)
     assert begun.wait(PATIENCE_S) and not after.wait(SOON_S)
@@ -108,7 +114,7 @@ def test_parts_of_what_concerns_all_are_done_side_by_side_and_beside_nothing_els
     pool: Pool, held: threading.Event
 ) -> None:
     begun, both, after = threading.Event(), threading.Barrier(3), threading.Event()
-    pool.beside(1, lambda: begun.set() or held.wait(PATIENCE_S))  # type: ignore[func-returns-value]
+    pool.beside(1, partial(hold, begun, held))
     pool.spread([partial(both.wait, PATIENCE_S)] * 2)
     pool.beside(1, after.set)
     try:
