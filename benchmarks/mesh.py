@@ -1,7 +1,7 @@
 """Rounds in groups of many peers over home lines, with churn, in virtual time: how many commit, and how long they take.
 
     python benchmarks/mesh.py [--peers 256] [--group 16] [--chunks 32] [--rounds 4] [--mb 25] [--churn 0.05]
-                              [--rough] [--policy robust] [--seed 1] [--json]
+                              [--rough] [--policy robust] [--period 30] [--seed 1] [--json]
 
 The machines are the program's own, as in the simulator, and every promise is checked at every event: each committed
 result is held to a reference of the two sums, bit by bit (peer/simulator/invariants.py).  New here are lines: frames
@@ -48,6 +48,7 @@ PLANS = (
     (1000, 1000, 10),
 )
 BULK = {Kind.CONTRIBUTION: "int8", Kind.RESULT: "int8", Kind.LOGGED: "int8", Kind.SUM: SUM_CODEC}
+STEPS = 4  # of the simulator's runs, between rounds
 BYTES_PER_MBIT = 1e6 / 8
 
 
@@ -100,10 +101,9 @@ class HomeLines:
 
 
 class Homes(World):
-    def __init__(
-        self, seed: int, scenario: Scenario, contribution_bytes: float, churn: float, rough: bool = False
-    ) -> None:
-        self._rough = rough
+    def __init__(self, scenario: Scenario, asked: argparse.Namespace) -> None:
+        self._rough, self._step_s = asked.rough, asked.period / STEPS
+        seed, contribution_bytes, churn = asked.seed, 1e6 * asked.mb, asked.churn
         super().__init__(seed, scenario)
         of_model = self.model.chunk_count, self.model.chunk_elements
         self.lines = HomeLines(seed, contribution_bytes, *of_model)
@@ -116,6 +116,10 @@ class Homes(World):
         self.plans: dict[int, Plan] = {}  # by round, as it opened
         self.committed: list[tuple[float, float]] = []  # (how long it took, ideal)
         self.aborted: list[str] = []
+
+    def _local_delay(self, what: str) -> float:
+        drawn = super()._local_delay(what)
+        return self._step_s if what == "step" else drawn
 
     def start_peer(self, index: int) -> None:
         """It tells both directions of its line, and whether rounds have filled it."""
@@ -192,18 +196,19 @@ def play(asked: argparse.Namespace) -> dict[str, object]:
         group=asked.group,
         chunks=asked.chunks,
         rounds=asked.rounds,
-        min_peers=max(2, asked.peers // 4),
+        min_peers=max(2, asked.peers // 2),
         codec="int8",
         gather_codec="int8",
         policy=asked.policy,
         audit=0.0,
+        deadline_s=asked.period,
         grace_s=60.0,
         round_timeout_s=240.0,
         faults_until_s=0.0,
         end_s=600.0 * asked.rounds,
     )
     began = time.process_time()
-    world = Homes(asked.seed, scenario, 1e6 * asked.mb, asked.churn, asked.rough)
+    world = Homes(scenario, asked)
     report = world.run()
     return {"outcome": report.outcome, **world.figures(), "cpu_s": round(time.process_time() - began, 1)}
 
@@ -218,6 +223,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--mb", type=float, default=25.0, help="of one contribution, as int8")
     parser.add_argument("--churn", type=float, default=0.05, help="share of a round's members that die in it")
+    parser.add_argument("--period", type=float, default=30.0, help="seconds of learning between rounds")
     parser.add_argument(
         "--rough", action="store_true", help="lines are known roughly, as before the first round"
     )

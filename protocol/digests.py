@@ -99,6 +99,29 @@ def mask_of(chunks: Iterable[int]) -> int:
     return mask
 
 
+def in_fewer(masks: Iterable[int], count: int, of: int) -> int:
+    """Which bits of `of` are set in fewer than `count` of these masks.
+
+    Counted in all places at once: a thousand masks of a thousand bits are a few thousand steps.
+    """
+    digits: list[int] = []  # of the counts in all places, the lowest first
+    for mask in masks:
+        carry, place = mask, 0
+        while carry:
+            if place == len(digits):
+                digits.append(0)
+            digits[place], carry = digits[place] ^ carry, digits[place] & carry
+            place += 1
+    fewer, equal = 0, of
+    for place in reversed(range(max(len(digits), count.bit_length()))):
+        digit = digits[place] if place < len(digits) else 0
+        if count >> place & 1:
+            fewer, equal = fewer | equal & ~digit, equal & digit
+        else:
+            equal &= ~digit
+    return fewer
+
+
 def mask_to_bytes(mask: int) -> bytes:
     return mask.to_bytes((mask.bit_length() + 7) // 8, "little")
 

@@ -33,6 +33,7 @@ from farflung.collectives.round.effects import (
     WeighSums,
 )
 from farflung.collectives.round.pieces import ANSWER_TO, IN_GROUP, OVERTAKING, Piece, Progress, by_owner
+from farflung.collectives.round.spares import keeps, moved, proofs, spare_of
 from farflung.collectives.round.weighing import Weighing
 from farflung.protocol.digests import (
     bits,
@@ -109,10 +110,10 @@ class MemberRound:
         self._shelved = sum(len(self.held.get(chunk, ())) for chunk in self._my_chunks)
         effects: list[DataEffect] = []
         kept = mask_from_bytes(plan.kept)
-        moved = [
-            chunk for chunk, owner in enumerate(plan.owners) if before.owner_of(chunk) != plan.members[owner]
-        ]
-        for chunk in moved:
+        elsewhere = [c for c in range(len(plan.owners)) if before.owner_of(c) != plan.owner_of(c)]
+        for chunk in moved(before, plan, [chunk for chunk in self._my_chunks if chunk in self.mine]):
+            effects += self._deliver(chunk)
+        for chunk in elsewhere:
             self.merged.pop(chunk, None)
             if not kept >> chunk & 1:
                 self.results.pop(chunk, None)  # nobody has proven these bytes: they are made again
@@ -241,13 +242,13 @@ class MemberRound:
 
     # ---- frames from other members -----------------------------------------------------------------
 
-    def is_early(self, frame: Frame) -> bool:
+    def is_early(self, sender: str, frame: Frame) -> bool:
         """It overtook the plan or the decision that explains it: worth keeping for a moment."""
         header, index = frame.header, frame.header.chunk - self.first_chunk
         if not 0 <= index < len(self.plan.owners):
             return False
         if header.kind == Kind.CONTRIBUTION:
-            return self.plan.owner_of(index) != self.me
+            return self.plan.owner_of(index) != self.me and not keeps(self.plan, sender, index)
         known = self.decision.decision_no if self.decision is not None else 0
         if header.kind == Kind.SUM and not self._is_root_of(index):
             return header.decision_no >= known
@@ -311,7 +312,8 @@ class MemberRound:
 
     def _on_contribution(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
         chunk = frame.header.chunk - self.first_chunk
-        if self.plan.owner_of(chunk) != self.me:
+        is_mine = self.plan.owner_of(chunk) == self.me
+        if not is_mine and not keeps(self.plan, sender, chunk):
             return Verdict.STALE, []
         self._asking.on_heard(sender, now)
         shelf = self.held.setdefault(chunk, {})
@@ -320,8 +322,9 @@ class MemberRound:
         if sender in shelf:
             return Verdict.DUPLICATE, []
         shelf[sender] = Piece(frame.payload, frame.header.hash)
-        self._shelved += 1
-        return Verdict.ACCEPTED, self._weigh_ready(chunk) + self._merge_ready(chunk)
+        self._shelved += is_mine
+        follows = self._weigh_ready(chunk) + self._merge_ready(chunk) if is_mine else []
+        return Verdict.ACCEPTED, follows
 
     def on_missing(self, sender: str, now: float) -> None:
         """It has not got it yet, but it answers."""
@@ -428,19 +431,10 @@ class MemberRound:
     # ---- reports -----------------------------------------------------------------------------------
 
     def progress(self) -> Progress:
-        held = {}
-        for member in self.plan.members:
-            pieces = {
-                chunk: shelf[member].hash
-                for chunk, shelf in self.held.items()
-                if member in shelf and self.plan.owner_of(chunk) == self.me
-            }
-            if pieces:
-                held[member] = (mask_of(pieces), combined(pieces.items()))
         got = {chunk: piece.hash + self._length_of(chunk) for chunk, piece in self._measured.items()}
         merged = {chunk: digest for chunk, digest in self.merged.items() if chunk in got}
         return Progress(
-            held,
+            proofs(self.plan, self.me, self.held),
             dict(sorted(self.refused.items())),
             tuple(sorted(self._cut_off())),
             merged,
@@ -515,13 +509,14 @@ class MemberRound:
         return Header(kind, self.run_tag, self.plan.round_no, decision_no, self.plan.version, chunk)
 
     def _deliver(self, chunk: int) -> list[DataEffect]:
-        """My contribution of one chunk goes to its owner, or on my own shelf."""
-        owner, piece = self.plan.owner_of(chunk), self.mine[chunk]
-        if owner == self.me:
-            self.held.setdefault(chunk, {})[self.me] = piece
-            self._shelved += 1
-            return []
-        return self._answer(owner, Kind.CONTRIBUTION, chunk, piece)
+        """My contribution of one chunk goes to its owner; what I own myself on my shelf, and in a mesh to a keeper."""
+        to: str | None = self.plan.owner_of(chunk)
+        if to == self.me:
+            shelf = self.held.setdefault(chunk, {})
+            self._shelved += self.me not in shelf
+            shelf[self.me] = self.mine[chunk]
+            to = spare_of(self.plan, chunk)
+        return self._answer(to, Kind.CONTRIBUTION, chunk, self.mine[chunk]) if to else []
 
     def _answer(self, to: str, kind: Kind, chunk: int, piece: Piece | None) -> list[DataEffect]:
         if piece is None:

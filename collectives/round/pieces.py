@@ -36,7 +36,7 @@ class Piece:
 class Progress:
     """What this member can prove to hold; the coordinator compares the combined hashes."""
 
-    held: dict[str, tuple[int, bytes]]  # member -> (mask of my chunks, combined hash)
+    held: dict[str, tuple[int, bytes]]  # member -> (mask of chunks, combined hash)
     refused: dict[str, Verdict]  # members that sent something unusable, and what it was
     cut_off: tuple[str, ...]  # members that I can't reach, or that give nothing (usable) however often I ask
     merged: dict[int, bytes]  # chunk -> hash of the result that I made

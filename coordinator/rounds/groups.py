@@ -129,9 +129,14 @@ class Groups:
     def owner(self, group: int, chunk: int) -> str:
         return self.plan.members[self.plan.owners[group * self.plan.count + chunk]]
 
-    def column(self, chunk: int) -> list[str]:
+    def column(self, chunk: int) -> tuple[str, ...]:
         """Its owners in all groups."""
-        return [self.owner(group, chunk) for group in range(len(self.members))]
+        return self._columns[chunk]
+
+    @cached_property
+    def _columns(self) -> tuple[tuple[str, ...], ...]:
+        plan, groups = self.plan, range(len(self.members))
+        return tuple(tuple(self.owner(group, chunk) for group in groups) for chunk in range(plan.count))
 
     @cached_property
     def circles(self) -> tuple[frozenset[str], ...]:

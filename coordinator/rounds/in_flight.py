@@ -10,8 +10,7 @@ Order matters: the dead are replaced first, then the decision is made or remade,
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
@@ -20,7 +19,7 @@ from msgspec.structs import replace
 from farflung.coordinator.rounds import ahead
 from farflung.coordinator.rounds.audits_first import AuditsFirst
 from farflung.coordinator.rounds.groups import decision_view, summed, touched, view
-from farflung.coordinator.rounds.heirs import Inheritance, inherited
+from farflung.coordinator.rounds.heirs import Inheritance, Shown, inherited
 from farflung.coordinator.rounds.reported import Reported
 from farflung.coordinator.rounds.screening import Screening, captured, screened_in_groups
 from farflung.coordinator.rounds.steps import Done, Failed, Moved, Settled, Step, Waiting
@@ -42,6 +41,7 @@ from farflung.coordinator.rounds.withholding import (
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.digests import (
     bits,
+    in_fewer,
     mask_from_bytes,
     mask_of,
     mask_to_bytes,
@@ -137,10 +137,12 @@ class InFlight(Reported):
         """Living members that should own nothing: others can't reach them, or get nothing usable from them."""
         said: set[str] = alive & (self.impossible.keys() | self.censors)
         for reporter, report in self.reports.items():
+            if not report.cut_off or reporter not in alive:
+                continue  # asked after every report of a thousand members: hardly any says this
             others = alive & self._group_of(reporter) - {reporter}
             about = set(report.cut_off) & alive
             # A member that can reach hardly anybody is itself cut off; among three, either of two may be.
-            if reporter in alive and (2 * len(about & others) <= len(others) or len(others) < 2):
+            if 2 * len(about & others) <= len(others) or len(others) < 2:
                 said |= about & others | about & self._summing_with(reporter)
         return said
 
@@ -185,10 +187,8 @@ class InFlight(Reported):
         """Owners that died, or that others can't get through to, are replaced."""
         members, cut_off = self.plan.members, self.cut_off(alive)
         able = alive & dialable & set(members)
-        merged, ended = self.merged.keys(), self.ended.keys()
-        got = {member: self._got(member) for member in able} if merged else {}
-        holds = lambda member, chunk: bool(got.get(member, 0) >> chunk & 1)  # noqa: E731
-        made = inherited(self.groups, alive, able, cut_off, merged, holds, ended, self.rules.lines)
+        ended = self.ended.keys()
+        made = inherited(self.groups, alive, able, cut_off, self._shown(able), ended, self.rules.lines)
         if made is None:
             return None
         if len(made.ended | ended) == len(self.groups.members):
@@ -205,10 +205,18 @@ class InFlight(Reported):
         how = f"sent what is of no use ({why})" if why else how
         return Moved(plan, f"owner {names} {how}; its chunks moved", unfit)
 
+    def _shown(self, able: Set[str]) -> Shown:
+        return Shown(
+            self.merged.keys(),
+            lambda member, chunk: (
+                member in able and chunk in self.merged and bool(self._got(member) >> chunk & 1)
+            ),
+            lambda member, owner, chunk: bool(self._held(member, owner) >> chunk & 1),
+        )
+
     def _inherit(self, made: Inheritance) -> None:
-        for chunk in made.anew:  # nobody alive can show these bytes: they will be made again
-            self.makers.pop(chunk, None)
-            self.merged.pop(chunk, None)
+        if made.anew:
+            self._take_back(made.anew)  # nobody alive can show these bytes
         for member in made.lost:
             self.held.pop(member, None)
         for group in made.ended:
@@ -297,8 +305,7 @@ class InFlight(Reported):
         )
         self.decision = decision
         self.comparing_sums.begin(decision, len(self.groups.members))
-        self.merged.clear()
-        self.makers.clear()
+        self._take_back([*self.merged])
         return Settled(decision, reason, merged)
 
     # ---- the sums of groups, before anything is encoded ---------------------------------------------------
@@ -476,24 +483,23 @@ class InFlight(Reported):
         """Chunks whose results too few living members hold.  `waited`: for those that a round needs besides most."""
         here = self._here(alive)
         needed = self._holders_needed(here, waited)
-        held = [0] * self.plan.count
-        for member in here:
-            for chunk in bits(self._got(member)):
-                held[chunk] += 1
-        return [chunk for chunk, count in enumerate(held) if count < needed]
+        return list(bits(in_fewer(map(self._got, here), needed, self._every_chunk)))
 
     def _who_keeps_results(self, now: float, alive: set[str]) -> set[str]:
         """Living owners that do not give away what they merged: others merge it again."""
         if self.decision is None:
             return set()
-        held: Counter[str] = Counter()
         got = {member: self._got(member) for member in self.plan.members}
-        for member, mask in got.items():
-            held.update(self.groups.owner(self.groups.of[member], chunk) for chunk in bits(mask))
         # What most of the run hold is not kept from anybody: who lacks it is late, and no owner is to blame for that.
         thin = [chunk for chunk in self._thin(alive, waited=True) if chunk in self.merged]
         owing = {peer for chunk in thin for peer in self._keeping(chunk, got)} & alive
+        held = {owner: self._held_of(owner, got) for owner in owing}
         return self._spread.stuck(owing, held, now, self.rules.chunk_patience_s)
+
+    def _held_of(self, owner: str, got: Mapping[str, int]) -> int:
+        """How many results of this owner its group holds, all in all."""
+        share = self._shares.get(owner, 0)
+        return sum((got[member] & share).bit_count() for member in self._group_of(owner))
 
     def _keeping(self, chunk: int, got: Mapping[str, int]) -> list[str]:
         """Who should give this result to more: its root, to owners in other groups; each of these that has it, to the

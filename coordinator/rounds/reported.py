@@ -7,7 +7,7 @@ who is alive.  Chunks are counted within the round's fragment.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from farflung.coordinator.rounds.comparing import ComparingMembers, ComparingSums
@@ -46,6 +46,23 @@ class Made:
     report: ProgressReport
 
 
+@dataclass(frozen=True)
+class _Proven:
+    """By one report, under the results that were answered for then."""
+
+    report: ProgressReport
+    mask: int
+    # More results can prove more, unless all of it is proven; one that was taken back can prove less.
+    of: tuple[int, int, int]
+
+    def stands(self, report: ProgressReport, of: tuple[int, int, int]) -> bool:
+        return self.report is report and self.of[0] == of[0] and (self.of[1:] == of[1:] or self.whole)
+
+    @property
+    def whole(self) -> bool:
+        return self.mask == mask_from_bytes(self.report.got)
+
+
 @dataclass
 class Reported:
     """Volatile, as the round is."""
@@ -70,6 +87,9 @@ class Reported:
     comparing_sums: ComparingSums = field(default_factory=ComparingSums)  # of groups, after the decision
     # Member -> owners that hold other bytes of it than it says it sent.
     _contradicted: dict[str, set[str]] = field(default_factory=dict)
+    # Member -> what its last report proves: asked for after each report of each of a thousand others.
+    _proven: dict[str, _Proven] = field(default_factory=dict)
+    _taken_back: int = 0  # how often results were
     void: bool = False  # who is out has a part in what is decided: it is decided anew
     _groups: Groups = field(init=False)
 
@@ -142,8 +162,15 @@ class Reported:
         """Nothing of it counts, and nothing that it made: everything is merged anew without it."""
         self.barred[peer] = why
         for chunk in [chunk for chunk, made in self.makers.items() if made.peer == peer]:
-            del self.makers[chunk], self.merged[chunk]  # nobody is to inherit it
+            self._take_back([chunk])  # nobody is to inherit it
         self.void = self.decision is not None
+
+    def _take_back(self, chunks: Iterable[int]) -> None:
+        """Results that are made again."""
+        self._taken_back += 1
+        for chunk in chunks:
+            self.makers.pop(chunk, None)
+            self.merged.pop(chunk, None)
 
     def accusers_of(self, peer: str) -> set[str]:
         return {who for who, said in self.reports.items() if peer in self._refused_by(who, said)}
@@ -203,6 +230,13 @@ class Reported:
         report = self.reports.get(member)
         if report is None or self.decision is None or report.decision_no != self.decision.decision_no:
             return 0
+        of = self._taken_back, len(self.merged), self.plan.epoch
+        known = self._proven.get(member)
+        if known is None or not known.stands(report, of):
+            known = self._proven[member] = _Proven(report, self._shown_by(member, report), of)
+        return known.mask
+
+    def _shown_by(self, member: str, report: ProgressReport) -> int:
         mask = mask_from_bytes(report.got) & self._every_chunk
         if self._is_proven(mask, report.got_hash):
             return mask
@@ -231,7 +265,11 @@ class Reported:
     def fractions(self) -> tuple[int, float, float, float]:
         """(members whose contribution is whole, held, merged, got) for the status."""
         chunks, members = self.plan.count, self.plan.members
-        held = sum(mask.bit_count() for by in self.held.values() for mask in by.values())
+        held = sum(
+            (mask & self._shares.get(owner, 0)).bit_count()
+            for owner, by in self.held.items()
+            for mask in by.values()
+        )
         got = sum(self._got(m).bit_count() for m in members)
         whole = sum(1 for m in members if self._complete(m))
         return whole, held / (chunks * len(members)), len(self.merged) / chunks, got / (chunks * len(members))

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
+from types import MappingProxyType
 
 from farflung.protocol.round_words import LADDER
 
@@ -152,15 +153,18 @@ def reassign(
     heirs: Sequence[int],
     rates: Sequence[Rates] = (),
     gather_bits: float = 8.0,
+    first: Mapping[int, Sequence[int]] = MappingProxyType({}),
 ) -> tuple[int, ...]:
-    """Give the chunks of the lost owners to the heirs, the least loaded for its line first; all others stay put."""
+    """Give the chunks of the lost owners to the heirs, the least loaded for its line first; all others stay put.
+
+    `first`: chunk -> heirs that go before all others."""
     loads = _loads(rates, gather_bits)
     pull = {heir: loads[heir].pull if loads else 1.0 for heir in heirs}
     owned = {heir: sum(1 for owner in owners if owner == heir) for heir in heirs}
     moved = list(owners)
     for chunk, owner in enumerate(owners):
         if owner in lost:
-            heir = min(owned, key=lambda index: ((owned[index] + 1) / pull[index], index))
+            heir = min(first.get(chunk) or owned, key=lambda index: ((owned[index] + 1) / pull[index], index))
             moved[chunk] = heir
             owned[heir] += 1
     return tuple(moved)

@@ -516,11 +516,11 @@ class Lane:
 
     # ---- frames ---------------------------------------------------------------------------------------------------
 
-    def is_early(self, frame: Frame) -> bool:
+    def is_early(self, sender: str, frame: Frame) -> bool:
         """It overtook the plan or the decision that explains it."""
         number = frame.header.round_no
         if self.round is not None and number == self.round.plan.round_no:
-            return self.round.is_early(frame)
+            return self.round.is_early(sender, frame)
         return number > self._last_round_no and frame.header.kind in OVERTAKING
 
     def on_round_frame(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[Effect]]:

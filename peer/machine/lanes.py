@@ -133,7 +133,7 @@ class Participation:
                 self.counters.count(Verdict.STALE)  # what is missing is asked for, as ever
                 return []
             frame, kind = named, Kind.CONTRIBUTION
-        if kind in _ROUND_KINDS and lane.is_early(frame):
+        if kind in _ROUND_KINDS and lane.is_early(sender, frame):
             self._keep_early(sender, frame)
             return []
         if not self._is_usable(sender, frame, lane):

@@ -57,6 +57,7 @@ class Scenario:
     min_peers: int = 2
     codec: str = "fp32"
     gather_codec: str = "fp32"
+    deadline_s: float = 6.0  # a round waits so long for whoever is not ready
     grace_s: float = 3.0  # for stragglers
     round_timeout_s: float = 12.0
     group: int = 0  # members of a mesh's group; 0: rounds are flat

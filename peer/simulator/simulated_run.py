@@ -40,7 +40,7 @@ def manifest_for(scenario: Scenario) -> Manifest:
         fragments = {scenario.fragments}
         group = {scenario.group}
         sync_every = 4
-        deadline_s = 6.0
+        deadline_s = {scenario.deadline_s}
         scatter_grace_s = {scenario.grace_s}
         round_timeout_s = {scenario.round_timeout_s}
         keep_results = 3

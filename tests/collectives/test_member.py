@@ -277,13 +277,13 @@ def test_a_repeated_contribution_or_result_is_a_duplicate_and_the_first_stays() 
 
 def test_frames_that_overtook_the_plan_or_the_decision_are_early() -> None:
     member = alone()
-    assert member.is_early(frame(Kind.RESULT, 1, decision_no=1))
-    assert member.is_early(frame(Kind.CONTRIBUTION, 1)), "its chunk may just have moved to me"
-    assert not member.is_early(frame(Kind.CONTRIBUTION, 0))
-    assert not member.is_early(frame(Kind.CONTRIBUTION, 9))
+    assert member.is_early("bob", frame(Kind.RESULT, 1, decision_no=1))
+    assert member.is_early("bob", frame(Kind.CONTRIBUTION, 1)), "its chunk may just have moved to me"
+    assert not member.is_early("bob", frame(Kind.CONTRIBUTION, 0))
+    assert not member.is_early("bob", frame(Kind.CONTRIBUTION, 9))
     member.on_decision(decision_of(("ann", "bob")), 0.0)
-    assert not member.is_early(frame(Kind.RESULT, 1, decision_no=1))
-    assert member.is_early(frame(Kind.RESULT, 1, decision_no=2))
+    assert not member.is_early("bob", frame(Kind.RESULT, 1, decision_no=1))
+    assert member.is_early("bob", frame(Kind.RESULT, 1, decision_no=2))
 
 
 def test_what_is_not_there_is_answered_with_missing() -> None:

@@ -404,7 +404,7 @@ ROUNDS = (
     Mutant(
         "results of an earlier decision are worth nothing",
         "coordinator/rounds/in_flight.py",
-        "self.merged.clear()",
+        "self._take_back([*self.merged])",
         "pass",
         ROUND,
     ),

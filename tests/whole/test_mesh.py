@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from farflung.coordinator.ledger.records import Opened, Record
+from farflung.coordinator.ledger.records import DecidedOn, Opened, Record
+from farflung.coordinator.rounds.groups import Groups
 from farflung.peer.simulator.scenario import Scenario
 from farflung.peer.simulator.world import COORDINATOR, World
 
@@ -80,3 +81,34 @@ def test_deaths_in_a_mesh_move_chunks_and_the_run_comes_to_its_end() -> None:
     world = Churn(1, replace(scenario, kill_per_effect=0.003, faults_until_s=200.0))
     assert world.run().outcome == "finished"
     assert world.kills and world.moved, "somebody who owned chunks died"
+
+
+class OwnerDiesAfterTheDecision(World):
+    """In each round, the one with most chunks in its group."""
+
+    def __init__(self, seed: int, scenario: Scenario) -> None:
+        super().__init__(seed, scenario)
+        self.decisions: list[int] = []
+        self.most = ""  # who owns most
+
+    def survives(self, party: str) -> bool:
+        return party == COORDINATOR or super().survives(party)
+
+    def _write(self, record: Record) -> None:
+        super()._write(record)
+        if isinstance(record, Opened) and record.plan.epoch == 1:
+            shares = Groups(record.plan).shares
+            self.most = max(shares, key=lambda peer: (shares[peer].bit_count(), peer))
+        elif isinstance(record, DecidedOn):
+            self.decisions.append(record.decision.decision_no)
+            if record.decision.decision_no == 1:
+                self.after(0.0, lambda owner=self.most: self._kill(owner))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("policy", ["mean", "robust"])
+def test_an_owner_that_dies_after_the_decision_voids_nobodys_work(policy: str) -> None:
+    scenario = replace(CALM, peers=12, group=4, chunks=12, rounds=3, min_peers=4, policy=policy)
+    world = OwnerDiesAfterTheDecision(1, scenario)
+    assert world.run().outcome == "finished"
+    assert world.kills == 3
+    assert world.decisions == [1] * 3, "all weights stay as they are"

@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 
 from farflung.collectives.round.columns import Columns
 from farflung.coordinator.rounds.groups import Groups, drawn, most_of_round, planned, touched, view
-from farflung.coordinator.rounds.heirs import inherited
+from farflung.coordinator.rounds.heirs import Shown, inherited
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.rounds.shares import Rates
 from farflung.coordinator.rounds.steps import Failed, Waiting
+from farflung.protocol.digests import bits
 from farflung.protocol.limits import GROUPS_MOST, MEMBERS_PER_MESH, MEMBERS_PER_ROUND
 from farflung.protocol.round_words import Plan, Reason
 
 CHUNKS = 6
+NOTHING = Shown(set(), lambda member, chunk: False, lambda member, owner, chunk: False)
 
 
 def peers_of(count: int) -> list[str]:
@@ -88,12 +90,32 @@ def test_a_column_of_other_chunks_fits_nobody() -> None:
     assert not Columns(other, seen).fits(CHUNKS)
 
 
+def test_who_keeps_what_a_lost_owner_added_to_a_chunk_inherits_it_whatever_its_line() -> None:
+    """Else that contribution is out after the decision, and everybody makes everything anew."""
+    plan = mesh(16, 4)
+    groups = Groups(plan)
+    lost, *_, thin = dict.fromkeys(groups.owner(0, chunk) for chunk in range(CHUNKS))
+    alive = set(plan.members) - {lost}
+    [first, *others] = bits(groups.shares[lost])
+    shown = Shown(
+        set(), NOTHING.result, lambda member, owner, chunk: (member, owner, chunk) == (thin, lost, first)
+    )
+    lines = [Rates(1e6 if member == thin else 1e7, 1e8) for member in plan.members]
+    made = inherited(groups, alive, alive, set(), shown, set(), lines)
+    assert made is not None and others
+    after = Groups(
+        planned((1, 0, 0), plan.members, tuple(plan.groups or ()), tuple(made.owners), plan.codecs)
+    )
+    assert after.owner(0, first) == thin
+    assert all(after.owner(0, chunk) != thin for chunk in others)
+
+
 def test_an_heir_is_in_the_same_group_and_only_who_has_to_hears() -> None:
     plan = mesh(16, 4)
     groups = Groups(plan)
     lost = groups.owner(0, 0)
     alive = set(plan.members) - {lost}
-    made = inherited(groups, alive, alive, set(), set(), lambda member, chunk: False, set())
+    made = inherited(groups, alive, alive, set(), NOTHING, set())
     assert made is not None and made.lost == {lost} and not made.ended
     after = planned((1, 0, 0), plan.members, tuple(plan.groups or ()), tuple(made.owners), plan.codecs)
     moved = Groups(after)
@@ -130,7 +152,7 @@ def test_who_inherits_carries_what_its_line_can_carry() -> None:
     lost, *_, thin = dict.fromkeys(groups.owner(0, chunk) for chunk in range(CHUNKS))
     alive = set(plan.members) - {lost}
     lines = [Rates(1e6 if member == thin else 1e7, 1e8) for member in plan.members]
-    made = inherited(groups, alive, alive, set(), set(), lambda member, chunk: False, set(), lines)
+    made = inherited(groups, alive, alive, set(), NOTHING, set(), lines)
     assert made is not None and made.lost == {lost} and groups.shares[lost].bit_count() > 1
     after = planned((1, 0, 0), plan.members, tuple(plan.groups or ()), tuple(made.owners), plan.codecs)
     assert Groups(after).shares[thin] == groups.shares[thin], "nothing more"
@@ -143,12 +165,11 @@ def test_with_its_root_gone_a_result_stands_where_another_owner_holds_it() -> No
     other = next(group for group in range(len(groups.members)) if group != groups.of[root])
     holder = groups.owner(other, 0)
     alive = set(plan.members) - {root}
-    made = inherited(
-        groups, alive, alive, set(), {0}, lambda member, chunk: (member, chunk) == (holder, 0), set()
-    )
+    held = Shown({0}, lambda member, chunk: (member, chunk) == (holder, 0), NOTHING.spare)
+    made = inherited(groups, alive, alive, set(), held, set())
     assert made is not None
     assert made.roots[0] == other and made.kept & 1 and 0 not in made.anew
-    gone = inherited(groups, alive, alive, set(), {0}, lambda member, chunk: False, set())
+    gone = inherited(groups, alive, alive, set(), Shown({0}, NOTHING.result, NOTHING.spare), set())
     assert gone is not None and 0 in gone.anew and not gone.kept & 1
 
 
@@ -156,6 +177,6 @@ def test_a_group_without_anybody_left_ends_and_its_roots_move() -> None:
     plan = mesh()
     groups = Groups(plan)
     alive = set(plan.members) - set(groups.members[1])
-    made = inherited(groups, alive, alive, set(), set(), lambda member, chunk: False, set())
+    made = inherited(groups, alive, alive, set(), NOTHING, set())
     assert made is not None and made.ended == {1}
     assert 1 not in made.roots

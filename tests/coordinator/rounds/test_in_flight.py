@@ -22,6 +22,7 @@ from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.digests import (
     combined,
     hash_bytes,
+    in_fewer,
     length_to_bytes,
     mask_from_bytes,
     mask_of,
@@ -467,6 +468,29 @@ def test_P19_nobody_inherits_the_result_of_an_owner_that_is_found_out() -> None:
     assert mask_from_bytes(step.plan.kept) == 0
     step = room.step()
     assert isinstance(step, Settled) and step.decision.weights == (0.5, 0.0, 0.5)
+
+
+@given(st.lists(st.integers(0, 2**9 - 1), max_size=40), st.integers(0, 41))
+def test_in_how_many_masks_a_bit_is_set_is_counted_in_all_places_at_once(
+    masks: list[int], count: int
+) -> None:
+    fewer = [place for place in range(8) if sum(mask >> place & 1 for mask in masks) < count]
+    assert in_fewer(masks, count, 0b11111111) == mask_of(fewer), "of what is asked for, and of nothing else"
+
+
+def test_what_a_report_proves_follows_the_results_that_are_answered_for() -> None:
+    """It is not looked at again for nothing: after more results, and after some are taken back, it is."""
+    room = Room().decided()
+    room.has_results(CYD, 1, 2)
+    assert room.flight.fractions()[3] == 0.0, "of chunk 1 nobody has told what it is"
+    room.has_results(BOB, 1)
+    assert room.flight.fractions()[3] == pytest.approx(3 / 9)
+    room.has_results(ANN, 0)
+    assert room.flight.fractions()[3] == pytest.approx(4 / 9)
+    room.flight.on_found_out(BOB, Excluded(ExclusionCause.UNUSABLE, "it sums wrongly"))
+    assert room.flight.fractions()[3] == pytest.approx(1 / 9), (
+        "what Cyd says of chunk 1 proves nothing any more"
+    )
 
 
 def test_an_owner_that_dies_in_gather_with_its_result_is_followed_by_one_that_makes_it_again() -> None:
