@@ -6,7 +6,8 @@
 The machines are the program's own, as in the simulator, and every promise is checked at every event: each committed
 result is held to a reference of the two sums, bit by bit (peer/simulator/invariants.py).  New here are lines: frames
 of contributions, sums and results pass one after the other up the sender's line and down the receiver's, as if a
-contribution were so many megabytes.  Each peer's line is drawn from `PLANS`, which are plans as they are sold to homes,
+contribution were so many megabytes; what waits for a peer that dies takes nobody's line.
+Each peer's line is drawn from `PLANS`, which are plans as they are sold to homes,
 not a data set.  Peers tell what their lines carry, as they do once rounds have filled them; with `--rough` as before
 that.  In each round that share of its members is killed at a time that is drawn; they come back within seconds.  State
 for them passes besides, as the simulator has it: as fast as messages.
@@ -22,9 +23,9 @@ import json
 import random
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -52,12 +53,23 @@ STEPS = 4  # of the simulator's runs, between rounds
 BYTES_PER_MBIT = 1e6 / 8
 
 
+@dataclass(eq=False)
+class Passing:
+    """A frame on its way; `arrives` is called when it is there."""
+
+    source: str
+    target: str
+    size_bytes: float
+    arrives: Callable[[], None]
+
+
 @dataclass
 class Line:
     down_bytes_per_s: float
     up_bytes_per_s: float
-    up_free_at: float = 0.0
     down_free_at: float = 0.0
+    waiting: deque[Passing] = field(default_factory=deque)
+    leaving: Passing | None = None
 
 
 class HomeLines:
@@ -70,7 +82,7 @@ class HomeLines:
         self._chunk_bytes, self.contribution_bytes = contribution_bytes / chunks, contribution_bytes
         self._told_of = chunks * elements / contribution_bytes  # the model's bytes for one of these
         self.of: dict[str, Line] = {}
-        self.last_arrival = 0.0  # of the last frame that was sent
+        self.after: Callable[[float, Callable[[], None]], None] = lambda delay_s, action: None
 
     def line(self, peer: str) -> Line:
         if peer not in self.of:
@@ -89,15 +101,34 @@ class HomeLines:
         return round(self.line(peer).down_bytes_per_s * self._told_of)
 
     def waits_s(self, source: str, target: str, kind: Kind, now: float) -> float:
-        if kind not in BULK:
-            return 0.0
-        size = self._chunk_bytes * BITS_PER_VALUE[BULK[kind]] / BITS_PER_VALUE["int8"]
-        up, down = self.line(source), self.line(target)
-        up.up_free_at = max(now, up.up_free_at) + size / up.up_bytes_per_s
+        """What is large has passed the lines when it gets here (`Homes._send_frame`), and what is small waits for
+        nothing."""
+        return 0.0
+
+    def send(self, kind: Kind, frame: Passing, now: float) -> None:
+        frame.size_bytes = self._chunk_bytes * BITS_PER_VALUE[BULK[kind]] / BITS_PER_VALUE["int8"]
+        line = self.line(frame.source)
+        line.waiting.append(frame)
+        if line.leaving is None:
+            self._next(line, now)
+
+    def _next(self, line: Line, now: float) -> None:
+        line.leaving = frame = line.waiting.popleft() if line.waiting else None
+        if frame is None:
+            return
+        up_s, down = frame.size_bytes / line.up_bytes_per_s, self.line(frame.target)
         # What waits at a slow sender keeps nobody else's frames from coming in: only the way down itself does.
-        down.down_free_at = max(now, down.down_free_at) + size / down.down_bytes_per_s
-        self.last_arrival = max(up.up_free_at, down.down_free_at)
-        return self.last_arrival - now
+        down.down_free_at = max(now, down.down_free_at) + frame.size_bytes / down.down_bytes_per_s
+        self.after(up_s, lambda: self._next(line, now + up_s) if line.leaving is frame else None)
+        self.after(max(up_s, down.down_free_at - now), frame.arrives)
+
+    def is_cut(self, peer: str) -> None:
+        """It died, with what it had to send; and what waits for it leaves nobody's line."""
+        own = self.line(peer)
+        own.waiting.clear()
+        own.leaving = None
+        for line in self.of.values():
+            line.waiting = deque(frame for frame in line.waiting if frame.target != peer)
 
 
 class Homes(World):
@@ -109,10 +140,9 @@ class Homes(World):
         self.lines = HomeLines(seed, contribution_bytes, *of_model)
         self.slow_line = self.lines  # type: ignore[assignment]
         self._churn, self._deaths = churn, random.Random(f"deaths {seed}")
-        self._arrives_at: dict[tuple[object, ...], float] = {}
-        self._arriving: defaultdict[str, dict[str, float]] = defaultdict(
-            dict
-        )  # to whom -> from whom -> until
+        self.lines.after = self.after
+        self._passing: set[tuple[object, ...]] = set()  # copies that are on their way
+        self._coming: defaultdict[str, Counter[str]] = defaultdict(Counter)  # to whom -> from whom, how many
         self.plans: dict[int, Plan] = {}  # by round, as it opened
         self.committed: list[tuple[float, float]] = []  # (how long it took, ideal)
         self.aborted: list[str] = []
@@ -131,17 +161,39 @@ class Homes(World):
     def _send_frame(self, source: str, effect: SendFrame) -> None:
         """No second copy of what is on its way, as the real data plane has it."""
         header = effect.frame.header
-        copy = source, effect.to, header.kind, header.round_no, header.decision_no, header.chunk
+        copy = (
+            source,
+            effect.to,
+            header.kind,
+            header.round_no,
+            header.decision_no,
+            header.chunk,
+            header.version,
+        )
         if header.kind not in BULK:
             super()._send_frame(source, effect)
-        elif self._arrives_at.get(copy, -1.0) < self.now:
+        elif copy not in self._passing:
+            self._passing.add(copy)
+            self._coming[effect.to][source] += 1
+            self.lines.send(
+                header.kind,
+                Passing(source, effect.to, 0.0, lambda: self._passed(copy, source, effect)),
+                self.now,
+            )
+
+    def _passed(self, copy: tuple[object, ...], source: str, effect: SendFrame) -> None:
+        if copy in self._passing:
+            self._forget(copy)
             super()._send_frame(source, effect)
-            self._arrives_at[copy] = self._arriving[effect.to][source] = self.lines.last_arrival
+
+    def _forget(self, copy: tuple[object, ...]) -> None:
+        self._passing.discard(copy)
+        self._coming[str(copy[1])][str(copy[0])] -= 1
 
     def _peer_tick(self, peer: VirtualPeer) -> None:
         """It hears from whom something comes in, as the real data plane tells it."""
-        coming = {source for source, at in self._arriving[peer.peer].items() if at > self.now}
-        if peer.alive and peer.peer in self._arriving:
+        coming = {source for source, count in self._coming[peer.peer].items() if count > 0}
+        if peer.alive and peer.peer in self._coming:
             peer.machine.on_lines(set(), coming, self.now)
         super()._peer_tick(peer)
 
@@ -163,6 +215,9 @@ class Homes(World):
     def _die(self, peer: str) -> None:
         if self.peers[peer].alive and not self.peers[peer].exit_code:
             self._kill(peer)
+            self.lines.is_cut(peer)
+            for copy in [copy for copy in self._passing if peer in copy[:2]]:
+                self._forget(copy)
 
     def ideal_s(self, plan: Plan) -> float:
         lines, size = [self.lines.line(peer) for peer in plan.members], self.lines.contribution_bytes
