@@ -90,7 +90,7 @@ MESHES = (
     Mutant(
         "nothing is encoded before the sums of groups are compared",
         "collectives/round/member.py",
-        "if self._sums.held_back:",
+        "if self.sums.held_back:",
         "if False:",
         LIARS,
     ),

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from farflung.collectives.round.effects import MergeAgain, SendFrame
-from farflung.collectives.round.kept import GIVEN_MOST, KeptContributions
+from farflung.collectives.round.kept import GIVEN_MOST, Given, KeptContributions
 from farflung.collectives.round.pieces import Piece
 from farflung.peer.machine.auditing import (
     ASK_AGAIN_S,
@@ -19,7 +19,8 @@ from farflung.peer.machine.effects import Effect, ToCoordinator
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Kind
 from farflung.protocol.limits import ROUNDS_KEPT
-from farflung.protocol.messages import AuditChunks, Audited, ChunkVerdict, DrawnChunk, Show, What
+from farflung.protocol.messages import AuditChunks, Audited, Show, What
+from farflung.protocol.round_words import ChunkVerdict, DrawnChunk
 from farflung.protocol.verdicts import Verdict
 from rig.made_part import TAG, UNUSABLE, MadePart, commit_of, frame_of
 
@@ -45,12 +46,12 @@ class Auditor:
 
     def __init__(self) -> None:
         self.made = MadePart()
-        tell = lambda round_no, chunks: ToCoordinator(  # noqa: E731
-            Audited(session=bytes(16), seq=1, round_no=round_no, chunks=chunks)
+        tell = lambda round_no, chunks, group: ToCoordinator(  # noqa: E731
+            Audited(session=bytes(16), seq=1, round_no=round_no, chunks=chunks, group=group)
         )
         self.auditing = Auditing("ann", TAG, self.made.part, tell)
         mine = {index: Piece(sent_by("ann"), hash_bytes(sent_by("ann"))) for index in range(2)}
-        self.made.lane(0).kept.on_commit(ROUND, mine)
+        self.made.lane(0).kept.on_commit(ROUND, Given(ROUND, mine))
 
     def gives(self, peer: str, payload: bytes | None = None, now: float = 0.0, **where: int) -> list[Effect]:
         what = {"round_no": ROUND, "version": 3} | where
@@ -328,22 +329,22 @@ def want(
 
 def test_contributions_are_kept_until_the_commit_after_next() -> None:
     kept = KeptContributions(TAG, 4, ROUNDS_KEPT)
-    kept.on_commit(1, pieces())
-    kept.on_commit(2, {})
+    kept.on_commit(1, Given(1, pieces()))
+    kept.on_commit(2, Given())
     assert kept.size_bytes == 4 and want(kept, 0.0) == [(Verdict.ACCEPTED, b"mine")]
-    kept.on_commit(3, {})
+    kept.on_commit(3, Given())
     assert kept.size_bytes == 0 and want(kept, 9.0) is Verdict.STALE
 
 
 def test_where_the_run_audits_nothing_nothing_is_kept() -> None:
     kept = KeptContributions(TAG, 4, 0)
-    kept.on_commit(1, pieces())
+    kept.on_commit(1, Given(1, pieces()))
     assert kept.size_bytes == 0
 
 
 def test_a_question_draws_the_bytes_a_few_times_and_not_in_a_hurry() -> None:
     kept = KeptContributions(TAG, 4, ROUNDS_KEPT)
-    kept.on_commit(1, pieces())
+    kept.on_commit(1, Given(1, pieces()))
     assert want(kept, 0.0) == [(Verdict.ACCEPTED, b"mine")]
     assert want(kept, 0.1) is Verdict.DUPLICATE
     answers = [want(kept, float(second)) for second in range(1, 9)]
@@ -353,7 +354,7 @@ def test_a_question_draws_the_bytes_a_few_times_and_not_in_a_hurry() -> None:
 
 def test_in_a_round_an_auditor_waits_once() -> None:
     kept = KeptContributions(TAG, 4, ROUNDS_KEPT)
-    kept.on_commit(1, pieces())
+    kept.on_commit(1, Given(1, pieces()))
     assert want(kept, 0.0, in_round=True) is Verdict.ACCEPTED
     assert want(kept, 1.0, in_round=True) == [(Verdict.ACCEPTED, b"mine")]
 
