@@ -1,8 +1,8 @@
 """The witness of a fragment's rounds: checks what members sign, and keeps it until the round is over.  Pure.
 
 One of the parts of a conductor.  Members sign the list of what they send (`Sent`), and owners what they made of it
-(`Results`), in a mesh also roots (`SumsOfGroups`); a commit rests on nothing that is not signed.  Whether a sum is right
-is not judged here: that is the audit's (auditing.py), which is handed all that was signed with the commit, sum by sum.
+(`Results`), in a mesh also roots (`SumsOfGroups`); a commit rests on nothing that is not signed.  Whether a sum is
+right is not judged here: that is the audit's (auditing.py), which is handed all that was signed with the commit.
 """
 
 from __future__ import annotations

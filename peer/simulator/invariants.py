@@ -270,7 +270,7 @@ class Invariants:
                 # What a cheating owner made is committed, where nobody knows yet: that it is found out is P19.
                 honest = bool(set(commit.members) - self.liars)
                 self.wrong_committed += honest
-                false = expected in self.cheated or expected == hash_bytes(self._of_wrong_sums(commit, index))
+                false = expected in self.cheated or expected in self._of_wrong_sums(commit, index)
                 self._require("P9", false and not (self.nothing_wrong and honest), told)
 
     def results_of(self, commit: Commit) -> list[bytes]:
@@ -299,14 +299,19 @@ class Invariants:
             merged_chunk(travelled, self.elements, *zip(*by_group[g], strict=True)) for g in sorted(by_group)
         ]
 
-    def _of_wrong_sums(self, commit: Commit, index: int) -> bytes:
-        """What an honest root makes of a chunk, where somebody added up its group wrongly."""
+    def _of_wrong_sums(self, commit: Commit, index: int) -> set[bytes]:
+        """Hashes of what an honest root makes of a chunk, where somebody added up one of the groups wrongly."""
         if not self.groups_of.get(commit.round_no):
-            return b""
+            return set()
         payloads = [self.contributions[peer, commit.round_no].payloads[index] for peer in commit.included]
         sums = self._sums_of(commit, payloads, [weight for weight in commit.weights if weight > 0.0])
-        false = [self.wrong_sums.get(hash_bytes(each), each) for each in sums]
-        return merged_chunk(self.gather, self.elements, false, [1.0] * len(false))
+        false = (
+            [*sums[:at], wrong, *sums[at + 1 :]]
+            for at, right in enumerate(sums)
+            if (wrong := self.wrong_sums.get(hash_bytes(right)))
+        )
+        weights = [1.0] * len(sums)
+        return {hash_bytes(merged_chunk(self.gather, self.elements, each, weights)) for each in false}
 
     # ---- wrong sums (P19) ------------------------------------------------------------------------------------
 

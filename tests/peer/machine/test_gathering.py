@@ -20,7 +20,7 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Kind
 from farflung.protocol.limits import ROUNDS_KEPT
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import CheckpointSection, MergeSection
+from farflung.protocol.manifest_sections import CheckpointSection, MergeSection, RoundSection
 from farflung.protocol.messages import Sent
 from farflung.protocol.moments import Known
 from farflung.protocol.round_words import Commit
@@ -105,6 +105,7 @@ def test_nothing_is_fetched_where_nobody_asked_for_it_or_nothing_is_kept() -> No
     saves = CheckpointSection(every_rounds=1)
     assert may_gather(Manifest(checkpoint=saves))
     assert not may_gather(Manifest(checkpoint=saves, merge=MergeSection(audit=0.0)))
+    assert not may_gather(Manifest(checkpoint=saves, round=RoundSection(group=4))), "it could not be replayed"
     assert not may_gather(Manifest())
 
 
