@@ -20,7 +20,7 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Kind
 from farflung.protocol.limits import ROUNDS_KEPT
 from farflung.protocol.messages import AuditChunks, Audited, Show, What
-from farflung.protocol.round_words import ChunkVerdict, DrawnChunk
+from farflung.protocol.round_words import THE_RESULT, ChunkVerdict, DrawnChunk
 from farflung.protocol.verdicts import Verdict
 from rig.made_part import TAG, UNUSABLE, MadePart, commit_of, frame_of
 
@@ -405,3 +405,75 @@ def test_work_that_no_commit_used_is_not_kept() -> None:
     lane.round.mine[0] = Piece(b"x", hash_bytes(b"x"))
     lane.on_commit(commit_of(0, with_ann=False), 0.0)
     assert lane.kept.size_bytes == 0
+
+
+# ---- rounds in groups --------------------------------------------------------------------------------------------
+
+
+def of_sums(*makers: str) -> AuditChunks:
+    """A result, which is made of what these added up."""
+    fields = _fields(audit_of(*makers)) | {"codecs": ("bf16",) * len(makers), "of_sums": True}
+    return AuditChunks(**fields)  # type: ignore[arg-type]
+
+
+def sum_from(auditor: Auditor, peer: str, kind: Kind = Kind.SUM) -> list[Effect]:
+    frame = frame_of(kind, CHUNK, sent_by(peer), round_no=ROUND, version=3)
+    return auditor.auditing.on_timer(0.0) if auditor.auditing.takes(peer, frame, 0.0) else []
+
+
+def test_a_result_of_groups_is_made_of_sums_and_these_are_asked_for() -> None:
+    auditor = Auditor()
+    effects = auditor.auditing.on_audit(of_sums("bob", "cyd"), 0.0)
+    asked_for = [(each.to, each.frame.header.kind) for each in effects if isinstance(each, SendFrame)]
+    assert asked_for == [("bob", Kind.WANT_SUM), ("cyd", Kind.WANT_SUM)]
+    assert not sum_from(auditor, "bob") and not sum_from(auditor, "cyd", Kind.CONTRIBUTION)
+    merge = merge_of(sum_from(auditor, "cyd"))
+    assert merge.payloads == tuple(map(sent_by, ("bob", "cyd"))) and merge.group == THE_RESULT
+
+
+def test_its_own_sum_an_auditor_has_and_shows_as_a_sum() -> None:
+    auditor = Auditor()
+    mine = {CHUNK: Piece(sent_by("ann"), hash_bytes(sent_by("ann")))}
+    auditor.made.lane(0).kept.on_commit(ROUND + 1, Given(ROUND + 1, {}, mine))
+    audit = AuditChunks(**_fields(of_sums("ann", "bob")) | {"round_no": ROUND + 1})  # type: ignore[arg-type]
+    asked_for = [each.to for each in auditor.auditing.on_audit(audit, 0.0) if isinstance(each, SendFrame)]
+    assert asked_for == ["bob"]
+    show = changed(_show("ann"), round_no=ROUND + 1)
+    assert auditor.auditing.contribution(show, 0.0) is None, "it contributed nothing"
+    assert auditor.auditing.contribution(changed(show, what=What.SUM), 0.0) == sent_by("ann")
+
+
+def test_what_a_group_adds_is_merged_as_sums_are_and_the_answer_names_the_group() -> None:
+    auditor = Auditor()
+    audit = AuditChunks(**_fields(audit_of("ann", "bob")) | {"group": 2})  # type: ignore[arg-type]
+    assert asked(auditor.auditing.on_audit(audit, 0.0)) == ["bob"]
+    merge = merge_of(auditor.gives("bob"))
+    assert merge.group == 2
+    [told] = auditor.auditing.on_merged(merge, b"another sum", 0.0)
+    assert isinstance(told, ToCoordinator) and isinstance(told.message, Audited)
+    assert told.message.group == 2 and told.message.chunks == (ChunkVerdict(CHUNK, True),)
+    assert auditor.show("bob") == sent_by("bob")
+    assert auditor.auditing.contribution(changed(_show("bob"), what=What.SUM), 0.0) is None
+
+
+def test_the_result_and_what_a_group_adds_to_it_are_two_questions() -> None:
+    auditor = Auditor()
+    auditor.auditing.on_audit(audit_of("ann", "bob"), 0.0)
+    auditor.auditing.on_merged(merge_of(auditor.gives("bob")), MERGED, 0.0)
+    of_group = AuditChunks(**_fields(audit_of("ann", "bob")) | {"group": 0})  # type: ignore[arg-type]
+    assert verdicts(auditor.auditing.on_audit(of_group, 0.0)) == []
+
+
+def test_what_a_member_added_up_is_kept_as_long_as_what_it_contributed_whether_or_not_that_counted() -> None:
+    kept = KeptContributions(TAG, 4, ROUNDS_KEPT)
+    kept.on_commit(1, Given(1, pieces(), pieces(b"summed")), counts=False)
+    answers = [
+        [each for each in kept.on_want("bob", frame_of(kind, 4, round_no=1).header, False, 0.0)[1]]
+        for kind in (Kind.WANT_SUM, Kind.WANT_CONTRIBUTION)
+    ]
+    [[sent], nothing] = answers
+    assert isinstance(sent, SendFrame) and sent.frame.header.kind == Kind.SUM and not nothing
+    assert bytes(sent.frame.payload) == b"summed" and kept.size_bytes == 6
+    kept.on_commit(2, Given(1, pieces(), pieces(b"summed")))
+    kept.on_commit(3, Given())
+    assert kept.size_bytes == 0, "what I gave to another round is not this one's"
