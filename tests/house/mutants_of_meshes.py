@@ -75,7 +75,7 @@ MESHES = (
         "collectives/round/member.py",
         "effects += self._pass_sum_on(chunk)",
         "pass",
-        MESH,
+        ("tests/collectives/test_columns.py", *MESH),
     ),
     Mutant(
         "a result that stands at another owner moves its root there",
