@@ -88,12 +88,12 @@ class Results(msgspec.Struct, frozen=True):
         )
 
     @classmethod
-    def of_group(cls, plan: Plan, decision: Decision, sums: GroupSums) -> Results:
-        """What it adds up of its group, by its own view of plan and decision: as if the group were all, in the codec in
-        which sums travel."""
+    def of_group(
+        cls, decision: Decision, group: tuple[str, ...], weights: tuple[float, ...], sums: GroupSums
+    ) -> Results:
+        """What it adds up of its group, as if that were all, in the codec in which sums travel."""
         made = sums.chunks, sums.hashes, sums.inputs
-        numbers = decision.round_no, decision.decision_no
-        return cls(*numbers, plan.members, decision.weights, SUM_CODEC, *made)
+        return cls(decision.round_no, decision.decision_no, group, weights, SUM_CODEC, *made)
 
     @property
     def included(self) -> tuple[str, ...]:

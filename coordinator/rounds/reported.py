@@ -151,6 +151,8 @@ class Reported:
         squares = split_lengths(report.lengths) if self.rules.measures else [0.0] * len(hashes)
         if len(report.merged_hashes) != 32 * mask.bit_count() or len(squares) != len(hashes):
             return  # a report that contradicts itself says nothing
+        if all(chunk in self.merged for chunk in bits(mask)):
+            return  # as of nearly all that are told
         made = Made(peer, report, self._named(peer, report, decision) if mask and self.plan.roots else {})
         for chunk, digest, square in zip(bits(mask), hashes, squares, strict=True):
             if self.plan.roots and chunk not in made.named:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from farflung.coordinator.ledger.proofs import WrongSum, WrongSumOfSums
 from farflung.coordinator.ledger.records import CommittedRound
-from farflung.coordinator.rounds.groups import Groups, decision_view, view
+from farflung.coordinator.rounds.groups import Groups
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.reported import Made
 from farflung.coordinator.rounds.signed_sums import MadeSum, Place
@@ -28,7 +28,7 @@ from farflung.coordinator.run.membership import Member
 from farflung.protocol.digests import HASH_BYTES, bits, full_mask, hash_at, mask_from_bytes
 from farflung.protocol.limits import AMOUNT_MAX
 from farflung.protocol.messages import ProgressReport, Sent, What
-from farflung.protocol.round_words import SUM_CODEC, THE_RESULT, Commit, Decision, DrawnChunk, Plan
+from farflung.protocol.round_words import SUM_CODEC, THE_RESULT, Commit, Decision, DrawnChunk, GroupSums, Plan
 from farflung.protocol.signed_words import Results, Said, SumsOfGroups, inputs_of, is_signed, results_part
 from farflung.protocol.signed_words import sums_of_groups_part as sums_part
 from farflung.protocol.signing import verify
@@ -158,8 +158,9 @@ class OneSum:
             results = Results.of(of.plan, of.decision, commit.codec, report)
             return WrongSum(*numbers, results, report.signature, said, went_in)
         word = of.sums[self.chunk, self.group].word
-        seen = view(of.groups, maker, of.plan.epoch), decision_view(of.groups, of.decision, maker)
-        return WrongSum(*numbers, Results.of_group(*seen, word), word.signature, said, went_in)
+        group = of.groups.members[self.group]
+        results = Results.of_group(of.decision, group, tuple(of.weights[peer] for peer in group), word)
+        return WrongSum(*numbers, results, word.signature, said, went_in)
 
 
 class Witness:
@@ -169,6 +170,7 @@ class Witness:
         # (owner, kind) -> the statement that it was found to have signed last.
         self._proven: dict[tuple[str, type[Results] | type[SumsOfGroups]], bytes] = {}
         self._identities: dict[str, bytes] = {}
+        self._weighed: tuple[Decision | None, Mapping[str, float]] = None, {}  # of the decision that stands
 
     def problem(self, member: Member, sent: Sent) -> str:
         """Why this hash list is none, or empty."""
@@ -185,18 +187,32 @@ class Witness:
         decision = flight.decision
         if decision is None or report.decision_no != decision.decision_no:
             return report
-        seen = flight.plan_for(member.peer), flight.decision_for(member.peer, decision)
         if report.sums:
-            of_group = Results.of_group(*seen, report.sums)
-            if not self._is_proven(member, flight, of_group, report.sums.signature):
+            of_group = self._of_group(member, flight, decision, report.sums)
+            if of_group is None or not self._is_proven(member, flight, of_group, report.sums.signature):
                 report = replace(report, sums=UNSET)
         if not report.merged:
             return report
-        codec, in_mesh = flight.rules.gather_codec, bool(flight.plan.roots)
-        results = SumsOfGroups.of(decision, codec, report) if in_mesh else Results.of(*seen, codec, report)
+        codec = flight.rules.gather_codec
+        results: Results | SumsOfGroups = (
+            SumsOfGroups.of(decision, codec, report)
+            if flight.plan.roots
+            else Results.of(flight.plan, decision, codec, report)
+        )
         if self._is_proven(member, flight, results, report.signature):
             return report
         return replace(report, merged=b"", merged_hashes=b"", lengths=b"")
+
+    def _of_group(
+        self, member: Member, flight: InFlight, decision: Decision, sums: GroupSums
+    ) -> Results | None:
+        """What it signs for, if it is in a group."""
+        if not flight.plan.roots or member.peer not in flight.groups.of:
+            return None
+        if self._weighed[0] is not decision:  # asked of all owners, with every report
+            self._weighed = decision, dict(zip(flight.plan.members, decision.weights, strict=True))
+        group, weights = flight.groups.members[flight.groups.of[member.peer]], self._weighed[1]
+        return Results.of_group(decision, group, tuple(weights[peer] for peer in group), sums)
 
     def _is_proven(
         self, member: Member, flight: InFlight, said: Results | SumsOfGroups, signature: bytes

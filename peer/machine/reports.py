@@ -199,7 +199,9 @@ class Reporter:
         made = mask_of(progress.sums)
         hashes = b"".join(progress.sums[chunk] for chunk in bits(made))
         bare = GroupSums(mask_to_bytes(made), hashes, progress.sum_inputs, b"")
-        statement = results_part(self.run_id, Results.of_group(flight.plan, flight.decision, bare))
+        decision, group = flight.decision, flight.plan.members  # by my own view of both
+        made_of = Results.of_group(decision, group, decision.weights, bare)
+        statement = results_part(self.run_id, made_of)
         signature = self._signature(flight.plan.fragment, "sums", statement)
         return msgspec.structs.replace(bare, signature=signature)
 

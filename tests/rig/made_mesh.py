@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from farflung.coordinator.court.plain_codecs import codec_named
 from farflung.coordinator.court.plain_steps import merged
-from farflung.coordinator.rounds.groups import Groups, decision_view, planned, summed, view
+from farflung.coordinator.rounds.groups import Groups, planned, summed
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.run.witness import CommittedSums, Witness
@@ -116,8 +116,8 @@ class MadeMesh:
         hashes = b"".join(hash_bytes(self.sums_of[chunk, group]) for chunk in chunks)
         went_in = inputs_of(hash_bytes(each) for chunk in chunks for each in self.of_chunk(chunk, group))
         bare = GroupSums(mask_to_bytes(mask_of(chunks)), hashes, inputs or went_in, b"")
-        seen = view(self.in_groups, peer, 1), decision_view(self.in_groups, self.decision, peer)
-        signed = results_part(RUN_ID, Results.of_group(*seen, bare))
+        members, weights = self.in_groups.members[group], self.decision.weights[: self.of_group]
+        signed = results_part(RUN_ID, Results.of_group(self.decision, members, weights, bare))
         return replace(bare, signature=self.key_of(peer).sign(signed))
 
     def _chunks_of(self, peer: str) -> list[int]:
