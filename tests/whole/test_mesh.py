@@ -42,7 +42,7 @@ def storm(seed: int) -> Scenario:
         min_peers=draw.choice((1, 2, 3)),
         rounds=2,
         policy=draw.choice(("mean", "robust")),
-        audit=0.0,
+        audit=draw.choice((0.0, 1.0)),
     )
 
 
