@@ -69,9 +69,7 @@ class Reported:
     lengths: dict[int, float] = field(default_factory=dict)
     makers: dict[int, Made] = field(default_factory=dict)  # chunk -> who merged it, and its signed word
     sums: SignedSums = field(default_factory=SignedSums)  # of groups
-    at_odds: dict[str, str] = field(
-        default_factory=dict
-    )  # of two that contradict each other nobody knows who lies
+    at_odds: dict[str, str] = field(default_factory=dict)  # who contradicts whom: nobody knows which one lies
     reports: dict[str, ProgressReport] = field(default_factory=dict)
     comparing: ComparingMembers = field(init=False)
     comparing_sums: ComparingSums = field(default_factory=ComparingSums)  # of groups, after the decision
@@ -165,8 +163,8 @@ class Reported:
         self, root: str, report: ProgressReport, decision: Decision
     ) -> Mapping[int, tuple[bytes, ...]]:
         """What a root's results are made of, as far as owners signed for it."""
-        if mask_from_bytes(report.merged) & ~self._shares.get(root, 0):
-            return {}
+        if mask_from_bytes(report.merged) & ~self.groups.roots.get(root, 0):
+            return {}  # who is no root got no sums of others, and has nothing to say of them
         counted = list(bits(mask_from_bytes(decision.summed or b"")))
         named = self.sums.named_by(root, report, counted, self.groups.owner)
         if named.at_odds:

@@ -41,9 +41,7 @@ class Named:
 
 @dataclass
 class SignedSums:
-    _said: dict[Place, dict[str, bytes]] = field(
-        default_factory=dict
-    )  # by owner, the hash that it named first
+    _said: dict[Place, dict[str, bytes]] = field(default_factory=dict)  # by owner, the hash that it named
     _made: dict[tuple[Place, bytes], MadeSum] = field(default_factory=dict)
     _waiting: dict[Place, str] = field(default_factory=dict)  # the root whose results wait for a word of it
 

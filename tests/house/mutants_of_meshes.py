@@ -176,6 +176,13 @@ MESHES = (
         SIGNED,
     ),
     Mutant(
+        "who is no root has nothing to say of others' sums",
+        "coordinator/rounds/reported.py",
+        "if mask_from_bytes(report.merged) & ~self.groups.roots.get(root, 0):",
+        "if False:",
+        SIGNED,
+    ),
+    Mutant(
         "an owner's first word of a sum counts",
         "coordinator/rounds/signed_sums.py",
         "if owner in said:",

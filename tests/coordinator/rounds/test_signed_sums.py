@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.steps import Moved, Settled
-from farflung.protocol.digests import hash_bytes
+from farflung.protocol.digests import hash_bytes, mask_to_bytes
 from rig.made_mesh import MadeMesh, MeshStand
 
 CHUNK = 1
@@ -139,6 +139,17 @@ def test_all_is_merged_anew_once_where_nobody_else_can_own_the_chunks() -> None:
     flight.void = False
     stand.hears(root, replace(stand.made.report(root, used={(CHUNK, 0): b"a", (CHUNK, 1): b"b"}), seq=2))
     assert not flight.void, "they are known to contradict each other"
+
+
+def test_who_is_no_root_puts_nobody_at_odds() -> None:
+    stand = MeshStand(MadeMesh(groups=3))
+    root, [other, third] = owners(stand)
+    for peer in (root, third):
+        stand.hears(peer, stand.made.report(peer))
+    false = {"merged": mask_to_bytes(1 << CHUNK), "merged_hashes": bytes(32), "sum_tags": bytes(24)}
+    said = replace(stand.made.report(other), **false)  # type: ignore[arg-type]
+    stand.hears(other, stand.made.signed(other, said))
+    assert not stand.flight.at_odds and stand.flight.makers[CHUNK].peer == root
 
 
 def test_of_whom_a_result_waits_for_it_is_the_one_that_has_signed_no_sum() -> None:
