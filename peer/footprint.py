@@ -19,7 +19,7 @@ from farflung.protocol.limits import ROUNDS_KEPT
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.outer_numbers import VALUE_BYTES
 from farflung.protocol.process.units import si
-from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER
+from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER, SUM_CODEC
 
 Place = Literal["GPU", "shared", "host", "disk"]
 Owner = Literal["agent", "trainer"]
@@ -64,6 +64,7 @@ class Rules:
     fragments: int = 1
     results_limit_bytes: int = RESULTS_BYTES
     results_on_disk: bool = False
+    group: int = 0  # members of one, where rounds are in groups
 
     @classmethod
     def of(
@@ -82,6 +83,7 @@ class Rules:
             fragments=rounds.fragments,
             results_limit_bytes=results_limit_bytes,
             results_on_disk=results_on_disk,
+            group=rounds.group,
         )
 
 
@@ -211,6 +213,10 @@ def of_agent(rules: Rules, values: float) -> list[Row]:
         Row("agent", "host", "results of this round", result),
         Row("agent", "host", "results of past rounds", _results_kept(rules, result) * result),
     ]
+    if rules.group:
+        # Its own ones of this round and of those before, and as a root those of all groups to a part of its chunks.
+        sums = payload_bytes(SUM_CODEC, values) / rules.group
+        rows.append(Row("agent", "host", "sums of groups", (2 + kept) * sums))
     if rules.codec == AUTO or rules.codec in ("int4", "int2", "topk"):
         late = "once a coarse codec was used" if rules.codec == AUTO else ""
         rows.append(Row("agent", "host", "own error feedback", VALUE_BYTES * values, late))

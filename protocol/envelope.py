@@ -23,6 +23,8 @@ from farflung.protocol import limits
 from farflung.protocol.errors import FrameError
 from farflung.protocol.messages import (
     KINDS,
+    AuditChunks,
+    Audited,
     Beat,
     Challenge,
     FragmentTick,
@@ -43,7 +45,9 @@ NEW_FIELDS: dict[type[msgspec.Struct], frozenset[str]] = {
     Way: frozenset({"host"}),
     Plan: frozenset({"groups", "roots", "column"}),
     Decision: frozenset({"summed", "weigh_sums"}),
-    ProgressReport: frozenset({"summed", "sum_dots"}),
+    ProgressReport: frozenset({"sums", "sum_dots", "sum_tags"}),
+    Audited: frozenset({"group"}),
+    AuditChunks: frozenset({"group", "of_sums"}),
     FragmentTick: frozenset({"encode_no"}),
 }
 # Not said to whom speaks the last version: whoever decides to say them sees to it.

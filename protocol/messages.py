@@ -32,11 +32,15 @@ from farflung.protocol.limits import (
 )
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import (
+    THE_RESULT,
     AheadPlan,
+    ChunkVerdict,
     Commit,
     Contact,
     Count,
     Decision,
+    DrawnChunk,
+    GroupSums,
     Hash,
     HashList,
     Mask,
@@ -46,6 +50,7 @@ from farflung.protocol.round_words import (
     Reason,
     RelayOffer,
     RelayOrder,
+    SumOf,
     Used,
     Way,
 )
@@ -311,18 +316,11 @@ class ProgressReport(_FromMember, frozen=True, kw_only=True):
     lengths: Annotated[bytes, Meta(max_length=LENGTH_BYTES * CHUNKS_PER_FRAGMENT)]
     # The same as `got_hash` for each owner's results alone, where every result is here and the commit does not come.
     got_by: Annotated[dict[PeerName, Bytes32], Meta(max_length=MEMBERS_PER_ROUND)]
-    summed: Mask | UnsetType = UNSET  # in a mesh: of which of my chunks I have made my group's sum
-    sum_dots: DotProducts | UnsetType = UNSET  # of groups' sums, for all chunks that I am the root of
-
-
-class ChunkVerdict(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """What came of merging one chunk again."""
-
-    chunk: Count  # of the fragment
-    wrong: bool  # it gives other bytes than were committed
-    # Who did not give its contribution, so that nothing is known.
-    missing: Annotated[tuple[PeerName, ...], Meta(max_length=MEMBERS_PER_ROUND)] = ()
-    question: Count = 0  # of the chunk that was drawn
+    # Of a mesh: my group's sums; of groups' sums, for all chunks that I am the root of, the dot products; and of those
+    # that went into what was merged here, chunk by chunk, the first bytes of their hashes.
+    sums: GroupSums | UnsetType = UNSET
+    sum_dots: DotProducts | UnsetType = UNSET
+    sum_tags: HashList | UnsetType = UNSET
 
 
 class Audited(_FromMember, frozen=True, kw_only=True):
@@ -330,6 +328,7 @@ class Audited(_FromMember, frozen=True, kw_only=True):
 
     round_no: Count
     chunks: Annotated[tuple[ChunkVerdict, ...], Meta(max_length=AUDITED_AT_ONCE)]
+    group: SumOf = THE_RESULT  # of the question
 
 
 class Shown(_FromMember, frozen=True, kw_only=True):
@@ -504,6 +503,7 @@ class What(StrEnum):
     STATE = "state"  # the chunk at that version
     RESULT = "result"  # of the chunk, which made that version
     CONTRIBUTION = "contribution"  # of that peer to that round, one chunk
+    SUM = "sum"  # the same of a mesh: what that peer added up of its group
 
 
 class Show(_ToMember, frozen=True, kw_only=True):
@@ -515,22 +515,12 @@ class Show(_ToMember, frozen=True, kw_only=True):
     version: Count
     chunk: Count  # of the model
     start: Count  # from this byte on; those before it have come
-    round_no: Count  # of a contribution, else 0
-    peer: PeerName  # whose contribution
-
-
-class DrawnChunk(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A chunk for somebody else than its owner to merge again: after its commit, or before it."""
-
-    chunk: Count  # of the fragment
-    result: Hash  # as it was committed, or as its owner signed it
-    # Of each contribution to it, as its author signed it, in the order of the message's members.
-    hashes: Annotated[bytes, Meta(max_length=MEMBERS_PER_ROUND * 32)]
-    question: Count = 0  # before the commit: this result under these weights, and no other; after it 0
+    round_no: Count  # of a contribution or a sum, else 0
+    peer: PeerName  # whose contribution or sum
 
 
 class AuditChunks(_ToMember, frozen=True, kw_only=True):
-    """Fetch the contributions to these chunks from their authors, merge them again, and say what came of it."""
+    """Fetch from their authors what goes into these chunks, merge it again, and say what came of it."""
 
     round_no: Count
     version: Count  # that the round started from
@@ -540,6 +530,10 @@ class AuditChunks(_ToMember, frozen=True, kw_only=True):
     weights: Annotated[tuple[float, ...], Meta(max_length=MEMBERS_PER_ROUND)]
     codecs: Annotated[tuple[ShortText, ...], Meta(max_length=MEMBERS_PER_ROUND)]
     chunks: Annotated[tuple[DrawnChunk, ...], Meta(max_length=AUDITED_AT_ONCE)]
+    group: SumOf = (
+        THE_RESULT  # of a mesh: what this group adds up, of its contributions; else the result, and
+    )
+    of_sums: bool = False  # that is made of groups' sums; the members are who made these
 
 
 class Gone(_ToMember, frozen=True, kw_only=True):

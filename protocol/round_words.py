@@ -1,7 +1,8 @@
 """The sentences of a round: who takes part, who owns what, who counted how much, what was committed.
 
 Written by the coordinator, read by every member; with the names of the codecs that they speak of, which the coordinator
-knows without torch.  Types only: no decisions, no I/O.
+knows without torch.  At the end what owners sign of their groups' sums, and what auditors are asked and answer.  Types
+only: no decisions, no I/O.
 """
 
 from __future__ import annotations
@@ -226,3 +227,43 @@ class Meet(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
 def result_name(commit: Commit) -> str:
     """One short name for all result hashes of a commit."""
     return hash_bytes(commit.hashes).hex()[:32]
+
+
+# ---- sums that somebody else does again
+
+THE_RESULT = -1  # in the place of a group: not what one of them adds up, but the result itself
+# Of a sum's hash: enough to tell which of the words that were signed is meant.  All of it is in what the root signs.
+SUM_TAG_BYTES = 8
+SumOf = Annotated[int, Meta(ge=THE_RESULT, lt=GROUPS_MOST)]  # a group, or the result
+
+
+class GroupSums(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Of a mesh: what an owner made of its group's contributions, signed as `Results` in the codec of sums.
+
+    Who may lie: its owner, about sums that nobody has done again; not about what went in, which the coordinator knows.
+    """
+
+    chunks: Mask  # of the fragment
+    hashes: HashList  # of their sums
+    inputs: Annotated[bytes, Meta(max_length=32)]  # see `inputs_of`
+    signature: Annotated[bytes, Meta(max_length=64)]
+
+
+class ChunkVerdict(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What came of merging one chunk again."""
+
+    chunk: Count  # of the fragment
+    wrong: bool  # it gives other bytes than were committed
+    # Who did not give what goes in, so that nothing is known.
+    missing: Annotated[tuple[PeerName, ...], Meta(max_length=MEMBERS_PER_ROUND)] = ()
+    question: Count = 0  # of the chunk that was drawn
+
+
+class DrawnChunk(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A chunk for somebody else than its owner to merge again: after its commit, or before it."""
+
+    chunk: Count  # of the fragment
+    result: Hash  # as it was committed, or as its owner signed it
+    # Of all that goes in, as each author signed it, in the order of the message's members.
+    hashes: Annotated[bytes, Meta(max_length=MEMBERS_PER_ROUND * 32)]
+    question: Count = 0  # before the commit: this result under these weights, and no other; after it 0

@@ -12,10 +12,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from farflung.protocol.digests import hash_bytes
+from farflung.protocol.digests import bits, hash_bytes, mask_from_bytes
 from farflung.protocol.envelope import spoken
 from farflung.protocol.messages import Hello, ProgressReport, Sent
-from farflung.protocol.round_words import Decision, Hash, Plan
+from farflung.protocol.round_words import SUM_CODEC, Decision, GroupSums, Hash, Plan
 from farflung.protocol.signing import Kept, peer_id_of, verify
 
 Signature = Annotated[bytes, Meta(max_length=64)]
@@ -87,9 +87,43 @@ class Results(msgspec.Struct, frozen=True):
             report.inputs,
         )
 
+    @classmethod
+    def of_group(
+        cls, decision: Decision, group: tuple[str, ...], weights: tuple[float, ...], sums: GroupSums
+    ) -> Results:
+        """What it adds up of its group, as if that were all, in the codec in which sums travel."""
+        made = sums.chunks, sums.hashes, sums.inputs
+        return cls(decision.round_no, decision.decision_no, group, weights, SUM_CODEC, *made)
+
     @property
     def included(self) -> tuple[str, ...]:
         return tuple(m for m, weight in zip(self.members, self.weights, strict=True) if weight > 0.0)
+
+
+class SumsOfGroups(msgspec.Struct, frozen=True):
+    """What the root of a mesh says of chunks: out of these groups' sums, added up in their order, came these bytes.
+
+    Which sums these were stands in it by their hashes, so nobody else's signature is needed to show that it is wrong.
+    """
+
+    round_no: int
+    decision_no: int
+    groups: tuple[int, ...]  # that count
+    codec: str  # of the results
+    chunks: bytes  # mask
+    hashes: bytes  # of the results
+    inputs: bytes  # see `inputs_of`: chunk by chunk, of each group that counts
+
+    @classmethod
+    def of(cls, decision: Decision, codec: str, report: ProgressReport) -> SumsOfGroups:
+        made = report.merged, report.merged_hashes, report.inputs
+        groups = tuple(bits(mask_from_bytes(decision.summed or b"")))
+        return cls(decision.round_no, decision.decision_no, groups, codec, *made)
+
+
+def sums_of_groups_part(run_id: bytes, results: SumsOfGroups) -> bytes:
+    """The bytes that a root's signature of its results covers."""
+    return b"farflung/sums-of-groups/1\0" + run_id + hash_bytes(msgspec.msgpack.encode(results))
 
 
 def results_part(run_id: bytes, results: Results) -> bytes:

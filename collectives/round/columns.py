@@ -11,6 +11,7 @@ the coordinator has seen what came of it.  Must not know frames, patience or ari
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -102,6 +103,7 @@ class Sums:
 
     def __init__(self) -> None:
         self._of: dict[int, dict[int, Piece]] = {}
+        self._counted: list[int] = []  # groups
         self._weighing = Weighing(0, False)
         self._decision_no = self._may_encode = (
             0  # the decision that they were made by, and the one that stands
@@ -109,8 +111,8 @@ class Sums:
 
     def begin(self, decision: Decision) -> None:
         self._of.clear()
-        self._decision_no = decision.decision_no
-        self._weighing = Weighing(mask_of(groups_in(decision)), decision.weigh_sums is True)
+        self._decision_no, self._counted = decision.decision_no, groups_in(decision)
+        self._weighing = Weighing(mask_of(self._counted), decision.weigh_sums is True)
         self.on_may_encode(self._may_encode)
 
     # ---- comparing them -----------------------------------------------------------------------------
@@ -139,9 +141,6 @@ class Sums:
         if decision_no == self._decision_no:
             self._weighing.on_weighed(chunk, groups, products)
 
-    def are_weighed(self, rooted: list[int]) -> bool:
-        return self._weighing.is_complete(rooted)
-
     def dots(self, rooted: list[int]) -> Dots | None:
         return self._weighing.report(rooted)
 
@@ -158,8 +157,21 @@ class Sums:
     def get(self, chunk: int, group: int) -> Piece | None:
         return self._of.get(chunk, {}).get(group)
 
-    def made_by(self, group: int) -> list[int]:
-        return [chunk for chunk, of_chunk in self._of.items() if group in of_chunk]
+    def are_complete(self, columns: Columns, chunks: Sequence[int]) -> bool:
+        """All are compared that I am the root of, and my group's are made, if it counts: results wait for both."""
+        group = columns.group
+        made = group not in self._counted or all(group in self._of.get(chunk, ()) for chunk in chunks)
+        return made and self._weighing.is_complete(columns.rooted)
+
+    def of_group(self, group: int, chunks: Sequence[int]) -> dict[int, Piece]:
+        found = ((chunk, self.get(chunk, group)) for chunk in chunks)
+        return {chunk: piece for chunk, piece in found if piece is not None}
+
+    def hashes_in(self, chunks: Iterable[int], decision: Decision | None) -> list[bytes]:
+        """Of all that go into the results of these chunks, in the order of what a root signs."""
+        if decision is None:
+            return []
+        return [piece.hash for chunk in sorted(chunks) for piece in self.in_order(chunk, decision)]
 
     def missing(self, chunk: int, decision: Decision) -> list[int]:
         """Groups that count, and whose sum is not here."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from farflung.protocol.frames import Frame, Payload
+from farflung.protocol.round_words import THE_RESULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class MergeGroup(Merge):
 @dataclass(frozen=True, slots=True)
 class MergeAgain(Merge):
     """The same, by an auditor, of a round that is over: for the hash of it."""
+
+    group: int = THE_RESULT  # of a mesh: what this group adds to the result, encoded as sums travel
 
 
 @dataclass(frozen=True, slots=True)

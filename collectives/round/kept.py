@@ -1,20 +1,23 @@
-"""What a member sent in the rounds that were committed last: kept, so that others can merge a chunk of it again.  Pure.
+"""What a member gave to the rounds that were committed last: kept, so that others can merge a chunk of it again.  Pure.
 
-Owned by the part that a peer has in one fragment, which tells it of every commit.  Any member may ask for a piece, or
-for the signed list of all of them; who does so is an auditor or an archiver, and waits.  So a question during a round
+That is what it contributed, and in a mesh what it added up of its group.  Owned by the part that a peer has in one
+fragment, which tells it of every commit.  Any member may ask for a piece, or for the signed list of all that it
+contributed; who does so is an auditor or an archiver, and waits.  So a question during a round
 is put off once, and nobody is given a piece more often than it needs it: a question of 96 bytes must not draw
 megabytes without end.
 
-It costs the bytes of `ROUNDS_KEPT` encoded contributions, which lie in a file (peer/state), and nothing where the run
-audits nothing.
+It costs the bytes of `ROUNDS_KEPT` encoded contributions, which lie in a file (peer/state), in a mesh as often the
+sums of the member's own chunks in memory, and nothing where the run audits nothing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from farflung.collectives.round.effects import DataEffect, SendFrame
+from farflung.collectives.round.member import MemberRound
 from farflung.collectives.round.pieces import Piece
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
@@ -24,6 +27,29 @@ ASKED_AGAIN_S = 0.5  # sooner nobody asks again
 GIVEN_MOST = 3  # times, of one piece to one member: what was on its way may be lost
 
 _Question = tuple[str, int, int, Kind]  # (who asks, round, chunk, for what)
+ANSWERED_BY = {
+    Kind.WANT_CONTRIBUTION: Kind.CONTRIBUTION,
+    Kind.WANT_SUM: Kind.SUM,
+    Kind.WANT_SENT: Kind.SENT,
+}
+
+
+@dataclass(frozen=True)
+class Given:
+    """What I gave to one round, by chunk of the fragment."""
+
+    round_no: int = 0
+    contribution: Mapping[int, Piece] = field(default_factory=dict)
+    sums: Mapping[int, Piece] = field(default_factory=dict)
+
+    @staticmethod
+    def to(flight: MemberRound) -> Given:
+        mine = flight.plan.chunks_of(flight.me)
+        sums = flight.sums.of_group(flight.columns.group, mine)
+        return Given(flight.plan.round_no, flight.mine, sums)
+
+    def of(self, kind: Kind) -> Mapping[int, Piece]:
+        return self.sums if kind == Kind.SUM else self.contribution
 
 
 class KeptContributions:
@@ -31,22 +57,29 @@ class KeptContributions:
         self._run_tag = run_tag
         self._first_chunk = first_chunk
         self._rounds_most = rounds_most
-        self._rounds: dict[int, Mapping[int, Piece]] = {}  # by round: chunk of the fragment -> what I sent
+        self._rounds: dict[int, Given] = {}
         self._lists: dict[int, Piece] = {}  # by round: what I signed of it (`Said`)
         self._asked_at: dict[_Question, float] = {}
         self._given: Counter[_Question] = Counter()
 
     @property
     def size_bytes(self) -> int:
-        return sum(len(piece.payload) for pieces in self._rounds.values() for piece in pieces.values())
+        given = (pieces for each in self._rounds.values() for pieces in (each.contribution, each.sums))
+        return sum(len(piece.payload) for pieces in given for piece in pieces.values())
 
-    def on_commit(self, round_no: int, mine: Mapping[int, Piece]) -> None:
-        """`mine`: what I sent in that round, if anything; with every commit what is older grows too old.
+    def on_commit(self, round_no: int, given: Given, counts: bool = True) -> None:
+        """`given`: to the last round that I was in, that one or another; `counts`: what I contributed did.
 
-        A commit may be told twice, and the second time the round is over here and has nothing to show.
+        With every commit what is older grows too old.  One may be told twice, and the second time the round is over
+        here and has nothing to show.
         """
-        if not self._rounds.get(round_no):
-            self._rounds[round_no] = mine
+        if given.round_no != round_no:
+            given = Given(round_no)
+        elif not counts:
+            given = replace(given, contribution={})
+        before = self._rounds.get(round_no)
+        if before is None or not (before.contribution or before.sums):
+            self._rounds[round_no] = given
         for old in list(self._rounds)[: -self._rounds_most or None]:
             del self._rounds[old]
             self._lists.pop(old, None)
@@ -56,11 +89,11 @@ class KeptContributions:
 
     def on_signed(self, round_no: int, said: bytes) -> None:
         """`said`: my signed list of what I sent in that round; empty if I sent nothing."""
-        if said and self._rounds.get(round_no):
+        if said and self._rounds.get(round_no, Given()).contribution:
             self._lists[round_no] = Piece(said, hash_bytes(said))
 
-    def piece(self, round_no: int, chunk: int) -> Piece | None:
-        return self._rounds.get(round_no, {}).get(chunk - self._first_chunk)
+    def piece(self, round_no: int, chunk: int, kind: Kind = Kind.CONTRIBUTION) -> Piece | None:
+        return self._rounds.get(round_no, Given()).of(kind).get(chunk - self._first_chunk)
 
     def signed_list(self, round_no: int) -> Piece | None:
         return self._lists.get(round_no)
@@ -69,8 +102,10 @@ class KeptContributions:
         self, sender: str, header: Header, in_round: bool, now: float
     ) -> tuple[Verdict, list[DataEffect]]:
         """An auditor asks.  Whoever is not answered asks again, or says that it could not get it."""
-        wants_list = header.kind == Kind.WANT_SENT
-        piece = self.signed_list(header.round_no) if wants_list else self.piece(header.round_no, header.chunk)
+        kind, round_no = ANSWERED_BY[header.kind], header.round_no
+        piece = self.signed_list(round_no)
+        if kind != Kind.SENT:
+            piece = self.piece(round_no, header.chunk, kind)
         if piece is None:
             return Verdict.STALE, []
         question = (sender, header.round_no, header.chunk, header.kind)
@@ -82,7 +117,6 @@ class KeptContributions:
         if first and in_round:
             return Verdict.ACCEPTED, []  # the round goes first
         self._given[question] += 1
-        kind = Kind.SENT if wants_list else Kind.CONTRIBUTION
         answer = Header(kind, self._run_tag, header.round_no, 0, header.version, header.chunk)
         return Verdict.ACCEPTED, [SendFrame(sender, with_payload(answer, piece.payload, piece.hash))]
 
@@ -90,5 +124,5 @@ class KeptContributions:
 def question_of(
     run_tag: bytes, round_no: int, version: int, chunk: int, kind: Kind = Kind.WANT_CONTRIBUTION
 ) -> Frame:
-    """What an auditor asks the author of a contribution."""
+    """What an auditor asks its author."""
     return Frame(Header(kind, run_tag, round_no, 0, version, chunk))

@@ -45,7 +45,7 @@ from farflung.protocol.digests import (
     mask_of,
 )
 from farflung.protocol.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
-from farflung.protocol.round_words import Decision, Plan
+from farflung.protocol.round_words import SUM_TAG_BYTES, Decision, Plan
 from farflung.protocol.signed_words import inputs_of
 from farflung.protocol.verdicts import Verdict
 
@@ -76,7 +76,7 @@ class MemberRound:
         self.results: dict[int, Piece] = {}
         self.merged: dict[int, bytes] = {}  # what I made myself, by its hash
         self.columns = Columns(me, plan)
-        self._sums = Sums()  # of groups, where there are several
+        self.sums = Sums()  # of groups, where there are several
         self._freed = False  # results of these may be encoded at last
         self.weighing = Weighing(full_mask(len(plan.members)), compare)
         # Chunk -> (a result's hash, its length), where the gradient is clipped: by both together I prove to hold it.
@@ -147,7 +147,7 @@ class MemberRound:
         self.weighing.active = False
         self.results.clear()  # results of an earlier decision have other weights: they are worth nothing
         self.merged.clear()
-        self._sums.begin(decision)
+        self.sums.begin(decision)
         self._merging.clear()
         self._answered_at.clear()
         self._asking.start_patience(self._near, now)
@@ -155,7 +155,7 @@ class MemberRound:
 
     def on_may_encode(self, decision_no: int) -> None:
         """The coordinator has seen the dot products of the sums of this decision."""
-        self._freed = self._sums.on_may_encode(decision_no) or self._freed
+        self._freed = self.sums.on_may_encode(decision_no) or self._freed
 
     # ---- my own arithmetic -------------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class MemberRound:
             assert isinstance(made, tuple)
             index = effect.chunk - self.first_chunk
             if isinstance(effect, WeighSums):
-                self._sums.on_weighed(effect.decision_no, index, effect.members, made)
+                self.sums.on_weighed(effect.decision_no, index, effect.members, made)
             else:
                 self.weighing.on_weighed(index, effect.members, made)
             return []  # what came of it is told with the progress
@@ -230,12 +230,12 @@ class MemberRound:
             return []
         index = chunk - self.first_chunk
         self._merging.discard(index)
-        self._sums.put(index, self.columns.group, Piece(payload, hash_bytes(payload)))
+        self.sums.put(index, self.columns.group, Piece(payload, hash_bytes(payload)))
         return self._pass_sum_on(index) + self._merge_ready(index)
 
     def _pass_sum_on(self, chunk: int) -> list[DataEffect]:
         """To the root, if that is somebody else."""
-        piece, root = self._sums.get(chunk, self.columns.group), self.columns.root(chunk)
+        piece, root = self.sums.get(chunk, self.columns.group), self.columns.root(chunk)
         if piece is None or root == self.me or self.plan.owner_of(chunk) != self.me:
             return []
         return self._answer(root, Kind.SUM, chunk, piece)
@@ -289,7 +289,7 @@ class MemberRound:
             return Verdict.DUPLICATE, []
         kind = ANSWER_TO[header.kind]
         if kind == Kind.SUM:
-            piece = self._sums.get(index, self.columns.group)
+            piece = self.sums.get(index, self.columns.group)
         else:
             piece = (self.results if kind == Kind.RESULT else self.mine).get(index)
         if piece is not None:
@@ -306,7 +306,7 @@ class MemberRound:
         self._asking.on_heard(sender, now)
         if sender in self._faulty:
             return Verdict.UNAUTHORISED, []
-        if not self._sums.put(chunk, group, Piece(frame.payload, frame.header.hash)):
+        if not self.sums.put(chunk, group, Piece(frame.payload, frame.header.hash)):
             return Verdict.DUPLICATE, []
         return Verdict.ACCEPTED, self._merge_ready(chunk)
 
@@ -406,7 +406,7 @@ class MemberRound:
             pass
         elif self.decision is None or self.decision.weights[self.plan.members.index(member)] > 0.0:
             for chunk in self._my_chunks:
-                here = chunk in self.results or self._sums.get(chunk, self.columns.group) is not None
+                here = chunk in self.results or self.sums.get(chunk, self.columns.group) is not None
                 if member not in self.held.get(chunk, {}) and not here:
                     wants.append(self._header(Kind.WANT_CONTRIBUTION, chunk))
         if self.decision is not None:
@@ -422,7 +422,7 @@ class MemberRound:
         lacking = [
             chunk
             for chunk in self.columns.summed_by(peer)
-            if self.columns.group_of(peer, chunk) in self._sums.missing(chunk, self.decision)
+            if self.columns.group_of(peer, chunk) in self.sums.missing(chunk, self.decision)
         ]
         sums = [self._header(Kind.WANT_SUM, chunk) for chunk in lacking if chunk not in self.results]
         rooted = [chunk for chunk in self.columns.rooted_at(peer) if chunk not in self.results]
@@ -433,18 +433,22 @@ class MemberRound:
     def progress(self) -> Progress:
         got = {chunk: piece.hash + self._length_of(chunk) for chunk, piece in self._measured.items()}
         merged = {chunk: digest for chunk, digest in self.merged.items() if chunk in got}
+        sums = self.sums.of_group(self.columns.group, self._my_chunks)
+        added = self.sums.hashes_in(merged, self.decision)
         return Progress(
             proofs(self.plan, self.me, self.held),
             dict(sorted(self.refused.items())),
             tuple(sorted(self._cut_off())),
             merged,
-            self._inputs(merged),
+            inputs_of(added) if added else self._inputs(merged),
             (mask_of(got), combined(got.items())),
             self.weighing.report(self._my_chunks, self._refused_mask),
             b"".join(self._length_of(chunk) for chunk in sorted(merged)),
             by_owner(self.plan, got) if self._doubted else {},
-            mask_of(self._sums.made_by(self.columns.group)),
-            self._sums.dots(self.columns.rooted),
+            {chunk: piece.hash for chunk, piece in sums.items()},
+            self._inputs(sums),
+            self.sums.dots(self.columns.rooted),
+            b"".join(each[:SUM_TAG_BYTES] for each in added),
         )
 
     @property
@@ -459,15 +463,12 @@ class MemberRound:
     def _length_of(self, chunk: int) -> bytes:
         return self._lengths[chunk][1] if self._measures else b""
 
-    def _inputs(self, merged: Collection[int]) -> bytes:
-        """Which contributions went into what I merged; empty if that is nothing."""
-        if self.decision is None or not merged:
+    def _inputs(self, chunks: Collection[int]) -> bytes:
+        """Which contributions went into what I made of these chunks; empty if that is nothing."""
+        if self.decision is None or not chunks:
             return b""
-        if self.plan.column:
-            order = (piece for c in sorted(merged) for piece in self._sums.in_order(c, self.decision))
-            return inputs_of(piece.hash for piece in order)
         counted = self.decision.included(self.plan.members)
-        return inputs_of(self.held[chunk][member].hash for chunk in sorted(merged) for member in counted)
+        return inputs_of(self.held[chunk][member].hash for chunk in sorted(chunks) for member in counted)
 
     def _cut_off(self) -> set[str]:
         """Members that should own nothing, as far as I can tell."""
@@ -475,10 +476,10 @@ class MemberRound:
 
     @property
     def complete(self) -> tuple[bool, bool, bool]:
-        """(every contribution I own is here, they are compared, every result is here): worth telling at once."""
+        """(contributions that I own are here, they are compared and summed, every result is here): told at once."""
         held, due, got, chunks = self.counts
         weighed = self.weighing.is_complete(self._my_chunks, self._refused_mask)
-        weighed = weighed and self._sums.are_weighed(self.columns.rooted)
+        weighed = weighed and self.sums.are_complete(self.columns, self._my_chunks)
         return held >= due, weighed, got == chunks and len(self._measured) == got
 
     @property
@@ -562,7 +563,7 @@ class MemberRound:
             shelf = self.held.get(chunk, {})
             if chunk in self.results or chunk in self._merging:
                 continue
-            if self.plan.column and (not counted or self._sums.get(chunk, self.columns.group)):
+            if self.plan.column and (not counted or self.sums.get(chunk, self.columns.group)):
                 effects += self._merge_sums(chunk, self.decision)
                 continue
             if any(m not in shelf for m, _ in counted):
@@ -582,12 +583,12 @@ class MemberRound:
 
     def _merge_sums(self, chunk: int, decision: Decision) -> list[DataEffect]:
         """The second sum, at the root: of all groups, once they are here."""
-        if self.columns.root(chunk) != self.me or self._sums.missing(chunk, decision):
+        if self.columns.root(chunk) != self.me or self.sums.missing(chunk, decision):
             return []
-        if self._sums.held_back:
-            return [*self._sums.weigh(self.plan, chunk, self.first_chunk, decision)]
+        if self.sums.held_back:
+            return [*self.sums.weigh(self.plan, chunk, self.first_chunk, decision)]
         self._merging.add(chunk)
-        payloads = tuple(piece.payload for piece in self._sums.in_order(chunk, decision))
+        payloads = tuple(piece.payload for piece in self.sums.in_order(chunk, decision))
         number, place = self.plan.round_no, self.first_chunk + chunk
         # Weighed they are already.
         return [Merge(number, decision.decision_no, place, payloads, (1.0,) * len(payloads))]

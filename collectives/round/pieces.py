@@ -45,8 +45,10 @@ class Progress:
     dots: Dots | None  # of all my chunks, before the decision
     lengths: bytes  # of the results that I made, in their order, where the gradient is clipped
     got_by: dict[str, bytes]  # owner -> combined hash of its results, where the commit does not come
-    summed: int  # mask of my chunks of which I have made my group's sum
+    sums: dict[int, bytes]  # my chunk -> hash of what I made of my group's contributions to it
+    sum_inputs: bytes  # one name for these
     sum_dots: Dots | None  # of the sums of groups, for all chunks that I am the root of
+    sum_tags: bytes  # of the sums that went into `merged`: the first bytes of their hashes
 
 
 def by_owner(plan: Plan, got: Mapping[int, bytes]) -> dict[str, bytes]:

@@ -54,12 +54,13 @@ class Merges:
         shares: Shares,
         say: Callable[[str], None],
         of_part: Callable[[int], str],
+        in_groups: bool = False,
     ) -> None:
-        """`of_part`: how people are told of a fragment."""
+        """`of_part`: how people are told of a fragment.  `in_groups`: what is kept is not all that went in, nor how."""
         self.merged = Merged()
         self._shares = shares
         self._files, self._run, self._say, self._of_part = files, run, say, of_part
-        self._authors = files.authors(run)
+        self._authors = {} if in_groups else files.authors(run)
 
     @property
     def any(self) -> bool:

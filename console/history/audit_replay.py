@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from msgspec.structs import replace
+
 from farflung.checkpoints.archive import Archive, Key, RoundHead
 from farflung.checkpoints.checkpoint_manifest import CheckpointManifest, chunk_hash
 from farflung.checkpoints.sent_files import SentFiles
@@ -33,11 +35,17 @@ from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.moments import Terms
 from farflung.protocol.process import exit_codes
-from farflung.protocol.round_words import result_name
+from farflung.protocol.round_words import Commit, result_name
 from farflung.protocol.signing import is_hosts
 
 SHOWN_CHARS = 16  # of a digest
 KEEP_IT = "farflung join --checkpoints FOLDER --archive keeps them, at every peer that is asked to"
+
+
+NOT_MERGED = (
+    "rounds in groups: results are taken as they were committed, and not merged again, since an archive does not have "
+    "who was in which group"
+)
 
 
 class Differs(Exception):
@@ -161,8 +169,11 @@ def replay(sources: Sources, say: Callable[[str], None]) -> Outcome:
     """All that is there, era by era and stage by stage, up to the first difference.  `say` is told a line for each
     version."""
     factors, shares = Factors(sources.manifest), Shares(sources.manifest)
-    merges = Merges(SentFiles(sources.archive.url), sources.run, shares, say, sources.of_part)
+    in_groups = bool(sources.manifest.round.group)
+    merges = Merges(SentFiles(sources.archive.url), sources.run, shares, say, sources.of_part, in_groups)
     outcome = Outcome(merged=merges.merged)
+    if in_groups:
+        say(NOT_MERGED)
     keys: dict[int, list[Key]] = defaultdict(list)
     for key in sources.archive.keys(sources.run):
         keys[key[0]].append(key)
@@ -364,9 +375,17 @@ class _Replay:
         if made is not None and made.get("factor", 1.0) != commit.factor:
             raise Differs(f"{where}: its factor is not the one that the coordinator's journal has")
         signed = self._sources.evidence.get((commit.round_no, commit.fragment))
-        if signed is not None and signed.commit != commit:
+        if signed is not None and not self._is_of(commit, signed.commit):
             told = "its members, weights or results are not those that the coordinator signed as evidence"
             raise Differs(f"{where}: {told}")
+
+    def _is_of(self, told: Commit, whole: Commit) -> bool:
+        """Of rounds in groups most peers are told no more of the members than their own part."""
+        if not self._sources.manifest.round.group:
+            return told == whole
+        bare = [replace(each, members=(), weights=()) for each in (told, whole)]
+        weighed = [set(zip(each.members, each.weights, strict=True)) for each in (told, whole)]
+        return bare[0] == bare[1] and weighed[0] <= weighed[1]
 
     def _tell(self, head: RoundHead, settled: str, merged: str) -> None:
         commit = head.commit

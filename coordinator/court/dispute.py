@@ -295,4 +295,5 @@ _NAMES = {
     What.RESULT: "the result that made the version",
     What.STATE: "a chunk of its state",
     What.CONTRIBUTION: "a contribution",
+    What.SUM: "what its group adds up",
 }

@@ -8,6 +8,7 @@ run's own state as well: which that was, the run says with its key.  Pure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -24,7 +25,7 @@ from farflung.protocol.digests import (
     split_hashes,
 )
 from farflung.protocol.errors import FrameError
-from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, MEMBERS_PER_ROUND
+from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, GROUPS_MOST, MEMBERS_PER_ROUND
 from farflung.protocol.messages import Session
 from farflung.protocol.outer_numbers import (
     ADAMW_PARTS,
@@ -41,10 +42,12 @@ from farflung.protocol.signed_words import (
     Results,
     Said,
     Signature,
+    SumsOfGroups,
     claim_part,
     inputs_of,
     is_signed,
     results_part,
+    sums_of_groups_part,
 )
 from farflung.protocol.signing import peer_id_of, verify
 
@@ -99,7 +102,8 @@ def step_rules(rules: ChunkRules, chunk: int, version: int | None = None) -> Ste
 
 
 class WrongSum(Struct, frozen=True, forbid_unknown_fields=True, tag="wrong_sum"):
-    """An owner signed a result of one chunk that is not the sum of what it signed to have merged."""
+    """An owner signed a result of one chunk that is not the sum of what it signed to have merged; in a mesh, what its
+    group adds to the result."""
 
     run_id: Session
     fragment: Count
@@ -167,15 +171,74 @@ class WrongSum(Struct, frozen=True, forbid_unknown_fields=True, tag="wrong_sum")
         return ""
 
     def _problem_of_sum(self) -> str:
-        results = self.results
-        weights = [weight for weight in results.weights if weight > 0.0]
-        place = list(bits(mask_from_bytes(results.chunks))).index(self.chunk)
-        elements = int.from_bytes(self.contributions[0][8:12], "little") if self.contributions else 0
-        try:
-            made = merged(results.codec, elements, self.contributions, weights)
-        except FrameError:
-            return ""  # an owner that does as it should refuses these bytes, and has no result
-        return SUM_IS_RIGHT if hash_bytes(made) == hash_at(results.hashes, place) else ""
+        weights = [weight for weight in self.results.weights if weight > 0.0]
+        place = list(bits(mask_from_bytes(self.results.chunks))).index(self.chunk)
+        return _problem_of_sum(self.results, place, self.contributions, weights)
+
+
+def _problem_of_sum(
+    results: Results | SumsOfGroups, place: int, payloads: Sequence[bytes], weights: Sequence[float]
+) -> str:
+    """`place`: of the chunk, among those that were signed."""
+    elements = int.from_bytes(payloads[0][8:12], "little") if payloads else 0
+    try:
+        made = merged(results.codec, elements, payloads, weights)
+    except FrameError:
+        return ""  # whoever does as it should refuses these bytes, and has no result
+    return SUM_IS_RIGHT if hash_bytes(made) == hash_at(results.hashes, place) else ""
+
+
+class WrongSumOfSums(Struct, frozen=True, forbid_unknown_fields=True, tag="wrong_sum_of_sums"):
+    """The root of a mesh signed a result of one chunk that is not the sum of the groups' sums that it signed to have
+    used.  Whoever made these needs to have signed nothing: what the root used, the root says."""
+
+    run_id: Session
+    fragment: Count
+    version: Count  # that the round made
+    chunk: Annotated[int, Meta(ge=0, lt=CHUNKS_PER_FRAGMENT)]  # of the fragment
+    maker: Hash  # its identity
+    results: SumsOfGroups
+    signature: Signature  # of the maker
+    # The hashes of all sums that the maker signed for, in the order of `inputs_of`: each stands for itself.
+    inputs: Annotated[bytes, Meta(max_length=CHUNKS_PER_FRAGMENT * GROUPS_MOST * HASH_BYTES)]
+    sums: Annotated[
+        tuple[bytes, ...], Meta(max_length=GROUPS_MOST)
+    ]  # of the chunk, in the order of the groups
+
+    @property
+    def guilty(self) -> str:
+        return peer_id_of(self.maker)
+
+    @property
+    def name(self) -> str:
+        return f"{self.results.round_no:010d}-{self.fragment:02d}-{self.chunk:04d}-root-{self.guilty}{SUFFIX}"
+
+    @property
+    def details(self) -> list[str]:
+        """For people: what it was calculated from."""
+        of = f"of the run {self.run_id.hex()}, round {self.results.round_no}"
+        groups = ", ".join(map(str, self.results.groups))
+        return [f"{of}; calculated here from the sums of the groups {groups}, whose hashes it signed itself"]
+
+    @property
+    def told(self) -> str:
+        what = f"chunk {self.chunk} of version {self.version}, fragment {self.fragment}"
+        return f"{self.guilty} signed a wrong sum of {len(self.sums)} groups' sums: {what}"
+
+    def problem(self) -> str:
+        """Why this proves nothing, or empty."""
+        results, chunks = self.results, list(bits(mask_from_bytes(self.results.chunks)))
+        if not verify(self.maker, sums_of_groups_part(self.run_id, results), self.signature):
+            return "the root's signature does not fit its results"
+        if self.chunk not in chunks or len(results.hashes) != HASH_BYTES * len(chunks):
+            return "the root has not signed a result of this chunk"
+        inputs, groups = split_hashes(self.inputs), len(results.groups)
+        if len(self.inputs) != HASH_BYTES * groups * len(chunks) or inputs_of(inputs) != results.inputs:
+            return "the root used other sums than these hashes name"
+        place = chunks.index(self.chunk)
+        if [hash_bytes(each) for each in self.sums] != inputs[place * groups : (place + 1) * groups]:
+            return "these are not the sums that the root signed to have used"
+        return _problem_of_sum(results, place, self.sums, [1.0] * groups)
 
 
 class FalseClaim(Struct, frozen=True, forbid_unknown_fields=True, tag="false_claim"):
@@ -265,7 +328,7 @@ class FalseClaim(Struct, frozen=True, forbid_unknown_fields=True, tag="false_cla
 
 
 # A file has one of these; each kind has a tag of its own.
-Proof = WrongSum | FalseClaim
+Proof = WrongSum | WrongSumOfSums | FalseClaim
 
 
 class ProofFile(Struct, frozen=True, forbid_unknown_fields=True):

@@ -135,7 +135,7 @@ class InFlight(Reported):
 
     def cut_off(self, alive: set[str]) -> set[str]:
         """Living members that should own nothing: others can't reach them, or get nothing usable from them."""
-        said: set[str] = alive & (self.impossible.keys() | self.censors)
+        said: set[str] = alive & (self.impossible.keys() | self.censors | self.at_odds.keys())
         for reporter, report in self.reports.items():
             if not report.cut_off or reporter not in alive:
                 continue  # asked after every report of a thousand members: hardly any says this
@@ -199,7 +199,7 @@ class InFlight(Reported):
         names = self._names(members[index] for index in sorted(lost))
         unfit = frozenset(members[index] for index in lost) & alive
         how = "can't be reached by others" if len(unfit) == len(lost) else "is lost"
-        useless = self.impossible | self.accused
+        useless = self.at_odds | self.impossible | self.accused
         useless |= {member: barred.text for member, barred in self.barred.items()}
         why = "; ".join(sorted(useless[member] for member in unfit if member in useless))
         how = f"sent what is of no use ({why})" if why else how
@@ -305,6 +305,7 @@ class InFlight(Reported):
         )
         self.decision = decision
         self.comparing_sums.begin(decision, len(self.groups.members))
+        self.sums.begin()
         self._take_back([*self.merged])
         return Settled(decision, reason, merged)
 
@@ -512,14 +513,8 @@ class InFlight(Reported):
         """Whom the result of this chunk waits for: in a mesh those without their group's sum, or else the root."""
         summed = mask_from_bytes(self.decision.summed or b"") if self.decision is not None else 0
         late = [self.groups.owner(group, chunk) for group in bits(summed)]
-        late = [peer for peer in late if not self._has_summed(peer, chunk)]
+        late = [peer for peer in late if not self.sums.has(chunk, self.groups.of[peer])]
         return late or [self.plan.root_of(chunk)]
-
-    def _has_summed(self, owner: str, chunk: int) -> bool:
-        report, decision = self.reports.get(owner), self.decision
-        if report is None or decision is None or report.decision_no != decision.decision_no:
-            return False
-        return bool(mask_from_bytes(report.summed or b"") >> chunk & 1)
 
     # ---- questions -------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Audits of sums: chunks of each commit are drawn, and somebody else than their owner merges them again.  Pure.
+"""Audits of sums: some of each commit are drawn, and somebody else than their maker merges them again.  Pure.
 
 Part of the run machine, told of every commit after it was written: who made what was not to know which chunks would be
 looked at.  An auditor is drawn among those who were in the round.  Its word alone means little: "right" ends the matter
@@ -22,11 +22,12 @@ from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import LEAST_ACCUSERS, Discipline
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.sum_cases import SumCases
-from farflung.coordinator.run.witness import CommittedSums
+from farflung.coordinator.run.witness import CommittedSums, OneSum
 from farflung.protocol.causes import Excluded, ExclusionCause
 from farflung.protocol.digests import HASH_BYTES
 from farflung.protocol.limits import AUDITED_AT_ONCE, ROUNDS_KEPT
-from farflung.protocol.messages import AuditChunks, Audited, ChunkVerdict, DrawnChunk
+from farflung.protocol.messages import AuditChunks, Audited
+from farflung.protocol.round_words import THE_RESULT, ChunkVerdict
 from farflung.protocol.verdicts import Verdict
 
 TELL_AGAIN_S = 5.0
@@ -35,29 +36,31 @@ AUDITORS_MOST = 3  # of one chunk, one after the other: they are lost, or can't 
 NAMED_LEAST = 2  # auditors that name a member which does not give its contribution, before it is asked here
 
 
+Key = tuple[int, int, int]  # round, group or the result, chunk
+
+
 @dataclass
 class Task:
-    """One drawn chunk."""
+    """One that was drawn."""
 
-    sums: CommittedSums
-    chunk: int
+    sum: OneSum
     auditor: str = ""
     process: bytes = b""
     told_at: float = 0.0
     tried: set[str] = field(default_factory=set)
-    named: list[str] = field(default_factory=list)  # who did not give its contribution, by each auditor
+    named: list[str] = field(default_factory=list)  # who did not give what goes in, by each auditor
     question: int = 0  # before the commit
 
     @property
-    def key(self) -> tuple[int, int]:
-        return self.sums.plan.round_no, self.chunk
+    def key(self) -> Key:
+        return self.sum.of.plan.round_no, self.sum.group, self.sum.chunk
 
 
 class Auditing:
     def __init__(self, core: Core, random: Callable[[int], bytes], discipline: Discipline) -> None:
         self._core = core
         self._dice = Dice(random)
-        self._tasks: dict[tuple[int, int], Task] = {}  # by round and chunk
+        self._tasks: dict[Key, Task] = {}
         self._first: dict[int, tuple[AuditsFirst, CommittedSums]] = {}  # by round in flight
         self.cases = SumCases(core, discipline)
 
@@ -67,21 +70,24 @@ class Auditing:
 
     def is_busy_with(self, fragment: int) -> bool:
         """An auditor of it has not answered yet, or somebody called a sum of it wrong."""
-        audited = any(task.sums.plan.fragment == fragment for task in self._tasks.values())
+        audited = any(task.sum.of.plan.fragment == fragment for task in self._tasks.values())
         return audited or self.cases.is_open(fragment)
 
     # ---- drawing -------------------------------------------------------------------------------------
 
     def on_commit(self, sums: CommittedSums) -> None:
         self._forget_the_old()
-        count, share = sums.plan.count, self._core.manifest.merge.audit
         if self._first.pop(sums.plan.round_no, None) is not None:
             return  # all of it was merged again
-        for chunk in self._dice.draw(count, share) if share else ():
-            task = Task(sums, chunk)
-            if chunk in sums.makers and self._assign(task):
+        share, count = self._core.manifest.merge.audit, sums.plan.count
+        groups = len(sums.groups.members) if sums.sums else 0  # each adds up what its members sent, first
+        for place in self._dice.draw(count * (1 + groups), share) if share else ():
+            group, chunk = divmod(place, count)
+            drawn = OneSum(sums, chunk, group - 1 if group else THE_RESULT)
+            task = Task(drawn)
+            if drawn.is_known and self._assign(task):
                 self._tasks[task.key] = task
-        self._tell(task for task in self._tasks.values() if task.sums is sums)
+        self._tell(task for task in self._tasks.values() if task.sum.of is sums)
 
     def _assign(self, task: Task) -> bool:
         """Give it to another one, if there is somebody left."""
@@ -96,14 +102,16 @@ class Auditing:
         return True
 
     def _candidates(self, task: Task) -> list[Member]:
-        """Those who were in the round, and of these whoever others can dial; strangers only where there is nobody."""
-        core, sums = self._core, task.sums
-        alive, included = core.members.alive, sorted(sums.commit.included)
-        here = [alive[peer] for peer in included if peer in alive]
-        in_it = [m for m in self._fit(task, here) if self._is_the_same(sums, m)]
-        dialable = [member for member in in_it if self._can_be_dialled(member)]
-        if dialable or in_it:
-            return dialable or in_it
+        """Those who were in the round, first whoever is near to what goes in, and of these whoever others can dial;
+        strangers only where there is nobody."""
+        core, sums = self._core, task.sum.of
+        alive = core.members.alive
+        for among in (task.sum.near, set(sums.commit.included)):
+            here = [alive[peer] for peer in sorted(among) if peer in alive]
+            in_it = [m for m in self._fit(task, here) if self._is_the_same(sums, m)]
+            dialable = [member for member in in_it if self._can_be_dialled(member)]
+            if dialable or in_it:
+                return dialable or in_it
         fit = self._fit(task, [alive[peer] for peer in core.members.in_order])
         return [member for member in fit if self._can_be_dialled(member)] or fit
 
@@ -112,7 +120,7 @@ class Auditing:
 
     @staticmethod
     def _fit(task: Task, here: Iterable[Member]) -> list[Member]:
-        maker, fragment = task.sums.makers[task.chunk].peer, task.sums.plan.fragment
+        maker, fragment = task.sum.maker, task.sum.of.plan.fragment
         return [
             member
             for member in here
@@ -141,18 +149,19 @@ class Auditing:
         return sums.processes.get(member.peer) == member.process
 
     def _tell(self, tasks: Iterable[Task]) -> None:
-        """Each auditor hears of all its chunks of a round together."""
-        of: dict[tuple[str, int], list[Task]] = {}
+        """Each auditor hears together of all chunks of which the same goes in."""
+        of: dict[tuple[str, int, int, tuple[str, ...]], list[Task]] = {}
         for task in tasks:
             task.told_at = self._core.now
-            of.setdefault((task.auditor, task.sums.plan.round_no), []).append(task)
-        for (auditor, _), mine in of.items():
+            round_no, group, _ = task.key
+            of.setdefault((task.auditor, round_no, group, task.sum.authors), []).append(task)
+        for (auditor, *_), mine in of.items():
             self._tell_one(auditor, mine)
 
     def _tell_one(self, auditor: str, mine: list[Task]) -> None:
         member, known = self._core.members.alive.get(auditor), self._core.members.acquaintances
         for task in mine if len(self._core.members.alive) > WHOLE_ROSTER else ():
-            known.introduce(auditor, task.sums.commit.included, self._core.now)
+            known.introduce(auditor, task.sum.authors, self._core.now)
         for at in range(0, len(mine), AUDITED_AT_ONCE):
             if member is not None:
                 self._core.tell(member, AuditChunks, **_fields(mine[at : at + AUDITED_AT_ONCE]))
@@ -177,7 +186,9 @@ class Auditing:
         now, decision_no = self._core.now, sums.decision.decision_no
         tasks: dict[str, list[Task]] = {}
         for auditor, chunk in audits.look(decision_no, made, able, now):
-            tasks.setdefault(auditor, []).append(Task(sums, chunk, question=audits.question_of(chunk)))
+            tasks.setdefault(auditor, []).append(
+                Task(OneSum(sums, chunk), question=audits.question_of(chunk))
+            )
         for auditor, mine in tasks.items():
             self._tell_one(auditor, mine)
 
@@ -194,7 +205,7 @@ class Auditing:
             return False
         if verdict.wrong:
             refuted = partial(audits.on_refuted, auditor, chunk, verdict.question)
-            if self.cases.accuse(sums, chunk, member, refuted):
+            if self.cases.accuse(OneSum(sums, chunk), member, refuted):
                 audits.on_wrong(auditor, chunk)
         elif verdict.missing:
             audits.on_missing(auditor, chunk, verdict.missing)
@@ -211,12 +222,12 @@ class Auditing:
             if audits is not None and sums is not None:
                 known |= self._on_first(audits, sums, member, verdict)
                 continue
-            task = self._tasks.get((said.round_no, verdict.chunk))
+            task = self._tasks.get((said.round_no, said.group, verdict.chunk))
             if task is None or task.auditor != member.peer:
                 continue  # it was not asked, or not any more
             known = True
             if verdict.wrong:
-                if self.cases.accuse(task.sums, task.chunk, member):
+                if self.cases.accuse(task.sum, member):
                     del self._tasks[task.key]  # what comes of it is the judge's business
             elif verdict.missing:
                 self._on_missing(task, verdict)
@@ -225,7 +236,7 @@ class Auditing:
         return Verdict.ACCEPTED if known else Verdict.STALE
 
     def _on_missing(self, task: Task, verdict: ChunkVerdict) -> None:
-        task.named += sorted(set(verdict.missing) & set(task.sums.commit.included) - {task.auditor})
+        task.named += sorted(set(verdict.missing) & set(task.sum.authors) - {task.auditor})
         if self._assign(task):
             self._tell([task])
             return
@@ -233,8 +244,8 @@ class Auditing:
         for peer in sorted(set(task.named)):
             member = self._core.members.alive.get(peer)
             if member is not None and task.named.count(peer) >= NAMED_LEAST:
-                if self._is_the_same(task.sums, member):
-                    self.cases.ask_author(task.sums, task.chunk, member)
+                if self._is_the_same(task.sum.of, member):
+                    self.cases.ask_author(task.sum, member)
 
     def on_timer(self) -> None:
         self._forget_the_old()
@@ -254,7 +265,7 @@ class Auditing:
     def _forget_the_old(self) -> None:
         """Their contributions are not kept any more; or the run went back, and the commit is void."""
         for key, task in list(self._tasks.items()):
-            if not is_kept(self._core, task.sums):
+            if not is_kept(self._core, task.sum.of):
                 del self._tasks[key]
 
 
@@ -266,27 +277,19 @@ def is_kept(core: Core, sums: CommittedSums) -> bool:
 
 
 def _fields(tasks: list[Task]) -> dict[str, object]:
-    """Of an `AuditChunks`: all of one round."""
-    sums = tasks[0].sums
-    plan, commit = sums.plan, sums.commit
-    lists = [sums.said[peer].sent.hashes for peer in commit.included]
-    drawn = [
-        DrawnChunk(
-            task.chunk,
-            _of(commit.hashes, task.chunk),
-            b"".join(_of(hashes, task.chunk) for hashes in lists),
-            task.question,
-        )
-        for task in tasks
-    ]
+    """Of an `AuditChunks`: of all the same goes in."""
+    first = tasks[0].sum
+    plan = first.of.plan
     return {
         "round_no": plan.round_no,
         "version": plan.version,
         "fragment": plan.fragment,
-        "members": commit.included,
-        "weights": tuple(weight for weight in commit.weights if weight > 0.0),
-        "codecs": tuple(plan.codec_of(peer) for peer in commit.included),
-        "chunks": tuple(drawn),
+        "members": first.authors,
+        "weights": tuple(weight for _, weight in first.counted),
+        "codecs": tuple(map(first.codec_of, first.authors)),
+        "chunks": tuple(task.sum.drawn(task.question) for task in tasks),
+        "group": first.group,
+        "of_sums": first.of_groups,
     }
 
 

@@ -1,7 +1,8 @@
-"""Accusations of a wrong sum: the contributions are asked for, the sum is done here, one of the two has lied.  Pure.
+"""Accusations of a wrong sum: what went in is asked for, the sum is done here, one of the two has lied.  Pure.
 
 Part of the audits (auditing.py).  An accuser shows the contributions to the one chunk; their authors signed their
-hashes, and the owner signed which contributions it had, their weights, and what it made of them.  So nobody is
+hashes, and the owner signed which contributions it had, their weights, and what it made of them.  In a mesh it shows
+the sums of groups to a result, for which its root signed.  So nobody is
 believed: either the accuser shows these very bytes and their sum is another one, which is proof against the owner for
 anybody, or it gets a strike.  The only bytes of a model that a coordinator ever sees are such a chunk's.
 """
@@ -12,37 +13,30 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from farflung.coordinator.court.questions import Answer, Wanted
-from farflung.coordinator.ledger.proofs import SUM_IS_RIGHT, WrongSum
+from farflung.coordinator.ledger.proofs import SUM_IS_RIGHT
 from farflung.coordinator.ledger.records import FoundCheating
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.effects import KeepProof
 from farflung.coordinator.run.membership import Member
-from farflung.coordinator.run.witness import CommittedSums
-from farflung.protocol.digests import hash_at, hash_bytes
+from farflung.coordinator.run.witness import OneSum
+from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import BULK_SLACK_BYTES, PROOF_BYTES_MOST, ROUNDS_KEPT
 from farflung.protocol.messages import What
-from farflung.protocol.signed_words import Results
 
 OPEN_MOST = 4  # cases at once: each may need much memory
+WENT_IN = {What.CONTRIBUTION: "the contributions", What.SUM: "the sums of groups"}
+OF_AUTHOR = {What.CONTRIBUTION: "what it contributed", What.SUM: "what it added up of its group"}
 
 
 @dataclass
 class Case:
-    sums: CommittedSums
-    chunk: int
+    sum: OneSum
     accuser: str
     # The accuser has not shown what it said.  True: the sum was done here, and it is right.
     on_refuted: Callable[[bool], None] = lambda computed: None
-    asked: dict[int, str] = field(default_factory=dict)  # question -> whose contribution
+    asked: dict[int, str] = field(default_factory=dict)  # question -> of whom it asks to see what went in
     shown: dict[str, bytes] = field(default_factory=dict)
-
-    @property
-    def authors(self) -> tuple[str, ...]:
-        return self.sums.commit.included
-
-    def hash_of(self, author: str) -> bytes:
-        return hash_at(self.sums.said[author].sent.hashes, self.chunk)
 
 
 class SumCases:
@@ -51,42 +45,40 @@ class SumCases:
         self._discipline = discipline
         self._cases: list[Case] = []
         self._authors: dict[int, Case] = {}  # question to an author itself -> what it is about
-        self._asked_authors: set[tuple[str, int]] = set()  # (author, round)
+        self._asked_authors: set[tuple[str, int, What]] = set()  # (author, round, what of it)
         self.struck: list[str] = []
 
     # ---- what is asked -------------------------------------------------------------------------------
 
     def accuse(
         self,
-        sums: CommittedSums,
-        chunk: int,
+        accused: OneSum,
         accuser: Member,
         on_refuted: Callable[[bool], None] = lambda computed: None,
     ) -> bool:
         """False: not now; it will say so again."""
-        maker = sums.makers[chunk].peer
+        maker, authors = accused.maker, accused.authors
         if self.is_out(maker):
             return True
         busy = any(case.accuser == accuser.peer for case in self._cases)
-        if busy or len(self._cases) >= OPEN_MOST or len(sums.commit.included) * self._most > PROOF_BYTES_MOST:
+        if busy or len(self._cases) >= OPEN_MOST or len(authors) * self._most > PROOF_BYTES_MOST:
             return False
         name = self._core.name
-        what = f"chunk {chunk} of version {sums.commit.version}"
-        told = f"{name(accuser.peer)} says that {name(maker)} summed {what} wrongly"
-        self._core.note(f"{told}; the contributions are asked for")
-        case = Case(sums, chunk, accuser.peer, on_refuted)
+        told = f"{name(accuser.peer)} says that {name(maker)} summed {accused.told} wrongly"
+        self._core.note(f"{told}; {WENT_IN[accused.what]} are asked for")
+        case = Case(accused, accuser.peer, on_refuted)
         self._cases.append(case)
-        for author in case.authors:
+        for author in authors:
             case.asked[self._ask(case, accuser.peer, author)] = author
         return True
 
-    def ask_author(self, sums: CommittedSums, chunk: int, author: Member) -> None:
-        """Auditors say that it does not give its contribution.  Once a round it has to show that it would."""
-        key = (author.peer, sums.plan.round_no)
+    def ask_author(self, audited: OneSum, author: Member) -> None:
+        """Auditors say that it does not give what went in of it.  Once a round it has to show that it would."""
+        key = (author.peer, audited.of.plan.round_no, audited.what)
         if key in self._asked_authors:
             return
         self._asked_authors = {each for each in self._asked_authors if each[1] >= key[1] - 1000} | {key}
-        case = Case(sums, chunk, "")
+        case = Case(audited, "")
         self._authors[self._ask(case, author.peer, author.peer)] = case
 
     def _strike(self, peer: str, why: str) -> None:
@@ -94,10 +86,10 @@ class SumCases:
         self._core.strike(peer, why)
 
     def is_open(self, fragment: int) -> bool:
-        return any(case.sums.plan.fragment == fragment for case in self._cases)
+        return any(case.sum.of.plan.fragment == fragment for case in self._cases)
 
     def _refute(self, case: Case, why: str, computed: bool) -> None:
-        if self.is_out(case.sums.makers[case.chunk].peer):
+        if self.is_out(case.sum.maker):
             return  # for another sum, and whoever accused it has nothing left to show
         self._strike(case.accuser, why)
         case.on_refuted(computed)
@@ -111,14 +103,14 @@ class SumCases:
         return 4 * model.chunk_elements + BULK_SLACK_BYTES if model is not None else 0
 
     def _ask(self, case: Case, of: str, author: str) -> int:
-        plan, model = case.sums.plan, self._core.ledger.model
+        plan, model = case.sum.of.plan, self._core.ledger.model
         assert model is not None  # or there were no commit
         first = model.fragments(self._core.ledger.fragments)[plan.fragment].first
         wanted = Wanted(
-            What.CONTRIBUTION,
+            case.sum.what,
             plan.fragment,
             plan.version,
-            first + case.chunk,
+            first + case.sum.chunk,
             self._most,
             plan.round_no,
             author,
@@ -143,10 +135,10 @@ class SumCases:
         return case is not None
 
     def _on_contribution(self, case: Case, answer: Answer, author: str) -> None:
-        if answer.raw is None or hash_bytes(answer.raw) != case.hash_of(author):
+        if answer.raw is None or hash_bytes(answer.raw) != case.sum.hash_of(author):
             self._close(case)
             what = (
-                f"does not show the contributions: {answer.why_none}"
+                f"does not show {WENT_IN[case.sum.what]}: {answer.why_none}"
                 if answer.raw is None
                 else "shows other bytes"
             )
@@ -163,49 +155,41 @@ class SumCases:
             self._core.questions.drop(number)
 
     def _judge_author(self, case: Case, answer: Answer) -> None:
-        commit = case.sums.commit
+        commit = case.sum.of.commit
         kept = self._core.ledger.books[commit.fragment].version < commit.version + ROUNDS_KEPT
         member = self._core.members.alive.get(answer.of)
-        same = member is not None and case.sums.processes.get(answer.of) == member.process
-        good = answer.raw is not None and hash_bytes(answer.raw) == case.hash_of(answer.of)
+        same = member is not None and case.sum.of.processes.get(answer.of) == member.process
+        good = answer.raw is not None and hash_bytes(answer.raw) == case.sum.hash_of(answer.of)
         if same and kept and not good:
-            self._strike(answer.of, "it gives nobody what it contributed, for others to check the sum")
+            self._strike(
+                answer.of, f"it gives nobody {OF_AUTHOR[case.sum.what]}, for others to check the sum"
+            )
 
     # ---- who has lied --------------------------------------------------------------------------------
 
     def _judge(self, case: Case) -> None:
-        core, sums = self._core, case.sums
-        made = sums.makers[case.chunk]
-        if self.is_out(made.peer):
+        core, judged = self._core, case.sum
+        maker, of = judged.maker, judged.of
+        if self.is_out(maker):
             return  # for another chunk, while this one was shown
-        proof = WrongSum(
-            core.run_id,
-            sums.plan.fragment,
-            sums.commit.version,
-            case.chunk,
-            sums.identities[made.peer],
-            Results.of(sums.plan, sums.decision, sums.commit.codec, made.report),
-            made.report.signature,
-            tuple(sums.said[author] for author in case.authors),
-            tuple(case.shown[author] for author in case.authors),
-        )
+        proof = judged.proof(core.run_id, case.shown)
         problem = proof.problem()
         if problem:
             why = f"it said that a sum is wrong which is right: {problem}"[:200]
             self._refute(case, why, computed=problem == SUM_IS_RIGHT)
             return
         name = core.name
-        why = f"it summed chunk {case.chunk} of version {sums.commit.version}{core.of(sums.plan.fragment)} wrongly"
+        why = f"it summed {judged.told}{core.of(of.plan.fragment)} wrongly"
         core.write(
             FoundCheating(
-                peer=made.peer,
-                fragment=sums.plan.fragment,
-                version=sums.commit.version,
-                chunk=case.chunk,
+                peer=maker,
+                fragment=of.plan.fragment,
+                version=of.commit.version,
+                chunk=judged.chunk,
                 reason=why,
                 evidence=proof.name,
             )
         )
         core.do(KeepProof(proof))
-        core.note(f"{name(made.peer)} is found out by {name(case.accuser)}: {why}; proof: {proof.name}")
-        self._discipline.ban(made.peer, why, core.manifest.admission.ban_hours * 3600.0)
+        core.note(f"{name(maker)} is found out by {name(case.accuser)}: {why}; proof: {proof.name}")
+        self._discipline.ban(maker, why, core.manifest.admission.ban_hours * 3600.0)

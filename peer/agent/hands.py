@@ -191,4 +191,8 @@ def _archive_of(attached: Attached, tools: Tools) -> Archiving | None:
         tools.say(
             "contributions are not archived: in this run nobody keeps them ([merge] audit = 0 in run.toml)"
         )
+    elif tools.own.archive_contributions and attached.known.manifest.round.group:
+        tools.say(
+            "contributions are not archived: rounds in groups ([round] group in run.toml) have too many"
+        )
     return Archiving(Archive(tools.own.checkpoints), attached, tools.arithmetic.submit, tools.say)

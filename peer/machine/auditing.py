@@ -1,8 +1,10 @@
 """An auditor's part: merges drawn chunks of committed rounds again, and says whether their sums are right.  Pure.
 
 Part of the peer machine.  The coordinator names the chunks, the weights, and the hashes of all contributions, as their
-authors signed them; the authors keep their bytes for two more commits.  An audit waits for rounds, takes one chunk at a
-time and asks few authors at once, so that it costs a line little.  What it found is said again whenever it is asked.
+authors signed them; the authors keep their bytes for two more commits.  In a mesh that may be what a group adds to a
+result, or the result, and what goes in are then the sums of groups, which their makers keep as long.  An audit waits
+for rounds, takes one chunk at a time and asks few authors at once, so that it costs a line little.  What it found is
+said again whenever it is asked.
 Chunks of the round in flight go first, a few at a time: nothing is committed before they are merged again.
 
 Nobody believes an accusation: whoever makes one keeps the contributions, until the coordinator has seen them and has
@@ -22,7 +24,8 @@ from farflung.peer.machine.lanes import Participation
 from farflung.protocol.digests import HASH_BYTES, hash_at, hash_bytes
 from farflung.protocol.frames import Frame, Kind, Payload
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT
-from farflung.protocol.messages import AuditChunks, ChunkVerdict, DrawnChunk, Show
+from farflung.protocol.messages import AuditChunks, Show, What
+from farflung.protocol.round_words import ChunkVerdict, DrawnChunk
 from farflung.protocol.verdicts import Verdict
 
 ASK_AT_ONCE = 8  # authors
@@ -35,8 +38,11 @@ BUSY_EVERY_S = 5.0  # a chunk now and then in a run whose rounds never end
 ACCUSED_KEPT_S = 60.0  # contributions behind an accusation wait so long to be seen
 VERDICTS_KEPT = CHUNKS_PER_FRAGMENT
 
-# (round, what came of chunks) -> the message.
-Tell = Callable[[int, tuple[ChunkVerdict, ...]], Effect]
+# (round, what came of chunks, of which group they were) -> the message.
+Tell = Callable[[int, tuple[ChunkVerdict, ...], int], Effect]
+Key = tuple[int, int, int]  # round, group or the result, chunk
+WANTS = {Kind.CONTRIBUTION: Kind.WANT_CONTRIBUTION, Kind.SUM: Kind.WANT_SUM}
+SHOWN = {What.CONTRIBUTION: Kind.CONTRIBUTION, What.SUM: Kind.SUM}
 
 
 @dataclass(eq=False)
@@ -53,13 +59,21 @@ class Task:
     merging: bool = False
 
     @property
-    def key(self) -> tuple[int, int]:
-        return self.audit.round_no, self.number
+    def key(self) -> Key:
+        return self.audit.round_no, self.audit.group, self.number
 
     @property
-    def name(self) -> tuple[int, int, int]:
+    def name(self) -> tuple[Key, int]:
         """Before a commit another result may come in the same place."""
-        return self.audit.round_no, self.number, self.drawn.question
+        return self.key, self.drawn.question
+
+    @property
+    def kind(self) -> Kind:
+        """Of the frames that bring what goes in."""
+        return Kind.SUM if self.audit.of_sums else Kind.CONTRIBUTION
+
+    def is_of(self, kind: Kind, round_no: int, number: int) -> bool:
+        return (self.kind, self.audit.round_no, self.number) == (kind, round_no, number)
 
     @property
     def missing(self) -> list[str]:
@@ -86,9 +100,9 @@ class Auditing:
     def __init__(self, me: str, run_tag: bytes, part: Participation, tell: Tell) -> None:
         self._me, self._run_tag, self._part, self._tell = me, run_tag, part, tell
         self._queue: deque[Task] = deque()
-        self._at_work: dict[tuple[int, int], Task] = {}  # by round and chunk
+        self._at_work: dict[Key, Task] = {}
         self._accused: Accused | None = None
-        self._verdicts: OrderedDict[tuple[int, int, int], ChunkVerdict] = OrderedDict()
+        self._verdicts: OrderedDict[tuple[Key, int], ChunkVerdict] = OrderedDict()
         self._begun_at = float("-inf")
 
     # ---- the coordinator's words ----------------------------------------------------------------------------
@@ -108,7 +122,7 @@ class Auditing:
                 again.append(known)
             elif len(self._queue) < CHUNKS_PER_FRAGMENT:
                 self._take_up(task)
-        told = [self._tell(audit.round_no, tuple(again))] if again else []
+        told = [self._tell(audit.round_no, tuple(again), audit.group)] if again else []
         return [*told, *self.on_timer(now)]
 
     def _stands(self, task: Task, known: ChunkVerdict) -> bool:
@@ -131,13 +145,13 @@ class Auditing:
         return self._part.lanes[task.audit.fragment].is_in_flight(task.audit.round_no)
 
     def contribution(self, show: Show, now: float) -> Payload | None:
-        """Of a peer to a chunk, for the coordinator: mine, or one behind my accusation."""
-        lane = self._part.lane_of_chunk(show.chunk)
+        """Of a peer to a chunk, or what it added up of it, for the coordinator: mine, or one behind my accusation."""
+        lane, kind = self._part.lane_of_chunk(show.chunk), SHOWN[show.what]
         if lane is not None and show.peer == self._me:
-            if (mine := lane.my_piece(show.round_no, show.chunk)) is not None:
+            if (mine := lane.my_piece(show.round_no, show.chunk, kind)) is not None:
                 return mine.payload
         accused = self._accused
-        if accused is None or accused.task.key != (show.round_no, show.chunk):
+        if accused is None or not accused.task.is_of(kind, show.round_no, show.chunk):
             return None
         accused.until, accused.seen_at = now + ACCUSED_KEPT_S, now  # it takes its time over a thin line
         return accused.task.shelf.get(show.peer)
@@ -194,7 +208,8 @@ class Auditing:
             if now - task.asked_at.get(peer, -ASK_AGAIN_S) >= ASK_AGAIN_S
         ]
         task.asked_at.update(dict.fromkeys(due, now))
-        question = question_of(self._run_tag, task.audit.round_no, task.audit.version, task.number)
+        audit = task.audit
+        question = question_of(self._run_tag, audit.round_no, audit.version, task.number, WANTS[task.kind])
         return [SendFrame(peer, question) for peer in due]
 
     def on_arriving(self, peers: set[str], now: float) -> None:
@@ -204,7 +219,7 @@ class Auditing:
                 task.news_at = task.asked_at[peer] = now
 
     def _take_my_own(self, task: Task) -> None:
-        mine = self._part.lanes[task.audit.fragment].my_piece(task.audit.round_no, task.number)
+        mine = self._part.lanes[task.audit.fragment].my_piece(task.audit.round_no, task.number, task.kind)
         if self._me not in task.audit.members:
             return
         if mine is not None and mine.hash == task.hash_of(self._me):
@@ -217,10 +232,9 @@ class Auditing:
     def takes(self, sender: str, frame: Frame, now: float) -> bool:
         """A frame for a chunk in hand; its payload matched its own hash."""
         header = frame.header
-        task = self._at_work.get((header.round_no, header.chunk))
-        if task is None or task.merging:
-            return False
-        if header.kind != Kind.CONTRIBUTION or sender not in task.audit.members:
+        of = header.kind, header.round_no, header.chunk
+        task = next((each for each in self._at_work.values() if each.is_of(*of)), None)
+        if task is None or task.merging or sender not in task.audit.members:
             return False
         if sender in task.shelf:
             self._part.counters.count(Verdict.DUPLICATE)
@@ -240,10 +254,11 @@ class Auditing:
                 return self._accuse(task, now)
         task.merging = True
         number = task.drawn.question
-        return [MergeAgain(audit.round_no, number, task.number, task.payloads, audit.weights)]
+        payloads, weights = task.payloads, audit.weights
+        return [MergeAgain(audit.round_no, number, task.number, payloads, weights, audit.group)]
 
     def on_merged(self, effect: MergeAgain, made: object, now: float) -> list[Effect]:
-        task = self._at_work.get((effect.round_no, effect.chunk))
+        task = self._at_work.get((effect.round_no, effect.group, effect.chunk))
         if task is None or task.drawn.question != effect.decision_no or not isinstance(made, bytes):
             return []
         if hash_bytes(made) == task.drawn.result:
@@ -264,4 +279,4 @@ class Auditing:
         self._verdicts[task.name] = verdict
         while len(self._verdicts) > VERDICTS_KEPT:
             self._verdicts.popitem(last=False)
-        return [self._tell(task.audit.round_no, (verdict,))]
+        return [self._tell(task.audit.round_no, (verdict,), task.audit.group)]

@@ -40,8 +40,12 @@ _LIST = -1  # beside the chunks: what its author signed
 
 
 def may_gather(manifest: Manifest) -> bool:
-    """There is something to be kept, and it can be replayed: authors keep theirs for audits, a replay needs a start."""
-    return manifest.merge.audit > 0 and manifest.checkpoint.every_rounds > 0
+    """There is something to be kept, and it can be replayed: authors keep theirs for audits, a replay needs a start.
+
+    Of rounds in groups few hear of all members, and nobody who replays knows who was in which group.
+    """
+    kept = manifest.merge.audit > 0 and not manifest.round.group
+    return kept and manifest.checkpoint.every_rounds > 0
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ from farflung.checkpoints.result_log import ResultLog
 from farflung.peer.local.words import Made
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.ahead import fragment_of
-from farflung.peer.machine.auditing import Auditing
+from farflung.peer.machine.auditing import SHOWN, Auditing
 from farflung.peer.machine.borders import Borders
 from farflung.peer.machine.checkpoint_policy import Held, Recalling, Restoring, Saving, is_empty
 from farflung.peer.machine.crossings import Crossings, MyStage
@@ -225,7 +225,7 @@ class Joined:
         return [*sent, *moved]
 
     def on_show(self, show: Show, reports: Reporter, now: float) -> list[do.Effect]:
-        if show.what is What.CONTRIBUTION:
+        if show.what in SHOWN:
             kept = self.auditing.contribution(show, now)
             return [*reports.shown(show, bytes(kept) if kept is not None else None)]
         if show.fragment not in self.part.lanes:

@@ -9,7 +9,6 @@ Its states are declared in lane_states.py.  Nobody else writes them, and the lan
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from farflung.checkpoints.catch_up import NO_VERSION, CatchUp
@@ -19,7 +18,7 @@ from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.asking import LateResults
 from farflung.collectives.round.columns import Columns
 from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal, SendFrame
-from farflung.collectives.round.kept import KeptContributions
+from farflung.collectives.round.kept import Given, KeptContributions
 from farflung.collectives.round.member import MemberRound
 from farflung.collectives.round.pieces import OVERTAKING, Piece
 from farflung.peer.local.words import Frozen
@@ -115,7 +114,7 @@ class Lane:
         self._dropped_round = 0
         self._last_commit = LastCommit()
         self._lost_track = False
-        self._left: tuple[int, Mapping[int, Piece]] = 0, {}  # the round that I left last, what I sent in it
+        self._left = Given()  # to the round that I left last
         self._resolved: list[Resolve] = []
 
     # ---- the only places where the states change ----------------------------------------------------------------
@@ -129,7 +128,7 @@ class Lane:
         left = self.round
         self._role = role
         if left is not None and self.round is not left:
-            self._left = left.plan.round_no, left.mine  # its commit may come later than a newer one
+            self._left = Given.to(left)  # its commit may come later than a newer one
 
     # ---- questions --------------------------------------------------------------------------------------------
 
@@ -227,11 +226,11 @@ class Lane:
     def is_in_flight(self, round_no: int) -> bool:
         return self.round is not None and self.round.plan.round_no == round_no
 
-    def my_piece(self, round_no: int, chunk: int) -> Piece | None:
-        """What I sent of this chunk of the model in that round, as far as I still have it."""
+    def my_piece(self, round_no: int, chunk: int, kind: Kind = Kind.CONTRIBUTION) -> Piece | None:
+        """What I gave of this chunk of the model to that round, as far as I still have it."""
         if self.round is not None and self.round.plan.round_no == round_no:
-            return self.round.mine.get(chunk - self.fragment.first)
-        return self.kept.piece(round_no, chunk)
+            return Given.to(self.round).of(kind).get(chunk - self.fragment.first)
+        return self.kept.piece(round_no, chunk, kind)
 
     # ---- the coordinator's words about rounds -----------------------------------------------------------------
 
@@ -278,9 +277,8 @@ class Lane:
                 self.catch.offer(commit.version, self.fragment.first + index, piece.payload, piece.hash)
             late = LateResults(flight.columns, self.fragment.first, QUIET_S, now)
         self._last_commit = LastCommit(commit.round_no, commit.version, late)
-        here = (flight.plan.round_no, flight.mine) if flight is not None and late is not None else self._left
-        was_in = here[0] == commit.round_no and self._me in commit.included
-        self.kept.on_commit(commit.round_no, here[1] if was_in else {})
+        given = Given.to(flight) if flight is not None and late is not None else self._left
+        self.kept.on_commit(commit.round_no, given, counts=self._me in commit.included)
         if mine is not None and commit.version == mine.version + 1:
             if mine.round_no == commit.round_no and self._me in commit.included:
                 self._resolve(mine, used=True)
@@ -537,7 +535,7 @@ class Lane:
         if header.kind == Kind.RESULT and header.round_no == last.round_no:
             if self.catch.offer(last.version, header.chunk, frame.payload, header.hash):
                 return Verdict.ACCEPTED, [*last.late.on_result(sender, frame, now)] if last.late else []
-        if header.kind == Kind.WANT_CONTRIBUTION:
+        if header.kind in (Kind.WANT_CONTRIBUTION, Kind.WANT_SUM):
             verdict, answer = self.kept.on_want(sender, header, self.round is not None, now)
             return verdict, [*answer]
         return Verdict.STALE, []

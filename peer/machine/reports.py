@@ -7,11 +7,12 @@ coordinator knows it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from farflung.collectives.round.member import MemberRound
+from farflung.collectives.round.pieces import Progress
 from farflung.collectives.round.weighing import Dots
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import ToCoordinator
@@ -23,7 +24,6 @@ from farflung.protocol.limits import PART_BYTES, PARTS_AT_ONCE, WAYS_MOST
 from farflung.protocol.messages import (
     Audited,
     Beat,
-    ChunkVerdict,
     DotProducts,
     FragmentBeat,
     FragmentTick,
@@ -36,8 +36,15 @@ from farflung.protocol.messages import (
     ToMember,
     What,
 )
-from farflung.protocol.round_words import Commit, Plan, RelayOffer
-from farflung.protocol.signed_words import Results, claim_part, results_part, sent_part
+from farflung.protocol.round_words import THE_RESULT, ChunkVerdict, Commit, GroupSums, Plan, RelayOffer
+from farflung.protocol.signed_words import (
+    Results,
+    SumsOfGroups,
+    claim_part,
+    results_part,
+    sent_part,
+    sums_of_groups_part,
+)
 from farflung.protocol.signed_words import Said as SignedList
 from farflung.protocol.states import Phase
 
@@ -71,7 +78,8 @@ class Said:
     progress: ProgressReport | None = None
     progress_at: float = 0.0
     told_complete: tuple[bool, bool, bool] = (False, False, False)
-    signed: tuple[bytes, bytes] = (b"", b"")  # what I signed of my results last, and the signature
+    # What I signed last of my results and of my group's sums, and the signature.
+    signed: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
 
 
 class Reporter:
@@ -169,21 +177,40 @@ class Reporter:
             signature=b"",
             lengths=progress.lengths,
             got_by=progress.got_by,
-            summed=mask_to_bytes(progress.summed) if flight.plan.column else msgspec.UNSET,
+            sums=self._sums(flight, progress) or msgspec.UNSET,
             sum_dots=_told(progress.sum_dots) or msgspec.UNSET,
+            sum_tags=progress.sum_tags or msgspec.UNSET,
         )
         if flight.decision is None or not progress.merged:
             return report
-        results = Results.of(flight.plan, flight.decision, self._gather_codec, report)
-        signature = self._signature(flight.plan.fragment, results_part(self.run_id, results))
+        if flight.plan.column:
+            added = SumsOfGroups.of(flight.decision, self._gather_codec, report)
+            statement = sums_of_groups_part(self.run_id, added)
+        else:
+            results = Results.of(flight.plan, flight.decision, self._gather_codec, report)
+            statement = results_part(self.run_id, results)
+        signature = self._signature(flight.plan.fragment, "results", statement)
         return msgspec.structs.replace(report, signature=signature)
 
-    def _signature(self, fragment: int, statement: bytes) -> bytes:
-        """Of my results: made once for each set of them, however often it is told."""
-        said = self._said[fragment]
-        if said.signed[0] != statement:
-            said.signed = statement, self._sign(statement)
-        return said.signed[1]
+    def _sums(self, flight: MemberRound, progress: Progress) -> GroupSums | None:
+        """What I added up of my group, signed."""
+        if flight.decision is None or not progress.sums:
+            return None
+        made = mask_of(progress.sums)
+        hashes = b"".join(progress.sums[chunk] for chunk in bits(made))
+        bare = GroupSums(mask_to_bytes(made), hashes, progress.sum_inputs, b"")
+        decision, group = flight.decision, flight.plan.members  # by my own view of both
+        made_of = Results.of_group(decision, group, decision.weights, bare)
+        statement = results_part(self.run_id, made_of)
+        signature = self._signature(flight.plan.fragment, "sums", statement)
+        return msgspec.structs.replace(bare, signature=signature)
+
+    def _signature(self, fragment: int, of: str, statement: bytes) -> bytes:
+        """Of my results or sums: made once for each set of them, however often it is told."""
+        signed = self._said[fragment].signed
+        if signed.get(of, (b"", b""))[0] != statement:
+            signed[of] = statement, self._sign(statement)
+        return signed[of][1]
 
     def repeat(self, tick: FragmentTick, flight: MemberRound | None) -> list[ToCoordinator]:
         """What the coordinator shows not to have seen is said again, under a new number."""
@@ -201,9 +228,12 @@ class Reporter:
             again.append(ToCoordinator(said.progress))
         return again
 
-    def audited(self, round_no: int, chunks: tuple[ChunkVerdict, ...]) -> ToCoordinator:
+    def audited(
+        self, round_no: int, chunks: tuple[ChunkVerdict, ...], group: int = THE_RESULT
+    ) -> ToCoordinator:
+        """`group`: whose sums these are."""
         return ToCoordinator(
-            Audited(session=self.session, seq=self._next(), round_no=round_no, chunks=chunks)
+            Audited(session=self.session, seq=self._next(), round_no=round_no, chunks=chunks, group=group)
         )
 
     def said_in(self, commit: Commit, identity: bytes) -> bytes:

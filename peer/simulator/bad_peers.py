@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from farflung.collectives.round.effects import Merge, SendFrame
+from farflung.collectives.round.effects import Merge, MergeGroup, SendFrame
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.simulator.hostile import Parts, damaged, forged, forged_sum, lied, spoil
@@ -86,6 +86,7 @@ class LastPeer:
     elements: int  # of a chunk
     cheated: dict[int, int] = field(default_factory=dict)  # by round, the chunk that is made wrong
     wrong: set[bytes] = field(default_factory=set)  # hashes of the sums that it made wrong
+    wrong_sums: dict[bytes, bytes] = field(default_factory=dict)  # of groups: by the hash of the right one
     told_by_auditors: list[Audited] = field(default_factory=list)
 
     @property
@@ -104,13 +105,16 @@ class LastPeer:
         return forged(payloads, self.elements, how) if how else payloads
 
     def forges_sum(self, source: str, effect: Merge, made: bytes) -> bytes:
-        """One chunk of each round that it owns any of."""
-        if not self.scenario.cheats or source != self.peer:
+        """One chunk of each round that it owns any of: of a mesh the result, or what its group adds to it."""
+        of_group = isinstance(effect, MergeGroup)
+        if not self.scenario.cheats or source != self.peer or of_group != self.scenario.cheats_in_group:
             return made
         if self.cheated.setdefault(effect.round_no, effect.chunk) != effect.chunk:
             return made
         wrong = forged_sum(made)
         self.wrong.add(hash_bytes(wrong))
+        if of_group:
+            self.wrong_sums[hash_bytes(made)] = wrong
         return wrong
 
     def says(self, message: FromMember, lies: bool) -> FromMember | None:

@@ -16,7 +16,8 @@ from farflung.compression.codec import codec_of
 from farflung.compression.payload import HEADER_BYTES
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Payload
-from farflung.protocol.messages import Audited, ChunkVerdict
+from farflung.protocol.messages import Audited
+from farflung.protocol.round_words import ChunkVerdict
 
 LARGEST_BYTES = 1 << 20  # more than any frame of the simulator
 _LENGTH_AT, _HASH_AT, _CHUNK_AT = 44, 48, 40  # in the header; see protocol/frames.py

@@ -19,7 +19,7 @@ from farflung.collectives.arithmetic.merge import merged_chunk
 from farflung.collectives.round.effects import Roll, Seal
 from farflung.compression.codec import Codec, codec_named
 from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.proofs import FalseClaim, WrongSum, proof_from_bytes, proof_to_bytes
+from farflung.coordinator.ledger.proofs import FalseClaim, proof_from_bytes, proof_to_bytes
 from farflung.coordinator.ledger.records import (
     Banned,
     CommittedRound,
@@ -103,6 +103,7 @@ class Invariants:
         self.samples_committed: list[set[Sample]] = [set() for _ in self._fragments]
         self.contributions: dict[tuple[str, int], Contributed] = {}
         self.cheated: set[bytes] = set()  # hashes of results that are no sums
+        self.wrong_sums: dict[bytes, bytes] = {}  # the same of groups, by the hash of the right one
         # None of these may be committed: audits come first, and one auditor is honest.
         self.nothing_wrong = False
         self.wrong_committed = 0  # chunks, with somebody honest in the round
@@ -269,7 +270,8 @@ class Invariants:
                 # What a cheating owner made is committed, where nobody knows yet: that it is found out is P19.
                 honest = bool(set(commit.members) - self.liars)
                 self.wrong_committed += honest
-                self._require("P9", expected in self.cheated and not (self.nothing_wrong and honest), told)
+                false = expected in self.cheated or expected in self._of_wrong_sums(commit, index)
+                self._require("P9", false and not (self.nothing_wrong and honest), told)
 
     def results_of(self, commit: Commit) -> list[bytes]:
         """As they should be, chunk by chunk."""
@@ -283,16 +285,33 @@ class Invariants:
 
     def _sum_of_sums(self, commit: Commit, payloads: list[bytes], weights: list[float]) -> bytes:
         """Of a mesh: members in their order, rounded as sums travel, then groups in theirs."""
+        sums = self._sums_of(commit, payloads, weights)
+        self.sums_of_groups.append(len(sums))
+        return merged_chunk(self.gather, self.elements, sums, [1.0] * len(sums))
+
+    def _sums_of(self, commit: Commit, payloads: list[bytes], weights: list[float]) -> list[bytes]:
         groups = dict(zip(commit.members, self.groups_of[commit.round_no], strict=True))
-        self.sums_of_groups.append(len({groups[peer] for peer in commit.included}))
         by_group: dict[int, list[tuple[bytes, float]]] = {}
         for peer, payload, weight in zip(commit.included, payloads, weights, strict=True):
             by_group.setdefault(groups[peer], []).append((payload, weight))
         travelled = codec_named(SUM_CODEC)
-        sums = [
+        return [
             merged_chunk(travelled, self.elements, *zip(*by_group[g], strict=True)) for g in sorted(by_group)
         ]
-        return merged_chunk(self.gather, self.elements, sums, [1.0] * len(sums))
+
+    def _of_wrong_sums(self, commit: Commit, index: int) -> set[bytes]:
+        """Hashes of what an honest root makes of a chunk, where somebody added up one of the groups wrongly."""
+        if not self.groups_of.get(commit.round_no):
+            return set()
+        payloads = [self.contributions[peer, commit.round_no].payloads[index] for peer in commit.included]
+        sums = self._sums_of(commit, payloads, [weight for weight in commit.weights if weight > 0.0])
+        false = (
+            [*sums[:at], wrong, *sums[at + 1 :]]
+            for at, right in enumerate(sums)
+            if (wrong := self.wrong_sums.get(hash_bytes(right)))
+        )
+        weights = [1.0] * len(sums)
+        return {hash_bytes(merged_chunk(self.gather, self.elements, each, weights)) for each in false}
 
     # ---- wrong sums (P19) ------------------------------------------------------------------------------------
 
@@ -310,12 +329,12 @@ class Invariants:
         if isinstance(proof, FalseClaim):
             self._on_false_claim(proof, effect.peers)
             return
-        proof = proof_from_bytes(proof_to_bytes(proof))
+        again = proof_from_bytes(proof_to_bytes(proof))
+        self._require("P19", again == proof, f"{proof.name} is another one when it is read again")
         self._require("P19", not proof.problem(), f"{proof.name} proves nothing: {proof.problem()}")
         self._require(
             "P19", proof.guilty in self.liars, f"{proof.guilty} is honest, and {proof.name} convicts it"
         )
-        assert isinstance(proof, WrongSum)
         place = list(bits(mask_from_bytes(proof.results.chunks))).index(proof.chunk)
         made = hash_at(proof.results.hashes, place)
         self._require("P19", made in self.cheated, f"{proof.name} speaks of a chunk that is right")

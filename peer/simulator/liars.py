@@ -24,6 +24,8 @@ Others tell the truth about their state, and lie about something else:
     misname  as owners they name other hashes of what they merged than it has, and sign that
     length   as owners they say that what they merged is longer than it is
     deaf     no lie at all: no result comes to them, neither from owners nor from whom they ask instead
+    twist    in a mesh, as owners they send roots other sums than they signed
+    disown   in a mesh, as roots they say that the sums which they got were others than their owners signed
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from msgspec.structs import replace
 
 from farflung.peer.simulator.hostile import all_is_here, other_values
 from farflung.peer.simulator.peer import VirtualPeer
-from farflung.peer.simulator.scenario import ABOUT_OTHERS, ABOUT_RESULTS, ABOUT_THEMSELVES
+from farflung.peer.simulator.scenario import ABOUT_OTHERS, ABOUT_RESULTS, ABOUT_SUMS, ABOUT_THEMSELVES
 from farflung.protocol.digests import (
     HASH_BYTES,
     LENGTH_BYTES,
@@ -54,7 +56,14 @@ from farflung.protocol.messages import (
     ToMember,
     What,
 )
-from farflung.protocol.signed_words import Results, claim_part, results_part
+from farflung.protocol.round_words import SUM_TAG_BYTES
+from farflung.protocol.signed_words import (
+    Results,
+    SumsOfGroups,
+    claim_part,
+    results_part,
+    sums_of_groups_part,
+)
 from farflung.protocol.verdicts import Verdict
 
 SERVED = (Kind.STATE, Kind.MANIFEST, Kind.LOGGED)
@@ -74,6 +83,8 @@ class League:
                 return replace(message, got=b"", got_hash=combined(()))
             case ProgressReport() if self.way in ABOUT_RESULTS:
                 return self._results(peer, message)
+            case ProgressReport() if self.way == "disown":
+                return self._disown(peer, message)
             case ProgressReport() if self.way in ABOUT_OTHERS and self.way != "keep":
                 return self._report(peer, message)
             case _ if self.is_true_to_its_state:
@@ -88,7 +99,8 @@ class League:
 
     @property
     def is_true_to_its_state(self) -> bool:
-        return self.way == "serve" or self.way in (*ABOUT_OTHERS, *ABOUT_THEMSELVES, *ABOUT_RESULTS)
+        about_rounds = *ABOUT_OTHERS, *ABOUT_THEMSELVES, *ABOUT_RESULTS, *ABOUT_SUMS
+        return self.way == "serve" or self.way in about_rounds
 
     def keeps(self, kind: Kind, source: str, target: str) -> bool:
         """That does not go from the one to the other."""
@@ -101,6 +113,8 @@ class League:
         """What goes to another member instead of this frame, which is whole: only what others know gives it away."""
         if self.way == "serve" and kind is Kind.HAVE:  # whatever it has
             return all_is_here(header, payload)
+        if self.way == "twist" and kind is Kind.SUM:
+            return other_values(header, payload)
         if self.way != "serve" or not payload or kind not in SERVED:
             return header, payload
         return other_values(header, payload)
@@ -171,6 +185,21 @@ class League:
         codec = peer.manifest.round.gather_codec
         results = Results.of(lane.round.plan, lane.round.decision, codec, lie)
         return replace(lie, signature=peer.me.sign(results_part(self._run_id, results)))
+
+    def _disown(self, peer: VirtualPeer, said: ProgressReport) -> ProgressReport:
+        """Of the first sum of each result that it makes."""
+        part = peer.machine.part
+        lane = part.lane_of_round(said.round_no) if part is not None else None
+        flight = lane.round if lane is not None else None
+        if not said.sum_tags or flight is None or flight.decision is None:
+            return said
+        groups = len(SumsOfGroups.of(flight.decision, "", said).groups)
+        first = 0 if flight.columns.group else 1  # not its own
+        tags = [said.sum_tags[at : at + SUM_TAG_BYTES] for at in range(0, len(said.sum_tags), SUM_TAG_BYTES)]
+        tags[first::groups] = [hash_bytes(b"another", tag)[:SUM_TAG_BYTES] for tag in tags[first::groups]]
+        lie = replace(said, sum_tags=b"".join(tags), inputs=hash_bytes(b"others", said.inputs))
+        results = SumsOfGroups.of(flight.decision, peer.manifest.round.gather_codec, lie)
+        return replace(lie, signature=peer.me.sign(sums_of_groups_part(self._run_id, results)))
 
     # ---- what it shows --------------------------------------------------------------------------------------------
 

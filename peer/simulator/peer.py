@@ -13,7 +13,16 @@ from typing import Any
 import torch
 
 from farflung.collectives.flow.effects import Piece, micro_of
-from farflung.collectives.round.effects import Install, Measure, Merge, Roll, Seal, SendFrame, Weigh
+from farflung.collectives.round.effects import (
+    Install,
+    Measure,
+    Merge,
+    MergeAgain,
+    Roll,
+    Seal,
+    SendFrame,
+    Weigh,
+)
 from farflung.compression.codec import check_payload, payload_bytes
 from farflung.optim.recipes import outer_of, outer_steps_of
 from farflung.optim.schedule import rules_of
@@ -331,7 +340,8 @@ class VirtualPeer:
                 self.carry_out(self.machine.on_sealed(effect.fragment, effect.version, digest, now))
             case Merge() | Weigh() | Measure():
                 result = self.state.calculate(effect)
-                if type(effect) is Merge and isinstance(result, bytes):  # and not an auditor's
+                if isinstance(effect, Merge) and not isinstance(effect, MergeAgain):
+                    assert isinstance(result, bytes)
                     result = self.world.forge_sum(self.peer, effect, result)
                 self.carry_out(self.machine.on_calculated(effect, result, now))
             case do.Encode():

@@ -31,6 +31,8 @@ ABOUT_OTHERS = ("censor", "pick", "keep", "slander", "refuse")
 ABOUT_THEMSELVES = ("deny", "deaf")
 # What an owner may say of its results that nobody can prove: of_misnamed_results draws these.
 ABOUT_RESULTS = ("misname", "length")
+# How an owner and a root of a mesh may contradict each other: of_sums draws these.
+ABOUT_SUMS = ("twist", "disown")
 
 
 @dataclass
@@ -107,10 +109,9 @@ class Scenario:
     audit: float = 0.037  # share of chunks that are merged again
     audit_first: int = 0  # so many merge each chunk again before the commit
     cheats: bool = False  # the last peer corrupts one chunk of each round that it merges
+    cheats_in_group: bool = False  # of a mesh: what its group adds up, not the result
     league: int = 0  # so many of the others audit for it, and find nothing
-    restarts: bool = (
-        False  # these others restart instead after every commit that they are in, with what they sent
-    )
+    restarts: bool = False  # these others restart instead after each commit of theirs, with what they sent
     accuses: bool = False  # the last peer calls every sum wrong that it audits
     mutes: bool = False  # it says nothing of what it audits
     withholds: bool = False  # it gives what it contributed to owners, and not to auditors
@@ -120,9 +121,7 @@ class Scenario:
     cut_off_at_s: float = 0.0
     cut_off_s: float = 0.0
     stranger: bool = False  # somebody comes then whom nobody knows, and is not cut off
-    batch: int = (
-        0  # updates are synchronous batches of so many microbatches; 0: peers take steps of their own
-    )
+    batch: int = 0  # microbatches of a synchronous batch; 0: peers take steps of their own
     micro: int = 2  # samples in a microbatch
     poison_every: int = 0  # one of so many samples spoils the loss of its microbatch; 0: none does
     clip: float = 0.0  # the longest gradient of a batch; 0: it is not clipped
@@ -480,6 +479,33 @@ class Scenario:
             trainer_crash_per_s=0.0,
             faults_until_s=4.0,
             end_s=400.0,
+        )
+
+    @staticmethod
+    def of_sums(seed: int) -> Scenario:
+        """Rounds in groups whose sums are all merged again: of an owner that adds up wrongly, of a root that does, of
+        one that contradicts another about a sum, and of honest ones; every other seed has no other faults."""
+        draw = random.Random(f"sums {seed}")
+        how = draw.choice(("group", "result", *ABOUT_SUMS, ""))
+        lies = how if how in ABOUT_SUMS else ""
+        faults = ("drop", "duplicate", "slow", "kill_per_effect", "cut_per_s", "trainer_crash_per_s")
+        rare = {fault: getattr(Scenario.of(seed), fault) * (seed % 2) / 2 for fault in faults}
+        return Scenario(
+            peers=draw.choice((6, 8, 9)),
+            group=draw.choice((2, 3)),
+            chunks=draw.choice((4, 6)),
+            rounds=draw.choice((3, 4)),
+            codec=draw.choice(("fp32", "int8")),
+            policy=draw.choice(("mean", "robust")),
+            period_s=draw.choice((0.0, 4.0)),
+            audit=1.0,
+            cheats=how in ("group", "result"),
+            cheats_in_group=how == "group",
+            league=draw.choice((0, 0, 1)) * (how in ("group", "result")),
+            liars=bool(lies),
+            lies=lies,
+            end_s=300.0,
+            **rare,
         )
 
     @staticmethod

@@ -132,7 +132,7 @@ class World:
         self.between = Between(self.relay, self.offers, self.routers)
         self._held_at_cut = Held()
         self.last = LastPeer(scenario, _peer_of(self._keys[-1]), self.random, self.model.chunk_elements)
-        self.invariants.cheated = self.last.wrong
+        self.invariants.cheated, self.invariants.wrong_sums = self.last.wrong, self.last.wrong_sums
         self.invariants.nothing_wrong = scenario.audit_first > scenario.league
         lies_itself = scenario.cheats or scenario.accuses or scenario.mutes or scenario.withholds
         about_sums = scenario.league + lies_itself

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from farflung.collectives.arithmetic.gram import dot_products
 from farflung.collectives.arithmetic.merge import merged_chunk, square_length
-from farflung.collectives.round.effects import Install, Measure, Merge, MergeGroup, Roll, Weigh
+from farflung.collectives.round.effects import Install, Measure, Merge, MergeAgain, MergeGroup, Roll, Weigh
 from farflung.compression.codec import codec_named
 from farflung.compression.feedback import AUTO, feedback_for
 from farflung.compression.tiles import scratch
@@ -36,7 +36,7 @@ from farflung.protocol.manifest_sections import RoundSection
 from farflung.protocol.messages import Show, What
 from farflung.protocol.model_schema import Fragment, ModelSchema
 from farflung.protocol.outer_numbers import StateForm
-from farflung.protocol.round_words import LADDER, SUM_CODEC
+from farflung.protocol.round_words import LADDER, SUM_CODEC, THE_RESULT
 
 _CPU = torch.device("cpu")
 
@@ -293,7 +293,8 @@ class OuterState:
 
     def merge(self, effect: Merge) -> bytes:
         self._sent.rest()  # who merges has sent its own
-        codec = codec_named(SUM_CODEC) if isinstance(effect, MergeGroup) else self._gather
+        of_group = isinstance(effect, MergeAgain) and effect.group != THE_RESULT
+        codec = codec_named(SUM_CODEC) if of_group or isinstance(effect, MergeGroup) else self._gather
         return merged_chunk(codec, self._model.chunk_elements, effect.payloads, effect.weights)
 
 

@@ -6,11 +6,17 @@ import itertools
 
 import pytest
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from farflung.collectives.round.columns import Columns, Sums, groups_in
+from farflung.collectives.round.effects import SendFrame
+from farflung.collectives.round.member import MemberRound
 from farflung.collectives.round.pieces import Piece
-from farflung.protocol.digests import mask_of, mask_to_bytes
+from farflung.coordinator.rounds.groups import Groups, decision_view, view
+from farflung.protocol.digests import hash_bytes, mask_of, mask_to_bytes
+from farflung.protocol.frames import Kind
 from farflung.protocol.round_words import Column, Decision, Plan
+from rig.made_mesh import MadeMesh
 
 
 def decision(*groups: int) -> Decision:
@@ -46,7 +52,7 @@ def test_P9_where_sums_are_compared_nothing_is_encoded_before_the_coordinator_ha
     assert (weigh.chunk, weigh.members, weigh.payloads) == (107, 0b101, (b"first", b"second"))
     assert sums.weigh(seen, 7, 100, of_three) == [], "it is being done"
     sums.on_weighed(3, 7, 0b101, (1.0, 1.0, 1.0))
-    assert sums.dots([7]) is None and not sums.are_weighed([7]), "those were sums of another decision"
+    assert sums.dots([7]) is None, "those were sums of another decision"
     sums.on_weighed(4, 7, 0b101, (1.0, 0.5, 2.0))
     told = sums.dots([7])
     assert told is not None and (told.members, told.chunks, told.products) == (0b101, 1 << 7, (1.0, 0.5, 2.0))
@@ -94,3 +100,23 @@ def test_in_a_flat_round_everybody_is_the_root_of_what_it_owns() -> None:
 )
 def test_P8_a_column_that_does_not_fit_its_plan_is_none(column: Column) -> None:
     assert not Columns("ann", plan(column)).fits(3)
+
+
+def test_when_a_root_is_lost_its_owners_send_their_sums_to_the_heir_at_once() -> None:
+    """Nobody has to ask for them first."""
+    made = MadeMesh(groups=3)
+    root, chunk = made.maker(1), 1
+    me = next(peer for peer in made.in_groups.column(chunk) if peer != root)
+    group = made.in_groups.of[me]
+    flight = MemberRound(me, view(made.in_groups, me, 1), bytes(8), 1.0, 0.0)
+    flight.on_decision(decision_view(made.in_groups, made.decision, me), 0.0)
+    flight.sums.put(chunk, group, Piece(b"mine", hash_bytes(b"mine")))
+    of_root = made.in_groups.of[root]
+    heir = next(peer for peer in made.in_groups.members[of_root] if peer != root)
+    owners = list(made.plan.owners)
+    owners[of_root * made.count + chunk] = made.members.index(heir)
+    moved = Groups(replace(made.plan, owners=tuple(owners), epoch=2))
+    sent = [each for each in flight.on_plan(view(moved, me, 2), 1.0) if isinstance(each, SendFrame)]
+    assert [(each.to, each.frame.header.kind, each.frame.payload) for each in sent] == [
+        (heir, Kind.SUM, b"mine")
+    ]

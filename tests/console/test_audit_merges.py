@@ -11,17 +11,18 @@ from typer.testing import CliRunner
 from farflung.checkpoints.archive import Archive, RoundHead
 from farflung.checkpoints.sent_files import SentFiles, SentHead
 from farflung.console.history.audit_evidence import evidence_below
-from farflung.console.history.audit_replay import Outcome, replay, sources_at
+from farflung.console.history.audit_replay import NOT_MERGED, Outcome, replay, sources_at
 from farflung.console.main import app
 from farflung.coordinator.ledger.evidence import FORMAT, Evidence
 from farflung.protocol.errors import CheckpointError
+from farflung.protocol.manifest import Manifest
 from farflung.protocol.signed_words import Said
-from rig.made_archive import HOST, RUN_ID, RUN_KEY, KeptWithWork, said_by
+from rig.made_archive import HOST, MANIFEST, RUN_ID, RUN_KEY, KeptWithWork, said_by
 
 
-def kept_at(place: Path, scaled_in: int = 0) -> KeptWithWork:
+def kept_at(place: Path, scaled_in: int = 0, manifest: Manifest = MANIFEST) -> KeptWithWork:
     """Versions 1 to 5 with a checkpoint of 2; in one of them the first member is archived with three times its work."""
-    peer = KeptWithWork(place / "kept")
+    peer = KeptWithWork(place / "kept", manifest)
     for version in range(1, 6):
         peer.scaled = 3.0 if version == scaled_in else 1.0
         peer.roll(version)
@@ -103,6 +104,37 @@ def test_commits_are_compared_with_what_the_coordinator_signed_of_them(
         assert signed and not evidence_below(tmp_path, bytes(32))
         outcome = replay(sources_at(kept.place, "", RUN_KEY, None, signed), lambda line: None)
         assert outcome.difference.startswith(differs) and bool(outcome.difference) == bool(differs)
+
+
+IN_GROUPS = MANIFEST.model_copy(update={"round": MANIFEST.round.model_copy(update={"group": 2})})
+
+
+def test_of_rounds_in_groups_states_are_replayed_and_it_is_said_that_sums_are_not(tmp_path: Path) -> None:
+    """What lies there is not merged in one go, which would be another sum than was committed."""
+    outcome, lines = replayed(kept_at(tmp_path, 4, IN_GROUPS))
+    assert not outcome.difference and outcome.replayed and not outcome.merged.due
+    assert lines[0] == NOT_MERGED and "merged again from" not in outcome.told
+
+
+def test_of_rounds_in_groups_a_commit_names_as_much_as_a_peer_was_told(tmp_path: Path) -> None:
+    places = [
+        kept_at(tmp_path / str(manifest.round.group), 0, manifest).place for manifest in (MANIFEST, IN_GROUPS)
+    ]
+    head = Archive(places[1]).head(RUN_ID.hex()[:8], (0, 1, 4))
+    others = ("another member", *head.commit.members), (0.25, *head.commit.weights)
+    of_all = msgspec.structs.replace(head.commit, members=others[0], weights=others[1])
+    for weights, differs in ((others[1], False), ((0.25, 0.5, 0.0, 0.5), True)):
+        whole = msgspec.structs.replace(of_all, weights=weights)
+        evidence = {(whole.round_no, 1): Evidence(FORMAT, RUN_ID, whole, (), HOST.public)}
+        assert bool(told_of(places[1], evidence)) == differs
+    flat = Archive(places[0]).head(RUN_ID.hex()[:8], (0, 1, 4)).commit
+    more = msgspec.structs.replace(flat, members=("another", *flat.members), weights=(0.0, *flat.weights))
+    other = {(more.round_no, 1): Evidence(FORMAT, RUN_ID, more, (), HOST.public)}
+    assert told_of(places[0], other), "of a flat round all are told all"
+
+
+def told_of(place: str, evidence: dict[tuple[int, int], Evidence]) -> str:
+    return replay(sources_at(place, "", RUN_KEY, None, evidence), lambda line: None).difference
 
 
 def test_a_missing_file_is_counted_and_the_rest_is_merged(kept: KeptWithWork) -> None:

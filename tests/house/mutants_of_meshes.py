@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from mutant import Mutant
+from mutant import AUDITOR, Mutant
 
 MESH = ("tests/whole/test_mesh.py",)
 
 LIARS = ("tests/whole/test_mesh_of_liars.py",)
+SIGNED = ("tests/coordinator/rounds/test_signed_sums.py",)
+AUDITED = ("tests/coordinator/run/test_auditing_in_groups.py",)
+PROVEN = ("tests/coordinator/ledger/test_proofs_in_groups.py",)
+WRONG = ("tests/whole/test_wrong_sums_in_groups.py",)
 JUDGED = ("tests/coordinator/rounds/test_screening_in_groups.py",)
 
 MESHES = (
@@ -106,7 +110,7 @@ MESHES = (
         "collectives/round/member.py",
         "effects += self._pass_sum_on(chunk)",
         "pass",
-        MESH,
+        ("tests/collectives/test_columns.py", *MESH),
     ),
     Mutant(
         "a result that stands at another owner moves its root there",
@@ -125,7 +129,7 @@ MESHES = (
     Mutant(
         "nothing is encoded before the sums of groups are compared",
         "collectives/round/member.py",
-        "if self._sums.held_back:",
+        "if self.sums.held_back:",
         "if False:",
         LIARS,
     ),
@@ -184,5 +188,159 @@ MESHES = (
         "core.acquaint(Groups(plan).circles)",
         "core.acquaint([peers])",
         ("tests/whole/test_large_runs.py",),
+    ),
+    Mutant(
+        "what a group adds up is made of what its members signed",
+        "coordinator/run/witness.py",
+        'return self._inputs_problem(flight, said) if isinstance(said, Results) else ""',
+        'return ""',
+        SIGNED,
+    ),
+    Mutant(
+        "a root's results wait for a signed word of every sum in them",
+        "coordinator/rounds/reported.py",
+        "if self.plan.roots and chunk not in made.named:",
+        "if False:",
+        SIGNED,
+    ),
+    Mutant(
+        "a word that comes late is looked at again with what waited for it",
+        "coordinator/rounds/signed_sums.py",
+        "roots.add(root)",
+        "pass",
+        SIGNED,
+    ),
+    Mutant(
+        "who is no root has nothing to say of others' sums",
+        "coordinator/rounds/reported.py",
+        "if mask_from_bytes(report.merged) & ~self.groups.roots.get(root, 0):",
+        "if False:",
+        SIGNED,
+    ),
+    Mutant(
+        "an owner's first word of a sum counts",
+        "coordinator/rounds/signed_sums.py",
+        "if owner in said:",
+        "if False:",
+        SIGNED,
+    ),
+    Mutant(
+        "a root signs for all bytes of the hashes that it names",
+        "coordinator/rounds/signed_sums.py",
+        "if whole and inputs_of(each for of_chunk in found.values() for each in of_chunk) == report.inputs:",
+        "if whole:",
+        SIGNED,
+    ),
+    Mutant(
+        "of two that contradict each other about a sum neither is believed",
+        "coordinator/rounds/reported.py",
+        "out = {root} | (owners if believed else set())",
+        "out = {root}",
+        SIGNED,
+    ),
+    Mutant(
+        "a root that contradicts most owners is believed of none",
+        "coordinator/rounds/reported.py",
+        "believed = 2 * len(owners) <= len(others) or len(others) < 2",
+        "believed = True",
+        SIGNED,
+    ),
+    Mutant(
+        "after a contradiction about a sum all is merged anew",
+        "coordinator/rounds/reported.py",
+        "self.void = self.void or not out <= self.at_odds.keys()",
+        "self.void = False",
+        SIGNED,
+    ),
+    Mutant(
+        "who contradicts another one about a sum owns nothing for a while",
+        "coordinator/rounds/in_flight.py",
+        "self.impossible.keys() | self.censors | self.at_odds.keys()",
+        "self.impossible.keys() | self.censors",
+        SIGNED,
+    ),
+    Mutant(
+        "what groups add up is drawn as results are",
+        "coordinator/run/auditing.py",
+        "self._dice.draw(count * (1 + groups), share)",
+        "self._dice.draw(count, share)",
+        AUDITED,
+    ),
+    Mutant(
+        "an auditor is heard of the sum that it was asked about",
+        "coordinator/run/auditing.py",
+        "task = self._tasks.get((said.round_no, said.group, verdict.chunk))",
+        "task = next((t for k, t in self._tasks.items() if (k[0], k[2]) == (said.round_no, verdict.chunk)), None)",
+        AUDITED,
+    ),
+    Mutant(
+        "auditors of a mesh are near to what goes in",
+        "coordinator/run/auditing.py",
+        "for among in (task.sum.near, set(sums.commit.included)):",
+        "for among in (set(sums.commit.included),):",
+        AUDITED,
+    ),
+    Mutant(
+        "a root is judged by the sums that it signed to have used",
+        "coordinator/ledger/proofs.py",
+        "if [hash_bytes(each) for each in self.sums] != inputs[place * groups : (place + 1) * groups]:",
+        "if False:",
+        PROVEN,
+    ),
+    Mutant(
+        "the hashes of a root's sums are those that it signed for",
+        "coordinator/ledger/proofs.py",
+        "if len(self.inputs) != HASH_BYTES * groups * len(chunks) or inputs_of(inputs) != results.inputs:",
+        "if len(self.inputs) != HASH_BYTES * groups * len(chunks):",
+        PROVEN,
+    ),
+    Mutant(
+        "a root is convicted by its own signature",
+        "coordinator/ledger/proofs.py",
+        "if not verify(self.maker, sums_of_groups_part(self.run_id, results), self.signature):",
+        "if False:",
+        PROVEN,
+    ),
+    Mutant(
+        "who added up a group keeps that for audits",
+        "collectives/round/kept.py",
+        "return self.sums if kind == Kind.SUM else self.contribution",
+        "return {} if kind == Kind.SUM else self.contribution",
+        AUDITOR,
+    ),
+    Mutant(
+        "what goes into a result of groups are their sums",
+        "peer/machine/auditing.py",
+        "return Kind.SUM if self.audit.of_sums else Kind.CONTRIBUTION",
+        "return Kind.CONTRIBUTION",
+        AUDITOR,
+    ),
+    Mutant(
+        "an auditor adds up a group as its owner does",
+        "peer/state/outer_state.py",
+        "of_group = isinstance(effect, MergeAgain) and effect.group != THE_RESULT",
+        "of_group = False",
+        WRONG,
+    ),
+    Mutant(
+        "of rounds in groups nothing is archived that can't be merged again",
+        "peer/machine/gathering.py",
+        "kept = manifest.merge.audit > 0 and not manifest.round.group",
+        "kept = manifest.merge.audit > 0",
+        ("tests/peer/machine/test_gathering.py",),
+    ),
+    Mutant(
+        "contributions of a mesh are not merged in one go by a replay",
+        "console/history/audit_merges.py",
+        "self._authors = {} if in_groups else files.authors(run)",
+        "self._authors = files.authors(run)",
+        ("tests/console/test_audit_merges.py",),
+    ),
+    Mutant(
+        "an archived part of a commit is a part of the signed one",
+        "console/history/audit_replay.py",
+        "return bare[0] == bare[1] and weighed[0] <= weighed[1]",
+        "return bare[0] == bare[1]",
+        ("tests/console/test_audit_merges.py",),
     ),
 )

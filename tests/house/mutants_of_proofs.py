@@ -144,7 +144,7 @@ SUMS = (
     Mutant(
         "another process owes no contribution",
         "coordinator/run/auditing.py",
-        "if self._is_the_same(task.sums, member):",
+        "if self._is_the_same(task.sum.of, member):",
         "if True:",
         AUDITS,
     ),
@@ -214,7 +214,7 @@ SUMS = (
     Mutant(
         "P19 results are signed",
         "coordinator/run/witness.py",
-        "if not problem and not verify(member.identity, statement, report.signature):",
+        "if not problem and not verify(member.identity, statement, signature):",
         "if False:",
         WITNESS,
     ),

@@ -390,15 +390,15 @@ ROUNDS = (
     Mutant(
         "an owner answers for its own chunks alone",
         "coordinator/rounds/reported.py",
-        "if chunk < self.plan.count and self.plan.root_of(chunk) == peer:",
-        "if chunk < len(self.plan.owners):",
+        "self.plan.root_of(chunk) == peer and chunk not in self.merged:",
+        "chunk not in self.merged:",
         ROUND,
     ),
     Mutant(
         "a report about an earlier decision says nothing of this one",
         "coordinator/rounds/reported.py",
-        "if self.decision is not None and report.decision_no == self.decision.decision_no:",
-        "if self.decision is not None:",
+        "if self.decision is None or report.decision_no != self.decision.decision_no:\n            return\n",
+        "if self.decision is None:\n            return\n",
         ROUND,
     ),
     Mutant(

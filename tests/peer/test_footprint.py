@@ -177,6 +177,10 @@ def test_an_agent_keeps_what_it_sent_for_audits_and_results_for_those_who_were_a
     assert usual["results of past rounds"] == pytest.approx(2 * INT8 * GB), "three are more than 2 GiB"
     assert sizes(of_agent(Rules(2), 1e8))["results of past rounds"] == pytest.approx(0.3 * INT8 * GB)
     assert sizes(of_agent(Rules(2, is_audited=False), 1e9))["own contributions, kept for audits"] == 0
+    assert sizes(of_agent(Rules(2, group=16), 1e9))["sums of groups"] == 4 * 2e9 / 16, (
+        "two of them for audits"
+    )
+    assert sizes(of_agent(Rules(2, group=16, is_audited=False), 1e9))["sums of groups"] == 2 * 2e9 / 16
     on_disk = [
         row for row in of_agent(Rules(2, results_on_disk=True), 1e8) if row.what == "results of past rounds"
     ]

@@ -241,12 +241,12 @@ class KeptStages:
 class KeptWithWork(Kept):
     """It keeps the contributions of three members too, of whom one is out in every round."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, manifest: Manifest = MANIFEST) -> None:
         made = (Identity.generate() for _ in range(3))
         self.members = tuple(sorted(made, key=lambda each: each.peer_id))
         self.weights = (0.25, 0.0, 0.75)
         self.scaled = 1.0  # the first member signs and gives to archivers so many times what was merged
-        super().__init__(place)
+        super().__init__(place, manifest=manifest)
 
     def made(self, fragment: Fragment, version: int) -> tuple[list[bytes], Commit]:
         included = [(m, w) for m, w in zip(self.members, self.weights, strict=True) if w]

@@ -43,7 +43,7 @@ def storm(seed: int) -> Scenario:
         min_peers=draw.choice((1, 2, 3)),
         rounds=2,
         policy=draw.choice(("mean", "robust")),
-        audit=0.0,
+        audit=draw.choice((0.0, 1.0)),
     )
 
 
@@ -78,7 +78,7 @@ def test_every_promise_holds_in_groups_too(seed: int) -> None:
 
 def test_deaths_in_a_mesh_move_chunks_and_the_run_comes_to_its_end() -> None:
     scenario = replace(CALM, peers=16, group=4, chunks=8, rounds=3, min_peers=4)
-    world = Churn(1, replace(scenario, kill_per_effect=0.003, faults_until_s=200.0))
+    world = Churn(2, replace(scenario, kill_per_effect=0.003, faults_until_s=200.0))
     assert world.run().outcome == "finished"
     assert world.kills and world.moved, "somebody who owned chunks died"
 

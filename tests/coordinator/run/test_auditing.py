@@ -8,121 +8,16 @@ from statistics import median
 
 import pytest
 
-from farflung.coordinator.ledger.records import Banned, CommittedRound, FoundCheating, Record, Struck
+from farflung.coordinator.ledger.records import Banned, FoundCheating, Struck
 from farflung.coordinator.run import sum_cases
-from farflung.coordinator.run.auditing import Auditing, Dice
-from farflung.coordinator.run.discipline import Discipline
-from farflung.coordinator.run.effects import KeepProof, Tell, Write
-from farflung.coordinator.run.membership import Member
-from farflung.protocol.limits import PART_BYTES
-from farflung.protocol.manifest import Manifest
+from farflung.coordinator.run.auditing import Dice
 from farflung.protocol.manifest_sections import MergeSection
-from farflung.protocol.messages import AuditChunks, Audited, ChunkVerdict, Show, Shown, What
-from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.round_words import Contact
+from farflung.protocol.messages import AuditChunks, What
+from farflung.protocol.round_words import ChunkVerdict
 from farflung.protocol.states import OF_DEPARTURE
 from farflung.protocol.verdicts import Verdict
-from rig.made_run import MadeRun
-from rig.made_sums import ELEMENTS, RUN_ID, MadeSums, process_of
-
-
-class Court:
-    """A run whose members made one commit; each chunk is drawn, unless a test says otherwise."""
-
-    def __init__(self, made: MadeSums, audit: float = 1.0, seed: int = 0) -> None:
-        self.made = made
-        self.run = MadeRun(Manifest(merge=MergeSection(audit=audit)))
-        self.core = self.run.core
-        self.core.ledger.model = ModelSchema(
-            (TensorSpec("w", (made.count, ELEMENTS), "float32", "param"),),
-            ELEMENTS,
-            made.count,
-            made.count,
-            bytes(32),
-        )
-        self._drawn = seed
-        discipline = Discipline(
-            self.core, lambda member, cause, why: self.core.members.lose(member, OF_DEPARTURE[cause])
-        )
-        self.auditing = Auditing(self.core, self._random, discipline)
-        self.members = {peer: self._enters(peer) for peer in made.members}
-        self.run.effects()
-        self.told: list[Tell] = []
-        self.records: list[Record] = []
-        self.proofs: list[KeepProof] = []
-
-    def _random(self, count: int) -> bytes:
-        self._drawn += 1
-        return int.to_bytes(self._drawn * 0x9E3779B97F4A7C15 % (1 << 64), 8, "little")[:count]
-
-    def _enters(self, peer: str) -> Member:
-        contact = Contact(peer, peer, bytes(32), f"{peer}:1")
-        process = process_of(peer)
-        member = self.core.members.admit(contact, process, process, self.core.now)
-        self.core.members.on_dialled(peer, process, True)
-        member.standings[0].verified = member.standings[0].vouched = True
-        return member
-
-    def commits(self) -> None:
-        commit = self.made.commit
-        used = {peer: () for peer in self.made.members}
-        self.core.write(
-            CommittedRound(
-                commit=commit, used=used, excluded={}, tokens=1, steps=1, loss=None, seconds=1.0, tx_bytes=0
-            )
-        )
-        self.auditing.on_commit(self.made.sums)
-        self.sees()
-
-    def sees(self) -> None:
-        """What follows at once: answers are judged, questions go out."""
-        for answer in self.core.questions.take_answers():
-            self.auditing.cases.on_answer(answer)
-        for peer, fields in self.core.questions.due(set(self.core.members.alive), self.core.now):
-            self.core.tell(self.core.members.alive[peer], Show, **fields)
-        for effect in self.run.effects():
-            if isinstance(effect, Tell):
-                self.told.append(effect)
-            elif isinstance(effect, Write):
-                self.records.append(effect.record)
-            elif isinstance(effect, KeepProof):
-                self.proofs.append(effect)
-
-    def audits(self) -> dict[int, str]:
-        """Chunk -> who is to merge it again, by what was told last."""
-        found = {}
-        for tell in self.told:
-            if isinstance(tell.message, AuditChunks):
-                found |= {drawn.chunk: tell.peer for drawn in tell.message.chunks}
-        return found
-
-    def says(self, peer: str, *verdicts: ChunkVerdict, round_no: int = 1) -> Verdict:
-        said = Audited(session=bytes(16), seq=1, round_no=round_no, chunks=verdicts)
-        verdict = self.auditing.on_audited(self.members[peer], said)
-        self.sees()
-        return verdict
-
-    def asked(self, peer: str) -> list[Show]:
-        return [t.message for t in self.told if t.peer == peer and isinstance(t.message, Show)]
-
-    def shows(self, peer: str, bytes_of: dict[str, bytes | None]) -> None:
-        """It answers every question, by whose contribution it is."""
-        for show in self.asked(peer):
-            raw = bytes_of.get(show.peer) or b""
-            part = Shown(
-                session=bytes(16), seq=1, question=show.question, start=0, total=len(raw), part=raw[:PART_BYTES],
-                signature=b"",
-            )  # fmt: skip
-            self.core.questions.on_shown(peer, part, self.core.now)
-        self.sees()
-
-    def passes(self, seconds: float) -> None:
-        self.core.now += seconds
-        self.auditing.on_timer()
-        self.sees()
-
-    def of(self, kind: type[Record]) -> list[str]:
-        return [record.peer for record in self.records if isinstance(record, kind)]
+from rig.made_sums import RUN_ID, MadeSums
+from rig.sum_court import SumCourt
 
 
 def right(chunk: int) -> ChunkVerdict:
@@ -168,7 +63,7 @@ def test_one_corrupted_chunk_of_a_thousand_in_each_round_is_found_within_20_roun
 
 def test_an_auditor_is_another_one_than_the_maker_and_is_told_all_that_it_needs() -> None:
     for seed in range(20):
-        court = Court(MadeSums(), seed=seed)
+        court = SumCourt(MadeSums(), seed=seed)
         court.commits()
         audits = court.audits()
         assert audits.keys() == {0, 1, 2}
@@ -179,13 +74,13 @@ def test_an_auditor_is_another_one_than_the_maker_and_is_told_all_that_it_needs(
 
 
 def test_nothing_is_drawn_where_the_host_wants_none() -> None:
-    court = Court(MadeSums(), audit=0.0)
+    court = SumCourt(MadeSums(), audit=0.0)
     court.commits()
     assert not court.told
 
 
 def test_an_auditor_that_is_lost_or_deaf_is_replaced_or_told_again() -> None:
-    court = Court(MadeSums())
+    court = SumCourt(MadeSums())
     court.commits()
     first = court.audits()[0]
     court.told.clear()
@@ -198,7 +93,7 @@ def test_an_auditor_that_is_lost_or_deaf_is_replaced_or_told_again() -> None:
 
 
 def test_an_audit_ends_when_authors_do_not_keep_their_contributions_any_more() -> None:
-    court = Court(MadeSums())
+    court = SumCourt(MadeSums())
     court.commits()
     court.core.ledger.books[0].version += 2
     court.passes(6.0)
@@ -209,7 +104,7 @@ def test_an_audit_ends_when_authors_do_not_keep_their_contributions_any_more() -
 
 
 def test_a_wrong_sum_is_proven_and_its_maker_is_banned() -> None:
-    court = Court(MadeSums(wrong=(1,)))
+    court = SumCourt(MadeSums(wrong=(1,)))
     court.commits()
     auditor = court.audits()[1]
     court.says(auditor, wrong(1))
@@ -224,7 +119,7 @@ def test_a_wrong_sum_is_proven_and_its_maker_is_banned() -> None:
 
 
 def test_who_calls_a_right_sum_wrong_gets_a_strike_and_the_owner_stays() -> None:
-    court = Court(MadeSums())
+    court = SumCourt(MadeSums())
     court.commits()
     auditor = court.audits()[1]
     court.says(auditor, wrong(1))
@@ -234,7 +129,7 @@ def test_who_calls_a_right_sum_wrong_gets_a_strike_and_the_owner_stays() -> None
 
 def test_an_accuser_that_shows_other_bytes_or_none_gets_a_strike() -> None:
     for shown in (b"other bytes", None):
-        court = Court(MadeSums())
+        court = SumCourt(MadeSums())
         court.commits()
         auditor = court.audits()[1]
         court.says(auditor, wrong(1))
@@ -243,7 +138,7 @@ def test_an_accuser_that_shows_other_bytes_or_none_gets_a_strike() -> None:
 
 
 def test_an_accuser_that_is_lost_leaves_nothing_behind() -> None:
-    court = Court(MadeSums())
+    court = SumCourt(MadeSums())
     court.commits()
     auditor = court.audits()[1]
     court.says(auditor, wrong(1))
@@ -254,7 +149,7 @@ def test_an_accuser_that_is_lost_leaves_nothing_behind() -> None:
 
 def test_the_heir_of_a_lost_owner_does_not_answer_for_its_sum() -> None:
     """Who merged a chunk is who signed it first: whoever passes the bytes on later stays."""
-    court = Court(MadeSums(wrong=(1,)))
+    court = SumCourt(MadeSums(wrong=(1,)))
     court.commits()
     auditor, maker = court.audits()[1], court.made.members[1]
     court.core.members.lose(court.members[maker], OF_DEPARTURE["silent"])
@@ -265,7 +160,7 @@ def test_the_heir_of_a_lost_owner_does_not_answer_for_its_sum() -> None:
 
 def test_contributions_that_take_too_much_memory_are_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sum_cases, "PROOF_BYTES_MOST", 100)
-    court = Court(MadeSums(wrong=(1,)))
+    court = SumCourt(MadeSums(wrong=(1,)))
     court.commits()
     auditor = court.audits()[1]
     court.says(auditor, wrong(1))
@@ -276,7 +171,7 @@ def test_contributions_that_take_too_much_memory_are_not_gathered(monkeypatch: p
 
 
 def test_only_who_was_asked_is_heard_and_of_what_it_was_asked() -> None:
-    court = Court(MadeSums())
+    court = SumCourt(MadeSums())
     court.commits()
     auditor = court.audits()[1]
     stranger = next(peer for peer in court.made.members if peer not in (auditor, court.made.members[1]))
@@ -288,7 +183,7 @@ def test_only_who_was_asked_is_heard_and_of_what_it_was_asked() -> None:
 
 
 def test_an_audit_is_over_when_it_is_said_to_be_right() -> None:
-    court = Court(MadeSums())
+    court = SumCourt(MadeSums())
     court.commits()
     auditor = court.audits()[1]
     assert court.says(auditor, right(1)) is Verdict.ACCEPTED
@@ -296,7 +191,7 @@ def test_an_audit_is_over_when_it_is_said_to_be_right() -> None:
 
 
 def test_an_accuser_has_one_open_case_at_a_time() -> None:
-    court = Court(MadeSums(count=6))
+    court = SumCourt(MadeSums(count=6))
     court.commits()
     by: dict[str, list[int]] = {}
     for chunk, auditor in court.audits().items():
@@ -310,7 +205,7 @@ def test_an_accuser_has_one_open_case_at_a_time() -> None:
 # ---- contributions that nobody gets ------------------------------------------------------------------------------
 
 
-def names(court: Court, chunk: int, author: str, times: int) -> None:
+def names(court: SumCourt, chunk: int, author: str, times: int) -> None:
     for _ in range(times):
         auditor = court.audits()[chunk]
         court.told = [t for t in court.told if not isinstance(t.message, AuditChunks)]
@@ -318,7 +213,7 @@ def names(court: Court, chunk: int, author: str, times: int) -> None:
 
 
 def test_who_gives_its_contribution_to_nobody_is_asked_and_struck_if_it_does_not_show_it() -> None:
-    court = Court(MadeSums(count=5))
+    court = SumCourt(MadeSums(count=5))
     court.commits()
     author = court.made.members[4]
     names(court, 0, author, 3)
@@ -328,7 +223,7 @@ def test_who_gives_its_contribution_to_nobody_is_asked_and_struck_if_it_does_not
 
 
 def test_who_shows_it_is_no_refuser_whatever_auditors_in_league_say() -> None:
-    court = Court(MadeSums(count=5))
+    court = SumCourt(MadeSums(count=5))
     court.commits()
     author = court.made.members[4]
     names(court, 0, author, 3)
@@ -337,7 +232,7 @@ def test_who_shows_it_is_no_refuser_whatever_auditors_in_league_say() -> None:
 
 
 def test_who_came_back_as_another_process_owes_nothing() -> None:
-    court = Court(MadeSums(count=5))
+    court = SumCourt(MadeSums(count=5))
     court.commits()
     author = court.made.members[4]
     court.members[author].process = b"another process!"
@@ -346,7 +241,7 @@ def test_who_came_back_as_another_process_owes_nothing() -> None:
 
 
 def test_one_auditor_alone_makes_nobody_suspect() -> None:
-    court = Court(MadeSums(count=5))
+    court = SumCourt(MadeSums(count=5))
     court.commits()
     author = court.made.members[4]
     names(court, 0, author, 1)
@@ -354,7 +249,7 @@ def test_one_auditor_alone_makes_nobody_suspect() -> None:
 
 
 def test_of_two_the_word_of_the_only_auditor_makes_nobody_suspect() -> None:
-    court = Court(MadeSums(count=2))
+    court = SumCourt(MadeSums(count=2))
     court.commits()
     maker, auditor = court.made.members
     court.says(auditor, ChunkVerdict(0, False, (maker,)))
@@ -365,7 +260,7 @@ def test_of_two_the_word_of_the_only_auditor_makes_nobody_suspect() -> None:
 
 
 def test_it_is_busy_until_the_last_auditor_has_spoken_or_the_case_is_over() -> None:
-    court = Court(MadeSums(wrong=(1,)))
+    court = SumCourt(MadeSums(wrong=(1,)))
     assert not court.auditing.is_busy_with(0)
     court.commits()
     audits = court.audits()

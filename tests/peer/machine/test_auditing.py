@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from farflung.collectives.round.effects import MergeAgain, SendFrame
-from farflung.collectives.round.kept import GIVEN_MOST, KeptContributions
+from farflung.collectives.round.kept import GIVEN_MOST, Given, KeptContributions
 from farflung.collectives.round.pieces import Piece
 from farflung.peer.machine.auditing import (
     ASK_AGAIN_S,
@@ -19,7 +19,8 @@ from farflung.peer.machine.effects import Effect, ToCoordinator
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Kind
 from farflung.protocol.limits import ROUNDS_KEPT
-from farflung.protocol.messages import AuditChunks, Audited, ChunkVerdict, DrawnChunk, Show, What
+from farflung.protocol.messages import AuditChunks, Audited, Show, What
+from farflung.protocol.round_words import THE_RESULT, ChunkVerdict, DrawnChunk
 from farflung.protocol.verdicts import Verdict
 from rig.made_part import TAG, UNUSABLE, MadePart, commit_of, frame_of
 
@@ -45,12 +46,12 @@ class Auditor:
 
     def __init__(self) -> None:
         self.made = MadePart()
-        tell = lambda round_no, chunks: ToCoordinator(  # noqa: E731
-            Audited(session=bytes(16), seq=1, round_no=round_no, chunks=chunks)
+        tell = lambda round_no, chunks, group: ToCoordinator(  # noqa: E731
+            Audited(session=bytes(16), seq=1, round_no=round_no, chunks=chunks, group=group)
         )
         self.auditing = Auditing("ann", TAG, self.made.part, tell)
         mine = {index: Piece(sent_by("ann"), hash_bytes(sent_by("ann"))) for index in range(2)}
-        self.made.lane(0).kept.on_commit(ROUND, mine)
+        self.made.lane(0).kept.on_commit(ROUND, Given(ROUND, mine))
 
     def gives(self, peer: str, payload: bytes | None = None, now: float = 0.0, **where: int) -> list[Effect]:
         what = {"round_no": ROUND, "version": 3} | where
@@ -328,22 +329,22 @@ def want(
 
 def test_contributions_are_kept_until_the_commit_after_next() -> None:
     kept = KeptContributions(TAG, 4, ROUNDS_KEPT)
-    kept.on_commit(1, pieces())
-    kept.on_commit(2, {})
+    kept.on_commit(1, Given(1, pieces()))
+    kept.on_commit(2, Given())
     assert kept.size_bytes == 4 and want(kept, 0.0) == [(Verdict.ACCEPTED, b"mine")]
-    kept.on_commit(3, {})
+    kept.on_commit(3, Given())
     assert kept.size_bytes == 0 and want(kept, 9.0) is Verdict.STALE
 
 
 def test_where_the_run_audits_nothing_nothing_is_kept() -> None:
     kept = KeptContributions(TAG, 4, 0)
-    kept.on_commit(1, pieces())
+    kept.on_commit(1, Given(1, pieces()))
     assert kept.size_bytes == 0
 
 
 def test_a_question_draws_the_bytes_a_few_times_and_not_in_a_hurry() -> None:
     kept = KeptContributions(TAG, 4, ROUNDS_KEPT)
-    kept.on_commit(1, pieces())
+    kept.on_commit(1, Given(1, pieces()))
     assert want(kept, 0.0) == [(Verdict.ACCEPTED, b"mine")]
     assert want(kept, 0.1) is Verdict.DUPLICATE
     answers = [want(kept, float(second)) for second in range(1, 9)]
@@ -353,7 +354,7 @@ def test_a_question_draws_the_bytes_a_few_times_and_not_in_a_hurry() -> None:
 
 def test_in_a_round_an_auditor_waits_once() -> None:
     kept = KeptContributions(TAG, 4, ROUNDS_KEPT)
-    kept.on_commit(1, pieces())
+    kept.on_commit(1, Given(1, pieces()))
     assert want(kept, 0.0, in_round=True) is Verdict.ACCEPTED
     assert want(kept, 1.0, in_round=True) == [(Verdict.ACCEPTED, b"mine")]
 
@@ -404,3 +405,75 @@ def test_work_that_no_commit_used_is_not_kept() -> None:
     lane.round.mine[0] = Piece(b"x", hash_bytes(b"x"))
     lane.on_commit(commit_of(0, with_ann=False), 0.0)
     assert lane.kept.size_bytes == 0
+
+
+# ---- rounds in groups --------------------------------------------------------------------------------------------
+
+
+def of_sums(*makers: str) -> AuditChunks:
+    """A result, which is made of what these added up."""
+    fields = _fields(audit_of(*makers)) | {"codecs": ("bf16",) * len(makers), "of_sums": True}
+    return AuditChunks(**fields)  # type: ignore[arg-type]
+
+
+def sum_from(auditor: Auditor, peer: str, kind: Kind = Kind.SUM) -> list[Effect]:
+    frame = frame_of(kind, CHUNK, sent_by(peer), round_no=ROUND, version=3)
+    return auditor.auditing.on_timer(0.0) if auditor.auditing.takes(peer, frame, 0.0) else []
+
+
+def test_a_result_of_groups_is_made_of_sums_and_these_are_asked_for() -> None:
+    auditor = Auditor()
+    effects = auditor.auditing.on_audit(of_sums("bob", "cyd"), 0.0)
+    asked_for = [(each.to, each.frame.header.kind) for each in effects if isinstance(each, SendFrame)]
+    assert asked_for == [("bob", Kind.WANT_SUM), ("cyd", Kind.WANT_SUM)]
+    assert not sum_from(auditor, "bob") and not sum_from(auditor, "cyd", Kind.CONTRIBUTION)
+    merge = merge_of(sum_from(auditor, "cyd"))
+    assert merge.payloads == tuple(map(sent_by, ("bob", "cyd"))) and merge.group == THE_RESULT
+
+
+def test_its_own_sum_an_auditor_has_and_shows_as_a_sum() -> None:
+    auditor = Auditor()
+    mine = {CHUNK: Piece(sent_by("ann"), hash_bytes(sent_by("ann")))}
+    auditor.made.lane(0).kept.on_commit(ROUND + 1, Given(ROUND + 1, {}, mine))
+    audit = AuditChunks(**_fields(of_sums("ann", "bob")) | {"round_no": ROUND + 1})  # type: ignore[arg-type]
+    asked_for = [each.to for each in auditor.auditing.on_audit(audit, 0.0) if isinstance(each, SendFrame)]
+    assert asked_for == ["bob"]
+    show = changed(_show("ann"), round_no=ROUND + 1)
+    assert auditor.auditing.contribution(show, 0.0) is None, "it contributed nothing"
+    assert auditor.auditing.contribution(changed(show, what=What.SUM), 0.0) == sent_by("ann")
+
+
+def test_what_a_group_adds_is_merged_as_sums_are_and_the_answer_names_the_group() -> None:
+    auditor = Auditor()
+    audit = AuditChunks(**_fields(audit_of("ann", "bob")) | {"group": 2})  # type: ignore[arg-type]
+    assert asked(auditor.auditing.on_audit(audit, 0.0)) == ["bob"]
+    merge = merge_of(auditor.gives("bob"))
+    assert merge.group == 2
+    [told] = auditor.auditing.on_merged(merge, b"another sum", 0.0)
+    assert isinstance(told, ToCoordinator) and isinstance(told.message, Audited)
+    assert told.message.group == 2 and told.message.chunks == (ChunkVerdict(CHUNK, True),)
+    assert auditor.show("bob") == sent_by("bob")
+    assert auditor.auditing.contribution(changed(_show("bob"), what=What.SUM), 0.0) is None
+
+
+def test_the_result_and_what_a_group_adds_to_it_are_two_questions() -> None:
+    auditor = Auditor()
+    auditor.auditing.on_audit(audit_of("ann", "bob"), 0.0)
+    auditor.auditing.on_merged(merge_of(auditor.gives("bob")), MERGED, 0.0)
+    of_group = AuditChunks(**_fields(audit_of("ann", "bob")) | {"group": 0})  # type: ignore[arg-type]
+    assert verdicts(auditor.auditing.on_audit(of_group, 0.0)) == []
+
+
+def test_what_a_member_added_up_is_kept_as_long_as_what_it_contributed_whether_or_not_that_counted() -> None:
+    kept = KeptContributions(TAG, 4, ROUNDS_KEPT)
+    kept.on_commit(1, Given(1, pieces(), pieces(b"summed")), counts=False)
+    answers = [
+        [each for each in kept.on_want("bob", frame_of(kind, 4, round_no=1).header, False, 0.0)[1]]
+        for kind in (Kind.WANT_SUM, Kind.WANT_CONTRIBUTION)
+    ]
+    [[sent], nothing] = answers
+    assert isinstance(sent, SendFrame) and sent.frame.header.kind == Kind.SUM and not nothing
+    assert bytes(sent.frame.payload) == b"summed" and kept.size_bytes == 6
+    kept.on_commit(2, Given(1, pieces(), pieces(b"summed")))
+    kept.on_commit(3, Given())
+    assert kept.size_bytes == 0, "what I gave to another round is not this one's"

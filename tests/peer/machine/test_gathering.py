@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from farflung.collectives.round.effects import SendFrame
-from farflung.collectives.round.kept import KeptContributions
+from farflung.collectives.round.kept import Given, KeptContributions
 from farflung.collectives.round.pieces import Piece
 from farflung.peer.identity import Identity
 from farflung.peer.machine.effects import Effect, KeepContribution
@@ -20,7 +20,7 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Kind
 from farflung.protocol.limits import ROUNDS_KEPT
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import CheckpointSection, MergeSection
+from farflung.protocol.manifest_sections import CheckpointSection, MergeSection, RoundSection
 from farflung.protocol.messages import Sent
 from farflung.protocol.moments import Known
 from farflung.protocol.round_words import Commit
@@ -105,6 +105,7 @@ def test_nothing_is_fetched_where_nobody_asked_for_it_or_nothing_is_kept() -> No
     saves = CheckpointSection(every_rounds=1)
     assert may_gather(Manifest(checkpoint=saves))
     assert not may_gather(Manifest(checkpoint=saves, merge=MergeSection(audit=0.0)))
+    assert not may_gather(Manifest(checkpoint=saves, round=RoundSection(group=4))), "it could not be replayed"
     assert not may_gather(Manifest())
 
 
@@ -216,22 +217,22 @@ def test_a_peer_that_leaves_hands_on_what_it_has() -> None:
 def test_an_author_gives_its_signed_list_as_it_gives_its_chunks() -> None:
     author = KeptContributions(TAG, 4, ROUNDS_KEPT)
     question = frame_of(Kind.WANT_SENT, 4, round_no=1).header
-    author.on_commit(1, {0: Piece(b"mine", hash_bytes(b"mine"))})
+    author.on_commit(1, Given(1, {0: Piece(b"mine", hash_bytes(b"mine"))}))
     assert author.on_want("bob", question, False, 0.0) == (Verdict.STALE, [])
     author.on_signed(1, b"signed")
     verdict, [answer] = author.on_want("bob", question, False, 0.0)
     assert isinstance(answer, SendFrame) and verdict is Verdict.ACCEPTED
     assert (answer.frame.header.kind, answer.frame.payload) == (Kind.SENT, b"signed")
-    author.on_commit(2, {})
-    author.on_commit(3, {})
+    author.on_commit(2, Given())
+    author.on_commit(3, Given())
     assert author.signed_list(1) is None
 
 
 def test_a_commit_that_is_told_again_takes_nothing_from_what_is_kept() -> None:
     """The second time the round is over, and has nothing to show."""
     author = KeptContributions(TAG, 4, ROUNDS_KEPT)
-    author.on_commit(1, {0: Piece(b"mine", hash_bytes(b"mine"))})
+    author.on_commit(1, Given(1, {0: Piece(b"mine", hash_bytes(b"mine"))}))
     author.on_signed(1, b"signed")
-    author.on_commit(1, {})
+    author.on_commit(1, Given())
     author.on_signed(1, b"")
     assert author.piece(1, 4) is not None and author.signed_list(1) is not None
