@@ -34,7 +34,7 @@ def test_a_result_counts_when_there_is_a_signed_word_of_all_that_it_is_made_of(
     stand.hears(speakers[order[-1]], stand.made.report(speakers[order[-1]]))
     assert stand.flight.makers[CHUNK].peer == root
     sums = stand.flight.sums_used()
-    assert [sums[CHUNK, group].peer for group in range(3)] == stand.made.in_groups.column(CHUNK)
+    assert tuple(sums[CHUNK, group].peer for group in range(3)) == stand.made.in_groups.column(CHUNK)
 
 
 def test_a_sum_that_another_signed_or_nobody_does_not_count() -> None:
