@@ -12,6 +12,9 @@ not a data set.  Peers tell what their lines carry, as they do once rounds have 
 that.  In each round that share of its members is killed at a time that is drawn; they come back within seconds.  State
 for them passes besides, as the simulator has it: as fast as messages.
 
+What a round asks of the coordinator is counted from its opening until `TOLD_S` after its commit: seconds of its
+arithmetic, as the processor counts them, and bytes of words both ways before they are sealed; beats are in it.
+
 `ideal` of a round is the time in which the slowest of its members could send its contribution at its line's full rate,
 and then either the slowest could get the results, or all together could send them, whichever takes longer.
 """
@@ -26,16 +29,21 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ParamSpec
 
 import torch
 
 from farflung.collectives.round.effects import SendFrame
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Opened, Record
+from farflung.coordinator.run.effects import Effect
 from farflung.coordinator.run.machine import RunMachine
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import World
+from farflung.peer.simulator.world import Names, World
+from farflung.protocol import envelope
 from farflung.protocol.frames import Kind
+from farflung.protocol.limits import PROTOCOL_VERSION
+from farflung.protocol.messages import Message
 from farflung.protocol.round_words import BITS_PER_VALUE, SUM_CODEC, Plan
 
 # (Mbit/s down, Mbit/s up, how many of a hundred homes)
@@ -49,7 +57,9 @@ PLANS = (
     (1000, 1000, 10),
 )
 BULK = {Kind.CONTRIBUTION: "int8", Kind.RESULT: "int8", Kind.LOGGED: "int8", Kind.SUM: SUM_CODEC}
+TOLD_S = 5.0  # later everybody has heard of a commit and shown its new version
 STEPS = 4  # of the simulator's runs, between rounds
+P = ParamSpec("P")
 BYTES_PER_MBIT = 1e6 / 8
 
 
@@ -143,6 +153,9 @@ class Homes(World):
         self.lines.after = self.after
         self._passing: set[tuple[object, ...]] = set()  # copies that are on their way
         self._coming: defaultdict[str, Counter[str]] = defaultdict(Counter)  # to whom -> from whom, how many
+        self._asked_of_it = [0.0, 0.0]  # of the coordinator: seconds, bytes
+        self._timed: RunMachine | None = None
+        self.coordinators: list[tuple[float, float]] = []  # a member and round: milliseconds, KB
         self.plans: dict[int, Plan] = {}  # by round, as it opened
         self.committed: list[tuple[float, float]] = []  # (how long it took, ideal)
         self.aborted: list[str] = []
@@ -197,12 +210,42 @@ class Homes(World):
             peer.machine.on_lines(set(), coming, self.now)
         super()._peer_tick(peer)
 
+    def _deliver(
+        self, source: str, target: str, message: Message, allowed: Names, key: bytes = b"", version: int = 0
+    ) -> None:
+        """Every word is the coordinator's, or for it."""
+        self._asked_of_it[1] += len(envelope.encode(message, version or PROTOCOL_VERSION))
+        super()._deliver(source, target, message, allowed, key, version)
+
+    def _carry_out(self, machine: RunMachine, effects: list[Effect]) -> None:
+        if self._timed is not machine:
+            self._timed = machine
+            machine.on_member = self._timing(machine.on_member)  # type: ignore[method-assign]
+            machine.on_timer = self._timing(machine.on_timer)  # type: ignore[method-assign]
+        super()._carry_out(machine, effects)
+
+    def _timing(self, does: Callable[P, list[Effect]]) -> Callable[P, list[Effect]]:
+        def timed(*args: P.args, **kwargs: P.kwargs) -> list[Effect]:
+            began = time.thread_time()
+            effects = does(*args, **kwargs)
+            self._asked_of_it[0] += time.thread_time() - began
+            return effects
+
+        return timed
+
+    def _count(self, before: list[float], members: int) -> None:
+        seconds, size = (after - each for after, each in zip(self._asked_of_it, before, strict=True))
+        self.coordinators.append((1e3 * seconds / members, size / 1e3 / members))
+
     def _write(self, record: Record) -> None:
         super()._write(record)
         if isinstance(record, Opened) and record.plan.epoch == 1:
             self.plans[record.plan.round_no] = record.plan
             self._let_some_die(record.plan)
+            self._when_opened = [*self._asked_of_it]
         elif isinstance(record, CommittedRound):
+            before, members = self._when_opened, len(self.plans[record.commit.round_no].members)
+            self.after(TOLD_S, lambda: self._count(before, members))
             self.committed.append((record.seconds, self.ideal_s(self.plans[record.commit.round_no])))
         elif isinstance(record, AbortedRound):
             self.aborted.append(record.reason)
@@ -240,6 +283,8 @@ class Homes(World):
             "seconds": [round(took, 2) for took, _ in self.committed],
             "over_ideal": [round(each, 3) for each in times],
             "over_ideal_median": round(statistics.median(times), 3) if times else None,
+            "coordinator_cpu_ms_a_member_and_round": [round(cpu_ms, 2) for cpu_ms, _ in self.coordinators],
+            "coordinator_kb_a_member_and_round": [round(kb, 1) for _, kb in self.coordinators],
             "results_equal_to_the_reference": len(self.invariants.sums_of_groups),
             "digests_of_those_that_finished": len(digests),
         }

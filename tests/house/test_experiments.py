@@ -88,3 +88,14 @@ def test_a_mesh_over_home_lines_commits_and_its_rounds_take_their_time(
     told = told_by(FOLDER.parent / "mesh.py", words, monkeypatch, capsys)
     assert (told["outcome"], told["committed"], told["digests_of_those_that_finished"]) == ("finished", 1, 1)
     assert told["over_ideal_median"] > 0.9, "nothing is faster than its line"
+
+
+@pytest.mark.hard
+def test_a_mesh_in_which_some_die_in_each_round_commits_it_and_nobody_makes_everything_twice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "--peers 64 --group 8 --rounds 1 --policy mean --seed 2 --json"
+    told = told_by(FOLDER.parent / "mesh.py", words, monkeypatch, capsys)
+    assert (told["committed"], told["aborted"], told["digests_of_those_that_finished"]) == (1, [], 1)
+    assert told["killed"] == 3 and told["results_equal_to_the_reference"] == 32
+    assert told["over_ideal_median"] < 1.8, "in virtual time, so whatever else the machine does"
