@@ -490,6 +490,8 @@ class InFlight(Reported):
         """Living owners that do not give away what they merged: others merge it again."""
         if self.decision is None:
             return set()
+        if not self.merged:
+            return self._spread.stuck((), {}, now, self.rules.chunk_patience_s)
         got = {member: self._got(member) for member in self.plan.members}
         # What most of the run hold is not kept from anybody: who lacks it is late, and no owner is to blame for that.
         thin = [chunk for chunk in self._thin(alive, waited=True) if chunk in self.merged]

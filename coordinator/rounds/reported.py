@@ -97,6 +97,7 @@ class Reported:
     _taken_back: int = 0  # how often results were
     void: bool = False  # who is out has a part in what is decided: it is decided anew
     _groups: Groups = field(init=False)
+    _whole: set[str] = field(default_factory=set)  # members of whom every owner has shown its share
 
     def __post_init__(self) -> None:
         self._groups = Groups(self.plan)
@@ -106,6 +107,7 @@ class Reported:
     def groups(self) -> Groups:
         if self._groups.plan is not self.plan:
             self._groups = Groups(self.plan)
+            self._whole.clear()  # of other owners they may be not
         return self._groups
 
     @property
@@ -244,9 +246,12 @@ class Reported:
             if sent is None or member in self.barred:
                 continue
             if combined((chunk, hash_at(sent.hashes, chunk)) for chunk in bits(mask)) == digest:
+                if proven.get(member, 0) & ~mask:
+                    self._whole.discard(member)
                 proven[member] = mask
                 continue
             proven.pop(member, None)
+            self._whole.discard(member)
             contradicting = self._contradicted.setdefault(member, set())
             contradicting.add(owner)
             if self._is_most_owners(contradicting, member):
@@ -268,7 +273,11 @@ class Reported:
         if member not in self.sent or member in self.barred:
             return False
         around = self.groups.shares_around(member).items()
-        return all(not share & ~self._held(owner, member) for owner, share in around)
+        if member not in self._whole and all(
+            not share & ~self._held(owner, member) for owner, share in around
+        ):
+            self._whole.add(member)
+        return member in self._whole
 
     def _got(self, member: str) -> int:
         """Mask of the results that a member proved to hold, under the hashes that owners answer for."""

@@ -64,6 +64,20 @@ MESHES = (
         ("tests/collectives/test_spares.py",),
     ),
     Mutant(
+        "what an owner has no more is waited for",
+        "coordinator/rounds/reported.py",
+        "if proven.get(member, 0) & ~mask:",
+        "if False:",
+        ("tests/coordinator/rounds/test_in_flight.py",),
+    ),
+    Mutant(
+        "an heir has to get what was complete with its owner",
+        "coordinator/rounds/reported.py",
+        "self._whole.clear()  # of other owners they may be not",
+        "pass",
+        ("tests/coordinator/rounds/test_in_flight.py",),
+    ),
+    Mutant(
         "a result that was taken back proves nothing",
         "coordinator/rounds/reported.py",
         "self.report is report and self.of[0] == of[0] and",

@@ -238,6 +238,23 @@ def test_an_owners_report_that_overtakes_the_hash_list_still_counts() -> None:
     assert isinstance(room.step(), Settled)
 
 
+def test_what_an_owner_has_no_more_is_waited_for_again() -> None:
+    """Of whom all is here is known without looking again, until an owner shows less, or it is another owner."""
+    room = Room()
+    for member in ALL:
+        room.sent(member)
+    room.holds(ANN, *ALL), room.holds(BOB, *ALL)
+    room.holds(CYD, ANN, BOB)
+    assert room.flight.fractions()[0] == 2 and room.step() == Waiting("scatter: waiting for cyd")
+    room._report(BOB, {ANN: {}})
+    assert room.flight.fractions()[0] == 1 and room.step() == Waiting("scatter: waiting for ann, cyd")
+    room.holds(BOB, *ALL, wrong=True)
+    assert room.flight.fractions()[0] == 0, "other bytes are not what was sent"
+    room.holds(BOB, *ALL)
+    room.alive.remove(BOB)
+    assert isinstance(room.step(), Moved) and room.flight.fractions()[0] == 0, "its heir has to get them"
+
+
 def test_a_second_hash_list_changes_nothing() -> None:
     room = Room()
     room.scatter((100, 100, 200))
