@@ -406,7 +406,8 @@ class MemberRound:
             pass
         elif self.decision is None or self.decision.weights[self.plan.members.index(member)] > 0.0:
             for chunk in self._my_chunks:
-                here = chunk in self.results or self.sums.get(chunk, self.columns.group) is not None
+                summed = self.sums.get(chunk, self.columns.group) is not None
+                here = summed if self.plan.column else chunk in self.results
                 if member not in self.held.get(chunk, {}) and not here:
                     wants.append(self._header(Kind.WANT_CONTRIBUTION, chunk))
         if self.decision is not None:
@@ -561,24 +562,20 @@ class MemberRound:
         effects: list[DataEffect] = []
         for chunk in self._my_chunks if only is None else [only]:
             shelf = self.held.get(chunk, {})
-            if chunk in self.results or chunk in self._merging:
+            summed = not counted or self.sums.get(chunk, self.columns.group) is not None
+            # A result that came before my group's sum was made waits for my word of it: the one before me left none.
+            if chunk in self._merging or (chunk in self.results and (summed or not self.plan.column)):
                 continue
-            if self.plan.column and (not counted or self.sums.get(chunk, self.columns.group)):
+            if self.plan.column and summed:
                 effects += self._merge_sums(chunk, self.decision)
                 continue
             if any(m not in shelf for m, _ in counted):
                 continue
             self._merging.add(chunk)
             kind = MergeGroup if self.plan.column else Merge
-            effects.append(
-                kind(
-                    self.plan.round_no,
-                    self.decision.decision_no,
-                    self.first_chunk + chunk,
-                    tuple(shelf[m].payload for m, _ in counted),
-                    tuple(w for _, w in counted),
-                )
-            )
+            numbers = self.plan.round_no, self.decision.decision_no, self.first_chunk + chunk
+            payloads = tuple(shelf[member].payload for member, _ in counted)
+            effects.append(kind(*numbers, payloads, tuple(weight for _, weight in counted)))
         return effects
 
     def _merge_sums(self, chunk: int, decision: Decision) -> list[DataEffect]:

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from farflung.collectives.round.columns import Columns, Sums, groups_in
-from farflung.collectives.round.effects import SendFrame
+from farflung.collectives.round.effects import MergeGroup, SendFrame
 from farflung.collectives.round.member import MemberRound
 from farflung.collectives.round.pieces import Piece
 from farflung.coordinator.rounds.groups import Groups, decision_view, view
@@ -120,3 +120,23 @@ def test_when_a_root_is_lost_its_owners_send_their_sums_to_the_heir_at_once() ->
     assert [(each.to, each.frame.header.kind, each.frame.payload) for each in sent] == [
         (heir, Kind.SUM, b"mine")
     ]
+
+
+def test_an_heir_adds_up_its_group_also_where_the_result_has_come_already() -> None:
+    """The owner before it may have left no word of its sum, and without one nobody counts the result."""
+    made = MadeMesh(groups=2)
+    root, chunk = made.maker(1), 1
+    me = next(peer for peer in made.in_groups.column(chunk) if peer != root)
+    flight = MemberRound(me, view(made.in_groups, me, 1), bytes(8), 1.0, 0.0)
+    flight.on_decision(decision_view(made.in_groups, made.decision, me), 0.0)
+    flight.results[chunk] = Piece(b"of the root", hash_bytes(b"of the root"))
+    asked = [each for each in flight.on_timer(9.0) if isinstance(each, SendFrame)]
+    assert {each.to for each in asked if each.frame.header.kind == Kind.WANT_CONTRIBUTION} >= set(
+        made.in_groups.members[made.in_groups.of[me]]
+    ) - {me}
+    pieces = [Piece(made.payloads[peer][chunk], bytes(32)) for peer in flight.plan.members]
+    flight.held[chunk] = dict(zip(flight.plan.members, pieces, strict=True))
+    [merge] = flight.on_encoded({})
+    assert isinstance(merge, MergeGroup) and merge.chunk == chunk
+    flight.on_calculated(merge, b"summed")
+    assert flight.progress().sums == {chunk: hash_bytes(b"summed")} and not flight.on_encoded({})

@@ -232,6 +232,13 @@ MESHES = (
         SIGNED,
     ),
     Mutant(
+        "an heir adds up its group also where the result is here",
+        "collectives/round/member.py",
+        "(chunk in self.results and (summed or not self.plan.column)):",
+        "chunk in self.results:",
+        ("tests/collectives/test_columns.py",),
+    ),
+    Mutant(
         "an owner's first word of a sum counts",
         "coordinator/rounds/signed_sums.py",
         "if owner in said:",
