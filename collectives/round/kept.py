@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from farflung.collectives.round.effects import DataEffect, SendFrame
 from farflung.collectives.round.member import MemberRound
-from farflung.collectives.round.pieces import Piece
+from farflung.collectives.round.pieces import ANSWER_TO, Piece
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.verdicts import Verdict
@@ -27,11 +27,7 @@ ASKED_AGAIN_S = 0.5  # sooner nobody asks again
 GIVEN_MOST = 3  # times, of one piece to one member: what was on its way may be lost
 
 _Question = tuple[str, int, int, Kind]  # (who asks, round, chunk, for what)
-ANSWERED_BY = {
-    Kind.WANT_CONTRIBUTION: Kind.CONTRIBUTION,
-    Kind.WANT_SUM: Kind.SUM,
-    Kind.WANT_SENT: Kind.SENT,
-}
+ANSWERED_BY = ANSWER_TO | {Kind.WANT_SENT: Kind.SENT}
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,15 @@ from farflung.collectives.round.effects import (
     Weigh,
     WeighSums,
 )
-from farflung.collectives.round.pieces import ANSWER_TO, IN_GROUP, OVERTAKING, Piece, Progress, by_owner
+from farflung.collectives.round.pieces import (
+    ANSWER_TO,
+    IN_GROUP,
+    OVERTAKING,
+    WANT_FOR,
+    Piece,
+    Progress,
+    by_owner,
+)
 from farflung.collectives.round.spares import keeps, moved, proofs, spare_of
 from farflung.collectives.round.weighing import Weighing
 from farflung.protocol.digests import (
@@ -347,14 +355,13 @@ class MemberRound:
         if self._spoiled[sender] > SPOILED_FORGIVEN:
             self.refuse(sender, spoiled.verdict)
             return []
-        wants = {kind: want for want, kind in ANSWER_TO.items()}
         header = spoiled.header
-        if header is None or header.kind not in wants:
+        if header is None or header.kind not in WANT_FOR:
             return []  # it does not say what it should have been: what is missing is asked for when time has passed
         index = header.chunk - self.first_chunk
         if not 0 <= index < len(self.plan.owners):
             return []
-        return [SendFrame(sender, Frame(self._header(wants[header.kind], index)))]
+        return [SendFrame(sender, Frame(self._header(WANT_FOR[header.kind], index)))]
 
     def _on_result(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
         chunk = frame.header.chunk - self.first_chunk

@@ -23,6 +23,7 @@ ANSWER_TO = {
     Kind.WANT_RESULT: Kind.RESULT,
     Kind.WANT_SUM: Kind.SUM,
 }
+WANT_FOR = {answer: want for want, answer in ANSWER_TO.items()}
 IN_GROUP = frozenset({Kind.CONTRIBUTION, Kind.WANT_CONTRIBUTION})  # contributions never leave it
 
 

@@ -208,8 +208,8 @@ class Reported:
     def on_found_out(self, peer: str, why: Excluded) -> None:
         """Nothing of it counts, and nothing that it made: everything is merged anew without it."""
         self.barred[peer] = why
-        for chunk in [chunk for chunk, made in self.makers.items() if made.peer == peer]:
-            self._take_back([chunk])  # nobody is to inherit it
+        its = [chunk for chunk, made in self.makers.items() if made.peer == peer]
+        self._take_back(its)  # nobody is to inherit it
         self.void = self.decision is not None
 
     def _take_back(self, chunks: Iterable[int]) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from farflung.collectives.round.effects import MergeAgain, SendFrame
 from farflung.collectives.round.kept import question_of
+from farflung.collectives.round.pieces import WANT_FOR
 from farflung.peer.machine.effects import Effect
 from farflung.peer.machine.lanes import Participation
 from farflung.protocol.digests import HASH_BYTES, hash_at, hash_bytes
@@ -41,7 +42,6 @@ VERDICTS_KEPT = CHUNKS_PER_FRAGMENT
 # (round, what came of chunks, of which group they were) -> the message.
 Tell = Callable[[int, tuple[ChunkVerdict, ...], int], Effect]
 Key = tuple[int, int, int]  # round, group or the result, chunk
-WANTS = {Kind.CONTRIBUTION: Kind.WANT_CONTRIBUTION, Kind.SUM: Kind.WANT_SUM}
 SHOWN = {What.CONTRIBUTION: Kind.CONTRIBUTION, What.SUM: Kind.SUM}
 
 
@@ -209,7 +209,7 @@ class Auditing:
         ]
         task.asked_at.update(dict.fromkeys(due, now))
         audit = task.audit
-        question = question_of(self._run_tag, audit.round_no, audit.version, task.number, WANTS[task.kind])
+        question = question_of(self._run_tag, audit.round_no, audit.version, task.number, WANT_FOR[task.kind])
         return [SendFrame(peer, question) for peer in due]
 
     def on_arriving(self, peers: set[str], now: float) -> None:

@@ -228,7 +228,7 @@ SUMS = (
     Mutant(
         "P19 nobody inherits what a cheat made",
         "coordinator/rounds/reported.py",
-        "self._take_back([chunk])  # nobody is to inherit it",
+        "self._take_back(its)  # nobody is to inherit it",
         "pass",
         FIRST,
     ),

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Sequence
 
 import pytest
-import torch
 
 from farflung.optim.outer import OuterStep
 from farflung.optim.recipes import outer_of, outer_steps_of
@@ -26,11 +25,6 @@ from rig.pieces import pieces
 
 SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "150")) // 5
 BATCHES = 6
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def run(seed: int) -> tuple[str, int]:

@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.ledger.batch_book import Seat
@@ -27,11 +26,6 @@ SEEDS = int(os.environ.get("FARFLUNG_BATCH_SEEDS", "72"))
 SLICES = 6
 MUTANT_SEEDS = 100
 LEAVES_AT_S = 6.0
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)  # vectors of a dozen values: more threads only wait for each other
 
 
 def run_seed(seed: int) -> Report:

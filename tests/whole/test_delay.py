@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from farflung.peer.simulator.batch_invariants import BatchInvariants
 from farflung.peer.simulator.world import Report, Scenario, World
@@ -22,11 +21,6 @@ WORLDS = {"batches": Scenario.of_batches, "stages": Scenario.of_stages}
 # microbatch that waited for somebody who could never have the values at which its gradient is taken; crossings of a
 # batch that was begun again.
 REGRESSIONS = (("stages", 67), ("batches", 113), ("stages", 141))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)  # vectors of a dozen values: more threads only wait for each other
 
 
 def run_seed(of: str, seed: int) -> tuple[BatchInvariants, Report]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from farflung.coordinator.ledger.records import CommittedRound, Genesis, Granted, Opened, from_bytes
 from farflung.peer.simulator.world import Scenario, World
@@ -14,11 +13,6 @@ from farflung.protocol.signing import peer_id_of
 from rig.pieces import pieces
 
 CALM = Scenario(drop=0, duplicate=0, slow=0, kill_per_effect=0, cut_per_s=0, trainer_crash_per_s=0)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)  # vectors of a dozen values: more threads only wait for each other
 
 
 def helpers_of(world: World) -> set[str]:

@@ -10,7 +10,6 @@ import random
 from dataclasses import replace
 
 import pytest
-import torch
 
 from farflung.coordinator.ledger.leases import Leases
 from farflung.coordinator.rounds import weighting
@@ -22,11 +21,6 @@ from rig.pieces import pieces
 
 SEEDS = max(36, int(os.environ.get("FARFLUNG_SEEDS", "200")) // 8)
 BATCHES = 6
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def about_data(seed: int) -> Scenario:

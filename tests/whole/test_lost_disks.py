@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 
 import pytest
-import torch
 
 from farflung.peer.simulator.scenario import Scenario
 from farflung.peer.simulator.world import World
@@ -19,11 +18,6 @@ from rig.pieces import pieces
 
 SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "300")) // 15
 BATCHES = 4
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def run(seed: int) -> World:

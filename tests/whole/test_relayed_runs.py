@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-import torch
 
 from farflung.collectives.round.effects import SendFrame
 from farflung.coordinator.ledger.records import CommittedRound, Opened, from_bytes
@@ -20,11 +19,6 @@ from rig.pieces import pieces
 CALM = Scenario(drop=0, duplicate=0, slow=0, kill_per_effect=0, cut_per_s=0, trainer_crash_per_s=0)
 
 LINE_BYTES_PER_S = 1000
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)  # vectors of a dozen values: more threads only wait for each other
 
 
 @pytest.mark.parametrize("peers", [2, 3, 5])

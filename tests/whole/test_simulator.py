@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
-import torch
 
 from farflung.compression.codec import codec_names
 from farflung.peer.local.words import Provide
@@ -30,11 +29,6 @@ from rig.pieces import pieces
 SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "200"))
 BATCHES = 20
 HOSTILE_SEEDS = max(100, SEEDS // 10)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)  # vectors of a dozen values: more threads only wait for each other
 
 
 def run_seed(seed: int, **options: object) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from farflung.coordinator.ledger.records import CommittedRound, from_bytes
 from farflung.peer.simulator.slow_line import calm_slow_line, of_slow_line
@@ -13,11 +12,6 @@ from farflung.peer.simulator.world import World
 from rig.pieces import pieces
 
 ROUNDS = 20
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)  # vectors of a dozen values: more threads only wait for each other
 
 
 def commits(world: World) -> list[CommittedRound]:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-import torch
 
 from farflung.collectives.flow.effects import Effect as FlowEffect
 from farflung.collectives.flow.flow import Flow
@@ -37,11 +36,6 @@ SLOW_SEEDS = int(os.environ.get("FARFLUNG_SLOW_SEEDS", "8"))
 NEIGHBOUR_SEEDS = int(os.environ.get("FARFLUNG_NEIGHBOUR_SEEDS", "12"))
 MUON_SEEDS = int(os.environ.get("FARFLUNG_MUON_SEEDS", "6"))
 SLICES = 2
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)  # vectors of a dozen values: more threads only wait for each other
 
 
 # A stage that nobody but an undialable peer served; a stage at its end whose trainer was lost, and with it what another

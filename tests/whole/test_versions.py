@@ -12,7 +12,6 @@ import os
 from collections import Counter
 
 import pytest
-import torch
 
 from farflung.peer.simulator.scenario import Scenario
 from farflung.peer.simulator.world import COORDINATOR, World
@@ -24,11 +23,6 @@ from rig.pieces import pieces
 
 SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "300")) // 15
 BATCHES = 2
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 class Mixed(World):

@@ -8,10 +8,10 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
-import torch
 
 from farflung.coordinator.rounds.steadiness import Steadiness
 from farflung.peer.simulator.world import Scenario, World
+from rig.finished import finished
 from rig.pieces import pieces
 
 SEEDS = 8
@@ -35,25 +35,9 @@ RESTARTING = replace(
 LATE = 8  # rounds
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-def run(seed: int, scenario: Scenario) -> World:
-    world = World(seed, scenario)
-    try:
-        report = world.run()
-    except Exception as error:
-        error.add_note(f"seed {seed}")
-        raise
-    assert report.outcome == "finished", report.outcome
-    return world
-
-
 def test_an_honest_run_is_audited_and_nobody_is_blamed() -> None:
     for seed in range(SEEDS):
-        world = run(seed, CALM)
+        world = finished(seed, CALM)
         assert not world.invariants.found
         told = [each for audited in world.last.told_by_auditors for each in audited.chunks]
         assert not any(each.wrong for each in told)
@@ -66,7 +50,7 @@ def test_an_owner_that_corrupts_a_chunk_in_each_round_is_found_and_banned() -> N
     """A round takes two virtual seconds here, and audits wait for rounds: it has cheated in a few more by then."""
     rounds = []
     for seed in range(SEEDS):
-        world = run(seed, replace(CALM, cheats=True))
+        world = finished(seed, replace(CALM, cheats=True))
         if world.last.cheated:  # in some seeds it owns nothing
             (found,) = world.invariants.found
             assert {found.peer} == world.invariants.liars
@@ -81,7 +65,7 @@ def test_auditors_in_league_with_it_hide_it_until_an_honest_one_is_drawn() -> No
     """Six peers, three of them liars: half of the auditors say that all is well."""
     found = 0
     for seed in range(SEEDS):
-        world = run(seed, replace(CALM, peers=6, rounds=8, cheats=True, league=2))
+        world = finished(seed, replace(CALM, peers=6, rounds=8, cheats=True, league=2))
         assert {each.peer for each in world.invariants.found} <= world.invariants.liars
         found += bool(world.invariants.found) or not world.last.cheated
     assert found >= SEEDS - 2
@@ -92,7 +76,7 @@ def test_accomplices_that_restart_after_every_round_do_not_hide_it_for_long() ->
     """What they contributed is lost with their processes; when that has happened too often, rounds go without them."""
     rounds = []
     for seed in range(6):
-        world = run(seed, RESTARTING)
+        world = finished(seed, RESTARTING)
         if world.invariants.found:
             rounds.append(len(world.last.cheated))
     assert len(rounds) >= 5 and max(rounds) <= LATE
@@ -102,13 +86,13 @@ def test_accomplices_that_restart_after_every_round_do_not_hide_it_for_long() ->
 def test_without_that_rule_they_would_hide_it_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until one of them is away in a round, or for good."""
     monkeypatch.setattr(Steadiness, "rounds_out", lambda self, peer: 0)
-    assert max(len(run(seed, RESTARTING).last.cheated) for seed in range(2)) > LATE
+    assert max(len(finished(seed, RESTARTING).last.cheated) for seed in range(2)) > LATE
 
 
 def test_who_calls_right_sums_wrong_gets_strikes_until_it_is_banned_and_the_owners_stay() -> None:
     banned = 0
     for seed in range(SEEDS):
-        world = run(seed, replace(CALM, rounds=8, accuses=True))
+        world = finished(seed, replace(CALM, rounds=8, accuses=True))
         assert not world.invariants.found
         assert world.coordinator is not None
         strikes = world.coordinator.core.ledger.register

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from farflung.coordinator.ledger.records import Banned, CommittedRound, Opened, Struck, from_bytes
 from farflung.peer.simulator.scenario import Scenario
 from farflung.peer.simulator.world import World
+from rig.finished import finished
 from rig.pieces import pieces
 
 NO_FAULTS = dict.fromkeys(
@@ -25,28 +25,12 @@ CALM = Scenario(
 BY_A_ROOT, BY_AN_OWNER = replace(CALM, cheats=True), replace(CALM, cheats=True, cheats_in_group=True)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-def run(seed: int, scenario: Scenario) -> World:
-    world = World(seed, scenario)
-    try:
-        report = world.run()
-    except Exception as error:
-        error.add_note(f"seed {seed}")
-        raise
-    assert report.outcome == "finished", report.outcome
-    return world
-
-
 def records(world: World, kind: type) -> list:  # type: ignore[type-arg]
     return [record for record in map(from_bytes, world.journal) if isinstance(record, kind)]
 
 
 def test_in_an_honest_run_both_kinds_of_sums_are_merged_again_and_nobody_is_blamed() -> None:
-    world = run(1, CALM)
+    world = finished(1, CALM)
     told = [(said.group, each) for said in world.last.told_by_auditors for each in said.chunks]
     assert not world.invariants.found and not any(each.wrong for _, each in told)
     of = {group for group, each in told if not each.missing}
@@ -58,7 +42,7 @@ def test_in_an_honest_run_both_kinds_of_sums_are_merged_again_and_nobody_is_blam
 @pytest.mark.parametrize(("scenario", "told"), [(BY_A_ROOT, "chunk "), (BY_AN_OWNER, "what group ")])
 def test_one_that_adds_up_wrongly_is_convicted_by_its_own_signature(scenario: Scenario, told: str) -> None:
     seed = 0 if scenario is BY_A_ROOT else 1
-    world = run(seed, scenario)
+    world = finished(seed, scenario)
     [found] = world.invariants.found
     assert {found.peer} == world.invariants.liars
     assert found.reason.startswith(f"it summed {told}") and found.evidence
@@ -70,7 +54,7 @@ def test_one_that_adds_up_wrongly_is_convicted_by_its_own_signature(scenario: Sc
 def test_P19_over_seeds_liars_are_found_and_nobody_else_is_blamed(batch: int) -> None:
     cheated = found = 0
     for seed in range(5 * batch, 5 * batch + 5):
-        world = run(seed, Scenario.of_sums(seed))
+        world = finished(seed, Scenario.of_sums(seed))
         cheated += bool(world.last.cheated)
         found += bool(world.last.cheated) and bool(world.invariants.found)
         blamed = {record.peer for record in records(world, Banned)}
@@ -84,7 +68,7 @@ def test_of_two_that_contradict_each_other_about_a_sum_nobody_is_blamed_and_the_
 ) -> None:
     """An owner that sends the root another sum than it signed, and a root that says so of one that did not."""
     for seed in (0, 1):
-        world = run(seed, replace(CALM, rounds=3, liars=1, lies=lies))
+        world = finished(seed, replace(CALM, rounds=3, liars=1, lies=lies))
         assert not world.invariants.found and not records(world, Struck) and not records(world, Banned)
         assert all(record.groups for record in records(world, CommittedRound))
         moved = [record.plan for record in records(world, Opened) if record.plan.epoch > 1]
