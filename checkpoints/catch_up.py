@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Set
 
-from farflung.checkpoints.donors import GAIN, Asked, Donors, Room
+from farflung.checkpoints.donors import GAIN, Asked, Donors, Most, Room
 from farflung.checkpoints.fellows import NOTHING, Fellows, Holding
 from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal, SendFrame
 from farflung.protocol.digests import is_piece, mask_of, root_of, split_hashes
@@ -29,7 +29,9 @@ from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import Commit
 from farflung.protocol.verdicts import Verdict
 
-ASKED_OF_ONE_DONOR = 4  # requests in flight per donor: chunks in flight bound the memory of both ends
+ASKED_OF_ONE_DONOR = 4  # pieces in flight per donor: chunks in flight bound the memory of both ends
+# Results in flight per donor: as many as pieces at least, and more where they are small.
+RESULTS_IN_FLIGHT_BYTES, RESULTS_OF_ONE_DONOR = 1 << 20, 64
 UNVOUCHED_KEPT = 12  # pieces of state that came before the list of their hashes
 NO_VERSION = -1
 UNTRIED_PATIENCE = 10  # times the patience with a donor, for what donors owe a fellow, before one was timed
@@ -57,6 +59,7 @@ class CatchUp:
         self._bases: dict[int, bytes] = {}  # version -> digest under which chunks of it were installed
         self._came_at: dict[int, int] = {}  # index of a chunk -> the version that it was installed at
         self._results: dict[tuple[int, int], Payload] = {}  # (version, chunk) -> verified, not rolled yet
+        self._largest_result_bytes = 0  # that came; 0: none yet
         self._asked: dict[Key, Asked] = {}
         self._shunned: dict[Key, set[str]] = {}  # donors that did not have it, until all have been tried
         self._pause_until: dict[Key, float] = {}  # all were tried: not again before
@@ -219,15 +222,15 @@ class CatchUp:
         """
         self._now = now
         sources = tuple(dict.fromkeys((*self.donors, *self.fellows.names)))
-        late = self._of.late(self._asked.values(), now)
+        late, most = self._of.late(self._asked.values(), now), self._most
         for key, asked in list(self._asked.items()):
-            lost = self._of.never_heard_of(asked, ASKED_OF_ONE_DONOR)
+            lost = self._of.never_heard_of(asked, most)
             if lost or asked.donor in late or asked.donor not in sources:
                 self._refused(key)
         if late:
             self._all_may_be_asked_again(list(self._shunned))
         trusted = self._of.trusted(self.donors)
-        room = Room(self._of, sources, self._asked.values(), ASKED_OF_ONE_DONOR)
+        room = Room(self._of, sources, self._asked.values(), most)
         effects: list[DataEffect] = [*self.fellows.questions(now)] if self._lacking else []
         for key in self._missing(coming):
             kind, version, chunk = key
@@ -240,11 +243,17 @@ class CatchUp:
                 free,
                 key=lambda d: (self._of.is_silent(d), room.load[d], self._of.took_s(d), self._of.place(d)),
             )
-            room.take(donor, heavy)
-            self._asked[key] = self._of.asked(donor, heavy, now)
+            self._asked[key] = self._of.asked(donor, heavy, now, is_result=kind == Kind.WANT_LOGGED)
+            room.take(self._asked[key])
             effects.append(SendFrame(donor, Frame(Header(kind, self._run_tag, version=version, chunk=chunk))))
         self._take_from_the_slow([d for d in sources if not room.load[d] and self._answers(d, trusted)])
         return effects
+
+    @property
+    def _most(self) -> Most:
+        # Before the first one came they may be large.
+        results = RESULTS_IN_FLIGHT_BYTES // (self._largest_result_bytes or RESULTS_IN_FLIGHT_BYTES)
+        return Most(ASKED_OF_ONE_DONOR, min(max(results, ASKED_OF_ONE_DONOR), RESULTS_OF_ONE_DONOR))
 
     def _answers(self, source: str, trusted: Collection[str]) -> bool:
         return not self._of.is_silent(source) and (source not in self.donors or source in trusted)
@@ -346,13 +355,15 @@ class CatchUp:
             ]
             lacking = [chunk for chunk in whole if chunk not in self._unvouched]
             keys += [(Kind.WANT_STATE, 0, chunk) for chunk in self.fellows.rarest_first(lacking)]
-        for chunk, version in held:
-            if version != NO_VERSION:
-                keys += [
-                    (Kind.WANT_LOGGED, v, chunk)
-                    for v in range(version + 1, self.target + 1)
-                    if v in self.commits and (v, chunk) not in self._results and (v, chunk) not in coming
-                ]
+        results = [
+            (v, chunk)
+            for chunk, version in held
+            if version != NO_VERSION
+            for v in range(version + 1, self.target + 1)
+            if v in self.commits and (v, chunk) not in self._results and (v, chunk) not in coming
+        ]
+        # The oldest first: they are forgotten first, and with them the chunks that need them.
+        keys += [(Kind.WANT_LOGGED, v, chunk) for v, chunk in sorted(results)]
         return [
             key for key in keys if key not in self._asked and self._pause_until.get(key, 0.0) <= self._now
         ]
@@ -492,6 +503,7 @@ class CatchUp:
             self._refused_by(sender, key)
             return Verdict.BAD_HASH
         self._asked.pop(key, None)
+        self._largest_result_bytes = max(self._largest_result_bytes, len(payload))
         return Verdict.ACCEPTED
 
     def _on_missing(self, sender: str, header: Header) -> None:

@@ -26,6 +26,18 @@ class Asked:
     at: float
     heavy: bool  # a piece of state: small answers may overtake it
     answers_before: int  # that this donor had given until then, of those that can't overtake this one
+    is_result: bool = False  # of a round that is over
+
+
+@dataclass(frozen=True)
+class Most:
+    """How many questions one donor has open at a time: what is in flight bounds the memory of both ends."""
+
+    pieces: int
+    others: int  # small results go by the dozen: whoever joins a run of many small rounds needs them as fast as those
+
+    def of(self, heavy: bool) -> int:
+        return self.pieces if heavy else self.others
 
 
 class Donors:
@@ -44,8 +56,8 @@ class Donors:
 
     # ---- what happened -----------------------------------------------------------------------------------
 
-    def asked(self, donor: str, heavy: bool, now: float) -> Asked:
-        return Asked(donor, now, heavy, self._answers.get((donor, heavy), 0))
+    def asked(self, donor: str, heavy: bool, now: float, is_result: bool = False) -> Asked:
+        return Asked(donor, now, heavy, self._answers.get((donor, heavy), 0), is_result)
 
     def answered(self, donor: str, asked: Asked, now: float, is_piece: bool = False) -> None:
         """With what was asked for, or that it does not have it: only that buys patience, noise does not.
@@ -120,9 +132,10 @@ class Donors:
             known = self._places[donor] = blake2b(f"{self._asker} {donor}".encode(), digest_size=8).digest()
         return known
 
-    def never_heard_of(self, asked: Asked, most: int) -> bool:
-        """At most `most` are in flight: a donor that answered so much else since then never got this question."""
-        return self._answers.get((asked.donor, asked.heavy), 0) - asked.answers_before >= 2 * most
+    def never_heard_of(self, asked: Asked, most: Most) -> bool:
+        """At most so many are in flight: a donor that answered so much else since then never got this question."""
+        in_flight = most.pieces + (0 if asked.heavy else most.others)
+        return self._answers.get((asked.donor, asked.heavy), 0) - asked.answers_before >= 2 * in_flight
 
     def late(self, questions: Iterable[Asked], now: float) -> set[str]:
         """Donors that were asked and gave nothing for too long; the patience with each grows, for slow lines."""
@@ -157,22 +170,28 @@ class Room:
     """How many questions more each may be asked in this moment.
 
     Pieces of state don't take the room of anything else: a donor that is in a round holds them back, and what has come
-    must go on with the run meanwhile, or its results are forgotten before the rest is here.
+    must go on with the run meanwhile, or its results are forgotten before the rest is here.  Nor do results take the
+    room of pieces: in a run of many small rounds some are asked for at all times.
     """
 
     def __init__(
-        self, donors: Donors, sources: Collection[str], open_now: Collection[Asked], most: int
+        self, donors: Donors, sources: Collection[str], open_now: Collection[Asked], most: Most
     ) -> None:
-        self._windows = {source: donors.window(source, most) for source in sources}
+        self._pieces_most = {source: donors.window(source, most.pieces) for source in sources}
+        self._others_most = {source: donors.window(source, most.others) for source in sources}
         self.load = Counter(asked.donor for asked in open_now)
         self._pieces = Counter(asked.donor for asked in open_now if asked.heavy)
+        self._results = Counter(asked.donor for asked in open_now if asked.is_result)
 
     def has(self, source: str, heavy: bool) -> bool:
-        window = self._windows[source]
-        # Who is asked one thing at a time, to see whether it is back, is asked no more for that.
-        beside = 0 if heavy else min(self._pieces[source], window - 1)
-        return self.load[source] < window + beside
+        load = self.load[source]
+        if self._pieces_most[source] == 1:
+            return load < 1  # asked one thing at a time, to see whether it is back: no more for that
+        if heavy:
+            return load - self._results[source] < self._pieces_most[source]
+        return load - self._pieces[source] < self._others_most[source]
 
-    def take(self, source: str, heavy: bool) -> None:
-        self.load[source] += 1
-        self._pieces[source] += heavy
+    def take(self, asked: Asked) -> None:
+        self.load[asked.donor] += 1
+        self._pieces[asked.donor] += asked.heavy
+        self._results[asked.donor] += asked.is_result

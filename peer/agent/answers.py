@@ -87,7 +87,8 @@ class Answering:
         where rounds are small."""
         waiting, known, roughly = self._line.link.waiting_bytes(), self._line.known_up, self._line.rates[0]
         room = round(ROOM_S * roughly) if roughly else self._piece_bytes
-        return LineNow(in_round, waiting, room, self._piece_bytes / known if known else 0.0, crossings)
+        piece_s = self._piece_bytes / known if known else 0.0
+        return LineNow(in_round, waiting, room, piece_s, self._piece_bytes, crossings)
 
     # ---- answers -------------------------------------------------------------------------------------------
 

@@ -26,10 +26,12 @@ IDLE_S = 2.0  # nothing has waited to leave for so long at least, in a round: th
 # its results are forgotten never gets in.
 LEAST_PART = 0.02
 # Nobody knows a line that no round has ever filled: a piece in so long while bytes wait, and else the next one when
-# the last has left.
+# the last has left.  Small pieces are of small models, whose rounds are short: they take their bytes' part of that, or
+# a joiner would never keep up with such rounds.
 UNKNOWN_EVERY_S, UNFILLED_EVERY_S = 5.0, 0.05
 # The same while microbatches cross: as much as the link leaves to bulk (collectives/link/urgency.py).
 LEAST_PART_BESIDE_CROSSINGS, UNKNOWN_PIECE_S = 0.25, 0.25
+USUAL_PIECE_BYTES = 2 << 20  # of a chunk of a megabyte, with its momentum: what these seconds are for
 # What is in sockets can't be called back: as many pieces as are asked for at once, at half of the line's rate, since
 # several donors share a joiner's line.
 PIECES_AWAY = 2 * ASKED_OF_ONE_DONOR
@@ -41,6 +43,7 @@ class LineNow:
     waiting_bytes: int  # that could not leave yet
     room_bytes: int  # so much may wait without the line ever running dry
     piece_s: float  # how long a piece of state takes; 0: nobody knows
+    piece_bytes: int = USUAL_PIECE_BYTES
     crossings: bool = False  # microbatches are under way
 
 
@@ -118,10 +121,11 @@ class Serving:
         near = self.next_round.is_near(away_s, now)
         if not busy and not self._results_leave and not near:
             return line.waiting_bytes < line.room_bytes
-        unknown_s = UNKNOWN_EVERY_S if line.waiting_bytes else UNFILLED_EVERY_S
+        part = min(1.0, line.piece_bytes / USUAL_PIECE_BYTES)
+        unknown_s = part * (UNKNOWN_EVERY_S if line.waiting_bytes else UNFILLED_EVERY_S)
         patience_s = line.piece_s / LEAST_PART or unknown_s
         if line.crossings and not line.in_round and not self._results_leave:
-            patience_s = (line.piece_s or UNKNOWN_PIECE_S) / LEAST_PART_BESIDE_CROSSINGS
+            patience_s = (line.piece_s or part * UNKNOWN_PIECE_S) / LEAST_PART_BESIDE_CROSSINGS
         # Those others may be here at any moment, and this peer's next bytes wait for what it gives away now.
         idle = busy and now - self._busy_at >= max(IDLE_S, away_s)
         return idle or now - self._passed_at >= patience_s
