@@ -378,7 +378,11 @@ class CatchUp:
         version = self._came_at.get(index, NO_VERSION)
         base = self._bases.get(version)
         proven = base is not None and self.digests.get(version) == base and self.versions[index] == version
-        return version if proven else NO_VERSION
+        return version if proven and version in self._manifests else NO_VERSION
+
+    def hash_of(self, chunk: int) -> bytes:
+        """By which a piece that may be given was checked."""
+        return self._manifests[self.given_at(chunk)][self.fragment.index(chunk)]
 
     def hashes_at(self, version: int) -> bytes:
         """The list by which my pieces of this version were checked; empty: I have none that still holds."""

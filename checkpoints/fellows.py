@@ -18,8 +18,8 @@ from hashlib import blake2b
 from itertools import islice
 
 from farflung.collectives.round.effects import SendFrame
-from farflung.protocol.digests import bits, full_mask, mask_from_bytes
-from farflung.protocol.frames import Frame, Header, Kind, with_payload
+from farflung.protocol.digests import bits, full_mask, is_piece, mask_from_bytes
+from farflung.protocol.frames import Frame, Header, Kind, Payload, bare_answer, with_payload
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.verdicts import Verdict
 
@@ -227,6 +227,17 @@ class Telling:
             del self._askers[asker]
             self._next_at[asker] = now + pause_s
         return [SendFrame(asker, with_payload(header, payload)) for asker in due]
+
+
+def given_on(header: Header, expected: bytes, payload: Payload, parts: int) -> Frame:
+    """The answer to a fellow's question for a piece with this hash: what was read, unless it is something else by now.
+
+    A fellow would take other bytes for a lie.
+    """
+    piece = with_payload(header, payload)
+    if is_piece(expected, payload, piece.header.hash, parts):
+        return piece
+    return bare_answer(Kind.MISSING, Header(Kind.WANT_STATE, header.run_tag, chunk=header.chunk))
 
 
 def mask_bytes(count: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from farflung.checkpoints.fellows import given_on
 from farflung.collectives.round.effects import SendFrame
 from farflung.peer.agent.turns import LineNow, Serving, What
 from farflung.peer.line.data_line import DataLine
@@ -16,7 +17,7 @@ from farflung.peer.machine import effects as do
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.pool import Pool
 from farflung.peer.state.outer_state import OuterState
-from farflung.protocol.frames import Frame, Header, Kind, Payload, bare_answer, with_payload
+from farflung.protocol.frames import Frame, Header, Kind, bare_answer, with_payload
 from farflung.protocol.moments import Attached
 from farflung.protocol.verdicts import Verdict
 
@@ -35,7 +36,8 @@ class Answering:
     ) -> None:
         self._line, self._arithmetic, self._carry_out = line, arithmetic, carry_out
         self._serving = Serving(attached.known.manifest.fragments)
-        self._tag, self._piece_bytes = attached.known.tag, attached.form.size_bytes
+        self._tag, self._parts = attached.known.tag, attached.form.parts
+        self._piece_bytes = attached.form.size_bytes
 
     def idle_s(self) -> float:
         return LOOK_AGAIN_S if self._serving.held else 60.0
@@ -95,18 +97,22 @@ class Answering:
     def serve(self, effect: do.ServeState | do.ServeManifest, state: OuterState) -> None:
         """Read beside the agent's loop: what was asked first is read before anything that changes it."""
 
-        def make() -> Payload:
-            if isinstance(effect, do.ServeState):
-                return state.piece_bytes(effect.chunk)
-            return state.manifest_bytes(effect.fragment)
-
         kind = Kind.STATE if isinstance(effect, do.ServeState) else Kind.MANIFEST
         header = Header(kind, self._tag, version=effect.version, chunk=effect.chunk)
+
+        def make() -> Frame:
+            if isinstance(effect, do.ServeManifest):
+                return with_payload(header, state.manifest_bytes(effect.fragment))
+            payload = state.piece_bytes(effect.chunk)
+            if isinstance(effect, do.ServePiece):
+                return given_on(header, effect.hash, payload, self._parts)
+            return with_payload(header, payload)
+
         what = (kind, effect.chunk)
         if self._serving.start_answer(effect.to, what, self._line.link.answers_waiting(effect.to)):
             arithmetic, is_piece = self._arithmetic, isinstance(effect, do.ServeState)
             submit = partial(arithmetic.beside, effect.chunk) if is_piece else arithmetic.submit
-            submit(lambda: with_payload(header, make()), partial(self._served, effect.to, what))
+            submit(make, partial(self._served, effect.to, what))
 
     def _served(self, to: str, what: What, frame: object) -> None:
         self._serving.end(to, what)

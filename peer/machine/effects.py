@@ -156,7 +156,12 @@ class ServeState:
 
 @dataclass(frozen=True, slots=True)
 class ServePiece(ServeState):
-    """The same of a state that is not whole here: this chunk came at `version`, was checked, and is still that."""
+    """The same of a state that is not whole here: this chunk came at `version`, was checked, and is still that.
+
+    It is read later, and may be something else by then, as where a trainer writes the first values of a run that is
+    founded anew: what does not have this hash is not given."""
+
+    hash: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -569,7 +569,7 @@ class Lane:
         elif header.kind == Kind.WANT_STATE and (self.serves or self._is_the_runs):
             return [ServeState(sender, chunk, self.version)]
         elif header.kind == Kind.WANT_STATE and self.gives(chunk):
-            return [ServePiece(sender, chunk, self.catch.given_at(chunk))]
+            return [ServePiece(sender, chunk, self.catch.given_at(chunk), self.catch.hash_of(chunk))]
         elif header.kind == Kind.WANT_MANIFEST and self.serves and header.version == self.version:
             return [ServeManifest(sender, self.fragment.first, self.version, self.fragment.number)]
         elif header.kind == Kind.WANT_MANIFEST and (hashes := self.catch.hashes_at(header.version)):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from farflung.checkpoints.fellows import given_on
 from farflung.collectives.flow.effects import Piece, micro_of
 from farflung.collectives.round.effects import (
     Install,
@@ -363,10 +364,7 @@ class VirtualPeer:
                 raw = bytes(logged) if logged is not None else self.state.shown(show)
                 self.carry_out(self.machine.on_shown(show, raw, now))
             case do.ServePiece():
-                self.world.observe(
-                    "gave", (self, effect, hash_bytes(self.state.chunk_bytes(effect.chunk)), era)
-                )
-                self._send(effect.to, Kind.STATE, effect.version, effect.chunk)
+                self._give_on(effect, era)
             case do.ServeState():
                 self._answer(effect.to, Kind.STATE, effect.version, effect.chunk, era)
             case do.ServeManifest():
@@ -391,6 +389,13 @@ class VirtualPeer:
         fragment = next(each.number for each in self.fragments if chunk in each.chunks)
         self.world.observe("serve", (self, fragment, version, era))
         self._send(to, kind, version, chunk)
+
+    def _give_on(self, piece: do.ServePiece, era: int) -> None:
+        header = Header(Kind.STATE, self.tag, version=piece.version, chunk=piece.chunk)
+        frame = given_on(header, piece.hash, self.state.piece_bytes(piece.chunk), 1 + len(self.moments))
+        if frame.header.kind == Kind.STATE:
+            self.world.observe("gave", (self, piece, hash_bytes(self.state.chunk_bytes(piece.chunk)), era))
+        self.world.to_peer(self.peer, SendFrame(piece.to, frame))
 
     def _send(self, to: str, kind: Kind, version: int, chunk: int) -> None:
         fragment = next(each.number for each in self.fragments if chunk in each.chunks)

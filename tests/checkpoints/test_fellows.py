@@ -16,6 +16,7 @@ from farflung.checkpoints.fellows import (
     TELL_EVERY_S,
     Holding,
     Telling,
+    given_on,
     mask_bytes,
 )
 from farflung.collectives.round.effects import DataEffect, Install, SendFrame
@@ -190,6 +191,26 @@ def test_only_what_was_checked_and_is_still_that_is_given_on() -> None:
     catch.versions[3] = 0
     catch.on_run_state(0, {0: bytes(32)}, ("ann",), KEEP)
     assert catch.given_at(3) == NO_VERSION, "the run has another version 0 now"
+
+
+def test_P4_what_has_changed_before_it_was_read_is_not_given_on() -> None:
+    """It is read beside the agent's loop, and a trainer may write the first values of a run founded anew meanwhile: the
+    fellow would take that for a lie, and ask an honest peer no more."""
+    catch = joiner()
+    listed(catch)
+    state = piece(3)
+    catch.on_frame("ann", state)
+    header = Header(Kind.STATE, TAG, chunk=3)
+    given = given_on(header, catch.hash_of(3), state.payload, parts=2)
+    assert given.payload == state.payload and given.header.hash == state.header.hash
+    missing = given_on(header, catch.hash_of(3), b"x" + bytes(state.payload)[1:], parts=2)
+    assert (missing.header.kind, missing.header.chunk) == (Kind.MISSING, 3)
+    fellow = joiner("kim", donors=(), fellows=("joe",))
+    listed(fellow)
+    fellow.on_frame("joe", have(1 << 3))
+    assert asked(fellow.ask(0.0)) == [("joe", 3)]
+    assert fellow.on_frame("joe", missing) == (Verdict.ACCEPTED, []) and fellow._of.is_good("joe")
+    assert not fellow._asked
 
 
 def test_a_fellow_hears_of_news_at_once_then_at_a_pace_and_only_of_news() -> None:

@@ -353,6 +353,13 @@ STATE = (
         FELLOWS,
     ),
     Mutant(
+        "P4 what has changed before it was read is not given on",
+        "checkpoints/fellows.py",
+        "if is_piece(expected, payload, piece.header.hash, parts):",
+        "if True:",
+        FELLOWS,
+    ),
+    Mutant(
         "own first values are tried before anything is fetched",
         "peer/machine/founding.py",
         "        self._tried = told",

@@ -71,7 +71,8 @@ def test_a_mesh_commits_the_sum_of_its_groups_sums() -> None:
     assert 3 in world.invariants.sums_of_groups
 
 
-@pytest.mark.parametrize("seed", range(24))
+# 37: a trainer writes the first values of a run that is founded anew while pieces of the old ones wait to be read.
+@pytest.mark.parametrize("seed", [*range(24), 37])
 def test_every_promise_holds_in_groups_too(seed: int) -> None:
     World(seed, storm(seed)).run()
 

@@ -371,7 +371,9 @@ def told_to(sender: str, effects: list[Effect]) -> list[Frame]:
 
 def test_P4_a_piece_that_was_checked_is_given_on_before_she_is_whole_and_no_other() -> None:
     ann = ann_with_one_piece()
-    assert ann.lane.serve("cyd", wanted(Kind.WANT_STATE, 1)) == [ServePiece("cyd", 1, 0)]
+    assert ann.lane.serve("cyd", wanted(Kind.WANT_STATE, 1)) == [
+        ServePiece("cyd", 1, 0, hash_bytes(PIECES[1]))
+    ]
     [missing] = told_to("cyd", ann.lane.serve("cyd", wanted(Kind.WANT_STATE, 0)))
     assert missing.header.kind == Kind.MISSING
     [listing] = told_to("cyd", ann.lane.serve("cyd", wanted(Kind.WANT_MANIFEST)))
