@@ -6,6 +6,7 @@ What they print on a machine of their own stands in docs/; here only what no loa
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import beside
 import beside_lab
+import fast_join
+import line_speed
 import pipeline
 import pipeline_wan
 import pytest
@@ -46,6 +49,23 @@ def test_beside_torch_who_loses_somebody_ends_or_commits(nursery: Nursery) -> No
     for line in theirs:
         assert len(re.findall(r"rank [02] (?:ends with code 1|hangs)", line)) == 2, line
     assert "every microbatch counts once" in ours
+
+
+def test_a_line_carries_a_vector_each_time() -> None:
+    went = line_speed.measure(mb=8, chunk_mb=1, times=2)
+    assert len(went) == 2
+    assert all(min(each.gbit_per_s, each.sender_cpu_s, each.receiver_cpu_s) > 0 for each in went)
+
+
+@pytest.mark.hard
+def test_joins_into_rounds_without_pauses_are_counted(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fast_join, "Nursery", lambda folder: contextlib.nullcontext(nursery))
+    monkeypatch.setattr(sys, "argv", ["fast_join.py", "--joins", "2", "--values", "65536", "--json"])
+    assert fast_join.main() == 0
+    made = json.loads(capsys.readouterr().out)
+    assert len(made) == 2 and all(each["rounds"] >= 1 for each in made)
 
 
 def test_losses_that_differ_are_noticed() -> None:
