@@ -120,8 +120,8 @@ class InFlight(Reported):
             silent = self.audits.silent(self.merged, now) if self.audits is not None else frozenset()
             return Failed(late, AbortCause.TIMED_OUT, self._withheld(alive, dialable), silent=silent)
         if self.decision is None:
-            step = self._decide(now, alive)
-            return self._foresee(alive) or step if isinstance(step, Waiting) else step
+            due = self._decide(now, alive)
+            return self._foresee(alive) or due if isinstance(due, Waiting) else due
         if self.void:
             self.void = False
             kept = [m for m in self.decision.included(self.plan.members) if m not in self.barred]
