@@ -142,3 +142,22 @@ def test_P1_P2_P9_in_a_bad_world_what_was_foreseen_wrongly_costs_nothing_but_tim
         for number, last in world.decided.items():
             assert max(world.results[number], default=0) <= last or number in world.foreseen
     assert foreseen > 10
+
+
+class Leaving(Watched):
+    """An owner goes at once, a moment after the first thing that is told ahead."""
+
+    gone = ""
+
+    def _arrive(self, source: str, target: str, message: Message, key: bytes) -> None:
+        super()._arrive(source, target, message, key)
+        if self.foreseen and not self.gone and isinstance(message, Decided):
+            self.gone = target
+            self.after(0.02, lambda: self._kill(target))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_P3_who_dies_after_it_was_told_ahead_stops_nobody(seed: int) -> None:
+    """Before and after its contribution is whole; its round commits, with it or without it."""
+    world = calm(seed, Leaving, drop=0.0, duplicate=0.0, slow=0.0, policy="mean", min_peers=2)
+    assert world.gone and min(world.foreseen) in {record.commit.round_no for record in world.commits}
