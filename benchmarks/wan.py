@@ -6,10 +6,10 @@
 Each row is one run of the real program (lab_run.py) or two that are compared, medians over the rounds, the first round
 left out.  `ideal` is 2 (n - 1) / n times the payload over the rate; the goal of a round is 1.15 times that and six
 round trips.  `beside`: plain sockets, unencrypted, that move the same bytes all to all in the next minute.  `tails`: by
-how long the last peer's scatter and gather come after those of the one in the middle.  All hosts, their peers and the
-router share this machine: `late` is by how long the router was ever late with a packet.  Where that is many
-milliseconds, or `cpu` (CPU seconds of a peer in a round) comes near to the round, the machine is measured and not the
-line.
+how long the last peer's scatter, and its last result after the decision, come after those of the one in the middle.
+All hosts, their peers and the router share this machine: `late` is by how long the router was ever late with a packet.
+Where that is many milliseconds, or `cpu` (CPU seconds of a peer in a round) comes near to the round, the machine is
+measured and not the line.
 """
 
 from __future__ import annotations
@@ -146,15 +146,14 @@ def tails_of(found: Found, of: Setting) -> tuple[float, float]:
 
 
 def shares_of_line(found: Found, of: Setting) -> list[float]:
-    """Of each transfer of each peer, scatter and gather, the busier direction's share of the line while it lasted."""
+    """Of each round of each peer, scatter and gather, the busier direction's share of the line while it lasted."""
     shares = []
     for spec in of.hosts:
-        for _, encoded, held, decided, results in found.phases(spec.name):
-            for begin, end in ((encoded, held), (decided, results)):
-                if end - begin > 2 * RTT_MS / 1000:
-                    up = found.wire.rate_mbit(spec.name, 0, begin, end) / spec.up_mbit
-                    down = found.wire.rate_mbit(spec.name, 1, begin, end) / spec.down_mbit
-                    shares.append(max(up, down))
+        for begin, end in found.transfers(spec.name):
+            if end - begin > 2 * RTT_MS / 1000:
+                up = found.wire.rate_mbit(spec.name, 0, begin, end) / spec.up_mbit
+                down = found.wire.rate_mbit(spec.name, 1, begin, end) / spec.down_mbit
+                shares.append(max(up, down))
     return shares
 
 
@@ -263,9 +262,8 @@ def cap(name: str, asked: Asked, way: int) -> list[Row]:
     of = replace(of, environ={"peer-1": {variable: "20 Mbit/s"}})
     found = run(of)
     rates = []
-    for _, encoded, held, decided, results in found.phases("peer-1" if way else "peer-0"):
-        for begin, end in ((encoded, held), (decided, results)):
-            rates.append(found.wire.rate_mbit("peer-1", way, begin, end))
+    for begin, end in found.transfers("peer-1" if way else "peer-0"):
+        rates.append(found.wire.rate_mbit("peer-1", way, begin, end))
     median = statistics.median(rates)
     got = f"{median:.1f} Mbit/s ({min(rates):.1f} to {max(rates):.1f})"
     what = f"{shape(of)}, one peer's {('upload', 'download')[way]} capped at 20"

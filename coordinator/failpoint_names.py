@@ -67,7 +67,8 @@ def before_answer(message: Message) -> None:
 
 def after_word(message: Message) -> None:
     """It has left for one member."""
-    if is_armed() and type(message) in _WORDS:
+    foreseen = isinstance(message, Decided) and message.decision.foreseen
+    if is_armed() and type(message) in _WORDS and not foreseen:
         hit(_WORDS[type(message)])
 
 

@@ -44,7 +44,7 @@ NEW_FIELDS: dict[type[msgspec.Struct], frozenset[str]] = {
     Tick: frozenset({"relay", "beat_s"}),
     Way: frozenset({"host"}),
     Plan: frozenset({"groups", "roots", "column"}),
-    Decision: frozenset({"summed", "weigh_sums"}),
+    Decision: frozenset({"summed", "weigh_sums", "foreseen"}),
     ProgressReport: frozenset({"sums", "sum_dots", "sum_tags"}),
     Audited: frozenset({"group"}),
     AuditChunks: frozenset({"group", "of_sums"}),

@@ -129,7 +129,8 @@ class Decision(Struct, frozen=True, forbid_unknown_fields=True):
     """DECIDE.  One weight per member for the WHOLE fragment; 0.0 means out, `reasons` says why."""
 
     round_no: Count
-    decision_no: Count  # grows when a death after DECIDE made an included contribution unobtainable
+    # Grows when a death after DECIDE made an included contribution unobtainable, or what was foreseen did not come.
+    decision_no: Count
     weights: Annotated[tuple[float, ...], Meta(max_length=MEMBERS_PER_MESH)]
     reasons: dict[str, Reason]
     # Of a mesh: the groups of which somebody is included, as a mask.  All else that a member hears is of its group.
@@ -137,6 +138,9 @@ class Decision(Struct, frozen=True, forbid_unknown_fields=True):
     # Of a mesh whose contributions are compared: so are the sums of its groups, and nothing is encoded before a tick
     # says so (`FragmentTick.encode_no`).
     weigh_sums: bool | UnsetType = UNSET
+    # It is what the round will most likely come to, told before anybody knows whether every contribution is whole:
+    # results may leave by it, and owners go on comparing.  Nothing stands before the same number comes without this.
+    foreseen: bool | UnsetType = UNSET
 
     def included(self, members: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(m for m, weight in zip(members, self.weights, strict=True) if weight > 0.0)

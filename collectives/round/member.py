@@ -7,8 +7,8 @@ the coordinator: it never decides that a round commits, it only reports what it 
 The rules, in the order in which a round meets them:
   * A contribution is encoded once and its bytes kept until the round is over: any owner, first or second,
     receives the same bytes.
-  * An owner merges only after the decision, and only when it holds every included contribution of the
-    chunk.  Order and weights are fixed by plan and decision, so two owners produce the same bytes.
+  * An owner merges only by a decision, be it a foreseen one (deciding.py), and only when it holds every included
+    contribution of the chunk.  Order and weights are fixed by plan and decision, so two owners produce the same bytes.
   * Where contributions are compared, an owner computes the dot products of each chunk once all contributions
     to it are here, and reports their sums before the decision; a root does so with the sums of groups, after it.
   * Nothing is asked for twice in a hurry: what is missing is asked for after `quiet_s` without news.
@@ -19,10 +19,10 @@ Inside, a chunk is its index within the round's fragment, as in the plan; frames
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from itertools import zip_longest
 
 from farflung.collectives.round.asking import Asking
 from farflung.collectives.round.columns import Columns, Sums
+from farflung.collectives.round.deciding import Deciding, Doubt, News
 from farflung.collectives.round.effects import (
     DataEffect,
     Measure,
@@ -40,6 +40,7 @@ from farflung.collectives.round.pieces import (
     Piece,
     Progress,
     by_owner,
+    encoding_order,
 )
 from farflung.collectives.round.spares import keeps, moved, proofs, spare_of
 from farflung.collectives.round.weighing import Weighing
@@ -58,7 +59,6 @@ from farflung.protocol.signed_words import inputs_of
 from farflung.protocol.verdicts import Verdict
 
 ASK_AT_ONCE = 8  # chunks asked of one peer in one go: a repair must not become a flood
-DOUBTED_S = 2.0  # with every result here and no commit for so long: some owner may tell what nobody can prove
 SPOILED_FORGIVEN = 1  # damaged frames of a member: asked for again; one more and it is out
 
 
@@ -78,7 +78,7 @@ class MemberRound:
         self.first_chunk = first_chunk
         self.plan = plan
         self.run_tag = run_tag
-        self.decision: Decision | None = None
+        self._deciding = Deciding()
         self.mine: dict[int, Piece] = {}  # my contribution, by chunk, as far as it is encoded
         self.held: dict[int, dict[str, Piece]] = {}  # chunk -> member -> contribution
         self.results: dict[int, Piece] = {}
@@ -90,8 +90,7 @@ class MemberRound:
         # Chunk -> (a result's hash, its length), where the gradient is clipped: by both together I prove to hold it.
         self._lengths: dict[int, tuple[bytes, bytes]] = {}
         self._measures = measure
-        self._whole_since: float | None = None  # every result is here, and no commit comes
-        self._doubted = False
+        self._doubt = Doubt()
         self._merging: set[int] = set()
         self._my_chunks = plan.chunks_of(me)
         self._shelved = 0  # contributions on my shelves
@@ -148,17 +147,29 @@ class MemberRound:
             effects += self._pass_sum_on(chunk)
         return effects
 
+    @property
+    def decision(self) -> Decision | None:
+        """By which results are made now, whether or not it stands."""
+        return self._deciding.newest
+
+    @property
+    def decided_no(self) -> int:
+        """Of the decision that stands; 0: I have not heard of it."""
+        return self._deciding.made_no
+
     def on_decision(self, decision: Decision, now: float) -> list[DataEffect]:
-        if self.decision is not None and decision.decision_no <= self.decision.decision_no:
+        news = self._deciding.hear(decision)
+        if news is News.NONE:
             return []
-        self.decision = decision
-        self.weighing.active = False
+        self.weighing.active = self.weighing.active and not self._deciding.is_made
+        self._asking.start_patience(self._near, now)
+        if news is News.STANDS:
+            return []
         self.results.clear()  # results of an earlier decision have other weights: they are worth nothing
         self.merged.clear()
         self.sums.begin(decision)
         self._merging.clear()
         self._answered_at.clear()
-        self._asking.start_patience(self._near, now)
         return self._merge_ready()
 
     def on_may_encode(self, decision_no: int) -> None:
@@ -169,15 +180,7 @@ class MemberRound:
 
     @property
     def order(self) -> list[int]:
-        """In which my chunks are best encoded: the lines of all others carry something from the first moment on.
-
-        Each member begins with the one after it, or all of them would begin with the same; my own chunks are last.
-        """
-        members = self.plan.members
-        me = members.index(self.me)
-        others = [self.plan.chunks_of(member) for member in members[me + 1 :] + members[:me]]
-        sent = [chunk for row in zip_longest(*others) for chunk in row if chunk is not None]
-        return [*sent, *self.plan.chunks_of(self.me)]
+        return encoding_order(self.plan, self.me)
 
     def on_encoded(self, payloads: Mapping[int, Payload]) -> list[DataEffect]:
         """Some of my chunks; the first are on their way before the last are encoded."""
@@ -257,7 +260,7 @@ class MemberRound:
             return False
         if header.kind == Kind.CONTRIBUTION:
             return self.plan.owner_of(index) != self.me and not keeps(self.plan, sender, index)
-        known = self.decision.decision_no if self.decision is not None else 0
+        known = self._deciding.number
         if header.kind == Kind.SUM and not self._is_root_of(index):
             return header.decision_no >= known
         return header.kind in OVERTAKING and header.decision_no > known
@@ -388,7 +391,7 @@ class MemberRound:
         effects = self._weigh_ready() if self.weighing.changed else []
         if self._freed:
             self._freed, effects = False, [*effects, *self._merge_ready()]
-        self._look_whether_whole(now)
+        self._doubt.look(self._deciding.is_made and len(self._measured) == len(self.plan.owners), now)
         for member in self._near:
             if member != self.me and self._asking.is_due(member, now):
                 wants = self._wants_of(member)
@@ -397,27 +400,19 @@ class MemberRound:
                     effects += [SendFrame(member, Frame(header)) for header in wants[:ASK_AT_ONCE]]
         return effects
 
-    def _look_whether_whole(self, now: float) -> None:
-        whole = self.decision is not None and len(self._measured) == len(self.plan.owners)
-        if not whole:
-            self._whole_since = None
-        elif self._whole_since is None:
-            self._whole_since = now
-        self._doubted = self._whole_since is not None and now - self._whole_since >= DOUBTED_S
-
     def _wants_of(self, member: str) -> list[Header]:
         wants: list[Header] = []
         if member not in self.plan.members:
             return self._wants_of_column(member)
         if member in self.refused:
             pass
-        elif self.decision is None or self.decision.weights[self.plan.members.index(member)] > 0.0:
+        elif self._deciding.may_count(member, self.plan.members):
             for chunk in self._my_chunks:
                 summed = self.sums.get(chunk, self.columns.group) is not None
-                here = summed if self.plan.column else chunk in self.results
+                here = (summed if self.plan.column else chunk in self.results) and self._deciding.is_made
                 if member not in self.held.get(chunk, {}) and not here:
                     wants.append(self._header(Kind.WANT_CONTRIBUTION, chunk))
-        if self.decision is not None:
+        if self._deciding.is_made:
             for chunk in self.plan.chunks_of(member):
                 if chunk not in self.results:
                     wants.append(self._header(Kind.WANT_RESULT, chunk))
@@ -452,7 +447,7 @@ class MemberRound:
             (mask_of(got), combined(got.items())),
             self.weighing.report(self._my_chunks, self._refused_mask),
             b"".join(self._length_of(chunk) for chunk in sorted(merged)),
-            by_owner(self.plan, got) if self._doubted else {},
+            by_owner(self.plan, got) if self._doubt.is_on else {},
             {chunk: piece.hash for chunk, piece in sums.items()},
             self._inputs(sums),
             self.sums.dots(self.columns.rooted),
@@ -500,12 +495,17 @@ class MemberRound:
     @property
     def owing(self) -> set[str]:
         """Members that are sending to me now, or should be."""
+        owing: set[str] = set()
         if self.decision is not None:
             missing = self.missing_results()
             column = {self.columns.root(c) for c in missing if self.plan.owner_of(c) == self.me}
-            return ({self.plan.owner_of(chunk) for chunk in missing} | column) - {self.me}
+            owing = ({self.plan.owner_of(chunk) for chunk in missing} | column) - {self.me}
+        if self._deciding.is_made:
+            return owing
         heard = set(self.plan.members) - {self.me, *self.refused}
-        return {m for m in heard if any(m not in self.held.get(chunk, ()) for chunk in self._my_chunks)}
+        return owing | {
+            m for m in heard if any(m not in self.held.get(chunk, ()) for chunk in self._my_chunks)
+        }
 
     def missing_results(self) -> list[int]:
         return list(bits(full_mask(len(self.plan.owners)) & ~mask_of(self.results)))
@@ -513,9 +513,8 @@ class MemberRound:
     # ---- helpers -----------------------------------------------------------------------------------
 
     def _header(self, kind: Kind, index: int) -> Header:
-        decision_no = self.decision.decision_no if self.decision is not None else 0
-        chunk = self.first_chunk + index
-        return Header(kind, self.run_tag, self.plan.round_no, decision_no, self.plan.version, chunk)
+        chunk, number = self.first_chunk + index, self._deciding.number
+        return Header(kind, self.run_tag, self.plan.round_no, number, self.plan.version, chunk)
 
     def _deliver(self, chunk: int) -> list[DataEffect]:
         """My contribution of one chunk goes to its owner; what I own myself on my shelf, and in a mesh to a keeper."""
@@ -565,7 +564,7 @@ class MemberRound:
         """Start the sum of every chunk of mine whose included contributions are all here."""
         if self.decision is None:
             return []
-        counted = [(m, w) for m, w in zip(self.plan.members, self.decision.weights, strict=True) if w > 0.0]
+        counted = self._deciding.counted(self.plan.members)
         effects: list[DataEffect] = []
         for chunk in self._my_chunks if only is None else [only]:
             shelf = self.held.get(chunk, {})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from farflung.collectives.round.weighing import Dots
 from farflung.protocol.digests import combined
@@ -50,6 +51,17 @@ class Progress:
     sum_inputs: bytes  # one name for these
     sum_dots: Dots | None  # of the sums of groups, for all chunks that I am the root of
     sum_tags: bytes  # of the sums that went into `merged`: the first bytes of their hashes
+
+
+def encoding_order(plan: Plan, me: str) -> list[int]:
+    """In which my chunks are best encoded: the lines of all others carry something from the first moment on.
+
+    Each member begins with the one after it, or all of them would begin with the same; my own chunks are last.
+    """
+    at = plan.members.index(me)
+    others = [plan.chunks_of(member) for member in plan.members[at + 1 :] + plan.members[:at]]
+    sent = [chunk for row in zip_longest(*others) for chunk in row if chunk is not None]
+    return [*sent, *plan.chunks_of(me)]
 
 
 def by_owner(plan: Plan, got: Mapping[int, bytes]) -> dict[str, bytes]:

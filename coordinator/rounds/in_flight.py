@@ -18,11 +18,12 @@ from msgspec.structs import replace
 
 from farflung.coordinator.rounds import ahead
 from farflung.coordinator.rounds.audits_first import AuditsFirst
+from farflung.coordinator.rounds.foreseeing import weights_foreseen
 from farflung.coordinator.rounds.groups import decision_view, summed, touched, view
 from farflung.coordinator.rounds.heirs import Inheritance, Shown, inherited
 from farflung.coordinator.rounds.reported import Reported
 from farflung.coordinator.rounds.screening import Screening, captured, screened_in_groups
-from farflung.coordinator.rounds.steps import Done, Failed, Moved, Settled, Step, Waiting
+from farflung.coordinator.rounds.steps import Done, Failed, Foreseen, Moved, Settled, Step, Waiting
 from farflung.coordinator.rounds.weighting import (
     Believed,
     Claim,
@@ -68,6 +69,8 @@ class InFlight(Reported):
     last_holders: LastHolders = field(default_factory=LastHolders)
     _spread: Spread = field(default_factory=Spread)
     _scatter_since: float | None = None  # when owners changed last: who sends has as long again
+    foresees: bool = False  # it tells what it will most likely come to, as soon as that can be known
+    as_foreseen: bool = False  # it came to that, or to what it would have told
     audits: AuditsFirst | None = None  # where nothing is committed that was not merged again
     # Its end waits for the rounds of other stages.  If somebody goes meanwhile, it has all its time again.
     prepared: bool = False
@@ -117,7 +120,8 @@ class InFlight(Reported):
             silent = self.audits.silent(self.merged, now) if self.audits is not None else frozenset()
             return Failed(late, AbortCause.TIMED_OUT, self._withheld(alive, dialable), silent=silent)
         if self.decision is None:
-            return self._decide(now, alive)
+            due = self._decide(now, alive)
+            return self._foresee(alive) or due if isinstance(due, Waiting) else due
         if self.void:
             self.void = False
             kept = [m for m in self.decision.included(self.plan.members) if m not in self.barred]
@@ -272,6 +276,21 @@ class InFlight(Reported):
             self.screening = screened_in_groups(among, merge.clip, merge.trusted)
         return self._settle(ready, alive, reason)
 
+    def _foresee(self, alive: set[str]) -> Foreseen | None:
+        """Once in a round, before it is decided."""
+        if not self.foresees or self.foreseen is not None:
+            return None
+        weights = self._weights_foreseen(alive)
+        if weights is None:
+            return None
+        told = tuple(weights.get(member, 0.0) for member in self.plan.members)
+        self.foreseen = Decision(self.plan.round_no, 1, told, {}, foreseen=True)
+        return Foreseen(self.foreseen)
+
+    def _weights_foreseen(self, alive: set[str]) -> dict[str, float] | None:
+        members, rules = self.plan.members, self.rules
+        return weights_foreseen(members, alive, self.sent, self.samples, self.barred, rules)
+
     def _settle(self, ready: list[str], alive: set[str], reason: str) -> Step:
         """`ready`: who has a whole contribution.  A member that is out for its direction counts towards the quorum:
         one liar must not be able to stop a run that needs everybody."""
@@ -292,13 +311,18 @@ class InFlight(Reported):
     def _decide_on(
         self, weights: dict[str, float], tokens: Container[str], alive: set[str], reason: str, merged: str
     ) -> Settled:
-        number = 1 if self.decision is None else self.decision.decision_no + 1
-        members = self.plan.members
+        members, before = self.plan.members, self.merged_by
+        told = tuple(weights.get(m, 0.0) for m in members)
+        if self.decision is None:
+            self.as_foreseen = weights == self._weights_foreseen(alive)
+        # What was foreseen has come: it has this number, and what was made by it stands.
+        stands = self.decision is None and before is not None and before.weights == told
+        number = 1 if before is None else before.decision_no + (not stands)
         self.excluded = {m: self._why_out(m, tokens, alive) for m in members if not weights.get(m)}
         decision = Decision(
             self.plan.round_no,
             number,
-            tuple(weights.get(m, 0.0) for m in members),
+            told,
             {member: why.text for member, why in self.excluded.items()},
             summed(self.groups, weights) if self.plan.roots else UNSET,
             True if self.plan.roots and self.screening is not None else UNSET,
@@ -306,7 +330,8 @@ class InFlight(Reported):
         self.decision = decision
         self.comparing_sums.begin(decision, len(self.groups.members))
         self.sums.begin()
-        self._take_back([*self.merged])
+        if not stands:
+            self._take_back([*self.merged])
         return Settled(decision, reason, merged)
 
     # ---- the sums of groups, before anything is encoded ---------------------------------------------------

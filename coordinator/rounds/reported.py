@@ -75,6 +75,7 @@ class Reported:
     opened_at: float
     name: Callable[[str], str] = str  # of a peer: what is told of it is for people
     decision: Decision | None = None
+    foreseen: Decision | None = None  # until there is a decision: what members merge by meanwhile
     sent: dict[str, Sent] = field(default_factory=dict)
     # Member -> leased samples that its work has learned from.
     samples: dict[str, int] = field(default_factory=dict)
@@ -109,6 +110,11 @@ class Reported:
             self._groups = Groups(self.plan)
             self._whole.clear()  # of other owners they may be not
         return self._groups
+
+    @property
+    def merged_by(self) -> Decision | None:
+        """By which weights members merge now, whether or not it is decided.  None: they wait."""
+        return self.foreseen if self.decision is None else self.decision
 
     @property
     def _shares(self) -> Mapping[str, int]:
@@ -150,7 +156,8 @@ class Reported:
         self._prove_held(peer, report)
         if self.decision is None and self.rules.merge.robust:
             self.comparing.on_report(peer, report.dots)
-        if self.decision is None or report.decision_no != self.decision.decision_no:
+        by = self.merged_by
+        if by is None or report.decision_no != by.decision_no:
             return
         if report.sum_dots:
             self.comparing_sums.on_report(peer, report.decision_no, report.sum_dots)
@@ -158,7 +165,7 @@ class Reported:
         if self.comparing_sums.held_back:
             return  # of what may not be encoded yet there are no results
         for root in [peer, *sorted(roots - {peer})]:
-            self._take_results(root, self.reports[root], self.decision)
+            self._take_results(root, self.reports[root], by)
 
     def _hear_of_sums(self, owner: str, report: ProgressReport) -> set[str]:
         """Returns roots whose results waited for that."""
@@ -281,8 +288,8 @@ class Reported:
 
     def _got(self, member: str) -> int:
         """Mask of the results that a member proved to hold, under the hashes that owners answer for."""
-        report = self.reports.get(member)
-        if report is None or self.decision is None or report.decision_no != self.decision.decision_no:
+        report, by = self.reports.get(member), self.merged_by
+        if report is None or by is None or report.decision_no != by.decision_no:
             return 0
         of = self._taken_back, len(self.merged), self.plan.epoch
         known = self._proven.get(member)

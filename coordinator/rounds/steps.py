@@ -1,4 +1,4 @@
-"""What is due in a round: one of five steps, each with its reason.  Pure data.
+"""What is due in a round: one of six steps, each with its reason.  Pure data.
 
 Made by `InFlight.next_step`, carried out by the conductor, which announces it and writes it down.  Must not know how
 any of it was found out.
@@ -29,6 +29,13 @@ class Settled:
 
 
 @dataclass(frozen=True)
+class Foreseen:
+    """What the round will most likely come to: members may begin by it, and nothing is written down."""
+
+    decision: Decision
+
+
+@dataclass(frozen=True)
 class Done:
     commit: Commit
     norm: float | None = None  # of the merged update, where it is known
@@ -52,4 +59,4 @@ class Waiting:
     reason: str
 
 
-Step = Moved | Settled | Done | Failed | Waiting
+Step = Moved | Settled | Foreseen | Done | Failed | Waiting

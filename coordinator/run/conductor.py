@@ -18,11 +18,12 @@ from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, Opened
 from farflung.coordinator.rounds.ahead import Ahead
 from farflung.coordinator.rounds.clipping import clipped, warning
+from farflung.coordinator.rounds.foreseeing import Foresight, can_be_foreseen
 from farflung.coordinator.rounds.groups import Groups, drawn, most_of_round, planned
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import chosen, lines_of, rules_for, within
 from farflung.coordinator.rounds.steadiness import Steadiness
-from farflung.coordinator.rounds.steps import Done, Failed, Moved, Settled, Waiting
+from farflung.coordinator.rounds.steps import Done, Failed, Foreseen, Moved, Settled, Waiting
 from farflung.coordinator.rounds.withholding import LastHolders
 from farflung.coordinator.run.auditing import Auditing
 from farflung.coordinator.run.core import Core
@@ -73,6 +74,7 @@ class Conductor:
         self._shares: dict[str, Share] = {}  # of the batch that the round in flight is to merge
         self._steadiness = Steadiness()
         self._last_holders = LastHolders()
+        self._foresight = Foresight()
         # Owner -> contributions that it alone lacked, in rounds in a row.
         self._withheld: Counter[str] = Counter()
         self.processes: dict[str, bytes] = {}  # which process of each member the round counts on
@@ -269,6 +271,9 @@ class Conductor:
         self.round = flight = InFlight(plan, rules, core.now, core.name, last_holders=self._last_holders)
         if self._auditing is not None and len(peers) > 1:  # alone, nobody else can
             flight.audits = self._auditing.first_of_a_round(len(peers) - 1)
+        spoken = [core.members.members[peer].protocol for peer in peers]
+        can_be = can_be_foreseen(plan, rules, flight.audits is not None, spoken)
+        flight.foresees = can_be and self._foresight.is_on
         self.processes = {peer: core.members.members[peer].process for peer in peers}
         of = core.of(self.fragment)
         told = f"round {plan.round_no}{of} opened from version {plan.version} with {_peers(len(contribute))}"
@@ -404,6 +409,9 @@ class Conductor:
                     self._tell_plan(flight, flight.told)
                 case Settled():
                     self._announce(flight, step)
+                case Foreseen(decision):
+                    for member in self._members_of(flight):
+                        self.tell_decision(flight, decision, member)
                 case Failed(reason, cause, unfit, dropped, lost, silent):
                     for peer in sorted(silent):
                         told = "asked to merge results again, it said nothing for a whole round"
@@ -492,6 +500,7 @@ class Conductor:
             round_no=number, cause=cause, reason=reason, fragment=self.fragment, dropped=dropped
         )
         self.core.write(told)
+        self._foresight.on_end(flight.foreseen is not None, flight.as_foreseen)
         self.core.note(f"round {number} aborted: {reason}; {fate}")
         self._strike_useless(flight)
         if self._auditing is not None:
@@ -533,6 +542,7 @@ class Conductor:
         included = commit.included
         sums = self._witness.on_commit(commit, flight, self.processes)
         self._steadiness.on_commit({peer: self.processes[peer] for peer in included})
+        self._foresight.on_end(flight.foreseen is not None, flight.as_foreseen)
         for peer in sorted(self._last_holders.on_commit(late)):
             told = "it does not get the results that most others hold; for a while no commit waits for it"
             core.note(f"{core.name(peer)}: {told}")

@@ -184,7 +184,7 @@ class Witness:
 
     def proven(self, member: Member, flight: InFlight, report: ProgressReport) -> ProgressReport:
         """The report, without sums that its sender has not signed to be made of what the others sent."""
-        decision = flight.decision
+        decision = flight.merged_by
         if decision is None or report.decision_no != decision.decision_no:
             return report
         if report.sums:

@@ -81,7 +81,8 @@ def on_the_way(frame: Frame) -> Frame:
 
 def on_word(message: object) -> None:
     """It has arrived, and nothing was done about it yet."""
-    if is_armed():
+    foreseen = isinstance(message, Decided) and message.decision.foreseen
+    if is_armed() and not foreseen:
         _pass(_HEARD.get(type(message)))
 
 

@@ -184,7 +184,9 @@ class RoundEvents:
                     self._log.write("plan", round=plan.round_no, **body, use=self._use())
                 else:
                     self._log.write("moved", round=plan.round_no, epoch=plan.epoch)
-            case Decided(decision=made) if (made.round_no, made.decision_no) > self._decided:
+            case Decided(decision=made) if (
+                not made.foreseen and (made.round_no, made.decision_no) > self._decided
+            ):
                 self._decided = (made.round_no, made.decision_no)
                 self._log.write("decided", round=made.round_no, weights=made.weights)
             case Committed(commit=commit):

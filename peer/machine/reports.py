@@ -377,7 +377,7 @@ def _fragment_beat(lane: Lane, work: Work, begins_more: bool) -> FragmentBeat:
         digest=lane.digest,
         round_no=flight.plan.round_no if flight else 0,
         epoch=flight.plan.epoch if flight else 0,
-        decision_no=flight.decision.decision_no if flight and flight.decision else 0,
+        decision_no=flight.decided_no if flight else 0,  # what is foreseen is not told again: this stands
         ready=done and flight is None and not lane.sealing and begins_more,
         need=lane.catch.needs_commits,
         dropped=lane.dropped_round,
@@ -390,7 +390,7 @@ def phase_of(part: Participation, training: Training) -> Phase:
     """What this peer is doing, of all its fragments together."""
     flights = [lane.round for lane in part.lanes.values() if lane.round is not None]
     if flights:
-        return Phase.SCATTER if any(flight.decision is None for flight in flights) else Phase.GATHER
+        return Phase.SCATTER if any(not flight.decided_no for flight in flights) else Phase.GATHER
     if any(lane.sealing for lane in part.lanes.values()):
         return Phase.APPLY
     frozen = any(work.frozen is not None and not work.running for work in training.works.values())

@@ -17,8 +17,9 @@ from msgspec.structs import replace
 
 from farflung.collectives.arithmetic.merge import merged_chunk, square_length
 from farflung.collectives.round.asking import ARRIVING_PATIENCE
+from farflung.collectives.round.deciding import DOUBTED_S
 from farflung.collectives.round.effects import DataEffect, Measure, Merge, SendFrame, Weigh
-from farflung.collectives.round.member import ASK_AT_ONCE, DOUBTED_S, MemberRound
+from farflung.collectives.round.member import ASK_AT_ONCE, MemberRound
 from farflung.compression.codec import Fp32Codec
 from farflung.peer.simulator import peer as virtual_peer
 from farflung.peer.simulator.invariants import Broken

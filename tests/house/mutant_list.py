@@ -10,6 +10,7 @@ from mutant import Mutant
 from mutants_of_batches import BATCHES
 from mutants_of_delay import DELAY
 from mutants_of_finding import FINDING
+from mutants_of_foresight import FORESIGHT
 from mutants_of_helpers import HELPERS
 from mutants_of_islands import ISLANDS
 from mutants_of_keeping import KEEPING
@@ -29,6 +30,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SLOW_LINES,
     *DOOR,
     *ROUNDS,
+    *FORESIGHT,
     *CROSSINGS,
     *RUN,
     *PIPELINES,

@@ -24,9 +24,9 @@ POOL = ("tests/peer/test_pool.py", "tests/peer/state/test_side_by_side.py")
 ARITHMETIC = (
     Mutant(
         "P1 owners add in the order of the plan",
-        "collectives/round/member.py",
-        "counted = [(m, w) for m, w in zip(self.plan.members, self.decision.weights, strict=True) if w > 0.0]",
-        "counted = [(m, w) for m, w in zip(self.plan.members, self.decision.weights, strict=True) if w > 0.0][::-1]",
+        "collectives/round/deciding.py",
+        "return [(m, w) for m, w in zip(members, weights, strict=True) if w > 0.0]",
+        "return [(m, w) for m, w in zip(members, weights, strict=True) if w > 0.0][::-1]",
         (*MEMBER, "tests/whole/test_diloco_reference.py"),
     ),
     Mutant(
@@ -38,10 +38,10 @@ ARITHMETIC = (
     ),
     Mutant(
         "a decision is followed by newer ones alone",
-        "collectives/round/member.py",
-        "if self.decision is not None and decision.decision_no <= self.decision.decision_no:",
-        "if False:",
-        MEMBER,
+        "collectives/round/deciding.py",
+        "if known is None or decision.decision_no > known.decision_no:",
+        "if True:",
+        ("tests/collectives/test_deciding.py", *MEMBER),
     ),
     Mutant(
         "results of an earlier decision have other weights",

@@ -397,8 +397,8 @@ ROUNDS = (
     Mutant(
         "a report about an earlier decision says nothing of this one",
         "coordinator/rounds/reported.py",
-        "if self.decision is None or report.decision_no != self.decision.decision_no:\n            return\n",
-        "if self.decision is None:\n            return\n",
+        "if by is None or report.decision_no != by.decision_no:\n            return\n",
+        "if by is None:\n            return\n",
         ROUND,
     ),
     Mutant(

@@ -325,7 +325,7 @@ FROZEN_PARTS = {
     AheadPlan: "number senders codecs members owners",
     Plan: "round_no epoch version members owners codecs fragment kept groups roots column",
     Column: "group groups peers owners roots",
-    Decision: "round_no decision_no weights reasons summed weigh_sums",
+    Decision: "round_no decision_no weights reasons summed weigh_sums foreseen",
     Commit: "version round_no members weights hashes codec fragment factor",
     Used: "lease upto",
     Head: "run_id manifest number before after incarnation era versions commits books proof",

@@ -91,6 +91,12 @@ class Found:
             if {"encoded", "held", "decided", "results"} <= at.keys():
                 yield at["plan"], at["encoded"], at["held"], at["decided"], at["results"]
 
+    def transfers(self, host: str) -> Iterator[tuple[float, float]]:
+        """The same rounds: from the first bytes that may leave to the last ones that are due.  Results leave while
+        contributions still come, so there are no two spans with a pause between them."""
+        for _, encoded, held, _, results in self.phases(host):
+            yield encoded, max(held, results)
+
 
 class Wire:
     """What passed each host's line, sampled while it ran; bytes with all headers."""

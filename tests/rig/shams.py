@@ -342,6 +342,8 @@ class Sham:
             self._on_tick(message, now)
         elif kind == "open":
             self._on_plan(message.plan)
+        elif kind == "decided" and message.decision.foreseen:
+            pass  # it begins when it is decided
         elif kind == "decided":
             self.decision, self.decision_no = message.decision, message.decision.decision_no
             self._report()

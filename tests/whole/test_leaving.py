@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -14,6 +14,7 @@ from farflung.coordinator.ledger.records import (
     Record,
     Released,
 )
+from farflung.coordinator.rounds.foreseeing import Foresight
 from farflung.coordinator.run.effects import Tell
 from farflung.peer.machine.getting_in import STAY_S, Leaving
 from farflung.peer.simulator.departures import ask_to_leave
@@ -79,6 +80,14 @@ class Steady(World):
         super()._observe(what, details)
         if what == "exit" and isinstance(details, tuple) and details[0] is self.leaver:
             self.left_at_s = self.now
+
+
+@pytest.fixture(scope="module", autouse=True)
+def results_that_wait_for_the_decision() -> Iterator[None]:
+    """Else a round is at its end as soon as it is decided, and nobody could go in between."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Foresight, "is_on", False)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import RoundRules
-from farflung.coordinator.rounds.steps import Done, Failed, Moved, Settled, Step, Waiting
+from farflung.coordinator.rounds.steps import Done, Failed, Foreseen, Moved, Settled, Step, Waiting
 from farflung.coordinator.rounds.weighting import token_weights as weigh
 from farflung.coordinator.rounds.withholding import LastHolders
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
@@ -120,7 +120,7 @@ class Room:
     def _report(self, member: str, held: dict[str, dict[int, bytes]]) -> None:
         got = self.got[member]
         merged = {chunk: got[chunk] for chunk in self.chunks_of(member) if chunk in got}
-        number = self.flight.decision.decision_no if self.flight.decision else 0
+        number = self.flight.merged_by.decision_no if self.flight.merged_by else 0
         shown = {m: proof(chunks) for m, chunks in held.items()}
         self.flight.on_progress(member, progress(number, shown, merged, got))
 
@@ -872,3 +872,137 @@ def test_a_few_shares_that_do_not_come_across_in_time_are_for_others_and_owners_
     assert isinstance(moved, Moved) and moved.unfit == {CYD}, (
         "nobody's share is lost for one that hears nobody"
     )
+
+
+# ---- what a round will most likely come to -----------------------------------------------------------------------
+
+
+def foreseeing(tokens: tuple[int, int, int] = (100, 300, 200)) -> Room:
+    """Everybody has said what it sends, and owners have shown nothing yet."""
+    room = Room()
+    room.flight.foresees = True
+    for member, count in zip(ALL, tokens, strict=True):
+        room.sent(member, count)
+    step = room.step()
+    assert isinstance(step, Foreseen) and step.decision.foreseen is True and step.decision.decision_no == 1
+    return room
+
+
+def merged_early() -> Room:
+    room = foreseeing()
+    for member in ALL:
+        room.has_results(member, 0, 1, 2)
+    for member in ALL:
+        room.has_results(member)
+    assert room.flight.fractions()[2:] == (1.0, 1.0)
+    return room
+
+
+def test_a_round_tells_what_it_will_come_to_as_soon_as_everybody_has_said_what_it_sends() -> None:
+    room = Room()
+    room.flight.foresees = True
+    for member in ALL:
+        assert isinstance(room.step(), Waiting)
+        room.sent(member, {ANN: 100, BOB: 300, CYD: 200}[member])
+    step = room.step()
+    assert isinstance(step, Foreseen)
+    assert step.decision.weights == tuple(weigh([100, 300, 200], 4.0)) and not step.decision.reasons
+    assert isinstance(room.step(), Waiting), "once in a round"
+
+
+def test_P2_nothing_commits_by_what_is_only_foreseen() -> None:
+    room = merged_early()
+    for after_s in (0.0, 5.0, 9.0):
+        assert isinstance(room.step(after_s), Waiting)
+
+
+def test_what_was_made_by_what_was_foreseen_stands_when_it_comes() -> None:
+    room = merged_early()
+    for member in ALL:
+        room.holds(member, *ALL)
+    step = room.step()
+    assert isinstance(step, Settled) and step.decision.decision_no == 1 and not step.decision.foreseen
+    assert room.flight.as_foreseen
+    done = room.step()
+    assert isinstance(done, Done) and done.commit.weights == step.decision.weights
+
+
+def test_what_was_made_by_what_did_not_come_is_made_again() -> None:
+    room = merged_early()
+    room.holds(ANN, ANN, BOB)
+    room.holds(BOB, ANN, BOB)
+    room.holds(CYD, ANN, BOB)
+    step = room.step(10.5)
+    assert isinstance(step, Settled) and step.decision.decision_no == 2 and not step.decision.foreseen
+    assert step.decision.weights[2] == 0.0 and not room.flight.as_foreseen
+    assert not room.flight.merged and room.flight.fractions()[3] == 0.0
+    waits = room.step(10.6)
+    assert isinstance(waits, Waiting) and "3 of 3 chunks not merged yet" in waits.reason
+    assert room.flight._got(ANN) == 0, "reports under the first number prove nothing any more"
+
+
+def test_who_is_barred_after_it_was_foreseen_is_out_and_nothing_made_with_it_stands() -> None:
+    room = merged_early()
+    room.holds(ANN, *ALL)
+    room.holds(BOB, *ALL)
+    room.holds(CYD, *ALL)
+    room.flight.barred[BOB] = Excluded(ExclusionCause.RESTARTED, "it restarted during the round")
+    step = room.step()
+    assert isinstance(step, Settled) and step.decision.decision_no == 2 and step.decision.weights[1] == 0.0
+    assert not room.flight.merged
+
+
+def test_P3_an_owner_that_dies_meanwhile_is_followed_by_one_that_holds_its_result() -> None:
+    room = merged_early()
+    room.alive = {ANN, BOB}
+    moved = room.step()
+    assert isinstance(moved, Moved) and mask_from_bytes(moved.plan.kept) == 0b100
+    assert room.flight.merged.keys() == {0, 1, 2}
+    for member in (ANN, BOB):
+        room.holds(member, *ALL)
+    step = room.step()
+    assert isinstance(step, Settled) and step.decision.decision_no == 1, "its contribution was whole"
+
+
+def test_P3_who_dies_with_a_contribution_that_is_not_whole_takes_back_what_was_foreseen() -> None:
+    room = merged_early()
+    room.alive = {ANN, BOB}
+    assert isinstance(room.step(), Moved)
+    for member in (ANN, BOB):
+        room.holds(member, ANN, BOB)
+    step = room.step()
+    assert isinstance(step, Settled) and step.decision.decision_no == 2 and not room.flight.merged
+
+
+def test_P18_nobody_is_blamed_for_results_that_do_not_come_before_the_decision() -> None:
+    room = foreseeing()
+    room.has_results(ANN, 0)
+    rules = replace_rules(RULES, scatter_grace_s=50.0, round_timeout_s=200.0)
+    room.flight.rules = rules
+    for after_s in range(1, 50):
+        assert isinstance(room.step(float(after_s)), Waiting)
+    assert not room.flight.censors
+
+
+def test_a_second_decision_has_another_number_than_all_before() -> None:
+    """The one that was foreseen came, and then a contribution died with its holder."""
+    room = foreseeing()
+    for member in ALL:
+        room.holds(member, *ALL)
+    assert isinstance(room.step(), Settled)
+    room.alive = {ANN, BOB}
+    assert isinstance(room.step(), Moved)
+    room.holds(ANN, ANN, BOB)
+    room.holds(BOB, ANN, BOB)
+    step = room.step()
+    assert isinstance(step, Settled) and step.decision.decision_no == 2
+
+
+def test_a_round_that_tells_nothing_ahead_knows_whether_it_would_have_been_right() -> None:
+    assert Room().decided().flight.as_foreseen
+    late = Room()
+    for member in ALL:
+        late.sent(member)
+    for member in ALL:
+        late.holds(member, ANN, BOB)
+    assert isinstance(late.step(10.5), Settled) and not late.flight.as_foreseen

@@ -28,11 +28,11 @@ from farflung.coordinator.run.effects import Effect, KeepEvidence, Note, Tell, W
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.status import opens_in_s
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
-from farflung.protocol.digests import bits, combined, hash_bytes, mask_to_bytes
-from farflung.protocol.limits import AMOUNT_MAX, MAX_PEERS
+from farflung.protocol.digests import bits, combined, hash_bytes, mask_of, mask_to_bytes
+from farflung.protocol.limits import AMOUNT_MAX, LAST_PROTOCOL, MAX_PEERS
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import AdmissionSection, MergeSection, RoundSection, RunSection
-from farflung.protocol.messages import Beat, Committed, FragmentBeat, ProgressReport, Sent
+from farflung.protocol.messages import Beat, Committed, Decided, FragmentBeat, ProgressReport, Sent
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import Contact, Used
 from farflung.protocol.signed_words import Results, inputs_of, results_part, sent_part
@@ -177,12 +177,13 @@ lengths=b"", got_by={},
                 got_hash=combined((chunk, results[chunk]) for chunk in range(2) if got >> chunk & 1),
                 dots=None, inputs=b"", signature=b"",
         )  # fmt: skip
-        if merged and flight.decision is not None:
+        by = flight.merged_by
+        if merged and by is not None:
             names = {guest.peer: each for each, guest in self.guests.items()}
-            counted = flight.decision.included(flight.plan.members)
+            counted = by.included(flight.plan.members)
             went_in = (hashes_of(names[peer])[32 * c : 32 * c + 32] for c in bits(merged) for peer in counted)
             report = structs.replace(report, inputs=inputs_of(went_in))
-            said = Results.of(flight.plan, flight.decision, flight.rules.gather_codec, report)
+            said = Results.of(flight.plan, by, flight.rules.gather_codec, report)
             signature = self.guests[name].signer.sign(results_part(RUN_ID, said))
             report = structs.replace(report, signature=signature)
         self.conductor.on_progress(self.member(name), report)
@@ -593,3 +594,68 @@ def test_after_each_abort_the_next_round_waits_longer() -> None:
             stage.core.now += RETRY_S
         pauses.append(stage.core.now - over_at)
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+
+
+# ---- what a round will most likely come to -------------------------------------------------------------------
+
+
+def foreseeing(stage: Stage) -> list[Decided]:
+    """What members are told when all have said what they send; the round before went as it would be foreseen."""
+    stage.conductor._foresight.on_end(False, True)
+    stage.opens()
+    for name in stage.guests:
+        stage.sends(name)
+    stage.core.take_effects()
+    stage.conductor.advance()
+    effects = stage.core.take_effects()
+    assert not any(isinstance(effect, Write) for effect in effects), "it is nothing that lasts"
+    return [each.message for each in effects if isinstance(each, Tell) and isinstance(each.message, Decided)]
+
+
+def test_all_members_hear_what_their_round_will_come_to_and_nothing_is_written() -> None:
+    stage = Stage()
+    told = foreseeing(stage)
+    assert [each.decision.foreseen for each in told] == [True, True]
+    assert [each.decision.weights for each in told] == [(0.5, 0.5)] * 2
+    stage.conductor.advance()
+    assert not stage.core.take_effects(), "and once"
+
+
+def test_results_made_by_it_are_committed_with_the_decision_and_not_before() -> None:
+    stage = Stage()
+    foreseeing(stage)
+    flight = stage.conductor.round
+    assert flight is not None
+    for name, guest in stage.guests.items():
+        stage.reports(name, merged=mask_of(flight.plan.chunks_of(guest.peer)), got=0b11, decision_no=1)
+    assert flight.merged.keys() == {0, 1}
+    stage.conductor.advance()
+    kinds = [type(each.record) for each in stage.core.take_effects() if isinstance(each, Write)]
+    assert kinds == [DecidedOn, CommittedRound] and stage.conductor.book.version == 1
+    assert stage.conductor._foresight.is_on
+
+
+def test_the_first_round_of_a_coordinator_tells_nothing_ahead() -> None:
+    stage = Stage()
+    stage.opens()
+    assert stage.conductor.round is not None and not stage.conductor.round.foresees
+
+
+def test_where_one_speaks_the_last_version_nothing_is_told_ahead() -> None:
+    """It would take it for the decision."""
+    stage = Stage()
+    stage.member("bob").protocol = LAST_PROTOCOL
+    assert not foreseeing(stage)
+
+
+def test_a_round_that_came_to_something_else_is_a_mistake_and_the_next_ones_tell_nothing() -> None:
+    stage = Stage()
+    foreseeing(stage)
+    stage.conductor.on_restart(stage.guests["bob"].peer)
+    for name in stage.guests:
+        stage.reports(name)
+    stage.conductor.advance()
+    assert stage.conductor.round is None, "one contribution is too few"
+    assert not stage.conductor._foresight.is_on
+    stage.conductor._foresight.on_end(False, True)
+    assert not stage.conductor._foresight.is_on

@@ -85,3 +85,14 @@ def test_before_the_commit_what_is_not_merged_yet_has_no_hash() -> None:
     assert sums.commit.hashes == bytes(32) + hash_bytes(stand.made.results[1]) + bytes(32)
     assert sums.commit.version == 1 and sums.makers.keys() == {1}
     assert set(sums.said) == set(stand.made.members)
+
+
+def test_results_made_by_what_is_foreseen_are_heard_and_checked_like_others() -> None:
+    stand = Stand()
+    stand.flight.decision, stand.flight.foreseen = None, replace(stand.made.decision, foreseen=True)
+    report = stand.made.report(1)
+    assert stand.hears(1, report) == mask_to_bytes(0b10)
+    assert not stand.hears(1, stand.signed(1, replace(report, inputs=hash_bytes(b"others"))))
+    assert not stand.hears(0, replace(stand.made.report(0), signature=b""))
+    stand.flight.decision = stand.made.decision
+    assert stand.hears(1, report) == mask_to_bytes(0b10), "the same word convicts, if it is wrong"

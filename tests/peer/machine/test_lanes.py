@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 from farflung.collectives.round.effects import Merge, SendFrame
 from farflung.peer.machine import lanes
 from farflung.peer.machine.effects import Effect, ServeState
+from farflung.peer.machine.reports import _fragment_beat, phase_of
 from farflung.protocol.frames import Frame, Kind, Spoiled
 from farflung.protocol.limits import BULK_HEADER_BYTES
+from farflung.protocol.round_words import Decision
+from farflung.protocol.states import Phase
 from farflung.protocol.verdicts import Verdict
 from rig.made_part import CHUNKS, UNUSABLE, MadePart, commit_of, frame_of, result_of, word_of
 
@@ -335,3 +338,19 @@ def test_bytes_are_expected_in_a_round_and_while_something_is_missing() -> None:
     assert not ann.part.expects_bytes
     ann.lane(0).on_tick(word_of(0, 1))
     assert ann.part.expects_bytes
+
+
+def test_a_beat_tells_the_decision_that_stands_not_what_is_foreseen() -> None:
+    """Or whoever missed the decision would not be told it again."""
+    ann = Receiver()
+    ann.opens(0)
+
+    def told() -> tuple[int, Phase]:
+        beat = _fragment_beat(ann.lane(0), ann.training.works[0], begins_more=True)
+        return beat.decision_no, phase_of(ann.part, ann.training)
+
+    assert told() == (0, Phase.SCATTER)
+    ann.part.on_decision(Decision(1, 1, (0.5, 0.5), {}, foreseen=True), 0.0)
+    assert told() == (0, Phase.SCATTER)
+    ann.decides()
+    assert told() == (1, Phase.GATHER)

@@ -1,0 +1,160 @@
+"""Mutants of results that leave before the decision that they most likely follow from.  Read by mutant_list.py."""
+
+from __future__ import annotations
+
+from mutant import MEMBER, ROUND, WITNESS, Mutant
+
+FORESEEING = "coordinator/rounds/foreseeing.py"
+RULES = ("tests/coordinator/rounds/test_foreseeing.py", *ROUND)
+DECIDING = ("tests/collectives/test_deciding.py", *MEMBER)
+WHOLE = ("tests/whole/test_early_results.py",)
+
+FORESIGHT = (
+    Mutant(
+        "nothing is foreseen of one that went after it said what it sends",
+        FORESEEING,
+        "if any(m not in sent or m not in alive for m in awaited):",
+        "if any(m not in sent for m in awaited):",
+        RULES,
+    ),
+    Mutant(
+        "nothing is foreseen before everybody said what it sends",
+        FORESEEING,
+        "if m not in barred and (m in alive or m in sent)]",
+        "if m not in barred and m in sent]",
+        RULES,
+    ),
+    Mutant(
+        "P9 who can't count is not foreseen to count",
+        FORESEEING,
+        "[m for m in members if m not in barred and",
+        "[m for m in members if",
+        RULES,
+    ),
+    Mutant(
+        "who speaks the last version is not told what is foreseen",
+        FORESEEING,
+        "return all(protocol >= PROTOCOL_VERSION for protocol in protocols)",
+        "return True",
+        (*RULES, *WHOLE),
+    ),
+    Mutant(
+        "P9 after a mistake rounds have to go as foreseen for a while",
+        FORESEEING,
+        "self._needed, self._pause = self._pause, min(ROUNDS_MOST, 2 * self._pause)",
+        "pass",
+        RULES,
+    ),
+    Mutant(
+        "P9 it takes twice as long after each mistake",
+        FORESEEING,
+        "min(ROUNDS_MOST, 2 * self._pause)",
+        "self._pause",
+        RULES,
+    ),
+    Mutant(
+        "rounds are foreseen where the last ones went so",
+        FORESEEING,
+        "self._right = self._right + 1 if right else 0",
+        "self._right += 1",
+        RULES,
+    ),
+    Mutant(
+        "P2 what was made by other weights is taken back",
+        "coordinator/rounds/in_flight.py",
+        "if not stands:\n            self._take_back([*self.merged])",
+        "if before is None:\n            self._take_back([*self.merged])",
+        RULES,
+    ),
+    Mutant(
+        "what did not come as foreseen has another number",
+        "coordinator/rounds/in_flight.py",
+        "before.decision_no + (not stands)",
+        "before.decision_no + (self.decision is not None)",
+        RULES,
+    ),
+    Mutant(
+        "what came as foreseen keeps its number and its results",
+        "coordinator/rounds/in_flight.py",
+        "stands = self.decision is None and before is not None and before.weights == told",
+        "stands = False",
+        RULES,
+    ),
+    Mutant(
+        "a round is foreseen once",
+        "coordinator/rounds/in_flight.py",
+        "if not self.foresees or self.foreseen is not None:",
+        "if not self.foresees:",
+        RULES,
+    ),
+    Mutant(
+        "P19 results made by what is foreseen are signed like others",
+        "coordinator/run/witness.py",
+        "decision = flight.merged_by\n",
+        "decision = flight.decision\n",
+        WITNESS,
+    ),
+    Mutant(
+        "an aborted round was a mistake, if it was foreseen",
+        "coordinator/run/conductor.py",
+        "self._foresight.on_end(flight.foreseen is not None, flight.as_foreseen)\n        self.core",
+        "self._foresight.on_end(False, flight.as_foreseen)\n        self.core",
+        ROUND,
+    ),
+    Mutant(
+        "an owner goes on comparing while it is only foreseen",
+        "collectives/round/member.py",
+        "self.weighing.active = self.weighing.active and not self._deciding.is_made",
+        "self.weighing.active = False",
+        DECIDING,
+    ),
+    Mutant(
+        "what was made by what was foreseen stands when it comes",
+        "collectives/round/member.py",
+        "if news is News.STANDS:\n            return []",
+        "if news is None:\n            return []",
+        DECIDING,
+    ),
+    Mutant(
+        "P3 nobody is asked for a result before it is decided",
+        "collectives/round/member.py",
+        "        if self._deciding.is_made:\n            for chunk in self.plan.chunks_of(member):",
+        "        if self.decision is not None:\n            for chunk in self.plan.chunks_of(member):",
+        DECIDING,
+    ),
+    Mutant(
+        "P9 whoever is foreseen to be out is asked for its contribution all the same",
+        "collectives/round/deciding.py",
+        "if self.newest is None or not self.is_made:",
+        "if self.newest is None:",
+        DECIDING,
+    ),
+    Mutant(
+        "an owner that has the result still lacks a contribution",
+        "collectives/round/member.py",
+        " and self._deciding.is_made\n                if member not in",
+        "\n                if member not in",
+        DECIDING,
+    ),
+    Mutant(
+        "what is foreseen comes too late after the decision",
+        "collectives/round/deciding.py",
+        " or decision.foreseen or not known.foreseen:",
+        " or not known.foreseen:",
+        DECIDING,
+    ),
+    Mutant(
+        "the same number with other weights makes nothing stand",
+        "collectives/round/deciding.py",
+        "return News.STANDS if decision.weights == known.weights else News.OTHER",
+        "return News.STANDS",
+        DECIDING,
+    ),
+    Mutant(
+        "a beat tells the decision that stands",
+        "collectives/round/deciding.py",
+        "return self.number if self.is_made else 0",
+        "return self.number",
+        ("tests/collectives/test_deciding.py", "tests/peer/machine/test_lanes.py"),
+    ),
+)
