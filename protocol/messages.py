@@ -24,6 +24,7 @@ from farflung.protocol.limits import (
     MEMBERS_PER_ROUND,
     MICROS_PER_BATCH,
     PART_BYTES,
+    ROSTER_GONE_MOST,
     ROSTER_MOST,
     SEATS_TOLD,
     TOKENS_MAX,
@@ -464,6 +465,10 @@ class Tick(_ToMember, frozen=True, kw_only=True):
     # Of a large run: so long after each beat the next one is due, while I am in no round; 0: as the run's terms say.
     beat_s: Annotated[float, Meta(ge=0, le=BEAT_LONGEST_S)] = 0.0
     relay: RelayOrder | None = None  # for the one that I offer, until my beat shows that I know it
+    # 0: the roster is whole.  Else it is what is new or other since the roster of that number, and whom there was since
+    # then and is no more: good for every roster from that number on.
+    roster_since: Count = 0
+    roster_gone: Annotated[tuple[PeerName, ...], Meta(max_length=ROSTER_GONE_MOST)] = ()
 
 
 class OpenRound(_ToMember, frozen=True, kw_only=True):

@@ -13,7 +13,9 @@ from itertools import islice
 
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.ledger.records import Genesis
-from farflung.coordinator.reach.acquaintances import FELLOWS_TOLD, WHOLE_ROSTER, KnownDonors, in_turn_from
+from farflung.coordinator.reach import acquaintances
+from farflung.coordinator.reach.acquaintances import FELLOWS_TOLD, WHOLE_ROSTER, Asking, KnownDonors
+from farflung.coordinator.reach.listing import News
 from farflung.coordinator.rounds.ahead import Known
 from farflung.coordinator.rounds.opening import up_rates
 from farflung.coordinator.run.conductor import Conductor
@@ -25,7 +27,7 @@ from farflung.coordinator.run.winning_back import WinningBack
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.limits import AMENDMENTS_TOLD
 from farflung.protocol.messages import Beat, Committed, FragmentBeat, FragmentTick, Tick
-from farflung.protocol.round_words import CROWD, Contact
+from farflung.protocol.round_words import CROWD, Meet, Way
 from farflung.protocol.signing import statement_of
 from farflung.protocol.states import Goal, state_after
 
@@ -187,7 +189,7 @@ class Guidance:
                 standing.ready_since = core.now
         leases, void = self._lending.lease(member, beat)
         meets = core.members.ways.meetings.told(member.peer, core.now)
-        roster_no, roster = self._news_of_members(member, beat, fragments, [each.peer for each in meets])
+        news, ways = self._news_of_members(member, beat, fragments, meets)
         member.advice = self._lending.words.told(member)
         batch = self._batches.on_beat(member, beat) if self._batches is not None else None
         core.tell(
@@ -198,8 +200,7 @@ class Guidance:
             fragments=fragments,
             goal=goal,
             reason=member.told,
-            roster_no=roster_no,
-            roster=roster,
+            **news.told,
             leases=leases,
             void=void,
             era=era,
@@ -207,7 +208,7 @@ class Guidance:
             advice=member.advice,
             batch=batch,
             serve=self._serves(member),
-            ways=core.members.ways.told(member.peer) if roster is not None else (),
+            ways=ways if news.roster is not None else (),
             look=core.members.ways.meetings.is_to_look(member.contact.key),
             meets=meets,
             relay=core.members.ways.relays.order_for(member.peer, beat.relay),
@@ -246,19 +247,21 @@ class Guidance:
         return members.next_beat_s(member, heartbeat_s) if calm else 0.0
 
     def _news_of_members(
-        self, member: Member, beat: Beat, ticks: tuple[FragmentTick, ...], meets: list[str]
-    ) -> tuple[int, tuple[Contact, ...] | None]:
-        """Of all, or of those whom it needs."""
-        members, now = self._core.members, self._core.now
+        self, member: Member, beat: Beat, ticks: tuple[FragmentTick, ...], meets: tuple[Meet, ...]
+    ) -> tuple[News, tuple[Way, ...]]:
+        """Of all, or of those whom it needs; and its ways to them."""
+        members, now, ways = self._core.members, self._core.now, self._core.members.ways.told(member.peer)
         if not self._is_by_need():
-            return members.roster_no, members.roster_for(member, beat.roster_no, now)
-        known, ways = members.acquaintances, members.ways.told(member.peer)
+            return members.roster_for(member, beat.roster_no, now), ways
         named = [other for tick in ticks for other in (*tick.donors, *tick.fellows)]
-        known.introduce(member.peer, [*named, *meets, *(way.peer for way in ways)], now)
-        for conductor in self._conductors:
-            if conductor.round is not None and conductor.counts_on(member):
-                known.introduce(member.peer, conductor.round.groups.near(member.peer), now)
-        return known.news(member.peer, beat.roster_no, members.alive, now)
+        named += [*(each.peer for each in meets), *(each.peer for each in ways)]
+        flights = [each.round for each in self._conductors if each.round and each.counts_on(member)]
+        known = members.acquaintances
+        if not known.has_met(member.peer, (named, [(f.plan.round_no, f.plan.epoch) for f in flights]), now):
+            near = [other for flight in flights for other in flight.groups.near(member.peer)]
+            known.introduce(member.peer, [*named, *near], now)
+        asks = Asking(member.peer, beat.roster_no, ways, member.hears_whole_lists)
+        return known.news(asks, members.alive, now), ways
 
     def acquaint(self, circles: Iterable[Iterable[str]]) -> None:
         """They are in a round from now on: whoever lacks one of its own hears of it before the plan."""
@@ -547,7 +550,10 @@ class Guidance:
     def _fellows(self, member: Member, conductor: Conductor) -> tuple[str, ...]:
         """Who else fetches the state: they give each other what they have of it."""
         joiners, alive = self._known_of(conductor).joiners, self._core.members.alive
-        others, met = in_turn_from(joiners, member.peer), self._core.members.ways.meetings.is_punched
+        others, met = (
+            acquaintances.in_turn_from(joiners, member.peer),
+            self._core.members.ways.meetings.is_punched,
+        )
         near = (peer for peer in others if peer in alive)
         fit = (p for p in near if member.dialable or alive[p].dialable or met(member.peer, p))
         return tuple(islice(fit, self._told(FELLOWS_TOLD, FELLOWS_LEAST)))

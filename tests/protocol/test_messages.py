@@ -179,6 +179,8 @@ EXAMPLES: dict[str, m.Message] = {
         look=True,
         meets=(Meet("bob", "203.0.113.7:40001", 12.5),),
         amendments=(Amendment(1, 4, 0, b'{"round":{"sync_every":10}}', H1, bytes(96)),),
+        roster_since=1,
+        roster_gone=("dan",),
     ),
     "open": m.OpenRound(**TO, plan=PLAN, amended=1, next_begun=True),
     "decided": m.Decided(**TO, decision=DECISION),
@@ -258,7 +260,7 @@ FROZEN_FIELDS = {
     "leave": "session seq reason",
     "look": "",
     "tick": "session seq answers heard_s fragments goal reason roster_no roster leases void era advice era_because "
-    "batch serve ways look meets amendments beat_s relay",
+    "batch serve ways look meets amendments beat_s relay roster_since roster_gone",
     "open": "session seq plan amended next_begun",
     "decided": "session seq decision",
     "committed": "session seq commit nonce amended kept",
@@ -279,6 +281,8 @@ MAY_LACK = {
     ("tick", "serve"),
     ("open", "next_begun"),
     ("tick", "ways"),
+    ("tick", "roster_since"),
+    ("tick", "roster_gone"),
     ("tick", "look"),
     ("tick", "meets"),
     ("beat", "punched"),
@@ -374,6 +378,8 @@ def test_a_whole_roster_fits_into_one_message() -> None:
         meets=(Meet("a" * 16, "h" * limits.ADDRESS_CHARS, 1.0),) * limits.MEETS_AT_ONCE,
         amendments=(amendment,) * limits.AMENDMENTS_TOLD,
         relay=order,
+        roster_since=1,
+        roster_gone=("a" * 16,) * limits.ROSTER_GONE_MOST,
     )
     assert envelope.decode(envelope.encode(tick), ALL) == tick
 
