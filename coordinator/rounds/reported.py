@@ -265,6 +265,23 @@ class Reported:
 
     # ---- questions -------------------------------------------------------------------------------------
 
+    @property
+    def phase(self) -> tuple[int, int, bool]:
+        """As long as this is the same, the round waits for words of the same kind."""
+        number = self.decision.decision_no if self.decision is not None else 0
+        return self.plan.epoch, number, self.is_ending
+
+    @property
+    def is_ending(self) -> bool:
+        """All is merged, and on its way to those who lack it."""
+        return self.decision is not None and len(self.merged) == self.plan.count
+
+    def awaits(self, member: str) -> bool:
+        """In this phase it waits for a word of this member, or about it."""
+        if self.decision is None:
+            return member not in self.barred and not self._complete(member)
+        return not self.is_ending or bool(self._every_chunk & ~self._got(member))
+
     def _held(self, owner: str, member: str) -> int:
         return self.held.get(owner, {}).get(member, 0)
 

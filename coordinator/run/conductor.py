@@ -21,6 +21,7 @@ from farflung.coordinator.rounds.clipping import clipped, warning
 from farflung.coordinator.rounds.groups import Groups, drawn, most_of_round, planned
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import chosen, lines_of, rules_for, within
+from farflung.coordinator.rounds.patience import Patience
 from farflung.coordinator.rounds.steadiness import Steadiness
 from farflung.coordinator.rounds.steps import Done, Failed, Moved, Settled, Waiting
 from farflung.coordinator.rounds.withholding import LastHolders
@@ -81,7 +82,7 @@ class Conductor:
         # Its round is at its end, and is committed with those of all other stages.
         self.prepared: Done | None = None
         self._not_before = 0.0
-        self._looks, self._settling_looks = Looks(), Looks()
+        self._looks, self._settling_looks, self._patience = Looks(), Looks(), Patience()
         self._aborts = 0
         self._committed_at = 0.0
         self.ahead = Ahead(fragment, lambda: core.manifest)  # slow lines, for which no round waits
@@ -375,6 +376,18 @@ class Conductor:
         """A member came back as another process: what its former self sent may not be acknowledged twice."""
         if self.round is not None and peer in self.round.plan.members and self.round.decision is None:
             self.round.barred[peer] = Excluded(ExclusionCause.RESTARTED, "it restarted during the round")
+
+    def is_due(self) -> bool:
+        """To be looked at now, and not with the next words or in a moment."""
+        here, flight, core = self.core.members.holding(self.fragment), self.round, self.core
+        count = len(here) if flight is None else len(flight.plan.members)
+        return self._patience.is_due(
+            flight,
+            count,
+            core.members.losses,
+            lambda peer: peer in here and self.counts_on(here[peer]),
+            core.now,
+        )
 
     def advance(self) -> None:
         """Take every transition that is due now."""

@@ -173,6 +173,7 @@ class Membership:
     dead_after_s: float
     members: dict[str, Member] = field(default_factory=dict)
     everybody: Listing = field(default_factory=Listing)
+    losses: int = 0  # so far
     ways: Ways = field(default_factory=Ways)
     acquaintances: Acquaintances = field(default_factory=Acquaintances)
     _joined: int = 0
@@ -241,6 +242,7 @@ class Membership:
         member.state = PEER_STATES.after(member.state, how)
         self._by_session.pop(member.session, None)
         self.everybody.drop(member.peer, self.roster_no + 1)
+        self.losses += 1
         # Another dictionary: somebody may be looking at the members one by one, and lose some of them.
         self._alive = dict(self._alive)
         if self._alive.pop(member.peer, None) is not None:
