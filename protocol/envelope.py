@@ -45,7 +45,7 @@ NEW_FIELDS: dict[type[msgspec.Struct], frozenset[str]] = {
     Way: frozenset({"host"}),
     Plan: frozenset({"groups", "roots", "column"}),
     Decision: frozenset({"summed", "weigh_sums"}),
-    ProgressReport: frozenset({"sums", "sum_dots", "sum_tags"}),
+    ProgressReport: frozenset({"sums", "sum_dots", "sum_tags", "held_since"}),
     Audited: frozenset({"group"}),
     AuditChunks: frozenset({"group", "of_sums"}),
     FragmentTick: frozenset({"encode_no"}),

@@ -225,6 +225,16 @@ class Acquaintances:
         return found
 
 
+def some_of(peers: Sequence[str], mine: str, most: int, turn: int) -> tuple[str, ...]:
+    """Whom one may ask, in the order of their names: each asker hears of others, or a crowd of newcomers would all ask
+    the same few."""
+    others = [peer for peer in peers if peer != mine]
+    if len(others) <= most:
+        return tuple(others)
+    at = bisect_left(others, mine) + turn * most
+    return tuple(others[(at + place) % len(others)] for place in range(most))
+
+
 def in_turn_from(peers: list[str], mine: str) -> list[str]:
     """Of others, who stand in a ring: my neighbours, then those two places away, four, and so on, both ways.
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from farflung.coordinator.rounds.comparing import ComparingMembers, ComparingSums
 from farflung.coordinator.rounds.groups import Groups
 from farflung.coordinator.rounds.opening import RoundRules
@@ -138,7 +140,11 @@ class Reported:
             self._prove_held(owner, report, peer)  # an owner's report may have overtaken the hash list
         return self.barred[peer].text if peer in self.barred else None
 
-    def on_progress(self, peer: str, report: ProgressReport) -> None:
+    def on_progress(self, peer: str, said: ProgressReport) -> bool:
+        """False: it says what is new since a report that never came.  The member says all of it again."""
+        report = self._whole_report(peer, said)
+        if report is None:
+            return False
         self.reports[peer] = report
         for member, verdict in self._refused_by(peer, report).items():
             what = UNUSABLE.get(verdict, "frames of no use")
@@ -147,18 +153,30 @@ class Reported:
             if self._is_most_owners(self.accusers_of(member), member):
                 first = Excluded(ExclusionCause.UNUSABLE, self.accused[member])
                 self.barred.setdefault(member, first)
-        self._prove_held(peer, report)
+        self._prove_held(peer, said if peer in self.held else report)
         if self.decision is None and self.rules.merge.robust:
             self.comparing.on_report(peer, report.dots)
-        if self.decision is None or report.decision_no != self.decision.decision_no:
-            return
+        if self.decision is not None and report.decision_no == self.decision.decision_no:
+            self._hear_of_results(peer, report, self.decision)
+        return True
+
+    def _whole_report(self, peer: str, said: ProgressReport) -> ProgressReport | None:
+        """What it holds is all that it said so far."""
+        before = self.reports.get(peer)
+        if not said.held_since:
+            return said
+        if before is None or before.session != said.session or before.seq < said.held_since:
+            return None
+        return replace(said, held=before.held | said.held, held_since=0)
+
+    def _hear_of_results(self, peer: str, report: ProgressReport, decision: Decision) -> None:
         if report.sum_dots:
             self.comparing_sums.on_report(peer, report.decision_no, report.sum_dots)
         roots = self._hear_of_sums(peer, report)
         if self.comparing_sums.held_back:
             return  # of what may not be encoded yet there are no results
         for root in [peer, *sorted(roots - {peer})]:
-            self._take_results(root, self.reports[root], self.decision)
+            self._take_results(root, self.reports[root], decision)
 
     def _hear_of_sums(self, owner: str, report: ProgressReport) -> set[str]:
         """Returns roots whose results waited for that."""

@@ -340,8 +340,8 @@ class Conductor:
     def on_progress(self, member: Member, report: ProgressReport) -> None:
         if self.round is None:
             return
-        self.round.on_progress(member.peer, self._witness.proven(member, self.round, report))
-        self.standing(member).progress_seen = report.seq
+        if self.round.on_progress(member.peer, self._witness.proven(member, self.round, report)):
+            self.standing(member).progress_seen = report.seq
 
     def on_sent(self, member: Member, sent: Sent) -> None:
         if self.round is None:

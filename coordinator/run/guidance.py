@@ -7,14 +7,13 @@ version 0, and repeats whatever the beat shows to be missing.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import islice
 
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.ledger.records import Genesis
 from farflung.coordinator.reach import acquaintances
-from farflung.coordinator.reach.acquaintances import FELLOWS_TOLD, WHOLE_ROSTER, Asking, KnownDonors
+from farflung.coordinator.reach.acquaintances import FELLOWS_TOLD, WHOLE_ROSTER, Asking, KnownDonors, some_of
 from farflung.coordinator.reach.listing import News
 from farflung.coordinator.rounds.ahead import Known
 from farflung.coordinator.rounds.opening import up_rates
@@ -242,9 +241,11 @@ class Guidance:
 
     def _next_beat_s(self, member: Member) -> float:
         """0: as the run's terms say."""
-        heartbeat_s, members = self._core.manifest.net.heartbeat_s, self._core.members
-        calm = self._is_by_need() and not any(each.counts_on(member) for each in self._conductors)
-        return members.next_beat_s(member, heartbeat_s) if calm else 0.0
+        heartbeat_s, in_round = self._core.manifest.net.heartbeat_s, self._is_counted_on(member)
+        return self._core.members.next_beat_s(member, heartbeat_s, in_round) if self._is_by_need() else 0.0
+
+    def _is_counted_on(self, member: Member) -> bool:
+        return any(each.counts_on(member) for each in self._conductors)
 
     def _news_of_members(
         self, member: Member, beat: Beat, ticks: tuple[FragmentTick, ...], meets: tuple[Meet, ...]
@@ -537,15 +538,9 @@ class Guidance:
         fit = known.quick if member.contact.address else known.dialable  # one of two must be dialable
         if not (fit or member.contact.address):
             fit = [peer for peer in known.found if self._core.members.ways.meets(member.peer, peer)]
-        others = [peer for peer in fit if peer != member.peer]
-        told = self._told(DONORS_TOLD, DONORS_LEAST)
-        if (
-            len(others) > told
-        ):  # each asker hears of others, or a crowd of newcomers would all ask the same few
-            at = bisect_left(others, member.peer)
-            at += int(self._core.now // DONORS_TURN_S) * told
-            others = [others[(at + place) % len(others)] for place in range(told)]
-        return tuple(others)
+        # Who has all that there is may miss the next commit, and hears of more as soon as it did.
+        most = DONORS_LEAST if conductor.standing(member).verified and self._is_by_need() else DONORS_TOLD
+        return some_of(fit, member.peer, self._told(most, DONORS_LEAST), int(self._core.now // DONORS_TURN_S))
 
     def _fellows(self, member: Member, conductor: Conductor) -> tuple[str, ...]:
         """Who else fetches the state: they give each other what they have of it."""

@@ -150,6 +150,7 @@ DIAL_AGAIN_S = 60.0
 DOUBT_S = 60.0
 ROSTER_ENTRIES_PER_S = 256  # to each member of a crowd that hears of everybody: about 20 KB/s
 BEATS_MOST_PER_S = 1000.0  # of all members that are in no round: a quarter of a core
+BEATS_TO_DEATH = 2.5  # of a member of a large round
 LOST_KEPT = 32  # members that left are shown for a while; strangers must not make the list grow
 LOOK_S_PER_MEMBER = 50e-6  # a look at one takes about 1 us: all looks together a few hundredths of a core
 
@@ -355,9 +356,13 @@ class Membership:
         at = self._due_at[member.joined_no] = max(self._silent_at(member), not_before)
         heapq.heappush(self._due, (at, member.joined_no))
 
-    def next_beat_s(self, member: Member, heartbeat_s: float) -> float:
+    def next_beat_s(self, member: Member, heartbeat_s: float, in_round: bool) -> float:
         """What a member is told that is in no round: all of them together send so many beats, however many they are.
-        0: it beats as in a small run.  It may say nothing for that much longer."""
+        0: it beats as in a small run.  It may say nothing for that much longer.  In a round it counts as dead no later
+        than in a small run, and one beat may be late."""
+        if in_round:
+            in_time_s = self.dead_after_s / BEATS_TO_DEATH
+            return min(BEAT_LONGEST_S, in_time_s) if in_time_s > heartbeat_s else 0.0
         every_s = min(BEAT_LONGEST_S, len(self._alive) / BEATS_MOST_PER_S)
         before, pause_s = member.pause_s, max(0.0, every_s - heartbeat_s)
         member.pause_s, member.pause_told_s = max(pause_s, member.pause_told_s), pause_s
