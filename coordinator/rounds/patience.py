@@ -17,7 +17,8 @@ from farflung.protocol.round_words import Plan
 
 SMALL = 32  # a round of so many is looked at after each word
 PAUSE_S_PER_MEMBER, PAUSE_MOST_S = 0.004, 1.0  # of one in flight
-# While none is: its members get ready, or show a new version.  And at its end, which comes before all have all.
+# While none is: its members get ready, or show a new version.  And in phases that are short: when all is here and it
+# waits for something else, when sums are compared, and at the end, which comes before all have all.
 BRIEF_S_PER_MEMBER = 0.001
 
 
@@ -29,7 +30,7 @@ class Flight(Protocol):
     def phase(self) -> object: ...
 
     @property
-    def is_ending(self) -> bool: ...
+    def is_brief(self) -> bool: ...
 
     def awaits(self, member: str) -> bool: ...
 
@@ -46,17 +47,17 @@ class Patience:
     ) -> bool:
         """`members`: of the round in flight, or that could be in one; `losses`: how many the run has lost so far;
         `is_here`: the round counts on that member."""
-        each_s = BRIEF_S_PER_MEMBER if flight is None or flight.is_ending else PAUSE_S_PER_MEMBER
+        is_over = flight is not None and self._is_over(flight, is_here)
+        brief = flight is None or flight.is_brief or not self._left
+        each_s = BRIEF_S_PER_MEMBER if brief else PAUSE_S_PER_MEMBER
         pause_s = min(PAUSE_MOST_S, members * each_s) if members > SMALL else 0.0
-        if now - self._looked_at >= pause_s or losses != self._losses or self._is_over(flight, is_here):
+        if is_over or now - self._looked_at >= pause_s or losses != self._losses:
             self._looked_at, self._losses = now, losses
             return True
         return False
 
-    def _is_over(self, flight: Flight | None, is_here: Callable[[str], bool]) -> bool:
-        """True once for each phase: then it waits for something else than words of its members."""
-        if flight is None:
-            return False
+    def _is_over(self, flight: Flight, is_here: Callable[[str], bool]) -> bool:
+        """True once for each phase: then it waits for something else."""
         if flight.phase != self._phase:
             self._phase, self._left = flight.phase, list(flight.plan.members)
         elif not self._left:

@@ -144,7 +144,7 @@ class Reported:
         """False: it says what is new since a report that never came.  The member says all of it again."""
         report = self._whole_report(peer, said)
         if report is None:
-            return False
+            return False  # nothing of it was seen
         self.reports[peer] = report
         for member, verdict in self._refused_by(peer, report).items():
             what = UNUSABLE.get(verdict, "frames of no use")
@@ -293,6 +293,10 @@ class Reported:
     def is_ending(self) -> bool:
         """All is merged, and on its way to those who lack it."""
         return self.decision is not None and len(self.merged) == self.plan.count
+
+    @property
+    def is_brief(self) -> bool:
+        return self.is_ending or self.comparing_sums.held_back
 
     def awaits(self, member: str) -> bool:
         """In this phase it waits for a word of this member, or about it."""

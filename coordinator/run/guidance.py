@@ -282,12 +282,12 @@ class Guidance:
         flight, standing = conductor.round, conductor.standing(member)
         counted = flight is not None and conductor.counts_on(member)
         digests = sorted(conductor.book.digests.items())
-        newest = digests[-self._told(DIGESTS_TOLD, DIGESTS_LEAST) :]
+        newest = digests[-self._told(DIGESTS_TOLD, DIGESTS_LEAST, standing) :]
         said = conductor.beat_of(member)
         ahead_no, ahead = conductor.ahead.told(member.peer, lambda: _plans_known(conductor))
         if said is not None and said.version < 0:  # it may have a checkpoint of one of these
             saved = [each for each in digests if self._core.ledger.is_saved(each[0]) and each not in newest]
-            newest = saved[-self._told(SAVED_TOLD, 1) :] + newest
+            newest = saved[-self._told(SAVED_TOLD, 1, standing) :] + newest
         return FragmentTick(
             fragment=conductor.fragment,
             version=conductor.book.version,
@@ -321,8 +321,11 @@ class Guidance:
             self._proofs[number] = (statement, core.prove(statement))
         return self._proofs[number][1]
 
-    def _told(self, most: int, least: int) -> int:
-        """How long a list may be that a tick has for each fragment."""
+    def _told(self, most: int, least: int, standing: Standing) -> int:
+        """How long a list may be that a tick has for each fragment.  In a large run whoever has all that there is hears
+        little of how to get it: it may miss the next commit, and hears of more as soon as it did."""
+        if standing.verified and self._is_by_need():
+            return least
         told = 1 if self._core.manifest.pipeline.stages > 1 else len(self._conductors)  # of a tick
         return max(least, most * FRAGMENTS_IN_FULL // max(FRAGMENTS_IN_FULL, told))
 
@@ -538,9 +541,8 @@ class Guidance:
         fit = known.quick if member.contact.address else known.dialable  # one of two must be dialable
         if not (fit or member.contact.address):
             fit = [peer for peer in known.found if self._core.members.ways.meets(member.peer, peer)]
-        # Who has all that there is may miss the next commit, and hears of more as soon as it did.
-        most = DONORS_LEAST if conductor.standing(member).verified and self._is_by_need() else DONORS_TOLD
-        return some_of(fit, member.peer, self._told(most, DONORS_LEAST), int(self._core.now // DONORS_TURN_S))
+        told = self._told(DONORS_TOLD, DONORS_LEAST, conductor.standing(member))
+        return some_of(fit, member.peer, told, int(self._core.now // DONORS_TURN_S))
 
     def _fellows(self, member: Member, conductor: Conductor) -> tuple[str, ...]:
         """Who else fetches the state: they give each other what they have of it."""
@@ -551,7 +553,7 @@ class Guidance:
         )
         near = (peer for peer in others if peer in alive)
         fit = (p for p in near if member.dialable or alive[p].dialable or met(member.peer, p))
-        return tuple(islice(fit, self._told(FELLOWS_TOLD, FELLOWS_LEAST)))
+        return tuple(islice(fit, self._told(FELLOWS_TOLD, FELLOWS_LEAST, conductor.standing(member))))
 
     def _known_of(self, conductor: Conductor) -> KnownDonors:
         """Of each sort, in the order of their names."""

@@ -50,7 +50,9 @@ from farflung.protocol.states import Phase
 
 PROGRESS_EVERY_S = 0.25  # how often a partial progress is told; a complete one is told at once
 # In groups, where many tell theirs: until the decision only what is complete counts, and then what enough members hold.
+# Nothing is complete any more where somebody died: so the last eighth is told as often as what comes after it.
 SCATTER_EVERY_S, GATHER_EVERY_S = 2.0, 0.5
+LAST_PART = 1 / 8
 
 
 @dataclass
@@ -368,7 +370,8 @@ class BeatTimes:
 def _every_s(flight: MemberRound) -> float:
     if not flight.plan.column:
         return PROGRESS_EVERY_S
-    return SCATTER_EVERY_S if flight.decision is None else GATHER_EVERY_S
+    here, due, *_ = flight.counts
+    return SCATTER_EVERY_S if flight.decision is None and due - here > LAST_PART * due else GATHER_EVERY_S
 
 
 def _parts(show: Show, raw: bytes) -> list[tuple[int, bytes]]:

@@ -115,8 +115,8 @@ MESHES = (
     Mutant(
         "what was not taken of a report was not seen",
         "coordinator/rounds/reported.py",
-        "        if report is None:\n            return False\n",
-        "        if report is None:\n            return True\n",
+        "            return False  # nothing of it was seen",
+        "            return True",
         ("tests/coordinator/rounds/test_reports_by_difference.py",),
     ),
     Mutant(
@@ -136,9 +136,16 @@ MESHES = (
     Mutant(
         "P3 a large round is looked at as soon as somebody is lost",
         "coordinator/rounds/patience.py",
-        "or losses != self._losses or",
-        "or",
+        " or losses != self._losses:",
+        ":",
         ("tests/coordinator/rounds/test_patience.py",),
+    ),
+    Mutant(
+        "in a large run whoever lacks the newest version hears of many who have it",
+        "coordinator/run/guidance.py",
+        "if standing.verified and self._is_by_need():",
+        "if self._is_by_need():",
+        ("tests/coordinator/run/test_crowds.py",),
     ),
     Mutant(
         "in a round of a large run a member counts as lost as soon as in a small one",

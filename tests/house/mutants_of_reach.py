@@ -335,8 +335,8 @@ REACH = (
     Mutant(
         "P3 whoever is in a round beats as in a small run",
         "peer/machine/reports.py",
-        "        return usual_s if in_round else max(usual_s, self._told_s)",
-        "        return max(usual_s, self._told_s)",
+        "return max(usual_s, self._told_in_round_s if in_round else self._told_s)",
+        "return max(usual_s, self._told_s)",
         ("tests/peer/machine/test_beat_times.py",),
     ),
     Mutant(

@@ -18,7 +18,7 @@ from farflung.protocol.round_words import Plan
 class Flight:
     count: int
     phase: object = 0
-    is_ending: bool = False
+    is_brief: bool = False
     done: set[str] = field(default_factory=set)
     asked: int = 0
 
@@ -101,8 +101,11 @@ def test_its_end_and_the_time_between_rounds_are_looked_at_more_often() -> None:
     brief_s = LARGE * BRIEF_S_PER_MEMBER
     look = in_a_large_round()
     assert look.flight is not None
-    look.flight.is_ending = True
+    look.flight.is_brief = True
     assert not look(brief_s - 0.01) and look(brief_s)
+    look.flight.is_brief = False
+    look.flight.hears_all_but()
+    assert look(brief_s) and not look(2 * brief_s - 0.01) and look(2 * brief_s), "all is here"
     between = Look(None, LARGE)
     assert between(0.0) and not between(brief_s - 0.01) and between(brief_s)
 

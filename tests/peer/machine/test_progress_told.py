@@ -26,6 +26,7 @@ class Flight:
     plan: Plan = MESH
     decision: Decision | None = None
     complete: tuple[bool, bool, bool] = (False, False, False)
+    counts: tuple[int, int, int, int] = (0, 16, 0, 3)
     held: dict[str, tuple[int, bytes]] = field(default_factory=dict)
 
     def progress(self) -> Progress:
@@ -87,18 +88,20 @@ def test_a_session_that_begins_is_told_all_and_so_is_whoever_heard_of_what_is_he
 
 
 @pytest.mark.parametrize(
-    ("plan", "decided", "every_s"),
+    ("plan", "decided", "here", "every_s"),
     [
-        (PLAN, False, PROGRESS_EVERY_S),
-        (PLAN, True, PROGRESS_EVERY_S),
-        (MESH, False, SCATTER_EVERY_S),
-        (MESH, True, GATHER_EVERY_S),
+        (PLAN, False, 0, PROGRESS_EVERY_S),
+        (PLAN, True, 0, PROGRESS_EVERY_S),
+        (MESH, False, 13, SCATTER_EVERY_S),
+        (MESH, False, 14, GATHER_EVERY_S),  # of 16: who died leaves the others out for good
+        (MESH, True, 0, GATHER_EVERY_S),
     ],
 )
 def test_a_part_is_told_now_and_then_and_what_is_complete_at_once(
-    plan: Plan, decided: bool, every_s: float
+    plan: Plan, decided: bool, here: int, every_s: float
 ) -> None:
     peer = Peer(plan)
+    peer.flight.counts = here, 16, 0, 3
     peer.flight.decision = Decision(7, 1, (1.0,) * 3, {}) if decided else None
     assert peer.tells(10.0, "ann") is not None
     assert peer.tells(10.0 + every_s - 0.01, "bob") is None
