@@ -1,8 +1,8 @@
 """All that peers and coordinator say to each other on the control plane.  Types and bounds only.
 
-Messages are *snapshots*, not deltas: a lost one is made good by the next beat, a repeated or late one does
-no harm.  Every member message carries the session and a growing `seq`; so does every answer.  Read together
-with protocol/round_words.py, whose types appear here.
+Messages are snapshots, or name the older word from which they differ: a lost one is made good by the next beat, and a
+late or repeated one does no harm.  Beats, ticks and reports leave out what is as usual.  Every member message carries
+session and a growing `seq`; so does every answer.  Read together with round_words.py, whose types appear here.
 """
 
 from __future__ import annotations
