@@ -306,6 +306,7 @@ def play(asked: argparse.Namespace) -> dict[str, object]:
         round_timeout_s=240.0,
         faults_until_s=0.0,
         end_s=600.0 * asked.rounds,
+        dead_after_s=5.0,  # as where run.toml says nothing
     )
     began = time.process_time()
     world = Homes(scenario, asked)

@@ -7,7 +7,8 @@ no extension types are known, and every failure is a FrameError that names its c
 Two versions of the protocol are spoken, this and the last one, so that a host and its volunteers need not upgrade in
 one moment.  A field or a kind of message that came with this version is named below, and the field's default means
 what the last version did: `encode` leaves it out of what is said to whom speaks that one, and who hears that one reads
-defaults.  No field is ever added to what is signed for third parties (`SIGNED`): a signature covers all fields, and
+defaults.  Whoever speaks the last one is told all fields that it knows, also those that this one leaves out where they
+are as usual.  No field is ever added to what is signed for third parties (`SIGNED`): a signature covers all fields, and
 whoever checks it may know fewer.  When PROTOCOL_VERSION is raised, NEW_FIELDS and NEW_KINDS begin empty, and
 tests/rig/last_protocol.py is written anew: it says what the version that became the last one knows.
 """
@@ -41,11 +42,11 @@ from farflung.protocol.verdicts import Verdict
 NEW_FIELDS: dict[type[msgspec.Struct], frozenset[str]] = {
     Challenge: frozenset({"protocol"}),
     Beat: frozenset({"relay", "unmet"}),
-    Tick: frozenset({"relay", "beat_s"}),
+    Tick: frozenset({"relay", "beat_s", "roster_since", "roster_gone"}),
     Way: frozenset({"host"}),
     Plan: frozenset({"groups", "roots", "column"}),
     Decision: frozenset({"summed", "weigh_sums", "foreseen"}),
-    ProgressReport: frozenset({"sums", "sum_dots", "sum_tags"}),
+    ProgressReport: frozenset({"sums", "sum_dots", "sum_tags", "held_since"}),
     Audited: frozenset({"group"}),
     AuditChunks: frozenset({"group", "of_sums"}),
     FragmentTick: frozenset({"encode_no"}),

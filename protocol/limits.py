@@ -28,6 +28,7 @@ MEMBERS_PER_MESH = 1024  # of a round in groups
 GROUPS_MOST = 32  # of such a round
 SEATS_TOLD = 1024  # of a stage and those beside it: the living ones, and as many that went during a batch
 MAX_PEERS = 16384
+ROSTER_GONE_MOST = 256  # peers that one list of contacts says to be gone since another one
 ROSTER_MOST = 1024  # contacts that one member is told: all fit into one control message
 BEAT_LONGEST_S = 20.0  # between two beats of a member of a large run
 ADDRESSES_MOST = 4  # of one coordinator, in a join URL and in what it signs

@@ -1,8 +1,8 @@
 """All that peers and coordinator say to each other on the control plane.  Types and bounds only.
 
-Messages are *snapshots*, not deltas: a lost one is made good by the next beat, a repeated or late one does
-no harm.  Every member message carries the session and a growing `seq`; so does every answer.  Read together
-with protocol/round_words.py, whose types appear here.
+Messages are snapshots, or name the older word from which they differ: a lost one is made good by the next beat, and a
+late or repeated one does no harm.  Beats, ticks and reports leave out what is as usual.  Every member message carries
+session and a growing `seq`; so does every answer.  Read together with round_words.py, whose types appear here.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from farflung.protocol.limits import (
     MEMBERS_PER_ROUND,
     MICROS_PER_BATCH,
     PART_BYTES,
+    ROSTER_GONE_MOST,
     ROSTER_MOST,
     SEATS_TOLD,
     TOKENS_MAX,
@@ -236,7 +237,7 @@ class SeatRow(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     gone: Annotated[int, Meta(ge=0, lt=1 << 32)]  # 0: it is here
 
 
-class Beat(_FromMember, frozen=True, kw_only=True):
+class Beat(_FromMember, frozen=True, kw_only=True, omit_defaults=True):
     """Where I am.  Everything that the coordinator may have to repeat follows from it."""
 
     roster_no: Count
@@ -245,21 +246,21 @@ class Beat(_FromMember, frozen=True, kw_only=True):
     phase: Annotated[str, Meta(max_length=16)]  # a Phase of protocol/states.py
     step: Count
     tokens: Tokens
-    loss: float | None
+    loss: float | None = None
     tx_bytes: Count
     rx_bytes: Count
     up_bytes_per_s: Count  # what its line can carry, as far as it has seen; 0: not known
     down_bytes_per_s: Count
-    have: LeaseIds
-    want: Annotated[int, Meta(ge=0, le=1 << 20)]  # samples I would like to lease beyond these
+    have: LeaseIds = ()
+    want: Annotated[int, Meta(ge=0, le=1 << 20)] = 0  # samples I would like to lease beyond these
     samples: Count  # size of my data set, 0 if the run does not lease mine; UNKNOWN_LENGTH: it is a stream
     rough: bool  # the rate up comes from no round yet: from a probe, from limits, or it is at least so much
     era: Count  # what I say of versions is meant in this era: see RolledBack in coordinator/ledger/records.py
     saved: Version  # the newest version of which I wrote a checkpoint
-    unsure: bool  # tell me all my leases, whatever I have: I lost track of how far they are committed
-    leaving: bool  # I stay for the rounds that I am in, and begin no other
-    data: Digest  # the fingerprint of my data set; empty: it has none
-    batch: BatchBeat | None  # where updates are synchronous batches
+    unsure: bool = False  # tell me all my leases, whatever I have: I lost track of how far they are committed
+    leaving: bool = False  # I stay for the rounds that I am in, and begin no other
+    data: Digest = b""  # the fingerprint of my data set; empty: it has none
+    batch: BatchBeat | None = None  # where updates are synchronous batches
     punched: Others = ()  # a connection stands that we made by meeting; it counts where both say so
     amended: Count = 0  # amendments that I know
     kept: Count = 0  # the number of the newest head that I keep; 0: none
@@ -296,31 +297,32 @@ class DotProducts(Struct, frozen=True, forbid_unknown_fields=True, array_like=Tr
     products: Annotated[tuple[float, ...], Meta(max_length=MEMBERS_PER_ROUND * (MEMBERS_PER_ROUND + 1) // 2)]
 
 
-class ProgressReport(_FromMember, frozen=True, kw_only=True):
+class ProgressReport(_FromMember, frozen=True, kw_only=True, omit_defaults=True):
     """DECIDE and GATHER: what I can prove to hold."""
 
     round_no: Count
     decision_no: Count
     held: Annotated[dict[str, tuple[Mask, Bytes32]], Meta(max_length=MEMBERS_PER_ROUND)]
     # Whose bytes are of no use, and why (P9).
-    refused: Annotated[dict[PeerName, Verdict], Meta(max_length=MEMBERS_PER_ROUND)]
-    cut_off: Annotated[tuple[PeerName, ...], Meta(max_length=MEMBERS_PER_ROUND)]  # should own nothing
-    merged: Mask
-    merged_hashes: HashList
+    refused: Annotated[dict[PeerName, Verdict], Meta(max_length=MEMBERS_PER_ROUND)] = {}
+    cut_off: Annotated[tuple[PeerName, ...], Meta(max_length=MEMBERS_PER_ROUND)] = ()  # should own nothing
+    merged: Mask = b""
+    merged_hashes: HashList = b""
     got: Mask
     got_hash: Bytes32
-    dots: DotProducts | None  # of all chunks that I own, before the decision
-    inputs: Digest  # which contributions went into what was merged here, and my signature of both (signed_words.py)
-    signature: Annotated[bytes, Meta(max_length=64)]
+    dots: DotProducts | None = None  # of all chunks that I own, before the decision
+    inputs: Digest = b""  # which contributions went into what was merged here, and my signature of both
+    signature: Annotated[bytes, Meta(max_length=64)] = b""
     # Where a gradient is clipped: of each merged result its length (digests.py), proven by who holds it.
-    lengths: Annotated[bytes, Meta(max_length=LENGTH_BYTES * CHUNKS_PER_FRAGMENT)]
+    lengths: Annotated[bytes, Meta(max_length=LENGTH_BYTES * CHUNKS_PER_FRAGMENT)] = b""
     # The same as `got_hash` for each owner's results alone, where every result is here and the commit does not come.
-    got_by: Annotated[dict[PeerName, Bytes32], Meta(max_length=MEMBERS_PER_ROUND)]
+    got_by: Annotated[dict[PeerName, Bytes32], Meta(max_length=MEMBERS_PER_ROUND)] = {}
     # Of a mesh: my group's sums; of groups' sums, for all chunks that I am the root of, the dot products; and of those
     # that went into what was merged here, chunk by chunk, the first bytes of their hashes.
     sums: GroupSums | UnsetType = UNSET
     sum_dots: DotProducts | UnsetType = UNSET
     sum_tags: HashList | UnsetType = UNSET
+    held_since: Count = 0  # `held` is only what came since that report of mine; 0: it is all
 
 
 class Audited(_FromMember, frozen=True, kw_only=True):
@@ -435,7 +437,7 @@ class BatchTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=True
     weights: Version = -1
 
 
-class Tick(_ToMember, frozen=True, kw_only=True):
+class Tick(_ToMember, frozen=True, kw_only=True, omit_defaults=True):
     """The answer to a beat: where the run is and what to do now."""
 
     answers: Count  # the beat's seq
@@ -446,13 +448,13 @@ class Tick(_ToMember, frozen=True, kw_only=True):
     goal: Annotated[str, Meta(max_length=16)]  # a Goal of protocol/states.py, of the least advanced fragment
     reason: Reason
     roster_no: Count
-    roster: Annotated[tuple[Contact, ...], Meta(max_length=ROSTER_MOST)] | None
-    leases: Annotated[tuple[Lease, ...], Meta(max_length=256)] | None
-    void: LeaseIds
+    roster: Annotated[tuple[Contact, ...], Meta(max_length=ROSTER_MOST)] | None = None
+    leases: Annotated[tuple[Lease, ...], Meta(max_length=256)] | None = None
+    void: LeaseIds = ()
     era: Count  # how often the run went back to an older state: what peers say of an older era is void
-    advice: Reason  # what its owner should know, whatever it is to do
-    era_because: Reason  # why it began, if my beat was of another one
-    batch: BatchTick | None  # where updates are synchronous batches, and one is due
+    advice: Reason = ""  # what its owner should know, whatever it is to do
+    era_because: Reason = ""  # why it began, if my beat was of another one
+    batch: BatchTick | None = None  # where updates are synchronous batches, and one is due
     # The stage of the model that this member is to serve from now on, if that is another one than it holds.
     serve: Annotated[int, Meta(ge=-1, lt=FRAGMENTS_MAX)] = -1
     # With a roster: how those are reached whom I can't dial and who can't dial me.
@@ -461,9 +463,13 @@ class Tick(_ToMember, frozen=True, kw_only=True):
     # With whom to connect at which instant; told again until all tries are over.
     meets: Annotated[tuple[Meet, ...], Meta(max_length=MEETS_AT_ONCE)] = ()
     amendments: Amendments = ()  # of the run's terms, after those that my beat says that I know
-    # Of a large run: so long after each beat the next one is due, while I am in no round; 0: as the run's terms say.
+    # So long after each beat the next one is due, in rounds if one counts on me, else outside of them; 0: by the terms.
     beat_s: Annotated[float, Meta(ge=0, le=BEAT_LONGEST_S)] = 0.0
     relay: RelayOrder | None = None  # for the one that I offer, until my beat shows that I know it
+    # 0: the roster is whole.  Else it is what is new or other since the roster of that number, and whom there was since
+    # then and is no more: good for every roster from that number on.
+    roster_since: Count = 0
+    roster_gone: Annotated[tuple[PeerName, ...], Meta(max_length=ROSTER_GONE_MOST)] = ()
 
 
 class OpenRound(_ToMember, frozen=True, kw_only=True):

@@ -4,19 +4,23 @@ Part of the membership (coordinator/run/membership.py); the guidance asks it wit
 nothing from whom it was not told of, and sends nothing there: so two always hear of each other.  They need each other
 in a round, or because one is the other's donor, fellow, or auditor, or because they meet past their routers.
 
-Up to `WHOLE_ROSTER` members hear of everybody, and this is not asked: so a small run spares all of it.  A list is told
-whole, under a number of its own, until a beat names that number.  Who is not needed any more stays in it for a while,
-because a line that was opened may be of use again.  Must not know rounds, beats or sockets.
+Up to `WHOLE_ROSTER` members hear of everybody, and this is not asked: so a small run spares all of it.  Of a list is
+told what is new in it (listing.py).  Who is not needed any more stays in it as long as there is room: a line that was
+opened may be of use again, and whoever is in it already need not be told again, when groups are dealt anew.  Nothing
+here looks at a whole list but where it is too long: whoever comes, changes or goes is marked with those that know it.
+Must not know rounds, beats or sockets.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple, Protocol
 
+from farflung.coordinator.reach.listing import Listing, News
 from farflung.protocol.limits import MEMBERS_PER_ROUND, ROSTER_MOST
 from farflung.protocol.round_words import Contact
 
@@ -24,8 +28,11 @@ WHOLE_ROSTER = MEMBERS_PER_ROUND
 FELLOWS_TOLD = 16
 THICK_LEAST = 8  # so many who may be asked are asked, however thin their lines are
 FRESH_S = 30.0  # so long ago somebody was needed who is told in any case; the others, up to so many
-KEPT, KEPT_S = 256, 60.0
+# So many stay in a list that are not needed now; in very large runs fewer, or their lists would fill the memory here.
+KEPT, KEPT_LEAST, PAIRS_KEPT = ROSTER_MOST, 64, 1 << 19
+KEPT_WHOLE = 64  # in a list that is always told whole
 FORGET_EVERY_S = 10.0
+MET_EVERY_S = 10.0  # those that a member needs as before are marked so rarely as needed now
 # Numbers of these lists are others than those of whole rosters: a run may grow into a crowd, and shrink again.
 NUMBERS_FROM = 1 << 40
 
@@ -33,13 +40,6 @@ NUMBERS_FROM = 1 << 40
 class Somebody(Protocol):
     @property
     def contact(self) -> Contact: ...
-
-
-class Told(NamedTuple):
-    """`roster`: None where it is the one that the member has."""
-
-    number: int
-    roster: tuple[Contact, ...] | None
 
 
 @dataclass(frozen=True)
@@ -87,23 +87,46 @@ def thicker_half(peers: Sequence[str], up_bytes_per_s: Mapping[str, float]) -> l
 class _Known:
     """Of one session."""
 
+    told: Listing
     needed: dict[str, float] = field(default_factory=dict)  # -> when last
-    told: dict[str, Contact] = field(default_factory=dict)
-    number: int = 0
-    forget_at: float = 0.0
+    marked: set[str] = field(default_factory=set)  # who may have to come into the list, change in it, or go
+    ways: object = None  # that were told with it
+    # Whom it met last, as one question; and until when nothing is asked of that again.
+    met: tuple[object, float] = (None, 0.0)
+    looked_at: float = -math.inf  # whether these are too many
+
+
+class Asking(NamedTuple):
+    """A member that is to hear what is new."""
+
+    peer: str
+    has_no: int  # the number of the list that it has, by its last beat
+    ways: object  # that it is told with the list
+    whole: bool  # it understands no differences
 
 
 @dataclass
 class Acquaintances:
+    """Whoever needs somebody is needed by it: the relation has two sides, always."""
+
     _of: dict[str, _Known] = field(default_factory=dict)
     _number: int = NUMBERS_FROM
 
     def introduce(self, one: str, others: Iterable[str], now: float) -> None:
         """To each other."""
-        mine = self._needs(one)
         for other in others:
-            mine[other] = now
-            self._needs(other)[one] = now
+            if other != one:
+                self._meets(one, other, now)
+                self._meets(other, one, now)
+
+    def has_met(self, peer: str, whom: object, now: float) -> bool:
+        """It was introduced to them some moments ago, and nobody of its acquaintances went since.  Asked before that is
+        done again."""
+        known = self._knows(peer)
+        if known.met[0] == whom and now < known.met[1]:
+            return True
+        known.met = whom, now + MET_EVERY_S
+        return False
 
     def gather(self, circles: Iterable[Iterable[str]], now: float) -> list[str]:
         """Of each circle everybody to all others.  Who they are."""
@@ -112,53 +135,104 @@ class Acquaintances:
             stamped = dict.fromkeys(circle, now)
             gathered |= stamped.keys()
             for peer in stamped:
-                self._needs(peer).update(stamped)
+                known = self._knows(peer)
+                known.needed.update(stamped)
+                known.needed.pop(peer)
+                known.marked.update(other for other in stamped if other not in known.told)
         return sorted(gathered)
 
+    def has_changed(self, peer: str) -> None:
+        """Its contact is another one."""
+        for other in self._of[peer].needed if peer in self._of else ():
+            self._of[other].marked.add(peer)
+
+    def begins_anew(self, peer: str, now: float) -> None:
+        """A new session of it begins, which has been told nothing."""
+        before = self._of.get(peer)
+        if before is not None:
+            fresh = {other for other, at in before.needed.items() if now - at <= FRESH_S}
+            del self._of[peer]
+            anew = self._knows(peer)
+            anew.needed, anew.marked = before.needed, fresh
+
     def forget(self, peer: str) -> None:
-        """It has gone, or a new session of it begins, which has been told nothing."""
-        self._of.pop(peer, None)
+        """It has gone."""
+        known = self._of.pop(peer, None)
+        for other in known.needed if known is not None else ():
+            its = self._of[other]
+            its.needed.pop(peer, None)
+            its.marked.add(peer)  # it is to go
+            its.met = None, 0.0
 
     def lacks(self, peer: str, here: Mapping[str, Somebody]) -> bool:
         """It is to be told of somebody, or of somebody's end."""
         known = self._of.get(peer)
-        if known is None:
-            return False
-        told = known.told
-        if any(other not in here for other in told):
-            return True
-        return any(
-            other in here and told.get(other) is not here[other].contact
-            for other in known.needed
+        return known is not None and any(
+            other in known.told or (other in here and other in known.needed)
+            for other in known.marked
             if other != peer
         )
 
-    def news(self, peer: str, has_no: int, here: Mapping[str, Somebody], now: float) -> Told:
-        """`has_no`: the number of the list that the member has, by its last beat; `here`: the living."""
-        known = self._of.setdefault(peer, _Known())
-        if now >= known.forget_at:
-            known.forget_at = now + FORGET_EVERY_S
-            known.needed = {
-                other: at for other, at in known.needed.items() if now - at < KEPT_S and other in here
-            }
-        if not known.number or self.lacks(peer, here):
-            newest = sorted(known.needed, key=lambda other: -known.needed[other])
-            living = [other for other in newest if other in here and other != peer]
-            fresh = sum(now - known.needed[other] <= FRESH_S for other in living)
-            living = living[: min(ROSTER_MOST, max(KEPT, fresh))]
-            known.told = {other: here[other].contact for other in living}
-            known.needed = {other: known.needed[other] for other in living}
+    def news(self, asks: Asking, here: Mapping[str, Somebody], now: float) -> News:
+        """`here`: the living."""
+        known = self._knows(asks.peer)
+        self._keep_short(asks, known, len(here), now)
+        if known.marked or known.ways != asks.ways:
             self._number += 1
-            known.number = self._number
-        if has_no == known.number:
-            return Told(known.number, None)
-        return Told(known.number, tuple(known.told[other] for other in sorted(known.told)))
+            self._follow(asks.peer, known, here)
+        if known.ways != asks.ways:
+            known.told.number, known.ways = self._number, asks.ways
+        return known.told.news(asks.has_no, lambda other: here[other].contact, asks.whole)
 
-    def _needs(self, peer: str) -> dict[str, float]:
+    def _follow(self, peer: str, known: _Known, here: Mapping[str, Somebody]) -> None:
+        """What was marked gets into the list, or out of it."""
+        for other in known.marked - {peer}:
+            if other in here and other in known.needed:
+                known.told.put(other, self._number)
+            else:
+                known.told.drop(other, self._number)
+        known.marked.clear()
+
+    def _keep_short(self, asks: Asking, known: _Known, living: int, now: float) -> None:
+        most = KEPT_WHOLE if asks.whole else max(KEPT_LEAST, min(KEPT, PAIRS_KEPT // max(1, living)))
+        due = now - known.looked_at >= FORGET_EVERY_S or len(known.needed) > ROSTER_MOST
+        if due and len(known.needed) > most:
+            known.looked_at = now
+            self._drop_oldest(asks.peer, known, most, now)
+
+    def _drop_oldest(self, peer: str, known: _Known, most: int, now: float) -> None:
+        """Of those that are not needed now, and of all where even those are too many.  Neither knows the other then."""
+        newest = sorted(known.needed, key=lambda other: -known.needed[other])
+        fresh = sum(now - at <= FRESH_S for at in known.needed.values())
+        for other in newest[min(ROSTER_MOST, max(most, fresh)) :]:
+            del known.needed[other]
+            known.marked.add(other)
+            its = self._of[other]
+            its.needed.pop(peer, None)
+            its.marked.add(peer)  # nor it there
+
+    def _meets(self, one: str, other: str, now: float) -> None:
+        known = self._knows(one)
+        known.needed[other] = now
+        if other not in known.told:
+            known.marked.add(other)
+
+    def _knows(self, peer: str) -> _Known:
         found = self._of.get(peer)
         if found is None:
-            found = self._of[peer] = _Known()
-        return found.needed
+            self._number += 1
+            found = self._of[peer] = _Known(Listing(self._number))
+        return found
+
+
+def some_of(peers: Sequence[str], mine: str, most: int, turn: int) -> tuple[str, ...]:
+    """Whom one may ask, in the order of their names: each asker hears of others, or a crowd of newcomers would all ask
+    the same few."""
+    others = [peer for peer in peers if peer != mine]
+    if len(others) <= most:
+        return tuple(others)
+    at = bisect_left(others, mine) + turn * most
+    return tuple(others[(at + place) % len(others)] for place in range(most))
 
 
 def in_turn_from(peers: list[str], mine: str) -> list[str]:

@@ -69,7 +69,6 @@ class InFlight(Reported):
     last_holders: LastHolders = field(default_factory=LastHolders)
     _spread: Spread = field(default_factory=Spread)
     _scatter_since: float | None = None  # when owners changed last: who sends has as long again
-    foresees: bool = False  # it tells what it will most likely come to, as soon as that can be known
     as_foreseen: bool = False  # it came to that, or to what it would have told
     audits: AuditsFirst | None = None  # where nothing is committed that was not merged again
     # Its end waits for the rounds of other stages.  If somebody goes meanwhile, it has all its time again.

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from farflung.coordinator.rounds.comparing import ComparingMembers, ComparingSums
 from farflung.coordinator.rounds.groups import Groups
 from farflung.coordinator.rounds.opening import RoundRules
@@ -75,6 +77,7 @@ class Reported:
     opened_at: float
     name: Callable[[str], str] = str  # of a peer: what is told of it is for people
     decision: Decision | None = None
+    foresees: bool = False  # it tells what it will most likely come to, as soon as that can be known
     foreseen: Decision | None = None  # until there is a decision: what members merge by meanwhile
     sent: dict[str, Sent] = field(default_factory=dict)
     # Member -> leased samples that its work has learned from.
@@ -144,7 +147,11 @@ class Reported:
             self._prove_held(owner, report, peer)  # an owner's report may have overtaken the hash list
         return self.barred[peer].text if peer in self.barred else None
 
-    def on_progress(self, peer: str, report: ProgressReport) -> None:
+    def on_progress(self, peer: str, said: ProgressReport) -> bool:
+        """False: it says what is new since a report that never came.  The member says all of it again."""
+        report = self._whole_report(peer, said)
+        if report is None:
+            return False  # nothing of it was seen
         self.reports[peer] = report
         for member, verdict in self._refused_by(peer, report).items():
             what = UNUSABLE.get(verdict, "frames of no use")
@@ -153,19 +160,30 @@ class Reported:
             if self._is_most_owners(self.accusers_of(member), member):
                 first = Excluded(ExclusionCause.UNUSABLE, self.accused[member])
                 self.barred.setdefault(member, first)
-        self._prove_held(peer, report)
+        self._prove_held(peer, said if peer in self.held else report)
         if self.decision is None and self.rules.merge.robust:
             self.comparing.on_report(peer, report.dots)
-        by = self.merged_by
-        if by is None or report.decision_no != by.decision_no:
-            return
+        if (by := self.merged_by) is not None and report.decision_no == by.decision_no:
+            self._hear_of_results(peer, report, by)
+        return True
+
+    def _whole_report(self, peer: str, said: ProgressReport) -> ProgressReport | None:
+        """What it holds is all that it said so far."""
+        before = self.reports.get(peer)
+        if not said.held_since:
+            return said
+        if before is None or before.session != said.session or before.seq < said.held_since:
+            return None
+        return replace(said, held=before.held | said.held, held_since=0)
+
+    def _hear_of_results(self, peer: str, report: ProgressReport, decision: Decision) -> None:
         if report.sum_dots:
             self.comparing_sums.on_report(peer, report.decision_no, report.sum_dots)
         roots = self._hear_of_sums(peer, report)
         if self.comparing_sums.held_back:
             return  # of what may not be encoded yet there are no results
         for root in [peer, *sorted(roots - {peer})]:
-            self._take_results(root, self.reports[root], by)
+            self._take_results(root, self.reports[root], decision)
 
     def _hear_of_sums(self, owner: str, report: ProgressReport) -> set[str]:
         """Returns roots whose results waited for that."""
@@ -271,6 +289,34 @@ class Reported:
         return self.comparing.impossible | self.comparing_sums.impossible
 
     # ---- questions -------------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> tuple[int, int, bool, bool]:
+        """As long as this is the same, the round waits for words of the same kind."""
+        number = self.decision.decision_no if self.decision is not None else 0
+        return self.plan.epoch, number, self._waits_for_lists, self.is_ending
+
+    @property
+    def _waits_for_lists(self) -> bool:
+        """With all of them it can be foreseen what it comes to."""
+        return self.foresees and self.merged_by is None
+
+    @property
+    def is_ending(self) -> bool:
+        """All is merged, and on its way to those who lack it."""
+        return self.decision is not None and len(self.merged) == self.plan.count
+
+    @property
+    def is_brief(self) -> bool:
+        return self.is_ending or self.comparing_sums.held_back
+
+    def awaits(self, member: str) -> bool:
+        """In this phase it waits for a word of this member, or about it."""
+        if self._waits_for_lists:
+            return member not in self.barred and member not in self.sent
+        if self.decision is None:
+            return member not in self.barred and not self._complete(member)
+        return not self.is_ending or bool(self._every_chunk & ~self._got(member))
 
     def _held(self, owner: str, member: str) -> int:
         return self.held.get(owner, {}).get(member, 0)

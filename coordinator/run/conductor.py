@@ -14,21 +14,20 @@ from dataclasses import replace
 
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.batches.words import Share
-from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, Opened
-from farflung.coordinator.rounds.ahead import Ahead
 from farflung.coordinator.rounds.clipping import clipped, warning
 from farflung.coordinator.rounds.foreseeing import Foresight, can_be_foreseen
 from farflung.coordinator.rounds.groups import Groups, drawn, most_of_round, planned
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import chosen, lines_of, rules_for, within
-from farflung.coordinator.rounds.steadiness import Steadiness
+from farflung.coordinator.rounds.patience import Patience
 from farflung.coordinator.rounds.steps import Done, Failed, Foreseen, Moved, Settled, Waiting
 from farflung.coordinator.rounds.withholding import LastHolders
 from farflung.coordinator.run.auditing import Auditing
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import found_useless
-from farflung.coordinator.run.membership import Looks, Member, Standing
+from farflung.coordinator.run.membership import Looks, Member
+from farflung.coordinator.run.readiness import Readiness
 from farflung.coordinator.run.settling import Settling
 from farflung.coordinator.run.witness import Witness, record_of
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause, NoteCause
@@ -36,7 +35,6 @@ from farflung.protocol.limits import MEMBERS_PER_ROUND
 from farflung.protocol.messages import (
     Aborted,
     Decided,
-    FragmentBeat,
     OpenRound,
     ProgressReport,
     Sent,
@@ -51,7 +49,7 @@ WITHHELD_MOST = 3
 LATE_OWNER = "it owned chunks and did not give their results in time"
 
 
-class Conductor:
+class Conductor(Readiness):
     def __init__(
         self,
         core: Core,
@@ -64,15 +62,13 @@ class Conductor:
 
         `batches` says who must be in a round, where updates are synchronous batches.
         """
-        self.core = core
+        super().__init__(core, fragment)
         self._auditing = auditing
-        self.fragment = fragment
         self.round: InFlight | None = None
         self.settling = Settling(core, fragment)
         self._witness = Witness(core)
         self.batches = batches
         self._shares: dict[str, Share] = {}  # of the batch that the round in flight is to merge
-        self._steadiness = Steadiness()
         self._last_holders = LastHolders()
         self._foresight = Foresight()
         # Owner -> contributions that it alone lacked, in rounds in a row.
@@ -82,44 +78,13 @@ class Conductor:
         self.merged = ""  # how the round in flight is merged, once that is decided
         # Its round is at its end, and is committed with those of all other stages.
         self.prepared: Done | None = None
-        self._not_before = 0.0
-        self._looks, self._settling_looks = Looks(), Looks()
+        self._looks, self._settling_looks, self._patience = Looks(), Looks(), Patience()
         self._aborts = 0
         self._committed_at = 0.0
-        self.ahead = Ahead(fragment, lambda: core.manifest)  # slow lines, for which no round waits
-
-    @property
-    def book(self) -> FragmentBook:
-        return self.core.ledger.books[self.fragment]
 
     @property
     def since_commit_s(self) -> float:
         return self.core.now - self._committed_at
-
-    @property
-    def holders(self) -> Collection[Member]:
-        """Living members that hold this fragment: nobody else has a part in its rounds."""
-        return self.core.members.holders(self.fragment)
-
-    def standing(self, member: Member) -> Standing:
-        """Of a member that holds this fragment."""
-        return member.standings[self.fragment]
-
-    def beat_of(self, member: Member) -> FragmentBeat | None:
-        """What the member last said of this fragment."""
-        return member.beat.of(self.fragment) if member.beat is not None else None
-
-    @property
-    def _of_several_stages(self) -> bool:
-        return self.core.manifest.pipeline.stages > 1
-
-    @property
-    def able(self) -> list[Member]:
-        return [m for m in self.holders if self.standing(m).verified and not m.helps]
-
-    @property
-    def _helping(self) -> set[str]:
-        return self.core.members.helping(self.fragment, self.core.now)
 
     # ---- opening -------------------------------------------------------------------------------------
 
@@ -167,76 +132,6 @@ class Conductor:
             self.reason = f"the last round failed; trying again in {left_s:.1f} s"
         else:
             self._open(sorted(peers)[:MEMBERS_PER_ROUND] if len(peers) > len(self._shares) else sorted(peers))
-
-    @property
-    def _least(self) -> int:
-        """Contributions that a round needs.  Members whose data is at its end are here, and have none to give: others
-        must be able to go on, or they would never find that end themselves."""
-        without = sum(m.without_data and not self._is_ready(m) for m in self.able)
-        return max(1, self.core.manifest.run.min_peers - without)
-
-    def _counted_on(self, ready: list[Member]) -> list[Member]:
-        """Without those that keep restarting with what they owe, where there are enough others."""
-        steady = self._steadiness.counted_on(member.peer for member in ready)
-        owners = self.core.members.can_own(self.core.now, steady | self._helping)
-        enough = len(steady) >= self._least and owners
-        return [member for member in ready if member.peer in steady] if enough else ready
-
-    def _is_ready(self, member: Member) -> bool:
-        beat = self.beat_of(member)
-        if beat is None or beat.dropped != self.book.dropped_round:
-            return False  # a member that has not heard that the guard threw a round away might bring its work again
-        return beat.ready and beat.version == self.book.version and beat.round_no == 0
-
-    def _why_not_open(self, able: list[Member], ready: list[Member]) -> str:
-        rules, now = self.core.manifest.round, self.core.now
-        least = self.core.manifest.run.min_peers
-        if len(able) < least:
-            held = f"version {self.book.version}{self.core.of(self.fragment)}"
-            return f"{len(able)} of at least {least} peers hold {held}"
-        if len(ready) < self._least:
-            return f"inner steps: {len(ready)} of at least {least} peers are ready"
-        if now < self._not_before:
-            return f"the last round failed; trying again in {self._not_before - now:.1f} s"
-        slow = self.ahead.slow
-        setting_the_pace = [m for m in ready if m.peer not in slow] or ready
-        since = [self.standing(m).ready_since for m in setting_the_pace]
-        first = min(at for at in since if at is not None)
-        here = {m.peer for m in ready}
-        expected = [m for m in able if m.peer in here or m.trains]
-        expected = [
-            m for m in expected + self._arriving if not m.leaving and m.peer not in slow.keys() - here
-        ]
-        expected = [m for m in expected if m.peer in here or not self._steadiness.rounds_out(m.peer)]
-        if len(ready) < len(expected) and now < first + rules.deadline_s:
-            left_s = first + rules.deadline_s - now
-            return f"inner steps: {len(ready)} of {len(expected)} ready, at most {left_s:.1f} s more"
-        here |= self._helping
-        owners = self.core.members.can_own(self.core.now, here)
-        if not owners:
-            return "no ready peer can be dialled, so nobody can own a chunk"
-        first = min(self.core.manifest.merge.audit_first, len(here) - 1)
-        if len(owners) <= first and len(here) >= len(owners) + 2:
-            # Two that can't be dialled get nothing of each other: neither could do a sum again.
-            told = "peers that others can dial, to merge everything again before the commit"
-            return f"{len(owners)} of at least {first + 1} {told}"
-        return ""
-
-    @property
-    def _arriving(self) -> list[Member]:
-        """Members that are just applying the newest commit: a slow disk or CPU must not cost them the next round."""
-        return [member for member in self.holders if self.is_arriving(member) and not member.helps]
-
-    def is_arriving(self, member: Member) -> bool:
-        standing, beat = self.standing(member), self.beat_of(member)
-        known = standing.vouched and not (standing.verified or standing.quarantined)
-        return known and beat is not None and beat.version >= max(0, self.book.version - 1)
-
-    def _can_own(self, members: Collection[str]) -> set[str]:
-        """Those that others get through to.  Whoever is alone in the round of a stage need not be dialled: the other
-        stages wait for it."""
-        alone = self._of_several_stages and len(members) == 1
-        return set(members) if alone else self.core.members.can_own(self.core.now, members)
 
     def _open(self, contribute: list[str]) -> None:
         core, manifest, model = self.core, self.core.manifest, self.core.ledger.model
@@ -296,16 +191,6 @@ class Conductor:
     def tell_decision(self, flight: InFlight, decision: Decision, member: Member) -> None:
         self.core.tell(member, Decided, decision=flight.decision_for(member.peer, decision))
 
-    def _why_without(self, member: Member) -> str:
-        """A round was opened without this able member."""
-        if rounds := self._steadiness.rounds_out(member.peer):
-            left = "1 more round" if rounds == 1 else f"{rounds} more rounds"
-            why = "it restarted again and again while others needed what it had sent"
-            return f"{why}; it takes part again after {left}"
-        if member.peer in self.ahead.slow:
-            return f"what it learned is on its way: {self.ahead.slow[member.peer].told}"
-        return "all its places were taken" if self._is_ready(member) else "it was not ready in time"
-
     def _look_for_slow_lines(self) -> None:
         """Among those who have shown that they hold the run's state, whether or not they have the newest version."""
         model, holders = self.core.ledger.model, self.holders
@@ -344,8 +229,8 @@ class Conductor:
     def on_progress(self, member: Member, report: ProgressReport) -> None:
         if self.round is None:
             return
-        self.round.on_progress(member.peer, self._witness.proven(member, self.round, report))
-        self.standing(member).progress_seen = report.seq
+        if self.round.on_progress(member.peer, self._witness.proven(member, self.round, report)):
+            self.standing(member).progress_seen = report.seq
 
     def on_sent(self, member: Member, sent: Sent) -> None:
         if self.round is None:
@@ -380,6 +265,18 @@ class Conductor:
         """A member came back as another process: what its former self sent may not be acknowledged twice."""
         if self.round is not None and peer in self.round.plan.members and self.round.decision is None:
             self.round.barred[peer] = Excluded(ExclusionCause.RESTARTED, "it restarted during the round")
+
+    def is_due(self) -> bool:
+        """To be looked at now, and not with the next words or in a moment."""
+        here, flight, core = self.core.members.holding(self.fragment), self.round, self.core
+        count = len(here) if flight is None else len(flight.plan.members)
+        return self._patience.is_due(
+            flight,
+            count,
+            core.members.losses,
+            lambda peer: peer in here and self.counts_on(here[peer]),
+            core.now,
+        )
 
     def advance(self) -> None:
         """Take every transition that is due now."""

@@ -7,13 +7,14 @@ version 0, and repeats whatever the beat shows to be missing.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import islice
 
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.ledger.records import Genesis
-from farflung.coordinator.reach.acquaintances import FELLOWS_TOLD, WHOLE_ROSTER, KnownDonors, in_turn_from
+from farflung.coordinator.reach import acquaintances
+from farflung.coordinator.reach.acquaintances import FELLOWS_TOLD, WHOLE_ROSTER, Asking, KnownDonors, some_of
+from farflung.coordinator.reach.listing import News
 from farflung.coordinator.rounds.ahead import Known
 from farflung.coordinator.rounds.opening import up_rates
 from farflung.coordinator.run.conductor import Conductor
@@ -25,7 +26,7 @@ from farflung.coordinator.run.winning_back import WinningBack
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.limits import AMENDMENTS_TOLD
 from farflung.protocol.messages import Beat, Committed, FragmentBeat, FragmentTick, Tick
-from farflung.protocol.round_words import CROWD, Contact
+from farflung.protocol.round_words import CROWD, Meet, Way
 from farflung.protocol.signing import statement_of
 from farflung.protocol.states import Goal, state_after
 
@@ -187,7 +188,7 @@ class Guidance:
                 standing.ready_since = core.now
         leases, void = self._lending.lease(member, beat)
         meets = core.members.ways.meetings.told(member.peer, core.now)
-        roster_no, roster = self._news_of_members(member, beat, fragments, [each.peer for each in meets])
+        news, ways = self._news_of_members(member, beat, fragments, meets)
         member.advice = self._lending.words.told(member)
         batch = self._batches.on_beat(member, beat) if self._batches is not None else None
         core.tell(
@@ -198,8 +199,7 @@ class Guidance:
             fragments=fragments,
             goal=goal,
             reason=member.told,
-            roster_no=roster_no,
-            roster=roster,
+            **news.told,
             leases=leases,
             void=void,
             era=era,
@@ -207,7 +207,7 @@ class Guidance:
             advice=member.advice,
             batch=batch,
             serve=self._serves(member),
-            ways=core.members.ways.told(member.peer) if roster is not None else (),
+            ways=ways if news.roster is not None else (),
             look=core.members.ways.meetings.is_to_look(member.contact.key),
             meets=meets,
             relay=core.members.ways.relays.order_for(member.peer, beat.relay),
@@ -241,24 +241,28 @@ class Guidance:
 
     def _next_beat_s(self, member: Member) -> float:
         """0: as the run's terms say."""
-        heartbeat_s, members = self._core.manifest.net.heartbeat_s, self._core.members
-        calm = self._is_by_need() and not any(each.counts_on(member) for each in self._conductors)
-        return members.next_beat_s(member, heartbeat_s) if calm else 0.0
+        heartbeat_s, in_round = self._core.manifest.net.heartbeat_s, self._is_counted_on(member)
+        return self._core.members.next_beat_s(member, heartbeat_s, in_round) if self._is_by_need() else 0.0
+
+    def _is_counted_on(self, member: Member) -> bool:
+        return any(each.counts_on(member) for each in self._conductors)
 
     def _news_of_members(
-        self, member: Member, beat: Beat, ticks: tuple[FragmentTick, ...], meets: list[str]
-    ) -> tuple[int, tuple[Contact, ...] | None]:
-        """Of all, or of those whom it needs."""
-        members, now = self._core.members, self._core.now
+        self, member: Member, beat: Beat, ticks: tuple[FragmentTick, ...], meets: tuple[Meet, ...]
+    ) -> tuple[News, tuple[Way, ...]]:
+        """Of all, or of those whom it needs; and its ways to them."""
+        members, now, ways = self._core.members, self._core.now, self._core.members.ways.told(member.peer)
         if not self._is_by_need():
-            return members.roster_no, members.roster_for(member, beat.roster_no, now)
-        known, ways = members.acquaintances, members.ways.told(member.peer)
+            return members.roster_for(member, beat.roster_no, now), ways
         named = [other for tick in ticks for other in (*tick.donors, *tick.fellows)]
-        known.introduce(member.peer, [*named, *meets, *(way.peer for way in ways)], now)
-        for conductor in self._conductors:
-            if conductor.round is not None and conductor.counts_on(member):
-                known.introduce(member.peer, conductor.round.groups.near(member.peer), now)
-        return known.news(member.peer, beat.roster_no, members.alive, now)
+        named += [*(each.peer for each in meets), *(each.peer for each in ways)]
+        flights = [each.round for each in self._conductors if each.round and each.counts_on(member)]
+        known = members.acquaintances
+        if not known.has_met(member.peer, (named, [(f.plan.round_no, f.plan.epoch) for f in flights]), now):
+            near = [other for flight in flights for other in flight.groups.near(member.peer)]
+            known.introduce(member.peer, [*named, *near], now)
+        asks = Asking(member.peer, beat.roster_no, ways, member.hears_whole_lists)
+        return known.news(asks, members.alive, now), ways
 
     def acquaint(self, circles: Iterable[Iterable[str]]) -> None:
         """They are in a round from now on: whoever lacks one of its own hears of it before the plan."""
@@ -278,12 +282,12 @@ class Guidance:
         flight, standing = conductor.round, conductor.standing(member)
         counted = flight is not None and conductor.counts_on(member)
         digests = sorted(conductor.book.digests.items())
-        newest = digests[-self._told(DIGESTS_TOLD, DIGESTS_LEAST) :]
+        newest = digests[-self._told(DIGESTS_TOLD, DIGESTS_LEAST, standing) :]
         said = conductor.beat_of(member)
         ahead_no, ahead = conductor.ahead.told(member.peer, lambda: _plans_known(conductor))
         if said is not None and said.version < 0:  # it may have a checkpoint of one of these
             saved = [each for each in digests if self._core.ledger.is_saved(each[0]) and each not in newest]
-            newest = saved[-self._told(SAVED_TOLD, 1) :] + newest
+            newest = saved[-self._told(SAVED_TOLD, 1, standing) :] + newest
         return FragmentTick(
             fragment=conductor.fragment,
             version=conductor.book.version,
@@ -317,8 +321,11 @@ class Guidance:
             self._proofs[number] = (statement, core.prove(statement))
         return self._proofs[number][1]
 
-    def _told(self, most: int, least: int) -> int:
-        """How long a list may be that a tick has for each fragment."""
+    def _told(self, most: int, least: int, standing: Standing) -> int:
+        """How long a list may be that a tick has for each fragment.  In a large run whoever has all that there is hears
+        little of how to get it: it may miss the next commit, and hears of more as soon as it did."""
+        if standing.verified and self._is_by_need():
+            return least
         told = 1 if self._core.manifest.pipeline.stages > 1 else len(self._conductors)  # of a tick
         return max(least, most * FRAGMENTS_IN_FULL // max(FRAGMENTS_IN_FULL, told))
 
@@ -534,23 +541,19 @@ class Guidance:
         fit = known.quick if member.contact.address else known.dialable  # one of two must be dialable
         if not (fit or member.contact.address):
             fit = [peer for peer in known.found if self._core.members.ways.meets(member.peer, peer)]
-        others = [peer for peer in fit if peer != member.peer]
-        told = self._told(DONORS_TOLD, DONORS_LEAST)
-        if (
-            len(others) > told
-        ):  # each asker hears of others, or a crowd of newcomers would all ask the same few
-            at = bisect_left(others, member.peer)
-            at += int(self._core.now // DONORS_TURN_S) * told
-            others = [others[(at + place) % len(others)] for place in range(told)]
-        return tuple(others)
+        told = self._told(DONORS_TOLD, DONORS_LEAST, conductor.standing(member))
+        return some_of(fit, member.peer, told, int(self._core.now // DONORS_TURN_S))
 
     def _fellows(self, member: Member, conductor: Conductor) -> tuple[str, ...]:
         """Who else fetches the state: they give each other what they have of it."""
         joiners, alive = self._known_of(conductor).joiners, self._core.members.alive
-        others, met = in_turn_from(joiners, member.peer), self._core.members.ways.meetings.is_punched
+        others, met = (
+            acquaintances.in_turn_from(joiners, member.peer),
+            self._core.members.ways.meetings.is_punched,
+        )
         near = (peer for peer in others if peer in alive)
         fit = (p for p in near if member.dialable or alive[p].dialable or met(member.peer, p))
-        return tuple(islice(fit, self._told(FELLOWS_TOLD, FELLOWS_LEAST)))
+        return tuple(islice(fit, self._told(FELLOWS_TOLD, FELLOWS_LEAST, conductor.standing(member))))
 
     def _known_of(self, conductor: Conductor) -> KnownDonors:
         """Of each sort, in the order of their names."""

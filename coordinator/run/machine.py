@@ -263,7 +263,7 @@ class RunMachine:
     def settle(self, now: float) -> list[Effect]:
         """What follows from the frames since the last time: once for all that came together."""
         self.core.now = now
-        touched = [conductor for conductor in self.conductors if conductor.fragment in self._unsettled]
+        touched = [each for each in self.conductors if each.fragment in self._unsettled and each.is_due()]
         self._unsettled.clear()
         if touched:
             self._settle(touched)
@@ -335,7 +335,7 @@ class RunMachine:
         self.auditing.on_timer()
         if self.going_back.check_what_is_held():
             self.guidance.recheck_all()
-        self._settle(self.conductors)
+        self._settle([conductor for conductor in self.conductors if conductor.is_due()])
         return core.take_effects()
 
     # ---- hello ---------------------------------------------------------------------------------------
@@ -550,7 +550,7 @@ class RunMachine:
             self.guidance.recheck_all()
         if self.core.members.ways.meetings.waits_for_gap:
             self._follow_ways()
-        for conductor in conductors:
+        for conductor in [each for each in conductors if each.round is None]:
             conductor.maybe_open()
             conductor.advance()
         self.discipline.follow_up_strikes()

@@ -19,6 +19,7 @@ import msgspec
 
 from farflung.coordinator.ledger.pace import MemberPace
 from farflung.coordinator.reach.acquaintances import Acquaintances
+from farflung.coordinator.reach.listing import Listing, News
 from farflung.coordinator.reach.meeting import Together
 from farflung.coordinator.reach.relays import Trial
 from farflung.coordinator.reach.tickets import Run, Sign
@@ -91,6 +92,11 @@ class Member:
         return next(iter(self.standings))
 
     @property
+    def hears_whole_lists(self) -> bool:
+        """It speaks a version that has no differences."""
+        return self.protocol < PROTOCOL_VERSION
+
+    @property
     def dialable(self) -> bool:
         return bool(self.contact.address)
 
@@ -144,6 +150,7 @@ DIAL_AGAIN_S = 60.0
 DOUBT_S = 60.0
 ROSTER_ENTRIES_PER_S = 256  # to each member of a crowd that hears of everybody: about 20 KB/s
 BEATS_MOST_PER_S = 1000.0  # of all members that are in no round: a quarter of a core
+BEATS_TO_DEATH = 2.5  # of a member of a large round
 LOST_KEPT = 32  # members that left are shown for a while; strangers must not make the list grow
 LOOK_S_PER_MEMBER = 50e-6  # a look at one takes about 1 us: all looks together a few hundredths of a core
 
@@ -166,7 +173,8 @@ class Looks:
 class Membership:
     dead_after_s: float
     members: dict[str, Member] = field(default_factory=dict)
-    roster_no: int = 0
+    everybody: Listing = field(default_factory=Listing)
+    losses: int = 0  # so far
     ways: Ways = field(default_factory=Ways)
     acquaintances: Acquaintances = field(default_factory=Acquaintances)
     _joined: int = 0
@@ -211,7 +219,9 @@ class Membership:
             member.left_out = old.left_out
             self._by_session.pop(old.session, None)
             self._by_number.pop(old.joined_no, None)
-            self.acquaintances.forget(contact.peer)
+            self.acquaintances.begins_anew(contact.peer, now)
+        if old is None or not old.alive or old.contact != unproven:
+            self.acquaintances.has_changed(contact.peer)
         if contact.peer not in self._alive:
             insort(self._in_order, contact.peer)
         self.members[contact.peer] = self._alive[contact.peer] = member
@@ -222,7 +232,7 @@ class Membership:
         self._by_session[session] = contact.peer
         self._by_number[member.joined_no] = self._undialled[contact.peer] = member
         self._watch(member)
-        self.roster_no += 1
+        self.everybody.put(contact.peer, self.roster_no + 1)
         return member
 
     def lose(self, member: Member, how: PeerEvent) -> None:
@@ -232,7 +242,8 @@ class Membership:
             standing.verified = False
         member.state = PEER_STATES.after(member.state, how)
         self._by_session.pop(member.session, None)
-        self.roster_no += 1
+        self.everybody.drop(member.peer, self.roster_no + 1)
+        self.losses += 1
         # Another dictionary: somebody may be looking at the members one by one, and lose some of them.
         self._alive = dict(self._alive)
         if self._alive.pop(member.peer, None) is not None:
@@ -273,7 +284,8 @@ class Membership:
             return False
         member.contact = msgspec.structs.replace(member.contact, address=member.claimed)
         self._undialled.pop(peer, None)
-        self.roster_no += 1
+        self.everybody.put(peer, self.roster_no + 1)
+        self.acquaintances.has_changed(peer)
         return True
 
     def doubt(self, peers: Iterable[str], now: float) -> None:
@@ -287,7 +299,7 @@ class Membership:
         doubted = {peer: self._alive[peer] for peer in self._doubted if peer in self._alive}
         self.ways.relays.see(self._alive, now)
         changed = self.ways.refresh((self._undialled | doubted).values(), now, run, sign, together)
-        self.roster_no += changed
+        self.everybody.number += changed  # ways are told with it
         return changed
 
     def trials(self, now: float, run: Run, sign: Sign) -> list[Trial]:
@@ -344,9 +356,13 @@ class Membership:
         at = self._due_at[member.joined_no] = max(self._silent_at(member), not_before)
         heapq.heappush(self._due, (at, member.joined_no))
 
-    def next_beat_s(self, member: Member, heartbeat_s: float) -> float:
+    def next_beat_s(self, member: Member, heartbeat_s: float, in_round: bool) -> float:
         """What a member is told that is in no round: all of them together send so many beats, however many they are.
-        0: it beats as in a small run.  It may say nothing for that much longer."""
+        0: it beats as in a small run.  It may say nothing for that much longer.  In a round it counts as dead no later
+        than in a small run, and one beat may be late."""
+        if in_round:
+            in_time_s = self.dead_after_s / BEATS_TO_DEATH
+            return min(BEAT_LONGEST_S, in_time_s) if in_time_s > heartbeat_s else 0.0
         every_s = min(BEAT_LONGEST_S, len(self._alive) / BEATS_MOST_PER_S)
         before, pause_s = member.pause_s, max(0.0, every_s - heartbeat_s)
         member.pause_s, member.pause_told_s = max(pause_s, member.pause_told_s), pause_s
@@ -407,15 +423,19 @@ class Membership:
         """Ids of the living, sorted."""
         return self._in_order
 
-    def roster_for(self, member: Member, has_no: int, now: float) -> tuple[Contact, ...] | None:
+    @property
+    def roster_no(self) -> int:
+        return self.everybody.number
+
+    def roster_for(self, member: Member, has_no: int, now: float) -> News:
         """Everybody.  In a crowd, where somebody comes or goes all the time, with a pause: else the line carries little
         else."""
         count = len(self._alive)
         pause_s = count / ROSTER_ENTRIES_PER_S if count > CROWD else 0.0
         if has_no == self.roster_no or now - member.roster_at < pause_s:
-            return None
+            return News(self.roster_no, None)
         member.roster_at = now
-        return self.roster()
+        return self.everybody.news(has_no, lambda peer: self._alive[peer].contact, member.hears_whole_lists)
 
     def roster(self) -> tuple[Contact, ...]:
         if self._roster_at != self.roster_no:

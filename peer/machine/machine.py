@@ -246,8 +246,8 @@ class PeerMachine:
             if tick.goal != Goal.SYNC or part.is_behind(tick.fragments):
                 effects.append(do.Note(tick.reason))
         if tick.roster is not None:
-            self.reports.roster_no = tick.roster_no
-            effects.append(self.seeking.contacts(tick.roster, tick.ways, self._now))
+            effects += self.seeking.on_roster(tick, self._now)
+            self.reports.roster_no = self.seeking.roster_no
         if tick.era > self.reports.era:
             effects += self._go_back(tick, joined)
         # A list, so that every lane hears its word.

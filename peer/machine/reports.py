@@ -49,6 +49,10 @@ from farflung.protocol.signed_words import Said as SignedList
 from farflung.protocol.states import Phase
 
 PROGRESS_EVERY_S = 0.25  # how often a partial progress is told; a complete one is told at once
+# In groups, where many tell theirs: until the decision only what is complete counts, and then what enough members hold.
+# Nothing is complete any more where somebody died: so the last eighth is told as often as what comes after it.
+SCATTER_EVERY_S, GATHER_EVERY_S = 2.0, 0.5
+LAST_PART = 1 / 8
 
 
 @dataclass
@@ -147,7 +151,7 @@ class Reporter:
     def maybe_progress(self, flight: MemberRound, now: float) -> list[ToCoordinator]:
         """My progress, if it is news: at once when something became complete, else now and then."""
         said, complete = self._said[flight.plan.fragment], flight.complete
-        if complete == said.told_complete and now - said.progress_at < PROGRESS_EVERY_S:
+        if complete == said.told_complete and now - said.progress_at < _every_s(flight):
             return []
         report = self._build_progress(flight)
         said.told_complete, said.progress_at = complete, now
@@ -155,7 +159,14 @@ class Reporter:
         if before is not None and msgspec.structs.replace(report, seq=before.seq) == before:
             return []
         said.progress = report
-        return [ToCoordinator(report)]
+        return [ToCoordinator(self._news_in(report, before) if flight.plan.column else report)]
+
+    def _news_in(self, report: ProgressReport, before: ProgressReport | None) -> ProgressReport:
+        """Without what I told to hold before.  Words of one session come in order, or it ends."""
+        if before is None or before.session != self.session or before.held.keys() - report.held.keys():
+            return report
+        new = {member: held for member, held in report.held.items() if before.held.get(member) != held}
+        return msgspec.structs.replace(report, held=new, held_since=before.seq)
 
     def _build_progress(self, flight: MemberRound) -> ProgressReport:
         progress = flight.progress()
@@ -323,11 +334,12 @@ class BeatTimes:
 
     def __init__(self) -> None:
         self._said_at = self._heard_at = 0.0
-        self._told_s = 0.0  # by the newest tick; 0: as the run's terms say
+        # In no round and in one, by the newest tick of each sort; 0: as the run's terms say.
+        self._told_s = self._told_in_round_s = 0.0
 
     def begin(self, now: float) -> int:
         """A session.  Returns the number of the newest word in it."""
-        self._heard_at, self._told_s = now, 0.0
+        self._heard_at, self._told_s, self._told_in_round_s = now, 0.0, 0.0
         return 0
 
     def said(self, now: float) -> None:
@@ -336,12 +348,14 @@ class BeatTimes:
     def heard(self, message: ToMember, now: float) -> int:
         """Returns its number."""
         self._heard_at = now
-        if isinstance(message, Tick):
+        if isinstance(message, Tick) and any(each.round_no for each in message.fragments):
+            self._told_in_round_s = message.beat_s
+        elif isinstance(message, Tick):
             self._told_s = message.beat_s
         return message.seq
 
     def is_due(self, usual_s: float, in_round: bool, now: float) -> bool:
-        """Whoever is in a round is looked after as closely as in a small run."""
+        """Whoever is in a round is looked after more closely."""
         return now >= self._said_at + self._every_s(usual_s, in_round)
 
     def is_lost(self, usual_s: float, patience_s: float, in_round: bool, now: float) -> bool:
@@ -350,7 +364,14 @@ class BeatTimes:
         return now - self._heard_at >= patience_s + late_s
 
     def _every_s(self, usual_s: float, in_round: bool) -> float:
-        return usual_s if in_round else max(usual_s, self._told_s)
+        return max(usual_s, self._told_in_round_s if in_round else self._told_s)
+
+
+def _every_s(flight: MemberRound) -> float:
+    if not flight.plan.column:
+        return PROGRESS_EVERY_S
+    here, due, *_ = flight.counts
+    return SCATTER_EVERY_S if flight.decision is None and due - here > LAST_PART * due else GATHER_EVERY_S
 
 
 def _parts(show: Show, raw: bytes) -> list[tuple[int, bytes]]:

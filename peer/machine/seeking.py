@@ -21,7 +21,7 @@ from farflung.peer.machine.getting_in import PeerConfig
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.join_url import Address, Whereabouts, whereabouts_of
 from farflung.protocol.limits import ADDRESSES_MOST
-from farflung.protocol.messages import ToMember, Welcome
+from farflung.protocol.messages import Tick, ToMember, Welcome
 from farflung.protocol.round_words import Contact, Way
 from farflung.protocol.signing import AskKept, Kept
 from farflung.protocol.verdicts import Counters, Verdict
@@ -47,7 +47,9 @@ class Seeking:
         self._before: tuple[Address, ...] = ()  # of the list before the newest
         self.newest: Whereabouts | None = None
         self.hear(config.kept)
-        self._roster: tuple[Contact, ...] = ()
+        self._here: dict[str, Contact] = {}  # by the coordinator's word
+        self.roster_no = 0  # of that; 0: it has none
+        self._roster: tuple[Contact, ...] = ()  # with those of the time before
         self._former: dict[str, Contact] = {}
         self._former_until = 0.0
         self._incarnation = 0
@@ -108,11 +110,23 @@ class Seeking:
             self._former_until = now + FORMER_S
         self._incarnation = welcome.incarnation
         _, effects = self.hear(welcome.whereabouts)
+        self.roster_no = 0
         return [*effects, self.contacts(welcome.roster, (), now)]
+
+    def on_roster(self, tick: Tick, now: float) -> list[do.Effect]:
+        """What is new since a roster that I have not got is told again as soon as my beat shows which one I have."""
+        changed = {each.peer: each for each in tick.roster or ()}
+        if tick.roster_since:
+            if not tick.roster_since <= self.roster_no <= tick.roster_no:
+                return []
+            gone = frozenset(tick.roster_gone)
+            changed = {peer: each for peer, each in self._here.items() if peer not in gone} | changed
+        self.roster_no = tick.roster_no
+        return [self.contacts(tuple(changed.values()), tick.ways, now)]
 
     def contacts(self, roster: tuple[Contact, ...], ways: tuple[Way, ...], now: float) -> do.Contacts:
         """Everybody in the run, and for a while those who were and are not back."""
-        here = {each.peer for each in roster}
+        here = self._here = {each.peer: each for each in roster}
         over = now >= self._former_until
         self._former = {} if over else {peer: each for peer, each in self._former.items() if peer not in here}
         if not roster:

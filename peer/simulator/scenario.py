@@ -61,6 +61,7 @@ class Scenario:
     gather_codec: str = "fp32"
     deadline_s: float = 6.0  # a round waits so long for whoever is not ready
     grace_s: float = 3.0  # for stragglers
+    dead_after_s: float = 3.0
     round_timeout_s: float = 12.0
     group: int = 0  # members of a mesh's group; 0: rounds are flat
     undialable: int = 0  # how many of the peers can't be dialled: they own nothing and dial others

@@ -50,7 +50,7 @@ def manifest_for(scenario: Scenario) -> Manifest:
         audit_first = {scenario.audit_first}
         [net]
         heartbeat_s = 1.0
-        dead_after_s = 3.0
+        dead_after_s = {scenario.dead_after_s}
         [checkpoint]
         every_rounds = {scenario.every_rounds}
         go_back_after_s = {scenario.go_back_after_s}

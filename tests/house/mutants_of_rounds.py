@@ -327,15 +327,15 @@ ROUNDS = (
     Mutant(
         "where not all donors are told, others are told later",
         "coordinator/run/guidance.py",
-        "at += int(self._core.now // DONORS_TURN_S) * told",
-        "pass",
+        "return some_of(fit, member.peer, told, int(self._core.now // DONORS_TURN_S))",
+        "return some_of(fit, member.peer, told, 0)",
         GUIDANCE,
     ),
     Mutant(
         "a crowd of newcomers does not ask the same few donors",
-        "coordinator/run/guidance.py",
-        "at = bisect_left(others, member.peer)",
-        "at = 0",
+        "coordinator/reach/acquaintances.py",
+        "at = bisect_left(others, mine) + turn * most",
+        "at = turn * most",
         GUIDANCE,
     ),
     Mutant(
@@ -397,8 +397,8 @@ ROUNDS = (
     Mutant(
         "a report about an earlier decision says nothing of this one",
         "coordinator/rounds/reported.py",
-        "if by is None or report.decision_no != by.decision_no:\n            return\n",
-        "if by is None:\n            return\n",
+        "if (by := self.merged_by) is not None and report.decision_no == by.decision_no:",
+        "if (by := self.merged_by) is not None:",
         ROUND,
     ),
     Mutant(

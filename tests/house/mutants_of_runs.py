@@ -35,7 +35,7 @@ RUN = (
     ),
     Mutant(
         "a member that has not heard of the guard's word is not ready",
-        "coordinator/run/conductor.py",
+        "coordinator/run/readiness.py",
         "if beat is None or beat.dropped != self.book.dropped_round:",
         "if beat is None:",
         CONDUCTOR,

@@ -157,7 +157,7 @@ PIPELINES = (
     ),
     Mutant(
         "P15 who is alone in its stage need not be dialled",
-        "coordinator/run/conductor.py",
+        "coordinator/run/readiness.py",
         "        alone = self._of_several_stages and len(members) == 1\n",
         "        alone = False\n",
         AT_COORDINATOR,

@@ -133,6 +133,7 @@ EXAMPLES: dict[str, m.Message] = {
         got_by={"ann": H1},
         sums=GroupSums(b"\1", H1, H2, bytes(64)),
         sum_tags=bytes(16),
+        held_since=4,
         sum_dots=m.DotProducts(b"\x03", b"\x01", (1.0, 0.5, 2.0)),
     ),
     "shown": m.Shown(**TO, question=3, start=0, total=4, part=b"abcd", signature=bytes(64)),
@@ -179,6 +180,8 @@ EXAMPLES: dict[str, m.Message] = {
         look=True,
         meets=(Meet("bob", "203.0.113.7:40001", 12.5),),
         amendments=(Amendment(1, 4, 0, b'{"round":{"sync_every":10}}', H1, bytes(96)),),
+        roster_since=1,
+        roster_gone=("dan",),
     ),
     "open": m.OpenRound(**TO, plan=PLAN, amended=1, next_begun=True),
     "decided": m.Decided(**TO, decision=DECISION),
@@ -251,14 +254,14 @@ FROZEN_FIELDS = {
     "down_bytes_per_s have want samples rough era saved unsure leaving data batch punched amended kept relay unmet",
     "sent": "session seq round_no hashes tokens steps loss used seat counted signature",
     "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash "
-    "dots inputs signature lengths got_by sums sum_dots sum_tags",
+    "dots inputs signature lengths got_by sums sum_dots sum_tags held_since",
     "audited": "session seq round_no chunks group",
     "audit": "session seq round_no version fragment members weights codecs chunks group of_sums",
     "shown": "session seq question start total part signature",
     "leave": "session seq reason",
     "look": "",
     "tick": "session seq answers heard_s fragments goal reason roster_no roster leases void era advice era_because "
-    "batch serve ways look meets amendments beat_s relay",
+    "batch serve ways look meets amendments beat_s relay roster_since roster_gone",
     "open": "session seq plan amended next_begun",
     "decided": "session seq decision",
     "committed": "session seq commit nonce amended kept",
@@ -279,6 +282,8 @@ MAY_LACK = {
     ("tick", "serve"),
     ("open", "next_begun"),
     ("tick", "ways"),
+    ("tick", "roster_since"),
+    ("tick", "roster_gone"),
     ("tick", "look"),
     ("tick", "meets"),
     ("beat", "punched"),
@@ -308,6 +313,11 @@ MAY_LACK = {
     ("audit", "group"),
     ("audit", "of_sums"),
     ("progress", "sum_dots"),
+    ("progress", "held_since"),
+    *(("beat", name) for name in ("loss", "have", "want", "unsure", "leaving", "data", "batch")),
+    *(("tick", name) for name in ("roster", "leases", "void", "advice", "era_because", "batch")),
+    *(("progress", name) for name in ("refused", "cut_off", "merged", "merged_hashes", "dots", "inputs")),
+    *(("progress", name) for name in ("signature", "lengths", "got_by")),
 }
 
 FROZEN_PARTS = {
@@ -374,6 +384,8 @@ def test_a_whole_roster_fits_into_one_message() -> None:
         meets=(Meet("a" * 16, "h" * limits.ADDRESS_CHARS, 1.0),) * limits.MEETS_AT_ONCE,
         amendments=(amendment,) * limits.AMENDMENTS_TOLD,
         relay=order,
+        roster_since=1,
+        roster_gone=("a" * 16,) * limits.ROSTER_GONE_MOST,
     )
     assert envelope.decode(envelope.encode(tick), ALL) == tick
 
@@ -419,7 +431,7 @@ def test_a_field_of_the_wrong_type_or_length_or_none_at_all_is_malformed(kind: s
         msgpack.ExtType(5, b"x"),
     ):
         assert verdict_of(packed(kind, {**body, field: wrong})) == Verdict.MALFORMED, (field, wrong)
-    del body[field]
+    body.pop(field, None)  # what is as usual is not there
     due = Verdict.ACCEPTED if (kind, field) in MAY_LACK else Verdict.MALFORMED
     assert verdict_of(packed(kind, body)) == due
 

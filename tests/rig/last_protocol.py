@@ -25,6 +25,7 @@ KNOWN_KINDS = frozenset(
     | {"tick", "open", "decided", "committed", "aborted", "show", "audit", "gone", "keep"}
 )
 HIGHEST_FRAME_KIND = 35
+LEAVE_OUT = {"ModelSchema"}  # parts that do not say what is as usual
 # Of each message and each part of one.
 KNOWN_FIELDS = {
     "Aborted": "session seq round_no reason",

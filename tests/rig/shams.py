@@ -75,8 +75,8 @@ class TickHead(msgspec.Struct):
     fragments: list[FragmentTick]
     goal: str
     roster_no: int
-    roster: msgspec.Raw
-    leases: list[Lease] | None
+    roster: msgspec.Raw = msgspec.Raw(NO_ROSTER)
+    leases: list[Lease] | None = None
     batch: msgspec.Raw = msgspec.Raw(NOTHING_PACKED)
     beat_s: float = 0.0
 

@@ -6,10 +6,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
 from farflung.coordinator.reach.acquaintances import WHOLE_ROSTER
+from farflung.coordinator.rounds.patience import PAUSE_MOST_S
 from farflung.coordinator.run.core import KEEPERS
 from farflung.coordinator.run.effects import Effect, Tell
+from farflung.coordinator.run.guidance import DONORS_LEAST, DONORS_TOLD
 from farflung.coordinator.run.machine import RunMachine
-from farflung.coordinator.run.membership import BEATS_MOST_PER_S, LOOK_S_PER_MEMBER, Member
+from farflung.coordinator.run.membership import BEATS_MOST_PER_S, BEATS_TO_DEATH, LOOK_S_PER_MEMBER, Member
 from farflung.protocol import messages as m
 from farflung.protocol.limits import BEAT_LONGEST_S, MEMBERS_PER_ROUND
 from rig.crowd import crowd
@@ -88,13 +90,15 @@ def test_P3_whoever_is_in_a_round_is_missed_as_soon_as_in_a_small_run() -> None:
     assert ann in members.silent(2.0 + dead_s, 1.0)
 
 
-def test_members_of_a_round_are_told_to_beat_as_in_a_small_run() -> None:
+def test_P3_members_of_a_round_beat_so_often_that_they_count_as_lost_as_soon_as_in_a_small_run() -> None:
     machine = crowd(LARGE, ready=True)
     machine.on_timer(0.1)
     flight = machine.conductors[0].round
     assert flight is not None
     alive, inside = machine.core.members.alive, set(flight.plan.members)
-    assert tick(machine, alive[flight.plan.members[0]], 0.2).beat_s == 0.0
+    ann, net = alive[flight.plan.members[0]], machine.core.manifest.net
+    assert net.heartbeat_s < tick(machine, ann, 0.2).beat_s == net.dead_after_s / BEATS_TO_DEATH
+    assert ann.pause_s == 0.0 and machine.core.members.next_beat_s(ann, net.dead_after_s / 2.0, True) == 0.0
     other = next(member for peer, member in alive.items() if peer not in inside)
     assert tick(machine, other, 0.2).beat_s > 0.0
 
@@ -103,16 +107,25 @@ def test_after_a_shorter_word_the_longer_one_counts_until_it_was_surely_heard() 
     """An answer may be lost: then the member beats by the one before."""
     machine = crowd(LARGE)
     members, ann = machine.core.members, one(machine)
-    longer = members.next_beat_s(ann, 1.0)
+    longer = members.next_beat_s(ann, 1.0, False)
     for peer in list(members.in_order)[2000:]:
         members._alive.pop(peer)
-    shorter = members.next_beat_s(ann, 1.0)
+    shorter = members.next_beat_s(ann, 1.0, False)
     assert 0.0 < shorter < longer and ann.pause_s == longer - 1.0
-    members.next_beat_s(ann, 1.0)
+    members.next_beat_s(ann, 1.0, False)
     assert ann.pause_s == shorter - 1.0
 
 
 # ---- who is told of whom ------------------------------------------------------------------------------------
+
+
+def test_whoever_has_the_newest_version_is_told_of_few_who_have_it_and_whoever_lacks_it_of_many() -> None:
+    machine = crowd(LARGE, ready=True)
+    ann, bob = one(machine, 0), one(machine, 1)
+    assert ann.verified and len(tick(machine, ann, 0.1).fragments[0].donors) == DONORS_LEAST
+    assert bob.beat is not None
+    behind = (replace(bob.beat.fragments[0], version=-1, digest=b"", ready=False),)
+    assert len(tick(machine, bob, 0.1, fragments=behind).fragments[0].donors) == DONORS_TOLD
 
 
 def test_a_member_of_a_large_run_hears_of_those_whom_it_needs_and_they_of_it() -> None:
@@ -155,5 +168,5 @@ def test_what_all_members_are_looked_at_for_waits_a_moment_in_a_crowd() -> None:
         member.beat = replace(member.beat, fragments=(ready,))
     machine.on_timer(0.11)
     assert machine.conductors[0].round is None
-    machine.on_timer(0.1 + LATER_S)
+    machine.on_timer(0.1 + PAUSE_MOST_S)
     assert machine.conductors[0].round is not None

@@ -42,7 +42,17 @@ def test_a_beat_is_due_when_the_coordinator_said_or_by_the_runs_terms() -> None:
         assert times.is_due(USUAL_S, False, 100.0 + every_s)
 
 
-def test_P3_in_a_round_beats_are_as_in_a_small_run_whatever_was_told() -> None:
+def test_in_a_round_of_a_large_run_beats_are_as_was_told_in_it() -> None:
+    times = heard(10.0, 100.0)
+    inside = (replace(TICK.fragments[0], round_no=3),)
+    times.heard(replace(TICK, fragments=inside, beat_s=2.0), 100.0)
+    assert not times.is_due(USUAL_S, True, 101.99) and times.is_due(USUAL_S, True, 102.0)
+    assert not times.is_due(USUAL_S, False, 109.99), "outside of it as before"
+    assert not times.is_lost(USUAL_S, PATIENCE_S, True, 100.99 + PATIENCE_S)
+    assert times.is_lost(USUAL_S, PATIENCE_S, True, 101.0 + PATIENCE_S)
+
+
+def test_P3_in_a_round_beats_are_as_in_a_small_run_whatever_was_told_outside_of_it() -> None:
     times = heard(10.0, 100.0)
     assert times.is_due(USUAL_S, True, 100.0 + USUAL_S)
     assert times.is_lost(USUAL_S, PATIENCE_S, True, 100.0 + PATIENCE_S)

@@ -20,7 +20,7 @@ from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.machine.seeking import ANSWER_EVERY_S, ASK_AFTER_S, ASK_EVERY_S, FORMER_S, Seeking
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.join_url import Address, Whereabouts
-from farflung.protocol.messages import Knock, StandsBy, Welcome
+from farflung.protocol.messages import FragmentTick, Knock, StandsBy, Tick, Welcome
 from farflung.protocol.round_words import Contact
 from farflung.protocol.signing import curve_key_of
 from farflung.protocol.verdicts import Counters
@@ -190,6 +190,41 @@ def test_of_those_whom_a_new_coordinator_does_not_know_yet_only_that_question_is
     assert len(peer.heard("ann", Kind.WANT_WHERE, now=101.0)) == 1
     back = peer.seeking.contacts(roster("bob", "ann"), (), 102.0)
     assert len(back.roster) == 3 and not peer.seeking.takes("ann", Frame(Header(Kind.WANT_STATE, TAG)))
+
+
+def tick(number: int, *peers: str, since: int = 0, gone: tuple[str, ...] = ()) -> Tick:
+    return Tick(
+        session=bytes(16), seq=1, answers=1, heard_s=0.0, fragments=(FragmentTick(0, 0, (), True, (), 0, False, 0),),
+        goal="train", reason="", roster_no=number, roster=tuple(Contact(p, p, bytes(32), "") for p in peers),
+        leases=None, void=(), era=0, advice="", era_because="", batch=None, roster_since=since, roster_gone=gone,
+    )  # fmt: skip
+
+
+def test_what_is_new_since_a_roster_that_it_has_is_put_into_that() -> None:
+    peer = Peer()
+    peer.seeking.on_welcome(welcome(1, ("ann",)), 0.0)
+
+    def hears(told: Tick) -> list[str] | None:
+        effects = peer.seeking.on_roster(told, 1.0)
+        assert all(isinstance(each, Contacts) for each in effects)
+        return (
+            sorted(c.peer for each in effects if isinstance(each, Contacts) for c in each.roster)
+            if effects
+            else None
+        )
+
+    assert hears(tick(6, "eve", since=5)) is None, "of a roster that it never had"
+    assert peer.seeking.roster_no == 0
+    assert hears(tick(5, "ann", "bob")) == ["ann", "bob"] and peer.seeking.roster_no == 5
+    assert hears(tick(7, "cyd", since=5, gone=("ann",))) == ["bob", "cyd"]
+    assert hears(tick(8, "cyd", "dan", since=5, gone=("ann", "bob"))) == ["cyd", "dan"], (
+        "two that crossed a beat"
+    )
+    assert hears(tick(11, "eve", since=9)) is None and peer.seeking.roster_no == 8
+    assert hears(tick(7, "eve", since=5)) is None and peer.seeking.roster_no == 8, "an older one"
+    assert hears(tick(3, "fay")) == ["fay"] and peer.seeking.roster_no == 3, "whole"
+    peer.seeking.on_welcome(welcome(1, ("ann",)), 0.0)
+    assert hears(tick(4, "eve", since=3)) is None, "a session that begins has been told nothing"
 
 
 @pytest.mark.parametrize("later_s", [FORMER_S - 1.0, FORMER_S])
