@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from farflung.coordinator.ledger.records import Amended, Paused, Resumed
+from farflung.coordinator.run.admission import Inviting
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.going_back import GoingBack
-from farflung.coordinator.run.invitations import Inviting
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import AMENDMENTS_MOST
 from farflung.protocol.manifest import Manifest

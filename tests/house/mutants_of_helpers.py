@@ -10,7 +10,7 @@ MEMBERS = ("tests/coordinator/run/test_helping_members.py",)
 HELPERS = (
     Mutant(
         "who helps counts for no quorum",
-        "coordinator/run/conductor.py",
+        "coordinator/run/readiness.py",
         "if self.standing(m).verified and not m.helps]",
         "if self.standing(m).verified]",
         MEMBERS,

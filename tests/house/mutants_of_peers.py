@@ -327,7 +327,7 @@ STATE = (
     Mutant(
         "P4 only what was checked and stands as it came is given on",
         "checkpoints/catch_up.py",
-        "return version if proven else NO_VERSION",
+        "return version if proven and version in self._manifests else NO_VERSION",
         "return version",
         FELLOWS,
     ),

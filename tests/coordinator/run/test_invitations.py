@@ -9,8 +9,14 @@ from msgspec.structs import replace
 
 from farflung.coordinator.door.hello_check import Passed
 from farflung.coordinator.ledger.records import Admitted, Invited, Revoked
-from farflung.coordinator.run.admission import Admission, Let, token_digest
-from farflung.coordinator.run.invitations import ID_CHARS, TOKEN_BYTES, Inviting
+from farflung.coordinator.run.admission import (
+    ID_CHARS,
+    TOKEN_BYTES,
+    Admission,
+    Inviting,
+    Let,
+    token_digest,
+)
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
