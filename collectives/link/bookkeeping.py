@@ -77,7 +77,12 @@ class Waiting:
     header: bytes
     payload: Payload
     answer: bool  # drawn by the other side's question
-    crossing: bool = False  # of a microbatch
+    kind: Kind
+
+    @property
+    def crossing(self) -> bool:
+        """Of a microbatch."""
+        return self.kind in CROSSING_KINDS
 
     @property
     def size(self) -> int:
@@ -105,7 +110,7 @@ class Backlog:
         if header in items:
             return  # asked for again while it still waits: once is enough
         answer = not frame.header.round_no and kind in _ANSWERS
-        item = Waiting(frame.header.round_no, header, frame.payload, answer, kind in CROSSING_KINDS)
+        item = Waiting(frame.header.round_no, header, frame.payload, answer, kind)
         # A peer that asks without end and takes nothing must not fill our memory.  An honest asker asks again.
         if answer and (self.answers >= ANSWERS_WAITING or self.answer_bytes >= ANSWER_BYTES_WAITING):
             return
@@ -164,13 +169,16 @@ ENCRYPTION_BYTES = 70  # that CURVE and ZMTP add to a frame of two parts, at lea
 
 class OnTheWay:
     def __init__(self) -> None:
-        self._taken_bytes = self._taken_before = 0
+        self._taken_bytes = self._taken_before = self._contributions_end = 0
         # Where its last byte stands, its header, and what it was, if that is to be known.
         self._frames: deque[tuple[int, bytes, Waiting | None]] = deque()
         self._headers: set[bytes] = set()
 
-    def take(self, header: bytes, size: int, item: Waiting | None = None) -> None:
+    def take(self, header: bytes, size: int, kind: Kind | None = None, item: Waiting | None = None) -> None:
+        """`item`: what it was, if that is to be known."""
         self._taken_bytes += size
+        if kind == Kind.CONTRIBUTION:
+            self._contributions_end = self._taken_bytes
         if size >= LARGE_BYTES:
             self._headers.add(header)
         if size >= LARGE_BYTES or item is not None:
@@ -182,6 +190,9 @@ class OnTheWay:
 
     def unacknowledged(self, acknowledged_bytes: int) -> int:
         return max(0, self._taken_bytes - acknowledged_bytes)
+
+    def has_contributions(self, acknowledged_bytes: int) -> bool:
+        return acknowledged_bytes < self._contributions_end
 
     def may_have(self, header: bytes) -> bool:
         """No: then nobody needs to ask the kernel."""
@@ -206,11 +217,11 @@ class OnTheWay:
         if is_empty and self._taken_bytes == self._taken_before:
             # Everything arrived.  Counted from here again, or what encryption adds would grow for as long as it stands.
             self.forget()
-            self._taken_bytes = acknowledged_bytes
+            self._taken_bytes = self._contributions_end = acknowledged_bytes
         self._taken_before = self._taken_bytes
 
     def forget(self) -> None:
         """It is another connection from now on, and what was on its way may be lost."""
-        self._taken_bytes = self._taken_before = 0
+        self._taken_bytes = self._taken_before = self._contributions_end = 0
         self._frames.clear()
         self._headers.clear()

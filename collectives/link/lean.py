@@ -104,7 +104,7 @@ class Lean(Bearer):
             self.end()  # another one comes, with another key
             return False
         pieces = sealed_frame(item.header, item.payload, self.ways.out)
-        self.on_the_way.take(item.header, sum(map(len, pieces)), item)
+        self.on_the_way.take(item.header, sum(map(len, pieces)), item.kind, item)
         self._say(pieces)
         return True
 

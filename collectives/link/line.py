@@ -23,7 +23,7 @@ from farflung.collectives.link.relay_way import RelayWay
 from farflung.collectives.link.tails import Speed, Tails
 from farflung.collectives.link.tcp_counts import NEWS, NOTHING, OPENED, Crossed, TcpCounts
 from farflung.collectives.link.urgency import Rank
-from farflung.protocol.frames import Frame, Payload
+from farflung.protocol.frames import Frame, Kind, Payload
 from farflung.protocol.process.sockets import Socket
 from farflung.protocol.round_words import Contact
 
@@ -122,6 +122,11 @@ class Bearer:
         crossed = self.tcp.of(self.descriptor)
         return self.on_the_way.unacknowledged(crossed.sent) if crossed != NOTHING else 0
 
+    def brings_contributions(self, now: float) -> bool:
+        """By what was seen when it was listened to; False where nothing moves any more."""
+        moves = self.up and now - self._moved_at <= STANDS_AFTER_S and self._crossed != NOTHING
+        return moves and self.on_the_way.has_contributions(self._crossed.sent)
+
     def carries(self, header: bytes) -> bool:
         """It took this frame, and the frame has not arrived."""
         if not self.up or not self.on_the_way.may_have(header):
@@ -160,7 +165,7 @@ class Connection(Bearer):
     def offer(self, item: Waiting) -> bool:
         if not _offer(self.socket, [item.header, item.payload]):
             return False
-        self.on_the_way.take(item.header, item.size + ENCRYPTION_BYTES)
+        self.on_the_way.take(item.header, item.size + ENCRYPTION_BYTES, item.kind)
         return True
 
     def close(self) -> None:
@@ -217,6 +222,16 @@ class Line:
         if not silent or None in silent:
             return None
         return max(since for since in silent if since is not None)
+
+    def leaves_next(self, kind: Kind) -> bool:
+        """Of what is large: a frame of this kind is the next one."""
+        first = self.waiting.first(Rank.BULK)
+        return first is not None and first.kind == kind
+
+    def brings_contributions(self, now: float) -> bool:
+        """They leave, or are on their way."""
+        wait = self.leaves_next(Kind.CONTRIBUTION) and self.is_up
+        return wait or any(each.brings_contributions(now) for each in (*self.opened, *self.accepted))
 
     def put(self, frame: Frame) -> None:
         header = frame.header.pack()

@@ -419,11 +419,11 @@ class ZmqLink:
             now = self._clock()
             if upload.wait_s(now) > 0:
                 return
-            rank = self._rank_due(able, now)
-            if rank is None:
+            due = self._due(able, now)
+            if due is None:
                 self._deep = True
                 return
-            line = next(each for each in able if each.waiting.has(rank))
+            line, rank = due
             able.remove(line)
             sent = line.send_one(self._router, now, rank)
             if not sent:
@@ -436,19 +436,30 @@ class ZmqLink:
             if line.waits:
                 able.append(line)
 
-    def _rank_due(self, able: list[Line], now: float) -> Rank | None:
-        """Of what could leave over these lines.  None: crossings are there, and too much waits in sockets already."""
-        if any(line.waiting.has(Rank.WORD) for line in able):
-            return Rank.WORD
-        first = next(
-            (line.waiting.first(Rank.CROSSING) for line in able if line.waiting.has(Rank.CROSSING)), None
-        )
-        if first is not None and not self._has_room(first.size, now):
+    def _due(self, able: list[Line], now: float) -> tuple[Line, Rank] | None:
+        """What leaves next.  None: too much waits in sockets already for what could."""
+        rows = {rank: [line for line in able if line.waiting.has(rank)] for rank in Rank}
+        if words := rows[Rank.WORD]:
+            return words[0], Rank.WORD
+        crossings, bulk = rows[Rank.CROSSING], rows[Rank.BULK]
+        if crossings and not self._has_room(crossings[0], Rank.CROSSING, now):
             return None
-        return self._sharing.next(first is not None, any(line.waiting.has(Rank.BULK) for line in able))
+        results = [line for line in bulk if line.leaves_next(Kind.RESULT)]
+        if results and self._contributions_leave(now) and not self._has_room(results[0], Rank.BULK, now):
+            bulk = [line for line in bulk if line not in results]
+        if not (crossings or bulk):
+            return None
+        rank = self._sharing.next(bool(crossings), bool(bulk))
+        return (bulk if rank == Rank.BULK else crossings)[0], rank
 
-    def _has_room(self, frame_bytes: int, now: float) -> bool:
+    def _contributions_leave(self, now: float) -> bool:
+        """Others merge nothing before they have mine: results, which nobody needs so soon, take what those leave."""
+        return any(line.brings_contributions(now) for line in self.lines.values())
+
+    def _has_room(self, line: Line, rank: Rank, now: float) -> bool:
         """Over connections that others opened, the kernel knows only what it could not send yet."""
+        first = line.waiting.first(rank)
+        frame_bytes = first.size if first is not None else 0
         opened = [each for line in self.lines.values() for each in line.opened]
         theirs = self._tcp.totals.waiting - sum(self._tcp.of(each.descriptor).waiting for each in opened)
         waiting = max(0, theirs) + sum(each.unacknowledged_bytes(now) for each in opened)

@@ -127,6 +127,24 @@ def test_what_a_connection_holds_counts_while_it_moves() -> None:
     assert connection.unacknowledged_bytes(3.1) == 0, "nobody can tell"
 
 
+def test_contributions_are_on_their_way_until_the_last_one_is_acknowledged() -> None:
+    told = Told(Crossed(700, 700, 0, 0))
+    connection = Connection(None, None, tcp=told, up=True)  # type: ignore[arg-type]
+    connection.listen(0.0)
+    assert not connection.brings_contributions(0.0)
+    connection.on_the_way.take(b"first", 100_000, Kind.CONTRIBUTION)
+    connection.on_the_way.take(b"then", 100_000, Kind.RESULT)
+    told.crossed = Crossed(90_000, 700, 50_000, 9)
+    connection.listen(0.1)
+    assert connection.brings_contributions(0.1)
+    assert not connection.brings_contributions(0.1 + STANDS_AFTER_S + 0.01), (
+        "it stands, and delays nobody else"
+    )
+    told.crossed = Crossed(100_700, 700, 50_000, 9)
+    connection.listen(0.2)
+    assert not connection.brings_contributions(0.2), "what is on its way is a result"
+
+
 # ---- a link over ZeroMQ --------------------------------------------------------------------------------------
 
 
@@ -216,4 +234,43 @@ def test_without_crossings_sockets_take_what_they_can() -> None:
     still(ann, (bob, False))
     assert ann.unacknowledged_bytes > 2 * PAYLOAD_MAX + 10_000
     until(lambda: len(bob.got) == 60, (ann, True), (bob, True))
+    close(ann, bob, cyd)
+
+
+def results_wait(ann: End, bob: End, cyd: End) -> None:
+    """Contributions to bob, who reads nothing, and results to cyd, who would."""
+    for chunk in range(40):
+        ann.link.send("bob", frame(Kind.CONTRIBUTION, PAYLOAD_MAX, chunk))
+    still(ann, (bob, False), (cyd, True))
+    for chunk in range(5):
+        ann.link.send("cyd", frame(Kind.RESULT, PAYLOAD_MAX, chunk))
+    still(ann, (bob, False), (cyd, True))
+    assert Kind.RESULT not in cyd.got
+    assert ann.link.idle_s() <= ROOM_AGAIN_S, "it is looked at again"
+
+
+def test_results_wait_while_contributions_leave_to_others() -> None:
+    """Nobody merges before it has the last contribution; a result may come as late as the last one."""
+    ann, bob, cyd = town()
+    results_wait(ann, bob, cyd)
+    until(lambda: cyd.got.count(Kind.RESULT) == 5, (ann, True), (bob, True), (cyd, True))
+    until(lambda: bob.got.count(Kind.CONTRIBUTION) == 40, (ann, True), (bob, True))
+    close(ann, bob, cyd)
+
+
+def test_P3_who_takes_no_contribution_holds_up_nobody_s_results() -> None:
+    ann, bob, cyd = town()
+    results_wait(ann, bob, cyd)
+    ann.now += STANDS_AFTER_S + 0.1
+    until(lambda: cyd.got.count(Kind.RESULT) == 5, (ann, True), (bob, False), (cyd, True))
+    close(ann, bob, cyd)
+
+
+def test_where_no_contribution_leaves_results_fill_the_line() -> None:
+    ann, bob, cyd = town()
+    for chunk in range(40):
+        ann.link.send("bob", frame(Kind.RESULT, PAYLOAD_MAX, chunk))
+    still(ann, (bob, False))
+    assert ann.unacknowledged_bytes > 0 and ann.link.counts.sent_bytes > 3 * PAYLOAD_MAX
+    until(lambda: bob.got.count(Kind.RESULT) == 40, (ann, True), (bob, True))
     close(ann, bob, cyd)

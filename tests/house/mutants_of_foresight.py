@@ -6,6 +6,7 @@ from mutant import MEMBER, ROUND, WITNESS, Mutant
 
 FORESEEING = "coordinator/rounds/foreseeing.py"
 RULES = ("tests/coordinator/rounds/test_foreseeing.py", *ROUND)
+LEAVING = ("tests/collectives/test_urgency.py",)
 DECIDING = ("tests/collectives/test_deciding.py", *MEMBER)
 WHOLE = ("tests/whole/test_early_results.py",)
 
@@ -156,5 +157,26 @@ FORESIGHT = (
         "return self.number if self.is_made else 0",
         "return self.number",
         ("tests/collectives/test_deciding.py", "tests/peer/machine/test_lanes.py"),
+    ),
+    Mutant(
+        "results wait while contributions leave",
+        "collectives/link/zmq_link.py",
+        "bulk = [line for line in bulk if line not in results]",
+        "bulk = [*bulk]",
+        LEAVING,
+    ),
+    Mutant(
+        "where no contribution leaves results fill the line",
+        "collectives/link/zmq_link.py",
+        "if results and self._contributions_leave(now) and not self._has_room(results[0], Rank.BULK, now):",
+        "if results and not self._has_room(results[0], Rank.BULK, now):",
+        LEAVING,
+    ),
+    Mutant(
+        "P3 what stands on its way holds up no results",
+        "collectives/link/line.py",
+        "moves = self.up and now - self._moved_at <= STANDS_AFTER_S and self._crossed != NOTHING",
+        "moves = self.up and self._crossed != NOTHING",
+        LEAVING,
     ),
 )
