@@ -159,6 +159,13 @@ FORESIGHT = (
         ("tests/collectives/test_deciding.py", "tests/peer/machine/test_lanes.py"),
     ),
     Mutant(
+        "a large round is looked at when the last one has said what it sends",
+        "coordinator/rounds/reported.py",
+        "return self.foresees and self.merged_by is None",
+        "return False",
+        ROUND,
+    ),
+    Mutant(
         "results wait while contributions leave",
         "collectives/link/zmq_link.py",
         "bulk = [line for line in bulk if line not in results]",

@@ -910,6 +910,20 @@ def test_a_round_tells_what_it_will_come_to_as_soon_as_everybody_has_said_what_i
     assert isinstance(room.step(), Waiting), "once in a round"
 
 
+def test_a_large_round_that_can_be_foreseen_is_looked_at_when_the_last_one_has_said_what_it_sends() -> None:
+    room = Room()
+    room.flight.foresees = True
+    before = room.flight.phase
+    room.sent(ANN, 100)
+    assert [room.flight.awaits(member) for member in ALL] == [False, True, True]
+    room.sent(BOB, 300)
+    room.sent(CYD, 200)
+    assert not any(map(room.flight.awaits, ALL)) and room.flight.phase == before
+    assert isinstance(room.step(), Foreseen)
+    assert room.flight.phase != before, "from now on it waits for contributions"
+    assert all(map(room.flight.awaits, ALL))
+
+
 def test_P2_nothing_commits_by_what_is_only_foreseen() -> None:
     room = merged_early()
     for after_s in (0.0, 5.0, 9.0):
