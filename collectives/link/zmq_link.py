@@ -446,7 +446,7 @@ class ZmqLink:
             return None
         results = [line for line in bulk if line.leaves_next(Kind.RESULT)]
         if results and self._contributions_leave(now) and not self._has_room(results[0], Rank.BULK, now):
-            bulk = [line for line in bulk if line not in results]
+            bulk = [line for line in bulk if not line.leaves_next(Kind.RESULT)]
         if not (crossings or bulk):
             return None
         rank = self._sharing.next(bool(crossings), bool(bulk))

@@ -188,6 +188,10 @@ class Conductor(Readiness):
         plan, amended = flight.plan_for(member.peer), self.core.amended_for(flight.plan.version)
         self.core.tell(member, OpenRound, plan=plan, amended=amended, next_begun=begun)
 
+    def _tell_all(self, flight: InFlight, decision: Decision) -> None:
+        for member in self._members_of(flight):
+            self.tell_decision(flight, decision, member)
+
     def tell_decision(self, flight: InFlight, decision: Decision, member: Member) -> None:
         self.core.tell(member, Decided, decision=flight.decision_for(member.peer, decision))
 
@@ -307,8 +311,7 @@ class Conductor(Readiness):
                 case Settled():
                     self._announce(flight, step)
                 case Foreseen(decision):
-                    for member in self._members_of(flight):
-                        self.tell_decision(flight, decision, member)
+                    self._tell_all(flight, decision)
                 case Failed(reason, cause, unfit, dropped, lost, silent):
                     for peer in sorted(silent):
                         told = "asked to merge results again, it said nothing for a whole round"
@@ -353,8 +356,7 @@ class Conductor(Readiness):
         for peer, why in flight.believed.why.items():
             core.note(f"{core.name(peer)} counts for less in round {decision.round_no}: {why}")
         self._doubt_who_withholds(flight)
-        for member in self._members_of(flight):
-            self.tell_decision(flight, decision, member)
+        self._tell_all(flight, decision)
         self.reason, self.merged = step.reason, step.merged
 
     def _doubt_who_withholds(self, flight: InFlight) -> None:

@@ -13,7 +13,6 @@ from itertools import islice
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.ledger.records import Genesis
 from farflung.coordinator.reach import acquaintances
-from farflung.coordinator.reach.acquaintances import FELLOWS_TOLD, WHOLE_ROSTER, Asking, KnownDonors, some_of
 from farflung.coordinator.reach.listing import News
 from farflung.coordinator.rounds.ahead import Known
 from farflung.coordinator.rounds.opening import up_rates
@@ -151,7 +150,7 @@ class Guidance:
         self._lending = lending
         self._batches = batches
         self._proofs: dict[int, tuple[bytes, bytes]] = {}  # fragment -> what was signed last, and its proof
-        self._known_donors: dict[int, KnownDonors] = {}  # by fragment
+        self._known_donors: dict[int, acquaintances.KnownDonors] = {}  # by fragment
         self._turns = FoundersTurns(core, conductors)
         # While nothing is learned: by fragment who shows version 0 of it, with what it said then, and of what version 0
         # that is told; and whose last words were not looked at for that.
@@ -236,7 +235,7 @@ class Guidance:
 
     def _is_by_need(self) -> bool:
         """Nobody hears of all others.  In batches everybody may be everybody's neighbour."""
-        most = 2 * self._core.manifest.round.group or WHOLE_ROSTER
+        most = 2 * self._core.manifest.round.group or acquaintances.WHOLE_ROSTER
         return self._batches is None and len(self._core.members.alive) > most
 
     def _next_beat_s(self, member: Member) -> float:
@@ -261,7 +260,7 @@ class Guidance:
         if not known.has_met(member.peer, (named, [(f.plan.round_no, f.plan.epoch) for f in flights]), now):
             near = [other for flight in flights for other in flight.groups.near(member.peer)]
             known.introduce(member.peer, [*named, *near], now)
-        asks = Asking(member.peer, beat.roster_no, ways, member.hears_whole_lists)
+        asks = acquaintances.Asking(member.peer, beat.roster_no, ways, member.hears_whole_lists)
         return known.news(asks, members.alive, now), ways
 
     def acquaint(self, circles: Iterable[Iterable[str]]) -> None:
@@ -542,7 +541,7 @@ class Guidance:
         if not (fit or member.contact.address):
             fit = [peer for peer in known.found if self._core.members.ways.meets(member.peer, peer)]
         told = self._told(DONORS_TOLD, DONORS_LEAST, conductor.standing(member))
-        return some_of(fit, member.peer, told, int(self._core.now // DONORS_TURN_S))
+        return acquaintances.some_of(fit, member.peer, told, int(self._core.now // DONORS_TURN_S))
 
     def _fellows(self, member: Member, conductor: Conductor) -> tuple[str, ...]:
         """Who else fetches the state: they give each other what they have of it."""
@@ -553,9 +552,11 @@ class Guidance:
         )
         near = (peer for peer in others if peer in alive)
         fit = (p for p in near if member.dialable or alive[p].dialable or met(member.peer, p))
-        return tuple(islice(fit, self._told(FELLOWS_TOLD, FELLOWS_LEAST, conductor.standing(member))))
+        return tuple(
+            islice(fit, self._told(acquaintances.FELLOWS_TOLD, FELLOWS_LEAST, conductor.standing(member)))
+        )
 
-    def _known_of(self, conductor: Conductor) -> KnownDonors:
+    def _known_of(self, conductor: Conductor) -> acquaintances.KnownDonors:
         """Of each sort, in the order of their names."""
         members, version, now = self._core.members, conductor.book.version, self._core.now
         here = members.in_order
@@ -577,7 +578,7 @@ class Guidance:
                 found[peer] = other.beat
         dialable = [peer for peer in found if members.alive[peer].contact.address]
         joiners = [peer for peer in here if self._is_joining(members.alive[peer], conductor)]
-        made = KnownDonors.among(up_rates(found), dialable, joiners, stamp, now)
+        made = acquaintances.KnownDonors.among(up_rates(found), dialable, joiners, stamp, now)
         self._known_donors[conductor.fragment] = made
         return made
 

@@ -165,6 +165,11 @@ class End:
         if reads:
             self.got += [came.header.kind for _, came in self.link.receive() if isinstance(came, Frame)]
 
+    def sends(self, to: str, kind: Kind, count: int) -> None:
+        """So many of the largest."""
+        for chunk in range(count):
+            self.link.send(to, frame(kind, PAYLOAD_MAX, chunk))
+
     @property
     def unacknowledged_bytes(self) -> int:
         return self.link.counts.sent_bytes - self.link.moved().sent_bytes
@@ -205,8 +210,7 @@ def close(*ends: End) -> None:
 
 def test_sockets_are_not_filled_with_crossings_and_who_takes_nothing_holds_up_nobody() -> None:
     ann, bob, cyd = town()
-    for chunk in range(60):
-        ann.link.send("bob", frame(Kind.ACTIVATION, PAYLOAD_MAX, chunk))
+    ann.sends("bob", Kind.ACTIVATION, 60)
     still(ann, (bob, False))  # bob reads nothing
     assert ann.link.peers_waiting() == 1
     assert ann.unacknowledged_bytes <= 2 * PAYLOAD_MAX + 10_000, "two frames of it, the rest waits here"
@@ -229,8 +233,7 @@ def test_sockets_are_not_filled_with_crossings_and_who_takes_nothing_holds_up_no
 def test_without_crossings_sockets_take_what_they_can() -> None:
     """As before there were any: rounds of a model in one piece hand out all that fits."""
     ann, bob, cyd = town()
-    for chunk in range(60):
-        ann.link.send("bob", frame(Kind.STATE, PAYLOAD_MAX, chunk))
+    ann.sends("bob", Kind.STATE, 60)
     still(ann, (bob, False))
     assert ann.unacknowledged_bytes > 2 * PAYLOAD_MAX + 10_000
     until(lambda: len(bob.got) == 60, (ann, True), (bob, True))
@@ -239,11 +242,9 @@ def test_without_crossings_sockets_take_what_they_can() -> None:
 
 def results_wait(ann: End, bob: End, cyd: End) -> None:
     """Contributions to bob, who reads nothing, and results to cyd, who would."""
-    for chunk in range(40):
-        ann.link.send("bob", frame(Kind.CONTRIBUTION, PAYLOAD_MAX, chunk))
+    ann.sends("bob", Kind.CONTRIBUTION, 40)
     still(ann, (bob, False), (cyd, True))
-    for chunk in range(5):
-        ann.link.send("cyd", frame(Kind.RESULT, PAYLOAD_MAX, chunk))
+    ann.sends("cyd", Kind.RESULT, 5)
     still(ann, (bob, False), (cyd, True))
     assert Kind.RESULT not in cyd.got
     assert ann.link.idle_s() <= ROOM_AGAIN_S, "it is looked at again"
@@ -268,8 +269,7 @@ def test_P3_who_takes_no_contribution_holds_up_nobody_s_results() -> None:
 
 def test_where_no_contribution_leaves_results_fill_the_line() -> None:
     ann, bob, cyd = town()
-    for chunk in range(40):
-        ann.link.send("bob", frame(Kind.RESULT, PAYLOAD_MAX, chunk))
+    ann.sends("bob", Kind.RESULT, 40)
     still(ann, (bob, False))
     assert ann.unacknowledged_bytes > 0 and ann.link.counts.sent_bytes > 3 * PAYLOAD_MAX
     until(lambda: bob.got.count(Kind.RESULT) == 40, (ann, True), (bob, True))

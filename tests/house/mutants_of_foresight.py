@@ -168,7 +168,7 @@ FORESIGHT = (
     Mutant(
         "results wait while contributions leave",
         "collectives/link/zmq_link.py",
-        "bulk = [line for line in bulk if line not in results]",
+        "bulk = [line for line in bulk if not line.leaves_next(Kind.RESULT)]",
         "bulk = [*bulk]",
         LEAVING,
     ),

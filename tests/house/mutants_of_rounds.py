@@ -327,8 +327,8 @@ ROUNDS = (
     Mutant(
         "where not all donors are told, others are told later",
         "coordinator/run/guidance.py",
-        "return some_of(fit, member.peer, told, int(self._core.now // DONORS_TURN_S))",
-        "return some_of(fit, member.peer, told, 0)",
+        "return acquaintances.some_of(fit, member.peer, told, int(self._core.now // DONORS_TURN_S))",
+        "return acquaintances.some_of(fit, member.peer, told, 0)",
         GUIDANCE,
     ),
     Mutant(
