@@ -34,9 +34,8 @@ def test_P18_a_peer_whose_memory_went_wrong_is_found_out_and_the_others_keep_the
             lambda seen: is_banned(seen) or (takes_part(seen) == 3 and IS_HERE in since_it_took_again(stage)),
             "cat holds the run's state",
         )
-        if is_banned(stage.status()):
+        if is_banned(stage.status()) or not flip(stage.events("cat")[0]["pid"]):
             break
-        flip(stage.events("cat")[0]["pid"])
         stage.until(
             lambda seen, again=again: is_banned(seen) or stage.log("cat").count(TAKES_AGAIN) > again,
             "what cat holds is looked at",
@@ -68,8 +67,11 @@ def since_it_took_again(stage: Any) -> str:
     return str(stage.log("cat").rpartition(TAKES_AGAIN)[2])
 
 
-def flip(agent_pid: int) -> None:
-    """One value of the outer momentum, in the memory that the agent shares with its trainer."""
-    [place] = SHARED.glob(f"farflung-{agent_pid}-*")
-    with (place / "momentum").open("r+b") as file:
-        file.write(struct.pack("<f", 0.125))
+def flip(agent_pid: int) -> bool:
+    """One value of the outer momentum, in the memory that the agent shares with its trainer.  There is none any more
+    where the agent was put out, and has ended, since the coordinator was last asked: then nothing is left to do."""
+    for place in SHARED.glob(f"farflung-{agent_pid}-*"):
+        with (place / "momentum").open("r+b") as file:
+            file.write(struct.pack("<f", 0.125))
+        return True
+    return False
