@@ -32,6 +32,9 @@ from farflung.protocol.verdicts import Verdict
 ASKED_OF_ONE_DONOR = 4  # pieces in flight per donor: chunks in flight bound the memory of both ends
 # Results in flight per donor: as many as pieces at least, and more where they are small.
 RESULTS_IN_FLIGHT_BYTES, RESULTS_OF_ONE_DONOR = 1 << 20, 64
+# Results of a whole state are applied when all of a version are here: of more versions they are asked for if they are
+# no more than this.
+WAITING_RESULTS_BYTES = 64 << 20
 UNVOUCHED_KEPT = 12  # pieces of state that came before the list of their hashes
 NO_VERSION = -1
 UNTRIED_PATIENCE = 10  # times the patience with a donor, for what donors owe a fellow, before one was timed
@@ -197,6 +200,9 @@ class CatchUp:
         """Apply every result that is at hand, chunk by chunk; seal when all chunks have arrived."""
         if not self._results and self.sealed != NO_VERSION and self.sealed == self.versions[0]:
             return []  # nothing new: this is asked after every event
+        next_one = self.sealed + 1
+        if self._is_whole and any((next_one, chunk) not in self._results for chunk in self.fragment.chunks):
+            return []  # those that lack may be nowhere any more, and this version the newest that anybody can show
         effects: list[DataEffect] = []
         for chunk, version in zip(self.fragment.chunks, self.versions.copy(), strict=True):
             while version != NO_VERSION and (version + 1, chunk) in self._results:
@@ -214,6 +220,10 @@ class CatchUp:
             self.sealed = reached
             effects.append(Seal(reached, self.fragment.number))
         return effects
+
+    @property
+    def _is_whole(self) -> bool:
+        return self.sealed != NO_VERSION and all(version == self.sealed for version in self.versions)
 
     def ask(self, now: float, coming: Set[tuple[int, int]] = frozenset()) -> list[DataEffect]:
         """Requests for what is missing, spread over donors and fellows, at most a few in flight at each of them.
@@ -355,11 +365,12 @@ class CatchUp:
             ]
             lacking = [chunk for chunk in whole if chunk not in self._unvouched]
             keys += [(Kind.WANT_STATE, 0, chunk) for chunk in self.fellows.rarest_first(lacking)]
+        last = self.sealed + self._versions_waiting if self._is_whole else self.target
         results = [
             (v, chunk)
             for chunk, version in held
             if version != NO_VERSION
-            for v in range(version + 1, self.target + 1)
+            for v in range(version + 1, min(last, self.target) + 1)
             if v in self.commits and (v, chunk) not in self._results and (v, chunk) not in coming
         ]
         # The oldest first: they are forgotten first, and with them the chunks that need them.
@@ -367,6 +378,13 @@ class CatchUp:
         return [
             key for key in keys if key not in self._asked and self._pause_until.get(key, 0.0) <= self._now
         ]
+
+    @property
+    def _versions_waiting(self) -> int:
+        """Of so many versions results may be here before those of the first are all here."""
+        # Before the first one came they may be large.
+        largest_bytes = self._largest_result_bytes or WAITING_RESULTS_BYTES
+        return max(1, WAITING_RESULTS_BYTES // (self.fragment.count * largest_bytes))
 
     # ---- what others may have of me before I am whole --------------------------------------------------------
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.peer.machine.effects import Digests, DropSave, Effect, Note, Recall, Restore, SaveFragment
 from farflung.peer.machine.lane import Lane
+from farflung.peer.machine.lane_states import Rolling
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import FragmentTick, Tick
 from farflung.protocol.moments import Known
@@ -107,7 +108,7 @@ class Restoring:
         self.lacking: frozenset[int] = frozenset()  # fragments whose state is being written
         self._era = 0
         self._again_at = 0.0
-        # Fragment -> how many pieces of it are here, where not all are, and since when.
+        # Fragment -> how much of it is here, where it is not whole, and since when.
         self._has: dict[int, tuple[int, float]] = {}
 
     def on_ways(self, ways: Sequence[Way]) -> None:
@@ -118,22 +119,25 @@ class Restoring:
         """Asked at every tick: read from a checkpoint the fragments of which I hold nothing, or too little, and nobody
         gives me anything.  What I hold of the others stays."""
         learned = any(word.version > 0 for word in tick.fragments)
-        has = {lane.fragment.number: _pieces(lane) for lane in lanes if _is_not_whole(lane)}
+        has = {
+            lane.fragment.number: _progress(lane) for lane in lanes if _is_not_whole(lane) or _is_torn(lane)
+        }
         if not self._enabled or self.lacking or not learned or not has:
             self._has = {}
             return []
         before = self._has
         self._has = {
-            number: before[number] if before.get(number, (-1, now))[0] == pieces else (pieces, now)
-            for number, pieces in has.items()
+            number: before[number] if before.get(number, (-1, now))[0] == progress else (progress, now)
+            for number, progress in has.items()
         }
-        empty = {number for number, pieces in has.items() if not pieces}
+        empty = {number for number, progress in has.items() if not progress}
         # The least advanced fragment has to wait; another one may be on its way.
         alone = tick.goal == Goal.WAIT
         starved = {
             word.fragment: word.digests
             for word in tick.fragments
-            # Joiners may all have the same pieces of it, given by somebody who is gone.
+            # Joiners may all have the same pieces of it, given by somebody who is gone; or have taken in pieces of a
+            # newer version, and nobody can give the others.
             if (word.fragment in empty or (word.fragment in has and not word.donors))
             and (
                 now - self._has[word.fragment][1] >= STARVED_S
@@ -173,6 +177,16 @@ class Restoring:
 
 def _is_not_whole(lane: Lane) -> bool:
     return lane.version == NO_VERSION and not lane.sealing
+
+
+def _is_torn(lane: Lane) -> bool:
+    """Between two versions of the run: it shows neither."""
+    return isinstance(lane.stand, Rolling)
+
+
+def _progress(lane: Lane) -> int:
+    """It grows with each piece that comes, and with each that moves on."""
+    return sum(version - NO_VERSION for version in lane.catch.versions)
 
 
 def _pieces(lane: Lane) -> int:

@@ -250,8 +250,7 @@ class Lane:
         if sent_ahead is None:
             self._resolved += self.ahead.drop()
         if frozen is None:
-            # Dropped since I said that I was ready.  What was resolved waits for the next event, as ever.
-            return []
+            return []  # dropped since I said that I was ready; what was resolved waits for the next event, as ever
         sent = Contribution(plan.round_no, plan.version, sent_ahead or frozen)
         self._plays(RoleEvent.CONTRIBUTED, Contributing(flight, sent))
         if sent_ahead is not None:
@@ -388,6 +387,9 @@ class Lane:
 
     def restored(self, version: int) -> list[Effect]:
         """A checkpoint of this version was read into the state."""
+        if isinstance(self._stand, Rolling):  # it may be older than what my work was merged into
+            self._end()
+            self._lost_track = True
         self._lose_grounds()
         self._resolved += self.ahead.drop()
         self._stands(StandEvent.WRITTEN, Sealing())

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from farflung.checkpoints import catch_up
 from farflung.checkpoints.catch_up import ASKED_OF_ONE_DONOR, NO_VERSION, CatchUp
 from farflung.checkpoints.donors import FIRST_ASKED, SPOILED_FORGIVEN, Donors
 from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal, SendFrame
@@ -445,6 +446,33 @@ def test_results_at_hand_need_no_donor_and_wrong_ones_are_not_taken() -> None:
         assert joiner.catch.offer(4, chunk, result(4, chunk), hash_bytes(result(4, chunk)))
     joiner.turns(count=1)
     assert joiner.arrived and joiner.sealed == [4]
+
+
+def test_P6_a_whole_state_is_left_only_when_all_results_of_the_next_version_are_here() -> None:
+    """Those that lack may be nowhere any more: then the version before is the newest that anybody can show."""
+    joiner = Joiner({"ann": Donor(4)}, target=4)
+    joiner.catch.versions, joiner.bytes, joiner.catch.sealed = [3] * CHUNKS, states(3), 3
+    joiner.catch.on_commit(commit(4))
+    joiner.arrives = lambda want: want.frame.header.chunk != 1
+    joiner.turns(3)
+    assert joiner.catch.versions == [3] * CHUNKS and joiner.bytes == states(3)
+    joiner.arrives = lambda want: True
+    joiner.turns()
+    assert joiner.arrived and joiner.sealed == [4]
+
+
+def test_large_results_of_one_version_only_wait_for_the_last_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catch_up, "WAITING_RESULTS_BYTES", 1)
+    joiner = Joiner({"ann": Donor(6)}, target=6)
+    joiner.catch.versions, joiner.bytes, joiner.catch.sealed = [3] * CHUNKS, states(3), 3
+    for version in range(4, 7):
+        joiner.catch.on_commit(commit(version))
+    joiner.arrives = lambda want: want.frame.header.chunk != 1 or want.frame.header.version != 4
+    joiner.turns(3)
+    assert {want.version for want in joiner.donors["ann"].asked} == {4}
+    joiner.arrives = lambda want: True
+    joiner.turns()
+    assert joiner.arrived and joiner.catch.versions == [6] * CHUNKS
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,27 @@ STATE = (
         CATCH_UP,
     ),
     Mutant(
+        "P4 a whole state is left only for one that is all here",
+        "checkpoints/catch_up.py",
+        "if self._is_whole and any(",
+        "if False and any(",
+        (*CATCH_UP, "tests/whole/test_going_back.py"),
+    ),
+    Mutant(
+        "P3 who is torn between two versions, and whom nobody can help, reads a checkpoint",
+        "peer/machine/checkpoint_policy.py",
+        "if _is_not_whole(lane) or _is_torn(lane)",
+        "if _is_not_whole(lane)",
+        ("tests/peer/machine/test_checkpoint_policy.py",),
+    ),
+    Mutant(
+        "P7 who reads an older state after a commit used its work consumes nothing for it",
+        "peer/machine/lane.py",
+        "if isinstance(self._stand, Rolling):",
+        "if False:",
+        ("tests/peer/machine/test_lane.py",),
+    ),
+    Mutant(
         "P4 pieces of before a crash are of a state that the run knows",
         "checkpoints/catch_up.py",
         "if not digest or not known or digest == known:",

@@ -41,6 +41,22 @@ ONE_BLACKOUT = {
     "faults_until_s": 16.0,
 }
 
+CALM = ONE_BLACKOUT | {
+    "blackout_at_s": 0.0,
+    "faults_until_s": 0.0,
+    "leave_per_s": 0.0,
+    "rounds": 3,
+    "min_peers": 1,
+    "chunks": 12,
+    "fragments": 1,
+    "schedule": "blocking",
+    "overlap_steps": 0,
+    "every_rounds": 1,
+    "one_store": True,
+    "go_back_after_s": 4.0,
+    "results_on_disk": True,
+}
+
 
 def committed(version: int, used: dict[str, tuple[Used, ...]], fragment: int = 0) -> list[Record]:
     commit = Commit(version, version, ("ann",), (1.0,), bytes(32), "fp32", fragment)
@@ -138,6 +154,22 @@ def test_P4_a_run_that_loses_everybody_goes_on_from_a_checkpoint_of_its_own() ->
         assert world.coordinator is not None
         eras.add(world.coordinator.core.ledger.era)
     assert eras >= {0, 1}, "some had saved their newest version, some had to go back"
+
+
+@pytest.mark.parametrize("after_s", [0.05, pytest.param(0.1, marks=pytest.mark.hard), 0.2])
+def test_P4_a_run_that_loses_everybody_while_a_commit_is_applied_goes_on_from_the_version_before(
+    after_s: float,
+) -> None:
+    """The next version is nowhere then, and some of its results are on disks."""
+    outcomes = []
+    for seed in range(14):
+        calm = replace(Scenario.of(seed), **CALM)  # type: ignore[arg-type]
+        world = World(seed, calm)
+        assert world.run().outcome == "finished"
+        at = [float(line.split()[0]) for line in world.log if "CommittedRound" in line]
+        if len(at) > 1:
+            outcomes.append(simulate(seed, replace(calm, blackout_at_s=at[1] + after_s)).outcome)
+    assert outcomes.count("finished") >= 0.7 * len(outcomes) > 5, outcomes  # else nothing was saved yet
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,21 @@ def test_P3_pieces_that_nobody_has_more_of_do_not_keep_a_peer_from_its_checkpoin
     assert isinstance(restore, Restore) and set(restore.lacking) == {0}
 
 
+def test_P3_a_peer_torn_between_two_versions_reads_its_checkpoint_when_nobody_can_help() -> None:
+    """A piece came as the state of a newer version, and whoever gave it is gone."""
+    due, torn = Restoring(enabled=True), lanes(5, 5)
+    torn[0].catch.versions[1] = 7
+    torn[0]._look_whether_torn()
+    nobody, bob = tick_of((), ("bob",)), tick_of(("bob",), ("bob",))
+    assert due.due_restore(bob, torn, False, 0.0) == []
+    assert due.due_restore(bob, torn, False, 2 * STARVED_S) == [], "somebody can give it the rest"
+    torn[0].catch.versions[0] = 6
+    assert due.due_restore(nobody, torn, False, 2 * STARVED_S) == [], "it has moved on"
+    assert due.due_restore(nobody, torn, False, 3 * STARVED_S - 1.0) == []
+    [restore] = due.due_restore(nobody, torn, False, 3 * STARVED_S)
+    assert isinstance(restore, Restore) and set(restore.lacking) == {0}
+
+
 def test_whoever_holds_nothing_reads_all_and_whoever_holds_all_reads_nothing() -> None:
     due = Restoring(enabled=True)
     assert due.due_restore(tick_of((), ()), lanes(5, 5), False, 0.0) == []

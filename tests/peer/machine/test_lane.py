@@ -313,6 +313,19 @@ def test_P4_a_chunk_that_came_as_the_state_of_a_newer_version_is_served_as_no_ol
     assert isinstance(answer, SendFrame) and answer.frame.header.kind == Kind.MISSING
 
 
+def test_P7_who_was_torn_and_reads_an_older_checkpoint_consumes_no_work_for_it() -> None:
+    """A commit had used her work, and nobody can give her what it led to."""
+    ann = ann_in_the_round()
+    ann.merges()
+    ann.lane.on_commit(COMMIT, 0.0)
+    ann.lane.recalled({1: (1, b"")})
+    assert isinstance(ann.lane.stand, Rolling) and isinstance(ann.lane.role, Merged)
+    ann.lane.restored(0)
+    settled = ann.lane.on_sealed(0, b"digest 0")
+    assert settled is not None and settled.consumed is None and settled.lost_track
+    assert isinstance(ann.lane.role, Idle) and ann.lane.whole
+
+
 def test_what_the_trainer_dropped_is_disowned_wherever_it_stands() -> None:
     ann = ann_in_the_round()
     ann.lane.disown()
