@@ -244,15 +244,16 @@ def a_kept_run(folder: Path) -> Path:
     ):
         events.on_note(text, cause)
     events.close("a test", {"arrived": 0, "counters": Counters().as_dict()})
-    path, seconds = folder / "events.jsonl", itertools.count()
-    rewritten(path, lambda event: event.update(dict.fromkeys(("at", "wall"), float(next(seconds)))))
+    # So little time between two events that no round takes too long for it.
+    path, halves = folder / "events.jsonl", itertools.count()
+    rewritten(path, lambda event: event.update(dict.fromkeys(("at", "wall"), next(halves) / 2)))
     run = {"at": 0.0, "wall": 0.0, "pid": 1, "run": world.manifest.run.name}
     for peer in (PEERS[0], PEERS[2]):
         [*_, last] = [each for each in read_events(path) if each.get("peer") == peer]
         start = run | {"event": "start", "role": "peer", "peer": peer}
         end = run | {
             "event": "end",
-            "at": last["at"] - 0.5,
+            "at": last["at"] - 0.25,
             "code": "left",
             "reason": "the user asked it to leave",
         }
