@@ -29,6 +29,8 @@ WINDOW_MOVES = 3
 WINDOW_BYTES = 128 * 1024  # less tells of the size of what was to be sent, not of the line
 WINDOWS_A_GENERATION = 6  # the best of this generation and of the one before it counts
 SPAN_S = 0.5
+LONG_WAY_S = 0.02  # a round trip
+FEW_LINES = 32
 # A full window of TCP is seen as less: the kernel counts its own overhead into it, and a span holds the slow start.
 HELD_BACK_AT = 0.35
 
@@ -140,3 +142,10 @@ def connections_wanted(have: int, line_bytes_per_s: float, rtt_s: float, window_
     if on_the_way_bytes < HELD_BACK_AT * window_bytes:
         return have
     return min(CONNECTIONS_MOST, 2 * have)
+
+
+def streams_wanted(rtt_s: float | None, lines: int) -> int:
+    """Connections to one peer, however much they move.  After it lost something at a bad moment a stream of TCP takes
+    seconds to gain its speed back where the way is long, and a round waits for its last frame: of two, the other one
+    takes most of what waits.  Where the way is short it is quick again, and of many lines one is slow at any time."""
+    return 2 if rtt_s is not None and rtt_s >= LONG_WAY_S and lines <= FEW_LINES else 1

@@ -49,13 +49,13 @@ class Around(NamedTuple):
 
     best: float | None  # bytes a second that it has carried
     speeds: float  # of those that are busy, in their last spans
-    busy: int  # peers for which something is on its way
-    peers: int
+    busy: int  # streams on which something is on its way
+    streams: int
 
     def is_worse(self, stream: float) -> bool:
         """Than the others; where most have nothing left to carry there is nobody to compare it with."""
         others = self.busy - 1
-        return 2 * self.busy <= self.peers or self.speeds - stream > WORSE * stream * others
+        return 2 * self.busy <= self.streams or self.speeds - stream > WORSE * stream * others
 
 
 class Tails:

@@ -31,7 +31,7 @@ from farflung.collectives.link.line import Connection, Line, Over
 from farflung.collectives.link.link import Appointment, FrameCounts, Moved, Pollable, Relayed
 from farflung.collectives.link.pacer import Pacer
 from farflung.collectives.link.pings import Pings
-from farflung.collectives.link.rates import AtLeast, connections_wanted
+from farflung.collectives.link.rates import AtLeast, connections_wanted, streams_wanted
 from farflung.collectives.link.tails import Around
 from farflung.collectives.link.tcp_counts import NEWS, Incoming, TcpCounts
 from farflung.collectives.link.undialled import Undialled, domain_of
@@ -313,7 +313,8 @@ class ZmqLink:
         """Which stream has fallen: ZeroMQ's, which stands beside it, and a new one are quicker."""
         busy = [[each for each in line.opened if each.held_bytes] for line in self.lines.values()]
         speeds = sum(each.speed.latest or 0.0 for row in busy for each in row)
-        around = Around(self._carried.bytes_per_s, speeds, sum(map(bool, busy)), len(self.lines))
+        streams = sum(len(line.dialled) for line in self.lines.values())
+        around = Around(self._carried.bytes_per_s, speeds, sum(map(len, busy)), streams)
         for peer, line in self.lines.items():
             for each in line.over(Over.LEAN):
                 if line.tails.look(now, each.speed, each.held_bytes, around, self._pings.rtt_s.get(peer)):
@@ -331,7 +332,8 @@ class ZmqLink:
             line.accepted.remove(ended)
         lean = line.over(Over.LEAN)
         dialled = any(each.up for each in line.over(Over.DIALLED))
-        if self.settings.lean and dialled and line.way is None and len(lean) < self._wanted(line):
+        wanted = max(self._wanted(line), streams_wanted(self._pings.rtt_s.get(peer), len(self.lines)))
+        if self.settings.lean and dialled and line.way is None and len(lean) < wanted:
             half = self._lean.ask(peer)
             if half is not None:
                 line.put(with_payload(Header(Kind.LEAN_ASKED, self._intake.run_tag), half))

@@ -31,6 +31,10 @@ def take_all_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+# What a connection has taken goes over no other one any more, and one that got slow would hold seconds of it.
+_UNSENT_BYTES = 256 * 1024
+
+
 def opened(context: zmq.Context[Socket], kind: int, *presets: Options) -> Socket:
     socket = context.socket(kind)
     for preset in presets:
@@ -59,6 +63,7 @@ def tuned(line: socket.socket, receive_buffer: int) -> None:
         ("TCP_KEEPINTVL", _KEPT_ALIVE[zmq.TCP_KEEPALIVE_INTVL]),
         ("TCP_KEEPCNT", _KEPT_ALIVE[zmq.TCP_KEEPALIVE_CNT]),
         ("TCP_USER_TIMEOUT", _DEAD_CONNECTION_MS),
+        ("TCP_NOTSENT_LOWAT", _UNSENT_BYTES),
     ):
         if hasattr(socket, name):
             line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -234,6 +234,18 @@ def test_as_many_stand_as_the_line_needs() -> None:
     assert len(bob.link.lines["ann"].accepted) == 3 and len(bob.to(ann)) == 1
 
 
+def test_two_stand_where_the_way_is_long_and_frames_take_turns_between_them() -> None:
+    ann, bob = End("ann"), End("bob")
+    meet(ann, bob)
+    until((ann, bob), lambda: ann.stands(bob), "one stands")
+    ann.link._pings.rtt_s = dict.fromkeys(["bob"], 0.1)
+    until((ann, bob), lambda: sum(each.up for each in ann.to(bob)) == 2, "two stand")
+    for number in range(20):
+        ann.link.send("bob", frame(number))
+    until((ann, bob), lambda: len(bob.got) == 20, "all are there")
+    assert all(each.on_the_way.taken_bytes >= 5 * 50_000 for each in ann.to(bob))
+
+
 def test_the_port_follows_from_the_one_that_the_owner_chose() -> None:
     found = False
     for _ in range(10):  # what is free now may be somebody else's in a moment

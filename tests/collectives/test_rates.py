@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from farflung.collectives.link.rates import AtLeast, RateMeter, is_mine
+from farflung.collectives.link.rates import FEW_LINES, LONG_WAY_S, AtLeast, RateMeter, is_mine, streams_wanted
 
 MBIT = 125_000.0  # bytes/s
 MIB = 1 << 20
@@ -218,3 +218,19 @@ def test_a_line_that_never_carried_anything_is_not_known() -> None:
     for second in range(10):
         found.feed(float(second), 0)
     assert found.bytes_per_s is None
+
+
+@pytest.mark.parametrize(
+    ("rtt_s", "lines", "streams"),
+    [
+        (None, 4, 1),
+        (LONG_WAY_S / 2, 4, 1),
+        (LONG_WAY_S, 4, 2),
+        (0.1, FEW_LINES, 2),
+        (0.1, FEW_LINES + 1, 1),
+    ],
+)
+def test_a_long_way_has_two_streams_unless_there_are_many(
+    rtt_s: float | None, lines: int, streams: int
+) -> None:
+    assert streams_wanted(rtt_s, lines) == streams

@@ -424,6 +424,13 @@ REACH = (
         LEAN,
     ),
     Mutant(
+        "over a long way two streams go to one peer, so that none holds up a round alone",
+        "collectives/link/zmq_link.py",
+        "wanted = max(self._wanted(line), streams_wanted(self._pings.rtt_s.get(peer), len(self.lines)))",
+        "wanted = self._wanted(line)",
+        ("tests/collectives/test_lean.py",),
+    ),
+    Mutant(
         "P3 a stream that crawls is given up",
         "collectives/link/tails.py",
         "        if not crawls or gains or not worth:\n",
