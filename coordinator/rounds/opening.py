@@ -7,7 +7,7 @@ flight: it is given the peers, their last beats, and what the books know of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
@@ -72,7 +72,8 @@ class Book(Protocol):
     def dropped_at(self) -> int: ...
 
 
-def rules_for(manifest: Manifest, book: Book, peers: Sequence[str]) -> RoundRules:
+def rules_for(manifest: Manifest, book: Book, peers: Sequence[str], books: Iterable[Book] = ()) -> RoundRules:
+    """`books`: of all fragments."""
     merge = MergeRules(
         robust=manifest.merge.policy == "robust",
         clip=manifest.merge.clip,
@@ -80,7 +81,7 @@ def rules_for(manifest: Manifest, book: Book, peers: Sequence[str]) -> RoundRule
         trust={peer: _trust(manifest, book.trust.get(peer, 0)) for peer in peers},
         norms=tuple(norm for norm, _ in book.norms.values()),
         trusted=frozenset(manifest.admission.trusted),
-        usual_rate=median(book.rates.values()) if len(book.rates) >= NORMS_LEAST else 0.0,
+        usual_rate=_usual_rate(book, books),
         rounds={peer: book.version + 1 - book.last_in.get(peer, book.version - NEW_ROUNDS) for peer in peers},
         usual_tokens=median([tokens for _, tokens in book.norms.values()] or [0.0]),
         refused=book.dropped_at == book.version,
@@ -94,6 +95,14 @@ def rules_for(manifest: Manifest, book: Book, peers: Sequence[str]) -> RoundRule
         merge,
         measures=manifest.batch_clip < math.inf,
     )
+
+
+def _usual_rate(book: Book, books: Iterable[Book]) -> float:
+    """Tokens for each leased sample, as this fragment's rounds had them; those of all fragments while it has had few:
+    they are of the same data, and most of its members may lie before it has a past of its own.  0.0: not known."""
+    own = [*book.rates.values()]
+    rates = own if len(own) >= NORMS_LEAST else [rate for each in books for rate in each.rates.values()]
+    return median(rates) if len(rates) >= NORMS_LEAST else 0.0
 
 
 def _trust(manifest: Manifest, commits: int) -> float:

@@ -150,7 +150,7 @@ class Conductor(Readiness):
         numbers = core.ledger.round_no + 1, self.book.version, self.fragment
         plan = planned(numbers, peers, groups, owned, codecs)
         rules = replace(
-            rules_for(manifest, self.book, peers),
+            rules_for(manifest, self.book, peers, core.ledger.books),
             min_peers=1 if self._shares else min(self._least, len(contribute)),
             whole=frozenset(self._shares),
             # Whether or not they hold its state yet.

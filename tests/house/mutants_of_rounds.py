@@ -437,6 +437,13 @@ ROUNDS = (
         ROUND,
     ),
     Mutant(
+        "P9 a fragment without a past is judged by that of the others",
+        "coordinator/rounds/opening.py",
+        "[rate for each in books for rate in each.rates.values()]",
+        "own",
+        ("tests/coordinator/run/test_conductor.py",),
+    ),
+    Mutant(
         "P9 no weight is above its cap",
         "coordinator/rounds/weighting.py",
         "capped = [min(float(t), bound) if bound > 0 else 1.0 for t in tokens]",

@@ -22,6 +22,7 @@ from farflung.coordinator.ledger.records import (
 )
 from farflung.coordinator.rounds.opening import PROBATION_WEIGHT, chosen, rules_for
 from farflung.coordinator.rounds.steadiness import FORGIVEN
+from farflung.coordinator.rounds.weighting import NORMS_LEAST
 from farflung.coordinator.run.conductor import RETRY_S, WITHHELD_MOST, Conductor, Witness
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import Effect, KeepEvidence, Note, Tell, Write
@@ -554,6 +555,19 @@ def test_where_not_all_fit_some_can_own(
     ready: list[str], can_own: set[str], most: int, taken: list[str]
 ) -> None:
     assert chosen(ready, can_own, most) == taken
+
+
+def test_P9_a_young_fragment_is_judged_by_the_past_of_the_others() -> None:
+    """Most of its members may claim what they like before it has one of its own."""
+    young, old = FragmentBook(), FragmentBook()
+    old.rates |= dict.fromkeys(range(1, 1 + NORMS_LEAST), 5.0)
+
+    def usual(*books: FragmentBook) -> float:
+        return rules_for(MANIFEST, young, ["ann"], books).merge.usual_rate
+
+    assert usual(young) == 0.0 and usual(young, old) == 5.0
+    young.rates |= dict.fromkeys(range(1, 1 + NORMS_LEAST), 7.0)
+    assert usual(young, old) == 7.0
 
 
 def test_P9_trust_grows_from_probation_by_a_ramp() -> None:
