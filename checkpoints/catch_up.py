@@ -123,6 +123,11 @@ class CatchUp:
             self._unlearn(base)
         if version > self.target:
             self._unvouched.clear()
+        if digests.keys() - self.digests.keys():
+            # Who was just leaving a version had no piece of it to give, and has one of the next.
+            self._ask_again(
+                [key for key in {*self._shunned, *self._pause_until} if key[0] == Kind.WANT_STATE]
+            )
         self.target = max(self.target, version)
         self.digests = digests
         self._of_use = {known for known in digests if known + keep >= self.target}
@@ -143,6 +148,17 @@ class CatchUp:
             self._of.forgive()
         for version in [v for v in self.commits if v <= self.lowest]:
             del self.commits[version]
+
+    def came_back(self) -> None:
+        """To the others, who may have closed their lines to me: what was asked for may never come."""
+        self._asked.clear()
+        self._ask_again([*self._shunned, *self._pause_until])
+
+    def _ask_again(self, keys: Iterable[Key]) -> None:
+        """Of all donors, at once: why they did not give it is over."""
+        for key in keys:
+            self._shunned.pop(key, None)
+            self._pause_until.pop(key, None)
 
     def _unlearn(self, base: int) -> None:
         """What was taken for the state of this version is not it: version 0 was founded anew, or liars had settled it.
@@ -232,9 +248,10 @@ class CatchUp:
         """
         self._now = now
         sources = tuple(dict.fromkeys((*self.donors, *self.fellows.names)))
-        late, most = self._of.late(self._asked.values(), now), self._most
+        late, forgetful = (of(self._asked.values(), now) for of in (self._of.late, self._of.forgetful))
+        most = self._most
         for key, asked in list(self._asked.items()):
-            lost = self._of.never_heard_of(asked, most)
+            lost = self._of.never_heard_of(asked, most) or (asked.heavy and asked.donor in forgetful)
             if lost or asked.donor in late or asked.donor not in sources:
                 self._refused(key)
         if late:

@@ -45,9 +45,11 @@ class Donors:
         self._retry_s = retry_s
         self._asker = asker
         self._places: dict[str, bytes] = {}
-        self._heard_at: dict[str, float] = {}  # when a donor last gave something
+        # When a donor last gave something, or put something off: anything, and pieces of state.
+        self._heard_at: dict[tuple[str, bool], float] = {}
         self._answers: dict[tuple[str, bool], int] = {}  # how many it gave: pieces of state, and all
-        self._in_vain: dict[str, int] = {}  # how often in a row it did not
+        # How often in a row it did not, the same.
+        self._in_vain: dict[tuple[str, bool], int] = {}
         self._spoiled: dict[str, int] = {}  # donor -> answers that were not what they should be
         # From a question to its answer, lately: of all, and of pieces of state.
         self._took_s: dict[tuple[str, bool], float] = {}
@@ -64,10 +66,10 @@ class Donors:
 
         It may be late, and the question was given to another donor meanwhile.
         """
-        self._heard_at[donor] = now
         for heavy in {False, asked.heavy}:
+            self._heard_at[donor, heavy] = now
             self._answers[donor, heavy] = self._answers.get((donor, heavy), 0) + 1
-        self._in_vain.pop(donor, None)
+            self._in_vain.pop((donor, heavy), None)
         if is_piece:
             gap_s = now - max(asked.at, self._piece_at.get(donor, 0.0))
             self._piece_s[donor] = gap_s + 0.7 * (self._piece_s.get(donor, gap_s) - gap_s)
@@ -81,7 +83,8 @@ class Donors:
     def put_off(self, asked: Asked, now: float) -> None:
         """It says that a round goes first.  Believed for a while."""
         if now - asked.at < LATER_BELIEVED_S:
-            self._heard_at[asked.donor] = now
+            for heavy in {False, asked.heavy}:
+                self._heard_at[asked.donor, heavy] = now
 
     def strike(self, donor: str) -> bool:
         """It gave wrong bytes.  True if it is not asked any more from now on."""
@@ -109,7 +112,7 @@ class Donors:
         return most if (donor, False) in self._took_s else FIRST_ASKED
 
     def is_silent(self, donor: str) -> bool:
-        return donor in self._in_vain
+        return (donor, False) in self._in_vain
 
     def took_s(self, donor: str, heavy: bool = False) -> float:
         """How long it takes, or its pieces do; a donor that was not asked yet deserves to be tried."""
@@ -122,7 +125,8 @@ class Donors:
     def welcome(self, names: Iterable[str]) -> None:
         """They are here anew: that they did not answer before is over."""
         for name in names:
-            self._in_vain.pop(name, None)
+            for heavy in (False, True):
+                self._in_vain.pop((name, heavy), None)
 
     def place(self, donor: str) -> bytes:
         """Of those that are equally good: another one comes first for each who asks, or all who join at once would ask
@@ -137,20 +141,33 @@ class Donors:
         in_flight = most.pieces + (0 if asked.heavy else most.others)
         return self._answers.get((asked.donor, asked.heavy), 0) - asked.answers_before >= 2 * in_flight
 
-    def late(self, questions: Iterable[Asked], now: float) -> set[str]:
-        """Donors that were asked and gave nothing for too long; the patience with each grows, for slow lines."""
+    def late(self, questions: Collection[Asked], now: float) -> set[str]:
+        """Donors that were asked and gave nothing for too long."""
+        return self._overdue(questions, False, now)
+
+    def forgetful(self, questions: Collection[Asked], now: float) -> set[str]:
+        """Donors that owe pieces of state and gave none for too long, whatever else they give.
+
+        Who holds a piece back says so: these questions got lost, as those do that are under way when a line is cut.
+        Where results come at all times, nobody would ever be late.
+        """
+        return self._overdue([asked for asked in questions if asked.heavy], True, now)
+
+    def _overdue(self, questions: Collection[Asked], heavy: bool, now: float) -> set[str]:
+        """The patience with each donor grows, for slow lines."""
         first: dict[str, float] = {}
         for asked in questions:
             first[asked.donor] = min(asked.at, first.get(asked.donor, now))
-        late = set()
+        overdue = set()
         for donor, at in first.items():
+            of = donor, heavy
             # A thin line takes its time: what it was asked for once more would only come twice.
-            usual_s = max(self._retry_s, 2 * self.took_s(donor))
-            patience_s = usual_s * 2 ** min(self._in_vain.get(donor, 0), BACKOFF_MOST)
-            if now - max(at, self._heard_at.get(donor, 0.0)) >= patience_s:
-                self._in_vain[donor] = self._in_vain.get(donor, 0) + 1
-                late.add(donor)
-        return late
+            usual_s = max(self._retry_s, 2 * self.took_s(donor, heavy))
+            patience_s = usual_s * 2 ** min(self._in_vain.get(of, 0), BACKOFF_MOST)
+            if now - max(at, self._heard_at.get(of, 0.0)) >= patience_s:
+                self._in_vain[of] = self._in_vain.get(of, 0) + 1
+                overdue.add(donor)
+        return overdue
 
     def is_quicker(self, idle: str, asked: Asked, before: int, now: float) -> bool:
         """Would an idle donor give it much sooner than the one that it waits at?  `before`: pieces that come first."""

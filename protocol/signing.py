@@ -175,7 +175,7 @@ class Head(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
 
 class KeptCommit(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     head: Head
-    # For the coordinator alone.  They grow with the members: in a mesh some keep them, the others the head.
+    # For the coordinator alone.  They grow with the members: of many some keep them, the others the head.
     books: Annotated[bytes, Meta(max_length=KEPT_BOOKS_BYTES)]
 
     @property

@@ -285,6 +285,9 @@ class Line:
 
     def _over_opened(self, item: Waiting) -> bool:
         usable = self._usable
+        if item.crossing:
+            # Over the first that has room: what overtakes another microbatch is added up before it.
+            return any(each.offer(item) for each in usable)
         for _ in usable:
             # In turn, so that all of them are kept busy when more than one is needed.
             self._turn = (self._turn + 1) % len(usable)

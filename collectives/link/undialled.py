@@ -43,6 +43,9 @@ MEET_AGAIN_S, MEET_AGAIN_MOST_S = (
 UNMET_S = 6.0  # without a connection for so long: another relay may do
 RETIRES_S = 5.0  # so long a way over the relay that is told no more may still bring what is on it
 LATE_S = 0.25  # whoever is later than that waits for the next instant
+# By try: so much later the one of the two with the lesser key connects. What both hold for one instant differs by some
+# milliseconds, in each try by the same, and a router that says no lets through only packets that cross on their way.
+SHIFTS_S = (0.0, 0.01, -0.01)
 LEAST_PORT = 1024  # whatever a coordinator says
 
 
@@ -187,7 +190,10 @@ class Undialled:
             return None
         missed = math.ceil((now - LATE_S - line.appointment.at) / MEET_EVERY_S)
         line.tries = min(MEET_TRIES, max(line.tries, missed))
-        return line.appointment.at + line.tries * MEET_EVERY_S if line.tries < MEET_TRIES else None
+        if line.tries >= MEET_TRIES:
+            return None
+        shift_s = SHIFTS_S[line.tries] if self._is_lesser(line) else 0.0
+        return line.appointment.at + line.tries * MEET_EVERY_S + shift_s
 
     def idle_s(self, lines: Iterable[Line], now: float) -> float:
         """Until the next try."""
@@ -196,9 +202,13 @@ class Undialled:
 
     # ---- both --------------------------------------------------------------------------------------------------
 
+    def _is_lesser(self, line: Line) -> bool:
+        """Of two alike, one must do what the other doesn't: by their keys both know which."""
+        return curve_raw(self.keys[0]) < line.contact.key
+
     def _connection(self, line: Line, preset: Options, over: Over) -> Connection | None:
         theirs = line.contact.key
-        if curve_raw(self.keys[0]) < theirs:
+        if self._is_lesser(line):
             # Whoever comes, only the contact itself shakes hands.
             domain = domain_of(theirs)
             self.zap.set_policy(domain, theirs.__eq__)

@@ -10,16 +10,17 @@ from collections.abc import Callable
 
 import msgspec
 
-from farflung.coordinator.ledger.kept_books import Books, FragmentBooks, name_of_model
+from farflung.coordinator.ledger.kept_books import Books, FragmentBooks, kept_leases, name_of_model
 from farflung.coordinator.ledger.ledger import FragmentBook, Ledger
-from farflung.coordinator.ledger.snapshot import packed
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import KEPT_BOOKS_BYTES
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.signing import Head, KeptCommit
 
 HOLDERS_KEPT = 256  # of a fragment, those that brought most
+HOLDERS_BYTES = KEPT_BOOKS_BYTES * 3 // 4  # of all fragments; the rest is for leases
 DIGESTS_IN_BOOKS = 2  # older ones stand in older books
+LENGTH_BYTES = 8  # more than msgpack needs to say how long the leases are
 
 
 def kept_commit(
@@ -50,6 +51,19 @@ def kept_commit(
 
 
 def _books_of(ledger: Ledger, model: ModelSchema) -> Books:
+    """Of many fragments with many peers each, those who brought most: to keep less is better than to keep nothing."""
+    holders = HOLDERS_KEPT
+    while True:
+        books = _books_with(ledger, model, holders)
+        size_bytes = len(msgspec.msgpack.encode(books))
+        if size_bytes <= HOLDERS_BYTES or not holders:
+            break
+        holders //= 2
+    room_bytes = KEPT_BOOKS_BYTES - size_bytes - LENGTH_BYTES
+    return msgspec.structs.replace(books, leases=kept_leases(ledger.leases, room_bytes))
+
+
+def _books_with(ledger: Ledger, model: ModelSchema, holders: int) -> Books:
     batches = ledger.batches
     return Books(
         ledger.round_no,
@@ -57,17 +71,17 @@ def _books_of(ledger: Ledger, model: ModelSchema) -> Books:
         ledger.loss,
         ledger.delivered,
         ledger.era_reason,
-        packed(ledger.leases),
+        b"",
         batches.cursor,
         batches.last_seat,
         batches.table_no,
         name_of_model(model),
-        tuple(map(_fragment_of, ledger.books)),
+        tuple(_fragment_of(book, holders) for book in ledger.books),
     )
 
 
-def _fragment_of(book: FragmentBook) -> FragmentBooks:
-    most = sorted(book.holders.items(), key=lambda held: (-held[1].tokens, held[0]))[:HOLDERS_KEPT]
+def _fragment_of(book: FragmentBook, holders: int) -> FragmentBooks:
+    most = sorted(book.holders.items(), key=lambda held: (-held[1].tokens, held[0]))[:holders]
     return FragmentBooks(
         tuple(sorted(book.digests.items())[-DIGESTS_IN_BOOKS:]),
         tuple(peer for peer, _ in most if peer in book.vouched),

@@ -12,20 +12,27 @@ none is given twice.  Bans, invitations, strikes and the evidence are not kept b
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
-from farflung.coordinator.ledger.leases import Leases
-from farflung.coordinator.ledger.snapshot import unpacked
+from farflung.coordinator.ledger.leases import Held, Leases, Range
+from farflung.coordinator.ledger.snapshot import packed, unpacked
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.limits import FRAGMENTS_MAX
+from farflung.protocol.limits import FRAGMENTS_MAX, KEPT_COMMITS
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import Commit, Count, Hash, PeerName
 from farflung.protocol.signing import KeptCommit, name_of_commit
+
+UNPACKED_BYTES_MOST = 8 << 20  # a hundred times what books may have
+LEASE_BYTES_LEAST = 6  # of each that is held; of two a member it is 8
+ZLIB = b"\x78"  # how such a stream begins; what older coordinators wrote is a map
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class Books(Struct, frozen=True, array_like=True):
     loss: float | None
     delivered: bool
     era_reason: str
-    leases: bytes  # as in a folded ledger
+    leases: bytes  # `kept_leases`
     cursor: tuple[Count, Count]
     last_seat: Count
     table_no: Count
@@ -77,12 +84,119 @@ def name_of_model(model: ModelSchema) -> bytes:
     return hash_bytes(msgspec.msgpack.encode(model))
 
 
+@lru_cache(maxsize=KEPT_COMMITS)
 def books_in(kept: KeptCommit) -> Books | None:
-    """None: they are not what was signed, or an older farflung can't read them."""
+    """None: they are not what was signed, or an older farflung can't read them.  Whoever puts a run together again asks
+    with each knock of each peer, and leases of thousands take some hundredths of a second to read."""
     try:
         books = _books.decode(kept.books) if kept.is_whole else None
         fits = books is not None and len(books.fragments) == len(kept.head.versions)
-        leases = unpacked(books.leases, Leases) if books is not None and fits else None
-    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError, ValueError):
+        leases = leases_in(books.leases) if books is not None and fits else None
+    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError, ValueError, LookupError):
         return None
     return books if leases is not None else None
+
+
+# ---- leases ---------------------------------------------------------------------------------------------------------
+#
+# Every keeper gets them with every commit.  A run of a thousand members has thousands, most of which follow each
+# other: so they travel as columns of small numbers, compressed.  Where even that is too long, nobody holds a lease in
+# the books: who goes on from them leases the samples again, and what was being learned from them when the disk was
+# lost is dropped, as it is with leases that are younger than the commit.
+
+
+class Columns(Struct, frozen=True, array_like=True):
+    """Of ranges, in their order: how much later each begins than the one before it has ended, and so on."""
+
+    epochs: tuple[int, ...]
+    gaps: tuple[int, ...]
+    lengths: tuple[int, ...]
+    learned: tuple[int, ...]  # of each range by every fragment
+
+
+class KeptLeases(Struct, frozen=True, array_like=True):
+    rest: bytes  # nearly all else, as in a folded ledger
+    settled: bool  # without the leases it would seem that all samples are committed
+    returned: Columns
+    held: Columns
+    ids: tuple[int, ...]  # of those held: how much more each is than the one before
+    holders: tuple[int, ...]
+    peers: tuple[str, ...]
+
+
+_decoder: msgspec.msgpack.Decoder[KeptLeases] = msgspec.msgpack.Decoder(KeptLeases)
+
+
+def kept_leases(leases: Leases, most_bytes: int) -> bytes:
+    """With their holders if that is short enough: of tens of thousands it would take long to see that it is not."""
+    if LEASE_BYTES_LEAST * len(leases.held) <= most_bytes:
+        raw = _compressed(leases)
+        if len(raw) <= most_bytes:
+            return raw
+    return _compressed(leases.held_by_nobody())
+
+
+def leases_in(raw: bytes) -> Leases:
+    """Errors: ValueError, TypeError, LookupError, and those of msgspec."""
+    if raw[:1] != ZLIB:
+        return _folded(raw)
+    inflating = zlib.decompressobj()
+    try:
+        whole = inflating.decompress(raw, UNPACKED_BYTES_MOST)
+    except zlib.error as error:
+        raise ValueError(f"leases that are kept in the books: {error}") from None
+    if not inflating.eof or inflating.unused_data:
+        raise ValueError("leases that are kept in the books do not end where they should")
+    found = _decoder.decode(whole)
+    leases = _folded(found.rest)
+    leases.settled, leases.returned = found.settled, list(_in_columns(found.returned, leases.fragments))
+    held = _in_columns(found.held, leases.fragments)
+    for lease_id, holder, each in zip(accumulate(found.ids), found.holders, held, strict=True):
+        leases.held[lease_id] = Held(found.peers[holder], each.epoch, each.start, each.stop, each.uptos)
+    leases.after_unpacking()
+    return leases
+
+
+def _folded(raw: bytes) -> Leases:
+    found: Leases = unpacked(raw, Leases)
+    return found
+
+
+def _compressed(leases: Leases) -> bytes:
+    held = sorted(leases.held.items())
+    peers = {peer: place for place, peer in enumerate(dict.fromkeys(each.peer for _, each in held))}
+    kept = KeptLeases(
+        packed(replace(leases, held={}, returned=[])),
+        leases.settled,
+        _columns(leases.returned, leases.fragments),
+        _columns((each.as_range for _, each in held), leases.fragments),
+        _differences(lease_id for lease_id, _ in held),
+        tuple(peers[each.peer] for _, each in held),
+        tuple(peers),
+    )
+    return zlib.compress(msgspec.msgpack.encode(kept))
+
+
+def _columns(ranges: Iterable[Range], fragments: int) -> Columns:
+    found = list(ranges)
+    return Columns(
+        _differences(each.epoch for each in found),
+        tuple(each.start - before.stop for before, each in pairwise([Range(0, 0, 0, ()), *found])),
+        tuple(each.stop - each.start for each in found),
+        tuple(each.uptos[number] - each.start for number in range(fragments) for each in found),
+    )
+
+
+def _in_columns(columns: Columns, fragments: int) -> Iterator[Range]:
+    count, ended = len(columns.epochs), 0
+    if len(columns.learned) != count * fragments:
+        raise ValueError(f"{len(columns.learned)} numbers of {fragments} fragments for {count} leases")
+    rows = zip(accumulate(columns.epochs), columns.gaps, columns.lengths, strict=True)
+    for place, (epoch, gap, length) in enumerate(rows):
+        start = ended + gap
+        ended = start + length
+        yield Range(epoch, start, ended, tuple(start + each for each in columns.learned[place::count]))
+
+
+def _differences(numbers: Iterable[int]) -> tuple[int, ...]:
+    return tuple(number - before for before, number in pairwise([0, *numbers]))

@@ -10,8 +10,9 @@ fragments learn that have not.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 
 from farflung.protocol.messages import UNKNOWN_LENGTH, Lease
@@ -46,6 +47,10 @@ class Held:
     def upto(self) -> int:
         """Every fragment has learned from the samples before it."""
         return min(self.uptos)
+
+    @property
+    def as_range(self) -> Range:
+        return Range(self.epoch, self.start, self.stop, self.uptos)
 
     def as_lease(self, lease_id: int) -> Lease:
         return Lease.at(lease_id, self.epoch, self.start, self.stop, self.uptos)
@@ -193,14 +198,13 @@ class Leases:
     def release(self, lease_ids: Iterable[int]) -> None:
         for lease_id in lease_ids:
             held = self._take(lease_id)
-            whole = Range(held.epoch, held.start, held.stop, held.uptos)
-            self._give_back(whole.cut(held.upto, held.stop))
+            self._give_back(held.as_range.cut(held.upto, held.stop))
 
     def cut_short(self, lease_ids: Iterable[int], samples: int) -> None:
         """Their holder has no more than so many samples: what lies beyond is for others."""
         for lease_id in lease_ids:
             held = self.held[lease_id]
-            whole = Range(held.epoch, held.start, held.stop, held.uptos)
+            whole = held.as_range
             stop = min(max(held.start, samples), held.stop)
             rest = whole.cut(max(stop, held.upto), held.stop)
             held.stop, held.uptos = stop, whole.cut(held.start, stop).uptos
@@ -231,10 +235,16 @@ class Leases:
 
     def reach(self, fragment: int) -> Reach:
         """What the fragment has learned from by now."""
-        ranges = [Range(h.epoch, h.start, h.stop, h.uptos) for h in self.held.values()] + self.returned
+        ranges = [each.as_range for each in self.held.values()] + self.returned
         missing = [(r.epoch, r.uptos[fragment], r.stop) for r in ranges if r.uptos[fragment] < r.stop]
         granted = self.cursor if self.epoch else max(self.cursor, self.before_end)
         return Reach(self.epoch, granted, tuple(missing))
+
+    def held_by_nobody(self) -> Leases:
+        """Another book, in which all that is out with peers waits to be leased again."""
+        other = replace(self, held={}, _by_peer={})
+        other.go_back([self.reach(fragment) for fragment in range(self.fragments)])
+        return other
 
     def go_back(self, reaches: Sequence[Reach]) -> None:
         """Each fragment has learned again from no more than its `reach` says: nobody holds a lease any more."""
@@ -263,13 +273,18 @@ def _begins_at(each: Range, lease: Lease) -> bool:
 def _ranges(missing: Sequence[Sequence[Missing]]) -> list[Range]:
     """What each fragment lacks, as ranges within which the same fragments lack every sample."""
     found: list[Range] = []
-    for epoch in sorted({each[0] for lacks in missing for each in lacks}):
-        of_each = [[(start, stop) for e, start, stop in lacks if e == epoch] for lacks in missing]
-        edges = sorted({edge for lacks in of_each for span in lacks for edge in span})
-        pieces = [
-            (first, last, tuple(any(start <= first < stop for start, stop in lacks) for lacks in of_each))
-            for first, last in pairwise(edges)
-        ]
+    # By epoch and edge: of each fragment, how many of its spans begin there, less those that end.
+    edges: defaultdict[int, defaultdict[int, list[int]]]
+    edges = defaultdict(lambda: defaultdict(lambda: [0] * len(missing)))
+    for fragment, lacks in enumerate(missing):
+        for epoch, start, stop in lacks:
+            edges[epoch][start][fragment] += 1
+            edges[epoch][stop][fragment] -= 1
+    for epoch in sorted(edges):
+        depths, pieces = [0] * len(missing), []
+        for first, last in pairwise(sorted(edges[epoch])):
+            depths = [sum(each) for each in zip(depths, edges[epoch][first], strict=True)]
+            pieces.append((first, last, tuple(depth > 0 for depth in depths)))
         for lacking, group in groupby(pieces, key=lambda piece: piece[2]):
             joined = list(group)
             start, stop = joined[0][0], joined[-1][1]

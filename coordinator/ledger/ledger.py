@@ -21,7 +21,7 @@ from farflung.coordinator.ledger.eras import (
     Holder,
     Mark,
 )
-from farflung.coordinator.ledger.kept_books import Books, Link, books_in
+from farflung.coordinator.ledger.kept_books import Books, Link, books_in, leases_in
 from farflung.coordinator.ledger.leases import Leases, Reach
 from farflung.coordinator.ledger.loss_curve import LossCurve
 from farflung.coordinator.ledger.records import (
@@ -76,7 +76,7 @@ from farflung.protocol.digests import hash_bytes, keyed_hash
 from farflung.protocol.messages import UNKNOWN_LENGTH
 from farflung.protocol.model_schema import BOOKS_FRAGMENT, ModelSchema
 from farflung.protocol.round_words import Commit
-from farflung.protocol.signing import Amendment, Head
+from farflung.protocol.signing import Amendment, Head, name_of_commit
 
 OfBatches = BatchBegun | BatchesVoided | Seated | Unseated | GrantedMicros | TakenBack | MicroSkipped
 ROUNDS_SHOWN = 50
@@ -107,6 +107,12 @@ class FragmentBook:
     dropped_at: int = -1  # the version that it started from
     marks: dict[int, Mark] = field(default_factory=dict)  # by version
     holders: dict[str, Holder] = field(default_factory=dict)  # who may hold what of it
+
+    @property
+    def makers(self) -> tuple[str, ...]:
+        """Members of the newest version's commit: they hear of it at once.  None where no such commit is known."""
+        commit = self.commits.get(self.version)
+        return commit.members if commit is not None else ()
 
     def may_hold(self, peer: str) -> int:
         """The newest version that it may hold."""
@@ -153,6 +159,7 @@ class Ledger:
     batches: BatchBook = field(default_factory=BatchBook)  # where updates are synchronous batches
     link: Link = field(default_factory=Link)  # what peers keep for a coordinator that loses all this
     restored_because: str = ""  # it did, once
+    given_up: tuple[int, int] = (0, 0)  # the order of a step that nobody could show then
     books: list[FragmentBook] = field(init=False)
     leases: Leases = field(init=False)
 
@@ -506,6 +513,7 @@ def _nonce_of(secret: bytes, fragment: int, version: int) -> bytes:
 def _restore(ledger: Ledger, record: Restored) -> None:
     """The books are those of the newest commit that was shown, or what this journal says, if it knows as much."""
     ledger.restored_because = record.reason
+    ledger.given_up = max(ledger.given_up, record.given_up)
     newest = record.kept
     books = books_in(newest) if newest is not None else None
     if newest is not None and books is not None and newest.head.order > ledger.link.order:
@@ -524,7 +532,7 @@ def _put_back(ledger: Ledger, head: Head, books: Books) -> None:
     ledger.era, ledger.era_reason, ledger.delivered = head.era, books.era_reason, books.delivered
     ledger.tokens, ledger.loss, ledger.abandoned = books.tokens, books.loss, None
     ledger.round_no = max(ledger.round_no, books.round_no)
-    ledger.leases = unpacked(books.leases, Leases)
+    ledger.leases = leases_in(books.leases)
     ledger.batches.begin_again(books.cursor, books.last_seat, books.table_no + NUMBERS_AHEAD)
     for number, (book, said) in enumerate(zip(ledger.books, books.fragments, strict=True)):
         book.version = head.versions[number]
@@ -547,9 +555,10 @@ def _mark(books: Books, leases: Leases, fragment: int) -> Mark:
 def _fill_in(ledger: Ledger, record: Restored) -> None:
     """What older commits say of older versions, to which the run may go back, as far as they are shown."""
     lowest = [book.version for book in ledger.books]
+    _fill_in_commits(ledger, record)
     for kept in record.older:  # the newest first
         books = books_in(kept)
-        leases = unpacked(books.leases, Leases) if books is not None else None
+        leases = leases_in(books.leases) if books is not None else None
         for number, version in enumerate(kept.head.versions if books is not None else ()):
             book = ledger.books[number]
             assert books is not None and leases is not None
@@ -560,10 +569,18 @@ def _fill_in(ledger: Ledger, record: Restored) -> None:
             for of, digest in books.fragments[number].digests:
                 if of <= version:
                     book.digests.setdefault(of, digest)
-    for commit in record.commits:
-        book = ledger.books[commit.fragment]
-        if book.version - ledger.keep_results < commit.version <= book.version:
-            book.commits[commit.version] = commit
     for book in ledger.books:
         # To a version of which nobody knows what it had learned from the run must not go back: 0 is no such one.
         book.digests = {v: d for v, d in book.digests.items() if v in book.marks or v == 0}
+
+
+def _fill_in_commits(ledger: Ledger, record: Restored) -> None:
+    """Of each version the one that counts: the run may have gone back, and have made it once more since."""
+    shown = {name_of_commit(commit): commit for commit in record.commits}
+    lowest = [book.version for book in ledger.books]
+    for kept in ((record.kept,) if record.kept is not None else ()) + record.older:  # the newest first
+        lowest = [min(pair) for pair in zip(lowest, kept.head.versions, strict=True)]
+        for commit in [shown[name] for name in kept.head.commits if name in shown]:
+            book, version = ledger.books[commit.fragment], commit.version
+            if book.version - ledger.keep_results < version <= lowest[commit.fragment]:
+                book.commits[version] = commit

@@ -361,6 +361,8 @@ class Restored(_Record, frozen=True, kw_only=True, tag="restored"):
     commits: tuple[Commit, ...] = ()  # that these name
     peers: tuple[str, ...] = ()  # who showed something
     reason: str = ""
+    # By incarnation and number: the newest step that was signed, if nobody showed its books.  What is of it is void.
+    given_up: tuple[int, int] = (0, 0)
 
 
 class Paused(_Record, frozen=True, kw_only=True, tag="paused"):

@@ -17,7 +17,7 @@ decision in the name of another one.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from farflung.coordinator.door.hello_check import other_protocol, refuse
@@ -37,6 +37,7 @@ from farflung.protocol.signed_words import kept_part
 from farflung.protocol.signing import (
     Amendment,
     AskKept,
+    Head,
     Kept,
     KeptCommit,
     curve_key_of,
@@ -90,7 +91,8 @@ class _Shown:
     commits: dict[bytes, Commit] = field(default_factory=dict)
     models: dict[bytes, tuple[ModelSchema, str]] = field(default_factory=dict)  # and who showed it
     manifests: dict[bytes, Manifest] = field(default_factory=dict)
-    amendments: list[tuple[Amendment, ...]] = field(default_factory=list)
+    # By run, the longest list that this run's key signed: a shorter one is its beginning.
+    amendments: dict[bytes, tuple[Amendment, ...]] = field(default_factory=dict)
 
 
 class Restoring:
@@ -150,8 +152,7 @@ class Restoring:
             caller.below, caller.asked = min(caller.below, shown.head.number), caller.asked + 1
             if caller.below > 1 and caller.asked < KEPT_COMMITS:
                 return AskKept(nonce=self._nonce, below=caller.below)
-        if why_not and peer not in self._refused and len(self._refused) < NOTES_MOST:
-            self._refused.add(peer)
+        if why_not and self._is_told_of(peer):
             self.notes.append(f"{name_of(kept.identity)} shows a commit that is not taken: {why_not}")
         caller.done = True
         if len(self._answered) < MAX_PEERS:
@@ -208,8 +209,26 @@ class Restoring:
             manifest = self._manifest_of(kept)
             if manifest is not None:
                 found.manifests[head.manifest] = manifest
-        if kept.amendments and kept.amendments not in found.amendments and len(found.amendments) < NOTES_MOST:
-            found.amendments.append(kept.amendments)
+        if (why_not := self._take_amendments(head, kept.amendments)) and self._is_told_of(peer):
+            self.notes.append(f"{name_of(kept.identity)} shows amendments that are not believed: {why_not}")
+
+    def _take_amendments(self, head: Head, told: tuple[Amendment, ...]) -> str:
+        """Anybody may show what he likes beside a true commit.  Why it does not count; empty: it does."""
+        first, longest = self._own.first or self._shown.manifests.get(head.manifest), self._shown.amendments
+        if first is None or len(told) <= len(longest.get(head.run_id, ())):
+            return ""
+        try:
+            believed = Terms(first).believed(told, head.run_id, curve_key_of(self._own.key)).amendments
+        except UserError as error:
+            return str(error)
+        longest[head.run_id] = max(longest.get(head.run_id, ()), believed, key=len)
+        return ""
+
+    def _is_told_of(self, peer: str) -> bool:
+        """People hear once of somebody who shows what does not count, and not of a crowd of them."""
+        told = peer not in self._refused and len(self._refused) < NOTES_MOST
+        self._refused |= {peer} if told else set()
+        return told
 
     def _tell_of_fork(self, shown: KeptCommit) -> None:
         head = shown.head
@@ -232,9 +251,8 @@ class Restoring:
         own = self._own
         newest = chain[0] if chain else None
         if newest is None:
-            return Found(
-                own.run_id, own.first or own.manifest, (Restored(kept=None, reason=self._told(None)),)
-            )
+            nothing = Restored(kept=None, reason=self._told(None), given_up=self._given_up(()))
+            return Found(own.run_id, own.first or own.manifest, (nothing,))
         books = books_in(newest)
         model = self._shown.models.get(books.model) if books is not None else None
         records: list[Record] = []
@@ -249,6 +267,7 @@ class Restoring:
             commits=tuple(commit for name, commit in self._shown.commits.items() if name in named),
             peers=tuple(sorted(self._answered)),
             reason=self._told(newest),
+            given_up=self._given_up(chain),
         )
         return Found(newest.head.run_id, manifest, (*records, restored))
 
@@ -263,19 +282,9 @@ class Restoring:
 
     def _look(self, now: float) -> str:
         chain = self._chain(1)
-        books = books_in(chain[0]) if chain else None
-        holders = (
-            {
-                peer
-                for each, version in zip(books.fragments, chain[0].head.versions, strict=True)
-                for peer, reached, _ in each.holders
-                if reached >= version
-            }
-            if books is not None
-            else set[str]()
-        )
         lacks = self._lacks(chain)
-        heard = Heard(bool(self._own.run_id), self._began_at, self._first_at, self._answered, holders, lacks)
+        answered = len(self._answered)
+        heard = Heard(bool(self._own.run_id), self._began_at, self._first_at, answered, lacks)
         self.reason = why_wait(heard, now)
         if not self.reason and not chain and not self._own.run_id:
             self.reason = (
@@ -287,10 +296,15 @@ class Restoring:
 
     def _lacks(self, chain: Sequence[KeptCommit]) -> int:
         """The newest step that was signed, if nobody has shown its books, and this journal has not come so far."""
+        _, number = self._given_up(chain)
+        return number
+
+    def _given_up(self, chain: Sequence[KeptCommit]) -> tuple[int, int]:
+        """Of that step, incarnation and number; who holds what it made is not to hold the run up for it later."""
         known = [kept.head.order for kept in chain[:1]]
         known += [self._own.ledger.link.order] if self._own.ledger is not None else []
         newest = max((kept.head.order for kept in self._shown.heads.values()), default=(0, 0))
-        return newest[1] if newest > max(known, default=(0, 0)) else 0
+        return newest if newest > max(known, default=(0, 0)) else (0, 0)
 
     def _has_model(self, newest: KeptCommit) -> bool:
         books, ledger = books_in(newest), self._own.ledger
@@ -317,11 +331,11 @@ class Restoring:
         """Those that this journal lacks."""
         known = tuple(self._own.ledger.amendments) if self._own.ledger is not None else ()
         terms = Terms.of(first, known)
-        for told in sorted(self._shown.amendments, key=len):
-            try:
-                terms = terms.believed(told[terms.count :], run_id, curve_key_of(self._own.key))
-            except UserError as error:
-                self.notes.append(f"a peer shows amendments that are not believed: {error}")
+        told = self._shown.amendments.get(run_id, ())
+        try:
+            terms = terms.believed(told[terms.count :], run_id, curve_key_of(self._own.key))
+        except UserError as error:  # two coordinators of this key amended the run, each on its own
+            self.notes.append(f"a peer shows amendments that do not follow this journal's: {error}")
         clock_s = self._own.ledger.register.clock_s if self._own.ledger is not None else 0.0
         return [Amended(amendment=each, at_s=clock_s) for each in terms.amendments[len(known) :]]
 
@@ -344,10 +358,10 @@ def _relay_of(manifest: Manifest) -> dict[str, object]:
 
 # ---- how long it waits for more peers, and why
 #
-# The newest commit names who may hold it.  When all of these have shown what they keep, nobody can know of a newer one
-# but somebody who came in later, and there is nothing more to wait for.  Else every living peer has the time for one
-# more knock: a peer that is out of contact knocks every 10 s at the latest.  Who does not come in that time, and knows
-# of a newer commit, is told later that the run goes on without it (docs/operate.md).
+# Whoever comes first may have been away for long: what it keeps names holders of then, and says nothing of newer steps.
+# So every living peer has the time for one more knock: a peer that is out of contact knocks every 10 s at the latest.
+# Who does not come in that time, and knows of a newer commit, is told later that the run goes on without it
+# (docs/operate.md).
 
 
 @dataclass(frozen=True)
@@ -357,8 +371,7 @@ class Heard:
     has_run: bool  # in its own folder
     began_at: float
     first_at: float | None  # when somebody showed something that counts
-    answered: Collection[str]  # who showed all that it keeps, be it nothing
-    holders: Collection[str]  # of the newest that was shown
+    answered: int  # peers that showed all that they keep, be it nothing
     lacks: int = 0  # a newer step, of which nobody has shown the books
 
 
@@ -367,23 +380,18 @@ def why_wait(heard: Heard, now: float) -> str:
     if heard.first_at is None and not heard.has_run:
         return (
             "this folder has no journal, and nobody has shown a commit of this run yet: waiting for its peers "
-            f"({_count(len(heard.answered))} without one)"
+            f"({_count(heard.answered)} without one)"
         )
     if heard.first_at is None:
         left_s = heard.began_at + NOBODY_S - now
         return f"waiting for peers with newer commits, at most {left_s:.0f} s more" if left_s > 0.0 else ""
-    missing = set(heard.holders) - set(heard.answered)
     left_s = heard.first_at + PATIENCE_S - now
-    if left_s > 0.0 and heard.lacks:
-        books = f"nobody has shown the books of step {heard.lacks}"
-        return f"{books}: waiting for one who keeps them, at most {left_s:.0f} s more"
-    if not missing or left_s <= 0.0:
+    if left_s <= 0.0:
         return ""
-    of = len(set(heard.holders))
-    return (
-        f"{of - len(missing)} of {of} peers that may hold the newest commit have shown what they keep: waiting for "
-        f"the others, at most {left_s:.0f} s more"
-    )
+    if heard.lacks:
+        books = f"nobody has shown the books of step {heard.lacks}"
+        return f"{books}: waiting for one who keeps them, {left_s:.0f} s more"
+    return f"{_count(heard.answered)}: waiting for others who may keep newer commits, {left_s:.0f} s more"
 
 
 def _count(peers: int) -> str:

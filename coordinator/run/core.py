@@ -15,6 +15,7 @@ from farflung.coordinator.ledger.keeping import kept_commit
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.pace import RunPace
 from farflung.coordinator.ledger.records import Amended, Record, Struck
+from farflung.coordinator.reach.acquaintances import WHOLE_ROSTER
 from farflung.coordinator.run.effects import Effect, Note, Tell, Write
 from farflung.coordinator.run.membership import Member, Membership
 from farflung.protocol.causes import NoteCause
@@ -26,7 +27,7 @@ from farflung.protocol.signing import Head, KeptCommit
 
 EVENTS_SHOWN = 30
 KEEP_AGAIN_S = 5.0
-KEEPERS = 16  # of the books of each step of the run, where rounds are in groups
+KEEPERS = 16  # of the books of each step of the run, where not everybody is one
 
 
 class Core:
@@ -61,13 +62,16 @@ class Core:
         return self._kept[1]
 
     def is_keeper(self, peer: str) -> bool:
-        """Who is to keep what the run is now: everybody.  But what that is grows with the members, so where rounds are
-        in groups it is kept by some of many, whom nobody could know before."""
-        if not self.manifest.round.group:
+        """Who is to keep what the run is now: everybody.  But what that is grows with the members, so where these are
+        many, or rounds are in groups, some do, of those who hear of a commit at once; nobody could know before who."""
+        if not self.manifest.round.group and len(self.members.alive) <= WHOLE_ROSTER:
             return True
         link = self.ledger.link
         if link is not self._keepers[0]:
-            drawn = sorted(self.members.alive, key=lambda each: hash_bytes(link.after, each.encode()))
+            told = {maker for book in self.ledger.books for maker in book.makers}
+            drawn = sorted(
+                self.members.alive, key=lambda each: (each not in told, hash_bytes(link.after, each.encode()))
+            )
             self._keepers = link, frozenset(drawn[:KEEPERS])
         return peer in self._keepers[1]
 
@@ -89,7 +93,8 @@ class Core:
 
     def hear_of(self, head: Head | None) -> None:
         """What somebody who comes in keeps.  The run's own key tells if this journal is older than the run."""
-        if head is None or head.run_id != self.run_id or head.order <= self.ledger.link.order:
+        known = max(self.ledger.link.order, self.ledger.given_up)
+        if head is None or head.run_id != self.run_id or head.order <= known:
             return
         mine = self.prove(b"")[:32]
         if mine and head.is_by(mine) and (self.newer is None or head.order > self.newer.order):

@@ -240,8 +240,9 @@ class Guidance:
 
     def _next_beat_s(self, member: Member) -> float:
         """0: as the run's terms say."""
-        heartbeat_s, in_round = self._core.manifest.net.heartbeat_s, self._is_counted_on(member)
-        return self._core.members.next_beat_s(member, heartbeat_s, in_round) if self._is_by_need() else 0.0
+        core, in_round = self._core, self._is_counted_on(member)
+        usual_s, by_need = core.manifest.net.heartbeat_s, self._is_by_need()
+        return core.members.next_beat_s(member, usual_s, in_round, core.now) if by_need else 0.0
 
     def _is_counted_on(self, member: Member) -> bool:
         return any(each.counts_on(member) for each in self._conductors)
@@ -367,8 +368,7 @@ class Guidance:
         """Members of the rounds in flight and of the newest commits."""
         found: set[str] = set()
         for conductor in self._conductors:
-            commit = conductor.book.commits.get(conductor.book.version)
-            found.update(commit.members if commit is not None else ())
+            found.update(conductor.book.makers)
             found.update(conductor.round.plan.members if conductor.round is not None else ())
         return found
 
@@ -567,8 +567,7 @@ class Guidance:
             pause_s = max(DONORS_CROWD_S, len(here) * LOOK_S_PER_MEMBER)
             if fresh or (len(here) > CROWD and now - known.made_at < pause_s):
                 return known
-        commit = conductor.book.commits.get(version)
-        makers = commit.members if commit is not None else ()
+        makers = conductor.book.makers
         found: dict[str, Beat | None] = {}
         for peer in here:
             other = members.alive[peer]

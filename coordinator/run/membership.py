@@ -78,6 +78,8 @@ class Member:
     # that or the one before, of which it may not have heard yet.
     pause_told_s: float = 0.0
     pause_s: float = 0.0
+    # Which beat of its was answered last outside of rounds, and what it was told of its next one then.
+    turn: tuple[int, float] = (-1, 0.0)
     awaited_at: float = 0.0  # something began of which it is to be heard at once
     not_reached: bool = False  # at what it claimed, when it was tried last
     doubted_until: float = 0.0  # others could not reach it: it owns nothing for a while
@@ -151,6 +153,9 @@ DOUBT_S = 60.0
 ROSTER_ENTRIES_PER_S = 256  # to each member of a crowd that hears of everybody: about 20 KB/s
 BEATS_MOST_PER_S = 1000.0  # of all members that are in no round: a quarter of a core
 BEATS_TO_DEATH = 2.5  # of a member of a large round
+# Of the time in which all of them have their turn.  All may beat in one moment, besides: then there is room for turns
+# of all of them between these, behind those that were given before.
+TURN_SOONEST, TURN_LATEST = 0.5, 2.0
 LOST_KEPT = 32  # members that left are shown for a while; strangers must not make the list grow
 LOOK_S_PER_MEMBER = 50e-6  # a look at one takes about 1 us: all looks together a few hundredths of a core
 
@@ -169,6 +174,21 @@ class Looks:
         return True
 
 
+class BeatTurns:
+    """When members of a large run beat next: one after the other, however many came, or beat, in one moment.  Else they
+    would do so together for ever, and each would wait until the others had been answered."""
+
+    def __init__(self) -> None:
+        self._last_at = -math.inf
+
+    def next_in_s(self, all_s: float, now: float) -> float:
+        """`all_s`: in which all have their turn."""
+        due_s = max(self._last_at + 1.0 / BEATS_MOST_PER_S - now, TURN_SOONEST * all_s)
+        next_s = min(due_s, BEAT_LONGEST_S, TURN_LATEST * all_s)  # a tick that tells of a bit more is none
+        self._last_at = now + next_s
+        return next_s
+
+
 @dataclass
 class Membership:
     dead_after_s: float
@@ -185,6 +205,7 @@ class Membership:
     _in_order: list[str] = field(default_factory=list)
     _roster: tuple[Contact, ...] = ()
     _roster_at: int = -1  # its number
+    _beat_turns: BeatTurns = field(default_factory=BeatTurns)
     # What a timer looks at, instead of at everybody: (when somebody may count as dead, its number), the next one first;
     # whose connection broke; of whom no address is proven; and who was doubted.
     _due: list[tuple[float, int]] = field(default_factory=list)
@@ -192,6 +213,7 @@ class Membership:
     _by_number: dict[int, Member] = field(default_factory=dict)
     _closed: set[int] = field(default_factory=set)
     _undialled: dict[str, Member] = field(default_factory=dict)
+    _claiming: dict[str, Member] = field(default_factory=dict)  # of these, who says where it can be dialled
     _doubted: dict[str, float] = field(default_factory=dict)
     _lost: list[str] = field(default_factory=list)  # in the order of their going
 
@@ -231,6 +253,9 @@ class Membership:
             self._of_fragment.setdefault(number, {})[contact.peer] = member
         self._by_session[session] = contact.peer
         self._by_number[member.joined_no] = self._undialled[contact.peer] = member
+        self._claiming.pop(contact.peer, None)
+        if member.claimed:
+            self._claiming[contact.peer] = member
         self._watch(member)
         self.everybody.put(contact.peer, self.roster_no + 1)
         return member
@@ -254,6 +279,7 @@ class Membership:
         self._by_number.pop(member.joined_no, None)
         self._due_at.pop(member.joined_no, None)
         self._undialled.pop(member.peer, None)
+        self._claiming.pop(member.peer, None)
         self.acquaintances.forget(member.peer)
         self._lost = [peer for peer in self._lost if peer not in self._alive and peer != member.peer]
         self._lost.append(member.peer)
@@ -268,7 +294,7 @@ class Membership:
 
     def to_dial(self, now: float, among: Iterable[Member] | None = None) -> list[Member]:
         """Members whose address is to be tried now: it was not yet, or in vain some time ago."""
-        asked = self._undialled.values() if among is None else among
+        asked = self._claiming.values() if among is None else among
         due = [m for m in asked if m.alive and m.claimed and not m.contact.address and now >= m.dial_at]
         for member in due:
             member.dial_at = now + DIAL_AGAIN_S
@@ -284,6 +310,7 @@ class Membership:
             return False
         member.contact = msgspec.structs.replace(member.contact, address=member.claimed)
         self._undialled.pop(peer, None)
+        self._claiming.pop(peer, None)
         self.everybody.put(peer, self.roster_no + 1)
         self.acquaintances.has_changed(peer)
         return True
@@ -356,19 +383,25 @@ class Membership:
         at = self._due_at[member.joined_no] = max(self._silent_at(member), not_before)
         heapq.heappush(self._due, (at, member.joined_no))
 
-    def next_beat_s(self, member: Member, heartbeat_s: float, in_round: bool) -> float:
+    def next_beat_s(self, member: Member, heartbeat_s: float, in_round: bool, now: float) -> float:
         """What a member is told that is in no round: all of them together send so many beats, however many they are.
         0: it beats as in a small run.  It may say nothing for that much longer.  In a round it counts as dead no later
         than in a small run, and one beat may be late."""
         if in_round:
             in_time_s = self.dead_after_s / BEATS_TO_DEATH
             return min(BEAT_LONGEST_S, in_time_s) if in_time_s > heartbeat_s else 0.0
-        every_s = min(BEAT_LONGEST_S, len(self._alive) / BEATS_MOST_PER_S)
-        before, pause_s = member.pause_s, max(0.0, every_s - heartbeat_s)
+        beat_no = member.beat.seq if member.beat is not None else 0
+        if beat_no == member.turn[0]:  # the answer once more, with news: its turn counts from the first one
+            member.pause_s = max(member.pause_s, member.turn[1] - heartbeat_s)
+            return member.turn[1]
+        all_s = min(BEAT_LONGEST_S, len(self._alive) / BEATS_MOST_PER_S)
+        next_s = self._beat_turns.next_in_s(all_s, now) if all_s > heartbeat_s else 0.0
+        before, pause_s = member.pause_s, max(0.0, next_s - heartbeat_s)
         member.pause_s, member.pause_told_s = max(pause_s, member.pause_told_s), pause_s
         if member.pause_s < before:
             self._watch(member)
-        return every_s if pause_s else 0.0
+        member.turn = beat_no, next_s if pause_s else 0.0
+        return member.turn[1]
 
     def await_words(self, peers: Iterable[str], now: float) -> None:
         """They are in a round from now on, and beat as all do in small runs."""

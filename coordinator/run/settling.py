@@ -34,7 +34,7 @@ from farflung.coordinator.run.membership import Member
 from farflung.protocol.digests import drawn_chunk, hash_bytes
 from farflung.protocol.messages import Committed, FragmentBeat
 from farflung.protocol.model_schema import Fragment
-from farflung.protocol.round_words import Commit
+from farflung.protocol.round_words import CROWD, Commit
 from farflung.protocol.signed_words import claim_part
 from farflung.protocol.signing import verify
 
@@ -53,7 +53,7 @@ class Settling:
         self._number = fragment
         self._version = -1  # all below is about this one, in this era
         self._era = -1
-        self._named: dict[str, set[bytes]] = {}  # by member: what it said that the version is
+        self._named: dict[str, set[bytes]] = {}  # by member: what it said that the version is, untold
         self._refuted: dict[bytes, Refuted] = {}
         self._void: dict[str, str] = {}  # members that did not prove what they said of it, and why
         # Of these: those that only said nothing, and may be right all the same; then the same of any version.
@@ -108,7 +108,8 @@ class Settling:
 
     def commit_for(self, member: Member, commit: Commit) -> Commit:
         """In a mesh whole for whoever keeps it, and else with that member's own part: the others are many."""
-        return commit if self._core.is_keeper(member.peer) else own_part(commit, member.peer)
+        whole = not self._core.manifest.round.group or self._core.is_keeper(member.peer)
+        return commit if whole else own_part(commit, member.peer)
 
     # ---- one member's word ---------------------------------------------------------------------------------------
 
@@ -123,7 +124,8 @@ class Settling:
         self._look_behind(member, said, contradicts=known is not None and not shows and bool(said.digest))
         holds = False
         if said.version == book.version and said.digest:
-            if member.peer in book.vouched:
+            # Whoever was told a digest, and fetched what has it, is not its author, however wrong it is.
+            if member.peer in book.vouched and not shows:
                 self._named.setdefault(member.peer, set()).add(said.digest)
             holds = shows and bool(value) and value == book.shown.get(said.version)
             if shows and value and not holds:
@@ -205,9 +207,11 @@ class Settling:
         if version == 0 or version in book.digests or len(claims) != 1:
             return changed
         [(digest, agreeing)] = claims.items()
-        to_come = [member for member, said in heard if self._may_still_speak(member, said)]
+        to_come = [each for each in self._told_at_once(heard) if self._may_still_speak(*each)]
         if to_come and 2 * len(agreeing) <= len(agreeing) + len(to_come) and not patience_over:
             return changed  # whoever speaks later and knows better is heard then; but it costs the others a dispute
+        for peer in agreeing:
+            self._named.setdefault(peer, set()).add(digest)
         shown = Counter(self._values(heard, digest)).most_common(1)[0][0]
         self._core.write(DigestFixed(version=version, digest=digest, fragment=self._number, shown=shown))
         return True
@@ -220,6 +224,13 @@ class Settling:
                 if self.has_shown(said):
                     claims.setdefault(said.digest, []).append(member.peer)
         return claims
+
+    def _told_at_once(self, heard: Sequence[Speaker]) -> Sequence[Speaker]:
+        """Of the newest commit: others of a crowd hear of it with their next beats, and are heard when they have."""
+        makers = set(self._book.makers)
+        if len(heard) <= CROWD or not makers:
+            return heard
+        return [(member, said) for member, said in heard if member.peer in makers]
 
     def _may_still_speak(self, member: Member, said: FragmentBeat) -> bool:
         if member.peer in self._void or said.digest in self._refuted:
@@ -331,8 +342,8 @@ class Settling:
     def _keep(self, proof: Refuted, peers: tuple[str, ...]) -> None:
         """For whoever was not there: what was claimed, and what it should have been."""
         core, maker = self._core, self._core.members.members.get(proof.claim.by)
-        if maker is None:
-            return  # it has gone, and its key with it
+        if maker is None or maker.peer not in peers:
+            return  # it has gone, and its key with it; or it was told what it signed
         rules, fragment = self._rules_and_fragment()
         of_base = rules.outer_of(proof.chunk, proof.base + 1)
         if any(rules.outer_of(proof.chunk, v) != of_base for v in range(proof.base + 2, self._version + 1)):

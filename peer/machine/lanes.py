@@ -99,6 +99,11 @@ class Participation:
         """What a tick says of each fragment that is held here."""
         return [(self.lanes[tick.fragment], tick) for tick in ticks]
 
+    def came_back(self) -> None:
+        """The coordinator has let me in again; others may have closed their lines to me meanwhile."""
+        for lane in self.lanes.values():
+            lane.catch.came_back()
+
     # ---- rounds -----------------------------------------------------------------------------------------------
 
     def on_plan(self, plan: Plan, frozen: Frozen | None, now: float) -> list[Effect]:

@@ -184,9 +184,9 @@ class PeerMachine:
         return joined
 
     def _enter(self, joined: Joined, welcome: Welcome) -> list[do.Effect]:
-        known = joined.attached.known
-        self.reports.begin_session(welcome.session, known.run_id, known.manifest.round.gather_codec)
+        self.reports.begin_session(welcome.session, joined.attached.known)
         self._in_seq = self._beats.begin(self._now)
+        joined.part.came_back()
         found = self.seeking.on_welcome(welcome, self._now)
         return [do.EnterMembers(welcome.member_port), *found, *self._beat()]
 
@@ -226,8 +226,8 @@ class PeerMachine:
             case Show():
                 effects = joined.on_show(message, self.reports, now)
             case Aborted(round_no=round_no):
-                part.on_aborted(round_no)
-                effects = []
+                part.on_aborted(round_no)  # who is in no round any more may be in the next one
+                effects = self._beat() if self._beats.are_rare(joined.net.heartbeat_s) else []
             case AuditChunks():
                 effects = joined.auditing.on_audit(message, now)
             case Keep():
@@ -368,7 +368,7 @@ class PeerMachine:
             return self.leave(wrong, CODE)
         effects = joined.exchange.on_sealed(fragment, version, digest)
         # That I hold it is told with it, where I am told under which nonce: that is calculated in a moment.
-        told = [] if joined.part.lanes[fragment].proving else self._beat()
+        told = [] if joined.part.lanes[fragment].proving else self._tell_news()
         return effects + told + self._move_on()
 
     def on_holding_proven(self, proof: do.ProveHolding, value: bytes, now: float) -> list[do.Effect]:
@@ -377,7 +377,7 @@ class PeerMachine:
         if joined is None:
             return []
         joined.part.lanes[proof.fragment].on_holding_proven(proof.version, proof.nonce, value)
-        return self._beat() + self._move_on()
+        return self._tell_news() + self._move_on()
 
     def on_shown(self, show: Show, raw: bytes | None, now: float) -> list[do.Effect]:
         """The bytes that the coordinator asked for; None: they are not here."""
@@ -437,7 +437,7 @@ class PeerMachine:
                 effects: list[do.Effect] = []
             case Frozen():
                 self.training.on_frozen(message)
-                effects = [] if message.more else self._beat()
+                effects = [] if message.more else self._tell_news()
             case Counted() | Unusable():
                 effects = self._on_micro(message)
             case Made():
@@ -585,6 +585,10 @@ class PeerMachine:
             effects += [*joined.exchange.send_ahead(), *joined.exchange.go_on()]
             effects += joined.exchange.tell_batch(self._now)
         return effects
+
+    def _tell_news(self) -> list[do.Effect]:
+        usual_s = self.joined.net.heartbeat_s if self.joined is not None else 0.0
+        return [] if self._beats.news_may_wait(usual_s) else self._beat()
 
     def _beat(self) -> list[do.Effect]:
         if not self.doorway.inside or self.joined is None:

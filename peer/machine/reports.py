@@ -28,6 +28,7 @@ from farflung.protocol.messages import (
     FragmentBeat,
     FragmentTick,
     Leave,
+    OpenRound,
     ProgressReport,
     Sent,
     Show,
@@ -36,6 +37,7 @@ from farflung.protocol.messages import (
     ToMember,
     What,
 )
+from farflung.protocol.moments import Known
 from farflung.protocol.round_words import THE_RESULT, ChunkVerdict, Commit, GroupSums, Plan, RelayOffer
 from farflung.protocol.signed_words import (
     Results,
@@ -53,6 +55,7 @@ PROGRESS_EVERY_S = 0.25  # how often a partial progress is told; a complete one 
 # Nothing is complete any more where somebody died: so the last eighth is told as often as what comes after it.
 SCATTER_EVERY_S, GATHER_EVERY_S = 2.0, 0.5
 LAST_PART = 1 / 8
+RARE = 2.0  # times as long as usual from beat to beat: what is new may wait for the next one
 
 
 @dataclass
@@ -108,9 +111,9 @@ class Reporter:
         reports.vitals = replace(before.vitals, saved=-1, stuck=False)
         return reports
 
-    def begin_session(self, session: bytes, run_id: bytes, gather_codec: str) -> None:
-        self.session, self.run_id, self._seq, self.roster_no = session, run_id, 0, 0
-        self._gather_codec = gather_codec
+    def begin_session(self, session: bytes, known: Known) -> None:
+        self.session, self.run_id, self._seq, self.roster_no = session, known.run_id, 0, 0
+        self._gather_codec = known.manifest.round.gather_codec
 
     @property
     def has_news(self) -> bool:
@@ -330,16 +333,21 @@ class Reporter:
 
 
 class BeatTimes:
-    """When my next beat is due, and how long the coordinator may say nothing: it answers each of them."""
+    """When my next beat is due, what may wait for it, and how long the coordinator may say nothing: it answers each of
+    them."""
 
     def __init__(self) -> None:
         self._said_at = self._heard_at = 0.0
         # In no round and in one, by the newest tick of each sort; 0: as the run's terms say.
-        self._told_s = self._told_in_round_s = 0.0
+        self._told_s = self._told_in_round_s = self._told_at = 0.0
+        self._answered = 0  # the newest beat of mine of which I know the answer
+        # Until the coordinator knows that I hold the newest version: as a newcomer, and as a member of its round.
+        self._is_awaited = True
 
     def begin(self, now: float) -> int:
         """A session.  Returns the number of the newest word in it."""
         self._heard_at, self._told_s, self._told_in_round_s = now, 0.0, 0.0
+        self._is_awaited, self._answered = True, 0
         return 0
 
     def said(self, now: float) -> None:
@@ -352,11 +360,26 @@ class BeatTimes:
             self._told_in_round_s = message.beat_s
         elif isinstance(message, Tick):
             self._told_s = message.beat_s
+            if message.answers != self._answered:  # else it is the answer once more, with news
+                self._answered, self._told_at = message.answers, now
+            self._is_awaited &= not all(each.verified for each in message.fragments)
+        self._is_awaited |= isinstance(message, OpenRound)
         return message.seq
 
+    def news_may_wait(self, usual_s: float) -> bool:
+        """For the next beat.  In a run so large that beats are rare all have a new version after each commit, and are
+        ready some time later: if they said so at once, each would beat three times for one."""
+        return self.are_rare(usual_s) and not self._is_awaited
+
+    def are_rare(self, usual_s: float) -> bool:
+        return self._told_s >= RARE * usual_s
+
     def is_due(self, usual_s: float, in_round: bool, now: float) -> bool:
-        """Whoever is in a round is looked after more closely."""
-        return now >= self._said_at + self._every_s(usual_s, in_round)
+        """Whoever is in a round is looked after more closely.  What is told in a large run is my turn among others,
+        from the first answer to my beat on: one that comes late was given after turns that are as much later."""
+        every_s = self._every_s(usual_s, in_round)
+        is_turn = every_s > usual_s and not in_round
+        return now >= (max(self._said_at, self._told_at) if is_turn else self._said_at) + every_s
 
     def is_lost(self, usual_s: float, patience_s: float, in_round: bool, now: float) -> bool:
         """`patience_s`: where beats are as usual."""

@@ -342,6 +342,7 @@ class Work:
         # The slot that a round is using, until its commit or abort is known.
         self._sent_slot: int | None = None
         self._loads = 0  # told and not yet answered
+        self._is_forgotten = False  # what the trainer has of it, until it loads something in its place
 
     @property
     def loading(self) -> bool:
@@ -368,7 +369,7 @@ class Work:
 
     def forget(self) -> None:
         """Nothing is kept: the next load is a first one."""
-        self.frozen, self.given, self.fresh = None, None, True
+        self.frozen, self.given, self.fresh, self._is_forgotten = None, None, True, True
 
     def stands_for(self, version: int) -> Frozen | None:
         """What a round from this version gets."""
@@ -393,7 +394,7 @@ class Work:
 
     def _load(self, version: int, keep: Keep, work: Frozen | None) -> Load:
         """`work`: what a commit used (rest), or what the trainer takes as its own (restore)."""
-        self.fresh, self.running = False, True
+        self.fresh, self.running, self._is_forgotten = False, True, False
         self._loads += 1
         return Load(
             version=version,
@@ -409,9 +410,10 @@ class Work:
         self._loads = max(0, self._loads - 1)  # one of a trainer that is gone may still come
 
     def on_frozen(self, frozen: Frozen) -> None:
-        if self.loading:
+        if self.loading or self._is_forgotten:
             # It crossed the Load.  What it speaks of may be merged or dropped by now, and its slot may be the one
             # that the Load names as spare.  The trainer goes on, and its next freeze holds all that it still owes.
+            # Or its work was forgotten, while no state was here to load in its place: that load is still to come.
             return
         self.frozen = frozen
         self.running = False

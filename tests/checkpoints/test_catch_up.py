@@ -278,6 +278,64 @@ def test_what_has_come_goes_on_with_the_run_while_its_donors_hold_the_rest_back(
     assert joiner.catch.lowest >= 4, "all of it is here"
 
 
+def quickly(joiner: Joiner, versions: range) -> None:
+    """What is held is forgotten within a time in which no donor is found to be late."""
+    for version in versions:
+        for donor in joiner.donors.values():
+            donor.version = version
+        joiner.catch.on_commit(commit(version))
+        joiner.word(version, {version: digest(version)})
+        joiner.turns(count=4, seconds=RETRY_S / 20)
+
+
+def test_P6_pieces_that_got_lost_are_asked_for_again_though_results_come_at_all_times() -> None:
+    """Seen with a peer that had been stopped: eight questions were under way when the others closed their lines to it.
+    All who owed them gave results from then on, so that nobody was late, and none was idle: it never got in."""
+    joiner, lost = Joiner({"ann": Donor(4), "bob": Donor(4)}, target=4), set[int]()
+
+    def arrives(want: SendFrame) -> bool:
+        chunk = want.frame.header.chunk
+        is_lost = want.frame.header.kind == Kind.WANT_STATE and chunk > 1 and chunk not in lost
+        lost.update([chunk] if is_lost else [])
+        return not is_lost
+
+    joiner.arrives = arrives
+    quickly(joiner, range(4, 10))
+    assert lost == {2, 3, 4, 5} and not joiner.arrived
+    quickly(joiner, range(10, 30))
+    assert joiner.arrived
+
+
+def test_P6_what_no_donor_had_just_now_is_asked_for_as_soon_as_the_run_has_moved_on() -> None:
+    """All were busy with the version that they were leaving.  After a pause, what had come was forgotten again."""
+    joiner = Joiner({"ann": Donor(4), "bob": Donor(4)}, target=4)
+    refused = set[tuple[str, int]]()
+
+    def arrives(want: SendFrame) -> bool:
+        header = want.frame.header
+        if header.kind != Kind.WANT_STATE or header.chunk > 1 or (want.to, header.chunk) in refused:
+            return True
+        refused.add((want.to, header.chunk))
+        missing = Header(Kind.MISSING, TAG, decision_no=int(header.kind), chunk=header.chunk)
+        joiner.catch.on_frame(want.to, Frame(missing))
+        return False
+
+    joiner.arrives = arrives
+    quickly(joiner, range(4, 7))
+    assert len(refused) == 4 and joiner.arrived
+
+
+def test_P6_who_is_let_in_again_asks_anew_at_once() -> None:
+    joiner = Joiner({"ann": Donor(4), "bob": Donor(4)}, target=4)
+    joiner.arrives = lambda want: False
+    joiner.turn()
+    joiner.arrives = lambda want: True
+    assert joiner.turn() == 0, "all questions that are allowed are under way"
+    joiner.catch.came_back()
+    joiner.turns(count=6, seconds=RETRY_S / 20)
+    assert joiner.arrived
+
+
 # ---- donors of all kinds -----------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ import zmq
 
 from farflung.collectives.link.line import Over
 from farflung.collectives.link.link import Appointment
-from farflung.collectives.link.undialled import LATE_S, RETIRES_S
+from farflung.collectives.link.undialled import LATE_S, RETIRES_S, SHIFTS_S
 from farflung.protocol.process.sockets import BULK_CLIENT, Keys, curve_client, curve_raw, curve_server, opened
 from farflung.protocol.round_words import MEET_EVERY_S, MEET_TRIES
 from rig.link_ends import End, frame, until, ways
@@ -156,6 +156,20 @@ def test_tries_are_a_second_apart_and_then_over(ann: End) -> None:
     now[0] = 1010.0 + MEET_EVERY_S + LATE_S + 0.01
     ann.turn()
     assert line.tries == 2 and not line.over(Over.PUNCHED), "whoever is late waits for the next instant"
+
+
+@pytest.mark.parametrize(("theirs", "shifts_s"), [(bytes(32), (0.0, 0.0, 0.0)), (b"\xff" * 32, SHIFTS_S)])
+def test_one_of_both_shifts_its_later_tries(ann: End, theirs: bytes, shifts_s: tuple[float, ...]) -> None:
+    """Clocks that differ by more than the way takes miss each other in the first try, and not in all of them."""
+    assert len(SHIFTS_S) == MEET_TRIES and len(set(SHIFTS_S)) == MEET_TRIES
+    ann.link.set_contacts([ann.contact, ann.contact.__class__("bob", "bob", theirs, "")])
+    line = ann.link.lines["bob"]
+    line.appointment = Appointment("127.0.0.1:4000", 1000.0)
+    for number, shift_s in enumerate(shifts_s):
+        due = 1000.0 + number * MEET_EVERY_S + shift_s
+        assert ann.link._undialled._next_at(line, due - 0.001) == pytest.approx(due)
+        line.tries += 1
+    assert ann.link._undialled._next_at(line, 1002.9) is None
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from farflung.collectives.link.bookkeeping import (
     CROSSING_BYTES_WAITING,
     CROSSINGS_WAITING,
     Backlog,
+    Waiting,
 )
-from farflung.collectives.link.line import STANDS_AFTER_S, Connection
-from farflung.collectives.link.tcp_counts import NOTHING, Crossed
+from farflung.collectives.link.line import STANDS_AFTER_S, Bearer, Connection, Line
+from farflung.collectives.link.tcp_counts import NOTHING, Crossed, TcpCounts
 from farflung.collectives.link.urgency import (
     LITTLE_BYTES,
     URGENT_KINDS,
@@ -274,3 +275,39 @@ def test_where_no_contribution_leaves_results_fill_the_line() -> None:
     assert ann.unacknowledged_bytes > 0 and ann.link.counts.sent_bytes > 3 * PAYLOAD_MAX
     until(lambda: bob.got.count(Kind.RESULT) == 40, (ann, True), (bob, True))
     close(ann, bob, cyd)
+
+
+# ---- over several connections ---------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Taking(Bearer):
+    """It takes what it has room for."""
+
+    room: int
+    took: list[bytes]  # headers
+
+    def offer(self, item: Waiting) -> bool:
+        has_room = len(self.took) < self.room
+        if has_room:
+            self.took.append(item.header)
+        return has_room
+
+
+def taken(kind: Kind, room: int) -> list[list[int]]:
+    streams = [Taking(tcp=TcpCounts(), up=True, room=room, took=[]) for _ in range(2)]
+    line = Line(Contact("bob", "bob", bytes(32), "127.0.0.1:9"), [*streams])
+    frames = [frame(kind, 9, chunk) for chunk in range(4)]
+    for each in frames:
+        line.put(each)
+    for each in frames:
+        line.send_one(None, 0.0, rank_of(each))
+    headers = [each.header.pack() for each in frames]
+    return [[headers.index(header) for header in stream.took] for stream in streams]
+
+
+def test_F1_no_microbatch_overtakes_another_one_over_a_second_connection() -> None:
+    """Sums are made in the order in which microbatches come: it is that of one process where the line has room."""
+    assert taken(Kind.ACTIVATION, room=9) == [[0, 1, 2, 3], []]
+    assert taken(Kind.ACTIVATION, room=2) == [[0, 1], [2, 3]], "else they wait for nothing"
+    assert taken(Kind.CONTRIBUTION, room=9) == [[1, 3], [0, 2]], "both are kept busy"

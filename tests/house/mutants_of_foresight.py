@@ -186,4 +186,11 @@ FORESIGHT = (
         "moves = self.up and self._crossed != NOTHING",
         LEAVING,
     ),
+    Mutant(
+        "F1 no microbatch overtakes another one over a second connection",
+        "collectives/link/line.py",
+        "        if item.crossing:\n",
+        "        if False:\n",
+        ("tests/collectives/test_urgency.py",),
+    ),
 )

@@ -325,6 +325,34 @@ STATE = (
         CATCH_UP,
     ),
     Mutant(
+        "P6 pieces that got lost are missed though their donors give other things",
+        "checkpoints/catch_up.py",
+        "or (asked.heavy and asked.donor in forgetful)",
+        "or (not asked.heavy and asked.donor in forgetful)",
+        CATCH_UP,
+    ),
+    Mutant(
+        "who says that a piece has to wait has not forgotten it",
+        "checkpoints/donors.py",
+        "            for heavy in {False, asked.heavy}:\n                self._heard_at[asked.donor, heavy] = now",
+        "            for heavy in (False,):\n                self._heard_at[asked.donor, heavy] = now",
+        CATCH_UP,
+    ),
+    Mutant(
+        "P6 what nobody had just now is asked for at the next version",
+        "checkpoints/catch_up.py",
+        "if digests.keys() - self.digests.keys():",
+        "if False:",
+        CATCH_UP,
+    ),
+    Mutant(
+        "P6 who is let in again asks anew",
+        "peer/machine/machine.py",
+        "joined.part.came_back()",
+        "assert joined.part",
+        ("tests/peer/machine/test_helping.py",),
+    ),
+    Mutant(
         "of results the oldest come first",
         "checkpoints/catch_up.py",
         "for v, chunk in sorted(results)]",
@@ -593,8 +621,8 @@ STATE = (
     Mutant(
         "a freeze that crossed a load does not count",
         "peer/machine/trainer_view.py",
-        "if self.loading:\n            # It crossed",
-        "if False:\n            # It crossed",
+        "if self.loading or self._is_forgotten:\n            # It crossed",
+        "if self._is_forgotten:\n            # It crossed",
         TRAINER,
     ),
     Mutant(

@@ -13,6 +13,13 @@ PROOFS = (
         COURT,
     ),
     Mutant(
+        "in a crowd no digest waits for those who hear of the commit late",
+        "coordinator/run/settling.py",
+        "if len(heard) <= CROWD or not makers:",
+        "if True:",
+        COURT,
+    ),
+    Mutant(
         "an echo of a digest shows nothing",
         "coordinator/run/settling.py",
         "holds = shows and bool(value) and value == book.shown.get(said.version)",
@@ -24,6 +31,20 @@ PROOFS = (
         "coordinator/court/possession.py",
         "fits = len(said) == TAG_BYTES + HASH_BYTES and said[:TAG_BYTES] == nonce[:TAG_BYTES]",
         "fits = len(said) == TAG_BYTES + HASH_BYTES",
+        COURT,
+    ),
+    Mutant(
+        "P18 who was told a digest is not its author",
+        "coordinator/run/settling.py",
+        "if member.peer in book.vouched and not shows:",
+        "if member.peer in book.vouched:",
+        COURT,
+    ),
+    Mutant(
+        "P18 those by whose word a digest was settled are its authors",
+        "coordinator/run/settling.py",
+        "        for peer in agreeing:",
+        "        for peer in ():",
         COURT,
     ),
     Mutant(

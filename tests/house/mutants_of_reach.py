@@ -235,6 +235,13 @@ REACH = (
         ("tests/collectives/test_undialled.py",),
     ),
     Mutant(
+        "clocks that differ by more than the way takes don't miss each other in all tries",
+        "collectives/link/undialled.py",
+        "SHIFTS_S[line.tries] if self._is_lesser(line) else 0.0",
+        "0.0",
+        ("tests/collectives/test_undialled.py",),
+    ),
+    Mutant(
         "what the relay still carries may arrive",
         "collectives/link/undialled.py",
         "elif way is None and line.is_punched:",

@@ -55,6 +55,16 @@ def test_two_links_meet_past_their_routers_twenty_times_of_twenty(kind: str) -> 
     assert all(each["seconds"] is not None and each["seconds"] <= 2.0 for each in found), found
 
 
+def test_two_whose_clocks_differ_by_more_than_the_way_takes_meet_all_the_same() -> None:
+    apart_s = 2 * WAY_S
+    # One try of three can cross: it has the room that a way just shorter than that leaves it.
+    with Homes(["ann", "bob"], Router(resets=True, delay_s=0.8 * apart_s)) as homes:
+        found = met_in(homes, 6, apart_s=apart_s)
+    assert len(found) == 12, "each end has told of each time"
+    assert all(each["seconds"] is not None for each in found), found
+    assert any(each["tries"] > 1 for each in found), "the first packets did not cross"
+
+
 def test_past_a_hard_router_nobody_meets() -> None:
     with Homes(["ann", "bob"], ROUTERS["fully random"]) as homes:
         found = met_in(homes, 1)
@@ -64,7 +74,8 @@ def test_past_a_hard_router_nobody_meets() -> None:
 @pytest.mark.parametrize("kind", ROUTERS)
 def test_two_homes_finish_a_run_with_equal_models(kind: str, tmp_path: Path) -> None:
     with Homes(["ann", "bob"], ROUTERS[kind]) as homes:
-        run = HomeRun(homes, tmp_path)
+        # It is not over before the last try, which is seconds after the first.
+        run = HomeRun(homes, tmp_path, rounds=24)
         run.coordinate()
         run.join("ann")
         run.join("bob")

@@ -7,6 +7,7 @@ outer step.
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import signal
 from pathlib import Path
@@ -149,14 +150,12 @@ def test_what_a_killed_peer_had_counted_is_computed_again_by_another(stage: Any)
     stage.join("ann")
     log = stage.folder / "ann.log"
     stage.eventually(lambda: log.exists() and "version 0 is here" in log.read_text(), "ann has the state")
-    # Its word on the newest one may not have left it when it stopped.
-    found = stage.until(lambda status: status["batch"]["counted"] >= 5, "the coordinator has heard of them")
-    counted = found["batch"]["counted"]
+    # Its word on the newest ones may not have left it when it stopped, and ann's first may be among these.
+    stage.until(lambda status: status["batch"]["counted"] >= 5, "the coordinator has heard of them")
     os.kill(stage.trainer_of("bob"), signal.SIGKILL)
     stage.processes["bob"].kill()
     finish(stage, "ann")
-    told = [f"had counted {count} microbatches, which are computed again" for count in (counted, 6)]
-    assert any(each in stage.log("coordinator") for each in told)
+    assert re.search("had counted [1-6] microbatches, which are computed again", stage.log("coordinator"))
     check_update(stage, "ann")
 
 

@@ -1,6 +1,6 @@
 """Two links that meet again and again past their routers (routers.py), without the rest of a run.
 
-    python -m rig.meetings host PORT COUNT         # at the host: tells each the other's address, and the instant
+    python -m rig.meetings host PORT COUNT APART_S # at the host: tells each the other's address, and the instant
     python -m rig.meetings end HOST PORT COUNT     # in a home: prints what came of each instant, a line of JSON
 
 `met_in(homes, count)` runs all three.  An end is a real link, with a new port and key each time.
@@ -31,11 +31,13 @@ PATIENCE_S = 4.0
 _TAG = b"run-tag!"
 
 
-def met_in(homes: Homes, count: int) -> list[dict[str, Any]]:
-    """What each end says of each time: `seconds` from the instant until a frame had come, None where none did."""
+def met_in(homes: Homes, count: int, apart_s: float = 0.0) -> list[dict[str, Any]]:
+    """What each end says of each time: `seconds` from the instant until a frame had come, None where none did.
+
+    `apart_s`: by so much the instants of both differ, as if they read their clocks wrongly."""
     script = [sys.executable, "-m", "rig.meetings"]
     env = os.environ | {"PYTHONPATH": rig_path()}
-    homes.popen(HOST, [*script, "host", str(PORT), str(count)], env=env)
+    homes.popen(HOST, [*script, "host", str(PORT), str(count), str(apart_s)], env=env)
     ends = [
         homes.popen(
             name,
@@ -50,7 +52,7 @@ def met_in(homes: Homes, count: int) -> list[dict[str, Any]]:
     return [json.loads(line) for each in said for line in each.splitlines()]
 
 
-def host(port: int, count: int) -> None:
+def host(port: int, count: int, apart_s: float) -> None:
     with socket.create_server(("0.0.0.0", port)) as server:
         for _ in range(count):
             guests = [server.accept() for _ in range(2)]
@@ -58,6 +60,7 @@ def host(port: int, count: int) -> None:
             at = time.monotonic() + LEAD_S  # all of them are on one machine, and have one clock
             for (guest, _), (_, other), word in zip(guests, reversed(guests), reversed(words), strict=True):
                 told = {"endpoint": f"{other[0]}:{other[1]}", "key": word["key"], "at": at}
+                at += apart_s  # of the second one
                 guest.sendall((json.dumps(told) + "\n").encode())
             for guest, _ in guests:
                 guest.close()
@@ -97,7 +100,7 @@ def meet_once(address: tuple[str, int]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     if sys.argv[1] == "host":
-        host(int(sys.argv[2]), int(sys.argv[3]))
+        host(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
     else:
         for _ in range(int(sys.argv[4])):
             print(json.dumps(meet_once((sys.argv[2], int(sys.argv[3])))), flush=True)

@@ -27,6 +27,7 @@ import zmq
 
 from farflung.peer.identity import Identity
 from farflung.peer.machine.getting_in import Doorway, Offer, me_of
+from farflung.peer.machine.reports import RARE
 from farflung.protocol import envelope as wire
 from farflung.protocol.digests import combined, full_mask, hash_bytes, keyed_hash, mask_of, mask_to_bytes
 from farflung.protocol.join_url import JoinUrl
@@ -200,6 +201,7 @@ class Sham:
         self.kept = 0  # the newest of the run's commits that it keeps
         self.fragment = 0
         self.beat_s = 0.0  # that it was told
+        self.is_awaited = True  # as in BeatTimes of peer/machine/reports.py
         self.inside_port = 0
         self.route = (
             self.name
@@ -266,6 +268,14 @@ class Sham:
         elif now >= self.next_beat and self.door.inside:
             self.crowd.figures.late_s = max(self.crowd.figures.late_s, now - self.next_beat)
             self.beat(now)
+
+    def tell_news(self, now: float) -> None:
+        if not self.news_waits:
+            self.beat(now)
+
+    @property
+    def news_waits(self) -> bool:
+        return self.beat_s >= RARE * self.crowd.heartbeat_s and not self.is_awaited
 
     def beat(self, now: float) -> None:
         self.seq += 1
@@ -341,6 +351,7 @@ class Sham:
         if kind == "tick":
             self._on_tick(message, now)
         elif kind == "open":
+            self.is_awaited = True
             self._on_plan(message.plan)
         elif kind == "decided" and message.decision.foreseen:
             pass  # it begins when it is decided
@@ -382,12 +393,15 @@ class Sham:
             self.leases = tuple(lease.lease for lease in tick.leases)
         self.beat_s = tick.beat_s
         of = tick.fragments[0]
+        self.is_awaited &= bool(of.round_no) or not of.verified
+        if self.beat_s > self.crowd.heartbeat_s and not self.round_no:
+            self.is_due_at(now + self.beat_s)  # its turn
         if self.crowd.only_joins:
             return
         if of.nonce and self.nonces.get(of.nonce_for) != of.nonce:
             self.nonces[of.nonce_for] = of.nonce
             if of.nonce_for == self.version:
-                self.beat(now)
+                self.tell_news(now)
         if tick.goal == "found" and self.version < 0:
             self.at_version(0, now)
         elif tick.goal == "sync" and of.digests and of.version > self.version:
@@ -404,8 +418,8 @@ class Sham:
             return
         self.version, self.ready_at = version, now + READY_AFTER_S
         self._out_of_round()
-        self.beat(now)
-        if self.crowd.rounds:  # like a real trainer, it says at once that it is ready
+        self.tell_news(now)
+        if self.crowd.rounds and not self.news_waits:  # like a real trainer, it says at once that it is ready
             self.is_due_at(min(self.next_beat, self.ready_at + 0.001))
 
     def _out_of_round(self) -> None:

@@ -8,14 +8,21 @@ from typing import Any
 import msgspec
 import pytest
 
+from farflung.coordinator.ledger.records import CommittedRound, DigestFixed, Record
+from farflung.coordinator.reach import acquaintances
+from farflung.coordinator.rounds import groups
 from farflung.coordinator.rounds.groups import own_part
+from farflung.coordinator.run import core, membership, settling
 from farflung.coordinator.run.core import KEEPERS
 from farflung.coordinator.run.effects import Tell
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.status import status_json
+from farflung.peer.simulator.scenario import Scenario
+from farflung.peer.simulator.world import Names, World
 from farflung.protocol import envelope, limits
 from farflung.protocol import messages as m
 from farflung.protocol.causes import DepartureCause
+from farflung.protocol.messages import Message
 from farflung.protocol.round_words import Commit
 from farflung.protocol.verdicts import Verdict
 from rig.crowd import crowd
@@ -148,3 +155,73 @@ def test_whoever_keeps_the_run_is_drawn_anew_with_each_step_of_it() -> None:
     assert len(before) == len(after) == KEEPERS and len(before & after) < KEEPERS // 2
     few = crowd(KEEPERS, group=4).core
     assert all(map(few.is_keeper, few.members.alive)), "of so few everybody"
+
+
+# ---- beats are rare where members are many ---------------------------------------------------------------------------
+
+RARELY_S = 6.0  # what beats stretch to, in place of one a second
+IN_A_ROUND = 10  # beats of a member in a round, and until it has shown what came of it
+
+
+class Rarely(World):
+    """Two of eight are in each round, and the others are left to their rare beats."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, Scenario(peers=8, rounds=6, end_s=400.0, faults_until_s=0.0))
+        self.beats, self.members = 0, 0  # all; of rounds, together
+        self.settled_s: list[float] = []  # from a commit until two of its round had shown the version
+
+    def _deliver(
+        self, source: str, target: str, message: Message, allowed: Names, key: bytes = b"", version: int = 0
+    ) -> None:
+        self.beats += isinstance(message, m.Beat)
+        super()._deliver(source, target, message, allowed, key, version)
+
+    def _write(self, record: Record) -> None:
+        super()._write(record)
+        if isinstance(record, CommittedRound):
+            self.members += len(record.commit.members)
+            self.committed_at = self.now
+        elif isinstance(record, DigestFixed) and record.version:
+            self.settled_s.append(self.now - self.committed_at)
+
+
+@pytest.fixture
+def rare_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few are as many as thousands."""
+    monkeypatch.setattr(acquaintances, "WHOLE_ROSTER", 1)
+    monkeypatch.setattr(core, "WHOLE_ROSTER", 1)
+    monkeypatch.setattr(core, "KEEPERS", 2)
+    monkeypatch.setattr(settling, "CROWD", 1)
+    monkeypatch.setattr(membership, "BEATS_MOST_PER_S", 4 / RARELY_S)
+
+
+# 259: a trainer learns on after its work was forgotten, and before a state is here to load.
+SEEDS = [*range(0, 60, 3), 259]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.usefixtures("rare_beats")
+def test_every_promise_holds_where_beats_are_rare(seed: int) -> None:
+    """By those that a run has at its worst: deaths, losses, words that overtake each other."""
+    World(seed, Scenario.of(seed)).run()
+
+
+@pytest.mark.parametrize("seed", range(0, 30, 5))
+@pytest.mark.usefixtures("rare_beats")
+def test_P18_no_liar_gains_by_rare_beats(seed: int) -> None:
+    World(seed, Scenario.of_liars(seed)).run()
+
+
+@pytest.mark.usefixtures("rare_beats")
+def test_in_a_large_run_what_is_new_waits_for_the_next_beat_unless_a_round_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(groups, "MEMBERS_PER_ROUND", 2)
+    monkeypatch.setattr(membership, "BEATS_MOST_PER_S", 8 / RARELY_S)
+    world = Rarely(1)
+    report = world.run()
+    assert report.outcome == "finished" and world.members == 2 * report.version
+    usual = report.seconds * membership.BEATS_MOST_PER_S
+    assert world.beats - usual < IN_A_ROUND * world.members, "it would be 14 if all said at once what is new"
+    assert len(world.settled_s) == report.version and max(world.settled_s) < 2.0

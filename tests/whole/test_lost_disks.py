@@ -12,6 +12,9 @@ import os
 
 import pytest
 
+from farflung.coordinator.ledger import keeping
+from farflung.coordinator.ledger.kept_books import kept_leases
+from farflung.coordinator.run import core
 from farflung.peer.simulator.scenario import Scenario
 from farflung.peer.simulator.world import World
 from rig.pieces import pieces
@@ -36,3 +39,14 @@ def test_no_promise_is_broken_where_the_coordinators_disk_is_lost(batch: int) ->
     seeds = range(batch * SEEDS // BATCHES, (batch + 1) * SEEDS // BATCHES)
     restored = [world.lost_disk.versions for world in map(run, seeds)]
     assert 3 * sum(versions is not None for versions in restored) >= 2 * len(restored), "most lose their disk"
+
+
+@pytest.mark.parametrize("seed", [1, 2, 4, 5, 7, 8])
+def test_P21_in_a_large_run_some_keep_the_books_and_these_may_be_too_long_for_leases(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more than two members two keep the books, and in the books nobody holds a lease."""
+    monkeypatch.setattr(core, "WHOLE_ROSTER", 2)
+    monkeypatch.setattr(core, "KEEPERS", 2)
+    monkeypatch.setattr(keeping, "kept_leases", lambda leases, most_bytes: kept_leases(leases, 0))
+    run(seed)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+from collections import Counter
+
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
@@ -11,9 +14,18 @@ from farflung.coordinator.run.core import KEEPERS
 from farflung.coordinator.run.effects import Effect, Tell
 from farflung.coordinator.run.guidance import DONORS_LEAST, DONORS_TOLD
 from farflung.coordinator.run.machine import RunMachine
-from farflung.coordinator.run.membership import BEATS_MOST_PER_S, BEATS_TO_DEATH, LOOK_S_PER_MEMBER, Member
+from farflung.coordinator.run.membership import (
+    BEATS_MOST_PER_S,
+    BEATS_TO_DEATH,
+    LOOK_S_PER_MEMBER,
+    TURN_LATEST,
+    TURN_SOONEST,
+    BeatTurns,
+    Member,
+)
 from farflung.protocol import messages as m
 from farflung.protocol.limits import BEAT_LONGEST_S, MEMBERS_PER_ROUND
+from farflung.protocol.round_words import Commit
 from rig.crowd import crowd
 
 LARGE = 3000  # a beat every three seconds
@@ -58,14 +70,55 @@ def test_P21_in_a_mesh_all_keep_the_signed_head_of_a_step_and_some_its_books() -
         assert {other.kept_by(member) for member in other.members.alive.values()} == {other.kept()}
 
 
+def test_P21_in_a_large_run_those_keep_the_books_who_hear_of_a_commit_at_once() -> None:
+    """In a flat round as in a mesh; others hear of it with their next beats, and the disk may be lost before."""
+    core = crowd(LARGE).core
+    few, members = crowd(WHOLE_ROSTER).core, tuple(core.members.in_order[7:100])
+    core.ledger.books[0].commits[0] = Commit(0, 1, members, (1.0,) * len(members), bytes(32), "int8")
+    keepers = {peer for peer in core.members.alive if core.is_keeper(peer)}
+    assert len(keepers) == KEEPERS and keepers < set(members)
+    core.ledger.link = core.ledger.link.then(1, (), b"a step")
+    assert keepers != {peer for peer in core.members.alive if core.is_keeper(peer)}
+    assert all(map(few.is_keeper, few.members.alive)), "of so few everybody"
+
+
 # ---- beats --------------------------------------------------------------------------------------------------
 
 
 def test_beats_stretch_with_the_number_of_members() -> None:
     few, many = crowd(WHOLE_ROSTER + 1), crowd(LARGE)
     assert tick(few, one(few), 0.1).beat_s == 0.0, "as the run's terms say"
-    assert tick(many, one(many), 0.1).beat_s == LARGE / BEATS_MOST_PER_S
-    assert LARGE / BEATS_MOST_PER_S <= BEAT_LONGEST_S
+    all_s = LARGE / BEATS_MOST_PER_S
+    assert TURN_SOONEST * all_s <= tick(many, one(many), 0.1).beat_s <= TURN_LATEST * all_s <= BEAT_LONGEST_S
+
+
+def test_members_that_beat_all_at_once_beat_one_after_the_other_from_then_on() -> None:
+    turns, all_s = BeatTurns(), LARGE / BEATS_MOST_PER_S
+    due = [(0.0, number) for number in range(LARGE)]
+    beats: list[float] = []
+    while due[0][0] < 10 * all_s:
+        now, number = heapq.heappop(due)
+        beats.append(now)
+        heapq.heappush(due, (now + turns.next_in_s(all_s, now), number))
+    later = [at for at in beats if at >= all_s]
+    in_a_second = Counter(int(at) for at in later)
+    del in_a_second[max(in_a_second)], in_a_second[min(in_a_second)]
+    assert max(in_a_second.values()) <= BEATS_MOST_PER_S + 1
+    assert min(in_a_second.values()) >= 0.9 * BEATS_MOST_PER_S
+    times = Counter(round(at, 6) for at in later)
+    assert max(times.values()) == 1, "no two at one time"
+
+
+def test_whoever_beats_more_often_than_it_was_told_makes_nobody_wait_for_longer_than_the_longest_time() -> (
+    None
+):
+    turns, all_s = BeatTurns(), LARGE / BEATS_MOST_PER_S
+    told = [turns.next_in_s(all_s, 0.0) for _ in range(10 * LARGE)]
+    assert told == sorted(told) and told[-1] == TURN_LATEST * all_s
+    assert all(turns.next_in_s(BEAT_LONGEST_S, 1e5 / 3 + n / 7) <= BEAT_LONGEST_S for n in range(LARGE)), (
+        "no bit more"
+    )
+    assert turns.next_in_s(all_s, 1e6) == TURN_SOONEST * all_s
 
 
 def test_P3_a_member_counts_as_lost_by_the_beat_that_it_was_told() -> None:
@@ -98,22 +151,43 @@ def test_P3_members_of_a_round_beat_so_often_that_they_count_as_lost_as_soon_as_
     alive, inside = machine.core.members.alive, set(flight.plan.members)
     ann, net = alive[flight.plan.members[0]], machine.core.manifest.net
     assert net.heartbeat_s < tick(machine, ann, 0.2).beat_s == net.dead_after_s / BEATS_TO_DEATH
-    assert ann.pause_s == 0.0 and machine.core.members.next_beat_s(ann, net.dead_after_s / 2.0, True) == 0.0
+    assert (
+        ann.pause_s == 0.0 and machine.core.members.next_beat_s(ann, net.dead_after_s / 2.0, True, 0.3) == 0.0
+    )
     other = next(member for peer, member in alive.items() if peer not in inside)
     assert tick(machine, other, 0.2).beat_s > 0.0
+
+
+def beats_next_in_s(machine: RunMachine, member: Member, now: float) -> float:
+    """What it is told after a beat."""
+    assert member.beat is not None
+    member.beat = replace(member.beat, seq=member.beat.seq + 1)
+    return machine.core.members.next_beat_s(member, 1.0, False, now)
 
 
 def test_after_a_shorter_word_the_longer_one_counts_until_it_was_surely_heard() -> None:
     """An answer may be lost: then the member beats by the one before."""
     machine = crowd(LARGE)
     members, ann = machine.core.members, one(machine)
-    longer = members.next_beat_s(ann, 1.0, False)
-    for peer in list(members.in_order)[2000:]:
+    longer = beats_next_in_s(machine, ann, 0.0)
+    for peer in list(members.in_order)[2500:]:
         members._alive.pop(peer)
-    shorter = members.next_beat_s(ann, 1.0, False)
+    shorter = beats_next_in_s(machine, ann, 100.0)
     assert 0.0 < shorter < longer and ann.pause_s == longer - 1.0
-    members.next_beat_s(ann, 1.0, False)
-    assert ann.pause_s == shorter - 1.0
+    third = beats_next_in_s(machine, ann, 200.0)
+    assert ann.pause_s == max(shorter, third) - 1.0
+
+
+def test_P3_an_answer_that_is_given_once_more_tells_of_the_same_turn() -> None:
+    """With news of others.  If each told of a later one, the member would count as lost before it may speak."""
+    machine = crowd(LARGE)
+    members, ann = machine.core.members, one(machine)
+    told = beats_next_in_s(machine, ann, 0.0)
+    for now in (0.0, 0.001, 3.0):
+        assert members.next_beat_s(ann, 1.0, False, now) == told
+    members.await_words([ann.peer], 4.0)
+    assert ann.pause_s == 0.0 and members.next_beat_s(ann, 1.0, True, 4.0) != told
+    assert members.next_beat_s(ann, 1.0, False, 5.0) == told and ann.pause_s == told - 1.0, "out of it again"
 
 
 # ---- who is told of whom ------------------------------------------------------------------------------------

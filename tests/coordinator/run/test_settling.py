@@ -27,6 +27,7 @@ from farflung.coordinator.ledger.records import (
     Struck,
     Vouched,
 )
+from farflung.coordinator.run import settling
 from farflung.coordinator.run.effects import KeepProof
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.digests import drawn_chunk, hash_bytes, keyed_hash, root_of, split_hashes
@@ -67,6 +68,11 @@ class Bench(MadeRun):
         if vouched:
             self.core.write(Vouched(peer=member.peer, fragment=NUMBER))
         return member
+
+    def becomes(self, holder: Holder) -> None:
+        """Who is there by that name."""
+        member, _, guest = self.people[holder.name]
+        self.people[holder.name] = member, holder, guest
 
     def makes(self, version: int) -> None:
         commit = TRUTH.commit(version)
@@ -146,6 +152,44 @@ def holders(*names: str, **more: object) -> list[Holder]:
 
 def fixed(digest: bytes, shown: bytes) -> DigestFixed:
     return DigestFixed(version=3, digest=digest, fragment=NUMBER, shown=shown)
+
+
+# ---- in a crowd -----------------------------------------------------------------------------------------------------
+
+
+def in_a_crowd(monkeypatch: pytest.MonkeyPatch, *names: str, makers: tuple[str, ...]) -> Bench:
+    """These are here, and hear of a commit with their beats; but its makers do at once."""
+    monkeypatch.setattr(settling, "CROWD", 2)
+    run = Bench(*(Holder(name, version=2, base=1) for name in names))
+    made = tuple(run.people[name][0].peer for name in makers)
+    run.book.commits[3] = changed(run.book.commits[3], members=made, weights=(1.0,) * len(made))
+    return run
+
+
+def test_P18_in_a_crowd_a_digest_is_settled_when_most_of_those_have_spoken_who_heard_of_the_commit_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    makers = ("ann", "bob", "cyd")
+    run = in_a_crowd(monkeypatch, *makers, *(f"other{n}" for n in range(9)), makers=makers)
+    for name in ("ann", "bob"):
+        assert not any(isinstance(each, DigestFixed) for each in run.goes_on()), name
+        run.becomes(Holder(name))
+    assert fixed(TRUE, run.true_value(3)) in run.goes_on(), "two of three"
+
+
+def test_P18_in_a_crowd_who_hears_of_a_commit_late_and_knows_better_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others = tuple(f"other{n}" for n in range(5))
+    run = in_a_crowd(monkeypatch, "eve", "ivy", *others, makers=("eve", "ivy"))
+    for name in ("eve", "ivy"):
+        run.becomes(liar(name))
+    [lie] = [each for each in run.goes_on() if isinstance(each, DigestFixed)]
+    assert lie.digest != TRUE, "all who made it say so"
+    for name in others:
+        run.becomes(Holder(name))
+    assert fixed(TRUE, run.true_value(3)) in run.goes_on(30.0)
+    assert run.banned() == {"eve", "ivy"}
 
 
 # ---- all name one ---------------------------------------------------------------------------------------------------
@@ -269,6 +313,22 @@ def test_P18_an_objection_long_after_settling_withdraws_the_lie_and_settles_the_
     assert DigestWithdrawn(version=3, fragment=NUMBER, digest=lie) in records
     assert fixed(TRUE, run.true_value(3)) in records and run.book.digests[3] == TRUE
     assert run.banned() == {"eve", "mal"}
+
+
+def test_P18_who_was_told_a_lie_by_the_coordinator_and_fetched_it_is_not_banned_with_its_liars() -> None:
+    run = Bench(liar("eve"), liar("mal"), Holder("ann", version=2, base=1), Holder("bob", version=-1))
+    [lie] = [each.digest for each in run.goes_on(patience_over=True) if isinstance(each, DigestFixed)]
+    joe = liar("joe", says={(What.BEFORE, 3): None})
+    assert joe.digest == lie
+    run.comes(joe, vouched=False)
+    run.becomes(liar("bob", says=joe.says))  # it was here before, and took the run's state again
+    run.goes_on()
+    assert run.is_verified("joe") and run.is_verified("bob")
+    run.goes_on()
+    run.becomes(Holder("ann"))
+    run.goes_on(1.0)
+    assert run.banned() == {"eve", "mal"} and run.is_verified("ann")
+    assert not run.is_verified("joe") and not run.is_verified("bob")
 
 
 def test_P18_who_changed_its_word_answers_for_both() -> None:

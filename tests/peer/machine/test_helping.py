@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from farflung.collectives.round.effects import SendFrame
 from farflung.compression.codec import check_payload, payload_bytes
-from farflung.peer.machine.effects import Assist, Exit, Note, ToDoor
+from farflung.peer.machine.effects import Assist, Effect, Exit, Note, ToDoor
 from farflung.peer.machine.getting_in import EARLY_S, Me, PeerConfig
 from farflung.peer.machine.machine import PeerMachine
+from farflung.protocol.frames import Kind
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import MergeSection, OuterSection, PipelineSection, RunSection
-from farflung.protocol.messages import Beat, Challenge, Hello, Knock, Welcome
+from farflung.protocol.messages import Beat, Challenge, FragmentTick, Gone, Hello, Knock, Tick, Welcome
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.states import Goal
 
 RUN_ID = bytes(range(16))
 MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
@@ -29,6 +32,15 @@ def knocking() -> PeerMachine:
     [knock] = machine.on_timer(0.0)
     assert isinstance(knock, ToDoor) and isinstance(knock.message, Knock) and knock.message.helps
     return machine
+
+
+def let_in(machine: PeerMachine, session: bytes, now: float) -> list[Effect]:
+    machine.on_door(challenge(MODEL), now)
+    if machine.offer is None:
+        machine.on_attach(MODEL, "host:1", now)
+    return machine.on_door(
+        Welcome(session=session, incarnation=1, member_port=4000, fragments=(0,), roster=()), now
+    )
 
 
 def test_it_waits_for_a_model_and_takes_it_from_the_door() -> None:
@@ -50,13 +62,34 @@ def test_it_waits_for_a_model_and_takes_it_from_the_door() -> None:
 
 def test_let_in_it_says_that_it_is_ready_for_nothing_and_wants_no_samples() -> None:
     machine = knocking()
-    machine.on_door(challenge(MODEL), 1.0)
-    machine.on_attach(MODEL, "host:1", 1.0)
-    welcome = Welcome(session=bytes(16), incarnation=1, member_port=4000, fragments=(0,), roster=())
-    said = [getattr(each, "message", None) for each in machine.on_door(welcome, 1.1)]
+    said = [getattr(each, "message", None) for each in let_in(machine, bytes(16), 1.0)]
     [beat] = [each for each in said if isinstance(each, Beat)]
     assert not beat.fragments[0].ready and not beat.want and not beat.samples
     assert not machine.training.attached
+
+
+def test_P6_let_in_again_it_asks_anew_for_what_was_under_way() -> None:
+    """Its donors had closed their lines to it, as to whoever is no member any more."""
+    machine = knocking()
+    word = FragmentTick(0, 3, ((3, bytes(range(32))),), False, ("ann", "bob"), 0, False, 0)
+
+    def asked(session: bytes, now: float) -> list[tuple[Kind, int]]:
+        let_in(machine, session, now)
+        effects = machine.on_control(
+            Tick(
+                session=session, seq=1, answers=0, heard_s=now, fragments=(word,), goal=Goal.WAIT, reason="",
+                roster_no=0, era=0,
+            ),
+            now,
+        )  # fmt: skip
+        frames = [each.frame.header for each in effects if isinstance(each, SendFrame)]
+        return [(header.kind, header.chunk) for header in frames]
+
+    first = asked(bytes(16), 1.0)
+    assert {kind for kind, _ in first} == {Kind.WANT_MANIFEST, Kind.WANT_STATE}
+    machine.on_control(Gone(session=bytes(16), seq=2, reason="silent", final=False), 1.5)
+    machine.on_timer(3.0)
+    assert asked(bytes(range(16)), 3.1) == first
 
 
 def test_a_model_in_stages_is_not_helped_without_a_trainer() -> None:

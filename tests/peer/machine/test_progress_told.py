@@ -10,9 +10,12 @@ import pytest
 from farflung.collectives.round.pieces import Progress
 from farflung.peer.machine.effects import ToCoordinator
 from farflung.peer.machine.reports import GATHER_EVERY_S, PROGRESS_EVERY_S, SCATTER_EVERY_S, Reporter
+from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import FragmentTick, ProgressReport
+from farflung.protocol.moments import Known
 from farflung.protocol.round_words import Column, Decision, Plan
 
+KNOWN = Known(Manifest(), bytes(16))
 PLAN = Plan(7, 1, 3, ("ann", "bob", "cyd"), (0, 1, 2), ("fp32",) * 3)
 MESH = Plan(
     *(7, 1, 3, ("ann", "bob", "cyd"), (0, 1, 2), ("fp32",) * 3),
@@ -36,7 +39,7 @@ class Flight:
 class Peer:
     def __init__(self, plan: Plan = MESH) -> None:
         self.reports, self.flight = Reporter(lambda raw: bytes(64)), Flight(plan)
-        self.reports.begin_session(bytes(16), bytes(16), "fp32")
+        self.reports.begin_session(bytes(16), KNOWN)
         self.reports.begin_round(plan.fragment)
 
     def tells(self, now: float, *held: str) -> ProgressReport | None:
@@ -79,7 +82,7 @@ def test_in_one_room_all_of_it_is_told_as_every_version_understands() -> None:
 def test_a_session_that_begins_is_told_all_and_so_is_whoever_heard_of_what_is_held_no_more() -> None:
     peer = Peer()
     peer.tells(10.0, "ann")
-    peer.reports.begin_session(bytes([1]) * 16, bytes(16), "fp32")
+    peer.reports.begin_session(bytes([1]) * 16, KNOWN)
     second = peer.tells(20.0, "bob")
     assert second is not None and (second.held.keys(), second.held_since) == ({"ann", "bob"}, 0)
     del peer.flight.held["ann"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.optim.schedule import Rules
 from farflung.peer.local.words import Counted, Frozen, LeasesNow, Load
 from farflung.peer.machine.batch_work import BatchWork
@@ -51,6 +52,19 @@ def test_a_commit_takes_exactly_what_it_used() -> None:
     [load] = told(training.load(0, 1, used), Load)
     assert (load.keep, load.slot, load.steps, load.tokens) == ("rest", 2, 7, 70)
     assert training.works[0].frozen is None
+
+
+def test_P7_what_a_trainer_freezes_after_its_work_was_forgotten_is_no_work() -> None:
+    """Its leases were voided while no state was here to load in place of it: it learned on until that came."""
+    training = attached(fragments=2)
+    training.on_leases((Lease(1, 0, 0, 8, 0),))
+    drops = told(training.on_void((1,), versions={0: 5, 1: NO_VERSION}), Load)
+    assert [(load.fragment, load.keep) for load in drops] == [(0, "drop")]
+    training.on_loaded(0)
+    training.on_frozen(replace(frozen(1, 8), fragment=1))
+    assert training.works[1].frozen is None and not training.works[1].waiting
+    [load] = told(training.load(1, 6, None), Load)
+    assert (load.keep, load.steps) == ("drop", 0)
 
 
 def test_P6_a_restarted_trainer_takes_over_what_stands_frozen() -> None:
