@@ -35,6 +35,7 @@ from farflung.protocol.limits import MEMBERS_PER_ROUND
 from farflung.protocol.messages import (
     Aborted,
     Decided,
+    FragmentBeat,
     OpenRound,
     ProgressReport,
     Sent,
@@ -74,6 +75,7 @@ class Conductor(Readiness):
         # Owner -> contributions that it alone lacked, in rounds in a row.
         self._withheld: Counter[str] = Counter()
         self.processes: dict[str, bytes] = {}  # which process of each member the round counts on
+        self._gone: set[str] = set()  # of these: who lost what the round goes from, and can do nothing in it
         self.reason = "starting"
         self.merged = ""  # how the round in flight is merged, once that is decided
         # Its round is at its end, and is committed with those of all other stages.
@@ -170,6 +172,7 @@ class Conductor(Readiness):
         can_be = can_be_foreseen(plan, rules, flight.audits is not None, spoken)
         flight.foresees = can_be and self._foresight.is_on
         self.processes = {peer: core.members.members[peer].process for peer in peers}
+        self._gone = set()
         of = core.of(self.fragment)
         told = f"round {plan.round_no}{of} opened from version {plan.version} with {_peers(len(contribute))}"
         core.log(told, NoteCause.OPENED)
@@ -219,7 +222,18 @@ class Conductor(Readiness):
 
     def counts_on(self, member: Member) -> bool:
         """The round in flight counts on this very process."""
-        return self.round is not None and self.processes.get(member.peer) == member.process
+        here = self.round is not None and self.processes.get(member.peer) == member.process
+        return here and member.peer not in self._gone
+
+    def recognise(self, member: Member, said: FragmentBeat) -> bool:
+        """Take in what a beat says that the member holds.  True if it is verified now and was not, or the reverse."""
+        flight = self.round
+        if flight is not None and said.version < flight.plan.version and self.counts_on(member):
+            # It took part, so it held that version, and has to take the run's state again.  What all others have of it
+            # counts; nobody waits for what they lack.
+            if member.peer not in flight.rules.helpers:
+                self._gone.add(member.peer)
+        return self.settling.recognise(member, said)
 
     def _living(self, flight: InFlight) -> set[str]:
         """Members of the round whose very process it counts on."""

@@ -391,7 +391,7 @@ class Guidance:
         return judged
 
     def _recognise(self, member: Member, conductor: Conductor, said: FragmentBeat) -> None:
-        if conductor.settling.recognise(member, said):
+        if conductor.recognise(member, said):
             self._changes += 1
 
     def _judge_fragment(self, member: Member, conductor: Conductor, said: FragmentBeat) -> Judgement:

@@ -165,6 +165,8 @@ class Settling:
         if said.version != self._version:
             return b""
         unproven = member.peer in self._void and member.peer not in self._absent
+        # Whoever has taken the run's state again, and shows that it holds it, is not to take it again without end.
+        unproven = unproven and not member.standings[self._number].verified
         return said.digest if said.digest in self._refuted or unproven else b""
 
     def _begin_anew(self, version: int) -> None:

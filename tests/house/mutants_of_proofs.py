@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutant import AUDITOR, AUDITS, COURT, DATA, FIRST, PROVEN, UNDONE, WEIGHTS, WITNESS, WON, Mutant
+from mutant import AUDITOR, AUDITS, CONDUCTOR, COURT, DATA, FIRST, PROVEN, UNDONE, WEIGHTS, WITNESS, WON, Mutant
 
 PROOFS = (
     Mutant(
@@ -25,6 +25,41 @@ PROOFS = (
         "holds = shows and bool(value) and value == book.shown.get(said.version)",
         "holds = shows",
         COURT,
+    ),
+    Mutant(
+        "P18 who has taken the run's state again is not told to take it again",
+        "coordinator/run/settling.py",
+        "unproven = unproven and not member.standings[self._number].verified",
+        "pass",
+        COURT,
+    ),
+    Mutant(
+        "P3 who lost what a round goes from is in it no more",
+        "coordinator/run/conductor.py",
+        "return here and member.peer not in self._gone",
+        "return here",
+        CONDUCTOR,
+    ),
+    Mutant(
+        "P3 who holds what a round goes from stays in it",
+        "coordinator/run/conductor.py",
+        "if flight is not None and said.version < flight.plan.version and self.counts_on(member):",
+        "if flight is not None and self.counts_on(member):",
+        CONDUCTOR,
+    ),
+    Mutant(
+        "a helper holds no state",
+        "coordinator/run/conductor.py",
+        "            if member.peer not in flight.rules.helpers:",
+        "            if True:",
+        CONDUCTOR,
+    ),
+    Mutant(
+        "P3 who lost what a round goes from is in the next one again",
+        "coordinator/run/conductor.py",
+        "        self._gone = set()",
+        "        pass",
+        CONDUCTOR,
     ),
     Mutant(
         "what a member shows is shown under the version's nonce",

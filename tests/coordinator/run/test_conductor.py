@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from msgspec import structs
@@ -100,6 +100,13 @@ class Stage:
             rough=False, era=0, saved=-1, unsure=False, leaving=False, data=b"",
         )  # fmt: skip
         member.standings[0].ready_since = self.core.now if ready else None
+
+    def says(self, name: str, version: int) -> None:
+        """In the midst of a round."""
+        self.beats(name, version=version)
+        member = self.member(name)
+        assert member.beat is not None
+        self.conductor.recognise(member, member.beat.fragments[0])
 
     def tell(self, event: str, after_s: float = 0.0) -> None:
         """Whatever is due now."""
@@ -339,6 +346,36 @@ def test_P7_a_member_that_restarts_during_a_round_is_out_of_it() -> None:
     assert stage.conductor.round.barred == {
         stage.guests["bob"].peer: Excluded(ExclusionCause.RESTARTED, "it restarted during the round")
     }
+
+
+def test_P3_who_has_to_take_the_runs_state_again_is_in_no_round_and_nobody_waits_for_it() -> None:
+    stage = Stage(3)
+    stage.opens()
+    flight, cyd = stage.conductor.round, stage.member("cyd")
+    assert flight is not None and stage.conductor.counts_on(cyd)
+    stage.says("cyd", version=0)
+    assert stage.conductor.counts_on(cyd), "it holds what the round goes from"
+    stage.says("cyd", version=-1)
+    assert not stage.conductor.counts_on(cyd) and not stage.conductor.is_about(cyd, flight.plan.round_no)
+    stage.tell("whoever is not in the round")
+    assert cyd.peer not in {flight.plan.members[at] for at in flight.plan.owners}
+    assert "cyd" not in stage.conductor.reason and stage.conductor.round is flight
+    stage.says("cyd", version=0)
+    assert not stage.conductor.counts_on(cyd), "until the next round"
+    stage.conductor.abort(AbortCause.TIMED_OUT, "for the test")
+    stage.core.now += 60.0
+    cyd.standings[0].verified = True
+    stage.opens()
+    assert stage.conductor.counts_on(cyd)
+
+
+def test_a_helper_need_not_hold_what_a_round_goes_from() -> None:
+    stage = Stage(3)
+    stage.opens()
+    cyd = stage.member("cyd")
+    stage.conductor.round.rules = replace(stage.conductor.round.rules, helpers=frozenset({cyd.peer}))
+    stage.says("cyd", version=-1)
+    assert stage.conductor.counts_on(cyd)
 
 
 def test_a_round_does_not_wait_longer_than_its_deadline_for_who_is_not_ready() -> None:

@@ -369,6 +369,20 @@ def test_P18_of_states_of_which_nobody_can_show_how_he_came_to_them_the_settled_
     assert run.settling.refuted(run.people["ann"][0], run.word("ann")) == b""
 
 
+def test_P18_who_has_taken_the_runs_state_again_holds_it_whatever_it_could_not_show_before() -> None:
+    """Or it would be told again and again, until the next version, that what it has just fetched is not the run's."""
+    lost = {(What.BEFORE, 3): None}
+    run = Bench(*holders("ann", "bob", says=lost))
+    run.goes_on()
+    run.comes(liar("eve", says=lost))
+    run.goes_on(3.0)
+    member = run.people["eve"][0]
+    assert run.settling.refuted(member, run.word("eve")) == run.word("eve").digest != TRUE
+    run.becomes(Holder("eve"))
+    run.goes_on(1.0)
+    assert run.settling.refuted(member, run.word("eve")) == b"" and run.is_verified("eve")
+
+
 def test_P18_a_league_that_shows_lists_and_then_nothing_does_not_hold_the_run_for_long_nor_often() -> None:
     lost = {(What.BEFORE, 3): None}
     run = Bench(*holders("ann", "bob", says=lost))
