@@ -71,6 +71,7 @@ class CatchUp:
         self._of = Donors(retry_s, asker)
         self.fellows = Fellows(fragment, run_tag, retry_s, asker)
         self._unvouched: dict[int, tuple[str, Frame]] = {}  # chunk -> who sent it, until the manifest is here
+        self._stalled: set[str] = set()  # owe pieces, and gave none for longer than donors take
         self._dropped: list[str] = []  # donors that are not asked any more, not told yet
 
     # ---- what the peer machine tells it -----------------------------------------------------------------
@@ -101,6 +102,7 @@ class CatchUp:
         """The run is at an older version again.  `keep`: all that I hold is of that version."""
         self.reset()
         self.commits.clear()
+        self._of.forgive()  # what was true of the old era may have come since, and looked like a lie
         self.digests, self.donors, self.target = {}, (), version
         if keep:
             self.versions, self.sealed = [version] * len(self.versions), version
@@ -121,8 +123,6 @@ class CatchUp:
         self._of.welcome(self.fellows.are(name for name in fellows if name not in donors))
         for base in [base for base, digest in self._bases.items() if digests.get(base, digest) != digest]:
             self._unlearn(base)
-        if version > self.target:
-            self._unvouched.clear()
         if digests.keys() - self.digests.keys():
             # Who was just leaving a version had no piece of it to give, and has one of the next.
             self._ask_again(
@@ -152,6 +152,7 @@ class CatchUp:
     def came_back(self) -> None:
         """To the others, who may have closed their lines to me: what was asked for may never come."""
         self._asked.clear()
+        self._of.welcome([*self.donors, *self.fellows.names])
         self._ask_again([*self._shunned, *self._pause_until])
 
     def _ask_again(self, keys: Iterable[Key]) -> None:
@@ -256,6 +257,13 @@ class CatchUp:
                 self._refused(key)
         if late:
             self._all_may_be_asked_again(list(self._shunned))
+        # A piece whose list nobody will bring any more would never be asked for again.
+        unlisted = [
+            c for c, (_, piece) in self._unvouched.items() if not self._may_be_listed(piece.header.version)
+        ]
+        for chunk in unlisted:
+            del self._unvouched[chunk]
+        self._stalled = self._of.stalled(self.donors, self._asked.values(), now)
         trusted = self._of.trusted(self.donors)
         room = Room(self._of, sources, self._asked.values(), most)
         effects: list[DataEffect] = [*self.fellows.questions(now)] if self._lacking else []
@@ -307,7 +315,8 @@ class CatchUp:
         shunned = self._shunned.get((Kind.WANT_STATE, 0, chunk), ())
         versions = {*self._manifests, self.target} & self._of_use
         having = self.fellows.having(self.fragment.index(chunk), versions)
-        return [f for f in having if f not in shunned and self._of.is_good(f) and not self._of.is_silent(f)]
+        out = {*shunned, *self._stalled}  # who puts off and gives nothing takes no donor's place
+        return [f for f in having if f not in out and self._of.is_good(f) and not self._of.is_silent(f)]
 
     def _is_no_slower(self, donor: str, fellows: list[str]) -> bool:
         """Than the quickest of these, all of which are busy."""
@@ -317,10 +326,9 @@ class CatchUp:
 
     def _patience_s(self) -> float:
         """So long a donor may owe a fellow a piece: they wait in the same line as I do."""
-        asked_of_donors = [each for each in self._asked.values() if each.heavy and each.donor in self.donors]
-        waits = [self._now - asked.at for asked in asked_of_donors]
-        known = [took_s for donor in self.donors if (took_s := self._of.took_s(donor, heavy=True))]
-        return self._retry_s * (1 if known else UNTRIED_PATIENCE) + 2 * max([*waits, *known], default=0.0)
+        known = any(self._of.took_s(donor, heavy=True) for donor in self.donors)
+        take_s = self._of.pieces_take_s(self.donors, self._asked.values(), self._now)
+        return self._retry_s * (1 if known else UNTRIED_PATIENCE) + 2 * take_s
 
     @property
     def _is_spreading(self) -> bool:
@@ -447,7 +455,7 @@ class CatchUp:
         match header.kind:
             case Kind.MANIFEST:
                 verdict = self._on_manifest(sender, header, frame.payload)
-                effects = self._take_unvouched() if verdict == Verdict.ACCEPTED else []
+                effects = self._take_unvouched(header.version) if verdict == Verdict.ACCEPTED else []
             case Kind.STATE:
                 verdict, effects = self._on_state(sender, frame)
             case Kind.LOGGED:
@@ -485,24 +493,38 @@ class CatchUp:
             self._shunned.clear()  # with one donor less, those that are left are all asked again
 
     def _on_manifest(self, sender: str, header: Header, payload: Payload) -> Verdict:
-        key = (Kind.WANT_MANIFEST, header.version, self.fragment.first)
+        """Of the version that was asked for, or of a newer one: where a question takes longer than a round a donor has
+        no other list."""
+        closed = [
+            key
+            for key, asked in self._asked.items()
+            if key[0] == Kind.WANT_MANIFEST and key[1] <= header.version and asked.donor == sender
+        ]
         digest = self.digests.get(header.version)
-        if digest is None:
-            return Verdict.STALE
-        hashes = split_hashes(bytes(payload))
-        if len(hashes) != len(self.versions) or root_of(hashes) != digest:
-            self._refused_by(sender, key)
-            return Verdict.BAD_HASH
-        self._asked.pop(key, None)
+        hashes = split_hashes(bytes(payload)) if digest is not None else []
+        if digest is None or len(hashes) != len(self.versions) or root_of(hashes) != digest:
+            for key in closed:
+                self._refused(key)
+            return Verdict.STALE if digest is None else Verdict.BAD_HASH
+        for key in (*closed, (Kind.WANT_MANIFEST, header.version, self.fragment.first)):
+            self._asked.pop(key, None)
         self._manifests[header.version] = hashes
         self._bases[header.version] = digest
         return Verdict.ACCEPTED
 
-    def _take_unvouched(self) -> list[DataEffect]:
+    def _may_be_listed(self, version: int) -> bool:
+        """The list of its hashes may come: it is asked for, or will be."""
+        wanted = (Kind.WANT_MANIFEST, version, self.fragment.first)
+        return version in self.digests and (version == self.target or wanted in self._asked)
+
+    def _take_unvouched(self, version: int) -> list[DataEffect]:
         """What came before the manifest that has just arrived."""
         effects: list[DataEffect] = []
-        waiting, self._unvouched = self._unvouched, {}
-        for sender, frame in waiting.values():
+        waiting = {
+            chunk: kept for chunk, kept in self._unvouched.items() if kept[1].header.version == version
+        }
+        for chunk, (sender, frame) in waiting.items():
+            del self._unvouched[chunk]
             verdict, moved = self._on_state(sender, frame)
             effects += moved
             if verdict == Verdict.BAD_HASH:
@@ -515,8 +537,7 @@ class CatchUp:
         manifest = self._manifests.get(header.version)
         if manifest is None:
             asked, room = self._asked.get(key), len(self._unvouched) < UNVOUCHED_KEPT
-            awaited = header.version == self.target and self.target in self.digests
-            if asked is not None and asked.donor == sender and awaited and room:
+            if asked is not None and asked.donor == sender and room and self._may_be_listed(header.version):
                 self._asked.pop(key)
                 self._unvouched[header.chunk] = (sender, frame)
                 return Verdict.ACCEPTED, []
@@ -530,7 +551,7 @@ class CatchUp:
         if self.versions[index] >= header.version:
             return Verdict.DUPLICATE, []
         self._stuck.discard(header.chunk)
-        self.fellows.gave(sender)
+        self.fellows.gave(sender, index)
         self.versions[index] = self._came_at[index] = header.version
         return Verdict.ACCEPTED, [Install(header.chunk, header.version, payload)]
 
@@ -538,6 +559,8 @@ class CatchUp:
         key = (Kind.WANT_LOGGED, header.version, header.chunk)
         if self.versions[self.fragment.index(header.chunk)] >= header.version:
             return Verdict.STALE
+        if header.version not in self.commits:
+            return Verdict.STALE  # the run went back from it since it was asked for, so nothing can check it
         if not self.offer(header.version, header.chunk, payload, header.hash):
             self._refused_by(sender, key)
             return Verdict.BAD_HASH

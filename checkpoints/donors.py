@@ -103,13 +103,14 @@ class Donors:
     def is_good(self, donor: str) -> bool:
         return self._spoiled.get(donor, 0) <= SPOILED_FORGIVEN
 
-    def window(self, donor: str, most: int) -> int:
+    def window(self, donor: str, most: Most, heavy: bool) -> int:
         """How many questions it may have at a time."""
-        # One question shows whether a silent donor is back; more of them would only wait there.  And what a liar was
-        # asked for comes all the same: it takes the room of true pieces on my line.
-        if self.is_silent(donor) or self._spoiled.get(donor, 0):
+        # One question shows whether a silent donor is back; more of them would only wait there.  And a piece that a
+        # liar was asked for comes all the same: it takes the room of true ones on my line.  Results are small, and
+        # whoever is not asked for them loses what has come.
+        if self.is_silent(donor) or (heavy and self._spoiled.get(donor, 0)):
             return 1
-        return most if (donor, False) in self._took_s else FIRST_ASKED
+        return most.of(heavy) if (donor, False) in self._took_s else FIRST_ASKED
 
     def is_silent(self, donor: str) -> bool:
         return (donor, False) in self._in_vain
@@ -153,6 +154,20 @@ class Donors:
         """
         return self._overdue([asked for asked in questions if asked.heavy], True, now)
 
+    def pieces_take_s(self, donors: Collection[str], questions: Collection[Asked], now: float) -> float:
+        """What a piece of these took, or how long one is waited for by now."""
+        waits = [now - asked.at for asked in questions if asked.heavy and asked.donor in donors]
+        return max([*waits, *(self.took_s(donor, heavy=True) for donor in donors)], default=0.0)
+
+    def stalled(self, donors: Collection[str], questions: Collection[Asked], now: float) -> set[str]:
+        """Who owes pieces and has given none for longer than donors take, whatever it says meanwhile."""
+        patience_s = max(self._retry_s, 2 * self.pieces_take_s(donors, questions, now))
+        return {
+            asked.donor
+            for asked in questions
+            if asked.heavy and now - max(asked.at, self._piece_at.get(asked.donor, 0.0)) >= patience_s
+        }
+
     def _overdue(self, questions: Collection[Asked], heavy: bool, now: float) -> set[str]:
         """The patience with each donor grows, for slow lines."""
         first: dict[str, float] = {}
@@ -194,15 +209,16 @@ class Room:
     def __init__(
         self, donors: Donors, sources: Collection[str], open_now: Collection[Asked], most: Most
     ) -> None:
-        self._pieces_most = {source: donors.window(source, most.pieces) for source in sources}
-        self._others_most = {source: donors.window(source, most.others) for source in sources}
+        self._pieces_most = {source: donors.window(source, most, heavy=True) for source in sources}
+        self._others_most = {source: donors.window(source, most, heavy=False) for source in sources}
+        self._tried = frozenset(filter(donors.is_silent, sources))
         self.load = Counter(asked.donor for asked in open_now)
         self._pieces = Counter(asked.donor for asked in open_now if asked.heavy)
         self._results = Counter(asked.donor for asked in open_now if asked.is_result)
 
     def has(self, source: str, heavy: bool) -> bool:
         load = self.load[source]
-        if self._pieces_most[source] == 1:
+        if source in self._tried:
             return load < 1  # asked one thing at a time, to see whether it is back: no more for that
         if heavy:
             return load - self._results[source] < self._pieces_most[source]

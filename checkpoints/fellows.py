@@ -18,7 +18,7 @@ from hashlib import blake2b
 from itertools import islice
 
 from farflung.collectives.round.effects import SendFrame
-from farflung.protocol.digests import bits, full_mask, is_piece, mask_from_bytes
+from farflung.protocol.digests import bits, full_mask, is_piece, mask_from_bytes, mask_of
 from farflung.protocol.frames import Frame, Header, Kind, Payload, bare_answer, with_payload
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.verdicts import Verdict
@@ -40,8 +40,9 @@ class _Word:
     number: int = 0  # of its word, as it counts them
     version: int = NOTHING
     has: int = 0  # masks by index within the fragment
-    # Index -> since when it says that a donor owes it that.
-    coming: dict[int, float] = field(default_factory=dict)
+    coming: int = 0  # mask of what it says that donors owe it
+    # Index -> when it said so first.  Only the piece itself ends that: who says it anew is not waited for anew.
+    told_at: dict[int, float] = field(default_factory=dict)
     asked_at: float | None = None  # a question is out
     denied: int = 0  # how often in a row it did not have what it had told
     broken: set[int] = field(default_factory=set)  # what was coming for too long
@@ -93,10 +94,10 @@ class Fellows:
         has, coming = (mask_from_bytes(mask) & all_of_it for mask in (masks[:size], masks[size:]))
         self._counted(word.has, -1)
         self._counted(has, 1)
-        word.broken.difference_update(bits(has))
         word.number, word.version, word.has, word.asked_at = header.decision_no, header.version, has, None
-        owed = islice(bits(coming & ~has), COMING_MOST)
-        word.coming = {index: word.coming.get(index, now) for index in owed}
+        word.coming = mask_of(islice(bits(coming & ~has), COMING_MOST))
+        for index in bits(word.coming):
+            word.told_at.setdefault(index, now)
         return Verdict.ACCEPTED
 
     def denied(self, fellow: str) -> None:
@@ -106,10 +107,12 @@ class Fellows:
             self._counted(word.has, -1)
             word.has, word.denied = 0, word.denied + 1
 
-    def gave(self, fellow: str) -> None:
+    def gave(self, fellow: str, index: int) -> None:
         word = self._words.get(fellow)
         if word is not None:
             word.denied = 0
+            word.broken.discard(index)
+            word.told_at.pop(index, None)
 
     # ---- what follows --------------------------------------------------------------------------------------
 
@@ -136,10 +139,10 @@ class Fellows:
         Where it does not come for too long it is asked for all the same, and such a fellow is soon not believed."""
         awaited = False
         for word in self._words.values():
-            since = word.coming.get(index)
-            if since is None or index in word.broken or len(word.broken) >= BROKEN_FORGIVEN:
+            told = word.coming >> index & 1
+            if not told or index in word.broken or len(word.broken) >= BROKEN_FORGIVEN:
                 continue
-            if now - since >= patience_s:
+            if now - word.told_at[index] >= patience_s:
                 word.broken.add(index)
             else:
                 awaited = True

@@ -11,7 +11,7 @@ from functools import partial
 
 from farflung.checkpoints.fellows import given_on
 from farflung.collectives.round.effects import SendFrame
-from farflung.peer.agent.turns import LineNow, Serving, What
+from farflung.peer.agent.turns import Held, LineNow, Serving, What
 from farflung.peer.line.data_line import DataLine
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.machine import PeerMachine
@@ -74,9 +74,11 @@ class Answering:
         for _ in range(self._serving.let_go(now)):
             part.counters.count(Verdict.STALE)
 
-        def can(frame: Frame) -> bool:
-            lane = part.lane_of_chunk(frame.header.chunk)
-            return lane is not None and (lane.serves or not lane.holds_state)
+        def can(held: Held) -> bool:
+            lane = part.lane_of_chunk(held.frame.header.chunk)
+            is_there = lane is not None and (lane.serves or not lane.holds_state)
+            # Or it would be lost without a word to its asker, which waits for it.
+            return is_there and self._serving.has_room(held.to, self._line.link.answers_waiting(held.to))
 
         line = self._line_now(in_round, crossings)
         while (held := self._serving.next(can, line, now)) is not None:

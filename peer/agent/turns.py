@@ -68,7 +68,8 @@ class Serving:
         self.most = 2 * ASKED_OF_ONE_DONOR * fragments
         self._making: dict[str, set[What]] = {}
         self._held: list[Held] = []
-        self._busy_at = self._passed_at = 0.0
+        self._busy_at = 0.0
+        self._passed_at: float | None = None
         self.next_round = NextRound()
         self._results_leave = False
 
@@ -82,11 +83,14 @@ class Serving:
 
     def start_answer(self, to: str, what: What, waiting: int) -> bool:
         """May this answer be made?  `waiting`: how many are made and have not left yet."""
-        making = self._making.setdefault(to, set())
-        if what in making or len(making) + waiting >= self.most:
+        if what in self._making.get(to, ()) or not self.has_room(to, waiting):
             return False
-        making.add(what)
+        self._making.setdefault(to, set()).add(what)
         return True
+
+    def has_room(self, to: str, waiting: int) -> bool:
+        """One answer more may be made for this asker."""
+        return len(self._making.get(to, ())) + waiting < self.most
 
     def end(self, to: str, what: What) -> None:
         self._making[to].discard(what)
@@ -100,15 +104,20 @@ class Serving:
         return len(self._held)
 
     def hold(self, to: str, frame: Frame, now: float) -> bool:
-        """False: it waits already, or its asker has too many waiting."""
+        """False: one question more than before is over: it waits already, in the same words or in older ones, or its
+        asker has too many waiting."""
         if not self._held:
-            self._busy_at = self._passed_at = now  # nobody has looked for a while
+            self._busy_at = now  # nobody has looked for a while
+        # Only the first time: a slow donor's questions are forgotten before one has its turn.
+        self._passed_at = now if self._passed_at is None else self._passed_at
         new = Held(to, frame, now)
-        mine = [each.what for each in self._held if each.to == to]
-        takes = new.what not in mine and len(mine) < self.most
-        if takes:
+        mine = {each.what: each for each in self._held if each.to == to}
+        if new.what in mine:
+            mine[new.what].frame = frame  # a list of hashes, of a newer version
+        elif len(mine) < self.most:
             self._held.append(new)
-        return takes
+            return True
+        return False
 
     def may_pass(self, line: LineNow, now: float) -> bool:
         """Is there room on the line for one more piece of state?"""
@@ -128,14 +137,14 @@ class Serving:
             patience_s = (line.piece_s or part * UNKNOWN_PIECE_S) / LEAST_PART_BESIDE_CROSSINGS
         # Those others may be here at any moment, and this peer's next bytes wait for what it gives away now.
         idle = busy and now - self._busy_at >= max(IDLE_S, away_s)
-        return idle or now - self._passed_at >= patience_s
+        return idle or self._passed_at is None or now - self._passed_at >= patience_s
 
-    def next(self, can: Callable[[Frame], bool], line: LineNow, now: float) -> Held | None:
+    def next(self, can: Callable[[Held], bool], line: LineNow, now: float) -> Held | None:
         """The question whose turn it is, if there is one; `can`: it can be answered at all just now."""
         room = self.may_pass(line, now)
         for each in self._held:
             heavy = each.frame.header.kind == Kind.WANT_STATE
-            if can(each.frame) and (room or not heavy):
+            if can(each) and (room or not heavy):
                 self._held.remove(each)
                 if heavy:
                     self._passed_at = now

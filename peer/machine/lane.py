@@ -572,11 +572,11 @@ class Lane:
             return [ServeState(sender, chunk, self.version)]
         elif header.kind == Kind.WANT_STATE and self.gives(chunk):
             return [ServePiece(sender, chunk, self.catch.given_at(chunk), self.catch.hash_of(chunk))]
-        elif header.kind == Kind.WANT_MANIFEST and self.serves and header.version == self.version:
-            return [ServeManifest(sender, self.fragment.first, self.version, self.fragment.number)]
         elif header.kind == Kind.WANT_MANIFEST and (hashes := self.catch.hashes_at(header.version)):
             listed = Header(Kind.MANIFEST, self._run_tag, version=header.version, chunk=self.fragment.first)
             return [SendFrame(sender, with_payload(listed, hashes))]
+        elif header.kind == Kind.WANT_MANIFEST and self.serves and header.version <= self.version:
+            return [ServeManifest(sender, self.fragment.first, self.version, self.fragment.number)]
         return [SendFrame(sender, bare_answer(Kind.MISSING, header))]
 
     # ---- what a lane that is not whole gives to others ------------------------------------------------------------

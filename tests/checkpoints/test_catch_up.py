@@ -336,6 +336,124 @@ def test_P6_who_is_let_in_again_asks_anew_at_once() -> None:
     assert joiner.arrived
 
 
+@pytest.mark.parametrize("donors", [("ann",), ("ann", "bob")])
+def test_P6_one_damaged_answer_of_each_donor_keeps_nobody_out(donors: tuple[str, ...]) -> None:
+    """From then on each was asked one thing at a time, and pieces came first: of results, which are forgotten, none."""
+    joiner = Joiner({name: Donor(4) for name in donors}, target=4)
+    for name in donors:
+        joiner.catch.on_spoiled(name, Header(Kind.STATE, TAG, version=4, chunk=0))
+    pieces: list[tuple[str, Header]] = []
+    for version in range(4, 4 + 4 * CHUNKS):
+        joiner.catch.on_commit(commit(version))
+        joiner.word(version, {version: digest(version)})
+        for donor in joiner.donors.values():
+            donor.version = version
+        for _ in range(4):
+            asked = joiner.carry_out([*joiner.catch.roll(), *joiner.catch.ask(joiner.now)])
+            pieces += [
+                (send.to, send.frame.header) for send in asked if send.frame.header.kind == Kind.WANT_STATE
+            ]
+            for send in asked:
+                answer = joiner.donors[send.to].answer(send.frame.header)
+                if answer is not None and send.frame.header.kind != Kind.WANT_STATE:
+                    joiner.carry_out(joiner.catch.on_frame(send.to, answer)[1])
+            joiner.now += 0.01
+        if pieces and version % 3 == 0:  # a donor in a round gives one now and then
+            name, want = pieces.pop(0)
+            answer = joiner.donors[name].answer(want)
+            joiner.carry_out(joiner.catch.on_frame(name, answer)[1] if answer is not None else [])
+    assert joiner.catch.lowest >= 4, "all of it is here"
+
+
+def test_what_a_liar_was_asked_for_takes_the_room_of_one_piece() -> None:
+    joiner = Joiner({"ann": Donor(4)}, target=4)
+    joiner.turns(count=1)
+    joiner.catch.reset()
+    joiner.catch.on_spoiled("ann", Header(Kind.STATE, TAG, version=4, chunk=0))
+    joiner.catch.on_frame("ann", with_payload(Header(Kind.MANIFEST, TAG, version=4, chunk=0), manifest(4)))
+    asked = [send.frame.header.kind for send in joiner.carry_out(joiner.catch.ask(joiner.now))]
+    assert asked == [Kind.WANT_STATE]
+
+
+def test_P9_late_results_of_what_a_run_has_gone_back_from_are_no_lies() -> None:
+    """They are on their way when the coordinator says so, and nobody can check them any more."""
+    joiner = Joiner({"ann": Donor(4)}, target=4)
+    joiner.catch.on_commit(commit(5))
+    joiner.catch.go_back(4, keep=False)
+    for chunk in range(SPOILED_FORGIVEN + 1):
+        late = with_payload(Header(Kind.LOGGED, TAG, version=5, chunk=chunk), result(5, chunk))
+        assert joiner.catch.on_frame("ann", late)[0] == Verdict.STALE
+    assert joiner.catch.take_dropped() == []
+
+
+def test_P9_a_run_that_has_gone_back_holds_nothing_against_its_donors() -> None:
+    joiner = Joiner({"ann": Donor(4), "bob": Donor(4)}, target=4)
+    for _ in range(SPOILED_FORGIVEN + 1):
+        joiner.catch.on_spoiled("ann", Header(Kind.STATE, TAG, version=4, chunk=0))
+    assert joiner.catch.take_dropped() == ["ann"]
+    joiner.catch.go_back(4, keep=False)
+    joiner.word(4, {4: digest(4)})
+    joiner.turn()
+    assert joiner.donors["ann"].asked
+
+
+def test_P6_with_donors_that_are_met_again_one_is_as_patient_as_at_first() -> None:
+    silent = {"ann": Donor(4, silent=True), "bob": Donor(4, silent=True)}
+    joiner = Joiner(dict(silent), target=4)
+    joiner.turns(count=40)
+    assert all(map(joiner.catch._of.is_silent, silent))
+    joiner.catch.came_back()
+    assert not any(map(joiner.catch._of.is_silent, silent))
+
+
+def test_P6_a_list_of_a_newer_version_than_was_asked_for_is_taken_and_closes_the_question() -> None:
+    """Of a donor whose version is another one whenever a question arrives, no list was ever had."""
+    joiner = Joiner({"ann": Donor(4)}, target=4, known={4: digest(4), 5: digest(5)})
+    joiner.carry_out(joiner.catch.ask(0.0))
+    newer = with_payload(Header(Kind.MANIFEST, TAG, version=5, chunk=0), manifest(5))
+    assert joiner.catch.on_frame("ann", newer)[0] == Verdict.ACCEPTED
+    assert (Kind.WANT_MANIFEST, 4, 0) not in joiner.catch._asked
+    given = with_payload(Header(Kind.STATE, TAG, version=5, chunk=3), state(5, 3))
+    assert joiner.carry_out(joiner.catch.on_frame("ann", given)[1]) == [] and joiner.bytes[3] == state(5, 3)
+    false = with_payload(Header(Kind.MANIFEST, TAG, version=5, chunk=0), manifest(4))
+    assert joiner.catch.on_frame("ann", false)[0] == Verdict.BAD_HASH
+
+
+def test_P6_a_list_that_comes_too_late_to_be_known_closes_its_question() -> None:
+    joiner = Joiner({"ann": Donor(4)}, target=4)
+    joiner.carry_out(joiner.catch.ask(0.0))
+    unknown = with_payload(Header(Kind.MANIFEST, TAG, version=9, chunk=0), manifest(9))
+    assert joiner.catch.on_frame("ann", unknown)[0] == Verdict.STALE
+    assert (Kind.WANT_MANIFEST, 4, 0) not in joiner.catch._asked
+    joiner.word(9, {9: digest(9)})
+    joiner.donors["ann"].version = 9
+    joiner.turns()
+    assert joiner.arrived and joiner.bytes == states(9)
+
+
+def test_P6_pieces_wait_for_the_list_of_their_own_version_as_long_as_it_may_come() -> None:
+    """One of another version came first, and all that waited was thrown away; or was kept for good, and its chunks were
+    never asked for again."""
+    joiner = Joiner({"ann": Donor(5), "bob": Donor(5)}, target=5, known={4: digest(4), 5: digest(5)})
+    joiner.carry_out(joiner.catch.ask(0.0))
+    [state_key, *_] = [key for key in joiner.catch._asked if key[0] == Kind.WANT_STATE]
+    chunk, donor = state_key[2], joiner.catch._asked[state_key].donor
+    early = with_payload(Header(Kind.STATE, TAG, version=5, chunk=chunk), state(5, chunk))
+    assert joiner.catch.on_frame(donor, early)[0] == Verdict.ACCEPTED
+    other = with_payload(Header(Kind.MANIFEST, TAG, version=4, chunk=0), manifest(4))
+    joiner.carry_out(joiner.catch.on_frame("bob", other)[1])
+    assert not joiner.bytes[chunk] and chunk in joiner.catch._unvouched
+    joiner.catch.on_commit(commit(6))
+    joiner.carry_out(joiner.catch.ask(0.1))
+    assert chunk in joiner.catch._unvouched, "that list is on its way"
+    [manifest_key] = [key for key in joiner.catch._asked if key[0] == Kind.WANT_MANIFEST and key[1] == 5]
+    missing = Header(Kind.MISSING, TAG, decision_no=int(manifest_key[0]), version=5, chunk=0)
+    joiner.catch.on_frame(joiner.catch._asked[manifest_key].donor, Frame(missing))
+    joiner.word(6, {6: digest(6)})
+    joiner.carry_out(joiner.catch.ask(0.2))
+    assert chunk not in joiner.catch._unvouched, "it never will"
+
+
 # ---- donors of all kinds -----------------------------------------------------------------------------------
 
 

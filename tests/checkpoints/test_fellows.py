@@ -108,6 +108,55 @@ def test_what_donors_owe_to_a_fellow_is_not_asked_for_twice_until_it_takes_too_l
     assert [chunk for to, chunk in late if to == "ann" and chunk in others], "it never came"
 
 
+def test_P6_a_fellow_that_says_again_and_again_what_is_coming_holds_up_each_piece_once() -> None:
+    """It said so anew whenever it was not believed any more, or said that it had it all, and had nothing."""
+    catch, now, number = joiner(), 0.0, 0
+    listed(catch)
+    everything, open_now = full_mask(COUNT), list[tuple[str, int]]()
+    while min(catch.versions) == NO_VERSION and now < 120.0:
+        before, open_now = open_now, asked(catch.ask(now))
+        for to, chunk in before:
+            missing = bare_answer(Kind.MISSING, Header(Kind.WANT_STATE, TAG, chunk=chunk))
+            catch.on_frame(to, piece(chunk) if to == "ann" else missing)
+        for has, coming in ((everything, 0), (0, 0), (0, everything)):
+            number += 1
+            catch.on_frame("fay", have(has, coming, number=number))
+        now += 0.25
+    assert set(catch.versions) == {0} and now < 15.0
+
+
+def test_a_fellow_that_gives_what_was_coming_for_long_is_believed_again() -> None:
+    catch = joiner()
+    listed(catch)
+    catch.on_frame("fay", have(0, full_mask(COUNT)))
+    for now in (0.0, 50.0):
+        for chunk in range(COMING_MOST):
+            catch.fellows.is_coming(chunk, now, 10.0)
+    assert not catch.fellows.is_coming(20, 51.0, 60.0), "it is not believed"
+    for chunk in range(COMING_MOST):
+        catch.on_frame("fay", piece(chunk))
+    catch.on_frame("fay", have(full_mask(COMING_MOST), full_mask(COUNT) & ~full_mask(COMING_MOST), number=2))
+    assert catch.fellows.is_coming(20, 51.0, 60.0)
+
+
+def test_P6_a_fellow_that_puts_everything_off_does_not_take_the_place_of_donors_that_are_idle() -> None:
+    catch, now, of_ann = joiner(), 0.0, 0
+    listed(catch)
+    catch.on_frame("fay", have(full_mask(COUNT)))
+    open_at_fay: set[int] = set()
+    while min(catch.versions) == NO_VERSION and now < 120.0:
+        for to, chunk in asked(catch.ask(now)):
+            if to == "ann":
+                of_ann += 1
+                catch.on_frame("ann", piece(chunk))
+            else:
+                open_at_fay.add(chunk)
+        for chunk in open_at_fay:
+            catch.on_frame("fay", bare_answer(Kind.LATER, Header(Kind.WANT_STATE, TAG, chunk=chunk)))
+        now += 0.25
+    assert set(catch.versions) == {0} and now < 10.0 and of_ann == COUNT
+
+
 def test_P4_a_fellow_that_gives_wrong_bytes_is_asked_no_more_and_costs_a_few_questions() -> None:
     catch, wrong = joiner(), 0
     listed(catch)

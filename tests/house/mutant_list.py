@@ -13,6 +13,7 @@ from mutants_of_finding import FINDING
 from mutants_of_foresight import FORESIGHT
 from mutants_of_helpers import HELPERS
 from mutants_of_islands import ISLANDS
+from mutants_of_joiners import JOINERS
 from mutants_of_keeping import KEEPING
 from mutants_of_meshes import MESHES
 from mutants_of_peers import ARITHMETIC, SHARDS, STAGES, STATE
@@ -39,6 +40,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SEATS,
     *ARITHMETIC,
     *STATE,
+    *JOINERS,
     *STAGES,
     *SHARDS,
     *ISLANDS,

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from mutant import AUDITOR, AUDITS, CONDUCTOR, COURT, DATA, FIRST, PROVEN, UNDONE, WEIGHTS, WITNESS, WON, Mutant
+from mutant import (
+    AUDITOR,
+    AUDITS,
+    CONDUCTOR,
+    COURT,
+    DATA,
+    FIRST,
+    PROVEN,
+    UNDONE,
+    WEIGHTS,
+    WITNESS,
+    WON,
+    Mutant,
+)
 
 PROOFS = (
     Mutant(

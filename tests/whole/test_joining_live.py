@@ -17,6 +17,7 @@ from farflung.peer.agent.turns import (
     HELD_MOST_S,
     IDLE_S,
     LATE_MOST_S,
+    LEAST_PART,
     PIECES_AWAY,
     UNFILLED_EVERY_S,
     UNKNOWN_EVERY_S,
@@ -108,7 +109,7 @@ def want(chunk: int, kind: Kind = Kind.WANT_STATE) -> Frame:
 
 
 def passed(serving: Serving, line: LineNow, now: float) -> int | None:
-    held = serving.next(lambda frame: True, line, now)
+    held = serving.next(lambda held: True, line, now)
     return held.frame.header.chunk if held is not None else None
 
 
@@ -219,6 +220,32 @@ def test_rounds_without_end_starve_nobody_and_joiners_take_turns(
     assert all(apart_s <= b[0] - a[0] <= 1.1 * apart_s for a, b in pairwise(given))
 
 
+def test_P6_a_slow_donor_gives_pieces_in_rounds_without_end_though_its_questions_are_forgotten_meanwhile() -> (
+    None
+):
+    """A piece of 3 s waits for 150 s in such rounds.  Nobody waits so long for one question, and each new one began the
+    waiting anew: a joiner whose donors were all slow got nothing, ever."""
+    serving, now, given = Serving(fragments=1), 0.0, []
+    line = LineNow(in_round=True, waiting_bytes=10, room_bytes=100, piece_s=3.0)
+    while now < 3600.0:
+        serving.let_go(now)
+        serving.hold("ann", want(0), now)
+        given += [now] if passed(serving, line, now) is not None else []
+        now += 5.0
+    apart = [b - a for a, b in pairwise(given)]
+    assert len(given) >= 20 and min(apart) >= 3.0 / LEAST_PART
+
+
+def test_P6_a_newer_question_for_a_list_takes_the_place_of_an_older_one() -> None:
+    serving = Serving(fragments=1)
+    older, newer = (Frame(Header(Kind.WANT_MANIFEST, TAG, version=version)) for version in (4, 5))
+    assert serving.hold("ann", older, 0.0) and not serving.hold("ann", newer, 0.5), (
+        "one of both is told as a double"
+    )
+    held = serving.next(lambda held: True, FREE, 1.0)
+    assert held is not None and held.frame is newer and not serving.held
+
+
 @pytest.mark.parametrize(("waiting_bytes", "usual_s"), [(10, UNKNOWN_EVERY_S), (0, UNFILLED_EVERY_S)])
 def test_small_pieces_wait_for_their_part_of_what_usual_ones_wait(waiting_bytes: int, usual_s: float) -> None:
     """One of 32 KB in 50 ms was 640 KB/s, on a loopback, and no joiner kept up with rounds of half a second."""
@@ -237,8 +264,8 @@ def test_small_answers_wait_for_no_round_and_nothing_is_given_that_is_not_there(
     serving = Serving(fragments=1)
     serving.hold("ann", want(0), 0.0)
     serving.hold("ann", want(0, Kind.WANT_MANIFEST), 0.0)
-    assert serving.next(lambda frame: False, FREE, 0.1) is None, "a commit is just being applied"
-    held = serving.next(lambda frame: True, BUSY, 0.2)
+    assert serving.next(lambda held: False, FREE, 0.1) is None, "a commit is just being applied"
+    held = serving.next(lambda held: True, BUSY, 0.2)
     assert held is not None and held.frame.header.kind == Kind.WANT_MANIFEST
 
 
@@ -477,6 +504,17 @@ def test_pieces_and_results_do_not_take_each_others_room() -> None:
     assert room.has("ann", heavy=True) and not room.has("ann", heavy=False)
     room = Room(donors, ["ann"], [donors.asked("ann", True, 0.2)] * 2, most)
     assert not room.has("ann", heavy=True) and room.has("ann", heavy=False)
+
+
+def test_a_donor_that_fell_silent_is_asked_one_thing_at_a_time_of_whatever_kind() -> None:
+    donors, most = Donors(1.0), Most(pieces=4, others=4)
+    lost = donors.asked("ann", False, 0.0)
+    assert donors.late([lost], 2.0) == {"ann"}
+    room = Room(donors, ["ann"], [], most)
+    assert room.has("ann", heavy=True) and room.has("ann", heavy=False)
+    for heavy in (True, False):
+        room = Room(donors, ["ann"], [donors.asked("ann", heavy, 2.0, is_result=not heavy)], most)
+        assert not room.has("ann", heavy=True) and not room.has("ann", heavy=False)
 
 
 def test_P8_large_results_are_asked_for_a_few_at_a_time() -> None:

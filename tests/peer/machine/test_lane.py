@@ -11,7 +11,14 @@ from msgspec.structs import replace
 from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.effects import Merge, Seal, SendFrame
 from farflung.peer.local.words import Frozen
-from farflung.peer.machine.effects import DropBefore, Effect, ProveHolding, ServePiece, ServeState
+from farflung.peer.machine.effects import (
+    DropBefore,
+    Effect,
+    ProveHolding,
+    ServeManifest,
+    ServePiece,
+    ServeState,
+)
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lane_states import (
     ROLES,
@@ -395,6 +402,16 @@ def test_P4_a_piece_that_was_checked_is_given_on_before_she_is_whole_and_no_othe
     for want in (wanted(Kind.WANT_STATE, 1), wanted(Kind.WANT_MANIFEST)):
         [frame] = told_to("cyd", ann.lane.serve("cyd", want))
         assert frame.header.kind == Kind.MISSING, "the run was founded anew: it is a piece of nothing"
+
+
+def test_P6_a_list_of_an_older_version_is_asked_of_her_in_vain_but_answered_with_hers() -> None:
+    """Where a question takes longer than a round, she has left that version whenever it comes."""
+    ann = ann_at_version_1()
+    ann.lane.on_tick(tick(1, verified=True, digests=((1, b"a" * 32),)))
+    older, newer = wanted(Kind.WANT_MANIFEST), Header(Kind.WANT_MANIFEST, TAG, version=2)
+    assert ann.lane.serve("cyd", older) == [ServeManifest("cyd", 0, 1, 0)]
+    [missing] = told_to("cyd", ann.lane.serve("cyd", newer))
+    assert missing.header.kind == Kind.MISSING
 
 
 def test_she_tells_who_asks_what_she_has_and_again_when_that_is_more() -> None:
