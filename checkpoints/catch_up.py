@@ -89,6 +89,7 @@ class CatchUp:
         self._shunned.clear()
         self._pause_until.clear()
         self._stuck.clear()
+        self.fellows.forgive()
 
     def founded(self, version: int = 0) -> list[DataEffect]:
         """The trainer wrote the initial state, or a checkpoint was read: everything is at this version."""
@@ -258,11 +259,8 @@ class CatchUp:
         if late:
             self._all_may_be_asked_again(list(self._shunned))
         # A piece whose list nobody will bring any more would never be asked for again.
-        unlisted = [
-            c for c, (_, piece) in self._unvouched.items() if not self._may_be_listed(piece.header.version)
-        ]
-        for chunk in unlisted:
-            del self._unvouched[chunk]
+        may_wait = {c for c, kept in self._unvouched.items() if self._may_be_listed(kept[1].header.version)}
+        self._unvouched = {chunk: self._unvouched[chunk] for chunk in may_wait}
         self._stalled = self._of.stalled(self.donors, self._asked.values(), now)
         trusted = self._of.trusted(self.donors)
         room = Room(self._of, sources, self._asked.values(), most)
@@ -343,12 +341,15 @@ class CatchUp:
 
     def _take_from_the_slow(self, idle: list[str]) -> None:
         """At the end somebody that answers has nothing left to do: it is asked for what waits at a silent donor, or
-        at one that takes much longer."""
-        if not idle or self._is_spreading:
+        at one that takes much longer.  Before it only for what somebody owes that gives nothing."""
+        if not idle:
             return
+        is_early = self._is_spreading
         waiting = Counter(asked.donor for asked in self._asked.values() if asked.heavy)
         for key, asked in reversed(list(self._asked.items())):  # what was asked last comes last
             waiting[asked.donor] -= asked.heavy
+            if is_early and asked.donor not in self._stalled:
+                continue
             before = waiting[asked.donor] if asked.heavy else 0
             having = self._having(key[2]) if asked.heavy else []
             able = [
@@ -493,8 +494,7 @@ class CatchUp:
             self._shunned.clear()  # with one donor less, those that are left are all asked again
 
     def _on_manifest(self, sender: str, header: Header, payload: Payload) -> Verdict:
-        """Of the version that was asked for, or of a newer one: where a question takes longer than a round a donor has
-        no other list."""
+        """Of the version that was asked for, or of a newer one: a donor may have no other any more."""
         closed = [
             key
             for key, asked in self._asked.items()
@@ -506,8 +506,9 @@ class CatchUp:
             for key in closed:
                 self._refused(key)
             return Verdict.STALE if digest is None else Verdict.BAD_HASH
-        for key in (*closed, (Kind.WANT_MANIFEST, header.version, self.fragment.first)):
-            self._asked.pop(key, None)
+        self._asked.pop((Kind.WANT_MANIFEST, header.version, self.fragment.first), None)
+        for key in closed:
+            self._refused(key)  # of a newer version alone, so that it does not have the older one
         self._manifests[header.version] = hashes
         self._bases[header.version] = digest
         return Verdict.ACCEPTED
@@ -551,7 +552,7 @@ class CatchUp:
         if self.versions[index] >= header.version:
             return Verdict.DUPLICATE, []
         self._stuck.discard(header.chunk)
-        self.fellows.gave(sender, index)
+        self.fellows.came(index, sender)
         self.versions[index] = self._came_at[index] = header.version
         return Verdict.ACCEPTED, [Install(header.chunk, header.version, payload)]
 

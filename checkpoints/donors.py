@@ -160,13 +160,18 @@ class Donors:
         return max([*waits, *(self.took_s(donor, heavy=True) for donor in donors)], default=0.0)
 
     def stalled(self, donors: Collection[str], questions: Collection[Asked], now: float) -> set[str]:
-        """Who owes pieces and has given none for longer than donors take, whatever it says meanwhile."""
-        patience_s = max(self._retry_s, 2 * self.pieces_take_s(donors, questions, now))
-        return {
-            asked.donor
-            for asked in questions
-            if asked.heavy and now - max(asked.at, self._piece_at.get(asked.donor, 0.0)) >= patience_s
-        }
+        """Who owes pieces and has given none for longer than the quickest donor takes, whatever it says meanwhile."""
+        first: dict[str, float] = {}
+        for asked in questions:
+            if asked.heavy:
+                first[asked.donor] = min(asked.at, first.get(asked.donor, now))
+        takes_s = [
+            max(now - first.get(donor, now), self.took_s(donor, heavy=True))
+            for donor in donors
+            if not self.is_silent(donor)
+        ]
+        patience_s = max(self._retry_s, 2 * min(takes_s, default=0.0))
+        return {d for d, at in first.items() if now - max(at, self._piece_at.get(d, 0.0)) >= patience_s}
 
     def _overdue(self, questions: Collection[Asked], heavy: bool, now: float) -> set[str]:
         """The patience with each donor grows, for slow lines."""

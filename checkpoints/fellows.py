@@ -41,8 +41,8 @@ class _Word:
     version: int = NOTHING
     has: int = 0  # masks by index within the fragment
     coming: int = 0  # mask of what it says that donors owe it
-    # Index -> when it said so first.  Only the piece itself ends that: who says it anew is not waited for anew.
-    told_at: dict[int, float] = field(default_factory=dict)
+    # Index -> since when I wait for it.  Only the piece itself ends that: who says it anew is not waited for anew.
+    waited_since: dict[int, float] = field(default_factory=dict)
     asked_at: float | None = None  # a question is out
     denied: int = 0  # how often in a row it did not have what it had told
     broken: set[int] = field(default_factory=set)  # what was coming for too long
@@ -96,8 +96,6 @@ class Fellows:
         self._counted(has, 1)
         word.number, word.version, word.has, word.asked_at = header.decision_no, header.version, has, None
         word.coming = mask_of(islice(bits(coming & ~has), COMING_MOST))
-        for index in bits(word.coming):
-            word.told_at.setdefault(index, now)
         return Verdict.ACCEPTED
 
     def denied(self, fellow: str) -> None:
@@ -107,12 +105,20 @@ class Fellows:
             self._counted(word.has, -1)
             word.has, word.denied = 0, word.denied + 1
 
-    def gave(self, fellow: str, index: int) -> None:
-        word = self._words.get(fellow)
-        if word is not None:
-            word.denied = 0
-            word.broken.discard(index)
-            word.told_at.pop(index, None)
+    def came(self, index: int, of: str) -> None:
+        """The piece is here, and true.  If a fellow gave it, that makes up for one that never came."""
+        for word in self._words.values():
+            word.waited_since.pop(index, None)
+        if (giver := self._words.get(of)) is not None:
+            giver.denied = 0
+            if giver.broken:
+                giver.broken.pop()
+
+    def forgive(self) -> None:
+        """I begin again: what was to come before is over."""
+        for word in self._words.values():
+            word.waited_since.clear()
+            word.broken.clear()
 
     # ---- what follows --------------------------------------------------------------------------------------
 
@@ -142,7 +148,7 @@ class Fellows:
             told = word.coming >> index & 1
             if not told or index in word.broken or len(word.broken) >= BROKEN_FORGIVEN:
                 continue
-            if now - word.told_at[index] >= patience_s:
+            if now - word.waited_since.setdefault(index, now) >= patience_s:
                 word.broken.add(index)
             else:
                 awaited = True

@@ -37,7 +37,8 @@ class Steadiness:
             while when and self._commits - when[0] >= WINDOW:
                 when.popleft()
             if not when:
-                del self._broken[peer], self._gone[peer]
+                del self._broken[peer]
+                self._gone.pop(peer, None)
 
     def comes(self, peer: str, process: bytes, was_in_round: bytes) -> None:
         """A session begins.  `was_in_round`: its process that the round in flight counts on; empty: none."""
@@ -46,7 +47,11 @@ class Steadiness:
         gone = (owed | {was_in_round}) - {b"", process, self._gone.get(peer)}
         if gone:  # of both it is the same process that is gone
             self._gone[peer] = gone.pop()
-            self._broken.setdefault(peer, deque(maxlen=WINDOW)).append(self._commits)
+            self.breaks(peer)
+
+    def breaks(self, peer: str) -> None:
+        """It came back without what it owed; or it is here, and has lost what the round in flight goes from."""
+        self._broken.setdefault(peer, deque(maxlen=WINDOW)).append(self._commits)
 
     def rounds_out(self, peer: str) -> int:
         """So many more commits are made without it, if there are others to make them."""

@@ -75,7 +75,8 @@ class Conductor(Readiness):
         # Owner -> contributions that it alone lacked, in rounds in a row.
         self._withheld: Counter[str] = Counter()
         self.processes: dict[str, bytes] = {}  # which process of each member the round counts on
-        self._gone: set[str] = set()  # of these: who lost what the round goes from, and can do nothing in it
+        # Of these: who lost what the round goes from.  What it had sent counts, and nobody waits for more.
+        self._gone: set[str] = set()
         self.reason = "starting"
         self.merged = ""  # how the round in flight is merged, once that is decided
         # Its round is at its end, and is committed with those of all other stages.
@@ -222,23 +223,26 @@ class Conductor(Readiness):
 
     def counts_on(self, member: Member) -> bool:
         """The round in flight counts on this very process."""
-        here = self.round is not None and self.processes.get(member.peer) == member.process
-        return here and member.peer not in self._gone
+        return self.round is not None and self.processes.get(member.peer) == member.process
 
     def recognise(self, member: Member, said: FragmentBeat) -> bool:
         """Take in what a beat says that the member holds.  True if it is verified now and was not, or the reverse."""
         flight = self.round
         if flight is not None and said.version < flight.plan.version and self.counts_on(member):
-            # It took part, so it held that version, and has to take the run's state again.  What all others have of it
-            # counts; nobody waits for what they lack.
-            if member.peer not in flight.rules.helpers:
+            # It took part, so it held that version, and has to take the run's state again.
+            if member.peer not in flight.rules.helpers | self._gone:
                 self._gone.add(member.peer)
+                self._steadiness.breaks(member.peer)
+                self._leave_out(flight, member.peer, "it had to take the run's state again")
         return self.settling.recognise(member, said)
 
+    def _is_awaited(self, member: Member) -> bool:
+        return self.counts_on(member) and member.peer not in self._gone
+
     def _living(self, flight: InFlight) -> set[str]:
-        """Members of the round whose very process it counts on."""
+        """Members of the round whose very process it counts on, and that can still do something in it."""
         here = self.core.members.holding(self.fragment)
-        return {peer for peer in flight.plan.members if peer in here and self.counts_on(here[peer])}
+        return {peer for peer in flight.plan.members if peer in here and self._is_awaited(here[peer])}
 
     def is_about(self, member: Member, round_no: int) -> bool:
         """That is the round in flight here, and it counts on this very process."""
@@ -292,7 +296,7 @@ class Conductor(Readiness):
             flight,
             count,
             core.members.losses,
-            lambda peer: peer in here and self.counts_on(here[peer]),
+            lambda peer: peer in here and self._is_awaited(here[peer]),
             core.now,
         )
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from farflung.checkpoints.catch_up import ASKED_OF_ONE_DONOR
 from farflung.protocol.frames import Frame, Kind
 
-What = tuple[Kind, int]  # kind of answer, or of question, and chunk
+What = tuple[Kind, int]  # kind of answer, and chunk
 
 LATER_EVERY_S = 1.0  # an asker that waits hears so, or it would ask somebody else
 HELD_MOST_S = 120.0  # after so long the question was given to somebody else
@@ -58,8 +58,10 @@ class Held:
         self.told_at = self.since
 
     @property
-    def what(self) -> What:
-        return self.frame.header.kind, self.frame.header.chunk
+    def what(self) -> tuple[Kind, int, int]:
+        """Lists of hashes are asked for by version: a newer question is no double of an older one."""
+        header = self.frame.header
+        return header.kind, header.chunk, header.version
 
 
 class Serving:
@@ -104,20 +106,17 @@ class Serving:
         return len(self._held)
 
     def hold(self, to: str, frame: Frame, now: float) -> bool:
-        """False: one question more than before is over: it waits already, in the same words or in older ones, or its
-        asker has too many waiting."""
+        """False: it waits already, or its asker has too many waiting."""
         if not self._held:
             self._busy_at = now  # nobody has looked for a while
         # Only the first time: a slow donor's questions are forgotten before one has its turn.
         self._passed_at = now if self._passed_at is None else self._passed_at
         new = Held(to, frame, now)
-        mine = {each.what: each for each in self._held if each.to == to}
-        if new.what in mine:
-            mine[new.what].frame = frame  # a list of hashes, of a newer version
-        elif len(mine) < self.most:
+        mine = [each.what for each in self._held if each.to == to]
+        takes = new.what not in mine and len(mine) < self.most
+        if takes:
             self._held.append(new)
-            return True
-        return False
+        return takes
 
     def may_pass(self, line: LineNow, now: float) -> bool:
         """Is there room on the line for one more piece of state?"""

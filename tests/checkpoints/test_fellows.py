@@ -6,7 +6,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import pytest
+
 from farflung.checkpoints.catch_up import ASKED_OF_ONE_DONOR, NO_VERSION, CatchUp
+from farflung.checkpoints.donors import Donors
 from farflung.checkpoints.fellows import (
     ASKERS_KEPT_S,
     ASKERS_MOST,
@@ -125,18 +128,62 @@ def test_P6_a_fellow_that_says_again_and_again_what_is_coming_holds_up_each_piec
     assert set(catch.versions) == {0} and now < 15.0
 
 
-def test_a_fellow_that_gives_what_was_coming_for_long_is_believed_again() -> None:
+def test_a_fellow_that_gives_pieces_is_believed_again_in_what_is_coming() -> None:
     catch = joiner()
     listed(catch)
     catch.on_frame("fay", have(0, full_mask(COUNT)))
     for now in (0.0, 50.0):
         for chunk in range(COMING_MOST):
             catch.fellows.is_coming(chunk, now, 10.0)
-    assert not catch.fellows.is_coming(20, 51.0, 60.0), "it is not believed"
-    for chunk in range(COMING_MOST):
-        catch.on_frame("fay", piece(chunk))
-    catch.on_frame("fay", have(full_mask(COMING_MOST), full_mask(COUNT) & ~full_mask(COMING_MOST), number=2))
-    assert catch.fellows.is_coming(20, 51.0, 60.0)
+    last = COUNT - 1
+    rest = full_mask(COUNT) & ~full_mask(COUNT - COMING_MOST)
+    catch.on_frame("fay", have(0, rest, number=2))
+    assert not catch.fellows.is_coming(last, 51.0, 60.0), "it is not believed"
+    catch.on_frame("fay", piece(20))
+    assert catch.fellows.is_coming(last, 51.0, 60.0), "one piece makes up for one that never came"
+
+
+@pytest.mark.parametrize(
+    ("how", "version", "long_missed"),
+    [("reset", 0, []), ("gone back", 0, []), ("too far behind", 9, [7]), ("founded anew", 0, [7])],
+)
+def test_P6_whoever_begins_again_takes_what_fellows_say_as_at_first(
+    how: str, version: int, long_missed: list[int]
+) -> None:
+    """What came is no lie of whoever said that it would, where it has to come once more."""
+    catch = joiner()
+    listed(catch)
+    catch.ask(0.0)
+    catch.on_frame("fay", have(0, full_mask(8)))
+    assert all(catch.fellows.is_coming(chunk, 0.0, 10.0) for chunk in range(8))
+    for chunk in range(7):
+        catch.on_frame("fay" if chunk == 3 else "ann", piece(chunk))
+    if how == "reset":
+        catch.reset()
+    if how == "gone back":
+        catch.go_back(0, keep=False)
+    if how == "founded anew":
+        catch.on_run_state(0, {0: bytes(32)}, ("ann",), KEEP, ("fay",))
+    catch.on_run_state(version, {version: DIGEST}, ("ann",), KEEP, ("fay",))
+    assert max(catch.versions) == NO_VERSION
+    catch.ask(100.0)
+    catch.on_frame("fay", have(0, full_mask(8), version=version, number=2))
+    awaited = [chunk for chunk in range(COUNT) if catch.fellows.is_coming(chunk, 101.0, 10.0)]
+    assert awaited == [chunk for chunk in range(8) if chunk not in long_missed]
+
+
+def test_a_list_of_a_newer_version_is_no_list_of_the_one_that_a_fellow_is_asked_for() -> None:
+    """It closed the question, which was asked again at once, and so without end."""
+    catch, asks = CatchUp(WHOLE, TAG, RETRY_S, 2, "joe"), 0
+    newer = b"".join(hash_bytes(b"newer %d" % chunk) for chunk in range(COUNT))
+    catch.on_run_state(5, {4: DIGEST, 5: root_of([newer])}, ("ann",), KEEP, ("fay",))
+    catch.ask(0.0)
+    catch.on_frame("fay", have(full_mask(COUNT), version=4))
+    for turn in range(500):
+        for to, _ in asked(catch.ask(turn * 0.02), Kind.WANT_MANIFEST):
+            asks += to == "fay"
+            catch.on_frame(to, with_payload(Header(Kind.MANIFEST, TAG, version=5), newer))
+    assert asks <= 2
 
 
 def test_P6_a_fellow_that_puts_everything_off_does_not_take_the_place_of_donors_that_are_idle() -> None:
@@ -155,6 +202,75 @@ def test_P6_a_fellow_that_puts_everything_off_does_not_take_the_place_of_donors_
             catch.on_frame("fay", bare_answer(Kind.LATER, Header(Kind.WANT_STATE, TAG, chunk=chunk)))
         now += 0.25
     assert set(catch.versions) == {0} and now < 10.0 and of_ann == COUNT
+
+
+def test_who_gives_nothing_is_measured_by_donors_that_answer() -> None:
+    """One that fell silent was quick as long as it answered."""
+    donors = Donors(RETRY_S)
+    donors.answered("bob", donors.asked("bob", True, 0.0), 0.1, is_piece=True)
+    assert donors.late([donors.asked("bob", True, 0.2)], 60.0) == {"bob"}
+    donors.answered("ann", donors.asked("ann", True, 80.0), 100.0, is_piece=True)
+    of_fay = [donors.asked("fay", True, 100.0)]
+    assert donors.stalled(["ann", "bob"], of_fay, 139.0) == set()
+    assert donors.stalled(["ann", "bob"], of_fay, 140.0) == {"fay"}
+
+
+def puts_off(donors: tuple[str, ...], all_is_at_fay: bool, joiners: int = 1) -> tuple[float, int]:
+    """Until joiners have all of it, and how many pieces ann gave, ten a second; everybody else only says LATER."""
+    names = [f"joe{number}" for number in range(joiners)]
+    others = {name: [*(["fay"] if all_is_at_fay else []), *names] for name in names}
+    catches = {n: joiner(n, donors, [o for o in others[n] if o != n]) for n in names}
+    telling, queue, owed = {name: Telling(WHOLE, TAG) for name in names}, deque[tuple[str, int]](), []
+    for catch in catches.values():
+        listed(catch)
+        catch.on_frame("fay", have(full_mask(COUNT)))
+    now, gave, mail = 0.0, 0, list[tuple[str, str, Frame]]()
+    while any(min(catch.versions) == NO_VERSION for catch in catches.values()) and now < 300.0:
+        came, mail = mail, []
+        if queue:
+            name, chunk = queue.popleft()
+            came.append((name, "ann", piece(chunk)))
+            gave += 1
+        if round(now * 10) % 10 == 0:
+            later = [
+                (n, o, bare_answer(Kind.LATER, Header(Kind.WANT_STATE, TAG, chunk=c))) for n, o, c in owed
+            ]
+            came += later
+        for to, sender, frame in came:
+            catches[to].on_frame(sender, frame)
+        for name, catch in catches.items():
+            for send in catch.ask(now):
+                assert isinstance(send, SendFrame)
+                header = send.frame.header
+                if header.kind == Kind.WANT_HAVE and send.to in names:
+                    telling[send.to].on_want(name, header.decision_no, now)
+                elif header.kind == Kind.WANT_STATE and send.to == "ann":
+                    queue.append((name, header.chunk))
+                elif header.kind == Kind.WANT_STATE and send.to in names:
+                    has = catches[send.to].versions[header.chunk] != NO_VERSION
+                    mail.append(
+                        (name, send.to, piece(header.chunk) if has else bare_answer(Kind.MISSING, header))
+                    )
+                elif header.kind == Kind.WANT_STATE:
+                    owed.append((name, send.to, header.chunk))
+        for name, words in telling.items():
+            if words.is_due(now):
+                mail += [(each.to, name, each.frame) for each in words.words(catches[name].arrived(), now)]
+        now += 0.1
+    return now, gave
+
+
+@pytest.mark.parametrize("all_is_at_fay", [False, True])
+def test_P6_beside_a_quick_donor_nobody_waits_for_one_that_puts_everything_off(all_is_at_fay: bool) -> None:
+    seconds, _ = puts_off(("ann", "bob"), all_is_at_fay)
+    assert seconds < 20.0
+
+
+@pytest.mark.parametrize("joiners", [2, 8])
+def test_P6_nor_do_many_who_join_at_once(joiners: int) -> None:
+    """What it owed to one of them no other one asked for: it was coming."""
+    seconds, gave = puts_off(("ann", "bob"), False, joiners)
+    assert seconds < 20.0 and gave <= 2 * COUNT
 
 
 def test_P4_a_fellow_that_gives_wrong_bytes_is_asked_no_more_and_costs_a_few_questions() -> None:

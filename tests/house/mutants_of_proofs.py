@@ -49,8 +49,8 @@ PROOFS = (
     Mutant(
         "P3 who lost what a round goes from is in it no more",
         "coordinator/run/conductor.py",
-        "return here and member.peer not in self._gone",
-        "return here",
+        "return self.counts_on(member) and member.peer not in self._gone",
+        "return self.counts_on(member)",
         CONDUCTOR,
     ),
     Mutant(
@@ -63,8 +63,15 @@ PROOFS = (
     Mutant(
         "a helper holds no state",
         "coordinator/run/conductor.py",
-        "            if member.peer not in flight.rules.helpers:",
-        "            if True:",
+        "            if member.peer not in flight.rules.helpers | self._gone:",
+        "            if member.peer not in self._gone:",
+        CONDUCTOR,
+    ),
+    Mutant(
+        "P9 who takes the run's state again in each round stays out",
+        "coordinator/run/conductor.py",
+        "                self._steadiness.breaks(member.peer)",
+        "                pass",
         CONDUCTOR,
     ),
     Mutant(

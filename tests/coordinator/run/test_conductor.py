@@ -348,34 +348,67 @@ def test_P7_a_member_that_restarts_during_a_round_is_out_of_it() -> None:
     }
 
 
-def test_P3_who_has_to_take_the_runs_state_again_is_in_no_round_and_nobody_waits_for_it() -> None:
+def test_P3_nobody_waits_for_who_has_to_take_the_runs_state_again_in_a_round() -> None:
     stage = Stage(3)
     stage.opens()
     flight, cyd = stage.conductor.round, stage.member("cyd")
-    assert flight is not None and stage.conductor.counts_on(cyd)
+    assert flight is not None
     stage.says("cyd", version=0)
-    assert stage.conductor.counts_on(cyd), "it holds what the round goes from"
+    stage.tell("it holds what the round goes from")
+    assert "cyd" in stage.conductor.reason and flight.plan.epoch == 1
     stage.says("cyd", version=-1)
-    assert not stage.conductor.counts_on(cyd) and not stage.conductor.is_about(cyd, flight.plan.round_no)
     stage.tell("whoever is not in the round")
-    assert cyd.peer not in {flight.plan.members[at] for at in flight.plan.owners}
     assert "cyd" not in stage.conductor.reason and stage.conductor.round is flight
+    assert cyd.peer not in {flight.plan.members[at] for at in flight.plan.owners}
+    assert cyd.left_out == "round 1: it had to take the run's state again"
     stage.says("cyd", version=0)
-    assert not stage.conductor.counts_on(cyd), "until the next round"
+    stage.tell("until the next round")
+    assert "cyd" not in stage.conductor.reason
     stage.conductor.abort(AbortCause.TIMED_OUT, "for the test")
     stage.core.now += 60.0
     cyd.standings[0].verified = True
     stage.opens()
-    assert stage.conductor.counts_on(cyd)
+    stage.tell("the next one is open")
+    assert "cyd" in stage.conductor.reason
+
+
+def test_P6_who_took_the_runs_state_again_hears_what_became_of_what_it_had_sent() -> None:
+    """It is counted where owners hold it; told that it is in no round it would bring the same work once more."""
+    stage = Stage(3)
+    stage.opens()
+    stage.sends("cyd")
+    stage.says("cyd", version=-1)
+    assert stage.conductor.counts_on(stage.member("cyd"))
+    stage.core.take_effects()
+    stage.conductor.abort(AbortCause.TIMED_OUT, "for the test")
+    told = [effect.peer for effect in stage.core.take_effects() if isinstance(effect, Tell)]
+    assert stage.guests["cyd"].peer in told
+
+
+def test_P9_who_takes_the_runs_state_again_round_after_round_stays_out_like_who_restarts() -> None:
+    stage, opened = Stage(3), 0
+    cyd = stage.member("cyd")
+    for _ in range(8):
+        stage.core.now += 60.0
+        for name in NAMES:
+            stage.member(name).standings[0].verified = True
+        stage.opens()
+        assert stage.conductor.round is not None
+        opened += cyd.peer in stage.conductor.round.plan.members
+        for _ in range(3):  # in one round it is one
+            stage.says("cyd", version=-1)
+        stage.conductor.abort(AbortCause.TIMED_OUT, "for the test")
+    assert opened == FORGIVEN + 1
 
 
 def test_a_helper_need_not_hold_what_a_round_goes_from() -> None:
     stage = Stage(3)
     stage.opens()
-    cyd = stage.member("cyd")
-    stage.conductor.round.rules = replace(stage.conductor.round.rules, helpers=frozenset({cyd.peer}))
+    flight, cyd = stage.conductor.round, stage.member("cyd")
+    assert flight is not None
+    flight.rules = replace(flight.rules, helpers=frozenset({cyd.peer}))
     stage.says("cyd", version=-1)
-    assert stage.conductor.counts_on(cyd)
+    assert cyd.peer in stage.conductor._living(flight) and not cyd.left_out
 
 
 def test_a_round_does_not_wait_longer_than_its_deadline_for_who_is_not_ready() -> None:
