@@ -581,7 +581,8 @@ class RunMachine:
 
     def _ask_members(self) -> None:
         alive = self.core.members.alive
-        for peer, fields in self.core.questions.due(set(alive), self.core.now):
+        heard_at = {peer: alive[peer].heard_at for peer in self.core.questions.asked & alive.keys()}
+        for peer, fields in self.core.questions.due(heard_at, self.core.now):
             self.core.tell(alive[peer], Show, **fields)
 
 
