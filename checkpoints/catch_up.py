@@ -320,7 +320,9 @@ class CatchUp:
         """Than the quickest of these, all of which are busy."""
         paces = [pace_s for fellow in fellows if (pace_s := self._of.piece_s(fellow)) is not None]
         mine_s = self._of.piece_s(donor)
-        return bool(paces) and mine_s is not None and mine_s <= GAIN * min(paces)
+        if mine_s is None:
+            return self._of.is_worth_a_try(donor, fellows, self._asked.values(), self._now)
+        return bool(paces) and mine_s <= GAIN * min(paces)
 
     def _patience_s(self) -> float:
         """So long a donor may owe a fellow a piece: they wait in the same line as I do."""

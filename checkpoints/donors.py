@@ -76,7 +76,7 @@ class Donors:
             self._piece_at[donor] = now
         if donor == asked.donor:
             took_s = now - asked.at
-            for heavy in {False, asked.heavy}:
+            for heavy in {False, is_piece}:  # that there is none is said at once
                 before_s = self._took_s.get((donor, heavy), took_s)
                 self._took_s[donor, heavy] = took_s + 0.7 * (before_s - took_s)
 
@@ -123,6 +123,19 @@ class Donors:
         """From one piece of it to the next, lately; None: it gave none."""
         return self._piece_s.get(donor)
 
+    def may_give(self, donor: str) -> bool:
+        """It has given pieces, or nobody has asked it for one."""
+        return donor in self._piece_s or (donor, True) not in self._answers
+
+    def is_worth_a_try(
+        self, donor: str, others: Collection[str], questions: Collection[Asked], now: float
+    ) -> bool:
+        """It has given no piece and owes none, and these let me wait: nobody knows that it is not quicker."""
+        heavy = [asked for asked in questions if asked.heavy]
+        waits_s = [now - asked.at for asked in heavy if asked.donor in others]
+        owes = any(asked.donor == donor for asked in heavy)
+        return not owes and self.may_give(donor) and max(waits_s, default=0.0) >= self._retry_s
+
     def welcome(self, names: Iterable[str]) -> None:
         """They are here anew: that they did not answer before is over."""
         for name in names:
@@ -165,12 +178,10 @@ class Donors:
         for asked in questions:
             if asked.heavy:
                 first[asked.donor] = min(asked.at, first.get(asked.donor, now))
-        takes_s = [
-            max(now - first.get(donor, now), self.took_s(donor, heavy=True))
-            for donor in donors
-            if not self.is_silent(donor)
-        ]
-        patience_s = max(self._retry_s, 2 * min(takes_s, default=0.0))
+        giving = [donor for donor in donors if donor in self._piece_s and not self.is_silent(donor)]
+        takes_s = [max(self.took_s(donor, heavy=True), now - first.get(donor, now)) for donor in giving]
+        waits_s = [now - first[donor] for donor in donors if donor in first]
+        patience_s = max(self._retry_s, 2 * (min(takes_s) if takes_s else max(waits_s, default=0.0)))
         return {d for d, at in first.items() if now - max(at, self._piece_at.get(d, 0.0)) >= patience_s}
 
     def _overdue(self, questions: Collection[Asked], heavy: bool, now: float) -> set[str]:

@@ -41,8 +41,10 @@ class _Word:
     version: int = NOTHING
     has: int = 0  # masks by index within the fragment
     coming: int = 0  # mask of what it says that donors owe it
-    # Index -> since when I wait for it.  Only the piece itself ends that: who says it anew is not waited for anew.
-    waited_since: dict[int, float] = field(default_factory=dict)
+    # Index -> for how long I have waited for it, and when I looked last, while it was coming.  Only the piece itself
+    # ends that: who says it anew, whenever I have looked, is not waited for anew.
+    waited_s: dict[int, float] = field(default_factory=dict)
+    looked_at: dict[int, float] = field(default_factory=dict)
     asked_at: float | None = None  # a question is out
     denied: int = 0  # how often in a row it did not have what it had told
     broken: set[int] = field(default_factory=set)  # what was coming for too long
@@ -108,7 +110,8 @@ class Fellows:
     def came(self, index: int, of: str) -> None:
         """The piece is here, and true.  If a fellow gave it, that makes up for one that never came."""
         for word in self._words.values():
-            word.waited_since.pop(index, None)
+            word.waited_s.pop(index, None)
+            word.looked_at.pop(index, None)
         if (giver := self._words.get(of)) is not None:
             giver.denied = 0
             if giver.broken:
@@ -117,7 +120,8 @@ class Fellows:
     def forgive(self) -> None:
         """I begin again: what was to come before is over."""
         for word in self._words.values():
-            word.waited_since.clear()
+            word.waited_s.clear()
+            word.looked_at.clear()
             word.broken.clear()
 
     # ---- what follows --------------------------------------------------------------------------------------
@@ -145,10 +149,14 @@ class Fellows:
         Where it does not come for too long it is asked for all the same, and such a fellow is soon not believed."""
         awaited = False
         for word in self._words.values():
-            told = word.coming >> index & 1
-            if not told or index in word.broken or len(word.broken) >= BROKEN_FORGIVEN:
+            if not word.coming >> index & 1:
+                word.looked_at.pop(index, None)
                 continue
-            if now - word.waited_since.setdefault(index, now) >= patience_s:
+            waited_s = word.waited_s.get(index, 0.0) + now - word.looked_at.get(index, now)
+            word.waited_s[index], word.looked_at[index] = waited_s, now
+            if index in word.broken or len(word.broken) >= BROKEN_FORGIVEN:
+                continue
+            if waited_s >= patience_s:
                 word.broken.add(index)
             else:
                 awaited = True

@@ -37,8 +37,7 @@ class Steadiness:
             while when and self._commits - when[0] >= WINDOW:
                 when.popleft()
             if not when:
-                del self._broken[peer]
-                self._gone.pop(peer, None)
+                del self._broken[peer], self._gone[peer]
 
     def comes(self, peer: str, process: bytes, was_in_round: bytes) -> None:
         """A session begins.  `was_in_round`: its process that the round in flight counts on; empty: none."""
@@ -46,11 +45,11 @@ class Steadiness:
         owed = {before} if self._is_kept(at) else set()
         gone = (owed | {was_in_round}) - {b"", process, self._gone.get(peer)}
         if gone:  # of both it is the same process that is gone
-            self._gone[peer] = gone.pop()
-            self.breaks(peer)
+            self.breaks(peer, gone.pop())
 
-    def breaks(self, peer: str) -> None:
-        """It came back without what it owed; or it is here, and has lost what the round in flight goes from."""
+    def breaks(self, peer: str, process: bytes) -> None:
+        """Of this process nothing that was owed is here any more: it is gone, or has lost its state in a round."""
+        self._gone[peer] = process
         self._broken.setdefault(peer, deque(maxlen=WINDOW)).append(self._commits)
 
     def rounds_out(self, peer: str) -> int:

@@ -232,7 +232,7 @@ class Conductor(Readiness):
             # It took part, so it held that version, and has to take the run's state again.
             if member.peer not in flight.rules.helpers | self._gone:
                 self._gone.add(member.peer)
-                self._steadiness.breaks(member.peer)
+                self._steadiness.breaks(member.peer, member.process)
                 self._leave_out(flight, member.peer, "it had to take the run's state again")
         return self.settling.recognise(member, said)
 

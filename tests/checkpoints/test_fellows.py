@@ -155,7 +155,8 @@ def test_P6_whoever_begins_again_takes_what_fellows_say_as_at_first(
     listed(catch)
     catch.ask(0.0)
     catch.on_frame("fay", have(0, full_mask(8)))
-    assert all(catch.fellows.is_coming(chunk, 0.0, 10.0) for chunk in range(8))
+    for now in (0.0, 9.0):
+        assert all(catch.fellows.is_coming(chunk, now, 10.0) for chunk in range(8))
     for chunk in range(7):
         catch.on_frame("fay" if chunk == 3 else "ann", piece(chunk))
     if how == "reset":
@@ -168,8 +169,9 @@ def test_P6_whoever_begins_again_takes_what_fellows_say_as_at_first(
     assert max(catch.versions) == NO_VERSION
     catch.ask(100.0)
     catch.on_frame("fay", have(0, full_mask(8), version=version, number=2))
-    awaited = [chunk for chunk in range(COUNT) if catch.fellows.is_coming(chunk, 101.0, 10.0)]
-    assert awaited == [chunk for chunk in range(8) if chunk not in long_missed]
+    for now in (101.0, 103.0):
+        awaited = [chunk for chunk in range(COUNT) if catch.fellows.is_coming(chunk, now, 10.0)]
+        assert awaited == [chunk for chunk in range(8) if chunk not in long_missed]
 
 
 def test_a_list_of_a_newer_version_is_no_list_of_the_one_that_a_fellow_is_asked_for() -> None:
@@ -202,6 +204,14 @@ def test_P6_a_fellow_that_puts_everything_off_does_not_take_the_place_of_donors_
             catch.on_frame("fay", bare_answer(Kind.LATER, Header(Kind.WANT_STATE, TAG, chunk=chunk)))
         now += 0.25
     assert set(catch.versions) == {0} and now < 10.0 and of_ann == COUNT
+
+
+def test_how_long_a_donor_takes_is_told_by_its_pieces_and_not_by_what_it_does_not_have() -> None:
+    donors = Donors(RETRY_S)
+    donors.answered("ann", donors.asked("ann", True, 0.0), 10.0, is_piece=True)
+    for number in range(9):
+        donors.answered("ann", donors.asked("ann", True, 10.0 + number), 10.1 + number)
+    assert donors.took_s("ann", heavy=True) == 10.0 and donors.took_s("ann") < 1.0
 
 
 def test_who_gives_nothing_is_measured_by_donors_that_answer() -> None:
@@ -437,10 +447,12 @@ class Swarm:
     joiners: tuple[str, ...] = ("fay", "gus", "hal", "ida", "joe")
     liars: dict[str, Callable[[Header], Frame | None]] = field(default_factory=dict)
     dies: dict[str, float] = field(default_factory=dict)
+    donors: tuple[str, ...] = ("ann",)  # others than ann say at once that they have no piece
 
     def __post_init__(self) -> None:
         self.now, self.given = 0.0, Counter[int]()
-        self.catches = {n: joiner(n, ("ann",), [o for o in self.joiners if o != n]) for n in self.honest}
+        others = {name: [other for other in self.joiners if other != name] for name in self.joiners}
+        self.catches = {name: joiner(name, self.donors, others[name]) for name in self.honest}
         self.telling = {name: Telling(WHOLE, TAG) for name in self.honest}
         self.lines = {name: Line(self.joiner_piece_s) for name in self.joiners}
         self.lines["ann"] = Line(self.founder_piece_s)
@@ -475,7 +487,7 @@ class Swarm:
             catch = self.catches[name]
             if self.now >= min(self.dies.values(), default=1e9) + 5.0 or set(here) == set(self.joiners):
                 others = tuple(other for other in here if other != name)
-                catch.on_run_state(0, {0: DIGEST}, ("ann",), KEEP, others)
+                catch.on_run_state(0, {0: DIGEST}, self.donors, KEEP, others)
             for effect in (*catch.roll(), *catch.ask(self.now)):
                 if isinstance(effect, SendFrame):
                     self.coming.append((self.now + 0.02, name, effect.to, effect.frame))
@@ -490,6 +502,11 @@ class Swarm:
         header = frame.header
         if target == "ann":
             self.queue.append((source, header))
+        elif target in self.donors:
+            answer = bare_answer(Kind.MISSING, header)
+            if header.kind == Kind.WANT_MANIFEST:
+                answer = with_payload(Header(Kind.MANIFEST, TAG), LIST)
+            self.coming.append((self.now + 0.02, target, source, answer))
         elif target in self.liars:
             answer = self.liars[target](header)
             if answer is not None:
@@ -548,6 +565,46 @@ def test_liars_among_the_joiners_cost_the_others_a_timeout() -> None:
         swarm = Swarm(0.8, 0.02, liars={"ida": liar, "joe": liar})
         assert swarm.run() <= 1.3 * once_s, liar.__name__
         assert swarm.given.total() <= 1.4 * COUNT, liar.__name__
+
+
+def test_a_donor_that_has_no_piece_costs_a_thin_one_none() -> None:
+    """It answers at once, and that is no measure for those who give."""
+    swarm = Swarm(0.8, 0.02, donors=("ann", "bob"))
+    assert swarm.run() <= 1.15 * COUNT * 0.8
+    assert swarm.given.total() <= 1.15 * COUNT
+
+
+def test_P6_a_fellow_that_gives_a_piece_now_and_then_takes_no_place_of_a_donor_that_was_never_tried() -> None:
+    """It says that it has all before any donor was asked: nobody knew that these are quick."""
+    catch, now, of_ann = joiner(donors=()), 0.0, 0
+    listed_by = with_payload(Header(Kind.MANIFEST, TAG), LIST)
+    assert catch.on_frame("fay", listed_by)[0] == Verdict.ACCEPTED
+    catch.on_frame("fay", have(full_mask(COUNT)))
+    open_at_fay: deque[int] = deque()
+    while min(catch.versions) == NO_VERSION and now < 300.0:
+        if now >= 1.0:
+            catch.on_run_state(0, {0: DIGEST}, ("ann",), KEEP, ("fay",))
+        for to, chunk in asked(catch.ask(now)):
+            if to == "ann":
+                of_ann += 1
+                catch.on_frame("ann", piece(chunk))
+            else:
+                open_at_fay.append(chunk)
+        if open_at_fay and round(now * 10) % 28 == 0:
+            catch.on_frame("fay", piece(open_at_fay.popleft()))
+        now = round(now + 0.1, 1)
+    assert set(catch.versions) == {0} and now < 15.0 and of_ann >= COUNT // 2
+
+
+def test_what_is_coming_from_another_donor_is_waited_for_as_long_as_it_is() -> None:
+    """What a fellow asked one donor for in vain, and much later another one, was not coming meanwhile."""
+    catch = joiner()
+    listed(catch)
+    for now, coming in ((0.0, 1), (2.0, 0), (60.0, 1)):
+        catch.ask(now)
+        catch.on_frame("fay", have(0, coming, number=int(now) + 1))
+        assert catch.fellows.is_coming(0, now, 10.0) is bool(coming)
+    assert catch.fellows.is_coming(0, 67.0, 10.0) and not catch.fellows.is_coming(0, 68.0, 10.0)
 
 
 def test_a_joiner_that_dies_in_the_middle_costs_what_it_alone_had_been_given() -> None:

@@ -70,7 +70,7 @@ PROOFS = (
     Mutant(
         "P9 who takes the run's state again in each round stays out",
         "coordinator/run/conductor.py",
-        "                self._steadiness.breaks(member.peer)",
+        "                self._steadiness.breaks(member.peer, member.process)",
         "                pass",
         CONDUCTOR,
     ),
@@ -84,7 +84,7 @@ PROOFS = (
     Mutant(
         "P9 who may have died since it was asked did not keep silent",
         "coordinator/court/questions.py",
-        "elif now - each.news_at >= PATIENCE_S and here[each.of] > each.news_at:",
+        "elif now - each.news_at >= (PATIENCE_S if here[each.of] > each.news_at else UNHEARD_S):",
         "elif now - each.news_at >= PATIENCE_S:",
         ("tests/coordinator/court/test_questions.py",),
     ),

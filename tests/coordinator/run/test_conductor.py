@@ -401,6 +401,23 @@ def test_P9_who_takes_the_runs_state_again_round_after_round_stays_out_like_who_
     assert opened == FORGIVEN + 1
 
 
+def test_P9_a_loss_of_state_and_the_restart_that_mends_it_are_one() -> None:
+    stage, opened = Stage(3), 0
+    cyd = stage.member("cyd")
+    for number in range(2):
+        stage.core.now += 60.0
+        for name in NAMES:
+            stage.member(name).standings[0].verified = True
+        stage.opens()
+        assert stage.conductor.round is not None
+        opened += cyd.peer in stage.conductor.round.plan.members
+        stage.says("cyd", version=-1)
+        cyd.process = process = bytes([number + 1] * 16)
+        stage.conductor.on_session(cyd.peer, process)
+        stage.conductor.abort(AbortCause.TIMED_OUT, "for the test")
+    assert opened == 2 and not stage.conductor._steadiness.rounds_out(cyd.peer)
+
+
 def test_a_helper_need_not_hold_what_a_round_goes_from() -> None:
     stage = Stage(3)
     stage.opens()
