@@ -2,22 +2,19 @@
 
 Used by the run machine's judges (digests, sums), which say what they want of whom and read whole answers.  A question
 is one `Show`; its answer comes as `Shown` parts in order, at most so many at once, and the rest is asked for.  Whoever
-shows nothing new for `PATIENCE_S` while it is here, and says other things, has no answer.  What the bytes mean, and
-whether they are true, is the asker's business: a length over the one that was allowed is no answer, and no memory is
-taken for it.
+shows nothing new for `PATIENCE_S` while it is here has no answer.  What the bytes mean, and whether they are true, is
+the asker's business: a length over the one that was allowed is no answer, and no memory is taken for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from farflung.protocol.limits import BEAT_LONGEST_S, PART_BYTES, PARTS_AT_ONCE
+from farflung.protocol.limits import PART_BYTES, PARTS_AT_ONCE
 from farflung.protocol.messages import Shown, What
 
 ASK_AGAIN_S = 2.0
 PATIENCE_S = 20.0  # without a new part; on a line that carries 6 KB/s a part comes in time
-UNHEARD_S = PATIENCE_S + BEAT_LONGEST_S  # where nothing else is heard of it either
 
 
 @dataclass(frozen=True)
@@ -98,17 +95,13 @@ class Questions:
                 asked.asked_at = None  # all that one question brings: the rest is asked for at once
         return True
 
-    def due(self, here: Mapping[str, float], now: float) -> list[tuple[str, dict[str, object]]]:
-        """(whom to ask, the fields of its `Show`).  `here`: who is, and when it was heard of last.
-
-        Somebody who is not here can't answer: it is not its fault.  Nor is it that of somebody who may have died since
-        it was asked: of whoever speaks seldom that is known later.
-        """
+    def due(self, here: set[str], now: float) -> list[tuple[str, dict[str, object]]]:
+        """(whom to ask, the fields of its `Show`).  Somebody who is not here can't answer: it is not its fault."""
         asks: list[tuple[str, dict[str, object]]] = []
         for number, each in list(self._open.items()):
             if each.of not in here:
                 each.asked_at, each.news_at = None, now
-            elif now - each.news_at >= (PATIENCE_S if here[each.of] > each.news_at else UNHEARD_S):
+            elif now - each.news_at >= PATIENCE_S:
                 self._end(number, None, f"it showed nothing for {PATIENCE_S:g} s", silent=True)
             elif each.asked_at is None or now - max(each.asked_at, each.news_at) >= ASK_AGAIN_S:
                 each.asked_at, each.asked_from = now, len(each.parts)

@@ -581,8 +581,7 @@ class RunMachine:
 
     def _ask_members(self) -> None:
         alive = self.core.members.alive
-        heard_at = {peer: alive[peer].heard_at for peer in self.core.questions.asked & alive.keys()}
-        for peer, fields in self.core.questions.due(heard_at, self.core.now):
+        for peer, fields in self.core.questions.due(set(alive), self.core.now):
             self.core.tell(alive[peer], Show, **fields)
 
 

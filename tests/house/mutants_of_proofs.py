@@ -82,13 +82,6 @@ PROOFS = (
         CONDUCTOR,
     ),
     Mutant(
-        "P9 who may have died since it was asked did not keep silent",
-        "coordinator/court/questions.py",
-        "elif now - each.news_at >= (PATIENCE_S if here[each.of] > each.news_at else UNHEARD_S):",
-        "elif now - each.news_at >= PATIENCE_S:",
-        ("tests/coordinator/court/test_questions.py",),
-    ),
-    Mutant(
         "what a member shows is shown under the version's nonce",
         "coordinator/court/possession.py",
         "fits = len(said) == TAG_BYTES + HASH_BYTES and said[:TAG_BYTES] == nonce[:TAG_BYTES]",

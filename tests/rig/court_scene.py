@@ -158,7 +158,7 @@ class Court:
         """Until it is over; how long that took."""
         while not self.dispute.step(self.claims, self.now) and not until():
             assert self.now < most_s, "it never ends"
-            for name, fields in self.questions.due(dict.fromkeys(self.members, self.now), self.now):
+            for name, fields in self.questions.due(set(self.members), self.now):
                 self._answer(self.members[name], fields)
             answers = self.questions.take_answers()
             for answer in answers:

@@ -75,9 +75,7 @@ class SumCourt:
         """What follows at once: answers are judged, questions go out."""
         for answer in self.core.questions.take_answers():
             self.auditing.cases.on_answer(answer)
-        for peer, fields in self.core.questions.due(
-            dict.fromkeys(self.core.members.alive, self.core.now), self.core.now
-        ):
+        for peer, fields in self.core.questions.due(set(self.core.members.alive), self.core.now):
             self.core.tell(self.core.members.alive[peer], Show, **fields)
         for effect in self.run.effects():
             if isinstance(effect, Tell):

@@ -108,7 +108,7 @@ class Bench(MadeRun):
             for member, said in words:
                 self.settling.recognise(member, said)
             moved = self.settling.settle(words, patience_over)
-            asks = self.core.questions.due({member.peer: self.core.now for member, _ in words}, self.core.now)
+            asks = self.core.questions.due({member.peer for member, _ in words}, self.core.now)
             for peer, fields in asks:
                 self._answers(peer, fields)
             for answer in self.core.questions.take_answers():
