@@ -131,10 +131,10 @@ class Donors:
         self, donor: str, others: Collection[str], questions: Collection[Asked], now: float
     ) -> bool:
         """It has given no piece and owes none, and these let me wait: nobody knows that it is not quicker."""
-        heavy = [asked for asked in questions if asked.heavy]
-        waits_s = [now - asked.at for asked in heavy if asked.donor in others]
-        owes = any(asked.donor == donor for asked in heavy)
-        return not owes and self.may_give(donor) and max(waits_s, default=0.0) >= self._retry_s
+        since = _asked_since(_pieces(questions))
+        waits_s = [now - since[other] for other in others if other in since]
+        is_tried = donor in since or not self.may_give(donor)
+        return not is_tried and max(waits_s, default=0.0) >= self._retry_s
 
     def welcome(self, names: Iterable[str]) -> None:
         """They are here anew: that they did not answer before is over."""
@@ -165,19 +165,16 @@ class Donors:
         Who holds a piece back says so: these questions got lost, as those do that are under way when a line is cut.
         Where results come at all times, nobody would ever be late.
         """
-        return self._overdue([asked for asked in questions if asked.heavy], True, now)
+        return self._overdue(_pieces(questions), True, now)
 
     def pieces_take_s(self, donors: Collection[str], questions: Collection[Asked], now: float) -> float:
         """What a piece of these took, or how long one is waited for by now."""
-        waits = [now - asked.at for asked in questions if asked.heavy and asked.donor in donors]
-        return max([*waits, *(self.took_s(donor, heavy=True) for donor in donors)], default=0.0)
+        waits_s = [now - at for owing, at in _asked_since(_pieces(questions)).items() if owing in donors]
+        return max([*waits_s, *(self.took_s(donor, heavy=True) for donor in donors)], default=0.0)
 
     def stalled(self, donors: Collection[str], questions: Collection[Asked], now: float) -> set[str]:
         """Who owes pieces and has given none for longer than the quickest donor takes, whatever it says meanwhile."""
-        first: dict[str, float] = {}
-        for asked in questions:
-            if asked.heavy:
-                first[asked.donor] = min(asked.at, first.get(asked.donor, now))
+        first = _asked_since(_pieces(questions))
         giving = [donor for donor in donors if donor in self._piece_s and not self.is_silent(donor)]
         takes_s = [max(self.took_s(donor, heavy=True), now - first.get(donor, now)) for donor in giving]
         waits_s = [now - first[donor] for donor in donors if donor in first]
@@ -186,11 +183,8 @@ class Donors:
 
     def _overdue(self, questions: Collection[Asked], heavy: bool, now: float) -> set[str]:
         """The patience with each donor grows, for slow lines."""
-        first: dict[str, float] = {}
-        for asked in questions:
-            first[asked.donor] = min(asked.at, first.get(asked.donor, now))
         overdue = set()
-        for donor, at in first.items():
+        for donor, at in _asked_since(questions).items():
             of = donor, heavy
             # A thin line takes its time: what it was asked for once more would only come twice.
             usual_s = max(self._retry_s, 2 * self.took_s(donor, heavy))
@@ -212,6 +206,18 @@ class Donors:
         since_s = now - max(asked.at, self._piece_at.get(asked.donor, 0.0))
         left_s = (before + 1) * usual_s - since_s if since_s < OVERDUE * usual_s else (before + 1) * since_s
         return left_s > GAIN * mine_s
+
+
+def _pieces(questions: Iterable[Asked]) -> list[Asked]:
+    return [asked for asked in questions if asked.heavy]
+
+
+def _asked_since(questions: Iterable[Asked]) -> dict[str, float]:
+    """Donor -> when it was asked the oldest of these."""
+    since: dict[str, float] = {}
+    for asked in questions:
+        since[asked.donor] = min(asked.at, since.get(asked.donor, asked.at))
+    return since
 
 
 class Room:

@@ -302,7 +302,7 @@ JOINERS = (
     Mutant(
         "P6 a donor that was never tried is tried where fellows let me wait",
         "checkpoints/donors.py",
-        "return not owes and self.may_give(donor) and max(waits_s, default=0.0) >= self._retry_s",
+        "return not is_tried and max(waits_s, default=0.0) >= self._retry_s",
         "return False",
         FELLOWS,
     ),

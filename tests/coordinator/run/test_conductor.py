@@ -101,6 +101,15 @@ class Stage:
         )  # fmt: skip
         member.standings[0].ready_since = self.core.now if ready else None
 
+    def opens_again(self) -> set[str]:
+        """Some time later, with all who are counted on: all hold the run's state.  Returns who is in the round."""
+        self.core.now += 60.0
+        for name in self.guests:
+            self.member(name).standings[0].verified = True
+        self.opens()
+        assert self.conductor.round is not None
+        return set(self.conductor.round.plan.members)
+
     def says(self, name: str, version: int) -> None:
         """In the midst of a round."""
         self.beats(name, version=version)
@@ -389,12 +398,7 @@ def test_P9_who_takes_the_runs_state_again_round_after_round_stays_out_like_who_
     stage, opened = Stage(3), 0
     cyd = stage.member("cyd")
     for _ in range(8):
-        stage.core.now += 60.0
-        for name in NAMES:
-            stage.member(name).standings[0].verified = True
-        stage.opens()
-        assert stage.conductor.round is not None
-        opened += cyd.peer in stage.conductor.round.plan.members
+        opened += cyd.peer in stage.opens_again()
         for _ in range(3):  # in one round it is one
             stage.says("cyd", version=-1)
         stage.conductor.abort(AbortCause.TIMED_OUT, "for the test")
@@ -405,12 +409,7 @@ def test_P9_a_loss_of_state_and_the_restart_that_mends_it_are_one() -> None:
     stage, opened = Stage(3), 0
     cyd = stage.member("cyd")
     for number in range(2):
-        stage.core.now += 60.0
-        for name in NAMES:
-            stage.member(name).standings[0].verified = True
-        stage.opens()
-        assert stage.conductor.round is not None
-        opened += cyd.peer in stage.conductor.round.plan.members
+        opened += cyd.peer in stage.opens_again()
         stage.says("cyd", version=-1)
         cyd.process = process = bytes([number + 1] * 16)
         stage.conductor.on_session(cyd.peer, process)
