@@ -8,13 +8,14 @@ it after `PATIENCE_S`, if nobody has killed it before: rank 0 may be busy for lo
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import datetime
 import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 import torch.distributed as dist
@@ -44,6 +45,16 @@ class GlooGroup:
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
         with _others():
             self._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=PATIENCE_S))
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        """Gloo's threads end while Python still lives.  One that lets go of a tensor later needs Python's lock, and is
+        ended in a place where C++ allows no ending: the whole process aborts, after all went well.  The script's own
+        groups are the script's to end (docs/islands.md)."""
+        group, self._group = self._group, None
+        if group is not None and dist.is_initialized():
+            with suppress(ValueError):  # it was destroyed with all others, before the script made new ones
+                dist.destroy_process_group(group)
 
     def rows(self, mine: Sequence[int]) -> list[list[int]]:
         own = torch.tensor(mine, dtype=torch.int64)

@@ -6,8 +6,23 @@ from mutant import Mutant
 
 LOOKS = ("tests/peer/island/test_island.py",)
 LATE_WORDS = ("tests/peer/trainer/test_late_words.py",)
+GROUP = ("tests/peer/island/test_scripts_of_ranks.py",)
 
 ISLANDS = (
+    Mutant(
+        "no thread of the ranks' own group is left when Python ends",
+        "peer/island/group.py",
+        "        atexit.register(self._end)",
+        "        self._end_at_exit = atexit",
+        GROUP,
+    ),
+    Mutant(
+        "a script that destroyed all groups, and made new ones, ends without a word of ours",
+        "peer/island/group.py",
+        "with suppress(ValueError):",
+        "with suppress(KeyError):",
+        GROUP,
+    ),
     Mutant(
         "ranks look at their agent where a step is due, whatever the pace",
         "peer/island/island.py",

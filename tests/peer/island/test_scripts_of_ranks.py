@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,29 @@ SMALL: dict[str, dict[str, object]] = {
     "model": {"builtin": ""},
 }
 ROUNDS = 3
+# How many threads of our group are left to each rank when Python ends; the script's own groups are the script's.
+ENDING = """
+import atexit, os, sys
+import torch.distributed as dist
+from farflung.peer.island.group import GlooGroup
+
+def threads():
+    return set(os.listdir("/proc/self/task"))
+
+def begin(name):
+    place = f"file://{sys.argv[0]}.{name}"
+    dist.init_process_group("gloo", place, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+
+begin("first")
+before = threads()
+atexit.register(lambda: print("left", len(ours & threads()), file=sys.stderr))
+group = GlooGroup()
+assert group.gather(b"all of us")[0] == b"all of us"
+ours = threads() - before
+assert ours
+for word in sys.argv[1:]:
+    dist.destroy_process_group() if word == "destroy" else begin(word)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -255,3 +279,20 @@ def test_ranks_that_do_not_take_the_same_steps_are_told_so(nursery: Nursery, tmp
 def test_a_rank_that_dies_ends_the_others_at_their_next_look(nursery: Nursery, tmp_path: Path) -> None:
     found = played(nursery, tmp_path, "alone-die-same", ranks=2)
     assert found.codes == [1, 9] and "another rank of this peer is gone" in found.said[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it counts threads in /proc")
+@pytest.mark.parametrize("then", [[], ["destroy"], ["destroy", "again"]])
+def test_no_thread_of_our_group_is_left_when_python_ends(
+    nursery: Nursery, tmp_path: Path, then: list[str]
+) -> None:
+    """One that let go of a tensor then would abort the process."""
+    script = tmp_path / "ending.py"
+    script.write_text(ENDING)
+    children = []
+    for rank in range(2):
+        environ = {"RANK": str(rank), "WORLD_SIZE": "2"}
+        children.append(nursery.popen([str(script), *then], environ, subprocess.DEVNULL, subprocess.PIPE))
+    said = [each.communicate()[1] for each in children]
+    assert [each.wait() for each in children] == [0, 0], said
+    assert all("left 0\n" in each and "Error" not in each for each in said), said
