@@ -60,15 +60,17 @@ class KeptCommits:
 
     def _take(self, kept: KeptCommit) -> bool:
         head, newest = kept.head, self.newest
-        if newest is not None and head.order <= newest.order:
+        # Only the host begins another run with this key: its numbers start anew, and the older one is over.
+        is_same_run = newest is not None and head.run_id == newest.run_id
+        if newest is not None and is_same_run and head.order <= newest.order:
             return False
         known = bool(self._pinned) and curve_key_of(head.proof[:32]) == self._pinned
         is_damaged = bool(kept.books) and not kept.is_whole
         if not known or is_damaged or not proves(head.proof, head.statement):
             return False
         # Of another line of the same history nothing stays that this one has no part in.
-        self._heads = [each for each in self._heads if each.head.number < head.number][1 - KEPT_COMMITS :]
-        self._heads.append(kept)
+        older = [each for each in self._heads if is_same_run and each.head.number < head.number]
+        self._heads = [*older[1 - KEPT_COMMITS :], kept]
         self._forget()
         return True
 

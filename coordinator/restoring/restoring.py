@@ -9,9 +9,10 @@ books of a newer step are waited for, and then the run goes on from the newest o
 
 Who may lie: what counts is signed by this run's key, so a forged commit, one of another run and one with changed books
 are refused.  An old one loses to a newer one.  Two commits of one number are a fork, made by two coordinators of one
-key: the line of the later incarnation goes on, and people are told.  Who withholds the newest commit while nobody else
-has it wins that the run goes on from the one before; answers are signed by their authors, so nobody hastens the
-decision in the name of another one.
+key: the line of the later incarnation goes on, and people are told.  Of two runs of one key and the same rules, where
+no journal says which, the one that most identities show goes on; identities cost nothing, so people are told.  Who
+withholds the newest commit while nobody else has it wins that the run goes on from the one before; answers are signed
+by their authors, so nobody hastens the decision in the name of another one.
 """
 
 from __future__ import annotations
@@ -85,9 +86,9 @@ class _Caller:
 class _Shown:
     """All that counts, whoever it came from."""
 
-    heads: dict[tuple[int, bytes], KeptCommit] = field(
-        default_factory=dict
-    )  # by number and name of its history
+    # By run, and in it by number and name of its history; several runs: the host began anew with the same key.
+    heads: dict[bytes, dict[tuple[int, bytes], KeptCommit]] = field(default_factory=dict)
+    shown_by: dict[bytes, set[str]] = field(default_factory=dict)  # by run
     commits: dict[bytes, Commit] = field(default_factory=dict)
     models: dict[bytes, tuple[ModelSchema, str]] = field(default_factory=dict)  # and who showed it
     manifests: dict[bytes, Manifest] = field(default_factory=dict)
@@ -196,9 +197,11 @@ class Restoring:
     def _take(self, kept: Kept, shown: KeptCommit, peer: str) -> None:
         found, head = self._shown, shown.head
         self._tell_of_fork(shown)
-        known = found.heads.get((head.number, head.after))
+        self._count_run(head.run_id, peer)
+        heads = found.heads.setdefault(head.run_id, {})
+        known = heads.get((head.number, head.after))
         if known is None or not known.books:
-            found.heads[head.number, head.after] = shown
+            heads[head.number, head.after] = shown
         for commit in kept.commits:
             if name_of_commit(commit) in head.commits:
                 found.commits[name_of_commit(commit)] = commit
@@ -211,6 +214,16 @@ class Restoring:
                 found.manifests[head.manifest] = manifest
         if (why_not := self._take_amendments(head, kept.amendments)) and self._is_told_of(peer):
             self.notes.append(f"{name_of(kept.identity)} shows amendments that are not believed: {why_not}")
+
+    def _count_run(self, run_id: bytes, peer: str) -> None:
+        shown_by = self._shown.shown_by
+        if shown_by and run_id not in shown_by and len(self.notes) < NOTES_MOST:
+            self.notes.append(
+                "more than one run was begun with this key and these rules: the one that most peers show goes on; to "
+                "have another one, start on a copy of its journal"
+            )
+        by = shown_by.setdefault(run_id, set())
+        by |= {peer} if len(by) < MAX_PEERS else set()
 
     def _take_amendments(self, head: Head, told: tuple[Amendment, ...]) -> str:
         """Anybody may show what he likes beside a true commit.  Why it does not count; empty: it does."""
@@ -232,7 +245,7 @@ class Restoring:
 
     def _tell_of_fork(self, shown: KeptCommit) -> None:
         head = shown.head
-        for (number, after), other in self._shown.heads.items():
+        for (number, after), other in self._shown.heads.get(head.run_id, {}).items():
             if number == head.number and after != head.after and len(self.notes) < NOTES_MOST:
                 one, two = sorted((other.head.incarnation, head.incarnation))
                 self.notes.append(
@@ -303,7 +316,7 @@ class Restoring:
         """Of that step, incarnation and number; who holds what it made is not to hold the run up for it later."""
         known = [kept.head.order for kept in chain[:1]]
         known += [self._own.ledger.link.order] if self._own.ledger is not None else []
-        newest = max((kept.head.order for kept in self._shown.heads.values()), default=(0, 0))
+        newest = max((kept.head.order for kept in self._heads().values()), default=(0, 0))
         return newest if newest > max(known, default=(0, 0)) else (0, 0)
 
     def _has_model(self, newest: KeptCommit) -> bool:
@@ -312,9 +325,15 @@ class Restoring:
             books is not None and books.model in self._shown.models
         )
 
+    def _heads(self) -> dict[tuple[int, bytes], KeptCommit]:
+        """Of the run that goes on."""
+        shown_by = self._shown.shown_by
+        run_id = max(shown_by, key=lambda each: (len(shown_by[each]), each), default=b"")
+        return self._shown.heads.get(run_id, {})
+
     def _chain(self, most: int = KEPT_COMMITS) -> list[KeptCommit]:
         """The newest that can be put back, and those that it names before it."""
-        heads = self._shown.heads
+        heads = self._heads()
         whole = [kept for kept in heads.values() if kept.books]
         if not whole:
             return []

@@ -13,6 +13,34 @@ _RESTORING, _BOOKS, _KEPT = (
 
 KEEPING = (
     Mutant(
+        "P21 a run begun anew with the same key takes the place of the older one",
+        _KEPT,
+        "if newest is not None and is_same_run and head.order <= newest.order:",
+        "if newest is not None and head.order <= newest.order:",
+        UNITS,
+    ),
+    Mutant(
+        "P21 nothing of the older run stays with the one begun anew",
+        _KEPT,
+        "older = [each for each in self._heads if is_same_run and each.head.number < head.number]",
+        "older = [each for each in self._heads if each.head.number < head.number]",
+        UNITS,
+    ),
+    Mutant(
+        "P21 of two runs of one key the one that most peers show goes on",
+        _RESTORING,
+        'run_id = max(shown_by, key=lambda each: (len(shown_by[each]), each), default=b"")',
+        'run_id = min(shown_by, key=lambda each: (len(shown_by[each]), each), default=b"")',
+        UNITS,
+    ),
+    Mutant(
+        "P21 people hear that more than one run was begun with the key",
+        _RESTORING,
+        "if shown_by and run_id not in shown_by and len(self.notes) < NOTES_MOST:",
+        "if False:",
+        UNITS,
+    ),
+    Mutant(
         "P21 what is shown is signed by the run's key",
         _RESTORING,
         "if not head.is_by(own.key):",

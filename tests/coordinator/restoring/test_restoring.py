@@ -459,6 +459,29 @@ def test_a_peer_keeps_nothing_that_its_runs_key_did_not_sign_and_never_goes_back
     assert kept.number == 4
 
 
+@pytest.mark.parametrize("steps", [3, 70])
+def test_a_peer_of_a_run_begun_anew_with_the_same_key_keeps_that_one_alone(steps: int) -> None:
+    old, new = host_at(steps), host_at(9, run_id=b"a later run, 01!")
+    kept = keeper(1, old)
+    for each in new.told[-3:]:
+        assert kept.hear(each)
+    assert [each.head.run_id for each in kept._heads] == [new.run_id] * 3 and kept.number == 10
+    again = KeptCommits(curve_key_of(public_of(HOST)), public_of(key_of(1)), kept.raw)
+    assert again.newest == kept.newest and len(again._heads) == len(kept._heads)
+
+
+def test_of_two_runs_of_one_key_the_one_that_most_peers_show_goes_on_and_people_are_told() -> None:
+    old, new = host_at(9), host_at(4, run_id=b"a later run, 01!")
+    asks = machine()
+    knocks(asks, 1, keeper(1, old))
+    knocks(asks, 2, keeper(2, new))
+    knocks(asks, 3, keeper(3, new))
+    found = asks.due(1.0 + PATIENCE_S)
+    assert found is not None and found.run_id == new.run_id and restored(found).version == 4
+    (told,) = [note for note in asks.take_notes() if not note.startswith("restoring:")]
+    assert "more than one run was begun with this key" in told and "forked" not in told
+
+
 def test_a_peer_keeps_the_head_of_a_step_whose_books_others_keep_and_no_damaged_books() -> None:
     host = host_at(3)
     assert keeper(1, host, books=0).number == host.ledger.link.number
