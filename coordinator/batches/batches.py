@@ -23,7 +23,7 @@ from farflung.coordinator.batches.batch_times import BatchTimes
 from farflung.coordinator.batches.beginning import Beginning
 from farflung.coordinator.batches.complaints import Complaints, GivesUp
 from farflung.coordinator.batches.merging import Merging, holds_weights, missed_weights, stands_frozen
-from farflung.coordinator.batches.micros import Masks, Pace, believed_unit_s, first_of, to_grant
+from farflung.coordinator.batches.micros import Masks, Pace, believed_unit_s, first_of, patience_s, to_grant
 from farflung.coordinator.batches.moving import Moves
 from farflung.coordinator.batches.reach import WHY_GIVEN_UP, Reach
 from farflung.coordinator.batches.stage_rows import Row, Seen, stage_rows
@@ -56,8 +56,6 @@ from farflung.protocol.digests import mask_from_bytes, mask_to_bytes
 from farflung.protocol.limits import MEMBERS_PER_ROUND
 from farflung.protocol.messages import BatchBeat, BatchTick, Beat, Sent
 
-PATIENCE_UNITS = 10.0  # a seat may take so many times its usual for one microbatch
-PATIENCE_FIRST = 5.0  # and so many times the deadline for its first one, before which a trainer may compile
 SEAT_EVERY_S = 1.0  # a peer gets no other seat before: each is two records
 ON_THE_WAY = 8  # microbatches of one source, for each stage
 NOTHING = BatchBeat(-1, 0, 0, b"", b"", False, 0.0)  # what counts of a member that is not at the run's state
@@ -198,10 +196,11 @@ class Batches:
         # In later stages it is not the coordinator that says who holds what.
         its_own = seat.mask if seat.stage == 0 else (1 << batch.count) - 1
         counted = mask_from_bytes(said.counted) & its_own
-        if (counted, said.made) != (heard.counted, heard.made):
+        made = said.made if self.stages > 1 else 0  # in one piece what is made is counted
+        if (counted, made) != (heard.counted, heard.made):
             heard.since = self.desk.now
         self._now_counts(seat, heard, counted)
-        heard.unit_s, heard.holds, heard.made = believed_unit_s(said.unit_s), said.holds, said.made
+        heard.unit_s, heard.holds, heard.made = believed_unit_s(said.unit_s), said.holds, made
         self._complaints.hear(seat.number, said.complains, self.desk.now)
         unusable = mask_from_bytes(said.unusable) & batch.whole & its_own & ~counted
         self._not_finite.hear(seat.stage, seat.peer, unusable)
@@ -344,12 +343,13 @@ class Batches:
         if not has_work and not late:
             heard.since = self.desk.now
             return ""
-        deadline_s, slow = self.desk.manifest.round.deadline_s, not heard.unit_s or not worker.verified
-        patience_s = PATIENCE_FIRST * deadline_s if slow else max(deadline_s, PATIENCE_UNITS * heard.unit_s)
-        if self.desk.now - heard.since < patience_s or not self._has_others(seat.stage, seat.peer):
+        others = (self._of(each.number).unit_s for each in self.book.of_stage(seat.stage) if each is not seat)
+        unit_s = heard.unit_s if worker.verified else 0.0
+        waits_s = patience_s(self.desk.manifest.round.deadline_s, unit_s, others)
+        if self.desk.now - heard.since < waits_s or not self._has_others(seat.stage, seat.peer):
             return ""
         self._idle.add((seat.peer, seat.trainer))
-        return f"it holds microbatches and has counted none for {patience_s:.0f} s"
+        return f"it holds microbatches and has counted none for {waits_s:.0f} s"
 
     def _has_others(self, stage: int, than: str) -> bool:
         """Somebody else of its stage could do its share."""

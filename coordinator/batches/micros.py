@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
+from statistics import median
 
 from farflung.coordinator.ledger.batch_book import spans_of_mask
 
 BEATS_AHEAD = 2.0  # a seat has work for so many heartbeats
 AHEAD_LEAST = 2  # microbatches
+PATIENCE_UNITS = 10.0  # a seat may take so many times its usual for one microbatch
+PATIENCE_FIRST = 5.0  # and so many times the deadline for its first one, before which a trainer may compile
+UNIT_MOST = 4.0  # nobody is believed to be slower than others in the middle by more
 UNIT_LEAST_S = 1e-6  # nobody is believed to be faster
 SHARE_MOST = 4.0  # nobody holds more than so many times its equal share, however fast it says it is
 
@@ -25,6 +29,17 @@ def believed_unit_s(said_s: float) -> float:
     """Busy seconds for one microbatch as a seat says them; 0: not known.  The smallest numbers that there are have no
     finite rate, and one that has none could be told to nobody."""
     return max(UNIT_LEAST_S, said_s) if said_s > 0 else 0.0
+
+
+def patience_s(deadline_s: float, unit_s: float, others: Iterable[float]) -> float:
+    """How long a seat that holds microbatches may count none.  What it says of itself could hold its batch for ever, so
+    the `others` of its stage are the measure, and where nobody else has counted one, what a first one may take."""
+    known = [each for each in others if each > 0.0]
+    first_s = PATIENCE_FIRST * deadline_s
+    if not unit_s:
+        return first_s
+    most_s = PATIENCE_UNITS * UNIT_MOST * median(known) if known else first_s
+    return max(deadline_s, min(PATIENCE_UNITS * unit_s, most_s))
 
 
 @dataclass(frozen=True)

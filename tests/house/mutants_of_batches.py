@@ -18,6 +18,20 @@ AT_REPLAY = ("tests/console/test_audit_replay_stages.py",)
 
 BATCHES = (
     Mutant(
+        "P11 how long a seat may count nothing is bounded by others",
+        "coordinator/batches/micros.py",
+        "return max(deadline_s, min(PATIENCE_UNITS * unit_s, most_s))",
+        "return max(deadline_s, PATIENCE_UNITS * unit_s)",
+        ("tests/coordinator/batches/test_micros.py", "tests/whole/test_batches.py"),
+    ),
+    Mutant(
+        "P11 who says that it made something, and counts nothing, is idle where a model is in one piece",
+        "coordinator/batches/batches.py",
+        "made = said.made if self.stages > 1 else 0  # in one piece what is made is counted",
+        "made = said.made",
+        ("tests/whole/test_batches.py",),
+    ),
+    Mutant(
         "P14 who leaves a batch gives the sums it has",
         "peer/machine/reports.py",
         "        begins_more = not self.leaving or training.batch is not None\n",

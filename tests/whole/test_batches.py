@@ -5,10 +5,13 @@ More seeds: FARFLUNG_BATCH_SEEDS=2000 FARFLUNG_LONG=1 pytest tests/whole/test_ba
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.ledger.batch_book import Seat
@@ -19,7 +22,7 @@ from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.world import Report, Scenario, World
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.batch_machine import BatchMachine
-from farflung.protocol.messages import BatchTick
+from farflung.protocol.messages import BatchTick, Beat, FromMember
 from rig.pieces import pieces
 
 SEEDS = int(os.environ.get("FARFLUNG_BATCH_SEEDS", "72"))
@@ -85,6 +88,34 @@ def test_P14_who_leaves_gives_the_sums_it_has_and_is_waited_for_no_longer(seed: 
     world.after(LEAVES_AT_S, ask)
     assert world.run().outcome == "finished"
     assert told and told[0] < LEAVES_AT_S + 4.0, f"it was there for {told[0] - LEAVES_AT_S:.1f} s more"
+
+
+class SaysThatItWorks(World):
+    """The last peer sits down and counts nothing, and says of itself what would excuse that."""
+
+    made = 0
+
+    def _say(self, peer: str, message: FromMember, key: bytes) -> None:
+        if peer == self.last.peer and isinstance(message, Beat) and message.batch is not None:
+            self.made += 1
+            message = replace(message, batch=replace(message.batch, counted=b"", **self.words()))
+        super()._say(peer, message, key)
+
+    def words(self) -> dict[str, float]:
+        return {"unit_s": 1e9}
+
+
+class SaysThatItMakes(SaysThatItWorks):
+    def words(self) -> dict[str, float]:
+        return {"made": self.made}
+
+
+@pytest.mark.parametrize("world", [SaysThatItWorks, SaysThatItMakes])
+def test_P11_a_seat_that_counts_nothing_is_given_up_whatever_it_says(world: type[World]) -> None:
+    drawn = Scenario.of_batches(3)
+    size: dict[str, Any] = {"peers": 4, "min_peers": 1, "rounds": 12, "batch": 24, "end_s": 300.0}
+    calm: dict[str, Any] = {"faults_until_s": 0.0, "leave_per_s": 0.0, "blackout_at_s": 0.0, "undialable": 0}
+    assert world(3, dataclasses.replace(drawn, every_rounds=0, **size, **calm)).run().outcome == "finished"
 
 
 # ---- mutations that must be seen ---------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.coordinator.batches.micros import AHEAD_LEAST, Pace, first_of, to_grant
+from farflung.coordinator.batches.micros import AHEAD_LEAST, Pace, first_of, patience_s, to_grant
 
 
 def test_a_seat_has_work_for_two_heartbeats() -> None:
@@ -25,6 +25,15 @@ def test_the_last_ones_go_to_whoever_ends_them_first() -> None:
 def test_who_says_that_it_is_infinitely_fast_gets_four_shares_at_most() -> None:
     paces = {1: Pace(0, 1e-9), **{number: Pace(0, 1.0) for number in range(2, 9)}}
     assert to_grant(1, paces, free=800, heartbeat_s=1.0) == 400
+
+
+def test_how_long_a_seat_may_count_nothing_is_not_its_own_word() -> None:
+    assert patience_s(30.0, 1.0, [1.0, 1.2]) == 30.0
+    assert patience_s(30.0, 8.0, [4.0, 5.0, 0.0]) == 80.0, "it may be slower than others"
+    assert patience_s(30.0, 1e9, [4.0, 5.0, 1e9]) == 200.0, "but not by as much as it likes"
+    assert patience_s(30.0, 1e9, [0.0]) == patience_s(30.0, 0.0, [4.0]) == 150.0, (
+        "nobody else has counted one"
+    )
 
 
 @given(
