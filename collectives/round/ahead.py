@@ -27,6 +27,8 @@ from farflung.protocol.verdicts import Verdict
 UNANSWERED_S = 30.0
 # With nothing more delivered for so long an owner is not reached: in a round that can be said, and it loses its chunks.
 STUCK_S = 600.0
+# Once most owners have all of theirs, the last few may take so many times what that took, and so long at least.
+LAST_TIMES, LAST_LEAST_S = 2.0, 60.0
 
 
 @dataclass
@@ -42,6 +44,9 @@ class Parcel:
     # So many chunks were held when it was looked at, and since when no more.
     moved: tuple[int, float] = (-1, 0.0)
     stuck: bool = False
+    began_at: float = -1.0
+    last: frozenset[str] = frozenset()  # owners that lack something, where most lack nothing
+    last_since: float = 0.0  # it is these
 
     @property
     def encoded(self) -> bool:
@@ -98,7 +103,7 @@ class SendingAhead:
             return []
         if parcel.moved[0] != len(parcel.held):
             parcel.moved = len(parcel.held), now
-        parcel.stuck = now - parcel.moved[1] >= STUCK_S
+        parcel.stuck = now - parcel.moved[1] >= STUCK_S or self._waits_for_a_few(plan, parcel, now)
         busy = {to for to, since in parcel.on_way.values() if now - since < UNANSWERED_S}
         frames: list[SendFrame] = []
         for place, piece in parcel.pieces.items():
@@ -110,6 +115,21 @@ class SendingAhead:
             header = Header(Kind.AHEAD, self._run_tag, chunk=self._fragment.first + place)
             frames.append(SendFrame(owner, with_payload(header, piece.payload, piece.hash)))
         return frames
+
+    @staticmethod
+    def _waits_for_a_few(plan: AheadPlan, parcel: Parcel, now: float) -> bool:
+        """For too long: an owner could say once in a while that it has one chunk more."""
+        parcel.began_at = now if parcel.began_at < 0.0 else parcel.began_at
+        owners = {plan.owner_of(place) for place in parcel.pieces}
+        late = {plan.owner_of(at) for at in parcel.pieces if parcel.held.get(at) != plan.owner_of(at)}
+        if not parcel.encoded or not late or 2 * len(late) >= len(owners):
+            parcel.last = frozenset()
+            return False
+        if not parcel.last or not late <= parcel.last:
+            parcel.last_since = now
+        parcel.last = frozenset(late)
+        took_s = parcel.last_since - parcel.began_at
+        return now - parcel.last_since >= max(LAST_LEAST_S, LAST_TIMES * took_s)
 
     def on_held(self, sender: str, header: Header) -> Verdict:
         """Somebody keeps a chunk, or says so: in the round the coordinator hears from it what it can prove."""

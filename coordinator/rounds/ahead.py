@@ -35,6 +35,9 @@ LEAST_BYTES = 256 * 1024  # shorter contributions are over before it pays
 LOOK_EVERY_S = 1.0
 NAMED_IN_S, NAMED_SHARE = 0.5, 0.2  # of the scatter so far: for words that pass no slow line but their own
 PERIOD_MOST_S = 600.0
+# An owner that does not say that it knows the plan is not waited for longer with telling the plan to senders; and after
+# so long it is mute: it owns nothing of what is sent ahead for a while.
+ECHO_S, MUTE_S, MUTE_FOR_S = 5.0, 30.0, 600.0
 # That a contribution may take at least which is sent ahead, and so long before it gets the coarsest codec.
 TIME_S = 30.0
 TIME_MOST_S = 300.0
@@ -124,7 +127,8 @@ class Ahead:
         self._codecs: dict[str, str] = {}  # what each peer was given last, where the run leaves it open
         # In which each sends ahead until a commit has used that: what is on its way in another one would begin again.
         self._given: dict[str, str] = {}
-        self._looked_at = self._committed_at = -math.inf
+        self._looked_at = self._committed_at = self._drawn_at = self._redrawn_at = -math.inf
+        self._mute: dict[str, float] = {}  # owners that never said that they know the plan, and until when
         self._period_s = 0.0  # between the last two commits
 
     def on_commit(self, included: Sequence[str], now: float) -> None:
@@ -158,7 +162,9 @@ class Ahead:
         if not self.slow or not can_own & fast.keys():
             self.slow, self.plan = {}, None
         else:
-            self._draw_plan({peer: beats[peer] for peer in self.slow}, fast, can_own & fast.keys(), model)
+            can_own = can_own & fast.keys()
+            heard = can_own - self._mute_ones(beats)
+            self._draw_plan({peer: beats[peer] for peer in self.slow}, fast, heard or can_own, model)
         return self._news(before, name)
 
     def _news(self, before: Mapping[str, Slow], name: Callable[[str], str]) -> list[str]:
@@ -191,21 +197,39 @@ class Ahead:
     def _draw_plan(
         self, slow: Mapping[str, Beat], fast: Mapping[str, Beat], can_own: Set[str], model: ModelSchema
     ) -> None:
-        """Owners stay as long as they can: what moves would have to be sent again."""
+        """Owners stay as long as they can: what moves would have to be sent again.  Who comes, or comes and goes, takes
+        no chunks from others while something is on its way."""
+        is_fresh = not self._given or self._looked_at - self._redrawn_at >= PERIOD_MOST_S
         new = {peer: beat for peer, beat in slow.items() if peer not in self._given}
         given = self._codecs_for_long(new, model) | self._given
         self._given = {peer: given[peer] for peer in slow}
-        plan = self.plan
-        stays = plan is not None and self._owners_of(plan) <= can_own <= set(plan.members)
-        if plan is not None and stays:
+        plan, before = self.plan, self._owners_of(self.plan) if self.plan is not None else set()
+        if plan is not None and before <= can_own and (not is_fresh or can_own <= set(plan.members)):
             members, owners = plan.members, plan.owners
+        elif plan is not None and before & can_own and not is_fresh:
+            members = tuple(sorted(can_own))
+            owners = _moved(plan, members, can_own)
         else:
             codecs, peers = self._codecs_of(fast, model), list(fast)
             by_place = owners_for(fast, codecs, can_own, self._fragment, self._holds(), model)
             members = tuple(sorted(can_own))
             owners = tuple(members.index(peers[owner]) for owner in by_place)
+            self._redrawn_at = self._looked_at
         drawn = AheadPlan(1, tuple(slow), tuple(self._given.values()), members, owners)
-        self.plan = replace(drawn, number=_number_of(drawn))
+        drawn = replace(drawn, number=_number_of(drawn))
+        if plan is None or drawn.number != plan.number:
+            self.plan, self._drawn_at = drawn, self._looked_at
+
+    def _mute_ones(self, beats: Mapping[str, Beat]) -> set[str]:
+        """Its owners that were told of the plan long ago, and never said that they know it: nobody could send them."""
+        plan, now = self.plan, self._looked_at
+        self._mute = {peer: until for peer, until in self._mute.items() if until > now}
+        if plan is not None and now - self._drawn_at >= MUTE_S:
+            for owner in self._owners_of(plan) & beats.keys():
+                said = beats[owner].of(self._fragment)
+                if said is not None and said.ahead != plan.number:
+                    self._mute[owner] = now + MUTE_FOR_S
+        return set(self._mute)
 
     @staticmethod
     def _owners_of(plan: AheadPlan) -> set[str]:
@@ -234,13 +258,16 @@ class Ahead:
 
     def told(self, peer: str, known: Callable[[], Known]) -> tuple[int, AheadPlan | None]:
         """For a member's tick: (the plan's number, the plan if it is news).  Who sends hears of it when owners have:
-        what comes from nobody they know they do not keep."""
+        what comes from nobody they know they do not keep.  For one that says nothing the others do not wait."""
         plan = self.plan
         if plan is None or peer not in (*plan.senders, *plan.members):
             return 0, None
         numbers = known()
-        waits = peer in plan.senders and any(
-            numbers.get(owner, plan.number) != plan.number for owner in self._owners_of(plan)
+        is_young = self._looked_at - self._drawn_at < ECHO_S
+        waits = (
+            peer in plan.senders
+            and is_young
+            and any(numbers.get(owner, plan.number) != plan.number for owner in self._owners_of(plan))
         )
         return plan.number, None if waits or numbers.get(peer) == plan.number else plan
 

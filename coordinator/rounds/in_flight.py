@@ -10,7 +10,7 @@ Order matters: the dead are replaced first, then the decision is made or remade,
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
@@ -35,6 +35,7 @@ from farflung.coordinator.rounds.weighting import (
 from farflung.coordinator.rounds.withholding import (
     LastHolders,
     Spread,
+    deaf,
     holders_needed,
     lacking_alone,
     lacks_most,
@@ -99,7 +100,8 @@ class InFlight(Reported):
 
     def next_step(self, now: float, alive: set[str], dialable: set[str]) -> Step:
         if self.decision is None and self._grace_is_over(now):
-            alone, senders = self.lacking_alone(alive), self._senders(alive)
+            senders = self.senders(alive)
+            alone = self.lacking_alone(alive, senders)
             for group in map(set, self.groups.members):
                 self.censors |= lacks_most({o: alone[o] for o in alone.keys() & group}, senders & group)
         self.censors |= self._who_keeps_results(now, alive)
@@ -158,26 +160,38 @@ class InFlight(Reported):
         since = self.opened_at if self._scatter_since is None else self._scatter_since
         return now - since >= self.rules.scatter_grace_s
 
-    def lacking_alone(self, alive: set[str]) -> dict[str, set[str]]:
-        """Owner -> members whose contribution it alone says it lacks."""
-        alone: dict[str, set[str]] = {}
-        for owners, group in zip(self.groups.shares_in, self.groups.members, strict=True):
-            senders = self._senders(alive) & set(group)
-            lacks = {
-                owner: {m for m in senders - {owner} if share & ~self._held(owner, m)}
-                for owner, share in owners.items()
-                if owner in alive
-            }
-            alone |= lacking_alone(lacks, senders)
-        return alone
+    def lacking_alone(self, alive: set[str], senders: set[str]) -> dict[str, set[str]]:
+        """Owner -> those of the senders whose contribution it alone says it lacks."""
+        return {o: its for each in self._lacks(alive, senders) for o, its in lacking_alone(*each).items()}
 
-    def _senders(self, alive: set[str]) -> set[str]:
-        return {m for m in self.sent.keys() & alive if m not in self.barred} - self.rules.unawaited
+    def deaf(self, alive: set[str]) -> set[str]:
+        """Living owners that say they lack what most others sent."""
+        return {owner for each in self._lacks(alive, self.senders(alive)) for owner in deaf(*each)}
+
+    def _lacks(
+        self, alive: set[str], all_senders: set[str]
+    ) -> Iterator[tuple[dict[str, set[str]], set[str]]]:
+        """Of each group: living owner -> senders whose contribution it says it does not have whole; and all senders."""
+        for owners, group in zip(self.groups.shares_in, self.groups.members, strict=True):
+            senders = all_senders & set(group)
+            yield (
+                {
+                    owner: {m for m in senders - {owner} if share & ~self._held(owner, m)}
+                    for owner, share in owners.items()
+                    if owner in alive
+                },
+                senders,
+            )
+
+    def senders(self, alive: set[str], awaited: bool = True) -> set[str]:
+        """Of those that nobody waits for something may be missing everywhere."""
+        found = {m for m in self.sent.keys() & alive if m not in self.barred}
+        return found - self.rules.unawaited if awaited else found
 
     def _withheld(self, alive: set[str], dialable: set[str]) -> frozenset[str]:
         """Living owners without results at the end of the time, unless there is nobody to own their chunks instead."""
         if self.decision is None:
-            owing = self._uncompared & alive
+            owing = self._uncompared & alive or self.deaf(alive)
         else:
             unmerged = self._every_chunk & ~mask_of(self.merged)
             if self.comparing_sums.held_back:

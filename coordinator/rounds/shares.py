@@ -35,6 +35,9 @@ LEAST_RATE, GREATEST_RATE = 1.0, 1e12
 RELAY_GAIN = 1.25  # a round must be so much shorter, or its bytes pass no relay that it could do without
 ALIKE = 1.6  # rates that differ from the median by less than this factor may be the same
 ALIKE_ROUGHLY = 5.0  # those that no round has shown; and above the median such a rate tells nothing
+# Of so many members two own something, whatever their lines are said to be: what an owner says of the others' work is
+# measured by other owners (withholding.py), and whoever owned everything would be believed.
+JUDGED = 3
 FINE = 1 << 40  # so many chunks are as good as fractions
 SLACK = 1e-9  # of a chunk: rounding must not take a chunk from somebody whose share is whole
 TINY = 1e-9  # no phase can be this much shorter than with even shares and matter
@@ -144,6 +147,8 @@ def _assigned(
         return even
     model = _Model(loads, frozenset(hosts))
     counts = model.best_counts(chunk_count, [even.count(index) for index in range(members)])
+    if members >= JUDGED and max(counts) == chunk_count > 1:
+        counts = model.with_a_second(counts)
     return tuple(index for index, count in enumerate(counts) for _ in range(count))
 
 
@@ -259,6 +264,18 @@ class _Model:
             if total_s < best_s:
                 best, best_s = counts, total_s
         return best
+
+    def with_a_second(self, counts: list[int]) -> list[int]:
+        """Where one owns all, another one gets a chunk: who makes the round last least longer by it."""
+        first, count = max(enumerate(counts), key=lambda each: each[1])
+
+        def shared(second: int) -> list[int]:
+            return [(index == first) * (count - 1) + (index == second) for index in range(len(counts))]
+
+        def round_s(second: int) -> float:
+            return sum(_phases(self.loads, [each / count for each in shared(second)]))
+
+        return shared(min(sorted(self.hosts - {first}), key=round_s))
 
     def _steps(self, chunk_count: int) -> list[float]:
         """Every scatter time at which a member may own a chunk more or less: the best one is among them."""

@@ -24,13 +24,18 @@ def are_most(accusers: Set[str], owners: Set[str], members: int) -> bool:
     return 2 * count > len(owners) and count >= min(2, members - 1)
 
 
+def deaf(lacks: Mapping[str, Set[str]], senders: Set[str]) -> set[str]:
+    """Owners that lack most others' contributions.  Where all of them do, no owner's word can be held against it; but
+    others can own."""
+    return {owner for owner, lacking in lacks.items() if 2 * len(lacking) > len(senders - {owner})}
+
+
 def lacking_alone(lacks: Mapping[str, Set[str]], senders: Set[str]) -> dict[str, set[str]]:
     """`lacks`: living owner -> members that have sent, and whose contribution it says it does not have whole.
 
     Owner -> those of them that every other owner has; owners that lack most of all say nothing about the others.
     """
-    most = {owner for owner, lacking in lacks.items() if 2 * len(lacking) > len(senders - {owner})}
-    judges = lacks.keys() - most or set(lacks)
+    judges = lacks.keys() - deaf(lacks, senders) or set(lacks)
     return {
         owner: {m for m in lacking if not any(m in lacks[judge] for judge in judges - {owner})}
         for owner, lacking in lacks.items()

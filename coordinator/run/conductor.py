@@ -379,12 +379,13 @@ class Conductor(Readiness):
 
     def _doubt_who_withholds(self, flight: InFlight) -> None:
         """An owner may say of few others, round after round, that what they sent did not come: then their work never
-        counts.  Once is a slow line."""
-        core = self.core
-        alone = flight.lacking_alone(self._living(flight))
-        self._withheld = Counter(
-            {owner: self._withheld[owner] + len(lacking) for owner, lacking in alone.items() if lacking}
-        )
+        counts.  Or all owners say so of most.  Once is a slow line."""
+        core, living = self.core, self._living(flight)
+        lacks = flight.lacking_alone(living, flight.senders(living, awaited=False))
+        alone = {owner: len(lacking) for owner, lacking in lacks.items() if lacking}
+        if 2 * len(flight.excluded) > len(flight.plan.members):
+            alone = dict.fromkeys(flight.deaf(living), 1) | alone
+        self._withheld = Counter({owner: self._withheld[owner] + count for owner, count in alone.items()})
         unfit = [owner for owner, count in self._withheld.items() if count >= WITHHELD_MOST]
         core.members.doubt(unfit, core.now)
         for owner in unfit:

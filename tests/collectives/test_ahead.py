@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
-from farflung.collectives.round.ahead import STUCK_S, UNANSWERED_S, Kept, SendingAhead
+from farflung.collectives.round.ahead import LAST_LEAST_S, STUCK_S, UNANSWERED_S, Kept, SendingAhead
 from farflung.collectives.round.effects import SendFrame
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Frame, Header, Kind
@@ -68,6 +69,24 @@ def test_where_an_owner_is_not_reached_for_long_a_round_may_begin_so_that_it_los
     sending.on_held("bob", held(2))
     sending.send(2.0 + STUCK_S)
     assert not sending.delivered
+
+
+@pytest.mark.parametrize(("most_at", "until"), [(10.0, 10.0 + LAST_LEAST_S), (200.0, 600.0)])
+def test_the_last_owner_of_several_is_not_waited_for_as_long_as_it_likes(
+    most_at: float, until: float
+) -> None:
+    """Not even if it says now and then that it has one chunk more."""
+    sending = zoe(AheadPlan(5, ("zoe",), ("int8",), ("ann", "bob", "cyd"), (0, 1, 2, 2)))
+    sending.send(0.0)
+    for who, place, now in (("ann", 0, 5.0), ("bob", 1, most_at)):
+        sending.on_held(who, held(place))
+        sending.send(now)
+    sending.send(until - 2.0)
+    sending.on_held("cyd", held(2))
+    sending.send(until - 1.0)
+    assert not sending.delivered
+    sending.send(until)
+    assert sending.delivered
 
 
 def test_a_word_about_other_bytes_says_nothing() -> None:

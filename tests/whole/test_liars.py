@@ -11,6 +11,7 @@ from dataclasses import replace
 from statistics import mean
 
 import pytest
+from msgspec import structs
 
 from farflung.coordinator.ledger.records import Banned, CommittedRound, Genesis, Opened, from_bytes
 from farflung.coordinator.rounds import in_flight
@@ -19,7 +20,10 @@ from farflung.coordinator.rounds.withholding import LastHolders
 from farflung.coordinator.run import conductor, guidance
 from farflung.peer.simulator.invariants import Broken
 from farflung.peer.simulator.scenario import ABOUT_OTHERS, ABOUT_RESULTS, LIES, Scenario
+from farflung.peer.simulator.slow_line import calm_slow_line
 from farflung.peer.simulator.world import AMONG_LIARS, LIARS_LATE_S, World
+from farflung.protocol.messages import Beat, FromMember, ProgressReport
+from farflung.protocol.signing import peer_id_of
 from rig.pieces import pieces
 
 SEEDS = 40
@@ -113,6 +117,45 @@ def shares_counted(way: str, count: int = 3) -> list[float]:
 def test_P9_fewer_than_half_do_not_keep_the_work_of_the_others_out(way: str) -> None:
     shares = shares_counted(way)
     assert min(shares) >= 0.5 and mean(shares) >= 0.7
+
+
+class FastDeafOwners(World):
+    """The last `deaf` peers claim lines that no home has, so the chunks are theirs, and lack what all others sent."""
+
+    deaf = 1
+
+    def _say(self, peer: str, message: FromMember, key: bytes) -> None:
+        deaf = self.deaf_peers
+        if isinstance(message, Beat):
+            mbit = 10_000 if peer in deaf else 20
+            up, down = mbit * 125_000, max(200, mbit) * 125_000
+            message = structs.replace(message, up_bytes_per_s=up, down_bytes_per_s=down, rough=False)
+        if peer in deaf and isinstance(message, ProgressReport):
+            held = {whose: hashes for whose, hashes in message.held.items() if whose in deaf}
+            message = structs.replace(message, held=held)
+        super()._say(peer, message, key)
+
+    @property
+    def deaf_peers(self) -> set[str]:
+        return {peer_id_of(key.public_key().public_bytes_raw()) for key in self._keys[-self.deaf :]}
+
+
+class TwoFastDeafOwners(FastDeafOwners):
+    deaf = 2
+
+
+@pytest.mark.parametrize("least", [1, 3])
+@pytest.mark.parametrize("kind", [FastDeafOwners, TwoFastDeafOwners])
+def test_P9_those_with_the_fastest_lines_do_not_keep_the_work_of_all_others_out(
+    kind: type[FastDeafOwners], least: int
+) -> None:
+    """Two may for three rounds, and then own nothing for a minute."""
+    calm = replace(calm_slow_line(0, faults_until_s=0.0), slow_line_s=0.0, policy="mean", codec="int8")
+    world = kind(0, replace(calm, rounds=10, peers=10, chunks=20, min_peers=least, end_s=200.0))
+    assert world.run().outcome == "finished"
+    commits = [commit for era in world.invariants.eras for commit in era.commits.values()]
+    honest = [len(set(commit.included) - world.deaf_peers) for commit in commits]
+    assert len(honest) == 10 and sum(count == 10 - kind.deaf for count in honest) >= 6, honest
 
 
 @pytest.mark.hard

@@ -6,10 +6,12 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
+from msgspec import structs
 
 from farflung.coordinator.ledger.records import CommittedRound, from_bytes
 from farflung.peer.simulator.slow_line import calm_slow_line, of_slow_line
 from farflung.peer.simulator.world import World
+from farflung.protocol.messages import Beat, FromMember, ProgressReport
 from rig.pieces import pieces
 
 ROUNDS = 20
@@ -47,6 +49,36 @@ def test_what_the_slow_one_learned_counts(seed: int) -> None:
     counted = sum(record.tokens_by.get(slow, 0) for record in commits(world))
     trainer = world.peers[slow].trainer
     assert trainer is not None and counted >= 0.6 * trainer.machine.all_tokens
+
+
+class KeepsItOut(World):
+    """The last peer owns chunks, and would have the slow one's work never counted."""
+
+    lie = ""
+
+    def _say(self, peer: str, message: FromMember, key: bytes) -> None:
+        if peer == self.last.peer and isinstance(message, Beat):
+            if self.lie == "knows no plan":
+                told = tuple(structs.replace(each, ahead=0) for each in message.fragments)
+                message = structs.replace(message, fragments=told)
+            elif self.lie == "comes and goes":
+                message = structs.replace(message, leaving=bool(self.now // 3 % 2))
+        if peer == self.last.peer and isinstance(message, ProgressReport) and self.lie == "has it never":
+            held = {whose: hashes for whose, hashes in message.held.items() if whose != self.slow_line.peer}
+            message = structs.replace(message, held=held)
+        super()._say(peer, message, key)
+
+
+@pytest.mark.parametrize("lie", ["", "knows no plan", "comes and goes", "has it never"])
+def test_P9_no_owner_keeps_the_work_of_a_slow_line_out(lie: str) -> None:
+    included = []
+    for seed in range(2):
+        calm = replace(calm_slow_line(seed, faults_until_s=0.0), policy="mean", end_s=300.0)
+        world = KeepsItOut(seed, replace(calm, rounds=2 * ROUNDS, peers=6, chunks=5))
+        world.lie = lie
+        assert world.run().outcome == "finished"
+        included += [world.slow_line.peer in record.commit.included for record in commits(world)]
+    assert sum(included) >= 10, f"{sum(included)} of {len(included)}"
 
 
 @pytest.mark.parametrize("batch", pieces(4))

@@ -7,7 +7,16 @@ from dataclasses import replace as replace_rules
 import pytest
 from msgspec.structs import replace
 
-from farflung.coordinator.rounds.ahead import LEAST_BYTES, LOOK_EVERY_S, Ahead, patience_s, slow_lines
+from farflung.coordinator.rounds.ahead import (
+    ECHO_S,
+    LEAST_BYTES,
+    LOOK_EVERY_S,
+    MUTE_S,
+    PERIOD_MOST_S,
+    Ahead,
+    patience_s,
+    slow_lines,
+)
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.rounds.steps import Settled, Waiting
@@ -171,12 +180,68 @@ def test_owners_stay_as_long_as_they_can() -> None:
     noisy = lines() | {"ann": beat(60, 200)}  # it would own two chunks of them
     watch.looks(noisy)
     assert watch.plan == first
-    watch.looks(lines(), can_own={*FIVE, SLOW} - {"eve"})
-    assert "eve" not in watch.plan.members and watch.plan.number != first.number
+
+
+def moved(before: AheadPlan, after: AheadPlan) -> set[str]:
+    """From whom."""
+    places = range(len(before.owners))
+    return {before.owner_of(at) for at in places if before.owner_of(at) != after.owner_of(at)}
+
+
+def test_who_comes_or_comes_and_goes_moves_nothing_but_its_own_until_what_was_on_its_way_is_used() -> None:
+    watch = Watch()
     watch.looks(lines())
-    assert watch.plan == first  # equal plans have equal numbers
+    first = watch.plan
+    watch.looks(lines(), can_own={*FIVE, SLOW} - {"eve"})
+    second = watch.plan
+    assert "eve" not in second.members and second.number != first.number and moved(first, second) == {"eve"}
     watch.looks(lines() | {"fay": beat()})
-    assert "fay" in watch.plan.members
+    assert watch.plan == second
+    watch.ahead.on_commit(FIVE, watch.now)
+    watch.looks(lines() | {"fay": beat()})
+    assert watch.plan == second, "of the slow one nothing was in it"
+    watch.ahead.on_commit((*FIVE, SLOW), watch.now)
+    watch.looks(lines())
+    assert watch.plan == first, "equal plans have equal numbers"
+    known = echoing(first.number) | {"fay": beat()}
+    watch.looks(known)
+    watch.now += PERIOD_MOST_S / 2
+    watch.looks(known)
+    assert watch.plan == first
+    watch.now += PERIOD_MOST_S / 2
+    watch.looks(known)
+    assert "fay" in watch.plan.members, "nor is it for ever that something is on its way"
+
+
+def echoing(number: int, *mute: str) -> dict[str, Beat]:
+    """All but these know the plan of this number."""
+    return {
+        peer: each if peer in mute else replace(each, fragments=(replace(each.fragments[0], ahead=number),))
+        for peer, each in lines().items()
+    }
+
+
+def test_who_says_nothing_of_the_plan_keeps_it_from_nobody_and_owns_nothing_of_what_is_sent_ahead() -> None:
+    watch = Watch()
+    watch.looks(lines())
+    first = watch.plan
+    known = dict.fromkeys((*FIVE, SLOW), first.number) | {"bob": 0, SLOW: 0}
+    while watch.now < LOOK_EVERY_S + ECHO_S:
+        assert watch.ahead.told(SLOW, lambda: known) == (first.number, None)
+        watch.looks(echoing(first.number, "bob"))
+    assert watch.ahead.told(SLOW, lambda: known) == (first.number, first)
+    while watch.now < LOOK_EVERY_S + MUTE_S:
+        assert watch.plan == first
+        watch.looks(echoing(first.number, "bob"))
+    second = watch.plan
+    assert moved(first, second) == {"bob"} and "bob" not in second.members
+    for _ in range(round(2 * MUTE_S)):
+        watch.looks(echoing(second.number, "bob"))
+    assert watch.plan == second
+    nobody = Watch()
+    for _ in range(round(2 * MUTE_S)):
+        nobody.looks(lines())
+    assert nobody.plan.members == FIVE, "somebody has to own it"
 
 
 def test_an_owner_that_misses_a_round_has_heirs_in_it_and_the_plan_stands() -> None:

@@ -139,6 +139,25 @@ class Room:
         return self
 
 
+def test_P9_owners_that_lack_what_most_sent_are_to_blame_for_a_round_in_vain() -> None:
+    """There is nobody whose word could be held against the only owner's; but others can own the next round."""
+    room = Room()
+    room.flight = InFlight(Plan(1, 1, 0, ALL, (0, 0, 0), FP32), RULES, opened_at=100.0)
+    room.sent(ANN)
+    room.holds(ANN, ANN)
+    nobody = room.step(RULES.round_timeout_s)
+    assert isinstance(nobody, Failed) and not nobody.unfit, "nobody has sent anything"
+    for member in ALL:
+        room.sent(member)
+    alone = room.step(RULES.round_timeout_s, {ANN})
+    assert isinstance(alone, Failed) and not alone.unfit, "nobody else can own"
+    failed = room.step(RULES.round_timeout_s)
+    assert isinstance(failed, Failed) and failed.cause is AbortCause.TIMED_OUT and failed.unfit == {ANN}
+    room.holds(ANN, ANN, BOB)
+    one = room.step(RULES.round_timeout_s - 1)
+    assert isinstance(one, Settled), "one line of two may be slow"
+
+
 # ---- where the gradient of a batch is clipped -------------------------------------------------------------------
 
 

@@ -299,9 +299,7 @@ def test_the_heir_of_all_chunks_is_whoever_has_a_line_for_them() -> None:
     stage.core.members.lose(stage.member("bob"), PeerEvent.FELL_SILENT)
     stage.tell("bob falls silent")
     owners = [line.rpartition("owners ")[2] for line in stage.tells.lines if "owners" in line]
-    assert owners == ["bob bob", "ann ann"], (
-        "it sends its own work to nobody, and is lost; cyd's line is thin, too"
-    )
+    assert owners == ["bob ann", "ann ann"], "whose thin line it was is lost; cyd's is thin, too"
 
 
 def test_P6_a_round_that_is_too_few_is_aborted_and_tried_again_after_a_pause() -> None:
