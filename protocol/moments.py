@@ -91,6 +91,10 @@ class Terms:
         """With all amendments, also where the newest does not hold yet."""
         return self._manifests[-1]
 
+    def includes(self, manifest: Manifest) -> bool:
+        """It is what the run began with, or what some amendment made of it; not only the newest one."""
+        return any(each.digest == manifest.digest for each in self._manifests)
+
     def number_at(self, version: int, era: int | None = None) -> int:
         """Which amendment holds in a round that starts from this version; 0: none does.  `era`: left out, the present
         one, in which all hold that were made."""

@@ -227,19 +227,20 @@ def agreed_manifest(
 ) -> Manifest:
     """What the run began with, with what is the coordinator's own as the host gives it now.
 
-    The file that is given says what the run began with, or what its host has amended it to.
+    The file that is given says what the run began with, or what its host has amended it to, at any time: who stood by
+    or was stopped since then has an older one than the newest, and goes on with the newest terms all the same.
     """
     if kept == given.canonical():
         return given
     first = Manifest.from_canonical(kept)
     amendments = _amendments_in(records())
-    newest = Terms.of(first, amendments).newest
-    if newest.canonical() == given.canonical():
+    terms = Terms.of(first, amendments)
+    if terms.includes(given):
         own = {"admission": given.admission, "net": _with_relay(first.net, given.net)}
         return first.model_copy(update=own)
     amended = f", with {len(amendments)} amendments" if amendments else ""
     raise UserError(
-        f"{where}: this journal is of a run with other rules{amended}: {_first_difference(given, newest)}; "
+        f"{where}: this journal is of a run with other rules{amended}: {_first_difference(given, terms.newest)}; "
         "put the value back, or begin a new run in an empty folder; what may change while a run goes on is changed "
         "with farflung amend"
     )

@@ -183,16 +183,12 @@ class Restoring:
             return None
         try:
             first = Manifest.from_canonical(kept.manifest)
-            newest = (
-                Terms(first)
-                .believed(kept.amendments, kept.kept.head.run_id, curve_key_of(self._own.key))
-                .newest
-            )
+            terms = Terms(first).believed(kept.amendments, kept.kept.head.run_id, curve_key_of(self._own.key))
         except (UserError, ValueError):
             return None
         given = self._own.manifest
         own = {"admission": given.admission, "net": first.net.model_copy(update=_relay_of(given))}
-        return first.model_copy(update=own) if given.digest in (first.digest, newest.digest) else None
+        return first.model_copy(update=own) if terms.includes(given) else None
 
     def _take(self, kept: Kept, shown: KeptCommit, peer: str) -> None:
         found, head = self._shown, shown.head

@@ -226,26 +226,73 @@ class Amending:
             raise UserError("the run is complete: begin a new one, with [start] from its last checkpoint")
         if core.terms.count >= AMENDMENTS_MOST:
             raise UserError(f"a run has at most {AMENDMENTS_MOST} amendments")
+        version = self._version(changes, wanted, at)
+        asked_for = Amendment(
+            core.terms.count + 1, version, core.ledger.era, encoded(changes), core.terms.newest.digest
+        )
+        self._check_readable(asked_for)
+        proof = core.prove(asked_for.statement(core.run_id))
+        if not proof:
+            raise UserError("coordinator.key is of an older version and can't sign; no peer would believe it")
+        return msgspec.structs.replace(asked_for, proof=proof)
+
+    def _version(self, changes: dict[str, dict[str, Any]], wanted: Manifest, at: int | None) -> int:
+        """From which on it may hold.  UserError where that is not what was asked for."""
+        core = self._core
         newest = max(each.book.version for each in self._conductors)
         # What is in flight ends as it was begun.
         flies = any(each.round is not None and each.book.version == newest for each in self._conductors)
         least = newest + 1 if flies else newest
         version = least if at is None else at
         rounds = min(core.terms.newest.run.rounds, wanted.run.rounds)
+        self._check_pending(changes, wanted, max(version, least), at)
         if version < least:
             raise UserError(
                 f"--at {version}: expected {least} or more, since the rounds before that are made or begun"
             )
         if version > rounds or (version == rounds and "rounds" not in changes.get("run", {})):
             raise UserError(f"no round follows on version {version}: the run ends at version {rounds}")
-        asked_for = Amendment(
-            core.terms.count + 1, version, core.ledger.era, encoded(changes), core.terms.newest.digest
+        return version
+
+    def _check_pending(
+        self, changes: dict[str, dict[str, Any]], wanted: Manifest, version: int, at: int | None
+    ) -> None:
+        """Each follows on the one before, so it would carry a pending one's terms into rounds that have older ones yet.
+        Who puts back what a pending one changes takes it back.
+
+        One of an era before was made for versions that may be far away now: whoever amends a run that went back need
+        not wait for them.
+        """
+        terms, era = self._core.terms, self._core.ledger.era
+        pending = [each for each in terms.amendments if each.era == era and each.version > version]
+        then, told = terms.at(version).model_dump(), wanted.model_dump()
+        early = [
+            f"[{section}] {key}"
+            for each in pending
+            for section, keys in each.changed.items()
+            for key in keys
+            if key not in changes.get(section, {}) and told[section][key] != then[section][key]
+        ]
+        if not early:
+            return
+        asked = "no --at was given, so this would hold from the next round on" if at is None else f"--at {at}"
+        last = pending[-1]
+        raise UserError(
+            f"{asked}: amendment {last.number} holds only from version {last.version} on ({last}), and would hold as "
+            f"soon; give --at {last.version} or a later version, or put back {', '.join(early)} to take it back"
         )
-        core.terms.plus(asked_for)
-        proof = core.prove(asked_for.statement(core.run_id))
-        if not proof:
-            raise UserError("coordinator.key is of an older version and can't sign; no peer would believe it")
-        return msgspec.structs.replace(asked_for, proof=proof)
+
+    def _check_readable(self, asked_for: Amendment) -> None:
+        """The door goes on taking in whoever can read the first manifest; who can't read an amendment can follow none
+        after it either, and would train for nothing."""
+        terms = self._core.terms
+        door = terms.first.oldest_protocol
+        if terms.plus(asked_for).newest.oldest_protocol <= door:
+            return
+        raise UserError(
+            f"peers with protocol {door}, which this run takes in, could not read {asked_for}, and would take part in "
+            "nothing any more; put the value back, or begin a new run, with [start] from a checkpoint of this one"
+        )
 
 
 # Neither is done before the host has read what is lost by it, and has said so again.

@@ -120,8 +120,8 @@ KEEPING = (
     Mutant(
         "a peer never goes back to an older head",
         _KEPT,
-        "if newest is not None and head.order <= newest.order:",
-        "if False:",
+        "if newest is not None and is_same_run and head.order <= newest.order:",
+        "if newest is None and is_same_run:",
         UNITS,
     ),
     Mutant(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from mutant import CONDUCTOR, GOING_BACK, GUIDANCE, JOURNAL, LEASES, Mutant
 
+AMENDING = ("tests/coordinator/run/test_amending.py",)
+
 RUN = (
     Mutant(
         "a hash list is signed by its sender",
@@ -158,5 +160,54 @@ RUN = (
         "cosine = (float(among.sum()) / squares - 1.0) * len(rows) / pairs",
         "cosine = float(among.sum()) / squares * len(rows) / pairs",
         ("tests/coordinator/ledger/test_useful_members.py",),
+    ),
+    Mutant(
+        "no amendment brings a pending one forward",
+        "coordinator/run/operator_orders.py",
+        "        self._check_pending(changes, wanted, max(version, least), at)",
+        "        pass",
+        AMENDING,
+    ),
+    Mutant(
+        "who amends a run that went back waits for nothing that was to hold before",
+        "coordinator/run/operator_orders.py",
+        "pending = [each for each in terms.amendments if each.era == era and each.version > version]",
+        "pending = [each for each in terms.amendments if each.version > version]",
+        AMENDING,
+    ),
+    Mutant(
+        "who puts back what is pending takes it back",
+        "coordinator/run/operator_orders.py",
+        "if key not in changes.get(section, {}) and told[section][key] != then[section][key]",
+        "if told[section][key] or then[section][key]",
+        AMENDING,
+    ),
+    Mutant(
+        "no amendment shuts out whom the door lets in",
+        "coordinator/run/operator_orders.py",
+        "if terms.plus(asked_for).newest.oldest_protocol <= door:",
+        "if terms.plus(asked_for):",
+        AMENDING,
+    ),
+    Mutant(
+        "a run that asks for newer peers may be changed to what only they know",
+        "coordinator/run/operator_orders.py",
+        "door = terms.first.oldest_protocol",
+        "door = Manifest().oldest_protocol",
+        AMENDING,
+    ),
+    Mutant(
+        "the file of any of its amendments is the run's",
+        "protocol/moments.py",
+        "return any(each.digest == manifest.digest for each in self._manifests)",
+        "return manifest.digest in (self.first.digest, self.newest.digest)",
+        AMENDING,
+    ),
+    Mutant(
+        "a file of none of a run's amendments is another run's",
+        "coordinator/ledger/journal.py",
+        "if terms.includes(given):",
+        "if True:",
+        AMENDING,
     ),
 )

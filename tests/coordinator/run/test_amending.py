@@ -9,14 +9,15 @@ import pytest
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.records import Amended
+from farflung.coordinator.ledger.records import Amended, RolledBack
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.operator_orders import Amending
 from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import Manifest
+from farflung.protocol.limits import LAST_PROTOCOL
+from farflung.protocol.manifest import LAST_MAX_PEERS, Manifest
 from farflung.protocol.moments import Terms
 from farflung.protocol.orders import Amend, Reply
-from farflung.protocol.signing import is_hosts
+from farflung.protocol.signing import Amendment, is_hosts
 from rig.made_run import RUN_ID, MadeRun, peer_of
 
 ANN, BOB = peer_of("ann"), peer_of("bob")
@@ -85,6 +86,69 @@ def test_it_holds_from_the_named_version_on() -> None:
         office.commits({ANN: (), BOB: ()})
 
 
+def test_none_brings_forward_what_is_to_hold_only_later() -> None:
+    """It follows on the pending one, so it would carry its terms into rounds that were to have the older ones."""
+    office = Office()
+    office.amends(TEN, at=2)
+    both = TEN + "weight_cap = 2.0\n"
+    rest = (
+        "amendment 1 holds only from version 2 on ([round] sync_every = 10), and would hold as soon; give --at 2 or a "
+        "later version, or put back [round] sync_every to take it back"
+    )
+    assert office.refuses(both) == f"no --at was given, so this would hold from the next round on: {rest}"
+    assert office.refuses(both, at=1) == f"--at 1: {rest}"
+    assert office.core.terms.count == 1
+    assert office.amends(both, at=2).found == {"amendment": 2, "version": 2}
+    for version, due in ((0, 50), (1, 50), (2, 10)):
+        assert office.core.ledger.version == version and office.core.manifest.round.sync_every == due
+        office.commits({ANN: (), BOB: ()})
+    assert office.refuses(TEN, at=1).startswith("--at 1: expected 3 or more"), "none is pending any more"
+    assert office.amends(TEN).found == {"amendment": 3, "version": 3}
+
+
+def test_what_is_pending_is_taken_back_by_whoever_puts_it_back() -> None:
+    office = Office()
+    office.amends(TEN, at=2)
+    assert office.amends("[round]\nweight_cap = 2.0\n").found == {"amendment": 2, "version": 0}
+    for version in range(4):
+        holds = office.core.manifest.round
+        assert (office.core.ledger.version, holds.sync_every, holds.weight_cap) == (version, 50, 2.0)
+        office.commits({ANN: (), BOB: ()})
+
+
+def test_admission_is_changed_at_once_whatever_is_pending() -> None:
+    office = Office()
+    office.amends(TEN, at=50)
+    office.amends(f'{TEN}[admission]\nmode = "token"\n')
+    assert office.core.manifest.admission.mode == "token" and office.core.terms.count == 1
+
+
+def test_what_was_reached_before_the_run_went_back_is_not_waited_for() -> None:
+    office = Office()
+    for _ in range(3):
+        office.commits({ANN: (), BOB: ()})
+    office.amends(TEN)
+    office.core.write(RolledBack(versions=(1,), reason="lost"))
+    assert office.core.ledger.era == 1 and office.core.terms.number_at(1) == 0
+    assert office.amends(TEN + "weight_cap = 2.0\n").found == {"amendment": 2, "version": 1}
+
+
+def test_no_amendment_shuts_out_whom_the_door_lets_in() -> None:
+    """The door asks for what the first manifest needs; whoever can't read an amendment follows none after it."""
+    office = Office()
+    large = f"[run]\nmax_peers = {LAST_MAX_PEERS + 1}\n"
+    assert office.refuses(large) == (
+        f"peers with protocol {LAST_PROTOCOL}, which this run takes in, could not read [run] max_peers = "
+        f"{LAST_MAX_PEERS + 1}, and would take part in nothing any more; put the value back, or begin a new run, with "
+        "[start] from a checkpoint of this one"
+    )
+    office.amends(f"[run]\nmax_peers = {LAST_MAX_PEERS}\n")
+    assert office.core.manifest.oldest_protocol == office.core.terms.first.oldest_protocol
+    newer = Office(manifest_of(large))
+    newer.amends(f"[run]\nmax_peers = {LAST_MAX_PEERS + 9}\n")
+    assert newer.core.manifest.run.max_peers == LAST_MAX_PEERS + 9, "its door takes in nobody who could not"
+
+
 def test_what_can_not_be_is_refused_and_leaves_no_trace() -> None:
     office = Office()
     assert office.refuses("") == "nothing in it is otherwise than the run has it already"
@@ -151,6 +215,33 @@ def test_a_coordinator_that_is_started_again_goes_on_with_what_was_amended(tmp_p
                 for record in journal.records():
                     ledger.apply(record)
                 journal.fold(ledger.folded)
+
+
+def test_the_file_of_any_of_its_amendments_is_the_runs(tmp_path: Path) -> None:
+    """Whoever stood by, or was stopped, while the host amended the run once more has a file from in between."""
+    path = tmp_path / "journal.sqlite"
+    twenty = TEN.replace("10", "20")
+    with Journal.open_or_create(path, Manifest(), lambda: RUN_ID) as journal:
+        journal.append([Amended(amendment=each, at_s=0.0) for each in made_of(TEN, twenty)])
+    for text in ("", TEN, twenty):
+        own = f'{text}[admission]\nmode = "token"\n[net]\nrelay = "off"\n'
+        with Journal.open_or_create(path, manifest_of(own), lambda: RUN_ID) as journal:
+            again = RunMachine(journal.manifest, RUN_ID, journal.records(), lambda count: bytes(count))
+            assert journal.manifest.digest == Manifest().digest, "the run is the same"
+            assert again.core.manifest.round.sync_every == 20 and again.core.terms.count == 2
+            assert again.core.manifest.admission.mode == "token" and again.core.manifest.net.relay == "off"
+    with pytest.raises(
+        UserError, match=r"with 2 amendments: \[round\] sync_every is 30 in the file given, 20 in"
+    ):
+        Journal.open_or_create(path, manifest_of(TEN.replace("10", "30")), lambda: RUN_ID)
+
+
+def made_of(*texts: str) -> tuple[Amendment, ...]:
+    """The amendments of a run that its host amends so, one after the other."""
+    office = Office()
+    for text in texts:
+        office.amends(text)
+    return office.core.terms.amendments
 
 
 def test_terms_are_those_of_the_amendments_in_their_order() -> None:

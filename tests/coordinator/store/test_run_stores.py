@@ -11,7 +11,7 @@ import pytest
 from farflung.coordinator.ledger import journal as journal_module
 from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.records import Folded, Paused, Record, Started
+from farflung.coordinator.ledger.records import Amended, Folded, Paused, Record, Started
 from farflung.coordinator.ledger.run_store import RunStore
 from farflung.coordinator.store import etcd_store
 from farflung.coordinator.store.etcd_store import EtcdStore
@@ -19,6 +19,7 @@ from farflung.coordinator.store.etcd_url import StoreUrl
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import RoundSection
+from rig.amended import PERIOD_10, PERIOD_20, terms_of
 from rig.etcd_cluster import MISSING, EtcdCluster, needs_etcd
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
@@ -160,6 +161,23 @@ def test_other_rules_are_refused_and_nothing_is_lost(opening: Opening) -> None:
         opening(Manifest(round=RoundSection(sync_every=77)))
     with closing(opening()) as store:
         assert store.records() == [record(1)]
+
+
+def test_the_file_of_any_of_its_amendments_is_the_runs(opening: Opening) -> None:
+    """Who stands by may have begun with it before the host amended the run once more."""
+    terms = terms_of((0, PERIOD_10), (0, PERIOD_20))
+    with closing(opening()) as store:
+        store.records()
+        store.append([Amended(amendment=each, at_s=0.0) for each in terms.amendments])
+    for sync_every in (50, 10, 20):
+        with closing(opening(Manifest(round=RoundSection(sync_every=sync_every)))) as store:
+            assert store.manifest.digest == Manifest().digest, (
+                "the run is the same, with all that was amended"
+            )
+    with pytest.raises(
+        UserError, match=r"with 2 amendments: \[round\] sync_every is 30 in the file given, 20 in"
+    ):
+        opening(Manifest(round=RoundSection(sync_every=30)))
 
 
 def test_who_may_act_is_not_stopped(opening: Opening) -> None:
