@@ -1,7 +1,8 @@
 """The door of a coordinator that puts its run together again: the socket and the clock around `Restoring`.
 
-Called by standby.py for `--restored`, before the journal is written and the server begins; it listens where the front
-door will.  Who asks for the status is told why it waits.  Decides nothing.
+Called by standby.py for `--restored`, before the journal is written and the server begins, for a folder as for a store
+that this process leads; it listens where the front door will.  Who asks for the status is told why it waits.  Decides
+nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ log = logging.getLogger("farflung.coordinator")
 
 @dataclass(frozen=True)
 class Copy:
-    """The folder's journal, as it is."""
+    """The journal of the folder, or what a store has of the run, as it is."""
 
     run_id: bytes
     manifest: Manifest  # that the run began with

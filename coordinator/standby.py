@@ -2,7 +2,9 @@
 
 Called by hosting.py.  For a folder that is its journal.  For etcd this waits until nobody leads, with a door open at
 which it names who does; what it says and when it claims the lead is decided in store/waiting.py.  A data folder belongs
-to one run in one place: a small file in it says in which, so that a mistyped prefix begins no second run.
+to one run in one place: a small file in it says in which, so that a mistyped prefix begins no second run.  With
+`--restored` peers are asked for what came after the copy, in a folder or in etcd, and its records are written first;
+in etcd as its leader, whose lease is renewed meanwhile, so that nobody else asks or writes.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from farflung.coordinator.door.keys import CoordinatorKeys, load_or_create
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.ledger.journal import Journal, locked
 from farflung.coordinator.ledger.run_store import RunStore
-from farflung.coordinator.restoring_door import from_peers
+from farflung.coordinator.restoring.restoring import Found
+from farflung.coordinator.restoring_door import Copy, ask_peers, check_key, from_peers
 from farflung.coordinator.server import JOURNAL_NAME
 from farflung.coordinator.store.etcd_store import EtcdStore
 from farflung.coordinator.store.etcd_url import StoreUrl
@@ -101,16 +104,45 @@ def _led(
     store = EtcdStore(url, asked.restored)
     stack.callback(store.close)
     kept = _first_look(store, stopped)
+    if asked.restored and kept is None:
+        check_key(asked.data_dir)
     keys = _keys(asked.data_dir, kept, store.where)
     places = asked.places(asked.listen.port) if asked.listen.port else ()
     waiting = Waiting(store.where, keys.public_raw, asked.manifest.run.name, places)
     listen = _Standby(asked, store, keys, waiting).until_it_leads(stopped)
     if listen is None:
         return None
-    _check_belongs(asked.data_dir, store, store.look().kept)
-    store.begin(asked.manifest, keys.public_raw, lambda: os.urandom(16))
+    if not _begun(asked, store, keys, listen, stopped):
+        return None
     (asked.data_dir / BELONGS_NAME).write_text(_belongs(store, store.run_id))
     return Held(store, keys, listen)
+
+
+def _begun(
+    asked: Asked, store: EtcdStore, keys: CoordinatorKeys, listen: ListenOn, stopped: Callable[[], bool]
+) -> bool:
+    """The run is there, with all that is to be in it before it goes on.  False: it was told to stop."""
+
+    def is_to_stop() -> bool:
+        store.check()  # Deposed, as soon as its lease is over: then it is another one's turn to ask
+        return stopped()
+
+    kept = store.look().kept
+    if kept is not None or not asked.restored:
+        _check_belongs(asked.data_dir, store, kept)
+        store.begin(asked.manifest, keys.public_raw, lambda: os.urandom(16))
+    if not asked.restored:
+        return True
+    copy = Copy(store.run_id, store.manifest, store.records()) if kept is not None else None
+    found = ask_peers(asked.manifest, keys, copy, listen, is_to_stop)
+    if found is None:
+        return False
+    if copy is None:
+        _check_found(asked.data_dir, found)
+        store.begin(found.manifest, keys.public_raw, lambda: found.run_id)
+        store.records()  # none: what is written next is the first
+    store.append(found.records)
+    return True
 
 
 def _first_look(store: EtcdStore, stopped: Callable[[], bool]) -> Kept | None:
@@ -136,14 +168,29 @@ def _keys(folder: Path, kept: Kept | None, where: str) -> CoordinatorKeys:
 
 
 def _check_belongs(folder: Path, store: EtcdStore, kept: Kept | None) -> None:
-    path = folder / BELONGS_NAME
-    told = path.read_text().strip() if path.exists() else ""
-    run_id = told.partition(" ")[0]
-    if told and (kept is None or kept.run_id.hex() != run_id):
+    run_id = _run_of(folder)
+    if run_id and (kept is None or kept.run_id.hex() != run_id):
         raise UserError(
             f"{store.where}: run {run_id}, whose folder this is, is not kept there; is it another store or prefix? "
+            "If the store was lost, start with --restored. "
             f"If that run is over, name an empty folder with --data, with a copy of {KEY_NAME}"
         )
+
+
+def _check_found(folder: Path, found: Found) -> None:
+    """With the key alone it is the run that most peers show."""
+    run_id = _run_of(folder)
+    if run_id not in ("", found.run_id.hex()):
+        raise UserError(
+            f"{folder}: this is the folder of run {run_id}, and peers give back run {found.run_id.hex()}; to go on "
+            f"with that one, name an empty folder with --data, with a copy of {KEY_NAME}"
+        )
+
+
+def _run_of(folder: Path) -> str:
+    """Empty: of none yet."""
+    path = folder / BELONGS_NAME
+    return path.read_text().strip().partition(" ")[0] if path.exists() else ""
 
 
 def _belongs(store: EtcdStore, run_id: bytes) -> str:

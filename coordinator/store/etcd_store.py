@@ -3,8 +3,9 @@
 Made by standby.py, then used by the server like the journal of a folder (ledger/run_store.py).  Every write is one
 transaction that holds only while the leader's key is the one that this process made: who was deposed is refused by
 the write itself, whatever its clock says.  A write whose answer was lost is sent again, and recognised if it had come
-through.  Records of one `append` stand under one key, numbered by the first of them; what is too large for one
-request lies in parts, which count from the moment at which the key that names them is there.
+through; the first request may arrive after that, at any time, so each write also holds only while the newest fold is
+the one that it was made after.  Records of one `append` stand under one key, numbered by the first of them; what is
+too large for one request lies in parts, which count from the moment at which the key that names them is there.
 
 Who may lie: nobody here.  The cluster belongs to the host, who trusts it with the run's records as with its own disk.
 """
@@ -29,7 +30,18 @@ from farflung.coordinator.ledger.journal_upgrade import (
 )
 from farflung.coordinator.ledger.records import UNREADABLE, Folded, Record, from_bytes, to_bytes
 from farflung.coordinator.store.etcd_url import StoreUrl
-from farflung.coordinator.store.gateway import Gateway, Json, Op, Outcome, Pair, delete, get, made_at, put
+from farflung.coordinator.store.gateway import (
+    Gateway,
+    Json,
+    Op,
+    Outcome,
+    Pair,
+    changed_at,
+    delete,
+    get,
+    made_at,
+    put,
+)
 from farflung.coordinator.store.lease import Keeper, Lease
 from farflung.coordinator.store.waiting import Kept, Leading, Sight
 from farflung.protocol.errors import Deposed, FarflungError, Unreachable, UserError
@@ -60,9 +72,11 @@ class EtcdStore:
         self._url, self._clock = url, clock
         self._gateway = Gateway(url, clock)
         self._position = 0  # of the newest record
+        self._fold_made = 0  # the revision that wrote the newest fold; 0: there is none
         self._grown_bytes = self._grown_batches = 0  # since it was folded
         self._lease: Lease | None = None
         self._lease_no = ""
+        self._is_unsure = False  # whether the claim under that lease was carried out, or will be
         self._keeper: Keeper | None = None
         self._me = ""
         self._fence = 0
@@ -74,7 +88,8 @@ class EtcdStore:
     # ---- looking ---------------------------------------------------------------------------------------------
 
     def look(self, within_s: float = LOOK_S) -> Sight:
-        """Unreachable, if the cluster is."""
+        """Unreachable, if the cluster is.  A claim of its own that it knows nothing of is never taken for a leader."""
+        self._take_back_claim()
         seen = self._gateway.transact([], [get(self._key("run")), get(self._key("leader"))], [], within_s)
         runs, leaders = seen.answers
         return Sight(
@@ -88,19 +103,21 @@ class EtcdStore:
 
     def try_to_lead(self, me: str) -> bool:
         """True: from now on only this process writes.  `me`: for people."""
+        self._take_back_claim()
         asked_at = self._clock()
-        granted = self._gateway.ask("/v3/lease/grant", {"TTL": str(self._url.lease_s)}, LOOK_S)
-        self._lease_no, self._me = str(granted["ID"]), me
+        self._lease_no, length_s = self._gateway.grant(self._url.lease_s, LOOK_S)
+        self._me, self._is_unsure = me, True
         leader = self._key("leader")
         claim = put(leader, _claim(me, b""), self._lease_no)
         done = self._gateway.transact([made_at(leader, 0)], [claim, get(leader)], [get(leader)], LOOK_S)
         found = done.answers[-1]
         # Also where an answer was lost, and the second attempt met the first.
         if not found or found[0].lease != self._lease_no:
-            self._revoke()
+            self._take_back_claim()
             return False
+        self._is_unsure = False
         self._fence = found[0].created
-        self._lease = Lease(asked_at, float(granted["TTL"]))
+        self._lease = Lease(asked_at, length_s)
         self._keeper = Keeper(Gateway(self._url, self._clock), self._lease_no, self._lease, self._clock)
         return True
 
@@ -134,10 +151,21 @@ class EtcdStore:
         if self._keeper is not None:
             self._keeper.close()
             self._keeper = None
-        if self._lease is not None and not self._lease.why_over(self._clock()):
+        if self._is_unsure or (self._lease is not None and not self._lease.why_over(self._clock())):
             self._revoke()
         self._lease = None
         self._gateway.close()
+
+    def _take_back_claim(self) -> None:
+        """One whose answers were lost may stand there, or arrive yet, and nobody renews its lease: this coordinator
+        would stand by for itself.  Without the lease the claim counts for nothing, whenever it arrives."""
+        if not self._is_unsure:
+            return
+        try:
+            self._gateway.ask("/v3/lease/revoke", {"ID": self._lease_no}, LOOK_S)
+        except UserError as error:
+            log.info("a lease that nobody needs any more: %s", error)  # it ran out
+        self._is_unsure = False
 
     def _revoke(self) -> None:
         """Who stands by need not wait until it runs out."""
@@ -151,16 +179,18 @@ class EtcdStore:
     def records(self) -> list[Record]:
         """From the newest fold on; by whomever, but what follows is only known to be the end by who leads."""
         records: list[Record] = []
-        self._position = self._grown_bytes = self._grown_batches = 0
+        self._position = self._grown_bytes = self._grown_batches = self._fold_made = 0
         found = self._gateway.read(self._key("fold"), self._key("parts0"), READ_S)
         named = {pair.key.decode().removeprefix(self._key("")): pair for pair in found}
         parts = {name: pair.value for name, pair in named.items() if name.startswith("parts/")}
+        taken_up = ""  # up to this key all are in the fold, and one that arrived late may stand there again
         try:
             for name, pair in named.items():
-                if name == "leader" or name in parts:
+                if name == "leader" or name in parts or (name.startswith("j/") and name <= taken_up):
                     continue
                 if name == "fold":
                     schema, self._position, body = _folded.decode(_whole(pair, name, parts))
+                    self._fold_made, taken_up = pair.changed, _name_at(self._position)
                     records.append(self._record(schema, body))
                     continue
                 schema, bodies = _batch.decode(_whole(pair, name, parts))
@@ -178,10 +208,11 @@ class EtcdStore:
 
     def append(self, records: Sequence[Record]) -> None:
         bodies = [to_bytes(record) for record in records]
-        name = f"j/{self._position + 1:016x}"
+        name = _name_at(self._position + 1)
         place = self._key(name)
         head = self._in_parts(name, _pack((SCHEMA_VERSION, bodies)))
-        self._write(place, head, [made_at(place, 0)], [])
+        # A fold takes the key away: an attempt that arrives after it would find the place free.
+        self._write(place, head, [made_at(place, 0), self._since_fold()], [])
         self._count(bodies)
 
     @property
@@ -194,16 +225,19 @@ class EtcdStore:
         # Named by its position: the parts of the fold before are in use until the key changes.
         head = self._in_parts(f"fold-{position:016x}", _pack((SCHEMA_VERSION, position, body)))
         gone = [
-            delete(self._key("j/"), self._key(f"j/{position + 1:016x}")),
+            delete(self._key("j/"), self._key(_name_at(position + 1))),
             delete(self._key("parts/fold-"), self._key(f"parts/fold-{position:016x}")),
             delete(self._key("parts/j/"), self._key(f"parts/j/{position + 1:016x}")),
         ]
-        self._write(self._key("fold"), head, [], gone)
+        self._fold_made = self._write(self._key("fold"), head, [self._since_fold()], gone)
         self._grown_bytes = self._grown_batches = 0
+
+    def _since_fold(self) -> Json:
+        return changed_at(self._key("fold"), self._fold_made)
 
     def _check_place(self, name: str) -> None:
         """Positions count without a gap, so a lost record can't pass unnoticed."""
-        if name != f"j/{self._position + 1:016x}":
+        if name != _name_at(self._position + 1):
             raise UserError(
                 f"{self.where}: record {self._position + 1} is missing; restore the store from its backup, and start "
                 "with --restored, or begin a new run with another prefix"
@@ -229,8 +263,9 @@ class EtcdStore:
 
     def _write(
         self, place: str, value: bytes, compared: Sequence[Json], also: Sequence[Op], lease: str = "0"
-    ) -> None:
-        """Fenced; sent again until the lease is over, and taken for done if it stands there as it was to."""
+    ) -> int:
+        """Fenced; sent again until the lease is over, and taken for done if it stands there as it was to.  The revision
+        that wrote it."""
         self.check()
         assert self._lease is not None
         leader = self._key("leader")
@@ -245,10 +280,9 @@ class EtcdStore:
                 f"{self.where}: this coordinator leads no longer: it could not write within its lease ({error}); "
                 f"{_NEXT}"
             ) from error
-        if not done.held:
-            self._judge(done, value)
+        return done.revision if done.held else self._judge(done, value)
 
-    def _judge(self, refused: Outcome, value: bytes) -> None:
+    def _judge(self, refused: Outcome, value: bytes) -> int:
         leaders, there = refused.answers
         if not leaders or leaders[0].created != self._fence:
             other = f": {_leading(leaders[0]).who} leads" if leaders else ", and nobody has it now"
@@ -260,6 +294,7 @@ class EtcdStore:
                 f"{self.where}: somebody else wrote where this coordinator writes, under its own key; is another "
                 "program using this prefix?"
             )
+        return there[0].changed
 
     def _in_parts(self, name: str, raw: bytes) -> bytes:
         """What stands under the key itself: all of it, or how many parts there are.  Few runs have any: a turn of the
@@ -294,6 +329,11 @@ class EtcdStore:
 
 _NEXT = "nothing acknowledged is lost, and started again it stands by"
 _OTHER = "choose another prefix: etcd://HOST:PORT/PREFIX"
+
+
+def _name_at(position: int) -> str:
+    """Of the batch that begins with this record; in order, as the positions are."""
+    return f"j/{position:016x}"
 
 
 def _whole(pair: Pair, name: str, parts: dict[str, bytes]) -> bytes:

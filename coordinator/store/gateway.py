@@ -9,11 +9,12 @@ Must not know what the keys mean.
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,19 +44,21 @@ class Pair:
     key: bytes
     value: bytes
     created: int  # the cluster's revision that made this key
+    changed: int  # and the one that wrote it last
     lease: str  # "0": none
 
     @classmethod
     def of(cls, told: Json) -> Pair:
         value = base64.b64decode(told.get("value", ""))
-        created = int(told.get("create_revision", 0))
-        return cls(base64.b64decode(told["key"]), value, created, str(told.get("lease", "0")))
+        created, changed = int(told.get("create_revision", 0)), int(told.get("mod_revision", 0))
+        return cls(base64.b64decode(told["key"]), value, created, changed, str(told.get("lease", "0")))
 
 
 @dataclass(frozen=True)
 class Outcome:
     held: bool  # what was compared; then the first list of operations was carried out, else the second
     answers: tuple[tuple[Pair, ...], ...]  # of each operation; empty for one that reads nothing
+    revision: int = 0  # the cluster's, once it was carried out
 
 
 def put(key: str, value: bytes, lease: str = "0") -> Op:
@@ -77,6 +80,12 @@ def made_at(key: str, revision: int) -> Json:
     return told | {"createRevision": str(revision)}
 
 
+def changed_at(key: str, revision: int) -> Json:
+    """A comparison: this revision wrote the key last; 0: it is not there."""
+    told = {"key": text_of(key.encode()), "target": "MOD", "result": "EQUAL"}
+    return told | {"modRevision": str(revision)}
+
+
 class Gateway:
     def __init__(self, url: StoreUrl, clock: Callable[[], float] = time.monotonic) -> None:
         self._url = url
@@ -92,7 +101,8 @@ class Gateway:
         while (left_s := until - self._clock()) > 0:
             try:
                 return self._ask_one(path, question, min(left_s, attempt_s))
-            except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
+            except (OSError, http.client.HTTPException, json.JSONDecodeError, UnicodeError) as error:
+                # The last of them is a name that no host can have, as one with two dots side by side.
                 where = self._url.members[self._at]
                 why = f"{where}: {error or type(error).__name__}"
                 self._pass_over()
@@ -106,8 +116,19 @@ class Gateway:
     ) -> Outcome:
         question = {"compare": list(compared), "success": list(then), "failure": list(otherwise)}
         told = self.ask("/v3/kv/txn", question, within_s)
-        answers = [each.get("response_range", {}).get("kvs", []) for each in told.get("responses", [])]
-        return Outcome(bool(told.get("succeeded")), tuple(tuple(map(Pair.of, each)) for each in answers))
+        with self._as_etcd_says():
+            held, said = bool(told.get("succeeded")), told.get("responses", [])
+            found = [each.get("response_range", {}).get("kvs", []) for each in said]
+            if len(found) != len(then if held else otherwise):
+                raise ValueError("not each operation has an answer")
+            answers = tuple(tuple(map(Pair.of, each)) for each in found)
+            return Outcome(held, answers, int(told["header"]["revision"]))
+
+    def grant(self, length_s: int, within_s: float) -> tuple[str, float]:
+        """A lease: its number, and how long it is in seconds."""
+        told = self.ask("/v3/lease/grant", {"TTL": str(length_s)}, within_s)
+        with self._as_etcd_says():
+            return str(told["ID"]), float(told["TTL"])
 
     def read(self, first: str, end: str, within_s: float) -> list[Pair]:
         """All keys from the first on, without the end, as they stood at one moment."""
@@ -116,12 +137,13 @@ class Gateway:
         while True:
             question = {"key": text_of(key), "range_end": text_of(end.encode()), "limit": str(PAGE)}
             told = self.ask("/v3/kv/range", question | {"revision": revision}, within_s, READ_ATTEMPT_S)
-            page = [Pair.of(each) for each in told.get("kvs", [])]
-            found += page
-            if not told.get("more"):
-                return found
-            key = page[-1].key + b"\0"
-            revision = revision if revision != "0" else str(told["header"]["revision"])
+            with self._as_etcd_says():
+                page = [Pair.of(each) for each in told.get("kvs", [])]
+                found += page
+                if not told.get("more"):
+                    return found
+                key = page[-1].key + b"\0"
+                revision = revision if revision != "0" else str(told["header"]["revision"])
 
     def close(self) -> None:
         if self._line is not None:
@@ -135,7 +157,9 @@ class Gateway:
     def _ask_one(self, path: str, question: Json, attempt_s: float) -> Json:
         if self._url.user and not self._token:
             who = {"name": self._url.user, "password": self._url.password}
-            self._token = str(self._say("/v3/auth/authenticate", who, attempt_s)["token"])
+            told = self._say("/v3/auth/authenticate", who, attempt_s)
+            with self._as_etcd_says():
+                self._token = str(told["token"])
         return self._say(path, question, attempt_s)
 
     def _say(self, path: str, question: Json, attempt_s: float) -> Json:
@@ -149,17 +173,35 @@ class Gateway:
         line.request("POST", path, json.dumps(question), headers)
         answer = line.getresponse()
         raw = answer.read(_ANSWER_BYTES_MOST)
-        if answer.status == 200:
-            told: Json = json.loads(raw)
-            return told
-        raise self._refusal(answer.status, raw)
+        if answer.status != 200:
+            raise self._refusal(answer.status, raw)
+        told: Json = json.loads(raw)
+        with self._as_etcd_says():
+            said = told.get("result", told)  # of a call whose answers are a stream
+            if "error" not in told and not isinstance(said["header"], dict):
+                raise ValueError("an answer of etcd's has a header")
+        if "error" in told:  # such a stream says with 200 that it cannot go on
+            raise self._refusal(answer.status, json.dumps(told["error"]).encode())
+        return told
+
+    @contextlib.contextmanager
+    def _as_etcd_says(self) -> Iterator[None]:
+        """What is of another shape was said by something else."""
+        try:
+            yield
+        except (LookupError, TypeError, AttributeError, ValueError):
+            raise UserError(
+                f"{self._url}: no etcd answers at {self._url.members[self._at]}, but something else does; name the "
+                "port at which etcd serves its clients, 2379 unless you chose another one"
+            ) from None
 
     def _refusal(self, status: int, raw: bytes) -> OSError | UserError:
         """An OSError where another one of the cluster, or the next moment, may say something else."""
         try:
             told = json.loads(raw)
-            why, code = str(told.get("message") or told.get("error")), int(told.get("code", 0))
-        except (ValueError, AttributeError):
+            why = str(told.get("message") or told.get("error"))
+            code = int(told.get("code", told.get("grpc_code", 0)))
+        except (ValueError, TypeError, AttributeError):
             why, code = raw[:100].decode("ascii", "replace"), 0
         if code == _UNAUTHENTICATED and self._token:
             self._token = ""  # it is old: etcd forgets them, and another one of the cluster never knew it

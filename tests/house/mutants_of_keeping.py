@@ -13,13 +13,6 @@ _RESTORING, _BOOKS, _KEPT = (
 
 KEEPING = (
     Mutant(
-        "P21 a run begun anew with the same key takes the place of the older one",
-        _KEPT,
-        "if newest is not None and is_same_run and head.order <= newest.order:",
-        "if newest is not None and head.order <= newest.order:",
-        UNITS,
-    ),
-    Mutant(
         "P21 nothing of the older run stays with the one begun anew",
         _KEPT,
         "older = [each for each in self._heads if is_same_run and each.head.number < head.number]",
@@ -118,10 +111,10 @@ KEEPING = (
         UNITS,
     ),
     Mutant(
-        "a peer never goes back to an older head",
+        "P21 orders of heads are compared within a run",
         _KEPT,
         "if newest is not None and is_same_run and head.order <= newest.order:",
-        "if newest is None and is_same_run:",
+        "if newest is not None and head.order < newest.order:",
         UNITS,
     ),
     Mutant(

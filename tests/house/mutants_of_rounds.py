@@ -59,8 +59,8 @@ SLOW_LINES = (
     Mutant(
         "owners of what was sent ahead stay as long as they can",
         AHEAD_RULES,
-        "if plan is not None and stays:",
-        "if plan is not None and False:",
+        "if plan is not None and before <= can_own and (not is_fresh or can_own <= set(plan.members)):",
+        "if False:",
         AHEAD_TESTS,
     ),
     Mutant(
@@ -297,10 +297,10 @@ ROUNDS = (
         ("tests/coordinator/rounds/test_ahead.py",),
     ),
     Mutant(
-        "who comes takes no chunks of what is on its way",
+        "of who goes only its own chunks move",
         "coordinator/rounds/ahead.py",
-        "is_fresh = not self._given or self._looked_at - self._redrawn_at >= PERIOD_MOST_S",
-        "is_fresh = True",
+        "elif plan is not None and before & can_own and not is_fresh:",
+        "elif False:",
         ("tests/coordinator/rounds/test_ahead.py",),
     ),
     Mutant(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutant import Mutant
 
 STORE = ("tests/coordinator/store/test_etcd_store.py", "tests/coordinator/store/test_run_stores.py")
+RESTORED = ("tests/coordinator/store/test_restored_store.py",)
 WAITING = ("tests/coordinator/store/test_waiting.py",)
 
 STANDBY = (
@@ -32,9 +33,114 @@ STANDBY = (
     Mutant(
         "records in a store count without a gap",
         "coordinator/store/etcd_store.py",
-        'if name != f"j/{self._position + 1:016x}":',
+        "if name != _name_at(self._position + 1):",
         "if False:",
         STORE,
+    ),
+    Mutant(
+        "an append that arrives after a fold is refused",
+        "coordinator/store/etcd_store.py",
+        "self._write(place, head, [made_at(place, 0), self._since_fold()], [])",
+        "self._write(place, head, [made_at(place, 0)], [])",
+        STORE,
+    ),
+    Mutant(
+        "an older fold takes no newer one's place",
+        "coordinator/store/etcd_store.py",
+        'self._fold_made = self._write(self._key("fold"), head, [self._since_fold()], gone)',
+        'self._fold_made = self._write(self._key("fold"), head, [], gone)',
+        STORE,
+    ),
+    Mutant(
+        "what a fold has taken up is not read again",
+        "coordinator/store/etcd_store.py",
+        'if name == "leader" or name in parts or (name.startswith("j/") and name <= taken_up):',
+        'if name == "leader" or name in parts:',
+        STORE,
+    ),
+    Mutant(
+        "a fold whose answer was lost is known",
+        "coordinator/store/etcd_store.py",
+        "return there[0].changed",
+        "return there[0].changed + 1",
+        STORE,
+    ),
+    Mutant(
+        "a claim whose answers were lost is taken back before the next look",
+        "coordinator/store/etcd_store.py",
+        "if not self._is_unsure:",
+        "if True:",
+        STORE,
+    ),
+    Mutant(
+        "a claim whose answers were lost is taken back at the end",
+        "coordinator/store/etcd_store.py",
+        "if self._is_unsure or (self._lease is not None and not self._lease.why_over(self._clock())):",
+        "if self._lease is not None and not self._lease.why_over(self._clock()):",
+        STORE,
+    ),
+    Mutant(
+        "a host that no name server knows is passed over",
+        "coordinator/store/gateway.py",
+        "except (OSError, http.client.HTTPException, json.JSONDecodeError, UnicodeError) as error:",
+        "except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:",
+        STORE,
+    ),
+    Mutant(
+        "an answer without a header is no etcd's",
+        "coordinator/store/gateway.py",
+        'if "error" not in told and not isinstance(said["header"], dict):',
+        "if False:",
+        STORE,
+    ),
+    Mutant(
+        "each operation has an answer",
+        "coordinator/store/gateway.py",
+        "if len(found) != len(then if held else otherwise):",
+        "if False:",
+        STORE,
+    ),
+    Mutant(
+        "a stream that cannot go on is asked for again",
+        "coordinator/store/gateway.py",
+        'if "error" in told:  # such a stream says with 200 that it cannot go on',
+        "if False:",
+        STORE,
+    ),
+    Mutant(
+        "a store that was restored is not gone on with before peers were asked",
+        "coordinator/standby.py",
+        "    if not asked.restored:",
+        "    if True:",
+        RESTORED,
+    ),
+    Mutant(
+        "whoever asks peers for a store ends with its lease",
+        "coordinator/standby.py",
+        "store.check()  # Deposed, as soon as its lease is over: then it is another one's turn to ask",
+        "pass",
+        RESTORED,
+    ),
+    Mutant(
+        "what peers give back is written into the store",
+        "coordinator/standby.py",
+        "store.append(found.records)",
+        "pass",
+        RESTORED,
+    ),
+    Mutant(
+        "a folder's store gets its own run back",
+        "coordinator/standby.py",
+        'if run_id not in ("", found.run_id.hex()):',
+        "if False:",
+        RESTORED,
+    ),
+    Mutant(
+        "no new key is made for a store that was lost",
+        "coordinator/standby.py",
+        "if asked.restored and kept is None:",
+        "if False:",
+        RESTORED,
     ),
     Mutant(
         "a lease counts from the question",

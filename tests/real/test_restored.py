@@ -1,4 +1,4 @@
-"""A coordinator's disk is lost, or an older state of it comes back: its peers give back the run, whole."""
+"""A coordinator's disk is lost, or an older state of it, or of its etcd, comes back: peers give back the run, whole."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from rig.etcd_cluster import EtcdCluster, needs_etcd
+
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes"), pytest.mark.forked_peers]
 
 
-def begin(stage: Any, version: int = 3) -> Path:
+def begin(stage: Any, *more: str, version: int = 3) -> Path:
     """The run's folder, when two peers have come so far."""
     stage.write_run(dead_after_s=3.0, fragments=2)
-    stage.coordinate()
+    stage.coordinate(*more)
     for name in ("ann", "bob"):
         stage.join(name)
     stage.until(lambda s: s["version"] >= version, "the run has begun")
@@ -105,3 +107,32 @@ def test_an_older_state_of_the_disk_forks_nothing_and_is_mended_by_the_peers(sta
     had = held(stage)
     stage.until(lambda s: s["version"] > max(had.values()), "it goes on")
     nobody_lost_anything(stage)
+
+
+@pytest.mark.hard
+@needs_etcd
+def test_an_older_state_of_etcd_is_mended_by_the_peers(stage: Any) -> None:
+    with EtcdCluster(stage.folder / "etcd") as cluster:
+        store = ("--store", cluster.url("r"))
+        begin(stage, *store)
+        kill(stage)
+        cluster.kill(0)
+        shutil.copytree(stage.folder / "etcd" / "n0", stage.folder / "snapshot")
+        cluster.start(0)
+        stage.coordinate(*store)
+        version = stage.status()["version"]
+        before = stage.until(lambda s: s["version"] >= version + 4, "it goes on")
+        kill(stage)
+        cluster.kill(0)
+        shutil.rmtree(stage.folder / "etcd" / "n0")
+        shutil.copytree(stage.folder / "snapshot", stage.folder / "etcd" / "n0")
+        cluster.start(0)
+        stage.coordinate("--restored", *store)
+        had = held(stage)
+        after = stage.until(lambda s: s["version"] > max(had.values()), "it goes on")
+        assert after["run_id"] == before["run_id"] and "old copy" not in stage.log("coordinator")
+        assert "restored: the run goes on from version" in stage.log("coordinator")
+        nobody_lost_anything(stage)
+        for name in ("ann", "bob", "coordinator"):  # while its store is there
+            stage.processes[name].terminate()
+            stage.wait(name)

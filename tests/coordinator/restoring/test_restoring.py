@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
 import msgspec
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.checkpoints.kept_commits import KeptCommits
-from farflung.coordinator.ledger.keeping import kept_commit
 from farflung.coordinator.ledger.leases import Leases
 from farflung.coordinator.ledger.ledger import NUMBERS_AHEAD, Ledger
 from farflung.coordinator.ledger.records import (
-    Admitted,
     Amended,
-    CommittedRound,
-    DataFixed,
-    DigestFixed,
-    Genesis,
     Granted,
-    ModelFixed,
-    Record,
     Restored,
     RolledBack,
     Started,
-    Vouched,
     from_bytes,
     to_bytes,
 )
@@ -42,99 +29,14 @@ from farflung.coordinator.restoring.restoring import (
 )
 from farflung.coordinator.run.core import Core
 from farflung.protocol.limits import KEPT_BOOKS_BYTES, PROTOCOL_VERSION
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import AskStatus, Committed, Keep, Knock, Lease, Refuse
-from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.moments import encoded
-from farflung.protocol.round_words import Commit, Used
+from farflung.protocol.messages import AskStatus, Keep, Knock, Lease, Refuse
+from farflung.protocol.moments import Terms, encoded
 from farflung.protocol.signed_words import kept_part
-from farflung.protocol.signing import Amendment, AskKept, Kept, KeptCommit, curve_key_of, peer_id_of
+from farflung.protocol.signing import Amendment, AskKept, Kept, KeptCommit, curve_key_of
 from rig.amended import signed
+from rig.lost_run import ANN, BOB, HOST, MANIFEST, MODEL, RUN_ID, Host, host_at, keeper, key_of, public_of
 
-RUN_ID, NONCE = bytes(range(16)), bytes(32)
-MANIFEST = Manifest.from_toml('[run]\nname = "lost"\n[round]\nkeep_results = 4\n', "test")
-MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
-
-
-def key_of(number: int) -> Ed25519PrivateKey:
-    return Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)
-
-
-def public_of(key: Ed25519PrivateKey) -> bytes:
-    return key.public_key().public_bytes_raw()
-
-
-HOST = key_of(9)
-ANN, BOB = (peer_id_of(public_of(key_of(each))) for each in (1, 2))
-
-
-@dataclass
-class Host:
-    """A coordinator's ledger, and what it signed after each commit."""
-
-    run_id: bytes = RUN_ID
-    key: Ed25519PrivateKey = HOST
-    incarnation: int = 1
-    records: list[Record] = field(default_factory=list)
-    told: list[Committed | Keep] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.ledger = Ledger(8, 4)
-        self.write(
-            Started(incarnation=self.incarnation),
-            ModelFixed(model=MODEL, peer=ANN),
-            DataFixed(samples=1000, peer=ANN),
-            Admitted(peer=ANN, name="ann", session=bytes(16)),
-            Admitted(peer=BOB, name="bob", session=bytes(16)),
-            Genesis(digest=bytes(32), peer=ANN),
-            Vouched(peer=ANN),
-            Vouched(peer=BOB),
-        )
-
-    def write(self, *records: Record) -> None:
-        for record in records:
-            self.records.append(record)
-            self.ledger.apply(record)
-
-    def commit(self, samples: int = 16) -> None:
-        """Ann learned from what she was leased just now."""
-        ledger = self.ledger
-        start, lease, version = ledger.leases.cursor, ledger.leases.next_id, ledger.version + 1
-        self.write(Granted(peer=ANN, lease=Lease.at(lease, 0, start, start + samples, (start,))))
-        made = Commit(version, version + 100, (ANN, BOB), (1.0, 1.0), bytes([version, samples]) * 32, "fp32")
-        self.write(
-            CommittedRound(
-                commit=made, used={ANN: (Used(lease, start + samples),)}, excluded={}, tokens=7, steps=1, loss=1.5,
-                seconds=1.0, tx_bytes=1, tokens_by={ANN: 7},
-            )
-        )  # fmt: skip
-        self.tell(Committed, commit=made, nonce=bytes(32))
-        self.write(DigestFixed(version=version, digest=bytes([version]) * 32))
-
-    def tell(self, word: type[Committed] | type[Keep], **said: Any) -> None:
-        kept = kept_commit(self.ledger, self.run_id, MANIFEST.digest, self.prove)
-        assert kept is not None
-        self.told.append(word(session=bytes(16), seq=1, kept=kept, **said))
-
-    def prove(self, statement: bytes) -> bytes:
-        return public_of(self.key) + self.key.sign(statement)
-
-
-def keeper(
-    number: int,
-    host: Host,
-    upto: int | None = None,
-    pinned: Ed25519PrivateKey | None = None,
-    books: int | None = None,
-) -> KeptCommits:
-    """A peer that heard the commits until this one, and has the books of so many of them; None: of all."""
-    kept = KeptCommits(curve_key_of(public_of(pinned or host.key)), public_of(key_of(number)))
-    for place, each in enumerate(host.told[:upto]):
-        assert each.kept is not None
-        has_books = books is None or place < books
-        kept.hear(each if has_books else msgspec.structs.replace(each, kept=each.kept.without_books))
-    kept.about = Kept(identity=bytes(32), kept=None, model=MODEL, manifest=MANIFEST.canonical())
-    return kept
+NONCE = bytes(32)
 
 
 def machine(copy: Host | None = None) -> Restoring:
@@ -162,13 +64,6 @@ def restored(found: Found | None) -> Ledger:
     for record in found.records:
         ledger.apply(from_bytes(to_bytes(record)))
     return ledger
-
-
-def host_at(version: int, **values: object) -> Host:
-    host = Host(**values)  # type: ignore[arg-type]
-    for _ in range(version):
-        host.commit()
-    return host
 
 
 # ---- what is put back -----------------------------------------------------------------------------------------------
@@ -381,6 +276,19 @@ def test_P21_whoever_shows_false_amendments_beside_true_commits_shuts_no_true_on
     found = asks.due(1.0 + PATIENCE_S)
     assert found is not None
     assert [each.amendment for each in found.records if isinstance(each, Amended)] == [true]
+
+
+def test_with_the_key_alone_the_file_of_any_of_its_amendments_is_the_runs() -> None:
+    one = signed(Amendment(1, 2, 0, encoded({"round": {"sync_every": 10}}), MANIFEST.digest), HOST, RUN_ID)
+    between = Terms(MANIFEST).plus(one).newest
+    two = signed(Amendment(2, 2, 0, encoded({"round": {"sync_every": 20}}), between.digest), HOST, RUN_ID)
+    kept = keeper(1, host_at(3))
+    kept.about = msgspec.structs.replace(kept.about, amendments=(one, two))
+    asks = Restoring(Own(between, public_of(HOST)), NONCE, 0.0)
+    knocks(asks, 1, kept)
+    found = asks.due(1.0 + PATIENCE_S)
+    assert found is not None and found.manifest.digest == MANIFEST.digest
+    assert [each.amendment for each in found.records if isinstance(each, Amended)] == [one, two]
 
 
 def test_nobody_answers_in_the_name_of_another_peer() -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import http.server
 import json
+import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from farflung.coordinator.ledger.records import Paused, Record
+from farflung.coordinator.ledger.records import Folded, Paused, Record
 from farflung.coordinator.store import etcd_store
 from farflung.coordinator.store.etcd_store import EtcdStore
 from farflung.coordinator.store.etcd_url import StoreUrl
-from farflung.coordinator.store.gateway import Gateway, Outcome, put
+from farflung.coordinator.store.gateway import Gateway, Json, Outcome, put
+from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import Deposed, FarflungError, Unreachable, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import exit_codes
@@ -145,6 +148,148 @@ def test_a_write_whose_answer_was_lost_is_written_once(
     assert lost and store.records() == [record(1), record(2)]
 
 
+class Delayed:
+    """Holds the first transaction, or so many, up in the network; what is sent again comes through."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: float = 1) -> None:
+        self._say, self._held, self.count = Gateway._say, list[Json](), count
+        monkeypatch.setattr(Gateway, "_say", self._delaying())
+
+    def _delaying(self) -> Callable[[Gateway, str, Json, float], Json]:
+        def delaying(gateway: Gateway, path: str, question: Json, attempt_s: float) -> Json:
+            if path.endswith("txn") and len(self._held) < self.count:
+                self._held.append(question)
+                raise TimeoutError("held up")
+            return self._say(gateway, path, question, attempt_s)
+
+        return delaying
+
+    def arrives(self, store: EtcdStore) -> bool:
+        """Late; whether it was carried out."""
+        told = self._say(store._gateway, "/v3/kv/txn", self._held[0], 5.0)
+        return bool(told.get("succeeded"))
+
+
+def folded(text: bytes) -> Callable[[int], Folded]:
+    return lambda position: Folded(position=position, ledger=text, digest=hash_bytes(text))
+
+
+def test_an_append_that_arrives_after_a_fold_is_refused(
+    cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fold took its key away, so that nothing stands where it would be written a second time."""
+    store = led(at(cluster, tmp_path.name, open_all, lease_s=LONG_S))
+    store.append([record(1)])
+    late = Delayed(monkeypatch)
+    store.append([record(2)])
+    store.fold(folded(b"both"))
+    store.append([record(3)])
+    assert not late.arrives(store)
+    assert store.records() == [folded(b"both")(2), record(3)]
+
+
+def test_a_fold_that_arrives_after_a_newer_one_is_refused(
+    cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = led(at(cluster, tmp_path.name, open_all, lease_s=LONG_S))
+    store.append([record(1)])
+    late = Delayed(monkeypatch)
+    store.fold(folded(b"one"))
+    store.append([record(2)])
+    store.fold(folded(b"two"))
+    assert not late.arrives(store)
+    store.append([record(3)])
+    assert store.records() == [folded(b"two")(2), record(3)]
+
+
+def test_a_fold_whose_answer_was_lost_is_known_to_what_is_written_after_it(
+    cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = led(at(cluster, tmp_path.name, open_all, lease_s=LONG_S))
+    store.append([record(1)])
+    say, lost = Gateway._say, []
+
+    def losing(self: Gateway, path: str, question: Json, attempt_s: float) -> Json:
+        told = say(self, path, question, attempt_s)
+        if path.endswith("txn") and not lost:
+            lost.append(path)
+            raise TimeoutError("the answer was lost")
+        return told
+
+    monkeypatch.setattr(Gateway, "_say", losing)
+    store.fold(folded(b"one"))
+    store.append([record(2)])
+    store.fold(folded(b"two"))
+    store.append([record(3)])
+    assert lost and store.records() == [folded(b"two")(2), record(3)]
+    store.append([record(4)])
+
+
+def test_records_that_a_fold_has_taken_up_are_not_read_again(
+    cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path
+) -> None:
+    """A store of an older farflung may have some, which arrived late; parts that they name are gone."""
+    store = led(at(cluster, tmp_path.name, open_all, lease_s=LONG_S))
+    store.append([record(1), record(2)])
+    store.fold(folded(b"both"))
+    gateway = Gateway(StoreUrl.parse(cluster.url(tmp_path.name), "demo"))
+    for number in (1, 2):
+        key = f"{tmp_path.name}/j/{number:016x}"
+        gateway.transact([], [put(key, f"pj/{number:016x} 2".encode())], [], 10)
+    gateway.close()
+    store.append([record(3)])
+    assert store.records() == [folded(b"both")(2), record(3)]
+
+
+# ---- a claim whose answer was lost ----------------------------------------------------------------------------
+
+
+def test_a_claim_whose_answers_were_lost_keeps_nobody_waiting(
+    cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease would last for ten minutes, and nobody renews it."""
+    store, other = (at(cluster, tmp_path.name, open_all, lease_s=LONG_S) for _ in range(2))
+    say = Gateway._say
+
+    def losing(self: Gateway, path: str, question: Json, attempt_s: float) -> Json:
+        told = say(self, path, question, attempt_s)
+        if path.endswith("txn"):
+            raise TimeoutError("the answer was lost")
+        return told
+
+    monkeypatch.setattr(Gateway, "_say", losing)
+    with pytest.raises(Unreachable):
+        store.try_to_lead("me")
+    monkeypatch.setattr(Gateway, "_say", say)
+    assert other.look().leading is not None, "it was carried out"
+    assert store.look().leading is None
+    assert store.try_to_lead("me")
+    assert other.look().leading is not None
+
+
+def test_a_claim_whose_answers_were_lost_is_taken_back_by_who_is_stopped(
+    cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = (at(cluster, tmp_path.name, open_all, lease_s=LONG_S) for _ in range(2))
+    late = Delayed(monkeypatch, math.inf)
+    with pytest.raises(Unreachable):
+        store.try_to_lead("me")
+    store.close()
+    late.count = 0
+    with pytest.raises(UserError, match="lease not found"):
+        late.arrives(other)
+    assert other.look(10).leading is None
+
+
+def test_a_leader_that_looks_leads_on(
+    cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path
+) -> None:
+    store = led(at(cluster, tmp_path.name, open_all, lease_s=LONG_S))
+    for _ in range(2):
+        sight = store.look()
+        assert sight.leading is not None and sight.leading.who == "me"
+
+
 def test_a_leader_that_is_cut_from_its_store_ends_within_its_lease(
     cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path
 ) -> None:
@@ -195,6 +340,95 @@ def test_a_store_that_nobody_answers_at_is_one_line() -> None:
     store = EtcdStore(StoreUrl.parse("etcd://127.0.0.1:9", "demo"))
     with pytest.raises(Unreachable, match=r"etcd://127.0.0.1:9/farflung/demo: no answer within 0.3 s \(127"):
         store.look(0.3)
+
+
+@pytest.mark.parametrize("host", ["foo..bar", "a" * 64 + ".example", "foo..bar,127.0.0.1:9"])
+def test_a_host_that_no_name_server_knows_is_as_one_that_does_not_answer(host: str) -> None:
+    store = EtcdStore(StoreUrl.parse(f"etcd://{host}/r", "demo"))
+    with pytest.raises(Unreachable, match="no answer within 0.3 s") as told:
+        store.look(0.3)
+    assert "\n" not in str(told.value)
+
+
+def test_a_host_that_no_name_server_knows_is_passed_over(
+    cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path
+) -> None:
+    store = at(cluster, tmp_path.name, open_all, hosts=["foo..bar", *cluster.hosts])
+    assert store.look(10).leading is None and store.try_to_lead("me")
+
+
+@contextlib.contextmanager
+def answering(body: bytes) -> Iterator[str]:
+    """A service on this machine that says the same whatever it is asked; its HOST:PORT."""
+
+    class Service(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Nobody reads it."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def refused_as_no_etcd(body: bytes, ask: Callable[[EtcdStore], object]) -> None:
+    with answering(body) as host, contextlib.ExitStack() as stack:
+        store = EtcdStore(StoreUrl.parse(f"etcd://{host}/r", "demo"))
+        stack.callback(store.close)
+        with pytest.raises(UserError, match=f"no etcd answers at {host}") as told:
+            ask(store)
+        assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("ask", [EtcdStore.look, EtcdStore.records, lambda store: store.try_to_lead("me")])
+@pytest.mark.parametrize("body", [b"{}", b"[]", b"null", b'"hello"', b'{"header": 7}', b'{"result": 7}'])
+def test_a_service_that_is_no_etcd_is_one_line(body: bytes, ask: Callable[[EtcdStore], object]) -> None:
+    refused_as_no_etcd(body, ask)
+
+
+HEADER = b'{"header": {"revision": "1"}, "succeeded": true, '
+
+
+@pytest.mark.parametrize(
+    "rest, ask",
+    [
+        (b'"responses": 7}', EtcdStore.look),
+        (b'"responses": [{}]}', EtcdStore.look),
+        (b'"responses": [7, 7]}', EtcdStore.look),
+        (b'"responses": [{"response_range": {"kvs": [{"key": 7}]}}, {}]}', EtcdStore.look),
+        (b'"kvs": 7}', EtcdStore.records),
+        (b'"kvs": [], "more": true}', EtcdStore.records),
+        (b'"kvs": [{"key": "AAA"}]}', EtcdStore.records),
+        (b'"ID": "7"}', lambda store: store.try_to_lead("me")),
+    ],
+)
+def test_what_looks_like_an_answer_of_etcd_and_is_none_is_one_line(
+    rest: bytes, ask: Callable[[EtcdStore], object]
+) -> None:
+    refused_as_no_etcd(HEADER + rest, ask)
+
+
+def test_an_etcd_that_says_why_it_cannot_answer_is_asked_again() -> None:
+    """The gateway says so within an answer that has begun well."""
+    with answering(b'{"error": {"grpc_code": 14, "message": "etcdserver: no leader"}}') as host:
+        gateway = Gateway(StoreUrl.parse(f"etcd://{host}/r", "demo"))
+        with pytest.raises(OSError, match="it says: etcdserver: no leader"):
+            gateway._say("/v3/lease/keepalive", {"ID": "7"}, 20.0)
+        gateway.close()
 
 
 def test_what_is_no_run_is_refused_and_left_alone(
