@@ -28,9 +28,12 @@ class Allowlist:
         self._seen: tuple[int, int] | None = None
 
     def create(self) -> None:
-        """An empty one with a word on how to fill it, unless there is one."""
-        if not self.path.exists():
-            self.path.write_text(BEGINNING, encoding="utf-8")
+        """An empty one with a word on how to fill it, unless there is one.  Without it nobody new comes in."""
+        try:
+            if not self.path.exists():
+                self.path.write_text(BEGINNING, encoding="utf-8")
+        except OSError as error:  # the run goes on for those who are in; the host may still write it
+            log.warning("%s: cannot be written (%s); write it yourself", self.path, error)
 
     def refreshed(self) -> frozenset[str]:
         try:

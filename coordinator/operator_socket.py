@@ -7,6 +7,7 @@ reads slowly or says nothing waits for itself alone: nothing here blocks.  `ask`
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -48,6 +49,7 @@ class OperatorSocket:
         self._folder = folder
         self._obey = obey
         self._talkers: list[_Talker] = []
+        self._spare: int | None = None  # a descriptor, for an operator that comes when there is none left
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         try:
@@ -64,6 +66,7 @@ class OperatorSocket:
         except OSError as error:
             self._listener.close()
             raise UserError(f"{folder / SOCKET_NAME}: cannot make this socket: {error.strerror}") from error
+        self._keep_spare()
 
     def fileno(self) -> int:
         return self._listener.fileno()
@@ -71,6 +74,7 @@ class OperatorSocket:
     def close(self) -> None:
         for talker in self._talkers:
             talker.line.close()
+        self._give_spare()
         self._listener.close()
         with contextlib.suppress(FileNotFoundError), _short_path(self._folder) as path:
             os.unlink(path)
@@ -82,12 +86,12 @@ class OperatorSocket:
             if not self._go_on(talker) or now >= talker.until:
                 talker.line.close()
                 self._talkers.remove(talker)
+        self._keep_spare()
 
     def _accept(self, now: float) -> None:
         while len(self._talkers) < TALKERS:
-            try:
-                line, _ = self._listener.accept()
-            except OSError:  # nobody is waiting, or who was waiting has gone
+            line = self._next_line()
+            if line is None:
                 return
             line.setblocking(False)
             credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -97,6 +101,29 @@ class OperatorSocket:
             else:
                 log.warning("operator socket: user %d was turned away", uid)
                 line.close()
+
+    def _next_line(self) -> socket.socket | None:
+        try:
+            return self._listener.accept()[0]
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._give_spare():
+                return None  # nobody is waiting, or who was waiting has gone
+        try:
+            return self._listener.accept()[0]
+        except OSError:  # somebody else of this process was quicker; the next turn tries again
+            return None
+
+    def _keep_spare(self) -> None:
+        if self._spare is None:
+            with contextlib.suppress(OSError):  # there is none at this moment
+                self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _give_spare(self) -> bool:
+        if self._spare is None:
+            return False
+        os.close(self._spare)
+        self._spare = None
+        return True
 
     def _go_on(self, talker: _Talker) -> bool:
         """False when there is no more to say to it."""

@@ -45,7 +45,15 @@ from farflung.coordinator.door.front_door_words import (
 from farflung.coordinator.door.gateways import GatewayProcess, Gateways, is_held_elsewhere, route_of
 from farflung.coordinator.door.hello_check import Passed
 from farflung.coordinator.door.keys import CoordinatorKeys
-from farflung.coordinator.door.listener import GOODBYE_MS, Arrival, Listener, ListenOn
+from farflung.coordinator.door.lines import LEFT_OPEN_S, Lines
+from farflung.coordinator.door.listener import (
+    GOODBYE_MS,
+    Arrival,
+    Listener,
+    ListenOn,
+    network_at,
+    room_for_connections,
+)
 from farflung.coordinator.evidence_folder import EvidenceFolder
 from farflung.coordinator.failpoint_names import after_record, after_word, before_answer, before_record
 from farflung.coordinator.ledger.record_events import RecordEvents
@@ -133,11 +141,10 @@ class Server:
         self._allowed: set[bytes] = set()
         self._routes: dict[bytes, bytes] = {}  # session -> routing id of the connection it last spoke on
         self._speakers: dict[bytes, Speaker] = {}  # by routing id: whose connection it is
-        self._own: dict[int, bytes] = {}  # connections of this process's own socket, by descriptor
+        self._own = Lines(room_for_connections())  # connections of this process's own socket
         self._strikes: Tally[bytes] = Tally()
         rules = machine.core.manifest
         self._allowance = Allowance(rules.net.heartbeat_s, rules.fragments)
-        self._to_cut: list[tuple[float, int]] = []  # own connections of members that had to go, and when
         self.arrived = 0  # frames, and connections that were never let in
         self.evidence: EvidenceFolder | None = None  # where it is kept
         self.provenance: ProvenanceFile | None = None
@@ -163,7 +170,8 @@ class Server:
             on_failure.callback(self._dialer.close)
             self._trials = Trials()
             on_failure.callback(self._trials.close)
-            self._members = Listener(self._context, "members", self._keys, host, self._listen.member_port)
+            port = self._listen.member_port
+            self._members = Listener(self._context, "members", self._keys, host, port, self._on_accepted)
             on_failure.callback(self._members.close)
             self.gateways = Gateways(self._begins(), self._on_news, self.spawn_gateway)
             on_failure.callback(self.gateways.close)
@@ -171,7 +179,7 @@ class Server:
             if self._folder is not None:
                 self._operator = OperatorSocket(self._folder, self._obey)
                 on_failure.callback(self._operator.close)
-                self._read_allowlist(self._folder)
+                self._read_allowlist()
             self._machine.core.members.ways.meetings.is_on = (
                 True  # both sockets see from which ports they come
             )
@@ -310,11 +318,9 @@ class Server:
             self._execute(self._machine.on_dialled(target.peer, target.session, reached, now))
         for trial, why_not in self._trials.turn(now):
             self._execute(self._machine.on_relay_tried(trial, why_not, now))
-        for descriptor in [each for at, each in self._to_cut if now >= at]:
+        for descriptor in self._own.due(now, self._stays):
             self._members.cut(descriptor)
-        self._to_cut = [each for each in self._to_cut if now < each[0]]
-        if self._allowlist is not None:
-            self._machine.admission.allowed = self._allowlist.refreshed()
+        self._read_allowlist()
         if self.relaying is not None:
             self._execute(self.relaying.on_tick(now, time.time()))
         self._execute(self._machine.on_timer(now))
@@ -334,6 +340,7 @@ class Server:
 
     def _obey(self, order: Order) -> Reply:
         reply, effects = self._machine.obey(order, time.monotonic())
+        self._read_allowlist()  # it may be asked for from now on
         self._execute(effects)
         self._carry_out()  # durable before the operator is told
         token = reply.found.get("token")
@@ -341,11 +348,14 @@ class Server:
             return reply
         return replace(reply, found={**reply.found, "url": str(dataclasses.replace(self.url, token=token))})
 
-    def _read_allowlist(self, folder: Path) -> None:
-        if self._machine.core.manifest.admission.mode == "allowlist":
-            self._allowlist = Allowlist(folder)
+    def _read_allowlist(self) -> None:
+        """From when on the host wants one: from the beginning, or by an amendment."""
+        if self._folder is None or self._machine.admission.rules.mode != "allowlist":
+            return
+        if self._allowlist is None:
+            self._allowlist = Allowlist(self._folder)
             self._allowlist.create()
-            self._machine.admission.allowed = self._allowlist.refreshed()
+        self._machine.admission.allowed = self._allowlist.refreshed()
 
     # ---- what arrives --------------------------------------------------------------------------------
 
@@ -365,6 +375,8 @@ class Server:
 
     def _on_member_frame(self, arrival: Arrival) -> None:
         is_own = arrival.descriptor != NO_DESCRIPTOR
+        if is_own:
+            self._on_own_line(arrival, time.monotonic())
         if is_own and not self._allowance.takes(arrival.key, time.monotonic()):
             self.arrived += 1
             self._machine.counters.count(Verdict.OVERSIZE)
@@ -383,6 +395,19 @@ class Server:
         if is_own and not self._members.is_open(arrival.descriptor):
             self._on_closed(arrival.routing_id)  # these were its last words, read after the news of its end
 
+    def _on_accepted(self, descriptor: int) -> list[int]:
+        self._on_closed(self._own.ends(descriptor))  # the one that had this number before
+        return self._own.comes(descriptor, network_at(descriptor))
+
+    def _on_own_line(self, arrival: Arrival, now: float) -> None:
+        for descriptor in self._own.heard(arrival.descriptor, arrival.routing_id, arrival.key):
+            self._members.cut(descriptor)
+        if not self._stays(arrival.key):
+            self._own.send_away(arrival.key, now + GOODBYE_MS / 1000)
+
+    def _stays(self, key: bytes) -> bool:
+        return key in self._allowed and self._strikes.get(key, 0) < STRIKES
+
     def _on_look(self, arrival: Arrival) -> None:
         """Over another connection than the beats: answers go on over theirs, and whose it is tells its key alone."""
         self._machine.counters.count(Verdict.ACCEPTED)
@@ -400,8 +425,6 @@ class Server:
             self._routes.pop(old.session, None)
         self._routes[session] = arrival.routing_id
         self._speakers[arrival.routing_id] = Speaker(member.peer, session, arrival.routing_id, arrival.key)
-        if arrival.descriptor != NO_DESCRIPTOR:
-            self._own[arrival.descriptor] = arrival.routing_id
 
     def _decode(self, arrival: Arrival, allowed: frozenset[str]) -> Message | None:
         counters = self._machine.counters
@@ -423,11 +446,10 @@ class Server:
     def _strike(self, arrival: Arrival, why: str) -> None:
         if self._strikes.add(arrival.key) == STRIKES:
             self._cut_off_for(arrival.routing_id, arrival.key, why)
-            self._members.cut(arrival.descriptor)
 
     def _cut_off_for(self, route: bytes, key: bytes, why: str) -> None:
         log.warning("key %s... is cut off: %s", key.hex()[:16], why)
-        self._strikes[key] = STRIKES
+        self._shut(key, cut=True)
         speaker = self._speakers.get(route)
         if speaker is not None:
             self._execute(self._machine.on_garbage(speaker.peer, speaker.session, time.monotonic()))
@@ -439,7 +461,7 @@ class Server:
             self.arrived += 1
             self._machine.counters.count(verdict)
         for descriptor in ended:
-            self._on_closed(self._own.pop(descriptor, b""))
+            self._on_closed(self._own.ends(descriptor))
 
     def _on_closed(self, route: bytes) -> None:
         speaker = self._speakers.pop(route, None)
@@ -493,10 +515,7 @@ class Server:
                 self._allowed.add(key)
                 self.gateways.let(key)
             case Forbid(key=key, cut=cut):
-                self._allowed.discard(key)
-                self.gateways.shut(key, cut)
-                if cut:
-                    self._cut_off(key)
+                self._shut(key, cut)
             case DialBack(peer=peer, session=session, address=address, key=key):
                 self._dialer.dial(Target(peer, session, address, key))
             case RelayPairs(pairs=pairs):
@@ -516,12 +535,17 @@ class Server:
                 log.log(logging.DEBUG if routine else logging.INFO, "%s", text)
                 self._events.on_note(text, cause)
 
-    def _cut_off(self, key: bytes) -> None:
-        """What it sends is not read any more; a last word may still leave before its connections are closed."""
-        self._strikes[key] = STRIKES
-        at = time.monotonic() + GOODBYE_MS / 1000
-        keys = {route: speaker.key for route, speaker in self._speakers.items()}
-        self._to_cut += [(at, each) for each, route in self._own.items() if keys.get(route) == key]
+    def _shut(self, key: bytes, cut: bool) -> None:
+        """It may not come in any more.  `cut`: what it sends is not read, and its connections end in a moment, in which
+        a last word may still leave; else they end when it speaks, or a while later."""
+        now = time.monotonic()
+        self._allowed.discard(key)
+        self.gateways.shut(key, cut)
+        self._own.send_away(key, now + (GOODBYE_MS / 1000 if cut else LEFT_OPEN_S))
+        if cut:
+            self._strikes[key] = STRIKES
+            for descriptor in self._own.silent():  # nobody knows whose: who may come in dials again
+                self._members.cut(descriptor)
 
     def _deliver(self, routing_id: bytes, message: Message, protocol: int) -> None:
         holder = self.gateways if is_held_elsewhere(routing_id) else self._members

@@ -44,7 +44,7 @@ from farflung.coordinator.door.front_door_words import (
 )
 from farflung.coordinator.door.hello_check import UNPROVEN, Doorkeeper, Passed, RunFacts, refuse
 from farflung.coordinator.door.keys import CoordinatorKeys
-from farflung.coordinator.door.listener import Arrival, Listener
+from farflung.coordinator.door.listener import Arrival, Listener, network_at, room_for_connections
 from farflung.coordinator.door.networks import Crowd, network_of
 from farflung.coordinator.door.prober import Caller, Prober
 from farflung.protocol import envelope
@@ -91,7 +91,8 @@ class FrontDoor:
         self._channel = channel
         self._keeper = Doorkeeper(RunFacts(begin.name, begin.run_id, begin.manifest, begin.oldest))
         self._led_from = begin.stands_by  # None: from here
-        self._crowd = Crowd(limits.connections, limits.connections_of_network, limits.silent_s)
+        most = min(limits.connections, room_for_connections())
+        self._crowd = Crowd(most, limits.connections_of_network, limits.silent_s)
         self._frames: Quota[str] = Quota(limits.frames_per_s, BURST_S * limits.frames_per_s)
         self._bytes: Quota[str] = Quota(limits.bytes_per_s, float(BYTES_BURST))
         self._hellos: Quota[str] = Quota(limits.hellos_per_s, HELLOS_AT_ONCE)
@@ -156,7 +157,7 @@ class FrontDoor:
 
     def _on_accepted(self, descriptor: int) -> list[int]:
         """Before its handshake: which connections are to be cut."""
-        now, network = time.monotonic(), network_of(_address_of(descriptor))
+        now, network = time.monotonic(), network_at(descriptor)
         cut = self._crowd.comes(descriptor, network, now)
         if descriptor in cut and self._crowded_networks.take(network, now):
             whose = f"from {network}" if network else "in all"
@@ -304,14 +305,6 @@ class FrontDoor:
         )
         if self._channel.send(said):
             self._told, self._told_arrived, self._notes, self._last_told = counts, self._arrived, [], now
-
-
-def _address_of(descriptor: int) -> str:
-    try:
-        with socket.socket(fileno=os.dup(descriptor)) as line:
-            return str(line.getpeername()[0])
-    except OSError:
-        return ""  # it has gone again
 
 
 def serve_strangers(end: socket.socket) -> None:

@@ -24,8 +24,6 @@ import zmq
 from farflung.coordinator.door.allowance import Allowance, Tally
 from farflung.coordinator.door.channel import packed
 from farflung.coordinator.door.gateway_words import (
-    HALF_OPEN,
-    HALF_OPEN_OF_NETWORK,
     KEYS_AT_ONCE,
     LOT_BYTES,
     LOT_FRAMES,
@@ -45,11 +43,10 @@ from farflung.coordinator.door.gateway_words import (
     gateway_channel,
 )
 from farflung.coordinator.door.keys import CoordinatorKeys
-from farflung.coordinator.door.listener import GOODBYE_MS, Arrival, Listener, endpoint_of
-from farflung.coordinator.door.networks import Crowd, network_of
+from farflung.coordinator.door.lines import LEFT_OPEN_S, Lines
+from farflung.coordinator.door.listener import GOODBYE_MS, Arrival, Listener, network_at, room_for_connections
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError, UserError
-from farflung.protocol.limits import HANDSHAKE_S
 from farflung.protocol.messages import MEMBER_IN, Look
 from farflung.protocol.process.sockets import take_all_descriptors
 from farflung.protocol.process.zap import ZapHandler
@@ -71,9 +68,7 @@ class Gateway:
         self._allowed: set[bytes] = set()
         self._allowance = Allowance(begin.heartbeat_s, begin.fragments)
         self._strikes: Tally[bytes] = Tally()
-        self._half_open = Crowd(HALF_OPEN, HALF_OPEN_OF_NETWORK, HANDSHAKE_S)
-        self._lines: dict[int, tuple[bytes, bytes]] = {}  # descriptor -> (its name, its key)
-        self._to_cut: list[tuple[float, bytes]] = []
+        self._lines = Lines(room_for_connections())
         self._waiting: deque[bytes] = deque()  # words for the coordinator, packed
         self._counters = Counters()
         self._arrived = self._undelivered = 0
@@ -125,24 +120,31 @@ class Gateway:
 
     def _on_accepted(self, descriptor: int) -> list[int]:
         """Before its handshake: which connections are to be cut."""
-        host = endpoint_of(descriptor).rpartition(":")[0].strip("[]")
-        return self._half_open.comes(descriptor, network_of(host), time.monotonic())
+        self._on_ended([descriptor])  # the one that had this number before
+        return self._lines.comes(descriptor, network_at(descriptor))
+
+    def _on_ended(self, descriptors: list[int]) -> None:
+        routes = [route for route in map(self._lines.ends, descriptors) if route]
+        for at in range(0, len(routes), KEYS_AT_ONCE):
+            self._pass_on(Ended(routes=tuple(routes[at : at + KEYS_AT_ONCE])))
 
     def _read_news(self) -> None:
         ended, verdicts = self._listener.take_ended()
         for verdict in verdicts:
             self._arrived += 1
             self._counters.count(verdict)
-        for descriptor in ended:
-            self._half_open.ends(descriptor)
-        routes = [self._lines.pop(each)[0] for each in ended if each in self._lines]
-        for at in range(0, len(routes), KEYS_AT_ONCE):
-            self._pass_on(Ended(routes=tuple(routes[at : at + KEYS_AT_ONCE])))
+        self._on_ended(ended)
 
     def _cut_off(self, key: bytes, now: float) -> None:
         """What it sends is not read any more; a last word may still leave before its connections are closed."""
         self._strikes[key] = STRIKES
-        self._to_cut.append((now + GOODBYE_MS / 1000, key))
+        self._allowed.discard(key)
+        self._lines.send_away(key, now + GOODBYE_MS / 1000)
+        for descriptor in self._lines.silent():
+            self._listener.cut(descriptor)
+
+    def _stays(self, key: bytes) -> bool:
+        return key in self._allowed and self._strikes.get(key, 0) < STRIKES
 
     # ---- frames ------------------------------------------------------------------------------------------
 
@@ -150,8 +152,10 @@ class Gateway:
         lot: list[tuple[bytes, bytes, bytes]] = []
         size = 0
         for arrival in self._listener.arrivals():
-            self._half_open.ends(arrival.descriptor)
-            self._lines[arrival.descriptor] = arrival.routing_id, arrival.key
+            for descriptor in self._lines.heard(arrival.descriptor, arrival.routing_id, arrival.key):
+                self._listener.cut(descriptor)
+            if not self._stays(arrival.key):
+                self._lines.send_away(arrival.key, now + GOODBYE_MS / 1000)
             raw = self._judged(arrival, now)
             if raw is None:
                 continue
@@ -223,15 +227,14 @@ class Gateway:
                     self._allowed.update(keys)
                 case Shut(key=key, cut=cut):
                     self._allowed.discard(key)
+                    self._lines.send_away(key, time.monotonic() + LEFT_OPEN_S)
                     if cut:
                         self._cut_off(key, time.monotonic())
                 case _:
                     pass  # not its word to say
 
     def _on_tick(self, now: float) -> None:
-        due = {key for at, key in self._to_cut if now >= at}
-        self._to_cut = [each for each in self._to_cut if now < each[0]]
-        for descriptor in [each for each, (_, key) in self._lines.items() if due and key in due]:
+        for descriptor in self._lines.due(now, self._stays):
             self._listener.cut(descriptor)
         if now - self._told_at < TELL_EVERY_S:
             return

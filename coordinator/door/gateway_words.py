@@ -20,8 +20,6 @@ GATEWAYS_MOST = 16
 LOT_FRAMES, LOT_BYTES = 64, 192 * 1024  # of one word; a frame that is larger goes alone
 KEYS_AT_ONCE = 1024
 MEMORY_BYTES = 2 << 30  # address space of a gateway: buffers of thousands of connections
-# Connections over which nothing was said yet, in all and of one network (networks.py): who comes in speaks at once.
-HALF_OPEN, HALF_OPEN_OF_NETWORK = 4096, 512
 
 Route = Annotated[bytes, Meta(max_length=64)]  # names a connection for as long as it lasts
 FrameBytes = Annotated[bytes, Meta(max_length=CONTROL_FRAME_BYTES)]

@@ -6,8 +6,9 @@ server.  Bounds what may arrive before anything is parsed.  Must not know messag
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
-import os
+import resource
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from farflung.coordinator.door.keys import CoordinatorKeys
+from farflung.coordinator.door.networks import network_of
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import Address
 from farflung.protocol.process.sockets import CONTROL_SERVER, curve_server, opened
@@ -24,6 +26,9 @@ from farflung.protocol.verdicts import Verdict
 
 FRAMES_PER_TURN = 64  # one busy socket must not keep timers and the other socket waiting
 GOODBYE_MS = 1000
+# Of a process that holds others' connections, for all else: those of 64 peers that are dialled, and its files.
+OTHER_DESCRIPTORS = 320
+ROOM_MOST = 1 << 20
 _EVERY_ADDRESS = ("*", "0.0.0.0", "::")
 
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -104,7 +109,8 @@ class Listener:
         port: int,
         on_accepted: Callable[[int], list[int]] | None = None,
     ) -> None:
-        """`on_accepted(descriptor)` says, before its handshake, which connections are to be cut."""
+        """`on_accepted(descriptor)` says, before its handshake, which connections are to be cut.  It also means that
+        the connection that had this descriptor before has ended, of which there may be no other news."""
         curve = curve_server(keys.secret, domain.encode("ascii"))
         self._socket = opened(context, zmq.ROUTER, CONTROL_SERVER, curve)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
@@ -146,8 +152,9 @@ class Listener:
         """End a connection.  libzmq has no word for that: it finds that the other side hung up."""
         if descriptor not in self._heard:
             return
+        self._heard[descriptor] = True  # what it would have said nobody knows: its end is no bad frame
         try:
-            with socket.socket(fileno=os.dup(descriptor)) as line:
+            with _lent(descriptor) as line:
                 line.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it has just ended by itself, which is what was wanted
@@ -163,20 +170,23 @@ class Listener:
 
     def take_ended(self) -> tuple[list[int], list[Verdict]]:
         """(connections that ended, a verdict for each that ended without a frame) since the last call."""
-        ended: list[int] = []
+        ended: dict[int, None] = {}
         verdicts: list[Verdict] = []
         while True:
             try:
                 report = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             except zmq.Again:
-                return ended, verdicts
+                return list(ended), verdicts
             event, descriptor = report["event"], report["value"]
             if event == zmq.EVENT_ACCEPTED:
                 self._heard[descriptor] = False
-                for each in self._on_accepted(descriptor) if self._on_accepted is not None else ():
-                    self.cut(each)
+                if self._on_accepted is not None:
+                    # Or the end of the older one would be told as that of this one.
+                    ended.pop(descriptor, None)
+                    for each in self._on_accepted(descriptor):
+                        self.cut(each)
             elif event == zmq.EVENT_DISCONNECTED:
-                ended.append(descriptor)
+                ended[descriptor] = None
                 # Why a handshake failed is often not said (a web browser, no encryption, another server's key in
                 # the URL): all that counts as bytes that could not be read.
                 if not self._heard.pop(descriptor, True):
@@ -202,10 +212,32 @@ class Listener:
             yield Arrival(routing_id, key, descriptor, whole, str(first.get("Peer-Address") or ""))
 
 
+@contextlib.contextmanager
+def _lent(descriptor: int) -> Iterator[socket.socket]:
+    """libzmq's socket.  No copy is made: where descriptors have run out there is none, and just then lines are cut."""
+    line = socket.socket(fileno=descriptor)
+    try:
+        yield line
+    finally:
+        line.detach()
+
+
+def room_for_connections() -> int:
+    """So many one process may hold open for others: it needs descriptors for all else that it does, too."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = ROOM_MOST if most == resource.RLIM_INFINITY else min(most, ROOM_MOST)
+    return max(most - OTHER_DESCRIPTORS, most // 2)
+
+
+def network_at(descriptor: int) -> str:
+    """Of the other end of a connection (networks.py)."""
+    return network_of(endpoint_of(descriptor).rpartition(":")[0].strip("[]"))
+
+
 def endpoint_of(descriptor: int) -> str:
     """HOST:PORT of the other end of a connection."""
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as line:
+        with _lent(descriptor) as line:
             host, port, *_ = line.getpeername()
     except (OSError, ValueError):
         return ""  # it has gone again

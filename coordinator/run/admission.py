@@ -57,8 +57,7 @@ class Admission:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.allowed: frozenset[str] = frozenset()  # ids of the allowlist
-        per_minute = float(core.manifest.admission.joins_per_minute)
-        self._joins: Quota[str] = Quota(per_minute / 60.0, per_minute)
+        self._joins: Quota[str] = Quota(1.0, 1.0)  # as the rules say when somebody comes
         self._comes: Quota[str] = Quota(COMES_PER_MINUTE / 60.0, COMES_PER_MINUTE)
         self._looks, self._counted = Looks(), 0
 
@@ -189,6 +188,8 @@ class Admission:
         if core.ledger.learned and (arriving := self._arriving()) >= self.rules.joins_at_once:
             told = f"{arriving} newcomers are fetching the model already; yours is next"
             return refuse("busy", told, BUSY_RETRY_S)
+        per_minute = float(self.rules.joins_per_minute)  # the host may have amended it
+        self._joins.change(per_minute / 60.0, per_minute)
         if network and not self._joins.take(network, core.now):
             wait_s = self._joins.wait_s(network, core.now)
             told = f"more than {self.rules.joins_per_minute} newcomers a minute from your network ({network})"

@@ -10,12 +10,10 @@ import pytest
 import zmq
 
 from farflung.coordinator.door import gateway_words as words
-from farflung.coordinator.door.channel import pair
-from farflung.coordinator.door.gateway import STRIKES, Gateway
+from farflung.coordinator.door.gateway import STRIKES
 from farflung.coordinator.door.gateways import Gateways
 from farflung.coordinator.door.listener import ListenOn
 from farflung.protocol import envelope
-from farflung.protocol.limits import HANDSHAKE_S
 from farflung.protocol.messages import MEMBER_OUT, Gone, Look, Tick
 from farflung.protocol.process.sockets import curve_raw
 from rig.served import Caller, Running, ScriptedPeer, beat, member
@@ -158,30 +156,6 @@ def test_what_a_gateway_does_not_take_is_dropped_at_a_bound(monkeypatch: pytest.
     taken = sum(made.send(b"\x01route", bytes(65536)) for _ in range(200))
     assert 1 << 20 <= 65536 * taken < 5 << 20
     made.close()
-
-
-def test_P8_half_open_connections_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one network only so many; in all, whoever has said nothing for longer than a handshake takes goes first."""
-    monkeypatch.setattr("farflung.coordinator.door.gateway.HALF_OPEN", 4)
-    monkeypatch.setattr("farflung.coordinator.door.gateway.HALF_OPEN_OF_NETWORK", 2)
-    ours, theirs = pair()
-    _, secret = zmq.curve_keypair()
-    begin = words.Begin(secret=secret, host="127.0.0.1", port=0, heartbeat_s=1.0, fragments=1)
-    with ours, theirs:
-        gateway = Gateway(begin, words.gateway_channel(theirs))
-        try:
-            crowd = gateway._half_open
-            assert crowd.comes(1, "a", 0.0) == crowd.comes(2, "a", 0.0) == []
-            assert crowd.comes(3, "a", 0.0) == [3], "too many of one network"
-            assert crowd.comes(4, "b", 0.0) == crowd.comes(5, "c", 0.0) == []
-            assert crowd.comes(6, "d", HANDSHAKE_S - 0.1) == [6], (
-                "all of them may still be at their handshake"
-            )
-            assert crowd.comes(6, "d", HANDSHAKE_S) == [1]
-            crowd.ends(2)  # as when it speaks
-            assert crowd.comes(7, "a", HANDSHAKE_S) == []
-        finally:
-            gateway.close()
 
 
 class Hung:

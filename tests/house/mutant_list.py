@@ -15,6 +15,7 @@ from mutants_of_helpers import HELPERS
 from mutants_of_islands import ISLANDS
 from mutants_of_joiners import JOINERS
 from mutants_of_keeping import KEEPING
+from mutants_of_lines import LINES
 from mutants_of_meshes import MESHES
 from mutants_of_peers import ARITHMETIC, SHARDS, STAGES, STATE
 from mutants_of_proofs import ERAS, PROOFS, SUMS
@@ -30,6 +31,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *FRAMES,
     *SLOW_LINES,
     *DOOR,
+    *LINES,
     *ROUNDS,
     *FORESIGHT,
     *CROSSINGS,

@@ -279,6 +279,7 @@ PURE_MODULES = (
     "console/web/requests",
     "coordinator/door/allowance",
     "coordinator/door/hello_check",
+    "coordinator/door/lines",
     "coordinator/door/networks",
     "coordinator/relay/socks",
     "coordinator/relay/switchboard",

@@ -76,7 +76,7 @@ class Running:
             keys = load_or_create(self._folder)
             machine = self._machine = RunMachine(MANIFEST, journal.run_id, journal.records(), os.urandom)
             listen = ListenOn("127.0.0.1", 0, gateways=self._gateways)
-            server = Server(machine, journal, keys, listen, spawn=in_thread)
+            server = Server(machine, journal, keys, listen, folder=self._folder, spawn=in_thread)
             server.spawn_gateway = gateway_in_thread
             with server:
                 self.server = server
@@ -119,11 +119,19 @@ class Caller:
     """A CURVE connection to one of the server's sockets."""
 
     def __init__(
-        self, context: zmq.Context[zmq.SyncSocket], url: JoinUrl, port: int, key: Any = None
+        self,
+        context: zmq.Context[zmq.SyncSocket],
+        url: JoinUrl,
+        port: int,
+        key: Any = None,
+        once: bool = False,
     ) -> None:
+        """`key`: of whom, CURVE public and secret; None: a new one.  `once`: it does not dial again."""
         self.public, self.secret = key or zmq.curve_keypair()
         self.socket = context.socket(zmq.DEALER)
         self.socket.linger = 0
+        if once:
+            self.socket.reconnect_ivl = -1
         self.socket.curve_publickey, self.socket.curve_secretkey = self.public, self.secret
         self.socket.curve_serverkey = curve_text(url.key)
         self.socket.connect(f"tcp://127.0.0.1:{port}")
@@ -145,6 +153,14 @@ class ScriptedPeer:
         self.members: Caller | None = None
 
     def enter(self) -> Welcome:
+        welcome = self.greet()
+        assert isinstance(welcome, Welcome)
+        self.welcome = welcome
+        self.connect()
+        return welcome
+
+    def greet(self) -> Message:
+        """A knock and a signed hello: the answer to that."""
         challenge = self.door.ask(
             Knock(protocol=PROTOCOL_VERSION, run=self._url.run), frozenset({"challenge"})
         )
@@ -167,11 +183,7 @@ class ScriptedPeer:
         )
         signature = self.identity.sign(hello_part(hello, challenge.nonce))
         signed = msgspec.structs.replace(hello, signature=signature)
-        welcome = self.door.ask(signed, frozenset({"welcome"}))
-        assert isinstance(welcome, Welcome)
-        self.welcome = welcome
-        self.connect()
-        return welcome
+        return self.door.ask(signed, frozenset({"welcome", "refuse"}))
 
     def connect(self) -> None:
         key = (self.door.public, self.door.secret)

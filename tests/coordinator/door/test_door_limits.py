@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -200,3 +202,30 @@ def test_an_order_without_end_is_hung_up_on(tmp_path: Path) -> None:
                 answer = b""
     served.close()
     assert answer == b"", "hung up, without a word"
+
+
+def test_the_operator_is_answered_where_descriptors_have_run_out(tmp_path: Path) -> None:
+    """Whatever has taken them: the order that mends it must get through, and the next one, too."""
+    served = OperatorSocket(tmp_path, lambda order: Reply(text="heard"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as kept:
+        callers = [kept.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) for _ in range(3)]
+        kept.callback(served.close)
+        for caller in callers:
+            caller.connect(os.path.relpath(tmp_path / SOCKET_NAME))
+            caller.sendall(b'{"do": "invites"}\n')
+        taken: list[int] = []
+        resource.setrlimit(resource.RLIMIT_NOFILE, (callers[-1].fileno() + 20, hard))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.dup(callers[0].fileno()))
+            for _ in callers:
+                served.serve_waiting(time.monotonic())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for each in taken:
+                os.close(each)
+        for caller in callers:
+            caller.settimeout(10.0)
+            assert caller.recv(1000).endswith(b"\n")

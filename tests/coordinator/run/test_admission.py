@@ -164,6 +164,21 @@ def test_newcomers_from_one_network_are_let_in_at_a_bounded_rate() -> None:
     house.join(Guest(2, "192.0.2.200"))
 
 
+def test_the_rate_follows_the_rules_when_they_change() -> None:
+    house = House(joins_per_minute=2)
+    house.join(Guest(0), Guest(1))
+    core = house.machine.core
+    rules = AdmissionSection(joins_per_minute=6000)
+    core.terms = core.terms.with_own(core.manifest.model_copy(update={"admission": rules}))
+    house.now += 0.1
+    house.join(*[Guest(number) for number in range(2, 8)])
+    rules = AdmissionSection(joins_per_minute=1)
+    core.terms = core.terms.with_own(core.manifest.model_copy(update={"admission": rules}))
+    house.now += 60.0
+    house.join(Guest(8))
+    house.refuses("rate", "more than 1 newcomers a minute", house.hello(Guest(9)))
+
+
 def test_who_comes_back_is_not_held_up_by_the_rate() -> None:
     house = House(joins_per_minute=3)
     guests = [Guest(number) for number in range(3)]

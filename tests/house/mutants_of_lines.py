@@ -1,0 +1,131 @@
+"""Mutants of members' connections as a whole, and of what the host changes about who may come in.  Read by
+mutant_list.py."""
+
+from __future__ import annotations
+
+from mutant import ADMISSION, Mutant
+
+COUNTED = ("tests/coordinator/door/test_lines.py",)
+AT_SOCKETS = ("tests/coordinator/test_members_lines.py",)
+
+LINES = (
+    Mutant(
+        "P8 one key has few connections",
+        "coordinator/door/lines.py",
+        "if known == key or (len(mine) <= LINES_OF_KEY and len(self) <= self._room):",
+        "if known == key or len(self) <= self._room:",
+        COUNTED,
+    ),
+    Mutant(
+        "P8 of one key the longest silent connection makes room",
+        "coordinator/door/lines.py",
+        "        oldest = next(iter(mine))\n",
+        "        oldest = line\n",
+        COUNTED,
+    ),
+    Mutant(
+        "P8 silent connections are bounded in all",
+        "coordinator/door/lines.py",
+        "(len(self._silent) >= HALF_OPEN or ",
+        "(",
+        COUNTED,
+    ),
+    Mutant(
+        "P8 silent connections make room where descriptors are few",
+        "coordinator/door/lines.py",
+        " or len(self) >= self._room)",
+        ")",
+        COUNTED,
+    ),
+    Mutant(
+        "P8 silent connections of one network are bounded",
+        "coordinator/door/lines.py",
+        "if network and len(neighbours) >= HALF_OPEN_OF_NETWORK:",
+        "if False:",
+        COUNTED,
+    ),
+    Mutant(
+        "a key that is let in again keeps its connections",
+        "coordinator/door/lines.py",
+        "leave = {key for key in keys if not stays(key)}",
+        "leave = keys",
+        COUNTED,
+    ),
+    Mutant(
+        "a number that is used again is whose name came last",
+        "coordinator/door/lines.py",
+        "if known != key and line not in self._going:",
+        "if not known and line not in self._going:",
+        COUNTED,
+    ),
+    Mutant(
+        "members leave descriptors to all else",
+        "coordinator/door/listener.py",
+        "return max(most - OTHER_DESCRIPTORS, most // 2)",
+        "return most",
+        COUNTED,
+    ),
+    Mutant(
+        "the end of a connection is not told of the one with its number",
+        "coordinator/door/listener.py",
+        "ended.pop(descriptor, None)",
+        "ended.get(descriptor, None)",
+        COUNTED,
+    ),
+    Mutant(
+        "P8 after a ban silent connections are cut at the coordinator's own socket",
+        "coordinator/server.py",
+        "for descriptor in self._own.silent():",
+        "for descriptor in list[int]():",
+        AT_SOCKETS,
+    ),
+    Mutant(
+        "P8 after a ban silent connections are cut at a gateway",
+        "coordinator/door/gateway.py",
+        "for descriptor in self._lines.silent():",
+        "for descriptor in list[int]():",
+        AT_SOCKETS,
+    ),
+    Mutant(
+        "P8 who speaks with a key that is not in is hung up on",
+        "coordinator/server.py",
+        "self._own.send_away(arrival.key, now + GOODBYE_MS / 1000)",
+        "pass",
+        AT_SOCKETS,
+    ),
+    Mutant(
+        "P8 who speaks at a gateway with a key that is not in is hung up on",
+        "coordinator/door/gateway.py",
+        "self._lines.send_away(arrival.key, now + GOODBYE_MS / 1000)",
+        "pass",
+        AT_SOCKETS,
+    ),
+    Mutant(
+        "the operator is answered where descriptors have run out",
+        "coordinator/operator_socket.py",
+        "if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._give_spare():",
+        "if True:",
+        ("tests/coordinator/door/test_door_limits.py",),
+    ),
+    Mutant(
+        "a descriptor is kept for the next operator, too",
+        "coordinator/operator_socket.py",
+        "        self._spare = None\n",
+        "        self._spare = -1\n",
+        ("tests/coordinator/door/test_door_limits.py",),
+    ),
+    Mutant(
+        "amended to a list the coordinator reads one",
+        "coordinator/server.py",
+        "self._machine.admission.allowed = self._allowlist.refreshed()",
+        "self._allowlist.refreshed()",
+        ("tests/coordinator/test_server.py",),
+    ),
+    Mutant(
+        "the rate of newcomers follows the rules",
+        "coordinator/run/admission.py",
+        "self._joins.change(per_minute / 60.0, per_minute)",
+        "self._joins.per_s == 1.0 and self._joins.change(per_minute / 60.0, per_minute)",
+        ADMISSION,
+    ),
+)
