@@ -69,7 +69,15 @@ class KeepsItOut(World):
         super()._say(peer, message, key)
 
 
-@pytest.mark.parametrize("lie", ["", "knows no plan", "comes and goes", "has it never"])
+@pytest.mark.parametrize(
+    "lie",
+    [
+        pytest.param("", marks=pytest.mark.hard),
+        "knows no plan",
+        pytest.param("comes and goes", marks=pytest.mark.hard),
+        "has it never",
+    ],
+)
 def test_P9_no_owner_keeps_the_work_of_a_slow_line_out(lie: str) -> None:
     included = []
     for seed in range(2):
