@@ -52,6 +52,9 @@ def test_a_coordinator_that_has_its_key_alone_goes_on_from_what_peers_hold(stage
     data = begin(stage)
     before = stage.status()
     kill(stage)
+    known = held(
+        stage
+    )  # what the coordinator alone knew of a round that it had just committed is gone with its disk
     for path in data.iterdir():
         if path.name != "coordinator.key":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -67,7 +70,7 @@ def test_a_coordinator_that_has_its_key_alone_goes_on_from_what_peers_hold(stage
         assert versions[0] <= had[fragment] + 1, "a round was lost"
         assert versions == list(range(versions[0], versions[0] + len(versions)))
     [restored] = [each for each in stage.events("coordinator") if each["event"] == "restored"]
-    assert min(restored["versions"]) >= before["version"]
+    assert all(restored["versions"][fragment] >= version for fragment, version in known.items())
     assert sorted(restored["peers"]) == sorted(each["id"] for each in after["members"])
     assert "restored: the run goes on from version" in stage.log("coordinator")
     nobody_lost_anything(stage)
