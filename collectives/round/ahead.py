@@ -125,7 +125,7 @@ class SendingAhead:
         if not parcel.encoded or not late or 2 * len(late) >= len(owners):
             parcel.last = frozenset()
             return False
-        if not parcel.last or not late <= parcel.last:
+        if not late <= parcel.last:
             parcel.last_since = now
         parcel.last = frozenset(late)
         took_s = parcel.last_since - parcel.began_at

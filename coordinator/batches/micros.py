@@ -20,7 +20,7 @@ BEATS_AHEAD = 2.0  # a seat has work for so many heartbeats
 AHEAD_LEAST = 2  # microbatches
 PATIENCE_UNITS = 10.0  # a seat may take so many times its usual for one microbatch
 PATIENCE_FIRST = 5.0  # and so many times the deadline for its first one, before which a trainer may compile
-UNIT_MOST = 4.0  # nobody is believed to be slower than others in the middle by more
+BELIEVED = 4.0  # nobody is believed to be so many times faster or slower than others in the middle
 UNIT_LEAST_S = 1e-6  # nobody is believed to be faster
 SHARE_MOST = 4.0  # nobody holds more than so many times its equal share, however fast it says it is
 
@@ -38,7 +38,7 @@ def patience_s(deadline_s: float, unit_s: float, others: Iterable[float]) -> flo
     first_s = PATIENCE_FIRST * deadline_s
     if not unit_s:
         return first_s
-    most_s = PATIENCE_UNITS * UNIT_MOST * median(known) if known else first_s
+    most_s = PATIENCE_UNITS * BELIEVED * median(known) if known else first_s
     return max(deadline_s, min(PATIENCE_UNITS * unit_s, most_s))
 
 

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from farflung.collectives.flow.stage_rates import Traffic, borders_of, seat_pace, traffic_of
-from farflung.coordinator.batches.micros import UNIT_LEAST_S, believed_unit_s
+from farflung.coordinator.batches.micros import BELIEVED, UNIT_LEAST_S, believed_unit_s
 from farflung.protocol.manifest_sections import PipelineSection
 from farflung.protocol.model_schema import ModelSchema
 
-BELIEVED = 4.0
 SHARE_STEADY = 1.25  # the wiring is told of new shares when one differs by this factor
 
 

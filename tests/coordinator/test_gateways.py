@@ -27,13 +27,6 @@ def running(tmp_path: Path) -> Iterator[Running]:
     server.stop()
 
 
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.SyncSocket]]:
-    context: zmq.Context[zmq.SyncSocket] = zmq.Context()
-    yield context
-    context.destroy(linger=0)
-
-
 def test_members_beat_through_gateways_and_are_answered(
     running: Running, context: zmq.Context[zmq.SyncSocket]
 ) -> None:

@@ -30,13 +30,6 @@ def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Running]
     server.stop()
 
 
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.SyncSocket]]:
-    context: zmq.Context[zmq.SyncSocket] = zmq.Context()
-    yield context
-    context.destroy(linger=0)
-
-
 def here(context: zmq.Context[zmq.SyncSocket], running: Running) -> ScriptedPeer:
     """A peer that is in, and has beaten once."""
     peer = ScriptedPeer(context, running.url)

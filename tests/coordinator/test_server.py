@@ -41,13 +41,6 @@ def running(tmp_path: Path) -> Iterator[Running]:
     server.stop()
 
 
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.SyncSocket]]:
-    context: zmq.Context[zmq.SyncSocket] = zmq.Context()
-    yield context
-    context.destroy(linger=0)
-
-
 # ---- anyone -----------------------------------------------------------------------------------------------
 
 

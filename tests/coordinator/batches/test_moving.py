@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from farflung.collectives.flow.stage_rates import Traffic
 from farflung.coordinator.batches.batches import Batches
+from farflung.coordinator.batches.micros import BELIEVED
 from farflung.coordinator.batches.moving import ARRIVES_WITHIN_S, PAYS_WITHIN_S, RESTS_S
-from farflung.coordinator.batches.rates import BELIEVED, Mate, Rates, news_of_shares
+from farflung.coordinator.batches.rates import Mate, Rates, news_of_shares
 from farflung.coordinator.batches.words import House
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import BatchBegun, DataFixed, Moving, Unseated

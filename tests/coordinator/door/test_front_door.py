@@ -136,13 +136,6 @@ def running(tmp_path: Path) -> Iterator[Running]:
     server.stop()
 
 
-@pytest.fixture
-def context() -> Iterator[zmq.Context[Any]]:
-    made: zmq.Context[Any] = zmq.Context()
-    yield made
-    made.destroy(linger=0)
-
-
 class Peer:
     def __init__(self, context: zmq.Context[Any], url: JoinUrl) -> None:
         self.identity = Identity.generate()

@@ -162,13 +162,6 @@ def asked(line: Any, message: Message) -> Message:
     return envelope.decode(line.recv(), frozenset(DOOR_OUT) | frozenset(MEMBER_OUT))
 
 
-@pytest.fixture
-def context() -> Iterator[zmq.Context[Any]]:
-    made: zmq.Context[Any] = zmq.Context()
-    yield made
-    made.destroy(linger=0)
-
-
 @pytest.mark.slow
 def test_an_evening_of_an_operator(tmp_path: Path, context: zmq.Context[Any]) -> None:
     """Invite, kick, ban, restart after kill -9, unban, pause, resume, drain."""

@@ -129,20 +129,26 @@ def test_many_who_claim_at_once_make_one_leader(
     assert sorted(won) == [False] * 7 + [True]
 
 
-def test_a_write_whose_answer_was_lost_is_written_once(
-    cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = led(at(cluster, tmp_path.name, open_all, lease_s=LONG_S))
-    say, lost = Gateway._say, []
+def answers_lost(monkeypatch: pytest.MonkeyPatch, count: float) -> list[str]:
+    """From now on of the first transaction, or of so many, which are carried out.  Those that were, so far."""
+    say, lost = Gateway._say, list[str]()
 
-    def losing(self: Gateway, path: str, question: dict[str, object], attempt_s: float) -> object:
+    def losing(self: Gateway, path: str, question: Json, attempt_s: float) -> Json:
         told = say(self, path, question, attempt_s)
-        if path.endswith("txn") and len(lost) < 1:
+        if path.endswith("txn") and len(lost) < count:
             lost.append(path)
             raise TimeoutError("the answer was lost")
         return told
 
     monkeypatch.setattr(Gateway, "_say", losing)
+    return lost
+
+
+def test_a_write_whose_answer_was_lost_is_written_once(
+    cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = led(at(cluster, tmp_path.name, open_all, lease_s=LONG_S))
+    lost = answers_lost(monkeypatch, 1)
     store.append([record(1)])
     store.append([record(2)])
     assert lost and store.records() == [record(1), record(2)]
@@ -207,16 +213,7 @@ def test_a_fold_whose_answer_was_lost_is_known_to_what_is_written_after_it(
 ) -> None:
     store = led(at(cluster, tmp_path.name, open_all, lease_s=LONG_S))
     store.append([record(1)])
-    say, lost = Gateway._say, []
-
-    def losing(self: Gateway, path: str, question: Json, attempt_s: float) -> Json:
-        told = say(self, path, question, attempt_s)
-        if path.endswith("txn") and not lost:
-            lost.append(path)
-            raise TimeoutError("the answer was lost")
-        return told
-
-    monkeypatch.setattr(Gateway, "_say", losing)
+    lost = answers_lost(monkeypatch, 1)
     store.fold(folded(b"one"))
     store.append([record(2)])
     store.fold(folded(b"two"))
@@ -249,18 +246,10 @@ def test_a_claim_whose_answers_were_lost_keeps_nobody_waiting(
 ) -> None:
     """Its lease would last for ten minutes, and nobody renews it."""
     store, other = (at(cluster, tmp_path.name, open_all, lease_s=LONG_S) for _ in range(2))
-    say = Gateway._say
-
-    def losing(self: Gateway, path: str, question: Json, attempt_s: float) -> Json:
-        told = say(self, path, question, attempt_s)
-        if path.endswith("txn"):
-            raise TimeoutError("the answer was lost")
-        return told
-
-    monkeypatch.setattr(Gateway, "_say", losing)
-    with pytest.raises(Unreachable):
-        store.try_to_lead("me")
-    monkeypatch.setattr(Gateway, "_say", say)
+    with monkeypatch.context() as while_it_claims:
+        answers_lost(while_it_claims, math.inf)
+        with pytest.raises(Unreachable):
+            store.try_to_lead("me")
     assert other.look().leading is not None, "it was carried out"
     assert store.look().leading is None
     assert store.try_to_lead("me")
