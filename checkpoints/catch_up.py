@@ -83,13 +83,16 @@ class CatchUp:
         self._manifests.clear()
         self._bases.clear()
         self._came_at.clear()
-        self._unvouched.clear()
         self._results.clear()
-        self._asked.clear()
-        self._shunned.clear()
-        self._pause_until.clear()
+        self._ask_again()
         self._stuck.clear()
+        self.set_aside()
         self.fellows.forgive()
+
+    def set_aside(self) -> None:
+        """What was asked for is waited for no more; where it is still missing later it is asked for again."""
+        self._asked.clear()
+        self._unvouched.clear()
 
     def founded(self, version: int = 0) -> list[DataEffect]:
         """The trainer wrote the initial state, or a checkpoint was read: everything is at this version."""
@@ -126,16 +129,13 @@ class CatchUp:
             self._unlearn(base)
         if digests.keys() - self.digests.keys():
             # Who was just leaving a version had no piece of it to give, and has one of the next.
-            self._ask_again(
-                [key for key in {*self._shunned, *self._pause_until} if key[0] == Kind.WANT_STATE]
-            )
+            self._ask_again((Kind.WANT_STATE,))
         self.target = max(self.target, version)
         self.digests = digests
         self._of_use = {known for known in digests if known + keep >= self.target}
         if donors != self.donors:
             self.donors = donors
-            self._shunned.clear()
-            self._pause_until.clear()
+            self._ask_again()
         # With nobody to ask, what is held may yet become the run's newest state.
         for chunk, held in enumerate(self.versions if donors else ()):
             if held != NO_VERSION and held + keep < self.target:
@@ -154,11 +154,11 @@ class CatchUp:
         """To the others, who may have closed their lines to me: what was asked for may never come."""
         self._asked.clear()
         self._of.welcome([*self.donors, *self.fellows.names])
-        self._ask_again([*self._shunned, *self._pause_until])
+        self._ask_again()
 
-    def _ask_again(self, keys: Iterable[Key]) -> None:
+    def _ask_again(self, kinds: Collection[Kind] = tuple(Kind)) -> None:
         """Of all donors, at once: why they did not give it is over."""
-        for key in keys:
+        for key in [key for key in {*self._shunned, *self._pause_until} if key[0] in kinds]:
             self._shunned.pop(key, None)
             self._pause_until.pop(key, None)
 

@@ -22,6 +22,8 @@ and raises `IllegalMove` (`protocol/states.py`). An arrow carries the events tha
 """
 STAND_WORDS = """What a lane holds of its fragment's outer state (`Stand`, `peer/machine/lane_states.py`). Chunks are
 served and saved in `Whole` alone, and there only once the coordinator has confirmed the digest (P4).
+Whatever writes all values at once (the trainer, a checkpoint, `[start]`, pieces that had arrived before a crash) does
+so in `Filling`, one at a time, and there nothing that arrives is used.
 """
 ROLE_WORDS = """What part the lane has in a round, and what became of the work that it sent (`Role`, in the same file).
 `Unsure` and `Merged` are why a peer that missed a commit loses no step, and counts none twice (P6, P7).

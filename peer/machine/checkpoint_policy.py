@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.peer.machine.effects import Digests, DropSave, Effect, Note, Recall, Restore, SaveFragment
 from farflung.peer.machine.lane import Lane
-from farflung.peer.machine.lane_states import Rolling
+from farflung.peer.machine.lane_states import Empty, Rolling
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import FragmentTick, Tick
 from farflung.protocol.moments import Known
@@ -105,8 +105,7 @@ class Restoring:
         self._enabled, self._worth = enabled, worth
         self._at_relay: frozenset[str] = frozenset()  # whom I meet nowhere else
         self._begun: set[int] = set()  # fragments that were read although donors are there: once each
-        self.lacking: frozenset[int] = frozenset()  # fragments whose state is being written
-        self._era = 0
+        self._lacking: frozenset[int] = frozenset()  # fragments whose state is being written
         self._again_at = 0.0
         # Fragment -> how much of it is here, where it is not whole, and since when.
         self._has: dict[int, tuple[int, float]] = {}
@@ -122,7 +121,7 @@ class Restoring:
         has = {
             lane.fragment.number: _progress(lane) for lane in lanes if _is_not_whole(lane) or _is_torn(lane)
         }
-        if not self._enabled or self.lacking or not learned or not has:
+        if not self._enabled or self._lacking or not learned or not has:
             self._has = {}
             return []
         before = self._has
@@ -155,7 +154,10 @@ class Restoring:
         lacking = starved | {number: near for number, near in spared.items() if near}
         if not lacking:
             return []
-        self.lacking, self._era = frozenset(lacking), tick.era
+        self._lacking = frozenset(lacking)
+        for lane in lanes:
+            if lane.fragment.number in lacking:
+                lane.fill()
         told = [] if starved else [Note(AT_RELAY)]
         return [*told, Restore(lacking)]
 
@@ -167,16 +169,15 @@ class Restoring:
         """Versions from which it is less to fetch results than the state."""
         return tuple(known for known in word.digests if word.version - known[0] <= self._worth)
 
-    def on_end(self, version: int, now: float, era: int) -> frozenset[int]:
-        """The fragments that are at this version now: none if nothing was found, or what was read is void because the
-        run went back meanwhile."""
-        read, self.lacking = self.lacking, frozenset()
+    def on_end(self, version: int, now: float) -> frozenset[int]:
+        """The fragments that were to be read."""
+        read, self._lacking = self._lacking, frozenset()
         self._again_at = now if version != NO_VERSION else now + READ_AGAIN_S
-        return read if version != NO_VERSION and era == self._era else frozenset()
+        return read
 
 
 def _is_not_whole(lane: Lane) -> bool:
-    return lane.version == NO_VERSION and not lane.sealing
+    return isinstance(lane.stand, Empty)
 
 
 def _is_torn(lane: Lane) -> bool:
@@ -211,8 +212,7 @@ class Recalling:
     def __init__(self, enabled: bool) -> None:
         """`enabled`: the shell has a place where pieces may lie."""
         self._due = enabled
-        self.busy = False  # they are being read into the state
-        self._era = 0
+        self._busy = False  # they are being read into the state
 
     def due_recall(self, tick: Tick, lanes: Sequence[Lane]) -> list[Effect]:
         """Asked at every tick."""
@@ -221,15 +221,19 @@ class Recalling:
         self._due = False
         if not all(map(is_empty, lanes)):
             return []
-        self.busy, self._era = True, tick.era
+        self._busy = True
+        for lane in lanes:
+            lane.fill()
         return [Recall(tick.era)]
 
-    def on_end(self, held: Held, lanes: Sequence[Lane], era: int) -> list[Effect]:
-        self.busy = False
-        if era != self._era or not held:
-            return []
+    def on_end(self, held: Held, lanes: Sequence[Lane]) -> list[Effect]:
+        if not self._busy:
+            return []  # they were asked for by whoever held another stage here
+        self._busy = False
         for lane in lanes:
             lane.recalled(held)
+        if not any(map(_pieces, lanes)):
+            return []
         kept = sum(map(_pieces, lanes))
         of = sum(lane.fragment.count for lane in lanes)
         return [Note(f"{kept} of {of} pieces of the state had arrived before; only the others are fetched")]

@@ -64,7 +64,7 @@ class Exchange:
         for lane, work in self._pairs:
             if lane.fragment.number in fragments:
                 work.forget()
-                effects += lane.restored(version)
+                effects += lane.filled(version)
         return effects
 
     def go_back(self, ticks: tuple[FragmentTick, ...], because: str) -> list[Effect]:

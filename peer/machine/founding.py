@@ -17,6 +17,7 @@ from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.peer.local.words import Provide
 from farflung.peer.machine.effects import BeginFrom, Effect, Note, Tell
 from farflung.peer.machine.lane import Lane
+from farflung.peer.machine.lane_states import Filling
 from farflung.protocol.manifest_sections import StartSection
 from farflung.protocol.messages import Tick
 from farflung.protocol.states import Goal
@@ -31,33 +32,23 @@ class Founding:
         self._tried: tuple[bytes, ...] = ()  # digests of the version 0 that was tried last
         self._provides = False  # the trainer writes its values
         self.reads = False  # what [start] names is on its way into the state
-        self._is_read = False
+        self._is_read = False  # what stands in the state as version 0 is what [start] names
         self._founds = False  # told to, when it began to read
-        self._era = 0
         self._again_at = 0.0
 
-    @property
-    def busy(self) -> bool:
-        """The state is being written: nothing else may change it."""
-        return self._provides or self.reads
-
-    @property
-    def is_read(self) -> bool:
-        """What stands in the state as version 0 is what [start] names."""
-        return self._is_read
-
-    def due(self, tick: Tick, lanes: Sequence[Lane], recalls: bool, now: float) -> list[Effect]:
-        """Asked at every tick, with a trainer that is there.  `recalls`: what had arrived is being read."""
-        if self.busy or any(lane.sealing for lane in lanes):
+    def due(self, tick: Tick, lanes: Sequence[Lane], now: float) -> list[Effect]:
+        """Asked at every tick, with a trainer that is there."""
+        if any(lane.sealing or lane.filling for lane in lanes):
             return []
         if all(lane.version != NO_VERSION for lane in lanes):
             return []
         founds = tick.goal == Goal.FOUND
         if self._start.source:
-            return [] if recalls else self._read(tick, lanes, founds, now)
-        if not founds and (recalls or not self._may_begin_so(tick, lanes)):
+            return self._read(tick, lanes, founds, now)
+        if not founds and not self._may_begin_so(tick, lanes):
             return []
         self._provides = True
+        _fill(lanes)
         return [Tell(Provide())]
 
     def _read(self, tick: Tick, lanes: Sequence[Lane], founds: bool, now: float) -> list[Effect]:
@@ -65,7 +56,8 @@ class Founding:
         others = not founds and self._start.for_all and self._may_begin_so(tick, lanes)
         if now < self._again_at or not (founds or others):
             return []
-        self.reads, self._is_read, self._founds, self._era = True, False, founds, tick.era
+        self.reads, self._is_read, self._founds = True, False, founds
+        _fill(lanes)
         return [Note(f"reads what the run begins with: {self._start.source}"), BeginFrom(self._start)]
 
     def _may_begin_so(self, tick: Tick, lanes: Iterable[Lane]) -> bool:
@@ -80,8 +72,10 @@ class Founding:
 
     # ---- the trainer's values
 
-    def on_trainer_gone(self) -> None:
-        self._provides = False
+    def on_trainer_gone(self, lanes: Iterable[Lane]) -> None:
+        """It may have written some of them."""
+        if self.on_provided():
+            _unfilled(lanes)
 
     def on_provided(self) -> bool:
         """They are there; False: the word of a trainer that is gone."""
@@ -90,13 +84,18 @@ class Founding:
 
     # ---- what [start] names
 
-    def on_read(self, problem: str, is_final: bool, now: float, era: int) -> tuple[str, list[Effect]]:
+    def on_read(
+        self, problem: str, is_final: bool, lanes: Iterable[Lane], now: float
+    ) -> tuple[str, list[Effect]]:
         """Why to leave, if there is a reason; else what to say.  `is_final`: it will be no better next time."""
-        if not self.reads:
-            return "", []
-        self.reads, self._is_read = False, not problem and era == self._era
+        # What was read in an era that is over does not count.
+        self.reads, self._is_read = (
+            False,
+            not problem and all(isinstance(each.stand, Filling) for each in lanes),
+        )
         if not problem:
             return "", []
+        _unfilled(lanes)
         if self._founds and is_final:
             return f"this run can't begin so: {problem}", []
         self._again_at = now + READ_AGAIN_S
@@ -111,3 +110,14 @@ class Founding:
             f"the run's version 0 (digest {known.hex()[:16]}) is not what [start] names ({digest.hex()[:16]}): "
             "who founded it began with something else; tell its host"
         )
+
+
+def _fill(lanes: Iterable[Lane]) -> None:
+    for lane in lanes:
+        lane.fill()
+
+
+def _unfilled(lanes: Iterable[Lane]) -> None:
+    """Whatever came of it: the state was cleared first, or a trainer was at it."""
+    for lane in lanes:
+        lane.unfilled(touched=True)

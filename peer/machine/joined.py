@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.checkpoints.result_log import ResultLog
 from farflung.peer.local.words import Made
 from farflung.peer.machine import effects as do
@@ -239,21 +240,24 @@ class Joined:
         """Of what may be the run's state already, somewhere else than at another peer."""
         if tick.roster is not None:
             self.restoring.on_ways(tick.ways)
-        recalled = [] if self.founding.reads else self.recalling.due_recall(tick, self.lanes)
-        effects = [*recalled, *self.found(tick, now)]
-        if self.recalling.busy or self.founding.reads:
-            return effects
+        # A lane that one of them fills is none that another may fill.
+        effects = [*self.recalling.due_recall(tick, self.lanes), *self.found(tick, now)]
         return effects + self.restoring.due_restore(tick, self.lanes, self.training.loading, now)
 
-    def on_restored(self, version: int, problems: list[str], now: float, era: int) -> list[do.Effect]:
-        """The state is that of a checkpoint; or NO_VERSION: none was found that is whole and of this run."""
+    def on_restored(self, version: int, problems: list[str], touched: bool, now: float) -> list[do.Effect]:
+        """The state is that of a checkpoint; or NO_VERSION: none was found that is whole and of this run.  `touched`:
+        values of one were written into the state all the same."""
         notes: list[do.Effect] = [do.Note(each) for each in problems]
-        read = self.restoring.on_end(version, now, era)
-        return notes + (self.exchange.on_restored(version, read) if read else [])
+        read = self.restoring.on_end(version, now)
+        if version != NO_VERSION and read:
+            return notes + self.exchange.on_restored(version, read)
+        for number in read:
+            self.part.lanes[number].unfilled(touched)
+        return notes
 
-    def on_recalled(self, held: Held, era: int) -> list[do.Effect]:
+    def on_recalled(self, held: Held) -> list[do.Effect]:
         """These pieces of the run's state, which had arrived before a crash, stand in it again."""
-        return self.recalling.on_end(held, self.lanes, era)
+        return self.recalling.on_end(held, self.lanes)
 
     def on_results_lost(self, why: str) -> list[do.Effect]:
         """The disk can't keep results any more: the memory does."""
@@ -264,21 +268,19 @@ class Joined:
     def found(self, tick: Tick, now: float) -> list[do.Effect]:
         """My trainer's own values, or what [start] names, may be the run's version 0, or become it: that is worth a try
         before anything is fetched."""
-        if not self.training.attached:
+        if not self.training.attached or self.training.loading:
             return []
-        return self.founding.due(tick, self.lanes, self.recalling.busy, now)
+        return self.founding.due(tick, self.lanes, now)
 
     def on_provided(self) -> list[do.Effect]:
         return self.exchange.on_provided() if self.founding.on_provided() else []
 
-    def on_begun(self, problem: str, is_final: bool, now: float, era: int) -> tuple[str, list[do.Effect]]:
+    def on_begun(self, problem: str, is_final: bool, now: float) -> tuple[str, list[do.Effect]]:
         """What [start] names stands in the state; or why not, and why to leave if nothing can come of it."""
-        leaves, effects = self.founding.on_read(problem, is_final, now, era)
-        return leaves, effects + (self.exchange.on_provided() if self.founding.is_read else [])
-
-    def is_filling(self, fragment: int) -> bool:
-        """Its state is being written: nothing else may change it."""
-        return fragment in self.restoring.lacking or self.recalling.busy or self.founding.busy
+        if not self.founding.reads:
+            return "", []  # it was asked for by whoever held another stage here
+        leaves, effects = self.founding.on_read(problem, is_final, self.lanes, now)
+        return leaves, effects + ([] if problem else self.exchange.on_provided())
 
 
 def _worth_rolling_on(attached: Attached, config: PeerConfig) -> int:

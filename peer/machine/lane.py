@@ -9,7 +9,7 @@ Its states are declared in lane_states.py.  Nobody else writes them, and the lan
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from farflung.checkpoints.catch_up import NO_VERSION, CatchUp
 from farflung.checkpoints.donors import SPOILED_FORGIVEN
@@ -17,7 +17,7 @@ from farflung.checkpoints.fellows import Holding, Telling
 from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.asking import LateResults
 from farflung.collectives.round.columns import Columns
-from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal, SendFrame
+from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal
 from farflung.collectives.round.kept import Given, KeptContributions
 from farflung.collectives.round.member import MemberRound
 from farflung.collectives.round.pieces import OVERTAKING, Piece
@@ -29,9 +29,6 @@ from farflung.peer.machine.effects import (
     Note,
     Resolve,
     ServeLogged,
-    ServeManifest,
-    ServePiece,
-    ServeState,
 )
 from farflung.peer.machine.grounds import Grounds
 from farflung.peer.machine.lane_states import (
@@ -40,21 +37,25 @@ from farflung.peer.machine.lane_states import (
     Contributing,
     Contribution,
     Empty,
+    Filling,
     Idle,
+    LastCommit,
     Merged,
     Owning,
     Role,
     RoleEvent,
     Rolling,
     Sealing,
+    Settled,
     Stand,
     StandEvent,
     Unsure,
+    VoidFilling,
     VoidSealing,
     Whole,
 )
 from farflung.protocol.digests import full_mask, mask_from_bytes
-from farflung.protocol.frames import Frame, Header, Kind, bare_answer, with_payload
+from farflung.protocol.frames import Frame, Header, Kind
 from farflung.protocol.messages import FragmentTick
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.outer_numbers import MOMENTUM_PARTS
@@ -63,23 +64,6 @@ from farflung.protocol.verdicts import Verdict
 
 QUIET_S = 1.0  # without news for so long, what is missing is asked for
 FETCH_RETRY_S = 3.0  # a donor that gave nothing for so long: another is asked
-
-
-@dataclass(frozen=True)
-class LastCommit:
-    """The newest commit: its late results still help."""
-
-    round_no: int = 0
-    version: int = 0
-    late: LateResults | None = None  # if I was in its round
-
-
-@dataclass(frozen=True)
-class Settled:
-    """What the seal of a version says of my work."""
-
-    consumed: Contribution | None  # a commit on the way used it
-    lost_track: bool  # a commit was missed: nobody here knows whether it used my work
 
 
 class Lane:
@@ -182,13 +166,18 @@ class Lane:
         return isinstance(self._stand, Sealing | VoidSealing)
 
     @property
+    def filling(self) -> bool:
+        """All values are being written: nothing else may change them."""
+        return isinstance(self._stand, Filling | VoidFilling)
+
+    @property
     def serves(self) -> bool:
         """It is whole, and the coordinator has confirmed its digest (P4)."""
         return isinstance(self._stand, Whole) and self._stand.verified
 
     @property
     def may_be_learned_from(self) -> bool:
-        return self.serves or self._is_the_runs or self._planned_at == self.version
+        return self.serves or self.is_the_runs or self._planned_at == self.version
 
     @property
     def proof(self) -> bytes:
@@ -311,7 +300,7 @@ class Lane:
             self._grounds.lose()
         digests, keep = dict(tick.digests), self.log.keep_versions
         self.catch.on_run_state(tick.version, digests, tick.donors, keep, tick.fellows)
-        if self.catch.lowest == NO_VERSION and not self.sealing:
+        if self.catch.lowest == NO_VERSION and not self.sealing and not self.filling:
             # Too far behind: fetched anew, chunk by chunk.  Who holds nothing whole says so, and is told commits.
             self._stands(StandEvent.FORGOTTEN, Empty())
             self._grounds.lose()
@@ -376,30 +365,58 @@ class Lane:
 
     # ---- the state ------------------------------------------------------------------------------------------------
 
-    def found(self) -> list[Effect]:
-        """The trainer wrote the initial values: this is version 0 now."""
-        self._end()
-        return self.restored(0)
-
     def send_ahead(self, newest: Frozen | None) -> list[Effect]:
         """`newest`: what stands frozen.  Between rounds, where my line is slow."""
         return self.ahead.keep_going(newest) if isinstance(self._role, Idle) else []
 
-    def restored(self, version: int) -> list[Effect]:
-        """A checkpoint of this version was read into the state."""
-        if isinstance(self._stand, Rolling):  # it may be older than what my work was merged into
-            self._end()
-            self._lost_track = True
+    def fill(self) -> None:
+        """All values are about to be written: by the trainer, from a checkpoint, from what had arrived before a crash.
+        Exactly one of the next four ends it.  What is on its way here comes too late, and is asked for again."""
+        self._stands(StandEvent.BEGUN, Filling(before=self._stand))
+        self.catch.set_aside()
+
+    def found(self) -> list[Effect]:
+        """The trainer has written the initial values, or they were read: this is version 0 now."""
+        self._end()
+        return self.filled(0)
+
+    def filled(self, version: int) -> list[Effect]:
+        """Every value is that of this version now."""
+        stand = self._stand
+        if isinstance(stand, Filling) and isinstance(stand.before, Rolling):
+            self._lose_track()
         self._lose_grounds()
         self._resolved += self.ahead.drop()
+        if isinstance(stand, VoidFilling):
+            self._stands(StandEvent.WRITTEN, Empty())
+            return []
         self._stands(StandEvent.WRITTEN, Sealing())
         return [*self.catch.founded(version)]
 
+    def unfilled(self, touched: bool) -> None:
+        """It came to nothing.  `touched`: some values were written, so that what is there now is no version at all."""
+        before = self._stand.before if isinstance(self._stand, Filling) else Empty()
+        if not touched and isinstance(before, Rolling):
+            self._stands(StandEvent.UNTOUCHED, before)
+            return
+        if isinstance(before, Rolling):
+            self._lose_track()
+        if touched:
+            self._lose_grounds()
+            self.catch.reset()
+        self._stands(StandEvent.UNWRITTEN, Empty())
+
     def recalled(self, held: dict[int, tuple[int, bytes]]) -> None:
         """Pieces that were fetched before a crash stand in the state again: chunk -> (version, its digest or empty)."""
-        self._lose_grounds()
-        self.catch.recalled(held)
-        self._look_whether_torn()
+        void = isinstance(self._stand, VoidFilling)
+        self.unfilled(touched=True)
+        if not void:
+            self.catch.recalled(held)
+
+    def _lose_track(self) -> None:
+        """What is read may be older than what my work was merged into."""
+        self._end()
+        self._lost_track = True
 
     def go_back(self, version: int, digest: bytes | None) -> None:
         """The run lost its newest state and is at this version again: what is newer here is void, and work on it."""
@@ -407,6 +424,7 @@ class Lane:
         self._resolved += self.ahead.drop()
         self._lose_grounds()
         stand = self._stand
+        held = stand.before if isinstance(stand, Filling) else stand
         keep = isinstance(stand, Whole) and (stand.version, stand.digest) == (version, digest)
         self.catch.go_back(version, keep)
         self.log.forget(self.fragment.number)
@@ -414,8 +432,9 @@ class Lane:
         if keep:
             self._stands(StandEvent.KEPT, Whole(stand.version, stand.digest))
             return
-        self._lost_track = self._lost_track or stand.version != NO_VERSION
-        self._stands(StandEvent.WENT_BACK, VoidSealing() if self.sealing else Empty())
+        self._lost_track = self._lost_track or held.version != NO_VERSION
+        gone: Stand = VoidSealing() if self.sealing else VoidFilling() if self.filling else Empty()
+        self._stands(StandEvent.WENT_BACK, gone)
 
     def on_sealed(self, version: int, digest: bytes) -> Settled | None:
         """The state is whole at `version`; None if it is not the run's."""
@@ -465,7 +484,7 @@ class Lane:
     def advance(self, now: float) -> list[Effect]:
         """Apply what can be applied, ask for what is missing.  Not to be called while the trainer reads the anchor."""
         resolved = self.take_resolved()
-        if self.sealing:
+        if self.sealing or self.filling:
             return [*resolved]
         proofs, before = self._grounds.take_effects(), self._stand
         effects: list[DataEffect] = self.catch.roll()
@@ -544,57 +563,35 @@ class Lane:
 
     def on_piece(self, sender: str, frame: Frame) -> tuple[Verdict, list[Effect]]:
         """A donor's answer: a piece of the state, a list of hashes, a kept result, or that it has none."""
+        if self.filling:
+            return Verdict.STALE, []
         verdict, effects = self.catch.on_frame(sender, frame)
         if any(isinstance(effect, Install) for effect in effects):
             self._lose_grounds()
             self._look_whether_torn()
         return verdict, [*effects]
 
-    def on_spoiled_piece(self, sender: str, header: Header) -> None:
-        """A donor's answer arrived damaged, or is not what it says."""
-        self.catch.on_spoiled(sender, header)
-
     def refuse(self, sender: str, round_no: int, why: Verdict) -> None:
         """What it sent in this round can't be used."""
         if self.round is not None and round_no == self.round.plan.round_no:
             self.round.refuse(sender, why)
 
-    def serve(self, sender: str, header: Header) -> list[Effect]:
-        chunk = header.chunk
-        if header.kind == Kind.WANT_LOGGED:
-            payload = self.log.get(self.fragment.number, header.version, chunk)
-            if payload is not None:
-                answer = Header(Kind.LOGGED, self._run_tag, version=header.version, chunk=chunk)
-                return [SendFrame(sender, with_payload(answer, payload))]
-            if self.log.on_disk:
-                return [ServeLogged(sender, chunk, header.version, self.fragment.number)]
-        elif header.kind == Kind.WANT_STATE and (self.serves or self._is_the_runs):
-            return [ServeState(sender, chunk, self.version)]
-        elif header.kind == Kind.WANT_STATE and self.gives(chunk):
-            return [ServePiece(sender, chunk, self.catch.given_at(chunk), self.catch.hash_of(chunk))]
-        elif header.kind == Kind.WANT_MANIFEST and (hashes := self.catch.hashes_at(header.version)):
-            listed = Header(Kind.MANIFEST, self._run_tag, version=header.version, chunk=self.fragment.first)
-            return [SendFrame(sender, with_payload(listed, hashes))]
-        elif header.kind == Kind.WANT_MANIFEST and self.serves and header.version <= self.version:
-            return [ServeManifest(sender, self.fragment.first, self.version, self.fragment.number)]
-        return [SendFrame(sender, bare_answer(Kind.MISSING, header))]
-
     # ---- what a lane that is not whole gives to others ------------------------------------------------------------
 
     @property
-    def _is_the_runs(self) -> bool:
+    def is_the_runs(self) -> bool:
         """It is whole, and its digest is the one that the coordinator told; that I hold it is still to be shown."""
         return self.whole and self.catch.digests.get(self.version) == self.digest
 
     def gives(self, chunk: int) -> bool:
         """This piece stands here as it came, and was checked."""
-        return not self.whole and self.catch.given_at(chunk) != NO_VERSION
+        return not self.whole and not self.filling and self.catch.given_at(chunk) != NO_VERSION
 
     def on_want_have(self, sender: str, header: Header, now: float) -> None:
         """It is told by the next `advance`, or when there is news."""
         self._telling.on_want(sender, header.decision_no, now)
 
     def _holding(self) -> Holding:
-        if self.serves or self._is_the_runs:
+        if self.serves or self.is_the_runs:
             return Holding(self.version, full_mask(self.fragment.count))
-        return Holding() if self.whole else self.catch.arrived()
+        return Holding() if self.whole or self.filling else self.catch.arrived()

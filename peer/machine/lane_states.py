@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from farflung.checkpoints.catch_up import NO_VERSION
+from farflung.collectives.round.asking import LateResults
 from farflung.collectives.round.member import MemberRound
 from farflung.peer.local.words import Frozen
 from farflung.protocol.states import Transitions
@@ -28,6 +29,19 @@ class Stand:
 @dataclass(frozen=True, slots=True)
 class Empty(Stand):
     """Nothing whole is here.  Pieces of it may be: they are being fetched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filling(Stand):
+    """All values are being written, by the trainer or from a disk: nothing that arrives is put among them, and nothing
+    of them is given away."""
+
+    before: Stand = Empty()  # what it was, and is again if nothing was written
+
+
+@dataclass(frozen=True, slots=True)
+class VoidFilling(Stand):
+    """Values are being written of a version that the run has gone back from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +68,10 @@ class Rolling(Stand):
 
 
 class StandEvent(StrEnum):
-    WRITTEN = "written"  # all values at once: the trainer's initial ones, or a checkpoint's
+    BEGUN = "values are being written"  # the trainer's initial ones, a checkpoint's, those that had arrived before
+    WRITTEN = "all are written"
+    UNWRITTEN = "not all are written"  # what is there now is no version of anything, or pieces of some
+    UNTOUCHED = "none was written, and it is torn still"
     ARRIVED = "the last chunk is here"
     SEALED = "sealed"
     MOVED_ON = "a chunk moved on"
@@ -64,11 +81,22 @@ class StandEvent(StrEnum):
     KEPT = "went back to this"  # the run went back to exactly what is held
 
 
-_ANEW = {StandEvent.WRITTEN: Sealing, StandEvent.FORGOTTEN: Empty, StandEvent.WENT_BACK: Empty}
+_ANEW = {StandEvent.BEGUN: Filling, StandEvent.FORGOTTEN: Empty, StandEvent.WENT_BACK: Empty}
 
 STANDS: Transitions[type[Stand], StandEvent] = Transitions(
     {
         Empty: {StandEvent.ARRIVED: Sealing, **_ANEW},
+        Filling: {
+            StandEvent.WRITTEN: Sealing,
+            StandEvent.UNWRITTEN: Empty,
+            StandEvent.UNTOUCHED: Rolling,
+            StandEvent.WENT_BACK: VoidFilling,
+        },
+        VoidFilling: {
+            StandEvent.WRITTEN: Empty,
+            StandEvent.UNWRITTEN: Empty,
+            StandEvent.WENT_BACK: VoidFilling,
+        },
         Sealing: {StandEvent.SEALED: Whole, StandEvent.WENT_BACK: VoidSealing},
         VoidSealing: {StandEvent.SEALED: Empty, StandEvent.WENT_BACK: VoidSealing},
         Whole: {
@@ -130,6 +158,23 @@ class Merged:
 
 Role = Idle | Owning | Contributing | Unsure | Merged
 RoleKind = type[Idle] | type[Owning] | type[Contributing] | type[Unsure] | type[Merged]
+
+
+@dataclass(frozen=True)
+class LastCommit:
+    """The newest commit: its late results still help."""
+
+    round_no: int = 0
+    version: int = 0
+    late: LateResults | None = None  # if I was in its round
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What the seal of a version says of my work."""
+
+    consumed: Contribution | None  # a commit on the way used it
+    lost_track: bool  # a commit was missed: nobody here knows whether it used my work
 
 
 class RoleEvent(StrEnum):

@@ -11,12 +11,22 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from farflung.checkpoints.result_log import ResultLog
+from farflung.collectives.round.effects import SendFrame
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.ahead import AHEAD_KINDS, fragment_of
-from farflung.peer.machine.effects import Effect
+from farflung.peer.machine.effects import Effect, ServeLogged, ServeManifest, ServePiece, ServeState
 from farflung.peer.machine.lane import Lane
 from farflung.protocol.errors import FrameError
-from farflung.protocol.frames import ANSWERS, Frame, Kind, Payload, Spoiled
+from farflung.protocol.frames import (
+    ANSWERS,
+    Frame,
+    Header,
+    Kind,
+    Payload,
+    Spoiled,
+    bare_answer,
+    with_payload,
+)
 from farflung.protocol.limits import BULK_HEADER_BYTES, ROUNDS_KEPT
 from farflung.protocol.messages import FragmentTick
 from farflung.protocol.moments import Attached
@@ -149,7 +159,7 @@ class Participation:
         elif kind in AHEAD_KINDS:
             verdict, effects = lane.ahead.on_frame(sender, frame)
         elif kind in (Kind.WANT_STATE, Kind.WANT_MANIFEST, Kind.WANT_LOGGED):
-            verdict, effects = Verdict.ACCEPTED, lane.serve(sender, frame.header)
+            verdict, effects = Verdict.ACCEPTED, answer(lane, sender, frame.header)
         elif kind is Kind.WANT_HAVE:
             verdict = Verdict.ACCEPTED
             lane.on_want_have(sender, frame.header, now)
@@ -171,7 +181,7 @@ class Participation:
         if header is not None and header.kind in ANSWERS:
             lane = self.lane_of_chunk(header.chunk)
             if lane is not None:
-                lane.on_spoiled_piece(sender, header)
+                lane.catch.on_spoiled(sender, header)
         number = header.round_no if header is not None else 0
         effects: list[Effect] = []
         for (
@@ -239,7 +249,7 @@ class Participation:
         except FrameError as error:
             self.counters.count(error.verdict)
             if kind == Kind.LOGGED:
-                lane.on_spoiled_piece(sender, frame.header)
+                lane.catch.on_spoiled(sender, frame.header)
             else:
                 lane.refuse(sender, frame.header.round_no, error.verdict)
             return False
@@ -266,3 +276,25 @@ class Participation:
         for sender, frame in waiting:
             effects += self.on_frame(sender, frame, now)
         return effects
+
+
+def answer(lane: Lane, asker: str, header: Header) -> list[Effect]:
+    """To WANT_STATE, WANT_MANIFEST or WANT_LOGGED.  Who asks checks all of it, and believes nobody."""
+    chunk, tag, fragment = header.chunk, header.run_tag, lane.fragment
+    if header.kind == Kind.WANT_LOGGED:
+        payload = lane.log.get(fragment.number, header.version, chunk)
+        if payload is not None:
+            logged = Header(Kind.LOGGED, tag, version=header.version, chunk=chunk)
+            return [SendFrame(asker, with_payload(logged, payload))]
+        if lane.log.on_disk:
+            return [ServeLogged(asker, chunk, header.version, fragment.number)]
+    elif header.kind == Kind.WANT_STATE and (lane.serves or lane.is_the_runs):
+        return [ServeState(asker, chunk, lane.version)]
+    elif header.kind == Kind.WANT_STATE and lane.gives(chunk):
+        return [ServePiece(asker, chunk, lane.catch.given_at(chunk), lane.catch.hash_of(chunk))]
+    elif header.kind == Kind.WANT_MANIFEST and (hashes := lane.catch.hashes_at(header.version)):
+        listed = Header(Kind.MANIFEST, tag, version=header.version, chunk=fragment.first)
+        return [SendFrame(asker, with_payload(listed, hashes))]
+    elif header.kind == Kind.WANT_MANIFEST and lane.serves and header.version <= lane.version:
+        return [ServeManifest(asker, fragment.first, lane.version, fragment.number)]
+    return [SendFrame(asker, bare_answer(Kind.MISSING, header))]

@@ -299,7 +299,7 @@ class PeerMachine:
         self._now, joined = now, self.joined
         if joined is None:
             return []
-        leaves, effects = joined.on_begun(problem, is_final, now, self.era)
+        leaves, effects = joined.on_begun(problem, is_final, now)
         return self.leave(leaves, CODE) if leaves else effects + self._move_on()
 
     # ---- other peers ---------------------------------------------------------------------------------------
@@ -386,12 +386,13 @@ class PeerMachine:
 
     # ---- checkpoints -----------------------------------------------------------------------------------------
 
-    def on_restored(self, version: int, problems: list[str], now: float) -> list[do.Effect]:
-        """The state is that of a checkpoint; or NO_VERSION: none was found that is whole and of this run."""
+    def on_restored(self, version: int, problems: list[str], touched: bool, now: float) -> list[do.Effect]:
+        """The state is that of a checkpoint; or NO_VERSION: none was found that is whole and of this run, but `touched`
+        says that values of one were written."""
         self._now, joined = now, self.joined
         if joined is None:
             return []
-        return joined.on_restored(version, problems, now, self.era) + self._move_on()
+        return joined.on_restored(version, problems, touched, now) + self._move_on()
 
     def on_saved(self, version: int, problem: str) -> list[do.Effect]:
         """`problem`: why the checkpoint was not written, else empty.  Nothing, if that one had been given up."""
@@ -406,7 +407,7 @@ class PeerMachine:
         self._now, joined = now, self.joined
         if joined is None:
             return []
-        effects = joined.on_recalled(held, self.era)
+        effects = joined.on_recalled(held)
         effects += joined.begin_reading(self.tick, now) if self.tick is not None else []
         return effects + self._move_on()
 
@@ -494,7 +495,7 @@ class PeerMachine:
             return [do.Tell(Stop(code="model", reason=problem))]
         self._vacant = False
         if self.joined is not None:
-            self.joined.founding.on_trainer_gone()
+            self.joined.founding.on_trainer_gone(self.joined.lanes)
         if self.joined is None and stages:
             self.offer = offer
             self.training.on_attach()
@@ -508,7 +509,7 @@ class PeerMachine:
         self._now = now
         self.training.on_gone()
         if self.joined is not None:
-            self.joined.founding.on_trainer_gone()
+            self.joined.founding.on_trainer_gone(self.joined.lanes)
         return []
 
     def take_leave(self, reason: str, now: float, code: str = "left") -> list[do.Effect]:
@@ -576,8 +577,7 @@ class PeerMachine:
             return []
         effects: list[do.Effect] = []
         for lane in joined.lanes if only is None else [only]:
-            number = lane.fragment.number
-            if not self.training.works[number].loading and not joined.is_filling(number):
+            if not self.training.works[lane.fragment.number].loading:
                 effects += lane.advance(self._now)
             if lane.round is not None and self.doorway.inside:
                 effects += self.reports.maybe_progress(lane.round, self._now)

@@ -123,5 +123,7 @@ class VirtualCheckpoints:
                     peer.calculate(partial(peer.state.install, Install(chunk, newest.version, raw)))
         version = newest.version if newest is not None else NO_VERSION
         peer.calculate(
-            lambda: peer.carry_out(peer.machine.on_restored(version, ["nothing read"], peer.world.now()))
+            lambda: peer.carry_out(
+                peer.machine.on_restored(version, ["nothing read"], False, peer.world.now())
+            )
         )

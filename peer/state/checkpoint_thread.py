@@ -36,7 +36,9 @@ class Saver(Protocol):
 
     def on_saved(self, version: int, problem: str) -> list[do.Effect]: ...
 
-    def on_restored(self, version: int, problems: list[str], now: float) -> list[do.Effect]: ...
+    def on_restored(
+        self, version: int, problems: list[str], touched: bool, now: float
+    ) -> list[do.Effect]: ...
 
 
 class Checkpointing:
@@ -169,9 +171,10 @@ class Checkpointing:
         except StoreError as error:
             fitting, problems = [], [str(error)]
         wanted = {chunk for number in effect.lacking for chunk in facts.fragments[number].chunks}
+        written: set[int] = set()
         for saved in fitting:
             try:
-                self._install(saved, wanted, state)
+                self._install(saved, wanted, state, written)
                 version = saved.manifest.version
                 break
             except GivenUp:
@@ -180,16 +183,19 @@ class Checkpointing:
                 problems.append(f"not used: {error}")
         if version == NO_VERSION and not problems:
             problems = [f"no checkpoint of a version that the run knows at {self._store.url}"]
-        self._worker.later(lambda: self._tell(self._machine.on_restored(version, problems, now())))
+        self._worker.later(
+            lambda: self._tell(self._machine.on_restored(version, problems, bool(written), now()))
+        )
 
-    def _install(self, saved: Saved, wanted: Set[int], state: OuterState) -> None:
-        """Each chunk was checked against the manifest, and that against the run's digests.  What fails half-way harms
-        nothing: the machine still holds no version of these chunks, and they are read or fetched again."""
+    def _install(self, saved: Saved, wanted: Set[int], state: OuterState, written: set[int]) -> None:
+        """Each chunk was checked against the manifest, and that against the run's digests.  Where it fails half-way,
+        `written` says so: the machine holds nothing of these fragments then, and they are read or fetched again."""
         room = threading.Semaphore(READ_AHEAD)
         for chunk, raw in self._store.chunks(saved, wanted):
             while not room.acquire(timeout=0.2):
                 if self._worker.given_up.is_set():
                     raise GivenUp("given up")
+            written.add(chunk)
             install = Install(chunk, saved.manifest.version, raw)
 
             def job(install: Install = install) -> None:

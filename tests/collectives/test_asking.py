@@ -21,6 +21,7 @@ COMMIT = Commit(1, 1, MEMBERS, (1.0,) * 3, b"".join(map(hash_bytes, RESULTS)), "
 
 def ann() -> Lane:
     lane = Lane("ann", TAG, Fragment(0, FIRST, len(RESULTS)), ResultLog(keep_versions=3))
+    lane.fill()
     lane.found()
     lane.catch.on_run_state(0, {}, ("dan",), 3)
     lane.on_sealed(0, b"d" * 32)

@@ -238,9 +238,9 @@ JOINERS = (
     ),
     Mutant(
         "P6 who has newer hashes alone gives these",
-        "peer/machine/lane.py",
-        "elif header.kind == Kind.WANT_MANIFEST and self.serves and header.version <= self.version:",
-        "elif header.kind == Kind.WANT_MANIFEST and self.serves and header.version == self.version:",
+        "peer/machine/lanes.py",
+        "elif header.kind == Kind.WANT_MANIFEST and lane.serves and header.version <= lane.version:",
+        "elif header.kind == Kind.WANT_MANIFEST and lane.serves and header.version == lane.version:",
         LANE,
     ),
     Mutant(

@@ -229,7 +229,7 @@ STATE = (
     Mutant(
         "P7 who reads an older state after a commit used its work consumes nothing for it",
         "peer/machine/lane.py",
-        "if isinstance(self._stand, Rolling):",
+        "if isinstance(stand, Filling) and isinstance(stand.before, Rolling):",
         "if False:",
         ("tests/peer/machine/test_lane.py",),
     ),

@@ -86,6 +86,8 @@ class MadePart:
     def founds(self) -> None:
         """Version 0 of both fragments is here and confirmed, and the trainer has loaded it."""
         self.training.attached = True
+        for lane in self.part.lanes.values():
+            lane.fill()
         self.exchange.on_provided()
         for fragment in self.part.lanes:
             self.exchange.on_sealed(fragment, 0, digest_of(fragment, 0))

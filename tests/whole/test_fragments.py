@@ -256,6 +256,7 @@ class Desk:
         )
         self.exchange = Exchange(self.part, self.training)
         for lane in self.part.lanes.values():
+            lane.fill()
             lane.found()
             lane.catch.on_run_state(0, {}, (), 3)
         self.exchange.on_attach()
@@ -299,6 +300,7 @@ class Desk:
         lane = self.part.lanes[number]
         lane.on_commit(Commit(version, 9, ("bob",), (1.0,), bytes(64), "fp32", number), 0.0)
         lane.on_tick(m.FragmentTick(number, version, (), False, ("bob",), 0, False, 0))
+        lane.fill()
         lane.recalled({chunk: (version, b"") for chunk in lane.fragment.chunks})
         arrived = lane.advance(0.0)
         return [*arrived, *self.exchange.on_sealed(number, version, b"e" * 32)]

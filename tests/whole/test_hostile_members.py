@@ -78,6 +78,7 @@ class Honest:
         self.contact = Contact(name, name, z85.decode(keys[0]), address)
         self.part = Participation(name, Attached(Known(MANIFEST, RUN), MODEL), ResultLog(), check_payload)
         self.lane = self.part.lanes[0]
+        self.lane.fill()
         self.lane.found()
         self.lane.on_sealed(0, b"d" * 32)
         self.reports = Reporter(lambda said: bytes(64))

@@ -45,6 +45,7 @@ def sends(effects: list[Effect], kind: Kind) -> list[tuple[str, int]]:
 class Zoe:
     def __init__(self) -> None:
         self.lane = Lane("zoe", TAG, Fragment(0, 0, 2), ResultLog(keep_versions=3))
+        self.lane.fill()
         self.lane.found()
         self.lane.on_sealed(0, b"digest 0")
         self.lane.on_tick(tick())

@@ -34,7 +34,8 @@ def lanes(*versions: int) -> list[Lane]:
     found = []
     for fragment, version in zip(fragments_of(4, len(versions)), versions, strict=True):
         lane = Lane("ann", b"12345678", fragment, ResultLog(3))
-        lane.restored(version)
+        lane.fill()
+        lane.filled(version)
         lane.on_sealed(version, bytes([version]) * 32)
         confirm(lane)
         found.append(lane)
@@ -85,7 +86,8 @@ def test_each_fragment_is_taken_when_it_is_there_and_only_once() -> None:
 def test_a_state_that_is_not_confirmed_or_being_hashed_is_not_taken() -> None:
     due = saving()
     lane = Lane("ann", b"12345678", fragments_of(4, 1)[0], ResultLog(3))
-    lane.restored(2)
+    lane.fill()
+    lane.filled(2)
     assert lane.sealing and due.due_saves([lane], 0) == []
     lane.on_sealed(2, bytes([2]) * 32)
     assert lane.whole and due.due_saves([lane], 0) == []
@@ -150,9 +152,8 @@ def test_P3_only_the_fragments_that_nobody_gives_are_read_and_what_is_held_of_ot
     due = Restoring(enabled=True)
     [restore] = due.due_restore(tick_of((), ("bob",)), empty_and(5), False, 1.0)
     assert isinstance(restore, Restore) and restore.lacking == {0: ((4, bytes(32)),)}
-    assert due.lacking == {0}
     assert due.due_restore(tick_of((), ("bob",)), empty_and(5), False, 2.0) == [], "one at a time"
-    assert due.on_end(4, 3.0, 0) == {0} and not due.lacking
+    assert due.on_end(4, 3.0) == {0}
 
 
 def test_a_fragment_that_somebody_gives_is_fetched_and_not_read_until_it_gives_nothing_for_long() -> None:
@@ -201,12 +202,10 @@ def test_whoever_holds_nothing_reads_all_and_whoever_holds_all_reads_nothing() -
     assert isinstance(restore, Restore) and restore.lacking.keys() == {0, 1}
 
 
-def test_what_was_read_of_an_older_era_is_void_and_what_was_not_found_is_looked_for_again_later() -> None:
+def test_what_was_not_found_is_looked_for_again_later() -> None:
     due = Restoring(enabled=True)
-    due.due_restore(tick_of((), ()), empty_and(5), False, 0.0)
-    assert due.on_end(4, 1.0, 1) == frozenset()
     due.due_restore(tick_of((), ()), empty_and(5), False, 1.0)
-    assert due.on_end(NO_VERSION, 2.0, 0) == frozenset()
+    assert due.on_end(NO_VERSION, 2.0) == {0}
     assert due.due_restore(tick_of((), ()), empty_and(5), False, 2.0 + READ_AGAIN_S - 1.0) == []
     assert due.due_restore(tick_of((), ()), empty_and(5), False, 2.0 + READ_AGAIN_S) != []
 
@@ -257,14 +256,14 @@ def test_no_checkpoint_is_read_where_it_is_too_old_to_be_of_use() -> None:
 def test_without_a_good_checkpoint_the_donors_are_asked_at_once() -> None:
     due = at_relay("bob")
     assert due.due_restore(far_tick("bob"), one_empty(), False, 0.0) != []
-    assert due.on_end(NO_VERSION, 1.0, 0) == frozenset() and not due.lacking
+    assert due.on_end(NO_VERSION, 1.0) == {1}
     assert due.due_restore(far_tick("bob"), one_empty(), False, 1.0 + STARVED_S - 2.0) == []
 
 
 def test_a_run_that_is_quicker_than_the_reading_does_not_make_it_read_for_ever() -> None:
     due = at_relay("bob")
     assert due.due_restore(far_tick("bob"), one_empty(), False, 0.0) != []
-    assert due.on_end(3, 1.0, 0) == {1}
+    assert due.on_end(3, 1.0) == {1}
     assert due.due_restore(far_tick("bob", version=6), one_empty(), False, 2.0) == [], "it was of no use"
 
 

@@ -51,6 +51,8 @@ def test_P6_a_trainer_that_comes_takes_over_what_stands_frozen() -> None:
 
 def test_what_the_trainer_provides_is_version_0_of_every_fragment() -> None:
     ann = MadePart()
+    for lane in ann.part.lanes.values():
+        lane.fill()
     assert ann.exchange.on_provided() == [Seal(0, 0), Seal(0, 1)]
     assert all(lane.sealing for lane in ann.part.lanes.values())
 
@@ -60,6 +62,7 @@ def test_a_checkpoint_that_was_read_is_hashed_and_no_older_work_goes_on_from_it(
     ann.freezes(0)
     for fragment in (0, 1):
         ann.lane(fragment).go_back(6, None)
+        ann.lane(fragment).fill()
     effects = ann.exchange.on_restored(6, {0, 1})
     assert effects == [Note("read the checkpoint of version 6"), Seal(6, 0), Seal(6, 1)]
     assert ann.training.works[0].frozen is None
@@ -70,6 +73,7 @@ def test_P3_of_a_fragment_that_was_not_read_nothing_changes() -> None:
     ann = Ann()
     ann.freezes(1)
     ann.lane(0).go_back(6, None)
+    ann.lane(0).fill()
     told = "read the checkpoint of version 6, fragment 0 alone"
     assert ann.exchange.on_restored(6, {0}) == [Note(told), Seal(6, 0)]
     assert ann.lane(1).whole and ann.lane(1).version == 0 and ann.training.works[1].frozen is not None
@@ -137,6 +141,7 @@ def test_P7_whoever_missed_a_commit_drops_its_work_and_asks_which_samples_are_it
     lane = ann.lane(0)
     lane.on_commit(commit_of(0, round_no=3, version=3), 0.0)
     lane.on_tick(word_of(0, 9, donors=("bob",), verified=False))
+    lane.fill()
     lane.recalled({0: (9, b""), 1: (9, b"")})
     lane.advance(0.0)
     effects = ann.exchange.on_sealed(0, 9, digest_of(0, 9))
@@ -150,6 +155,7 @@ def test_P4_a_version_that_came_from_others_and_is_not_the_runs_is_not_loaded() 
     ann = MadePart()
     ann.training.attached = True
     ann.lane(0).on_tick(word_of(0, 1, donors=("bob",), verified=False))
+    ann.lane(0).fill()
     ann.lane(0).recalled({chunk: (1, b"") for chunk in ann.lane(0).fragment.chunks})
     ann.lane(0).advance(0.0)
     ann.lane(0).on_tick(word_of(0, 1, digests=((1, b"x" * 32),), verified=False))

@@ -10,6 +10,7 @@ from farflung.peer.machine.checkpoint_policy import is_empty
 from farflung.peer.machine.effects import BeginFrom, Effect, Note, Tell
 from farflung.peer.machine.founding import READ_AGAIN_S, Founding
 from farflung.peer.machine.lane import Lane
+from farflung.peer.machine.lane_states import Empty
 from farflung.protocol.manifest_sections import StartSection
 from farflung.protocol.messages import FragmentTick, Tick
 from farflung.protocol.model_schema import fragments_of
@@ -44,65 +45,70 @@ def reads(effects: list[Effect]) -> bool:
 
 def test_without_a_beginning_the_trainer_writes_its_own_values() -> None:
     it, lane = founding(StartSection())
-    assert it.due(tick(Goal.FOUND), [lane], False, 0.0) == [Tell(Provide())] and it.busy and not it.reads
-    assert it.due(tick(Goal.FOUND), [lane], False, 1.0) == [], "it is at it"
-    assert it.on_provided() and not it.busy and not it.on_provided()
+    assert it.due(tick(Goal.FOUND), [lane], 0.0) == [Tell(Provide())] and lane.filling and not it.reads
+    assert it.due(tick(Goal.FOUND), [lane], 1.0) == [], "it is at it"
+    assert it.on_provided() and not it.on_provided()
 
 
 @pytest.mark.parametrize("start", [FOR_ALL, HOSTS_OWN])
 def test_the_founder_reads_what_the_run_begins_with(start: StartSection) -> None:
     it, lane = founding(start)
-    found = it.due(tick(Goal.FOUND), [lane], False, 0.0)
-    assert found[1:] == [BeginFrom(start)] and it.busy and it.reads
-    assert it.due(tick(Goal.FOUND), [lane], False, 9.0) == []
-    it.on_trainer_gone()
-    assert it.busy, "its pieces still come into the state"
-    assert it.on_read("", False, 9.0, 0) == ("", []) and it.is_read and not it.busy
+    found = it.due(tick(Goal.FOUND), [lane], 0.0)
+    assert found[1:] == [BeginFrom(start)] and lane.filling and it.reads
+    assert it.due(tick(Goal.FOUND), [lane], 9.0) == []
+    it.on_trainer_gone([lane])
+    assert lane.filling, "its pieces still come into the state"
+    assert it.on_read("", False, [lane], 9.0) == ("", []) and not it.reads
 
 
 def test_others_read_what_everybody_can_once_and_nothing_of_the_hosts_own_disk() -> None:
     it, lane = founding()
-    assert not reads(it.due(tick(Goal.WAIT), [lane], False, 0.0)), "nobody has founded it"
-    assert not reads(it.due(tick(Goal.SYNC, DIGEST), [lane], True, 0.0)), "what had arrived is being read"
-    assert not reads(it.due(tick(Goal.SYNC, DIGEST, version=3), [lane], False, 0.0)), "it is past that"
-    assert reads(it.due(tick(Goal.SYNC, DIGEST), [lane], False, 0.0))
-    it.on_read("it does not answer", False, 1.0, 0)
-    assert not reads(it.due(tick(Goal.SYNC, DIGEST), [lane], False, 99.0)), "it is sent the state instead"
+    assert not reads(it.due(tick(Goal.WAIT), [lane], 0.0)), "nobody has founded it"
+    lane.fill()
+    assert not reads(it.due(tick(Goal.SYNC, DIGEST), [lane], 0.0)), "what had arrived is being read"
+    lane.unfilled(touched=False)
+    assert not reads(it.due(tick(Goal.SYNC, DIGEST, version=3), [lane], 0.0)), "it is past that"
+    assert reads(it.due(tick(Goal.SYNC, DIGEST), [lane], 0.0))
+    it.on_read("it does not answer", False, [lane], 1.0)
+    assert not reads(it.due(tick(Goal.SYNC, DIGEST), [lane], 99.0)), "it is sent the state instead"
     mine, lane = founding(HOSTS_OWN)
-    assert not reads(mine.due(tick(Goal.SYNC, DIGEST), [lane], False, 0.0))
+    assert not reads(mine.due(tick(Goal.SYNC, DIGEST), [lane], 0.0))
 
 
 def test_a_founder_leaves_where_nothing_can_come_of_it_and_else_tries_again() -> None:
     it, lane = founding()
-    it.due(tick(Goal.FOUND), [lane], False, 0.0)
-    leaves, said = it.on_read("it does not answer", False, 1.0, 0)
-    assert not leaves and said == [Note("can't begin with it now: it does not answer")] and not it.is_read
-    assert not reads(it.due(tick(Goal.FOUND), [lane], False, READ_AGAIN_S)), "another one may found the run"
-    assert reads(it.due(tick(Goal.FOUND), [lane], False, 1.0 + READ_AGAIN_S))
-    leaves, said = it.on_read("another file", True, 40.0, 0)
+    it.due(tick(Goal.FOUND), [lane], 0.0)
+    leaves, said = it.on_read("it does not answer", False, [lane], 1.0)
+    assert not leaves and said == [Note("can't begin with it now: it does not answer")]
+    assert isinstance(lane.stand, Empty)
+    assert not reads(it.due(tick(Goal.FOUND), [lane], READ_AGAIN_S)), "another one may found the run"
+    assert reads(it.due(tick(Goal.FOUND), [lane], 1.0 + READ_AGAIN_S))
+    leaves, said = it.on_read("another file", True, [lane], 40.0)
     assert leaves == "this run can't begin so: another file" and said == []
 
 
 def test_a_joiner_that_can_not_read_it_stays() -> None:
     it, lane = founding()
-    it.due(tick(Goal.SYNC, DIGEST), [lane], False, 0.0)
-    leaves, said = it.on_read("pip install aiohttp", True, 1.0, 0)
+    it.due(tick(Goal.SYNC, DIGEST), [lane], 0.0)
+    leaves, said = it.on_read("pip install aiohttp", True, [lane], 1.0)
     assert not leaves and len(said) == 1
 
 
 def test_what_was_read_in_an_era_that_is_over_does_not_count() -> None:
     it, lane = founding()
-    it.due(tick(Goal.FOUND), [lane], False, 0.0)
-    it.on_read("", False, 1.0, era=1)
-    assert not it.is_read
+    it.due(tick(Goal.FOUND), [lane], 0.0)
+    lane.go_back(0, None)
+    lane.catch.digests[0] = DIGEST
+    it.on_read("", False, [lane], 1.0)
+    assert it.contradiction(lane, 0, OTHER) == ""
 
 
 def test_whoever_has_read_it_knows_a_founder_that_began_with_something_else() -> None:
     it, lane = founding()
-    it.due(tick(Goal.SYNC, DIGEST), [lane], False, 0.0)
+    it.due(tick(Goal.SYNC, DIGEST), [lane], 0.0)
     lane.catch.digests[0] = DIGEST
     assert it.contradiction(lane, 0, OTHER) == "", "its state is nothing that it has read"
-    it.on_read("", False, 1.0, 0)
+    it.on_read("", False, [lane], 1.0)
     assert it.contradiction(lane, 0, DIGEST) == "" and it.contradiction(lane, 1, OTHER) == ""
     assert "who founded it began with something else" in it.contradiction(lane, 0, OTHER)
     del lane.catch.digests[0]

@@ -33,10 +33,11 @@ from farflung.peer.machine.lane_states import (
     VoidSealing,
     Whole,
 )
+from farflung.peer.machine.lanes import answer
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.simulator.world import simulate
 from farflung.protocol.digests import hash_bytes, root_of
-from farflung.protocol.frames import Frame, Header, Kind, with_payload
+from farflung.protocol.frames import Frame, Header, Kind, bare_answer, with_payload
 from farflung.protocol.messages import FragmentTick
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import Commit, Decision, Plan
@@ -51,7 +52,9 @@ PLAN = Plan(1, 1, 0, MEMBERS, (0, 1), ("fp32", "fp32"), 0)  # ann owns chunk 0, 
 DECISION = Decision(1, 1, (0.5, 0.5), {})
 RESULTS = [b"new zero", b"new one "]
 COMMIT = Commit(1, 1, MEMBERS, (0.5, 0.5), b"".join(map(hash_bytes, RESULTS)), "fp32", 0)
+COMMIT_2 = Commit(2, 2, MEMBERS, (0.5, 0.5), COMMIT.hashes, "fp32", 0)
 WITHOUT_ANN = Commit(1, 1, MEMBERS, (0.0, 1.0), COMMIT.hashes, "fp32", 0)
+NEXT = [b"their 0", b"their 1"]
 FROZEN = Frozen(slot=2, tokens=100, steps=4, used=(), loss=None)
 
 
@@ -72,6 +75,10 @@ def result(chunk: int) -> Frame:
     return with_payload(header, RESULTS[chunk])
 
 
+def sent(effects: list[Effect], to: str) -> list[Header]:
+    return [each.frame.header for each in effects if isinstance(each, SendFrame) and each.to == to]
+
+
 class Ann:
     """Her lane of two chunks, and the transcript of what happened to it."""
 
@@ -83,6 +90,7 @@ class Ann:
         return self.lane.advance(0.0)
 
     def founds(self) -> None:
+        self.lane.fill()
         self.tells("the trainer writes version 0", self.lane.found())
         self.seals(0, b"digest 0")
         self.lane.on_tick(tick(0, verified=True))
@@ -94,7 +102,7 @@ class Ann:
         made = self.lane.round.on_encoded({0: b"ann's 0", 1: b"ann's 1"})
         self.tells("her work is encoded", made)
 
-    def merges(self) -> None:
+    def merges(self, all_of_it: bool = True) -> None:
         _, effects = self.lane.on_round_frame("bob", contribution("bob", 0), 0.0)
         self.tells("bob's chunk comes", effects)
         effects = self.lane.on_decision(DECISION, 0.0)
@@ -102,12 +110,28 @@ class Ann:
         [merge] = [effect for effect in effects if isinstance(effect, Merge)]
         assert self.lane.round is not None
         self.tells("her chunk is merged", self.lane.round.on_calculated(merge, RESULTS[0]))
+        if not all_of_it:
+            return
         _, effects = self.lane.on_round_frame("bob", result(1), 0.0)
         self.tells("bob's result comes", effects)
 
     def commits(self, commit: Commit = COMMIT) -> None:
         self.lane.on_commit(commit, 0.0)
         self.tells(f"version {commit.version} is committed", self.moves_on())
+
+    def is_torn(self, version: int = 1) -> list[Effect]:
+        """Chunk 1's result was kept by nobody, so its state of that version comes, and nothing else."""
+        theirs = [hash_bytes(piece) for piece in NEXT]
+        self.lane.on_tick(tick(version, digests=((version, root_of(theirs)),), donors=("bob",)))
+        for want in sent(self.lane.advance(0.0), "bob"):
+            if want.chunk == 1:
+                self.lane.on_piece("bob", bare_answer(Kind.MISSING, want))
+        self.lane.advance(9.0)  # after a pause
+        self.lane.on_piece("bob", with_payload(Header(Kind.MANIFEST, TAG, version=version), b"".join(theirs)))
+        state = with_payload(Header(Kind.STATE, TAG, version=version, chunk=1), NEXT[1])
+        verdict, effects = self.lane.on_piece("bob", state)
+        assert verdict == Verdict.ACCEPTED
+        return [*effects, *self.lane.advance(9.0)]
 
     def seals_what_arrived(self) -> list[Effect]:
         effects = self.moves_on()
@@ -207,6 +231,7 @@ def test_P7_who_missed_a_commit_does_not_know_whether_it_used_the_work() -> None
     ann.commits(Commit(3, 3, ("bob",), (1.0,), COMMIT.hashes, "fp32", 0))
     ann.lane.on_tick(tick(9, donors=("bob",)))
     ann.tells("the run is far ahead", ann.moves_on())
+    ann.lane.fill()
     ann.lane.recalled({0: (9, b""), 1: (9, b"")})
     ann.tells("pieces of version 9 stand in the state", ann.moves_on())
     ann.seals(9)
@@ -309,25 +334,26 @@ def test_P4_a_chunk_that_came_as_the_state_of_a_newer_version_is_served_as_no_ol
     """One result was kept by nobody, so that chunk comes whole: until all are there, nothing is served."""
     ann = Ann()
     ann.founds()
-    [served] = ann.lane.serve("bob", Header(Kind.WANT_STATE, TAG, version=0, chunk=0))
+    [served] = answer(ann.lane, "bob", Header(Kind.WANT_STATE, TAG, version=0, chunk=0))
     assert not isinstance(served, SendFrame)
-    ann.lane.recalled({0: (0, b""), 1: (0, b"")})
     assert ann.lane.serves
     ann.lane.on_commit(COMMIT, 0.0)
-    ann.lane.recalled({1: (1, b"")})
+    ann.is_torn()
     assert isinstance(ann.lane.stand, Rolling) and not ann.lane.serves and ann.lane.version == 0
-    [answer] = ann.lane.serve("bob", Header(Kind.WANT_STATE, TAG, version=0, chunk=0))
-    assert isinstance(answer, SendFrame) and answer.frame.header.kind == Kind.MISSING
+    [missing] = answer(ann.lane, "bob", Header(Kind.WANT_STATE, TAG, version=0, chunk=0))
+    assert isinstance(missing, SendFrame) and missing.frame.header.kind == Kind.MISSING
 
 
 def test_P7_who_was_torn_and_reads_an_older_checkpoint_consumes_no_work_for_it() -> None:
     """A commit had used her work, and nobody can give her what it led to."""
     ann = ann_in_the_round()
-    ann.merges()
+    ann.merges(all_of_it=False)
     ann.lane.on_commit(COMMIT, 0.0)
-    ann.lane.recalled({1: (1, b"")})
+    ann.lane.on_commit(COMMIT_2, 0.0)
+    ann.is_torn(version=2)
     assert isinstance(ann.lane.stand, Rolling) and isinstance(ann.lane.role, Merged)
-    ann.lane.restored(0)
+    ann.lane.fill()
+    ann.lane.filled(0)
     settled = ann.lane.on_sealed(0, b"digest 0")
     assert settled is not None and settled.consumed is None and settled.lost_track
     assert isinstance(ann.lane.role, Idle) and ann.lane.whole
@@ -358,7 +384,7 @@ def test_a_damaged_answer_is_asked_for_again_elsewhere() -> None:
     ann.lane.on_tick(tick(0, digests=((0, b"d" * 32),), donors=("bob", "cyd")))
     sent = [effect for effect in ann.moves_on() if isinstance(effect, SendFrame)]
     first = next(send for send in sent if send.frame.header.kind == Kind.WANT_MANIFEST)
-    ann.lane.on_spoiled_piece(first.to, Header(Kind.MANIFEST, TAG, version=0, chunk=0))
+    ann.lane.catch.on_spoiled(first.to, Header(Kind.MANIFEST, TAG, version=0, chunk=0))
     again = [effect for effect in ann.moves_on() if isinstance(effect, SendFrame)]
     assert [(s.to != first.to, s.frame.header.kind) for s in again] == [(True, Kind.WANT_MANIFEST)]
 
@@ -373,11 +399,11 @@ def ann_with_one_piece() -> Ann:
     ann = Ann()
     ann.lane.on_tick(tick(0, digests=((0, root_of([LISTED])),), donors=("bob",), fellows=("cyd",)))
     ann.moves_on()
-    for answer in (
+    for frame in (
         with_payload(Header(Kind.MANIFEST, TAG), LISTED),
         with_payload(Header(Kind.STATE, TAG, chunk=1), PIECES[1]),
     ):
-        assert ann.lane.on_piece("bob", answer)[0] == Verdict.ACCEPTED
+        assert ann.lane.on_piece("bob", frame)[0] == Verdict.ACCEPTED
     return ann
 
 
@@ -391,16 +417,16 @@ def told_to(sender: str, effects: list[Effect]) -> list[Frame]:
 
 def test_P4_a_piece_that_was_checked_is_given_on_before_she_is_whole_and_no_other() -> None:
     ann = ann_with_one_piece()
-    assert ann.lane.serve("cyd", wanted(Kind.WANT_STATE, 1)) == [
+    assert answer(ann.lane, "cyd", wanted(Kind.WANT_STATE, 1)) == [
         ServePiece("cyd", 1, 0, hash_bytes(PIECES[1]))
     ]
-    [missing] = told_to("cyd", ann.lane.serve("cyd", wanted(Kind.WANT_STATE, 0)))
+    [missing] = told_to("cyd", answer(ann.lane, "cyd", wanted(Kind.WANT_STATE, 0)))
     assert missing.header.kind == Kind.MISSING
-    [listing] = told_to("cyd", ann.lane.serve("cyd", wanted(Kind.WANT_MANIFEST)))
+    [listing] = told_to("cyd", answer(ann.lane, "cyd", wanted(Kind.WANT_MANIFEST)))
     assert (listing.header.kind, bytes(listing.payload)) == (Kind.MANIFEST, LISTED)
     ann.lane.on_tick(tick(0, digests=((0, b"n" * 32),), donors=("bob",)))
     for want in (wanted(Kind.WANT_STATE, 1), wanted(Kind.WANT_MANIFEST)):
-        [frame] = told_to("cyd", ann.lane.serve("cyd", want))
+        [frame] = told_to("cyd", answer(ann.lane, "cyd", want))
         assert frame.header.kind == Kind.MISSING, "the run was founded anew: it is a piece of nothing"
 
 
@@ -409,8 +435,8 @@ def test_P6_a_list_of_an_older_version_is_asked_of_her_in_vain_but_answered_with
     ann = ann_at_version_1()
     ann.lane.on_tick(tick(1, verified=True, digests=((1, b"a" * 32),)))
     older, newer = wanted(Kind.WANT_MANIFEST), Header(Kind.WANT_MANIFEST, TAG, version=2)
-    assert ann.lane.serve("cyd", older) == [ServeManifest("cyd", 0, 1, 0)]
-    [missing] = told_to("cyd", ann.lane.serve("cyd", newer))
+    assert answer(ann.lane, "cyd", older) == [ServeManifest("cyd", 0, 1, 0)]
+    [missing] = told_to("cyd", answer(ann.lane, "cyd", newer))
     assert missing.header.kind == Kind.MISSING
 
 
@@ -425,7 +451,7 @@ def test_she_tells_who_asks_what_she_has_and_again_when_that_is_more() -> None:
     ann.lane.on_piece("bob", with_payload(Header(Kind.STATE, TAG, chunk=0), PIECES[0]))
     [word] = told_to("cyd", [*ann.seals_what_arrived(), *ann.lane.advance(2.0)])
     assert bytes(word.payload) == b"\3\0" and not ann.lane.serves
-    assert ann.lane.serve("cyd", wanted(Kind.WANT_STATE, 0)) == [ServeState("cyd", 0, 0)]
+    assert answer(ann.lane, "cyd", wanted(Kind.WANT_STATE, 0)) == [ServeState("cyd", 0, 0)]
 
 
 def replace_header(header: Header, decision_no: int) -> Header:
@@ -471,8 +497,8 @@ def test_P18_what_the_run_has_confirmed_need_not_be_shown_any_more() -> None:
 
 def test_P18_what_was_fetched_proves_nothing() -> None:
     ann = ann_at_version_1()
-    ann.lane.recalled({0: (1, b""), 1: (1, b"")})
-    assert DropBefore(0) in ann.moves_on()
+    ann.lane.on_commit(COMMIT_2, 0.0)
+    assert DropBefore(0) in ann.is_torn(version=2)
     assert ann.lane.on_tick(OTHERS) and ann.lane.version == -1
 
 
@@ -508,9 +534,10 @@ def test_an_event_that_the_table_does_not_have_is_a_mistake_of_the_program() -> 
     lane = Ann().lane
     with pytest.raises(IllegalMove, match="sealed in the state Empty"):
         lane.on_sealed(0, b"digest")  # nothing was to be hashed
+    lane.fill()
     lane.found()
-    with pytest.raises(IllegalMove, match="written in the state Sealing"):
-        lane.found()  # the values of before are just being hashed
+    with pytest.raises(IllegalMove, match="values are being written in the state Sealing"):
+        lane.fill()  # the values of before are just being hashed
     assert isinstance(lane.stand, Sealing) and isinstance(lane.role, Idle)
 
 
