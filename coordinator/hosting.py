@@ -21,7 +21,6 @@ from typing import Any
 from farflung.coordinator.door.keys import CoordinatorKeys
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.evidence_folder import FOLDER_NAME, EvidenceFolder
-from farflung.coordinator.ledger.journal_upgrade import backup_path
 from farflung.coordinator.ledger.record_events import Beginning, RecordEvents
 from farflung.coordinator.provenance_file import FILE_NAME, ProvenanceFile
 from farflung.coordinator.relay.relay_process import RelayProcess
@@ -29,7 +28,7 @@ from farflung.coordinator.relay.relay_words import Begin
 from farflung.coordinator.relaying import FILE_NAME as RELAY_NAME
 from farflung.coordinator.relaying import Month, Relaying
 from farflung.coordinator.run.machine import RunMachine
-from farflung.coordinator.server import JOURNAL_NAME, Server
+from farflung.coordinator.server import Server
 from farflung.coordinator.standby import Asked, held
 from farflung.protocol.caps import parse_bytes, relay_bytes_per_s
 from farflung.protocol.errors import Deposed, UserError
@@ -100,9 +99,6 @@ def serve(
         records, manifest = journal.records(), journal.manifest
         machine = RunMachine(manifest, journal.run_id, records, os.urandom)
         machine.core.prove = keys.prove
-        if journal.upgraded_from:
-            kept = backup_path(data_dir / JOURNAL_NAME, journal.upgraded_from).name
-            machine.core.note(f"journal: brought up from format {journal.upgraded_from}; as it was: {kept}")
         events = RecordEvents(data_dir / EVENTS_NAME)
         failpoints.arm(os.environ, events.on_failpoint)
         events.write_start(Beginning(manifest, journal.run_id, machine.core.ledger, records))

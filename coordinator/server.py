@@ -496,7 +496,7 @@ class Server:
             if self._journal.is_long:
                 # Just now the ledger is what the journal says: all that was asked is written.
                 self._journal.fold(self._machine.core.ledger.folded)
-        except (OSError, sqlite3.OperationalError) as error:
+        except (OSError, sqlite3.Error) as error:
             mend = "what was committed is safe: mend this (is the disk full?) and start the coordinator again"
             raise UserError(f"{self._journal.where}: cannot be written: {error}; {mend}") from error
         self._events.on_records(records)

@@ -1,7 +1,7 @@
-"""What the sentences of older journals mean: the only code that reads a sentence.
+"""What the sentences of older event journals mean: the only code that reads a sentence.
 
-Called by the step from format 2 of the journal (journal_upgrade.py), and by whoever reads event journals, for events
-that have no `cause` yet.  The sentences are those of that time and never change; a new cause has no place here.
+Called by whoever reads event journals, for events that have no `cause` yet.  The sentences are those of
+that time and never change; a new cause has no place here.
 """
 
 from __future__ import annotations

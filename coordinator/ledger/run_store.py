@@ -19,7 +19,6 @@ class RunStore(Protocol):
     run_id: bytes
     manifest: Manifest  # that the run began with
     restored: bool  # it takes the place of another one, which must not be followed any more
-    upgraded_from: int  # the older format that it had; 0: none
 
     @property
     def where(self) -> str:

@@ -18,16 +18,12 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
-from farflung.coordinator.ledger.journal import FOLD_AFTER_BYTES, agreed_manifest
-from farflung.coordinator.ledger.journal_upgrade import (
-    SCHEMA_VERSION,
-    is_older,
-    migrated_manifest,
-    migrated_record,
-)
+from farflung.coordinator.ledger.chain import SCHEMA_VERSION, Chain, damaged
+from farflung.coordinator.ledger.journal import FOLD_AFTER_BYTES, RUN_ID_BYTES, agreed_manifest
 from farflung.coordinator.ledger.records import UNREADABLE, Folded, Record, from_bytes, to_bytes
 from farflung.coordinator.store.etcd_url import StoreUrl
 from farflung.coordinator.store.gateway import (
@@ -56,13 +52,12 @@ GOODBYE_S = 1.0
 
 log = logging.getLogger("farflung.coordinator")
 _pack = msgspec.msgpack.Encoder().encode
-_batch = msgspec.msgpack.Decoder(tuple[int, list[bytes]])
-_folded = msgspec.msgpack.Decoder(tuple[int, int, bytes])
+_schema = msgspec.msgpack.Decoder(list[Any])  # the first of these
+_batch = msgspec.msgpack.Decoder(tuple[int, bytes, list[bytes]])
+_folded = msgspec.msgpack.Decoder(tuple[int, bytes, int, bytes])
 
 
 class EtcdStore:
-    upgraded_from = 0
-
     def __init__(
         self, url: StoreUrl, restored: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
@@ -71,7 +66,7 @@ class EtcdStore:
         self.restored = restored
         self._url, self._clock = url, clock
         self._gateway = Gateway(url, clock)
-        self._position = 0  # of the newest record
+        self._chain: Chain | None = None  # through the newest record; None: they were not read
         self._fold_made = 0  # the revision that wrote the newest fold; 0: there is none
         self._grown_bytes = self._grown_batches = 0  # since it was folded
         self._lease: Lease | None = None
@@ -132,6 +127,7 @@ class EtcdStore:
                 "run_id": kept.run_id.hex(),
                 "key": key.hex(),
                 "manifest": kept.manifest.decode(),
+                "sum": Chain.of(kept.run_id, kept.manifest).check.hex(),
             }
             place = self._key("run")
             self._write(place, json.dumps(told).encode(), [made_at(place, 0)], [])
@@ -178,86 +174,97 @@ class EtcdStore:
 
     def records(self) -> list[Record]:
         """From the newest fold on; by whomever, but what follows is only known to be the end by who leads."""
-        records: list[Record] = []
-        self._position = self._grown_bytes = self._grown_batches = self._fold_made = 0
-        found = self._gateway.read(self._key("fold"), self._key("parts0"), READ_S)
+        self._grown_bytes = self._grown_batches = self._fold_made = 0
+        found = self._gateway.read(self._key("fold"), self._key("run0"), READ_S)
         named = {pair.key.decode().removeprefix(self._key("")): pair for pair in found}
         parts = {name: pair.value for name, pair in named.items() if name.startswith("parts/")}
+        run = named.pop("run", None)
+        kept = self._kept(run) if run is not None else None
+        chain = Chain.of(kept.run_id, kept.manifest) if kept is not None else Chain.of(b"", b"")
+        bodies: list[bytes] = []
         taken_up = ""  # up to this key all are in the fold, and one that arrived late may stand there again
-        try:
-            for name, pair in named.items():
-                if name == "leader" or name in parts or (name.startswith("j/") and name <= taken_up):
-                    continue
+        for name, pair in named.items():
+            if name == "leader" or name in parts or (name.startswith("j/") and name <= taken_up):
+                continue
+            try:
+                raw = _whole(pair, name, parts)
+                self._check_format(raw)
                 if name == "fold":
-                    schema, self._position, body = _folded.decode(_whole(pair, name, parts))
-                    self._fold_made, taken_up = pair.changed, _name_at(self._position)
-                    records.append(self._record(schema, body))
-                    continue
-                schema, bodies = _batch.decode(_whole(pair, name, parts))
-                self._check_place(name)
-                records += [self._record(schema, body) for body in bodies]
-                self._count(bodies)
-        except (*UNREADABLE, KeyError, ValueError) as error:
-            if isinstance(error, UserError):
-                raise
-            where = f"record {self._position + 1} cannot be read ({error})"
-            raise UserError(
-                f"{self.where}: {where}: the store is damaged, or a newer farflung wrote it"
-            ) from error
-        return records
+                    _, check, position, body = _folded.decode(raw)
+                    chain, added = chain.before_fold_at(position), [body]
+                    self._fold_made, taken_up = pair.changed, _name_at(position)
+                else:
+                    _, check, added = _batch.decode(raw)
+                    self._grown_bytes += sum(map(len, added))
+                    self._grown_batches += 1
+            except (*UNREADABLE, KeyError, ValueError, OverflowError) as error:
+                if isinstance(error, UserError):
+                    raise
+                what = f"record {chain.position + 1} cannot be read ({error})"
+                raise damaged(self.where, what, bodies, _RESTORE) from error
+            if name not in ("fold", _name_at(chain.position + 1)):
+                # Positions count without a gap, so a lost record can't pass unnoticed.
+                raise damaged(self.where, f"record {chain.position + 1} is missing", bodies, _RESTORE)
+            after = chain.through(added)
+            if after.check != check:
+                what = f"records {chain.position + 1} to {after.position} do not match their checksum"
+                raise damaged(self.where, what, bodies, _RESTORE)
+            chain = after
+            bodies += added
+        self._chain = chain
+        return [self._record(body) for body in bodies]
 
     def append(self, records: Sequence[Record]) -> None:
+        assert self._chain is not None, "the records were not read"
         bodies = [to_bytes(record) for record in records]
-        name = _name_at(self._position + 1)
+        chain = self._chain.through(bodies)
+        name = _name_at(self._chain.position + 1)
         place = self._key(name)
-        head = self._in_parts(name, _pack((SCHEMA_VERSION, bodies)))
+        head = self._in_parts(name, _pack((SCHEMA_VERSION, chain.check, bodies)))
         # A fold takes the key away: an attempt that arrives after it would find the place free.
         self._write(place, head, [made_at(place, 0), self._since_fold()], [])
-        self._count(bodies)
+        self._chain = chain
+        self._grown_bytes += sum(map(len, bodies))
+        self._grown_batches += 1
 
     @property
     def is_long(self) -> bool:
         return self._grown_bytes >= FOLD_AFTER_BYTES or self._grown_batches >= FOLD_AFTER_BATCHES
 
     def fold(self, folded: Callable[[int], Folded]) -> None:
-        position = self._position
+        assert self._chain is not None, "the records were not read"
+        position = self._chain.position
         body = to_bytes(folded(position))
+        chain = self._chain.before_fold_at(position).then(body)
         # Named by its position: the parts of the fold before are in use until the key changes.
-        head = self._in_parts(f"fold-{position:016x}", _pack((SCHEMA_VERSION, position, body)))
+        head = self._in_parts(f"fold-{position:016x}", _pack((SCHEMA_VERSION, chain.check, position, body)))
         gone = [
             delete(self._key("j/"), self._key(_name_at(position + 1))),
             delete(self._key("parts/fold-"), self._key(f"parts/fold-{position:016x}")),
             delete(self._key("parts/j/"), self._key(f"parts/j/{position + 1:016x}")),
         ]
         self._fold_made = self._write(self._key("fold"), head, [self._since_fold()], gone)
+        self._chain = chain
         self._grown_bytes = self._grown_batches = 0
 
     def _since_fold(self) -> Json:
         return changed_at(self._key("fold"), self._fold_made)
 
-    def _check_place(self, name: str) -> None:
-        """Positions count without a gap, so a lost record can't pass unnoticed."""
-        if name != _name_at(self._position + 1):
+    def _check_format(self, raw: bytes) -> None:
+        schema = next(iter(_schema.decode(raw)), None)
+        if schema != SCHEMA_VERSION:
             raise UserError(
-                f"{self.where}: record {self._position + 1} is missing; restore the store from its backup, and start "
-                "with --restored, or begin a new run with another prefix"
+                f"{self.where}: written in format {schema}, this farflung reads format {SCHEMA_VERSION}: go on with "
+                "the farflung that led this run last"
             )
 
-    def _count(self, bodies: Sequence[bytes]) -> None:
-        self._position += len(bodies)
-        self._grown_bytes += sum(map(len, bodies))
-        self._grown_batches += 1
-
-    def _record(self, schema: int, body: bytes) -> Record:
-        """Each batch names its format: nothing is rewritten when a newer farflung takes over."""
-        if schema == SCHEMA_VERSION:
+    def _record(self, body: bytes) -> Record:
+        try:
             return from_bytes(body)
-        if not is_older(schema):
+        except UNREADABLE as error:
             raise UserError(
-                f"{self.where}: written in format {schema}, this farflung reads format {SCHEMA_VERSION}: install the "
-                "farflung that led this run last"
-            )
-        return from_bytes(migrated_record(body, schema))
+                f"{self.where}: a record is as it was written and cannot be read ({error}): a newer farflung wrote it"
+            ) from error
 
     # ---- writing ---------------------------------------------------------------------------------------------
 
@@ -313,21 +320,26 @@ class EtcdStore:
         try:
             told = json.loads(pair.value)
             schema, manifest = int(told["format"]), str(told["manifest"]).encode()
-            if is_older(schema):
-                manifest = migrated_manifest(manifest, schema)
             kept = Kept(bytes.fromhex(told["run_id"]), bytes.fromhex(told["key"]), manifest)
-            if len(kept.run_id) != 16:
+            whole = told.get("sum") == Chain.of(kept.run_id, manifest).check.hex()
+            if schema == SCHEMA_VERSION and len(kept.run_id) != RUN_ID_BYTES:
                 raise ValueError("no run id")
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{self.where}: what stands there is no run of farflung's; {_OTHER}") from None
-        if schema > SCHEMA_VERSION:
+        if schema != SCHEMA_VERSION:
             raise UserError(
-                f"{self.where}: begun by a newer farflung, in format {schema}; this one reads format {SCHEMA_VERSION}"
+                f"{self.where}: begun by another farflung, in format {schema}; this one reads format {SCHEMA_VERSION}"
             )
+        if not whole:
+            raise damaged(self.where, "its run id or its rules do not match their checksum", [], _RESTORE)
         return kept
 
 
 _NEXT = "nothing acknowledged is lost, and started again it stands by"
+_RESTORE = (
+    "restore the store from its backup, or empty it under this prefix, and start with --restored: peers give back what "
+    "is missing"
+)
 _OTHER = "choose another prefix: etcd://HOST:PORT/PREFIX"
 
 

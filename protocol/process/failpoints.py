@@ -41,8 +41,6 @@ COORDINATOR = {
 JOURNAL = {
     "journal.mid_fold": "the ledger is in the place of old records, in a transaction which is not committed",
     "journal.after_fold": "it is committed",
-    "upgrade.after_backup": "an older journal's backup is there, nothing is changed",
-    "upgrade.mid": "its records are of the new format, in a transaction which is not committed",
 }
 AGENT = {
     "joining.before_knock": "it has told nobody that it exists",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +24,6 @@ from farflung.checkpoints.archive import Archive, RoundHead
 from farflung.checkpoints.files import AGAIN_AFTER_S, SMALL_BYTES, Folder
 from farflung.checkpoints.store import Store
 from farflung.console import checkpoint_commands
-from farflung.coordinator.ledger import journal_upgrade
-from farflung.coordinator.ledger.journal_upgrade import backup_path
 from farflung.protocol.digests import hash_bytes, root_of
 from farflung.protocol.errors import StoreError, UserError
 from farflung.protocol.round_words import Commit
@@ -327,21 +324,3 @@ def test_an_export_that_fails_half_way_leaves_what_was_there(
         broken.setattr(checkpoint_commands.os, "fsync", Trip(at=1).over(lambda _: None))
         checkpoint_commands._save({"w": torch.zeros(3)}, other, {})
     assert list(tmp_path.iterdir()) == [out]
-
-
-def test_the_copy_of_a_journal_that_fails_half_way_is_no_copy(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    path = tmp_path / "journal.sqlite"
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        db.execute("CREATE TABLE journal (pos INTEGER, body BLOB)")
-        db.commit()
-        for name in ("fsync", "replace"):
-            with monkeypatch.context() as broken, pytest.raises(OSError, match="a fault"):
-                broken.setattr(journal_upgrade.os, name, Trip(at=1).over(getattr(journal_upgrade.os, name)))
-                journal_upgrade._back_up(db, path, backup_path(path, 1))
-            assert not backup_path(path, 1).exists()
-        journal_upgrade._back_up(db, path, backup_path(path, 1))
-    with contextlib.closing(sqlite3.connect(backup_path(path, 1))) as copy:
-        assert copy.execute("SELECT count(*) FROM journal").fetchone() == (0,)
-    assert sorted(each.name for each in tmp_path.iterdir()) == sorted((path.name, backup_path(path, 1).name))

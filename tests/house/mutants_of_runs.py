@@ -122,7 +122,7 @@ RUN = (
     Mutant(
         "P5 a lost record does not pass unnoticed",
         "coordinator/ledger/journal.py",
-        "if pos != self._position + 1:",
+        "if pos != chain.position + 1:",
         "if False:",
         JOURNAL,
     ),

@@ -285,6 +285,7 @@ PURE_MODULES = (
     "coordinator/relay/switchboard",
     "coordinator/relay/turns",
     "coordinator/ledger/batch_book",
+    "coordinator/ledger/chain",
     "coordinator/ledger/eras",
     "coordinator/ledger/evidence",
     "coordinator/ledger/keeping",

@@ -96,5 +96,5 @@ def test_a_record_whose_text_is_no_text_is_told_and_not_a_traceback(tmp_path: Pa
         [(body,)] = journal._database.execute("SELECT body FROM journal")
         damaged = body.replace(b"amber", b"\xffmber")
         journal._database.execute("UPDATE journal SET body = ?", (damaged,))
-        with pytest.raises(UserError, match="record 1 cannot be read"):
+        with pytest.raises(UserError, match="record 1 does not match its checksum"):
             journal.records()

@@ -3,77 +3,45 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from farflung.coordinator.ledger import journal as journal_module
 from farflung.coordinator.ledger.journal import Journal
-from farflung.coordinator.ledger.journal_upgrade import SCHEMA_VERSION, STEPS, migrated_record
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.record_events import Beginning, RecordEvents
 from farflung.coordinator.ledger.records import (
-    AbortedRound,
     Admitted,
     Banned,
     CommittedRound,
     DataFixed,
-    DecidedOn,
     Departed,
     DigestFixed,
     Folded,
     Genesis,
     Granted,
     Invited,
-    Opened,
     Paused,
     Record,
     Revoked,
     Started,
     Struck,
     Vouched,
-    from_bytes,
-    to_bytes,
 )
 from farflung.coordinator.ledger.snapshot import packed, unpacked
 from farflung.coordinator.run.machine import RunMachine
-from farflung.protocol.causes import AbortCause, DepartureCause, ExclusionCause
+from farflung.protocol.causes import DepartureCause
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Lease
 from farflung.protocol.process.failpoints import VARIABLE
 from farflung.protocol.round_words import Commit, Used
 
-HERE = Path(__file__).parent
-OLD_RUN = """
-[run]
-name = "old-run"
-rounds = 3
-min_peers = 2
-[model]
-layers = 1
-width = 16
-heads = 2
-context = 16
-[outer]
-lr = 0.7
-momentum = 0.9
-[round]
-sync_every = 2
-codec = "fp32"
-gather_codec = "fp32"
-deadline_s = 30.0
-chunk_kb = 16
-[data]
-lease_samples = 64
-"""
 RUN_ID = bytes(range(16))
 RECORDS: list[Record] = [
     Started(incarnation=1, clock_s=0.0, wall_s=1e9),
@@ -175,8 +143,8 @@ def test_a_damaged_fold_is_told_and_not_taken_apart(tmp_path: Path) -> None:
         [(body,)] = db.execute("SELECT body FROM journal").fetchall()
         db.execute("UPDATE journal SET body = ?", (body.replace(b"amber-fox", b"amber-f\xff\xff"),))
     db.close()
-    with opened(tmp_path / "j") as journal, pytest.raises(UserError, match="the folded ledger is damaged"):
-        journal.records()
+    with pytest.raises(UserError, match="record 7, the first that is there, does not match its checksum"):
+        opened(tmp_path / "j")
 
 
 def test_the_event_journal_goes_on_counting_where_the_folded_one_is(tmp_path: Path) -> None:
@@ -209,8 +177,7 @@ from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.protocol.manifest import Manifest
 failpoints.arm()
-path, rules = Path(sys.argv[1]), Manifest.from_toml(Path(sys.argv[2]).read_text(), "x")
-with Journal.open_or_create(path, rules, lambda: bytes(range(16)), restored=True) as journal:
+with Journal.open_or_create(Path(sys.argv[1]), Manifest(), lambda: bytes(range(16))) as journal:
     ledger = Ledger(256, 8)
     for record in journal.records():
         ledger.apply(record)
@@ -219,132 +186,30 @@ print("alive")
 """
 
 
-@pytest.mark.parametrize(
-    "point", ["upgrade.after_backup", "upgrade.mid", "journal.mid_fold", "journal.after_fold"]
-)
-def test_a_kill_while_it_is_upgraded_or_folded_loses_nothing(tmp_path: Path, point: str) -> None:
-    path, rules = old_journal(tmp_path)
-    with restored(path.with_name("whole"), tmp_path) as journal:
-        whole = ledger_of(journal.records())
-    command = [sys.executable, "-c", KILLED, str(path), str(rules)]
+@pytest.mark.parametrize("point", ["journal.mid_fold", "journal.after_fold"])
+def test_a_kill_while_it_is_folded_loses_nothing(tmp_path: Path, point: str) -> None:
+    path = tmp_path / "j"
+    with opened(path) as journal:
+        journal.append([*RECORDS, *PEOPLE])
+    command = [sys.executable, "-c", KILLED, str(path)]
     environ = os.environ | {VARIABLE: f"{point}=kill"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, ""), done.stderr
-    with opened(path, Manifest.from_toml(OLD_RUN, "x")) as journal:  # the same file: no copy, no --restored
-        found = ledger_of(journal.records())
-    assert found == whole
-    with sqlite3.connect(f"{path}.format-1") as backup:
-        assert backup.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        assert backup.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone() == (b"1",)
-    backup.close()
+    with opened(path) as journal:
+        assert ledger_of(journal.records()) == ledger_of([*RECORDS, *PEOPLE])
 
 
-# ---- older formats -------------------------------------------------------------------------------------------
-
-
-def made_by(schema: int, path: Path) -> Path:
-    """The kept journal of an older format."""
+@pytest.mark.parametrize("schema", [1, 3, 9])
+def test_a_journal_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path, schema: int) -> None:
+    path = tmp_path / "j"
+    with opened(path) as journal:
+        journal.append(RECORDS)
     with sqlite3.connect(path) as db:
-        db.executescript((HERE / "journals" / f"format-{schema}.sql").read_text(encoding="ascii"))
+        db.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (b"%d" % schema,))
     db.close()
-    return path
-
-
-def old_journal(folder: Path) -> tuple[Path, Path]:
-    """Of a run of two peers and three rounds, written by the records and the journal of that time; and a copy of it."""
-    path, rules = made_by(1, folder / "journal.sqlite"), folder / "run.toml"
-    rules.write_text(OLD_RUN)
-    shutil.copy(path, folder / "whole")
-    return path, rules
-
-
-def restored(path: Path, folder: Path) -> Journal:
-    rules = Manifest.from_toml(OLD_RUN, "x")
-    return Journal.open_or_create(path, rules, lambda: b"never used 16 by", restored=True)
-
-
-def test_there_is_a_step_from_each_older_format() -> None:
-    assert sorted(STEPS) == list(range(1, SCHEMA_VERSION))
-    assert {int(path.stem.split("-")[1]) for path in (HERE / "journals").glob("format-*.sql")} == set(STEPS)
-
-
-def test_a_run_of_the_first_format_goes_on(tmp_path: Path) -> None:
-    path, _ = old_journal(tmp_path)
-    with opened(path, Manifest.from_toml(OLD_RUN, "x")) as journal:
-        assert journal.upgraded_from == 1
-        records = journal.records()
-        plans = [record.plan for record in records if isinstance(record, Opened)]
-        assert plans and all(plan.codecs == ("fp32", "fp32") for plan in plans)
-        machine = RunMachine(Manifest.from_toml(OLD_RUN, "x"), journal.run_id, records, os.urandom)
-        effects = machine.start(0.0, 7000)
-        assert machine.core.ledger.version == 3 and machine.core.ledger.leases.committed_samples > 0
-        assert effects and any(isinstance(record, Granted) for record in records)
-    with opened(path, Manifest.from_toml(OLD_RUN, "x")) as journal:
-        assert journal.upgraded_from == 0 and journal.records() == records
-    with pytest.raises(UserError, match=r"\[run\] rounds is 100 in the file given, 3 in the run|other rules"):
+    before = path.read_bytes()
+    with pytest.raises(
+        UserError, match=f"written in format {schema}, this farflung reads format 4: go on with"
+    ):
         opened(path)
-
-
-def test_a_run_of_the_second_format_goes_on_with_causes_beside_its_sentences(tmp_path: Path) -> None:
-    """A simulated run with a member that spoiled its bytes, folded in the middle; some records were put in by hand."""
-    path = made_by(2, tmp_path / "journal.sqlite")
-    with sqlite3.connect(path) as db:
-        [(kept,)] = db.execute("SELECT value FROM meta WHERE key = 'manifest'").fetchall()
-        old = [
-            msgspec.msgpack.decode(body) for (body,) in db.execute("SELECT body FROM journal ORDER BY pos")
-        ]
-    db.close()
-    manifest = Manifest.from_older(kept)
-    with opened(path, manifest) as journal:
-        assert journal.upgraded_from == 2
-        records = journal.records()
-        machine = RunMachine(manifest, journal.run_id, records, os.urandom)
-    departed = [record for record in records if isinstance(record, Departed)]
-    aborted = [record for record in records if isinstance(record, AbortedRound)]
-    assert Counter(record.cause for record in departed) == {
-        DepartureCause.FINISHED: 3,
-        DepartureCause.CLOSED: 1,
-        DepartureCause.BANNED: 1,
-        DepartureCause.UNKNOWN: 1,
-    }
-    assert [record.cause for record in aborted] == [AbortCause.RESTARTED, AbortCause.UNKNOWN]
-    told = [each["reason"] for each in old if each["record"] in ("departed", "aborted")]
-    assert [r.reason for r in records if isinstance(r, Departed | AbortedRound)] == told, "as they were"
-    ledger = machine.core.ledger
-    excluded = [
-        {why.cause for why in record.excluded.values()} for record in ledger.rounds if record.excluded
-    ]
-    assert excluded == [
-        {ExclusionCause.DIRECTION, ExclusionCause.OTHER_BYTES},  # of the folded ledger
-        {ExclusionCause.DIRECTION, ExclusionCause.NOT_WHOLE},
-    ]
-    decided = [record for record in records if isinstance(record, DecidedOn) and record.decision.reasons]
-    assert [set(record.causes.values()) for record in decided] == excluded[1:]
-    assert ledger.delivered and ledger.version == 2 and machine.start(0.0, 7000)
-
-
-def test_an_older_journal_that_is_a_copy_is_not_touched(tmp_path: Path) -> None:
-    path, _ = old_journal(tmp_path)
-    with sqlite3.connect(path) as db:
-        db.execute("INSERT INTO meta VALUES ('place', x'31')")
-    db.close()
-    with pytest.raises(UserError, match="this is a copy of the run's journal"):
-        opened(path, Manifest.from_toml(OLD_RUN, "x"))
-    assert not Path(f"{path}.format-1").exists()
-
-
-def test_a_damaged_older_journal_is_left_as_it_is(tmp_path: Path) -> None:
-    path, _ = old_journal(tmp_path)
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE journal SET body = x'83a6' WHERE pos = 2")
-    db.close()
-    with pytest.raises(UserError, match="cannot be brought from format 1 to 3: .*nothing was changed"):
-        opened(path, Manifest.from_toml(OLD_RUN, "x"))
-    with sqlite3.connect(path) as db:
-        assert db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone() == (b"1",)
-    db.close()
-
-
-def test_a_step_changes_what_it_is_for_and_nothing_else() -> None:
-    for record in [*RECORDS, *PEOPLE]:
-        assert from_bytes(migrated_record(to_bytes(record), 1)) == record
+    assert path.read_bytes() == before

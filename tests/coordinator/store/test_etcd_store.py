@@ -428,7 +428,7 @@ def test_what_is_no_run_is_refused_and_left_alone(
     for stranger in (
         b"hello",
         b"{}",
-        json.dumps({"format": 3, "run_id": "77", "key": "", "manifest": ""}).encode(),
+        json.dumps({"format": 4, "run_id": "77", "key": "", "manifest": ""}).encode(),
     ):
         gateway.transact([], [put(f"{tmp_path.name}/run", stranger)], [], 10)
         with pytest.raises(UserError, match="no run of farflung's; choose another prefix"):
@@ -437,7 +437,7 @@ def test_what_is_no_run_is_refused_and_left_alone(
     gateway.transact(
         [], [put(f"{tmp_path.name}/run", json.dumps(newer | {"run_id": "00" * 16}).encode())], [], 10
     )
-    with pytest.raises(UserError, match="begun by a newer farflung, in format 99"):
+    with pytest.raises(UserError, match="begun by another farflung, in format 99"):
         store.look(10)
     gateway.close()
 
@@ -445,11 +445,20 @@ def test_what_is_no_run_is_refused_and_left_alone(
 @pytest.mark.parametrize(
     "key, value, told",
     [
-        ("j/0000000000000009", b"w\x92\x03\x90", "record 2 is missing"),
+        ("j/0000000000000009", b"w\x93\x04\xc4\x0212\x90", "record 2 is missing"),
         ("j/0000000000000002", b"?", "record 2 cannot be read"),
         ("j/0000000000000002", b"pj/7 2", "record 2 cannot be read"),
         ("j/0000000000000002", b"w\x92\x63\x91\xc4\x00", "written in format 99"),
-        ("j/0000000000000002", b"w\x92\x03\x91\xc4\x01\xff", "record 2 cannot be read"),
+        (
+            "j/0000000000000002",
+            b"w\x92\x03\x91\xc4\x01\xff",
+            "written in format 3, this farflung reads format 4",
+        ),
+        (
+            "j/0000000000000002",
+            b"w\x93\x04\xc4\x0212\x91\xc4\x01\xff",
+            "records 2 to 2 do not match their checksum",
+        ),
     ],
 )
 def test_damaged_records_are_refused_in_words(

@@ -186,7 +186,7 @@ def test_who_may_act_is_not_stopped(opening: Opening) -> None:
         store.check()
         store.announce(b"signed")
         store.check()
-        assert store.where and not store.restored and not store.upgraded_from
+        assert store.where and not store.restored
 
 
 def test_the_reason_is_told_where_there_is_no_etcd() -> None:
