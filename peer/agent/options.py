@@ -62,8 +62,16 @@ def config_of(options: AgentOptions, me: Me, saves: bool, remembered: Remembered
         places=url.addresses,
         kept=remembered.load(),
         kept_commits=remembered.load_commits(),
+        start=_start_of(own),
         helps=options.helps,
     )
+
+
+def _start_of(own: OwnConfig) -> str:
+    """A path that leads nowhere is told at once, not when the run is to be founded."""
+    if own.start and "://" not in own.start and not Path(own.start).exists():
+        raise UserError(f"--start {own.start}: there is no such file or folder")
+    return own.start
 
 
 def memory_of_helper(manifest: Manifest, model: ModelSchema, own: OwnConfig) -> str:
