@@ -23,6 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from farflung.protocol.errors import FarflungError, StoreError, UserError
 from farflung.protocol.process import failpoints
+from farflung.protocol.process.as_nobody import opened
 
 ASIDE = ".aside"  # the ending of a file that is not finished
 AGAIN_AFTER_S = (0.5, 2.0)  # a store that failed is asked again after these times
@@ -37,12 +38,20 @@ Found = TypeVar("Found")
 
 
 class Folder:
-    """The folder at a URL, with one level of folders in it.  One file is written at a time."""
+    """The folder at a URL, with one level of folders in it.  One file is written at a time.
 
-    def __init__(self, url: str) -> None:
+    `as_nobody`: not this machine's owner has named it, but a run: see protocol/process/as_nobody.py."""
+
+    def __init__(self, url: str, as_nobody: bool = False) -> None:
+        self._fs: Any
+        self._root: str
         try:
             # An object of its own: what is under way in a transaction is nobody else's.
-            self._fs, self._root = fsspec.core.url_to_fs(url, skip_instance_cache=True)
+            self._fs, self._root = (
+                opened(url) if as_nobody else fsspec.core.url_to_fs(url, skip_instance_cache=True)
+            )
+        except FarflungError:
+            raise
         except (ValueError, ImportError, OSError) as error:
             raise UserError(f"{url}: this place for checkpoints can't be used: {error}") from None
         self.url = url

@@ -39,8 +39,8 @@ class Listing:
 
 
 class Store:
-    def __init__(self, url: str) -> None:
-        self.files = Folder(url)
+    def __init__(self, url: str, as_nobody: bool = False) -> None:
+        self.files = Folder(url, as_nobody)
         self.url = url
 
     # ---- looking -----------------------------------------------------------------------------------------

@@ -57,12 +57,13 @@ class Values:
 
 
 class TensorFile:
-    """`url`: of the file; `expected`: its blake3 in hexadecimal digits, empty where it is to be found out."""
+    """`url`: of the file; `expected`: its blake3 in hexadecimal digits, empty where it is to be found out; `as_nobody`:
+    a run has named it, and not this machine's owner."""
 
-    def __init__(self, url: str, expected: str = "") -> None:
+    def __init__(self, url: str, expected: str = "", as_nobody: bool = False) -> None:
         path, mark, query = url.partition("?")
         place, _, name = path.rpartition("/")
-        self._folder, self._name = Folder(place or "/"), name + mark + query
+        self._folder, self._name = Folder(place or "/", as_nobody), name + mark + query
         self._url, self._expected = url, expected
 
     def hash(self) -> str:

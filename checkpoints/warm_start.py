@@ -32,6 +32,7 @@ from farflung.protocol.model_schema import Fragment, ModelSchema, TensorSpec
 from farflung.protocol.outer_numbers import MOMENTUM_PARTS
 
 PARAMS, MOMENTUM = 0, 1  # parts of a state
+OTHERS_BYTES_MOST = 1 << 30  # of buffers of integers, such as masks
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,11 @@ class Cells:
     values: Fp32
 
 
-def beginning(start: StartSection, model: ModelSchema, held: Sequence[Fragment]) -> Iterator[Cells]:
-    """`held`: fragments that follow on each other.  What is not told is zero.
+def beginning(
+    start: StartSection, model: ModelSchema, held: Sequence[Fragment], as_nobody: bool = True
+) -> Iterator[Cells]:
+    """`held`: fragments that follow on each other.  What is not told is zero.  `as_nobody`: the run has named it, and
+    not this machine's owner.
 
     CheckpointError or UserError: nobody can begin with it; StoreError: it can't be read now.  Nothing of it counts
     before the last value has come.
@@ -53,7 +57,7 @@ def beginning(start: StartSection, model: ModelSchema, held: Sequence[Fragment])
     size, first, last = model.chunk_elements, held[0].first, held[-1]
     window = range(first * size, (last.first + last.count) * size)
     places = {spec.name: (spec, at) for spec, at in model.places()}
-    for part, found in _values_of(start, model, parts):
+    for part, found in _values_of(start, model, parts, as_nobody):
         spec, begins = places.get(found.name, (None, 0))
         if spec is None or (part != PARAMS and spec.kind != "param"):
             continue
@@ -64,9 +68,11 @@ def beginning(start: StartSection, model: ModelSchema, held: Sequence[Fragment])
             yield Cells(part, at + skipped - window.start, values)
 
 
-def _values_of(start: StartSection, model: ModelSchema, parts: int) -> Iterator[tuple[int, Values]]:
+def _values_of(
+    start: StartSection, model: ModelSchema, parts: int, as_nobody: bool
+) -> Iterator[tuple[int, Values]]:
     if not start.is_file:
-        yield from _of_checkpoint(start, model, parts)
+        yield from _of_checkpoint(start, model, parts, as_nobody)
         return
     names = dict[str, str]()  # in the file, where a tied tensor lies there under its other name only
 
@@ -78,8 +84,13 @@ def _values_of(start: StartSection, model: ModelSchema, parts: int) -> Iterator[
                 there[of] = there.pop(alias)
                 names[alias] = of
         refuse_misfit(start.source, model, there)
+        others = sum(each.stop - each.start for each in stored.values() if not each.can_learn)
+        if others > OTHERS_BYTES_MOST:  # they are read for the hash alone
+            raise UserError(
+                f"{start.source}: {others} bytes of it are integers, at most {OTHERS_BYTES_MOST} are read"
+            )
 
-    for found in TensorFile(start.source, start.hash).read(check):
+    for found in TensorFile(start.source, start.hash, as_nobody).read(check):
         yield PARAMS, Values(names.get(found.name, found.name), found.first, found.values)
 
 
@@ -107,10 +118,10 @@ def _folder_and_name(source: str) -> tuple[str, str]:
     return place or "/", name
 
 
-def _manifest_at(source: str) -> tuple[CheckpointManifest, str]:
+def _manifest_at(source: str, as_nobody: bool = False) -> tuple[CheckpointManifest, str]:
     """And its hash.  Read by its name: a web server lists no folders."""
     place, name = _folder_and_name(source)
-    raw = Folder(place).read(name, MANIFEST_NAME, MANIFEST_BYTES_MAX + 1)
+    raw = Folder(place, as_nobody).read(name, MANIFEST_NAME, MANIFEST_BYTES_MAX + 1)
     manifest = parse(raw, f"{source}/{MANIFEST_NAME}")
     if manifest.is_stage:
         raise UserError(
@@ -119,9 +130,11 @@ def _manifest_at(source: str) -> tuple[CheckpointManifest, str]:
     return manifest, hash_bytes(raw).hex()
 
 
-def _of_checkpoint(start: StartSection, model: ModelSchema, parts: int) -> Iterator[tuple[int, Values]]:
+def _of_checkpoint(
+    start: StartSection, model: ModelSchema, parts: int, as_nobody: bool
+) -> Iterator[tuple[int, Values]]:
     source = start.source.rstrip("/")
-    manifest, found = _manifest_at(source)
+    manifest, found = _manifest_at(source, as_nobody)
     if found != start.hash:
         raise CheckpointError(
             f"{source}: its hash is {found}, and [start] hash in run.toml is {start.hash}: it is another "
@@ -137,7 +150,7 @@ def _of_checkpoint(start: StartSection, model: ModelSchema, parts: int) -> Itera
         )
     place, name = _folder_and_name(source)
     read = _ByTensor(saved)
-    for chunk, raw in Store(place).chunks(Saved(name, manifest)):
+    for chunk, raw in Store(place, as_nobody).chunks(Saved(name, manifest)):
         state = np.frombuffer(raw, "<f4").reshape(manifest.form.parts, -1)
         if not np.isfinite(state[:parts]).all():
             raise CheckpointError(f"{source}: chunk {chunk} has values that are no numbers")

@@ -24,7 +24,7 @@ heads = 4                 # attention heads of each layer
 context = 64              # tokens per sample
 
 [start]                   # what version 0 is: as the first peer's script builds the model, or what was trained before
-from = ""                 # a checkpoint's folder, or a .safetensors file: https://, s3://, or /path at the first peer
+from = ""                 # a checkpoint's folder, or a .safetensors file: https://, s3://, or a /path (join --start)
 hash = ""                 # of that; `farflung checkpoint start PLACE` finds it and prints these lines
 momentum = "fresh"        # "keep": go on with the outer momentum of the checkpoint, too; step = "nesterov" only
 

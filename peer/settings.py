@@ -52,6 +52,7 @@ _CHECKPOINTS_HELP = "Folder or URL (s3://...) for checkpoints of the run, to sav
 _RECORD_HELP = "Folder: keep what this peer's last inner steps were made of, for `farflung verify`."
 _CROSSINGS_HELP = 'Memory for what a stage keeps of a batch; what is more goes to the disk ["2 GB"].'
 _DATA_HELP = "Where this peer reads the run's token shards: file, folder or URL [as run.toml says]."
+_START_HELP = "Where this peer has what the run begins with ([start] of run.toml): file, folder or URL."
 _RELAY_HELP = 'Offer a relay to peers that nobody can dial: "20 Mbit/s" for all of them; `off`.'
 _RESULTS_HELP = 'For results of past rounds, by which others catch up ["2 GB"].'
 
@@ -160,6 +161,7 @@ class OwnConfig:
     record: Path | None = _setting(None, _RECORD_HELP, _folder)  # noqa: RUF009
     metrics: str = _setting("", METRICS_HELP)
     data: str = _setting("", _DATA_HELP, place_of)
+    start: str = _setting("", _START_HELP, place_of)
     book: str = _setting("", "A phone book in which to look the run up while nobody answers.")
     # Of token shards that lie elsewhere, for all trainers of this machine.  No options, only file and environment.
     cache: Path | None = _setting(None, parse=_folder)  # noqa: RUF009

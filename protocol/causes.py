@@ -54,10 +54,44 @@ class DepartureCause(StrEnum):
     BANNED = "banned"
     UNKNOWN = "unknown"
 
+    @classmethod
+    def of(cls, said: LeaveCause) -> DepartureCause:
+        return cls.FINISHED if said is LeaveCause.FINISHED else cls.LEFT
+
     @property
     def good_bye(self) -> bool:
         """The member itself may have said that it goes."""
         return self in (DepartureCause.LEFT, DepartureCause.FINISHED, DepartureCause.UNKNOWN)
+
+
+class LeaveCause(StrEnum):
+    """Of a peer that goes, by its own word.  This is all that is said of it: a sentence could name what lies on its
+    disk, and stays on its machine."""
+
+    FINISHED = "finished"  # with the finished model
+    LEFT = "left"  # its user or its script ended it
+    TRAINER = "agent"  # its trainer can't go on
+    START = "start"  # this run can't begin so, or did not
+    MOVES = "moves"  # to another stage
+
+    @classmethod
+    def of(cls, word: str) -> LeaveCause:
+        """A peer may say anything, and one of the last version says a sentence."""
+        return next((each for each in cls if each == word), cls.LEFT)
+
+    @property
+    def told(self) -> str:
+        """For people, behind its name."""
+        return _LEAVES[self]
+
+
+_LEAVES = {
+    LeaveCause.FINISHED: "finished",
+    LeaveCause.LEFT: "it left",
+    LeaveCause.TRAINER: "its trainer can't go on",
+    LeaveCause.START: "this run does not begin as its run.toml says, or can't",
+    LeaveCause.MOVES: "it moves to another stage",
+}
 
 
 class ExclusionCause(StrEnum):

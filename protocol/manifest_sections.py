@@ -13,7 +13,7 @@ from farflung.protocol.limits import FRAGMENTS_MAX, MAX_PEERS, MEMBERS_PER_ROUND
 
 HUGE = 2**53 - 1  # the bound of numbers without a natural one; every JSON reader keeps integers up to it
 _NAME = "^[a-z0-9-]{1,64}$"
-# What a run begins with is read by its founder, whose own disk may have it.
+# What a run begins with.  A path is a name and no more: nobody opens it on the run's word.
 _BEGINNING = (
     r"^(((https|s3)://[A-Za-z0-9.-]{1,253}(:\d{1,5})?|(file://)?)/[A-Za-z0-9/._~%+=&?,@ -]{1,2000})?$"
 )
@@ -72,8 +72,17 @@ class StartSection(Section):
 
     @property
     def for_all(self) -> bool:
-        """A machine other than the host's may have it."""
+        """It is read on the run's word; else whoever has it says where, by --start."""
         return self.source.startswith(("https://", "s3://"))
+
+    @property
+    def founder(self) -> str:
+        """Who can give such a run its initial state, in words."""
+        if not self.source or self.for_all:
+            return "a peer that trains"
+        return (
+            f"a peer that joins with --start PATH and has what the run begins with (hash {self.hash[:16]}...)"
+        )
 
 
 # Of token shards, read by everybody on the run's word: nothing that a volunteer's machine alone can reach.

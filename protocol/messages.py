@@ -12,6 +12,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from farflung.protocol.causes import LeaveCause
 from farflung.protocol.digests import LENGTH_BYTES
 from farflung.protocol.limits import (
     ADDRESS_CHARS,
@@ -266,6 +267,7 @@ class Beat(_FromMember, frozen=True, kw_only=True, omit_defaults=True):
     kept: Count = 0  # the number of the newest head that I keep; 0: none
     relay: RelayOffer | None = None  # that I offer
     unmet: Others = ()  # at the relay told
+    lacks_start: bool = False  # I can't found the run: my owner has not named what it begins with
 
     def of(self, fragment: int) -> FragmentBeat | None:
         """None of a fragment that its sender does not hold."""
@@ -347,16 +349,12 @@ class Look(_Message, frozen=True, kw_only=True):
     """See from where this connection comes: it is another one than that of my beats.  Its key says whose it is."""
 
 
-FINISHED = "finished"  # the reason of a peer that leaves with the finished model
-
-
 class Leave(_FromMember, frozen=True, kw_only=True):
-    reason: Reason
+    reason: Reason  # a `LeaveCause`; the last version says a sentence
 
     @property
-    def finished(self) -> bool:
-        """It has the finished model: the one reason that is a word and no sentence."""
-        return self.reason == FINISHED
+    def cause(self) -> LeaveCause:
+        return LeaveCause.of(self.reason)
 
 
 # ---- to a member -----------------------------------------------------------------------------------

@@ -115,4 +115,7 @@ def buckets(buckets_of_this_process: Any, monkeypatch: pytest.MonkeyPatch) -> An
         monkeypatch.delenv(name, raising=False)
     for name, value in buckets_of_this_process.environ.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(
+        "farflung.protocol.process.as_nobody.S3_ENDPOINT", buckets_of_this_process.environ["AWS_ENDPOINT_URL"]
+    )
     return buckets_of_this_process

@@ -23,14 +23,13 @@ from farflung.collectives.flow.crossing import Border, border_after, pack
 from farflung.compression.codec import codec_named, payload_bytes
 from farflung.peer.local.belt import MADE, PLACES, Belt, slot_of
 from farflung.peer.local.memory import SharedState
-from farflung.peer.local.words import Anew, Begin, Frozen, Hand, Need, Shared
+from farflung.peer.local.words import FINISHED, Anew, Begin, Frozen, Hand, Need, Shared
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.agent_process import AgentProcess
 from farflung.peer.trainer.stage_machine import StageMachine
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import Refused
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import FINISHED
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
 from farflung.protocol.outer_numbers import AdamWNumbers
 

@@ -68,7 +68,7 @@ class FoundersTurns:
         self.changes = 0  # of whose turn is over
 
     def founder_of(self, conductor: Conductor) -> Member | None:
-        left = (each for each in conductor.holders if not (each.helps or self.is_over(each)))
+        left = (each for each in conductor.holders if each.can_found and not self.is_over(each))
         return min(left, key=lambda member: member.joined_no, default=None)
 
     def is_over(self, member: Member) -> bool:
@@ -503,8 +503,9 @@ class Guidance:
         is not over founds it, and all of them together found the run."""
         founders = [self._turns.founder_of(each) for each in self._conductors]
         mine = founders[beat.fragments[0].fragment]
-        if member.helps and mine is None:
-            return Goal.WAIT, "waiting for a peer that trains, which gives the run its initial state"
+        if mine is None and not member.can_found:
+            needed = self._core.manifest.start.founder
+            return Goal.WAIT, f"waiting for {needed}, which gives the run its initial state"
         if member is not mine and mine is not None:
             return Goal.WAIT, f"{mine.contact.name} gives the run its initial state"
         lacking = [each for each in self._conductors if not has_founded(each, founders[each.fragment])]

@@ -486,8 +486,7 @@ class RunMachine:
             case Beat():
                 return self._on_beat(member, message)
             case Leave():
-                cause = DepartureCause.FINISHED if message.finished else DepartureCause.LEFT
-                self._lose(member, cause, message.reason or "it left")
+                self._lose(member, DepartureCause.of(message.cause), message.cause.told)
                 self.lending.reclaim()
                 return Verdict.ACCEPTED
 

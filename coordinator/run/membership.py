@@ -85,6 +85,11 @@ class Member:
     doubted_until: float = 0.0  # others could not reach it: it owns nothing for a while
 
     @property
+    def can_found(self) -> bool:
+        """It may have the run's initial state, as far as it has said."""
+        return not self.helps and (self.beat is None or not self.beat.lacks_start)
+
+    @property
     def peer(self) -> str:
         return self.contact.peer
 

@@ -56,6 +56,7 @@ from farflung.peer.state.encoding import Encoded
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.state.recorded_sending import Sending
 from farflung.peer.worker import Inbox, Job, nothing
+from farflung.protocol.causes import LeaveCause
 from farflung.protocol.errors import FarflungError
 from farflung.protocol.frames import ALL_KINDS, ONE_STAGE_KINDS, Frame, Kind, Payload
 from farflung.protocol.messages import DOOR_OUT, Committed, Sent, Tick
@@ -219,7 +220,7 @@ class Agent:
             self._events.on_trainer("gone")
             self._carry_out(machine.on_trainer_gone(now))
         if problem is not None and not machine.leaving.asked:
-            self._carry_out(machine.take_leave(problem, now, "agent"))
+            self._carry_out(machine.take_leave(problem, now, LeaveCause.TRAINER))
         if self._asked_to_leave:
             go = machine.take_leave(ASKED, now) if self._asked_to_leave == 1 else machine.leave(ASKED)
             self._carry_out(go)

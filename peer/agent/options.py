@@ -15,7 +15,7 @@ from pathlib import Path
 
 from farflung.checkpoints.store import Store
 from farflung.compression.codec import check_payload, payload_bytes
-from farflung.peer.footprint import Room, Rules, of_helper, told
+from farflung.peer.footprint import AGENT_BYTES, Room, Rules, need_of, of_helper, told
 from farflung.peer.line.offering import RelayHere
 from farflung.peer.machine.getting_in import Me, PeerConfig
 from farflung.peer.remembered_places import RememberedPlaces
@@ -62,13 +62,25 @@ def config_of(options: AgentOptions, me: Me, saves: bool, remembered: Remembered
         places=url.addresses,
         kept=remembered.load(),
         kept_commits=remembered.load_commits(),
+        start=_start_of(own),
         helps=options.helps,
     )
 
 
+def _start_of(own: OwnConfig) -> str:
+    """A path that leads nowhere is told at once, not when the run is to be founded."""
+    if own.start and "://" not in own.start and not Path(own.start).exists():
+        raise UserError(f"--start {own.start}: there is no such file or folder")
+    return own.start
+
+
 def memory_of_helper(manifest: Manifest, model: ModelSchema, own: OwnConfig) -> str:
-    """The line that says whether it fits; of others the trainer says it, who knows more."""
+    """The line that says whether it fits; of others the trainer says it, who knows more.  UserError where it can't: the
+    coordinator alone has said how large the model is."""
     rules = Rules.of(manifest, own.results_limit, own.results_on_disk)
     values = model.chunk_count * model.chunk_elements
-    found = told(of_helper(rules, values), rules, values, Room(None, available_bytes()))
+    rows, room = of_helper(rules, values), Room(None, available_bytes())
+    found = told(rows, rules, values, room)
+    if need_of(rows).host_bytes - AGENT_BYTES > room.host_bytes > 0:
+        raise UserError(f"run '{manifest.run.name}' does not fit this machine: {found.text}")
     return f"memory: {found.text}" if found.fits else f"memory: it may not fit: {found.text}; {found.todo}"

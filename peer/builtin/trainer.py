@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from farflung.optim.recipes import inner_of
 from farflung.peer.builtin.corpus import ByteTokens, ByteWindows, NextBytes, Windows, load_corpus
+from farflung.peer.builtin.sizes import refuse_too_large
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, next_byte_loss, untied_parts
 from farflung.peer.data.token_shards import TokenShards
 from farflung.peer.pipeline.api import TakesPart, best_device, hold_a_stage
@@ -25,6 +26,7 @@ from farflung.peer.pipeline.batch_loop import BatchLoop
 from farflung.peer.pipeline.parts import Stage
 from farflung.peer.pipeline.samples import Samples
 from farflung.peer.pipeline.stage_loop import StageLoop
+from farflung.peer.room import room_on, rules_here
 from farflung.peer.settings import own_config
 from farflung.peer.trainer.api import Connection, connect, save_weights
 from farflung.protocol.errors import FarflungError, Refused, UserError
@@ -56,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def train(out: Path | None) -> None:
     connection = connect()
+    _refuse_too_large(connection)
     if connection.manifest.pipeline.batch:
         train_in_batches(connection, out)
         return
@@ -78,6 +81,18 @@ def train(out: Path | None) -> None:
             rate.step()
         if out is not None:
             run.save(out)
+
+
+def _refuse_too_large(connection: Connection) -> None:
+    """Before anything is made, or read: the numbers are those of a stranger."""
+    manifest = connection.manifest
+    if manifest.model.builtin != "tiny-gpt":
+        return  # told below
+    try:
+        refuse_too_large(manifest, rules_here(manifest), room_on(best_device()))
+    except UserError:
+        connection.abandon()
+        raise
 
 
 class _WithLoss(nn.Module):

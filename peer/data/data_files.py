@@ -5,24 +5,22 @@ fsspec; whatever the library of a store raises comes out as a UserError or a Sto
 Called by: token_shards.py.  Must not know: what is in the files, leases, models.
 
 A place that a run names (`[data] source`) was chosen by a stranger, and what is read there goes into gradients that
-others see.  So it is read as nobody: without this machine's credentials, over TLS only, wherever it is sent on to, and
-no answer is longer than what was asked for.
+others see.  So it is read as nobody: see protocol/process/as_nobody.py.
 """
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from types import SimpleNamespace
 from typing import IO, Any, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from farflung.protocol.errors import FarflungError, StoreError, UserError
+from farflung.protocol.process import as_nobody
 
 ENDINGS = (".bin", ".npy", ".parquet")
 FILES_MOST = 65_536  # of one place
@@ -115,10 +113,13 @@ class DataFiles:
 
     def _store(self, url: str) -> tuple[Any, str]:
         kind = url.partition("://")[0] if "://" in url else ""
-        options = _as_nobody(kind, url) if self._options is None else self._options
         try:
+            if self._options is None:
+                return as_nobody.opened(url)
             # Instances are kept by fsspec, for each process its own: a worker has its own connections.
-            fs, path = fsspec.core.url_to_fs(url, **options)
+            fs, path = fsspec.core.url_to_fs(url, **self._options)
+        except UserError:
+            raise
         except ImportError as error:
             extra = _EXTRAS.get(kind)
             way = f"pip install 'farflung[{extra}]'" if extra else str(error)
@@ -187,42 +188,3 @@ def _why(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError):
         return "no such file or folder"
     return f"{told or type(error).__name__}"
-
-
-# ---- as nobody ----------------------------------------------------------------------------------------------------
-
-
-def _as_nobody(kind: str, url: str) -> dict[str, Any]:
-    """Options under which a place that a stranger named is read."""
-    if "::" not in url:
-        match kind:
-            case "s3":
-                return {"anon": True}
-            case "https":
-                return {"get_client": guarded_session}
-    raise UserError(f"{url}: a run's data are at https:// or s3://; nothing else is opened on its word")
-
-
-async def guarded_session(**options: Any) -> Any:
-    """A session of aiohttp that follows to TLS only, and reads no answer that is longer than what was asked for."""
-    aiohttp = importlib.import_module("aiohttp")
-    trace = aiohttp.TraceConfig()
-
-    async def on_redirect(_session: Any, _context: SimpleNamespace, asked: Any) -> None:
-        to = asked.response.headers.get("Location", "")
-        if "://" in to and not to.lower().startswith("https://"):
-            raise OSError(f"it is sent on to {to[:100]!r}, and a run's data are read over https alone")
-
-    async def on_answer(_session: Any, _context: SimpleNamespace, asked: Any) -> None:
-        wanted = asked.headers.get("Range", "")
-        if asked.method != "GET" or not wanted or asked.response.status >= 300:
-            return
-        first, _, last = wanted.removeprefix("bytes=").partition("-")
-        due = int(last) - int(first) + 1 if first.isdecimal() and last.isdecimal() else 0
-        length = asked.response.content_length
-        if asked.response.status != 206 or length is None or length > due:
-            raise OSError(f"asked for {due} bytes of it, its server sends {length or 'any number of them'}")
-
-    trace.on_request_redirect.append(on_redirect)
-    trace.on_request_end.append(on_answer)
-    return aiohttp.ClientSession(trace_configs=[trace], **options)

@@ -29,19 +29,22 @@ from blake3 import blake3
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from farflung.peer.data.data_files import DataFile, DataFiles, Options
+from farflung.peer.data.data_files import FILES_MOST, DataFile, DataFiles, Options
 from farflung.peer.data.parquet_column import column_of, integers
 from farflung.peer.data.shared_cache import NoRoom, SharedCache
 from farflung.peer.data.text_lines import TextPath
 from farflung.peer.settings import default_cache, own_config
 from farflung.protocol.errors import StoreError, UserError
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.process.host_memory import available_bytes
+from farflung.protocol.process.units import si
 
 log = logging.getLogger(__name__)
 
 INTEGERS = ("uint8", "uint16", "int16", "uint32", "int32", "int64")
 NPY_HEAD_BYTES = 4096  # far more than the head of a row of integers has
 MAPPED_MOST = 256  # each holds a file open, of which a process may have about a thousand
+ID_BYTES = 8  # of a token in a row
 AT_ONCE = 8  # of files whose heads are read, or which are fetched
 
 T = TypeVar("T")
@@ -94,6 +97,7 @@ class TokenShards(Dataset[Tensor]):
             raise UserError(
                 f"[data] source of run '{manifest.run.name}' names no token shards: give run.batches a data set"
             )
+        _refuse_large_batches(manifest)
         named = [data.source] if isinstance(data.source, str) else list(data.source)
         places, files = ([own_place], DataFiles({})) if own_place else (named, DataFiles(None))
         made = cls.__new__(cls)
@@ -112,6 +116,8 @@ class TokenShards(Dataset[Tensor]):
         self._maps: OrderedDict[int, Any] = OrderedDict()
         self._given_up = False
         found = [each for place in places for each in files.find(place)]
+        if len(found) > FILES_MOST:
+            raise UserError(f"TokenShards: {len(found)} files in all, at most {FILES_MOST} are taken")
         self._shards = self._side_by_side(self._measured, found)
         # So many rows lie before shard 0, 1, 2, ...
         self._before = [0, *accumulate(shard.tokens // length for shard in self._shards)]
@@ -297,3 +303,14 @@ class TokenShards(Dataset[Tensor]):
     def __getstate__(self) -> dict[str, object]:
         """A worker maps the files anew; a copy of their contents would be sent otherwise."""
         return self.__dict__ | {"_maps": OrderedDict()}
+
+
+def _refuse_large_batches(manifest: Manifest) -> None:
+    """Before any file is looked for: the numbers are those of a stranger."""
+    rows = manifest.pipeline.micro if manifest.pipeline.batch else manifest.data.batch
+    need, free = rows * manifest.row_tokens * ID_BYTES, available_bytes()
+    if need > free > 0:
+        raise UserError(
+            f"run '{manifest.run.name}' does not fit this machine: {rows} rows of {manifest.row_tokens} tokens, which "
+            f"it takes at once ([data] batch, length), are {si(need, 'B')}; {si(free, 'B')} are free"
+        )

@@ -13,7 +13,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from farflung.protocol.messages import FINISHED, Lease
+from farflung.protocol.causes import LeaveCause
+from farflung.protocol.messages import Lease
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import Used
 from farflung.protocol.signing import Amendments
@@ -105,13 +106,16 @@ class Made(_Local, frozen=True, kw_only=True, tag="made"):
     problem: str  # why there is nothing; empty: all is well
 
 
+FINISHED = "finished"  # the reason of a trainer that has the finished model: no sentence
+
+
 class Bye(_Local, frozen=True, kw_only=True, tag="bye"):
     reason: str
 
     @property
-    def code(self) -> Literal["finished", "left"]:
+    def cause(self) -> LeaveCause:
         """The trainer has the finished model, or goes before the end."""
-        return "finished" if self.reason == FINISHED else "left"
+        return LeaveCause.FINISHED if self.reason == FINISHED else LeaveCause.LEFT
 
 
 # ---- agent to trainer

@@ -261,9 +261,10 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class BeginFrom:
-    """Read into the state what the run begins with, as run.toml names it."""
+    """Read into the state what the run begins with."""
 
-    start: StartSection
+    start: StartSection  # `source`: where it is read
+    as_nobody: bool  # on the run's word; else this peer's owner has named the place
 
 
 @dataclass(frozen=True, slots=True)

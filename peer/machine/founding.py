@@ -7,6 +7,10 @@ forgotten (Lane.on_sealed).  So nothing of it is fetched, and nobody is believed
 
 What [start] names has one content, by the hash that all agreed on.  So whoever has read it and finds that the run has
 another version 0 knows that its founder lied, and does not train on that.
+
+The run's host chose [start], and what is read goes to all others.  So a path is opened on the word of this peer's owner
+alone (`--start`), whatever the coordinator tells it to do; and what is wrong with what was read, its owner is told, and
+nobody else.
 """
 
 from __future__ import annotations
@@ -23,18 +27,34 @@ from farflung.protocol.messages import Tick
 from farflung.protocol.states import Goal
 
 READ_AGAIN_S = 30.0  # the place did not answer; meanwhile somebody else may found the run
-CODE = "start"  # of a peer that leaves: this run can't begin so, or did not
+
+
+def without_start(start: StartSection, own: str) -> str:
+    """Why the owner's place is of no use; empty: it is.  Silence would train something else than was meant."""
+    if not own or start.source:
+        return ""
+    return (
+        f"--start {own}: this run does not begin with a checkpoint or a file ([start] of its run.toml is empty); leave "
+        "it out"
+    )
 
 
 class Founding:
-    def __init__(self, start: StartSection, is_empty: Callable[[Lane], bool]) -> None:
-        self._start, self._is_empty = start, is_empty
+    def __init__(self, start: StartSection, is_empty: Callable[[Lane], bool], own: str = "") -> None:
+        """`own`: where this peer's owner has what the run begins with; empty: nowhere."""
+        self._start, self._is_empty, self._own = start, is_empty, own
+        self._told = False  # what founding would take
         self._tried: tuple[bytes, ...] = ()  # digests of the version 0 that was tried last
         self._provides = False  # the trainer writes its values
         self.reads = False  # what [start] names is on its way into the state
         self._is_read = False  # what stands in the state as version 0 is what [start] names
         self._founds = False  # told to, when it began to read
         self._again_at = 0.0
+
+    @property
+    def lacks_it(self) -> bool:
+        """What the run begins with is nothing that may be read here."""
+        return bool(self._start.source) and not self._own and not self._start.for_all
 
     def due(self, tick: Tick, lanes: Sequence[Lane], now: float) -> list[Effect]:
         """Asked at every tick, with a trainer that is there."""
@@ -52,13 +72,20 @@ class Founding:
         return [Tell(Provide())]
 
     def _read(self, tick: Tick, lanes: Sequence[Lane], founds: bool, now: float) -> list[Effect]:
-        # What lies on the host's own disk is nobody else's business.
-        others = not founds and self._start.for_all and self._may_begin_so(tick, lanes)
+        if self.lacks_it:
+            return self._tell_once() if founds else []
+        others = not founds and self._may_begin_so(tick, lanes)
         if now < self._again_at or not (founds or others):
             return []
         self.reads, self._is_read, self._founds = True, False, founds
         _fill(lanes)
-        return [Note(f"reads what the run begins with: {self._start.source}"), BeginFrom(self._start)]
+        start = self._start.model_copy(update={"source": self._own or self._start.source})
+        told = Note(f"reads what the run begins with: {start.source}")
+        return [told, BeginFrom(start, as_nobody=not self._own)]
+
+    def _tell_once(self) -> list[Effect]:
+        told, self._told = self._told, True
+        return [] if told else [Note(f"I can't found this run, and wait for {self._start.founder}")]
 
     def _may_begin_so(self, tick: Tick, lanes: Iterable[Lane]) -> bool:
         """Once for each version 0 that this run has."""

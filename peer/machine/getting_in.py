@@ -19,6 +19,7 @@ from farflung.peer.machine.checkpoint_policy import Saving
 from farflung.peer.machine.effects import Assist, Effect, Follow, LookElsewhere, Note, Tell
 from farflung.peer.machine.lanes import Participation
 from farflung.protocol.caps import RESULTS_BYTES
+from farflung.protocol.causes import LeaveCause
 from farflung.protocol.errors import UserError
 from farflung.protocol.frames import Payload
 from farflung.protocol.join_url import Address
@@ -125,6 +126,7 @@ class PeerConfig:
     places: tuple[Address, ...] = ()  # where the join URL says that it is
     kept: bytes = b""  # the list of its addresses that a former life of this peer kept
     helps: bool = False  # no trainer will come: it owns chunks and gives state, and contributes nothing
+    start: str = ""  # where its owner has what the run begins with; empty: nowhere
     kept_commits: bytes = b""  # and the run's newest steps, as its coordinator signed them
     protocol: int = PROTOCOL_VERSION  # the newest that it speaks; the simulator has peers of the last version
 
@@ -314,14 +316,14 @@ STAY_WITH_SUMS_S = 60.0
 
 class Leaving:
     def __init__(self) -> None:
-        self.reason = self.code = ""
+        self.reason, self.code = "", LeaveCause.LEFT
         self._until = 0.0
 
     @property
     def asked(self) -> bool:
         return bool(self.reason)
 
-    def ask(self, reason: str, code: str, now: float, has_sums: bool = False) -> None:
+    def ask(self, reason: str, code: LeaveCause, now: float, has_sums: bool = False) -> None:
         """`has_sums`: it may have some, of a batch."""
         self.reason, self.code = reason or "it left", code
         self._until = now + (STAY_WITH_SUMS_S if has_sums else STAY_S)

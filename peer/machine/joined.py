@@ -69,6 +69,8 @@ class Joined:
         crossings = _crossings(offer, part, config, chance) if attached.stages else None
         if crossings is not None:
             training = Training.of_stage(known.manifest, crossings, attached.stages, training)
+        founding = Founding(known.manifest.start, is_empty, config.start)
+        reports.lacks_start = founding.lacks_it
         return Joined(
             offer,
             training,
@@ -81,7 +83,7 @@ class Joined:
             Restoring(config.saves, _worth_rolling_on(attached, config)),
             Recalling(config.recalls),
             Gathering(me, known, part, config.gathers and may_gather(known.manifest)),
-            Founding(known.manifest.start, is_empty),
+            founding,
             Amending(known, config.pinned),
         )
 

@@ -39,25 +39,18 @@ from farflung.peer.machine import effects as do
 from farflung.peer.machine.batch_work import BatchWork
 from farflung.peer.machine.checkpoint_policy import Held
 from farflung.peer.machine.crossings import is_crossing
-from farflung.peer.machine.founding import CODE
-from farflung.peer.machine.getting_in import (
-    NO_HELP,
-    Doorway,
-    Leaving,
-    Offer,
-    PeerConfig,
-    Stand,
-)
+from farflung.peer.machine.founding import without_start
+from farflung.peer.machine.getting_in import NO_HELP, Doorway, Leaving, Offer, PeerConfig, Stand
 from farflung.peer.machine.joined import Joined
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.reports import BeatTimes, Reporter
 from farflung.peer.machine.seeking import Seeking
 from farflung.peer.machine.trainer_view import Training
+from farflung.protocol.causes import LeaveCause
 from farflung.protocol.frames import Frame, Payload, Spoiled
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import (
-    FINISHED,
     Aborted,
     AuditChunks,
     Challenge,
@@ -152,6 +145,8 @@ class PeerMachine:
         if self.known is None:
             self.known = Known(Manifest.from_canonical(challenge.manifest), challenge.run_id)
             self.training = Training.of(self.known.manifest)
+            if problem := without_start(self.known.manifest.start, self._config.start):
+                return self._exit(LeaveCause.START, problem)
             effects = self.on_trainer_waiting()
         if self._config.helps and self.known.manifest.pipeline.stages > 1:
             return self._exit("no-helpers", NO_HELP)
@@ -263,7 +258,7 @@ class PeerMachine:
         if tick.goal == Goal.FINISH and exchange.is_complete(tick.fragments):
             effects += exchange.finish()
             if not self.training.attached:
-                effects += self.leave(FINISHED, FINISHED)
+                effects += self.leave("the run is complete", LeaveCause.FINISHED)
         for lane, word in part.words(tick.fragments):
             effects += self.reports.repeat(word, lane.round)
         return effects
@@ -281,7 +276,11 @@ class PeerMachine:
         """The coordinator needs me in another stage: what I hold of mine goes, and I come in as a newcomer does."""
         self.counters.count(Verdict.STALE, joined.early_count)
         told = joined.moves_to(to)
-        effects: list[do.Effect] = [do.Note(f"I {told}"), self.reports.leave(f"it {told}"), do.LeaveMembers()]
+        effects: list[do.Effect] = [
+            do.Note(f"I {told}"),
+            self.reports.leave(LeaveCause.MOVES),
+            do.LeaveMembers(),
+        ]
         effects += [*joined.gathering.finish(), do.Vacate()]
         self.doorway.leave(self._now, 0.0)
         self.joined, self.offer, self.tick, self._vacating, self._vacant = None, None, None, True, True
@@ -300,7 +299,7 @@ class PeerMachine:
         if joined is None:
             return []
         leaves, effects = joined.on_begun(problem, is_final, now)
-        return self.leave(leaves, CODE) if leaves else effects + self._move_on()
+        return self.leave(leaves, LeaveCause.START) if leaves else effects + self._move_on()
 
     # ---- other peers ---------------------------------------------------------------------------------------
 
@@ -365,7 +364,7 @@ class PeerMachine:
         if joined is None:
             return []
         if wrong := joined.founding.contradiction(joined.part.lanes[fragment], version, digest):
-            return self.leave(wrong, CODE)
+            return self.leave(wrong, LeaveCause.START)
         effects = joined.exchange.on_sealed(fragment, version, digest)
         # That I hold it is told with it, where I am told under which nonce: that is calculated in a moment.
         told = [] if joined.part.lanes[fragment].proving else self._tell_news()
@@ -446,7 +445,7 @@ class PeerMachine:
             case Need():
                 effects = [*self.training.on_need(message), *self._beat()]
             case Bye(reason=reason):
-                return self.take_leave(reason, now, message.code)
+                return self.take_leave(reason, now, message.cause)
         return effects + self._move_on()
 
     def _on_micro(self, word: Counted | Unusable) -> list[do.Effect]:
@@ -512,7 +511,7 @@ class PeerMachine:
             self.joined.founding.on_trainer_gone(self.joined.lanes)
         return []
 
-    def take_leave(self, reason: str, now: float, code: str = "left") -> list[do.Effect]:
+    def take_leave(self, reason: str, now: float, code: LeaveCause = LeaveCause.LEFT) -> list[do.Effect]:
         """In good order: after the rounds in flight, if they end soon."""
         self._now = now
         if self.exited or self.leaving.asked:
@@ -528,10 +527,11 @@ class PeerMachine:
         awaited = batch is not None and (batch.counted != 0 or self.training.gives)
         return self.leaving.may_go(self.part, self.doorway.inside, self._now, awaited)
 
-    def leave(self, reason: str, code: str = "left") -> list[do.Effect]:
+    def leave(self, reason: str, code: LeaveCause = LeaveCause.LEFT) -> list[do.Effect]:
+        """`reason`: for this peer's owner, and for nobody else."""
         if self.exited:
             return []
-        goodbye = [self.reports.leave(reason)] if self.doorway.inside else []
+        goodbye = [self.reports.leave(code)] if self.doorway.inside else []
         return [*goodbye, *self._exit(code, reason)]
 
     def _exit(self, code: str, reason: str) -> list[do.Effect]:

@@ -19,6 +19,7 @@ from farflung.peer.machine.effects import ToCoordinator
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.trainer_view import Training, Work
+from farflung.protocol.causes import LeaveCause
 from farflung.protocol.digests import bits, mask_of, mask_to_bytes, root_of, split_hashes
 from farflung.protocol.limits import PART_BYTES, PARTS_AT_ONCE, WAYS_MOST
 from farflung.protocol.messages import (
@@ -100,6 +101,7 @@ class Reporter:
         self.roster_no = 0
         self.era = 0
         self.leaving = False
+        self.lacks_start = False  # what the run begins with is nothing that may be read here
         self._seq = 0
         self._told_punched: tuple[str, ...] = ()
         self._said: dict[int, Said] = {}  # by fragment
@@ -320,6 +322,7 @@ class Reporter:
                 kept=kept,
                 relay=vitals.relay,
                 unmet=vitals.unmet[:WAYS_MOST],
+                lacks_start=self.lacks_start,
             )
         )
 
@@ -328,8 +331,9 @@ class Reporter:
             return Phase.STUCK
         return Phase.LEAVING if self.leaving else phase_of(part, training)
 
-    def leave(self, reason: str) -> ToCoordinator:
-        return ToCoordinator(Leave(session=self.session, seq=self._next(), reason=reason))
+    def leave(self, cause: LeaveCause) -> ToCoordinator:
+        """No sentence: it might say what lies on this machine, and its owner alone is told that."""
+        return ToCoordinator(Leave(session=self.session, seq=self._next(), reason=cause.value))
 
 
 class BeatTimes:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from farflung.peer.footprint import of_stage
+from farflung.peer.local.words import FINISHED
 from farflung.peer.pipeline.batch_loop import BatchLoop
 from farflung.peer.pipeline.fitting import fitting_stages, needs_of, room_here, say_which_fit
 from farflung.peer.pipeline.part_checks import Loss, survey_parts
@@ -25,7 +26,6 @@ from farflung.peer.room import rules_here, say_whether_it_fits
 from farflung.peer.trainer.api import Connection, connect
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.errors import FarflungError, UserError
-from farflung.protocol.messages import FINISHED
 from farflung.protocol.outer_numbers import VALUE_BYTES
 from farflung.protocol.process.log_lines import Teller, mistakes_in_one_line
 

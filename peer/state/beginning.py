@@ -49,7 +49,8 @@ class Beginning:
         try:
             self._submit(state.clear, nothing)
             room = threading.Semaphore(READ_AHEAD)
-            for cells in beginning(effect.start, self._attached.model, self._attached.held):
+            begun = beginning(effect.start, self._attached.model, self._attached.held, effect.as_nobody)
+            for cells in begun:
                 while not room.acquire(timeout=0.2):
                     if self._worker.given_up.is_set():
                         return

@@ -52,12 +52,14 @@ def pinned(path: Path | str, momentum: str = "fresh") -> StartSection:
     return StartSection.model_validate({"from": str(path), "hash": hash_at(str(path)), "momentum": momentum})
 
 
-def placed(start: StartSection, model: ModelSchema, held: slice = slice(None), parts: int = 2) -> np.ndarray:
-    """The state that comes of it, as a peer with these fragments lays it out."""
+def placed(
+    start: StartSection, model: ModelSchema, held: slice = slice(None), parts: int = 2, is_own: bool = True
+) -> np.ndarray:
+    """The state that comes of it, as a peer with these fragments lays it out.  `is_own`: its owner names the place."""
     fragments = model.fragments(len(model.stages) or 1)[held]
     count = sum(each.count for each in fragments) * model.chunk_elements
     flat = np.zeros((parts, count), np.float32)
-    for cells in beginning(start, model, fragments):
+    for cells in beginning(start, model, fragments, as_nobody=not is_own):
         flat[cells.part, cells.at : cells.at + len(cells.values)] = cells.values
     return flat
 
@@ -233,9 +235,32 @@ def test_what_lies_in_a_bucket_is_read_like_what_lies_on_a_disk(
     url = buckets.publish({"models/a.safetensors": (tmp_path / "a.safetensors").read_bytes()})
     there = pinned(f"{url}/models/a.safetensors")
     assert there.for_all and there.hash == local.hash
-    assert (placed(there, schema_of(model)) == placed(local, schema_of(model))).all()
+    assert (placed(there, schema_of(model), is_own=False) == placed(local, schema_of(model))).all()
     folder = f"{url}/run/{save(Store(f'{url}/run'), 1).folder}"
     assert placed(pinned(folder, "keep"), MODEL)[1].any()
+
+
+def test_no_path_is_opened_on_a_runs_word(tmp_path: Path, saved: str) -> None:
+    file, model = written(tmp_path / "a.safetensors", Net().state_dict()), schema_of(Net())
+    for start, schema in ((file, model), (pinned(saved), MODEL)):
+        placed(start, schema)
+        with pytest.raises(UserError, match="nothing else is opened on a run's word"):
+            placed(start, schema, is_own=False)
+
+
+def test_what_is_read_for_the_hash_alone_has_an_end(tmp_path: Path) -> None:
+    head = {"big": {"dtype": "U8", "shape": [1 << 50], "data_offsets": [0, 1 << 50]}}
+    values = {
+        name: tensor.numpy() for name, tensor in Net().state_dict().items() if tensor.is_floating_point()
+    }
+    at, path = 1 << 50, tmp_path / "a.safetensors"
+    for name, each in values.items():
+        head[name] = {"dtype": "F32", "shape": list(each.shape), "data_offsets": [at, at + each.nbytes]}
+        at += each.nbytes
+    raw = json.dumps(head).encode()
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw)
+    with pytest.raises(UserError, match="bytes of it are integers, at most"):
+        placed(StartSection.model_validate({"from": str(path), "hash": "0" * 64}), schema_of(Net()))
 
 
 # ---- in run.toml ---------------------------------------------------------------------------------------------------

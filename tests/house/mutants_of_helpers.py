@@ -45,9 +45,9 @@ HELPERS = (
     ),
     Mutant(
         "who helps founds no run",
-        "coordinator/run/guidance.py",
-        "if not (each.helps or self.is_over(each))",
-        "if not self.is_over(each)",
+        "coordinator/run/membership.py",
+        "return not self.helps and (self.beat is None or not self.beat.lacks_start)",
+        "return self.beat is None or not self.beat.lacks_start",
         MEMBERS,
     ),
     Mutant(

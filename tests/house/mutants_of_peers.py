@@ -309,10 +309,10 @@ STATE = (
         ("tests/peer/machine/test_founding.py",),
     ),
     Mutant(
-        "nobody but the founder reads what lies on the host's own disk",
+        "nobody opens a path on the word of a run",
         "peer/machine/founding.py",
-        "others = not founds and self._start.for_all and self._may_begin_so(tick, lanes)",
-        "others = not founds and self._may_begin_so(tick, lanes)",
+        "return bool(self._start.source) and not self._own and not self._start.for_all",
+        "return False",
         ("tests/peer/machine/test_founding.py",),
     ),
     Mutant(
@@ -575,6 +575,7 @@ STAGES = (
 
 CACHE_TESTS = ("tests/peer/data/test_shared_cache.py",)
 FILE_TESTS = ("tests/peer/data/test_data_files.py",)
+NOBODY_TESTS = ("tests/protocol/process/test_as_nobody.py",)
 FOOTPRINT_TESTS = ("tests/peer/test_footprint.py",)
 SHARD_TESTS = ("tests/peer/data/test_token_shards.py",)
 SHARDS = (
@@ -615,24 +616,31 @@ SHARDS = (
     ),
     Mutant(
         "a run's data are read without this machine's keys",
-        "peer/data/data_files.py",
-        'return {"anon": True}',
-        "return {}",
-        FILE_TESTS,
+        "protocol/process/as_nobody.py",
+        '"anon": True,',
+        '"anon": False,',
+        NOBODY_TESTS,
     ),
     Mutant(
         "a run's data are followed over TLS alone",
-        "peer/data/data_files.py",
+        "protocol/process/as_nobody.py",
         'if "://" in to and not to.lower().startswith("https://"):',
         "if False:",
-        FILE_TESTS,
+        NOBODY_TESTS,
     ),
     Mutant(
         "no answer is read that is longer than what was asked for",
-        "peer/data/data_files.py",
+        "protocol/process/as_nobody.py",
         "if asked.response.status != 206 or length is None or length > due:",
         "if False:",
-        FILE_TESTS,
+        NOBODY_TESTS,
+    ),
+    Mutant(
+        "nobody in this machine's networks is spoken with on the word of a run",
+        "protocol/process/as_nobody.py",
+        "if not is_public(address[0]):",
+        "if False:",
+        NOBODY_TESTS,
     ),
     Mutant(
         "a short answer is no row",

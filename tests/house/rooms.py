@@ -307,6 +307,7 @@ PURE_MODULES = (
     "optim/schedule",
     "peer/footprint",
     "peer/agent/turns",
+    "peer/builtin/sizes",
     "peer/island/blocks",
     "peer/island/looks",
     "peer/island/parts",

@@ -56,8 +56,7 @@ LOOKING |= {"rpartition", "rsplit", "splitlines", "removesuffix"}
 PATTERNS = {"search", "match", "fullmatch", "findall", "finditer", "sub", "subn"}
 # How often each of these may, and why.  (coordinator/ledger/old_sentences.py reads plain texts, and is there for that.)
 MAY = {
-    "protocol/messages.py": (1, 'a reason to leave is "finished" or a sentence: the wire has no cause'),
-    "peer/local/words.py": (1, "the trainer's, too"),
+    "peer/local/words.py": (1, 'a trainer\'s reason to leave is "finished" or a sentence'),
     "peer/machine/machine.py": (1, "the same sentence is not told twice in a row"),
 }
 

@@ -44,6 +44,7 @@ WRITTEN: dict[str, tuple[str, object]] = {
     "record": ("/tmp/work", Path("/tmp/work")),
     "metrics": ("9100", "9100"),
     "data": ("s3://there/tokens", "s3://there/tokens"),
+    "start": ("s3://there/a.safetensors", "s3://there/a.safetensors"),
     "book": ("here.example:29810", "here.example:29810"),
     "cache": ("/tmp/shards", Path("/tmp/shards")),
     "cache_limit": ("40 GB", 40_000_000_000),

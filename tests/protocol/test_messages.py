@@ -102,6 +102,7 @@ EXAMPLES: dict[str, m.Message] = {
         punched=("bob",),
         relay=RelayOffer(29803, 2_500_000, 3, 1, 0, 7000, 2, ""),
         unmet=("cyd",),
+        lacks_start=True,
     ),
     "sent": m.Sent(
         seat=2,
@@ -251,7 +252,8 @@ FROZEN_FIELDS = {
     "stands_by": "whereabouts",
     "status": "status",
     "beat": "session seq roster_no fragments phase step tokens loss tx_bytes rx_bytes up_bytes_per_s "
-    "down_bytes_per_s have want samples rough era saved unsure leaving data batch punched amended kept relay unmet",
+    "down_bytes_per_s have want samples rough era saved unsure leaving data batch punched amended kept relay unmet "
+    "lacks_start",
     "sent": "session seq round_no hashes tokens steps loss used seat counted signature",
     "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash "
     "dots inputs signature lengths got_by sums sum_dots sum_tags held_since",
@@ -289,6 +291,7 @@ MAY_LACK = {
     ("beat", "punched"),
     ("beat", "relay"),
     ("beat", "unmet"),
+    ("beat", "lacks_start"),
     ("tick", "relay"),
     ("probe", "look"),
     ("probed", "port"),

@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from farflung.protocol.causes import LeaveCause
+
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
 
@@ -37,9 +39,16 @@ def test_a_new_run_goes_on_from_a_checkpoint_with_its_momentum(stage: Any) -> No
     found = stage.call("checkpoint", "start", place, "--momentum")
     assert found.returncode == 0 and found.stdout.startswith("[start]\nfrom = "), found.stderr
     second_run(stage, found.stdout, rounds=2)
-    stage.join("bob", "--checkpoints", str(stage.folder / "saved again"))
-    assert stage.wait("bob") == 0, stage.log("bob")
+    # What lies on a disk is opened on the word of its owner alone: ann came first, and waits.
+    stage.join("ann")
+    stage.eventually(
+        lambda: "waiting for a peer that joins with --start PATH" in stage.log("ann"), "ann waits"
+    )
+    start = found.stdout.split('"')[1]
+    stage.join("bob", "--start", start, "--checkpoints", str(stage.folder / "saved again"))
+    assert [stage.wait(name) for name in ("ann", "bob")] == [0, 0], stage.log("bob")
     assert "reads what the run begins with" in stage.log("bob")
+    assert "reads what" not in stage.log("ann")
     events = [each for each in stage.events("coordinator") if each["event"] == "committed"]
     before = [each for each in _events_of(stage, "first.data") if each["event"] == "committed"]
     assert events[0]["loss"] < before[0]["loss"] - 0.3, "it does not begin anew"
@@ -59,7 +68,9 @@ def test_a_file_that_does_not_fit_ends_the_founder_with_one_line(stage: Any) -> 
     path = stage.folder / "less.safetensors"
     save_file(model, path)
     second_run(stage, stage.call("checkpoint", "start", str(path)).stdout)
-    stage.join("bob")
+    stage.join("bob", "--start", str(path))
     assert stage.wait("bob") == 21, stage.log("bob")
     assert "this run can't begin so" in stage.log("bob") and "Traceback" not in stage.log("bob")
+    [gone] = [each for each in stage.events("coordinator") if each["event"] == "departed"]
+    assert gone["reason"] == LeaveCause.START.told, "what is wrong with it, its owner alone is told"
     assert stage.status()["version"] == 0, "nothing was trained"

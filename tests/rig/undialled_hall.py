@@ -27,10 +27,10 @@ MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, byt
 
 
 class Hall:
-    def __init__(self) -> None:
-        self.drawn = 0
+    def __init__(self, manifest: Manifest = MANIFEST) -> None:
+        self.drawn, self.manifest = 0, manifest
         self.effects: list[Effect] = []  # of the last word at the door
-        self.machine = RunMachine(MANIFEST, RUN_ID, [], self.random)
+        self.machine = RunMachine(manifest, RUN_ID, [], self.random)
         self.machine.start(0.0, 4000)
 
     def random(self, count: int) -> bytes:
@@ -45,7 +45,7 @@ class Hall:
         assert isinstance(challenge, m.Challenge)
         bare = m.Hello(
             protocol=PROTOCOL_VERSION, run_id=RUN_ID, identity=guest.identity, key=guest.key, address=address,
-            software="test", manifest=MANIFEST.digest, model=MODEL, fragments=(0,), version=-1, digest=b"",
+            software="test", manifest=self.manifest.digest, model=MODEL, fragments=(0,), version=-1, digest=b"",
             process=guest.process, token="", signature=b"", helps=helps,
         )  # fmt: skip
         signed = replace(bare, signature=guest.signer.sign(hello_part(bare, challenge.nonce)))
@@ -56,7 +56,7 @@ class Hall:
     def says(self, guest: Guest, message: m.FromMember) -> list[Effect]:
         return self.machine.on_member(guest.key, message, 0.0)
 
-    def beat(self, guest: Guest, roster_no: int = 0) -> m.Tick:
+    def beat(self, guest: Guest, roster_no: int = 0, lacks_start: bool = False) -> m.Tick:
         guest.seq += 1
         where = m.FragmentBeat(
             fragment=0, version=-1, digest=b"", round_no=0, epoch=0, decision_no=0, ready=False, need=()
@@ -65,6 +65,7 @@ class Hall:
             session=guest.session, seq=guest.seq, roster_no=roster_no, fragments=(where,), phase="inner", step=0,
             tokens=0, loss=None, tx_bytes=0, rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0, have=(), want=0,
             samples=0, rough=False, era=0, saved=-1, unsure=False, leaving=False, data=b"", batch=None,
+            lacks_start=lacks_start,
         )  # fmt: skip
         ticks = [
             each.message

@@ -21,6 +21,7 @@ class Web:
         self.failures = 0  # so many of the next answers to GET are an error
         self.cut_bytes = 0  # every answer to GET lacks so many at its end
         self.knows_ranges = True
+        self.more_headers: dict[str, str] = {}  # of every answer
         self.asked: list[str] = []
 
     def __enter__(self) -> Web:
@@ -82,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _head(self, status: int, length: int, **fields: str) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(length))
-        for name, value in fields.items():
+        for name, value in {**self.of.more_headers, **fields}.items():
             self.send_header(name, value)
         self.end_headers()
 

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from farflung.peer.builtin import trainer
+from farflung.peer.builtin import sizes, trainer
+from farflung.peer.builtin.tiny_gpt import GPTConfig, build
+from farflung.peer.footprint import Room, Rules
 from farflung.protocol.manifest import Manifest
 
 
@@ -23,6 +25,64 @@ def test_a_peer_without_the_optimizers_package_is_told_what_to_install_and_gives
     assert trainer.main([]) == 2 and given_up == [True]
     said = capsys.readouterr().err
     assert "pip install pytorch-optimizer" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        "[model]\nlayers = 1024\nwidth = 65536",
+        "[model]\nlayers = 1\nwidth = 65536\nheads = 1",
+        "[model]\ncontext = 1048576\nwidth = 65536\nlayers = 1",
+        "[model]\ncontext = 1048576\n[data]\nbatch = 65536\nlease_samples = 65536",
+        "[model]\ncontext = 1048576\n[pipeline]\nbatch = 4\nmicro = 65536\n[merge]\npolicy = 'mean'",
+        "[model]\ncontext = 1048576\n[pipeline]\nbatch = 4\nmicro = 65536\nstages = 2\n[merge]\npolicy = 'mean'\n"
+        "[outer]\nstep = 'adamw'",
+    ],
+)
+def test_a_run_that_can_not_fit_is_refused_in_a_line_before_anything_is_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], toml: str
+) -> None:
+    manifest, given_up = Manifest.from_toml(toml, "run.toml"), list[bool]()
+    connection = SimpleNamespace(manifest=manifest, abandon=lambda: given_up.append(True))
+    monkeypatch.setattr(trainer, "connect", lambda: connection)
+    monkeypatch.setattr(trainer, "room_on", lambda device: Room(None, 64e9))
+    for name in ("build", "untied_parts", "load_corpus"):
+        monkeypatch.setattr(trainer, name, lambda *_: pytest.fail("something was made"))
+    assert trainer.main([]) == 2 and given_up == [True]
+    said = capsys.readouterr().err
+    assert "run 'my-run' does not fit this machine" in said and said.count("\n") == 1
+    assert "64.0GB are free" in said
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "context", "batch"), [(2, 64, 64, 8), (4, 128, 128, 4), (1, 96, 512, 2)]
+)
+def test_what_is_counted_of_a_run_is_less_than_it_takes_and_not_much(
+    layers: int, width: int, context: int, batch: int
+) -> None:
+    toml = f"[model]\nlayers = {layers}\nwidth = {width}\ncontext = {context}\n[data]\nbatch = {batch}"
+    manifest = Manifest.from_toml(toml, "run.toml")
+    model = build(GPTConfig(layers, width, 4, context), 0)
+    assert sizes.values_of(manifest) == sum(each.numel() for each in model.parameters())
+    weights = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if (at := tensor.untyped_storage().data_ptr()) not in weights:
+            kept[at] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(torch.zeros(batch, context + 1, dtype=torch.int64))
+    real = sum(each.untyped_storage().nbytes() for each in kept.values())
+    assert 0.75 * real < sizes.step_bytes(manifest) <= real
+
+
+def test_small_runs_fit_small_machines() -> None:
+    """No run of the examples is refused where it ran before."""
+    manifest = Manifest()
+    sizes.refuse_too_large(manifest, Rules.of(manifest), Room(None, 20e6))
+    sizes.refuse_too_large(manifest, Rules.of(manifest), Room(None, 0.0))  # a system that does not say
 
 
 @pytest.mark.parametrize(("count", "lines"), [(0, 0), (1, 0), (4, 1)])

@@ -1,4 +1,4 @@
-"""Files of a data set at any URL: found, read in pieces, asked for again; and what is opened on a stranger's word."""
+"""Files of a data set at any URL: found, read in pieces, asked for again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 from farflung.peer.data import data_files
-from farflung.peer.data.data_files import TRIES, DataFiles, guarded_session
+from farflung.peer.data.data_files import TRIES, DataFiles
 from farflung.protocol.errors import StoreError, UserError
 from rig.web import Web
 
@@ -113,52 +113,3 @@ def test_s3_is_found_by_stars_and_read_in_pieces(buckets: Any) -> None:
         found = files.find(f"{bucket}/run/*.bin")
         assert [each.url for each in found] == [f"{bucket}/run/a.bin", f"{bucket}/run/b.bin"]
         assert files.read([(found[1], 5, 7)]) == [bytes([5, 6])]
-
-
-# ---- on a stranger's word ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        "/etc/passwd",
-        "file:///etc/passwd",
-        "http://192.168.1.1/a.bin",
-        "memory://a",
-        "https://a.example/x::file:///etc",
-    ],
-)
-def test_nothing_of_this_machine_or_its_network_is_opened_on_a_runs_word(place: str) -> None:
-    with pytest.raises(UserError, match="a run's data are at https:// or s3://"):
-        DataFiles(None).find(place)
-
-
-def test_a_run_s_data_are_read_without_this_machine_s_keys(buckets: Any) -> None:
-    private = buckets.new()
-    buckets.client.put_object(Bucket=private[5:], Key="a.bin", Body=bytes(4))
-    assert DataFiles({}).find(f"{private}/a.bin"), "whoever has the keys may read it"
-    with pytest.raises(UserError, match=r"a\.bin: Forbidden"):
-        DataFiles(None).find(f"{private}/a.bin")
-    fs, _ = DataFiles(None)._store("s3://bucket/a.bin")
-    assert fs.anon is True
-    fs, _ = DataFiles(None)._store("https://a.example/a.bin")
-    assert fs.get_client is guarded_session
-
-
-def test_a_run_s_data_are_not_sent_on_to_where_there_is_no_tls(web: Web) -> None:
-    web.sent_on["/a.bin"] = web.url("/private.bin")
-    web.files["/private.bin"] = bytes(100)
-    with pytest.raises(UserError, match="and a run's data are read over https alone"):
-        DataFiles({"get_client": guarded_session}).find(web.url("/a.bin"))
-    assert not any("private" in each for each in web.asked)
-    assert DataFiles({}).find(web.url("/a.bin")), "whoever names a place himself may be sent on"
-
-
-def test_an_answer_that_is_longer_than_what_was_asked_for_is_not_read(web: Web) -> None:
-    web.files["/a.bin"] = bytes(100_000)
-    files = DataFiles({"get_client": guarded_session}, lambda pause: None)
-    (file,) = files.find(web.url("/a.bin"))
-    assert files.read([(file, 10, 20)]) == [bytes(10)]
-    web.knows_ranges = False
-    with pytest.raises(StoreError, match="asked for 10 bytes of it, its server sends 100000"):
-        files.read([(file, 10, 20)])

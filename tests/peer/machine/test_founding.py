@@ -8,7 +8,7 @@ from farflung.checkpoints.result_log import ResultLog
 from farflung.peer.local.words import Provide
 from farflung.peer.machine.checkpoint_policy import is_empty
 from farflung.peer.machine.effects import BeginFrom, Effect, Note, Tell
-from farflung.peer.machine.founding import READ_AGAIN_S, Founding
+from farflung.peer.machine.founding import READ_AGAIN_S, Founding, without_start
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lane_states import Empty
 from farflung.protocol.manifest_sections import StartSection
@@ -35,8 +35,8 @@ def tick(goal: Goal, digest: bytes = b"", version: int = 0) -> Tick:
     )  # fmt: skip
 
 
-def founding(start: StartSection = FOR_ALL) -> tuple[Founding, Lane]:
-    return Founding(start, is_empty), empty_lane()
+def founding(start: StartSection = FOR_ALL, own: str = "") -> tuple[Founding, Lane]:
+    return Founding(start, is_empty, own), empty_lane()
 
 
 def reads(effects: list[Effect]) -> bool:
@@ -50,18 +50,55 @@ def test_without_a_beginning_the_trainer_writes_its_own_values() -> None:
     assert it.on_provided() and not it.on_provided()
 
 
-@pytest.mark.parametrize("start", [FOR_ALL, HOSTS_OWN])
-def test_the_founder_reads_what_the_run_begins_with(start: StartSection) -> None:
-    it, lane = founding(start)
+@pytest.mark.parametrize(
+    ("start", "own", "at", "as_nobody"),
+    [
+        (FOR_ALL, "", "https://a.example/x.safetensors", True),
+        (FOR_ALL, "/mine", "/mine", False),
+        (HOSTS_OWN, "/mine", "/mine", False),
+    ],
+)
+def test_the_founder_reads_what_the_run_begins_with(
+    start: StartSection, own: str, at: str, as_nobody: bool
+) -> None:
+    it, lane = founding(start, own)
     found = it.due(tick(Goal.FOUND), [lane], 0.0)
-    assert found[1:] == [BeginFrom(start)] and lane.filling and it.reads
-    assert it.due(tick(Goal.FOUND), [lane], 9.0) == []
+    assert (
+        found[1:] == [BeginFrom(start.model_copy(update={"source": at}), as_nobody)]
+        and lane.filling
+        and it.reads
+    )
+    assert it.due(tick(Goal.FOUND), [lane], 9.0) == [] and not it.lacks_it
     it.on_trainer_gone([lane])
     assert lane.filling, "its pieces still come into the state"
     assert it.on_read("", False, [lane], 9.0) == ("", []) and not it.reads
 
 
-def test_others_read_what_everybody_can_once_and_nothing_of_the_hosts_own_disk() -> None:
+@pytest.mark.parametrize(
+    "place", ["/home/me/x.safetensors", "file:///home/me/x.safetensors", "/home/me/run/1"]
+)
+def test_no_path_is_opened_on_the_runs_word_whoever_is_told_to_found(place: str) -> None:
+    it, lane = founding(StartSection.model_validate({"from": place, "hash": "a" * 64}))
+    assert it.lacks_it
+    for goal in (Goal.FOUND, Goal.SYNC, Goal.WAIT):
+        assert not reads(it.due(tick(goal, DIGEST), [lane], 0.0)) and not lane.filling
+    said = [each for _ in range(3) for each in it.due(tick(Goal.FOUND), [lane], 99.0)]
+    assert said == [], "once is enough"
+    told, _ = founding(StartSection.model_validate({"from": place, "hash": "a" * 64}))
+    [note] = told.due(tick(Goal.FOUND), [lane], 0.0)
+    assert isinstance(note, Note)
+    assert (
+        "a peer that joins with --start PATH and has what" in note.text
+        and "(hash aaaaaaaaaaaaaaaa...)" in note.text
+    )
+
+
+def test_a_place_of_ones_own_is_of_no_use_where_the_run_begins_with_nothing() -> None:
+    assert "leave it out" in without_start(StartSection(), "/mine")
+    assert without_start(StartSection(), "") == without_start(HOSTS_OWN, "/mine") == ""
+
+
+def test_others_read_what_they_can_once() -> None:
     it, lane = founding()
     assert not reads(it.due(tick(Goal.WAIT), [lane], 0.0)), "nobody has founded it"
     lane.fill()
@@ -71,8 +108,8 @@ def test_others_read_what_everybody_can_once_and_nothing_of_the_hosts_own_disk()
     assert reads(it.due(tick(Goal.SYNC, DIGEST), [lane], 0.0))
     it.on_read("it does not answer", False, [lane], 1.0)
     assert not reads(it.due(tick(Goal.SYNC, DIGEST), [lane], 99.0)), "it is sent the state instead"
-    mine, lane = founding(HOSTS_OWN)
-    assert not reads(mine.due(tick(Goal.SYNC, DIGEST), [lane], 0.0))
+    mine, lane = founding(HOSTS_OWN, "/mine")
+    assert reads(mine.due(tick(Goal.SYNC, DIGEST), [lane], 0.0))
 
 
 def test_a_founder_leaves_where_nothing_can_come_of_it_and_else_tries_again() -> None:

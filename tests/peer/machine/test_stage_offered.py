@@ -21,6 +21,7 @@ from farflung.peer.machine.effects import (
 )
 from farflung.peer.machine.getting_in import PeerConfig, me_of
 from farflung.peer.machine.machine import PeerMachine
+from farflung.protocol.causes import LeaveCause
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Beat, Challenge, FragmentTick, Gone, Hello, Leave, Tick, Welcome
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
@@ -169,7 +170,7 @@ def test_who_is_told_to_serve_another_stage_leaves_its_own_and_comes_in_as_a_new
     effects = peer.on_control(tick(1, serve=2), 1.0)
     kinds = [type(each) for each in effects]
     [bye] = [e.message for e in effects if isinstance(e, ToCoordinator) and isinstance(e.message, Leave)]
-    assert bye.reason == "it moves from stage 1 to stage 2, which is short" and not bye.finished
+    assert bye.cause is LeaveCause.MOVES and bye.cause.told == "it moves to another stage"
     assert kinds.index(ToCoordinator) < kinds.index(LeaveMembers) < kinds.index(Vacate)
     assert peer.joined is None and not peer.doorway.inside and not peer.exited
     assert peer.on_control(tick(1, serve=2, seq=2), 1.0) == [], "it is out"

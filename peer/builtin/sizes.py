@@ -1,0 +1,68 @@
+"""What a run's [model] and [data] take of this machine at least, before anything of it is made.
+
+Called by the built-in trainer.  The numbers are a stranger's: [model] may ask for a width of 65,536 in 1,024 layers,
+and on a machine that tries to make that other programs are killed.  So what can't fit is refused in one line; of what
+may fit, peer/room.py says so in its own.  What is counted is what is kept in any case: footprint.py's arithmetic, and
+what one step keeps from its forward to its backward pass.  Pure.
+"""
+
+from __future__ import annotations
+
+from farflung.peer.footprint import (
+    AGENT_BYTES,
+    OPTIMIZER_BYTES,
+    TRAINER_BYTES,
+    Model,
+    Need,
+    Room,
+    Rules,
+    need_of,
+    of_peer,
+)
+from farflung.protocol.errors import UserError
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.outer_numbers import VALUE_BYTES
+from farflung.protocol.process.units import si
+
+VOCAB = 256  # of tiny_gpt.py, which loads torch
+KEPT_PER_BLOCK = 14  # vectors of a token that a block keeps for its backward pass, at least
+KEPT_LOGITS = 2
+ID_BYTES = 8
+
+
+def values_of(manifest: Manifest) -> int:
+    """Parameters of the built-in model."""
+    shape = manifest.model
+    block = 12 * shape.width**2 + 2 * shape.width
+    return shape.layers * block + (VOCAB + shape.context + 1) * shape.width
+
+
+def step_bytes(manifest: Manifest) -> int:
+    """Of one step's samples: themselves, and what is kept of them.  Where the model is cut, of the least stage."""
+    shape, pipeline = manifest.model, manifest.pipeline
+    samples = pipeline.micro if pipeline.batch else manifest.data.batch
+    layers = shape.layers if pipeline.stages == 1 else 1
+    vectors = KEPT_PER_BLOCK * layers * shape.width + KEPT_LOGITS * VOCAB
+    return samples * (shape.context * vectors * VALUE_BYTES + manifest.row_tokens * ID_BYTES)
+
+
+def refuse_too_large(manifest: Manifest, rules: Rules, room: Room) -> None:
+    """UserError for a run that can't fit.  Which stages of a model that is cut do, pipeline/fitting.py says."""
+    values, step = values_of(manifest), step_bytes(manifest)
+    need = Need(0.0, 0.0, 0.0, 0.0)
+    if manifest.pipeline.stages == 1:
+        kept = 0.0 if manifest.pipeline.batch else OPTIMIZER_BYTES[manifest.inner.optimizer]
+        rows = of_peer(rules, Model(values, optimizer_bytes=kept, on_gpu=room.gpu_bytes is not None))
+        need = need_of(rows)
+    # Python and torch are here by now, or are small beside what is asked about.
+    host = max(0.0, need.host_bytes - AGENT_BYTES - TRAINER_BYTES)
+    least = Need(need.gpu_bytes + step, host, need.shared_bytes, need.disk_bytes)
+    if least.within(room) or not room.host_bytes:  # 0: this system does not say
+        return
+    shape, free = manifest.model, room.host_bytes + (room.gpu_bytes or 0.0)
+    whole = least.gpu_bytes + least.host_bytes
+    raise UserError(
+        f"run '{manifest.run.name}' does not fit this machine: its model (layers = {shape.layers}, width = "
+        f"{shape.width}, context = {shape.context}) has {si(values)} values, and training it takes at least "
+        f"{si(whole, 'B')}, of which {si(step, 'B')} are one step's; {si(free, 'B')} are free"
+    )
