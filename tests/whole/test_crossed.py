@@ -64,7 +64,7 @@ RESTORES = Scenario(
 )
 
 
-@pytest.mark.parametrize("seed", [1, 3, 4])
+@pytest.mark.parametrize("seed", [2, 7, 12])
 def test_P1_true_pieces_that_nobody_asked_for_poison_no_restore(seed: int) -> None:
     """Each of these seeds broke P1 or P3 as long as pieces that came were installed while a checkpoint was read in."""
     at_s = 14.0 + 0.37 * seed
