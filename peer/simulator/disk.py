@@ -115,6 +115,7 @@ class VirtualCheckpoints:
         peer = self._peer
         if not peer.alive:
             return
+        peer.world.observe("restoring", (peer, effect))
         found = [kept for kept in self._disk.kept if kept.fits(effect.lacking) and not self._disk.fails()]
         newest = found[0] if found else None
         if newest is not None:

@@ -383,6 +383,7 @@ class VirtualPeer:
             if era == effect.era and chunk in here:
                 self.state.install(Install(chunk, version, raw))
                 held[chunk] = (version, digest)
+        self.world.observe("recalled", (self, held))
         self.carry_out(self.machine.on_recalled(held, now))
 
     def _answer(self, to: str, kind: Kind, version: int, chunk: int, era: int) -> None:

@@ -100,6 +100,11 @@ class StageInvariants(BatchInvariants):
                 self._seats.clear()  # what was counted is of no use
         super().on_record(record)
 
+    def on_restored(self, versions: tuple[int, ...]) -> None:
+        """A restored run knows of no batch: it begins another one, in which seats are given again."""
+        super().on_restored(versions)
+        self._seats.clear()
+
     def _nobody_is_passed_over(self, versions: tuple[int, ...]) -> None:
         held = [self._of_weight_with_more(stage, version) for stage, version in enumerate(versions)]
         told = f"the run goes back to {versions}, while of every stage somebody lives and holds more: {held}"

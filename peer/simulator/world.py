@@ -117,27 +117,27 @@ class World:
         self.disks: dict[int, VirtualDisk] = {}  # they survive every kill
         self.own: dict[int, OwnDisk] = {}  # and so does what lies beside a peer's key
         self._keys = [self._identity() for _ in range(scenario.peers + scenario.stranger)]
-        liars = {_peer_of(key) for key in self._keys[scenario.peers - scenario.liars :]}
+        liars = {peer_of(key) for key in self._keys[scenario.peers - scenario.liars :]}
         self.league = League(scenario.lies, liars, RUN_ID)
         self.invariants.liars |= liars
         self.invariants.lied, self.invariants.lies_to_itself = self.league.lied, scenario.lies == "echo"
-        self._lines = CutLines(scenario, [_peer_of(key) for key in self._keys[: scenario.cut_off]])
+        self._lines = CutLines(scenario, [peer_of(key) for key in self._keys[: scenario.cut_off]])
         self._host = Host(scenario)
         self._changes = HostChanges(scenario, seed)
         self.lost_disk = LostDisk(self, self._changes, seed)
-        self.relay, first = VirtualRelay(scenario, seed), _peer_of(self._keys[0])
+        self.relay, first = VirtualRelay(scenario, seed), peer_of(self._keys[0])
         self.slow_line = SlowLine(scenario, first, self.model)
         self.routers = VirtualRouters(scenario, seed, self.peers, self.after, self._look, first)
         self.offers = VirtualOffers(scenario, seed, self.peers, self.after, self._carry_out)
         self.between = Between(self.relay, self.offers, self.routers)
         self._held_at_cut = Held()
-        self.last = LastPeer(scenario, _peer_of(self._keys[-1]), self.random, self.model.chunk_elements)
+        self.last = LastPeer(scenario, peer_of(self._keys[-1]), self.random, self.model.chunk_elements)
         self.invariants.cheated, self.invariants.wrong_sums = self.last.wrong, self.last.wrong_sums
         self.invariants.nothing_wrong = scenario.audit_first > scenario.league
         lies_itself = scenario.cheats or scenario.accuses or scenario.mutes or scenario.withholds
         about_sums = scenario.league + lies_itself
-        self.invariants.liars |= {_peer_of(key) for key in self._keys[len(self._keys) - about_sums :]}
-        by_peer = {_peer_of(key): key for key in self._keys}
+        self.invariants.liars |= {peer_of(key) for key in self._keys[len(self._keys) - about_sums :]}
+        by_peer = {peer_of(key): key for key in self._keys}
         self.neighbours = Neighbours(scenario, list(by_peer), self.random, self._ledger, lambda: self.now)
         self.work_league = WorkLeague.of(scenario, RUN_ID, by_peer, self._ledger, seed)
 
@@ -470,13 +470,13 @@ class World:
 
     def _restart_accomplices(self, peers: Iterable[str]) -> None:
         """What they sent is lost with them, so that nobody can do the sums again."""
-        for peer in map(_peer_of, self._keys[-1 - self.scenario.league : -1]):
+        for peer in map(peer_of, self._keys[-1 - self.scenario.league : -1]):
             if peer in peers and self.peers[peer].alive and not self.peers[peer].exit_code:
                 self.peers[peer].alive = False
                 self.start_again(peer)
 
     def start_again(self, peer: str) -> None:
-        self.start_peer(next(i for i, key in enumerate(self._keys) if _peer_of(key) == peer))
+        self.start_peer(next(i for i, key in enumerate(self._keys) if peer_of(key) == peer))
 
     def _blackout(self) -> None:
         """Everybody at once that is not cut off: what is left is the journal, and the checkpoints."""
@@ -583,7 +583,7 @@ class World:
         )
 
 
-def _peer_of(key: Ed25519PrivateKey) -> str:
+def peer_of(key: Ed25519PrivateKey) -> str:
     return peer_id_of(key.public_key().public_bytes_raw())
 
 

@@ -1,0 +1,80 @@
+"""Knobs of the machines, drawn anew for each seed: patiences, bounds and shares at which the rules turn.
+
+A promise must hold whatever these are; with the values of production a seed meets only the moments that these allow.
+Every constant below is a number in a module of the core that its rules read when they act.  `turned` sets them wherever
+they were imported, and puts them back.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+ROOM = "farflung."
+# Module, constant, and by which factors it may be multiplied.  Whole numbers stay whole, and at least 1.
+SHORTER_OR_LONGER = (0.25, 0.5, 2.0, 4.0)
+FEWER_OR_MORE = (0.5, 2.0)
+KNOBS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
+    ("checkpoints.catch_up", "ASKED_OF_ONE_DONOR", FEWER_OR_MORE),
+    ("checkpoints.catch_up", "UNVOUCHED_KEPT", FEWER_OR_MORE),
+    ("checkpoints.donors", "BACKOFF_MOST", FEWER_OR_MORE),
+    ("checkpoints.donors", "FIRST_ASKED", FEWER_OR_MORE),
+    ("checkpoints.donors", "LATER_BELIEVED_S", SHORTER_OR_LONGER),
+    ("checkpoints.fellows", "TELL_EVERY_S", SHORTER_OR_LONGER),
+    ("collectives.flow.flow", "ROOM_AGAIN_S", SHORTER_OR_LONGER),
+    ("collectives.flow.microbatches", "ASK_AFTER_S", SHORTER_OR_LONGER),
+    ("collectives.flow.microbatches", "SILENT_S", SHORTER_OR_LONGER),
+    ("collectives.flow.taking_back", "GIVES_EVERY_S", SHORTER_OR_LONGER),
+    ("collectives.flow.taking_back", "QUIET_S", SHORTER_OR_LONGER),
+    ("collectives.round.asking", "ARRIVING_PATIENCE", FEWER_OR_MORE),
+    ("collectives.round.asking", "BACKOFF_MOST", FEWER_OR_MORE),
+    ("collectives.round.asking", "IN_VAIN", FEWER_OR_MORE),
+    # Four times as long, a round is over before anybody doubts.
+    ("collectives.round.deciding", "DOUBTED_S", (0.25, 0.5, 2.0)),
+    ("collectives.round.kept", "ASKED_AGAIN_S", SHORTER_OR_LONGER),
+    ("collectives.round.kept", "GIVEN_MOST", FEWER_OR_MORE),
+    ("collectives.round.member", "ASK_AT_ONCE", FEWER_OR_MORE),
+    ("coordinator.batches.batches", "SEAT_EVERY_S", SHORTER_OR_LONGER),
+    ("coordinator.batches.micros", "BEATS_AHEAD", FEWER_OR_MORE),
+    ("coordinator.court.questions", "ASK_AGAIN_S", SHORTER_OR_LONGER),
+    ("coordinator.rounds.withholding", "ROUNDS_NOT_WAITED", FEWER_OR_MORE),
+    ("coordinator.run.conductor", "RETRY_S", SHORTER_OR_LONGER),
+    ("coordinator.run.core", "KEEP_AGAIN_S", SHORTER_OR_LONGER),
+    ("coordinator.run.going_back", "AWAIT_DEAD", FEWER_OR_MORE),
+    ("coordinator.run.guidance", "DONORS_TURN_S", SHORTER_OR_LONGER),
+    ("coordinator.run.machine", "RECONNECT_GRACE_S", SHORTER_OR_LONGER),
+    ("coordinator.run.settling", "CHECKS_AT_ONCE", FEWER_OR_MORE),
+    ("peer.machine.auditing", "ASK_AGAIN_S", SHORTER_OR_LONGER),
+    ("peer.machine.checkpoint_policy", "READ_AGAIN_S", SHORTER_OR_LONGER),
+    ("peer.machine.checkpoint_policy", "STARVED_S", SHORTER_OR_LONGER),
+    ("peer.machine.getting_in", "RETRY_S", SHORTER_OR_LONGER),
+)
+OFTEN = 0.3  # each of them, in a seed that turns any
+
+
+@contextmanager
+def turned(seed: int) -> Iterator[dict[str, float]]:
+    """Half of the seeds turn none.  Yields what was turned: «module.NAME» and its value."""
+    draw = random.Random(f"knobs {seed}")
+    turned_now: dict[str, float] = {}
+    before: list[tuple[object, str, object]] = []
+    turns_any = draw.random() < 0.5
+    for name, constant, factors in KNOBS:
+        wanted, factor = draw.random() < OFTEN, draw.choice(factors)
+        if not (turns_any and wanted):
+            continue
+        usual = getattr(importlib.import_module(ROOM + name), constant)
+        value = max(1, round(usual * factor)) if isinstance(usual, int) else usual * factor
+        turned_now[f"{name}.{constant}"] = value
+        for module in [m for n, m in sys.modules.items() if n.startswith(ROOM)]:
+            if vars(module).get(constant) is usual:
+                before.append((module, constant, usual))
+                setattr(module, constant, value)
+    try:
+        yield turned_now
+    finally:
+        for module, constant, usual in reversed(before):
+            setattr(module, constant, usual)

@@ -1,0 +1,93 @@
+"""Worlds that cross all others, with knobs turned and true frames at bad moments: no promise is broken in any of them.
+
+More: `python -m farflung.peer.simulator.sweep` tries 20,000 seeds, and says how to replay one that broke a promise.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from farflung.peer.simulator.crossed import KINDS, LAYERS, crossed
+from farflung.peer.simulator.knobs import KNOBS, ROOM, turned
+from farflung.peer.simulator.replays import ReplayingWorld
+from farflung.peer.simulator.scenario import Scenario
+from farflung.peer.simulator.sweep import swept
+from rig.pieces import pieces
+
+IN_TEST, IN_HARD = 5, 30  # seeds a piece
+
+
+def finished_of(seeds: range) -> int:
+    outcomes = []
+    for seed in seeds:
+        one = swept(seed)
+        assert not one.broken, (
+            f"seed {seed} [{' + '.join(one.layers)}] {one.broken}; --seed {seed} --log shows it"
+        )
+        outcomes.append(one.outcome)
+    return outcomes.count("finished")
+
+
+@pytest.mark.parametrize("piece", range(4))
+def test_no_promise_is_broken_where_worlds_cross(piece: int) -> None:
+    assert finished_of(range(piece * IN_TEST, (piece + 1) * IN_TEST)) >= IN_TEST // 2
+
+
+@pytest.mark.hard
+@pytest.mark.parametrize("piece", pieces(10))
+def test_no_promise_is_broken_where_more_worlds_cross(piece: int) -> None:
+    first = 1000 + piece * IN_HARD
+    assert finished_of(range(first, first + IN_HARD)) >= 0.8 * IN_HARD
+
+
+# A blackout, and peers that come back with checkpoints of an older version while one member still sends pieces of the
+# newest: nothing that it sends belongs into a state that is being read.
+RESTORES = Scenario(
+    peers=3,
+    chunks=3,
+    rounds=14,
+    min_peers=2,
+    drop=0.0,
+    duplicate=0.0,
+    slow=0.0,
+    kill_per_effect=0.0,
+    cut_per_s=0.0,
+    trainer_crash_per_s=0.0,
+    store_fails=0.0,
+    every_rounds=2,
+    go_back_after_s=4.0,
+    end_s=300.0,
+)
+
+
+@pytest.mark.parametrize("seed", [2, 7, 12])
+def test_P1_true_pieces_that_nobody_asked_for_poison_no_restore(seed: int) -> None:
+    """Each of these seeds broke P1 or P3 as long as pieces that came were installed while a checkpoint was read in."""
+    at_s = 14.0 + 0.37 * seed
+    world = ReplayingWorld(seed, replace(RESTORES, blackout_at_s=at_s, faults_until_s=at_s + 46.0))
+    world.aimed = 1.0
+    assert world.run().outcome == "finished"
+    assert world.replayed > 100
+
+
+def test_every_kind_and_every_layer_is_drawn() -> None:
+    drawn = Counter(name for seed in range(400) for name in crossed(seed)[1])
+    assert set(KINDS) | set(LAYERS) <= set(drawn)
+
+
+def test_knobs_are_put_back_and_are_seen_where_they_were_imported() -> None:
+    def values() -> list[object]:
+        return [getattr(importlib.import_module(ROOM + name), constant) for name, constant, _ in KNOBS]
+
+    usual, changed = values(), set()
+    for seed in range(40):
+        with turned(seed) as knobs:
+            changed |= set(knobs)
+            now = values()
+        assert sum(a != b for a, b in zip(usual, now, strict=True)) == len(knobs)
+        assert values() == usual
+    assert len(changed) == len(KNOBS)
