@@ -550,7 +550,10 @@ class CatchUp:
         if not is_piece(manifest[index], payload, header.hash, self._parts):
             self._refused_by(sender, key)
             return Verdict.BAD_HASH, []
-        self._asked.pop(key, None)  # a late answer is as good as one in time
+        if self._asked.pop(key, None) is None and self.lowest != NO_VERSION:
+            # A late answer is as good as one in time, but not where a version is whole, or was: one piece of a newer
+            # one would tear it, and whoever sends that, true as it is, need not give the others.
+            return Verdict.STALE, []
         if self.versions[index] >= header.version:
             return Verdict.DUPLICATE, []
         self._stuck.discard(header.chunk)

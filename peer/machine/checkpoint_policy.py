@@ -11,7 +11,7 @@ It also takes up what had arrived of the state before this peer was killed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.peer.machine.effects import Digests, DropSave, Effect, Note, Recall, Restore, SaveFragment
@@ -26,6 +26,7 @@ from farflung.protocol.states import Goal
 
 READ_AGAIN_S = 30.0  # no good checkpoint was there: somebody may bring one
 STARVED_S = 20.0  # holding nothing, and no donor gave anything
+TORN_S = 60.0  # the same, between two versions, with donors that are named
 AT_RELAY = "those who hold the state are met at a relay only: I look for a recent checkpoint first"
 
 
@@ -136,12 +137,9 @@ class Restoring:
             word.fragment: word.digests
             for word in tick.fragments
             # Joiners may all have the same pieces of it, given by somebody who is gone; or have taken in pieces of a
-            # newer version, and nobody can give the others.
-            if (word.fragment in empty or (word.fragment in has and not word.donors))
-            and (
-                now - self._has[word.fragment][1] >= STARVED_S
-                or (alone and word.fragment in empty and (not word.donors or len(empty) == len(lanes)))
-            )
+            # newer version, and nobody can give the others: also those named as donors may be torn by them.
+            if now - self._has.get(word.fragment, (0, now))[1] >= self._patience_s(word, empty)
+            or (alone and word.fragment in empty and (not word.donors or len(empty) == len(lanes)))
         }
         if loading or now < self._again_at:
             return []
@@ -160,6 +158,10 @@ class Restoring:
                 lane.fill()
         told = [] if starved else [Note(AT_RELAY)]
         return [*told, Restore(lacking)]
+
+    def _patience_s(self, word: FragmentTick, empty: Collection[int]) -> float:
+        """Without a piece.  What is torn may lose rounds by being read, so donors have longer to heal it."""
+        return STARVED_S if word.fragment in empty or not word.donors else TORN_S
 
     def _is_far(self, word: FragmentTick) -> bool:
         """All who would give me this fragment's state are met at a relay."""

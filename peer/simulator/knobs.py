@@ -1,31 +1,29 @@
 """Knobs of the machines, drawn anew for each seed: patiences, bounds and shares at which the rules turn.
 
 A promise must hold whatever these are; with the values of production a seed meets only the moments that these allow.
-Every constant below is a number in a module of the core that its rules read when they act.  `turned` sets them wherever
-they were imported, and puts them back.
+Every constant below is a number that only the module in which it stands reads, when its rules act: so it is set there,
+and put back.
 """
 
 from __future__ import annotations
 
 import importlib
 import random
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 
 ROOM = "farflung."
 # Module, constant, and by which factors it may be multiplied.  Whole numbers stay whole, and at least 1.
 SHORTER_OR_LONGER = (0.25, 0.5, 2.0, 4.0)
 FEWER_OR_MORE = (0.5, 2.0)
 KNOBS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
-    ("checkpoints.catch_up", "ASKED_OF_ONE_DONOR", FEWER_OR_MORE),
     ("checkpoints.catch_up", "UNVOUCHED_KEPT", FEWER_OR_MORE),
     ("checkpoints.donors", "BACKOFF_MOST", FEWER_OR_MORE),
     ("checkpoints.donors", "FIRST_ASKED", FEWER_OR_MORE),
     ("checkpoints.donors", "LATER_BELIEVED_S", SHORTER_OR_LONGER),
     ("checkpoints.fellows", "TELL_EVERY_S", SHORTER_OR_LONGER),
     ("collectives.flow.flow", "ROOM_AGAIN_S", SHORTER_OR_LONGER),
-    ("collectives.flow.microbatches", "ASK_AFTER_S", SHORTER_OR_LONGER),
     ("collectives.flow.microbatches", "SILENT_S", SHORTER_OR_LONGER),
     ("collectives.flow.taking_back", "GIVES_EVERY_S", SHORTER_OR_LONGER),
     ("collectives.flow.taking_back", "QUIET_S", SHORTER_OR_LONGER),
@@ -60,19 +58,18 @@ def turned(seed: int) -> Iterator[dict[str, float]]:
     """Half of the seeds turn none.  Yields what was turned: «module.NAME» and its value."""
     draw = random.Random(f"knobs {seed}")
     turned_now: dict[str, float] = {}
-    before: list[tuple[object, str, object]] = []
+    before: list[tuple[ModuleType, str, float]] = []
     turns_any = draw.random() < 0.5
     for name, constant, factors in KNOBS:
         wanted, factor = draw.random() < OFTEN, draw.choice(factors)
         if not (turns_any and wanted):
             continue
-        usual = getattr(importlib.import_module(ROOM + name), constant)
+        module = importlib.import_module(ROOM + name)
+        usual = getattr(module, constant)
         value = max(1, round(usual * factor)) if isinstance(usual, int) else usual * factor
         turned_now[f"{name}.{constant}"] = value
-        for module in [m for n, m in sys.modules.items() if n.startswith(ROOM)]:
-            if vars(module).get(constant) is usual:
-                before.append((module, constant, usual))
-                setattr(module, constant, value)
+        before.append((module, constant, usual))
+        setattr(module, constant, value)
     try:
         yield turned_now
     finally:

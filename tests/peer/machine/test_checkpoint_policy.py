@@ -12,7 +12,14 @@ from msgspec.structs import replace
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.checkpoints.result_log import ResultLog
 from farflung.coordinator.door.keys import load_or_create
-from farflung.peer.machine.checkpoint_policy import AT_RELAY, READ_AGAIN_S, STARVED_S, Restoring, Saving
+from farflung.peer.machine.checkpoint_policy import (
+    AT_RELAY,
+    READ_AGAIN_S,
+    STARVED_S,
+    TORN_S,
+    Restoring,
+    Saving,
+)
 from farflung.peer.machine.effects import DropSave, Note, Restore, SaveFragment
 from farflung.peer.machine.lane import Lane
 from farflung.peer.settings import place_of
@@ -190,6 +197,17 @@ def test_P3_a_peer_torn_between_two_versions_reads_its_checkpoint_when_nobody_ca
     assert due.due_restore(nobody, torn, False, 2 * STARVED_S) == [], "it has moved on"
     assert due.due_restore(nobody, torn, False, 3 * STARVED_S - 1.0) == []
     [restore] = due.due_restore(nobody, torn, False, 3 * STARVED_S)
+    assert isinstance(restore, Restore) and set(restore.lacking) == {0}
+
+
+def test_P3_donors_that_are_named_and_give_nothing_do_not_keep_a_torn_peer_from_its_checkpoint() -> None:
+    """Two that were torn by one piece each name the other: neither can give anything."""
+    due, torn = Restoring(enabled=True), lanes(5, 5)
+    torn[0].catch.versions[1] = 7
+    torn[0]._look_whether_torn()
+    bob = tick_of(("bob",), ("bob",))
+    assert due.due_restore(bob, torn, False, 0.0) == due.due_restore(bob, torn, False, TORN_S - 1.0) == []
+    [restore] = due.due_restore(bob, torn, False, TORN_S)
     assert isinstance(restore, Restore) and set(restore.lacking) == {0}
 
 

@@ -129,6 +129,7 @@ class Ann:
         self.lane.advance(9.0)  # after a pause
         self.lane.on_piece("bob", with_payload(Header(Kind.MANIFEST, TAG, version=version), b"".join(theirs)))
         state = with_payload(Header(Kind.STATE, TAG, version=version, chunk=1), NEXT[1])
+        self.lane.advance(9.0)  # it is asked for
         verdict, effects = self.lane.on_piece("bob", state)
         assert verdict == Verdict.ACCEPTED
         return [*effects, *self.lane.advance(9.0)]
@@ -493,6 +494,17 @@ def test_P18_what_the_run_has_confirmed_need_not_be_shown_any_more() -> None:
     ann = ann_at_version_1()
     ann.lane.on_tick(tick(1, verified=True, digests=((1, b"a" * 32),)))
     assert DropBefore(0) in ann.moves_on()
+
+
+def test_P4_a_true_piece_that_nobody_asked_for_tears_nothing_that_is_whole() -> None:
+    ann = ann_at_version_1()
+    theirs = [hash_bytes(piece) for piece in NEXT]
+    ann.lane.on_tick(tick(2, digests=((2, root_of(theirs)),), donors=("bob",)))
+    ann.lane.on_piece("bob", with_payload(Header(Kind.MANIFEST, TAG, version=2), b"".join(theirs)))
+    for chunk in (0, 1):
+        state = with_payload(Header(Kind.STATE, TAG, version=2, chunk=chunk), NEXT[chunk])
+        assert ann.lane.on_piece("eve", state) == (Verdict.STALE, [])
+    assert ann.lane.whole and ann.lane.version == 1
 
 
 def test_P18_what_was_fetched_proves_nothing() -> None:
