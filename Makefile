@@ -73,8 +73,9 @@ mutants: $(STAMP) ## break each rule of the protocol by one line and see whether
 storm: $(STAMP) ## 16 peers, faults that come by chance, 15 minutes
 	@$(BIN)/python benchmarks/storm.py
 
-fuzz: $(STAMP) ## a million damaged frames and files for every parser of what others send (minutes)
+fuzz: $(STAMP) ## a million damaged frames and files for every parser of what others send, then a minute of each guided by coverage
 	@$(BIN)/python benchmarks/fuzz.py
+	@$(BIN)/python benchmarks/fuzz_guided.py
 
 # mypy follows folders, not editable installs, and the checkout may have any name: so it is shown the checkout
 # through a link called farflung.
