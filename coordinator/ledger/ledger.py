@@ -102,6 +102,8 @@ class FragmentBook:
     norms: dict[int, tuple[float, float]] = field(default_factory=dict)
     rates: dict[int, float] = field(default_factory=dict)  # by version: tokens for each leased sample
     cosines: dict[int, float] = field(default_factory=dict)  # by version: see useful_members.py
+    # By version, of the last commits: when, on the run's clock, and the tokens of each member.
+    work: dict[int, tuple[float, dict[str, int]]] = field(default_factory=dict)
     last_in: dict[str, int] = field(default_factory=dict)  # peer -> the newest version that has work of it
     dropped_round: int = 0  # the newest round whose work the guard threw away
     dropped_at: int = -1  # the version that it started from
@@ -126,7 +128,7 @@ class FragmentBook:
     def forget_after(self, version: int) -> None:
         """What was committed later is void."""
         known: dict[int, Any]
-        figures = self.norms, self.rates, self.cosines, self.marks
+        figures = self.norms, self.rates, self.cosines, self.work, self.marks
         for known in (self.digests, self.shown, self.commits, *figures):
             for newer in [v for v in known if v > version]:
                 del known[newer]
@@ -339,6 +341,8 @@ class Ledger:
         for suspect in record.suspects:
             book.trust[suspect] = 0
         book.last_in.update(dict.fromkeys(commit.included, commit.version))
+        book.work[commit.version] = (record.at_s, _tokens_by(record))
+        _keep_newest(book.work)
         if record.rate is not None:
             book.rates[commit.version] = record.rate
             _keep_newest(book.rates)
@@ -537,7 +541,7 @@ def _put_back(ledger: Ledger, head: Head, books: Books) -> None:
     for number, (book, said) in enumerate(zip(ledger.books, books.fragments, strict=True)):
         book.version = head.versions[number]
         book.digests, book.shown, book.commits, book.marks = dict(said.digests), {}, {}, {}
-        book.norms, book.rates = {}, {}
+        book.norms, book.rates, book.work = {}, {}, {}
         book.vouched = set(said.vouched)
         book.holders = {peer: Holder(reached, tokens) for peer, reached, tokens in said.holders}
         book.dropped_round, book.dropped_at = said.dropped_round, -1

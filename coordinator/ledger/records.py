@@ -127,6 +127,7 @@ class CommittedRound(_Record, frozen=True, kw_only=True, tag="committed"):
     counted: dict[
         str, bytes
     ] = {}  # of a synchronous batch: whose sums have which microbatches in them, as masks
+    at_s: float = 0.0  # on the run's clock
 
 
 class CommittedBatch(_Record, frozen=True, kw_only=True, tag="committed_batch"):

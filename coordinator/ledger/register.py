@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from farflung.coordinator.ledger.records import (
     Admitted,
     Banned,
+    CommittedBatch,
+    CommittedRound,
     Invited,
     Paused,
     Record,
@@ -53,6 +55,10 @@ class Register:
             case Started(clock_s=clock_s, wall_s=wall_s):
                 self._saw(clock_s)
                 self.began_s, self.wall_s = clock_s, wall_s
+            case CommittedRound(at_s=at_s):
+                self._saw(at_s)
+            case CommittedBatch(rounds=rounds):
+                self._saw(rounds[-1].at_s)
             case Invited():
                 self._saw(record.at_s)
                 self.invitations[record.digest] = Invitation(record.uses, record.until_s, record.note)

@@ -29,6 +29,7 @@ from farflung.coordinator.rounds.weighting import (
     Claim,
     believed,
     guarded,
+    longer,
     token_weights,
     weighted,
 )
@@ -286,7 +287,8 @@ class InFlight(Reported):
                 return Waiting(f"decide: waiting for the dot products of {missing}")
             merge = self.rules.merge
             among = self.comparing.compared(ready, self.groups)
-            self.screening = screened_in_groups(among, merge.clip, merge.trusted)
+            work = {m: longer(m, self.sent[m].tokens, merge) for m in ready}
+            self.screening = screened_in_groups(among, merge.clip, merge.trusted, work)
         return self._settle(ready, alive, reason)
 
     def _foresee(self, alive: set[str]) -> Foreseen | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 from typing import Protocol
 
@@ -65,6 +66,8 @@ class Book(Protocol):
     @property
     def norms(self) -> Mapping[int, tuple[float, float]]: ...
     @property
+    def work(self) -> Mapping[int, tuple[float, Mapping[str, int]]]: ...
+    @property
     def rates(self) -> Mapping[int, float]: ...
     @property
     def last_in(self) -> Mapping[str, int]: ...
@@ -72,8 +75,11 @@ class Book(Protocol):
     def dropped_at(self) -> int: ...
 
 
-def rules_for(manifest: Manifest, book: Book, peers: Sequence[str], books: Iterable[Book] = ()) -> RoundRules:
-    """`books`: of all fragments."""
+def rules_for(
+    manifest: Manifest, book: Book, peers: Sequence[str], books: Iterable[Book] = (), clock_s: float = 0.0
+) -> RoundRules:
+    """`books`: of all fragments.  `clock_s`: the run's, now."""
+    spans = {peer: _span(book, peer, clock_s) for peer in peers}
     merge = MergeRules(
         robust=manifest.merge.policy == "robust",
         clip=manifest.merge.clip,
@@ -82,7 +88,12 @@ def rules_for(manifest: Manifest, book: Book, peers: Sequence[str], books: Itera
         norms=tuple(norm for norm, _ in book.norms.values()),
         trusted=frozenset(manifest.admission.trusted),
         usual_rate=_usual_rate(book, books),
-        rounds={peer: book.version + 1 - book.last_in.get(peer, book.version - NEW_ROUNDS) for peer in peers},
+        rounds={
+            peer: max(span, 1.0 + NEW_ROUNDS if peer not in book.last_in else 1.0)
+            for peer, span in spans.items()
+        },
+        spans=spans,
+        usual_of={peer: median(own) for peer in peers if (own := _tokens_of(book, peer))},
         usual_tokens=median([tokens for _, tokens in book.norms.values()] or [0.0]),
         refused=book.dropped_at == book.version,
     )
@@ -95,6 +106,23 @@ def rules_for(manifest: Manifest, book: Book, peers: Sequence[str], books: Itera
         merge,
         measures=manifest.batch_clip < math.inf,
     )
+
+
+def _span(book: Book, peer: str, clock_s: float) -> float:
+    """Since its work went in last, in usual rounds: those that were made without it, or the time, where none were made.
+
+    Of somebody whose work never did, since the newest commit: what it did before that began from another version.
+    """
+    since = book.last_in.get(peer, book.version)
+    times = [at_s for _, (at_s, _) in sorted(book.work.items())]
+    apart = [after - before for before, after in pairwise(times)]
+    usual_s = median(apart) if len(apart) + 1 >= NORMS_LEAST else 0.0
+    at_s, _ = book.work.get(since, (times[0] if times else 0.0, {}))
+    return max(1.0, book.version + 1 - since, (clock_s - at_s) / usual_s if usual_s > 0.0 else 0.0)
+
+
+def _tokens_of(book: Book, peer: str) -> list[int]:
+    return [tokens[peer] for _, tokens in book.work.values() if tokens.get(peer)]
 
 
 def _usual_rate(book: Book, books: Iterable[Book]) -> float:

@@ -5,7 +5,8 @@ they give the norms and cosines of whole contributions.  Two rules, in this orde
 
     direction   a member's figure is the median of its cosines to all others; out is who has less than a quarter of
                 the members' median figure.  Relative, since honest cosines fall from 0.9 to 0.1 during a training.
-    length      contributions longer than `clip` times the median are shortened to that.
+    length      contributions longer than `clip` times the median are shortened to that; of who had longer than usual to
+                train, its length is that of its usual work (`longer`), and so is its limit.
 
 Members that the host trusts are never out for their direction.  Where there are too few to judge each other, those
 that are trusted judge the rest: by their length, and if they are two by their direction as well.
@@ -21,7 +22,7 @@ make that member count for little in this round, and a root so of one group's su
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import inf, isfinite, sqrt
 from statistics import median
@@ -98,14 +99,23 @@ class Screening:
 
 
 def screened(
-    names: Sequence[str], shares: Sequence[Share], clip: float, trusted: Set[str] = frozenset()
+    names: Sequence[str],
+    shares: Sequence[Share],
+    clip: float,
+    trusted: Set[str] = frozenset(),
+    longer: Mapping[str, float] = {},
 ) -> Screening:
     """Of a flat round."""
-    return screened_in_groups([Compared(names, shares)], clip, trusted)
+    return screened_in_groups([Compared(names, shares)], clip, trusted, longer)
 
 
-def screened_in_groups(groups: Sequence[Compared], clip: float, trusted: Set[str] = frozenset()) -> Screening:
-    """Directions within each group; lengths among all."""
+def screened_in_groups(
+    groups: Sequence[Compared],
+    clip: float,
+    trusted: Set[str] = frozenset(),
+    longer: Mapping[str, float] = {},
+) -> Screening:
+    """Directions within each group; lengths among all.  `longer`: how many times its usual work each one's is; 1."""
     total = _side_by_side([_added(group.shares, OWNERS_ALIKE) for group in groups])
     names = [name for group in groups for name in group.names]
     rows = tuple(number for number, group in enumerate(groups) for _ in group.names)
@@ -118,13 +128,15 @@ def screened_in_groups(groups: Sequence[Compared], clip: float, trusted: Set[str
         out |= _without_common_direction(group.names, group.shares, _judges(group.names, trusted))
     out = {name: why for name, why in out.items() if name not in trusted}
     norms = Screening("", total, tuple(names)).lengths()
-    usual = median(norm for name, norm in norms.items() if name in judges and name not in out)
+    times = {name: longer.get(name, 1.0) for name in names}
+    usual = median(norms[name] / times[name] for name in judges if name not in out)
     few, factors, clipped = len(names) < LEAST_MEMBERS, {}, {}
     for name, norm in norms.items():
         if few and name in judges:
             continue
-        if name not in out and norm > clip * usual > 0.0:
-            factors[name] = clip * usual / norm
+        most = clip * usual * times[name]
+        if name not in out and norm > most > 0.0:
+            factors[name] = most / norm
             if factors[name] < WORTH_TELLING:
                 why = f"shortened to {factors[name]:.3g} of its length: norm {norm:.3g}, median {usual:.3g}"
                 clipped[name] = why

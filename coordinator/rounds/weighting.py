@@ -21,6 +21,9 @@ RATE_RISE = 1.25
 # and for each round since its work went in last so many times what the member in the middle has.  Honest peers differ
 # by ten times and more in speed: this is no measure of it, but keeps absurd claims out of the run's figures.
 PACE_MOST = 32.0
+# Who was away, or whose coordinator was, for more than SPAN_USUAL usual rounds may bring the work of all of them: twice
+# the usual of each, since a round is not training alone, and of no more rounds than SPAN_MOST.
+SPAN_USUAL, SPAN_TIMES, SPAN_MOST = 2.0, 2.0, 32.0
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,12 @@ class MergeRules:
     norms: Sequence[float] = ()  # of the last merged updates
     usual_tokens: float = 0.0  # of a member in those; 0: not known
     usual_rate: float = 0.0  # tokens for each leased sample, in the newest commits; 0: not known
-    rounds: Mapping[str, int] = field(default_factory=dict)  # since its work went in last; 1 if not named
+    # Since its work went in last, in usual rounds; 1 if not named.  `spans`: of a newcomer since the newest commit.
+    rounds: Mapping[str, float] = field(default_factory=dict)
+    spans: Mapping[str, float] = field(default_factory=dict)
+    usual_of: Mapping[str, float] = field(
+        default_factory=dict
+    )  # tokens of its usual commit, where it has one
     trusted: frozenset[str] = frozenset()  # members that the host answers for
     refused: bool = False  # the guard threw away the work of a round from this very version
 
@@ -120,11 +128,7 @@ def weighted(
 def guarded(by_name: dict[str, float], norm: float, tokens: Mapping[str, int], rules: MergeRules) -> Weighted:
     """Whether these weights may make a version, since they make a sum of this norm."""
     known = len(rules.norms) >= NORMS_LEAST
-    limit = (
-        rules.guard * statistics.median(rules.norms) * _longer(tokens, rules)
-        if rules.guard and known
-        else 0.0
-    )
+    limit = rules.guard * statistics.median(rules.norms) * _longer(by_name, tokens, rules) if known else 0.0
     if not 0.0 < limit < norm:
         return Weighted(by_name, norm)
     usual = f"over {rules.guard:g} times the usual {limit / rules.guard:.3g} for so much work"
@@ -149,14 +153,25 @@ def likeness(screening: Screening | None, included: Sequence[str]) -> float | No
     return screening.cosine(included) if screening is not None else None
 
 
-def _longer(tokens: Mapping[str, int], rules: MergeRules) -> float:
-    """How much more work than usual this is: while the coordinator was away, steps went on (P5), and all of it counts.
+def longer(name: str, tokens: int, rules: MergeRules) -> float:
+    """How many times its usual work this is: while the coordinator or the member was away, steps went on (P5), and all
+    of it counts (P6).  Never less than 1.
 
-    Told by the member in the middle, so that nobody lifts the limit alone.  Never less than 1.
+    Its tokens are its own word, and so is what was usual of it: but nobody brings more than time went by for, and that
+    the run's clock and the commits tell.  Who stays away to be longer once has as much say as who is in each time.
     """
-    return (
-        max(1.0, statistics.median_low(tokens.values()) / rules.usual_tokens) if rules.usual_tokens else 1.0
-    )
+    span, usual = rules.spans.get(name, 1.0), rules.usual_of.get(name, rules.usual_tokens)
+    if span <= SPAN_USUAL or not usual:
+        return 1.0
+    return max(1.0, min(tokens / usual, SPAN_TIMES * min(span, SPAN_MOST)))
+
+
+def _longer(weights: Mapping[str, float], tokens: Mapping[str, int], rules: MergeRules) -> float:
+    """Of the sum: each by its own work.  Weights are capped, so one that is longer lifts it by its part alone."""
+    whole = sum(weights.values())
+    if not whole > 0.0:
+        return 1.0
+    return sum(weight * longer(name, tokens[name], rules) for name, weight in weights.items()) / whole
 
 
 def token_weights(tokens: Sequence[int], cap: float, trust: Sequence[float] = ()) -> list[float]:

@@ -153,7 +153,7 @@ class Conductor(Readiness):
         numbers = core.ledger.round_no + 1, self.book.version, self.fragment
         plan = planned(numbers, peers, groups, owned, codecs)
         rules = replace(
-            rules_for(manifest, self.book, peers, core.ledger.books),
+            rules_for(manifest, self.book, peers, core.ledger.books, core.clock_s),
             min_peers=1 if self._shares else min(self._least, len(contribute)),
             whole=frozenset(self._shares),
             # Whether or not they hold its state yet.

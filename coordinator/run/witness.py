@@ -310,6 +310,7 @@ def record_of(
         groups=flight.plan.groups or (),
         cosine=likeness(flight.screening, included),
         counted=dict(counted),
+        at_s=core.clock_s,
     )
     core.tx_at_commit = tx_bytes
     return record

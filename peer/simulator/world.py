@@ -202,7 +202,7 @@ class World:
         self._changes.prepare(machine)
         self.coordinator = machine
         machine.core.members.ways.meetings.is_on = bool(self.scenario.routers)
-        self._carry_out(machine, machine.start(self.now, 1, restored=restored))
+        self._carry_out(machine, machine.start(self.now, 1, 1e9 + self.now, restored))
         self._tick(machine)
 
     def _look(self, key: bytes, door: str, endpoint: str) -> None:

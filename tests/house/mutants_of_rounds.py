@@ -523,7 +523,7 @@ ROUNDS = (
     Mutant(
         "what is far too long is shortened",
         "coordinator/rounds/screening.py",
-        "if name not in out and norm > clip * usual > 0.0:",
+        "if name not in out and norm > most > 0.0:",
         "if False:",
         WEIGHTS,
     ),

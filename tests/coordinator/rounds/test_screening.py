@@ -405,12 +405,21 @@ def test_P9_an_update_of_unusual_size_is_not_taken_and_everybody_starts_again() 
 
 
 @pytest.mark.parametrize(
-    ("tokens", "refused"), [((100, 100, 100), True), ((1000, 1000, 1000), False), ((100, 100, 9999), True)]
+    ("tokens", "span", "refused"),
+    [
+        ((100, 100, 100), 1.0, True),
+        ((1000, 1000, 1000), 10.0, False),
+        ((1000, 1000, 1000), 1.0, True),  # they had no time for that
+        ((100, 100, 9999), 1.0, True),
+        ((100, 100, 1000), 10.0, False),  # two were started again: the third one's work is as long as it says
+        ((100, 100, 100), 10.0, True),  # nobody worked longer than usual
+    ],
 )
-def test_P5_P6_the_guard_allows_for_all_the_work_that_was_done_while_the_coordinator_was_away(
-    tokens: tuple[int, ...], refused: bool
+def test_P5_P6_P9_the_guard_allows_for_the_work_of_each_while_the_coordinator_was_away(
+    tokens: tuple[int, ...], span: float, refused: bool
 ) -> None:
-    rules = MergeRules(robust=True, guard=10.0, norms=[1.0] * 4, usual_tokens=100.0)
+    spans = dict.fromkeys(NAMES[:3], span)
+    rules = MergeRules(robust=True, guard=10.0, norms=[1.0] * 4, usual_tokens=100.0, spans=spans)
     names = tuple(NAMES[:3])
     alike = Screening("", [[2500.0] * 3] * 3, names)
     made = weighted(dict(zip(names, tokens, strict=True)), 4.0, rules, alike)
