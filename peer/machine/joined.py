@@ -209,14 +209,16 @@ class Joined:
                 return None
             if not problem:
                 return []
-            told: do.Effect = do.Note(f"nothing sent ahead: {problem}; I start again from the anchor")
+            told: do.Effect = do.Note(
+                f"nothing is sent ahead of the next round, {problem}: this peer starts again from version {lane.version}"
+            )
             lane.disown()
             return [told, *self.exchange.on_unusable(lane)]
         if flight is None or mine is None:
             return None
         if problem:
             told = do.Note(
-                f"nothing contributed to round {round_no}: {problem}; I start again from the anchor"
+                f"round {round_no} goes on without this peer, {problem}: it starts again from version {lane.version}"
             )
             return [told, reports.sent(flight.plan, b"", None), *self.exchange.on_unusable(lane)]
         moved = flight.on_encoded(made)

@@ -180,6 +180,7 @@ class Connection:
             inner = RunOptimizer(optimizer, loop.after_step, loop.before_step, loop.before_rates)
             run = Run(self._agent, loop, inner, self.name)
             self._say_memory(loop, optimizer)
+            loop.watch_optimizer(optimizer)
             loop.attach()
             loop.watch_loads()
             if run.version > 0:  # at version 0 nobody has more than a fresh optimizer
