@@ -58,6 +58,15 @@ GRADIENT_EVERY_S = 10.0  # its norm reads all of it once: so seldom that nobody 
 NOT_FINITE_MOST = 3  # freezes in a row: then this is no bad batch, and the script ends
 # A scaler that finds no finite gradient skips each step, and halves its scale: batches without one, doubling from here.
 UNSTEPPED_LOOK = 8
+UNSTEPPED_MOST = 256  # no script accumulates the gradients of so many by intent
+NO_STEP = (
+    "{} batches were read, and the optimizer that was handed to farflung.join has taken no step: nothing is learned "
+    "here; call its step(), or run.step(loss), after backward()"
+)
+NO_LOSS = (
+    "steps are counted, and their loss is not known: run.step(loss) in place of optimizer.step(), or run.record(loss) "
+    "before it, shows it to everybody"
+)
 
 
 class Channel(Protocol):
@@ -137,6 +146,7 @@ class InnerLoop:
         self._broken: list[str] = []  # tensors of this freeze that are not finite
         self._broken_in_a_row = 0
         self._losses = MeanLoss()
+        self._was_told_loss = False  # or has said that it was not
         self._loss: float | None = None
         self._loss_at = self._gradient_at = -math.inf
 
@@ -235,6 +245,7 @@ class InnerLoop:
         if tokens is not None and tokens < 0:
             raise UserError(f"tokens must not be negative, found {tokens}")
         if loss is not None:
+            self._was_told_loss = True
             self._losses.add(loss)
         self._said_tokens = tokens
 
@@ -485,6 +496,8 @@ class InnerLoop:
     def _look_at_the_unstepped(self) -> None:
         """No step is taken while all gradients are infinite, and so no freeze would ever come."""
         due = self._unstepped >= UNSTEPPED_LOOK and self._unstepped & (self._unstepped - 1) == 0
+        if due and self._unstepped >= UNSTEPPED_MOST:
+            self._warn(NO_STEP.format(self._unstepped))
         if due and self._loaded and not self.finished:
             self._look_whether_finite()
             self._start_again_if_broken()
@@ -505,6 +518,9 @@ class InnerLoop:
         failpoints.hit("freeze.before_word")
         loss = self.ranks.mean(*self._losses.sums())
         self._tell_frozen(frozen)
+        if not self._was_told_loss:
+            self._was_told_loss = True
+            self._warn(NO_LOSS)
         for word in frozen.words:
             self._channel.send(msgspec.structs.replace(word, loss=loss))
 

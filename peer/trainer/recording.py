@@ -41,7 +41,7 @@ from farflung.peer.record.work_files import (
     write_work,
 )
 from farflung.peer.trainer.model_tensors import unwrap
-from farflung.peer.trainer.optimizer_state import (
+from farflung.peer.record.optimizer_state import (
     OptimizerState,
     Unrecordable,
     parameters_of,

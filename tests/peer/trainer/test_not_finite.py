@@ -15,7 +15,7 @@ from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import Frozen, LeasesNow, Load, Resume
 from farflung.peer.trainer.finite import Remembered, not_finite, tensors_in
 from farflung.peer.trainer.inner_loop import NOT_FINITE_MOST, UNSTEPPED_LOOK, InnerLoop
-from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Lease
@@ -76,7 +76,7 @@ class Trainer:
         fragments = range(manifest.fragments)
         self.channel.will_say(self.shared.as_message(), *(load(0, fragment=each) for each in fragments))
         self.loop.attach()
-        self.optimizer = RunOptimizer(inner, self.loop.after_step, self.loop.before_step)
+        self.optimizer = RunSteps(inner, self.loop.after_step, self.loop.before_step).optimizer
 
     def step(self, poison: float = 0.0) -> list[Frozen]:
         """`poison`: added to the loss, times a parameter."""
@@ -92,7 +92,7 @@ class Trainer:
             loss.backward()  # type: ignore[no-untyped-call]
             return loss.detach()
 
-        if isinstance(self.optimizer.inner, torch.optim.LBFGS):
+        if isinstance(self.optimizer, torch.optim.LBFGS):
             self.optimizer.step(closure)  # type: ignore[arg-type]
         else:
             closure()
@@ -113,7 +113,7 @@ class Trainer:
 
     @property
     def is_finite(self) -> bool:
-        state = [each for each in self.optimizer.inner.state.values() for each in tensors_in(each)]
+        state = [each for each in self.optimizer.state.values() for each in tensors_in(each)]
         told = {str(at): each for at, each in enumerate([*self.model.state_dict().values(), *state])}
         return not not_finite(told)
 
@@ -176,13 +176,13 @@ def test_what_the_optimizer_remembers_is_reset_though_the_weights_are_finite(
     trainer = Trainer(tmp_path)
     trainer.step()
     weight = next(trainer.model.parameters())
-    trainer.optimizer.inner.state[weight]["exp_avg_sq"].fill_(math.inf)
+    trainer.optimizer.state[weight]["exp_avg_sq"].fill_(math.inf)
     trainer.channel.will_answer(load(1, keep="all"))
     trainer.step()
     trainer.step()
     assert "what the optimizer remembered of 0.weight was not finite and is reset" in caplog.text
     assert trainer.is_finite and trainer.slot().isfinite().all()
-    assert len(trainer.optimizer.inner.state) > 1, "of the others all is kept"
+    assert len(trainer.optimizer.state) > 1, "of the others all is kept"
 
 
 def test_the_samples_of_the_lost_steps_are_not_read_again(tmp_path: Path) -> None:
