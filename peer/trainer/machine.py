@@ -96,7 +96,7 @@ NO_LEASED_DATA = (
 _REMINDERS = {
     Stand.ATTACHING: "still waiting for the run's state; the agent says what for",
     Stand.HELD_UP: "training waits: a round takes longer than a period; raise sync_every or period_s",
-    Stand.WITHOUT_DATA: "waiting for data: no samples are leased to this peer; is the coordinator there?",
+    Stand.WITHOUT_DATA: "waiting for data: no samples are leased to this peer; the agent says why",
 }
 
 
@@ -479,7 +479,7 @@ class TrainerMachine:
             self.leases.ask_anew()  # the end of a stream was found: what was asked for may lie beyond it
         # At least a sixteenth of a round's samples: the number of leases that wait for a commit stays small.
         unit = max(self._lease_samples, batch * self.rules.period_steps // 16)
-        want = self.leases.ask(batch, self._reads.unit(unit, samples))
+        want = self.leases.ask(batch, self._reads.unit(unit, self.leases.known(samples)))
         asked: list[Effect] = []
         if want or found_end:
             asked.append(Say(Need(samples=samples, want=want, data=data)))
