@@ -183,12 +183,16 @@ def coordinate(
 ) -> None:
     """Host a run: brokers it, never sees model bytes, may be killed and restarted at any time."""
     from farflung.console.screen import embedded
+    from farflung.protocol.manifest_doubts import doubts
+    from farflung.protocol.process.run_file import read_manifest
 
     log_lines.choose(verbose, log_json)
     if embedded.wanted(plain or json_output or log_json):
         raise typer.Exit(embedded.run_with_screen(sys.argv[1:], None))
-    if not json_output and run_toml.is_file():
-        log_lines.Teller.from_environment(log_lines.COORDINATOR)(STARTS.format(run_toml))
+    said = doubts(read_manifest(run_toml, changes or []))  # a mistake in it is all that is said
+    if not json_output:
+        for line in (STARTS.format(run_toml), *(f"{run_toml}: {each}" for each in said)):
+            log_lines.Teller.from_environment(log_lines.COORDINATOR)(line)
     from farflung.console.history.trackers import Chosen
     from farflung.coordinator.hosting import Hosting
 

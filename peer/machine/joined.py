@@ -27,7 +27,7 @@ from farflung.peer.machine.reports import Reporter
 from farflung.peer.machine.trainer_view import Training
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest_sections import NetSection
-from farflung.protocol.messages import Committed, OpenRound, Show, Tick, What
+from farflung.protocol.messages import Aborted, Committed, OpenRound, Show, Tick, What
 from farflung.protocol.moments import Attached
 from farflung.protocol.signing import Kept
 from farflung.protocol.verdicts import Counters
@@ -197,6 +197,14 @@ class Joined:
         lane.kept.on_signed(commit.round_no, reports.said_in(commit, identity))
         return self.gathering.on_commit(commit, reports.era, flight, now)
 
+    def on_aborted(self, aborted: Aborted) -> list[do.Effect]:
+        """Who is in no round any more may be in the next one."""
+        mine = self.part.lane_of_round(aborted.round_no)
+        self.part.on_aborted(aborted.round_no)
+        if mine is None:
+            return []
+        return [do.Note(f"round {aborted.round_no} was aborted: {aborted.reason}", self.crossings is not None)]
+
     def on_encoded(
         self, lane: Lane, round_no: int, made: Mapping[int, Payload], problem: str, reports: Reporter
     ) -> list[do.Effect] | None:
@@ -241,8 +249,12 @@ class Joined:
         """Of what may be the run's state already, somewhere else than at another peer."""
         if tick.roster is not None:
             self.restoring.on_ways(tick.ways)
+        here = [
+            do.Note(f"version 0{self.attached.of_part(each.fragment.number)} is here, digest {each.digest.hex()[:8]}", True)
+            for each in self.part.first_here()
+        ]
         recalled = [] if self.founding.reads else self.recalling.due_recall(tick, self.lanes)
-        effects = [*recalled, *self.found(tick, now)]
+        effects = [*here, *recalled, *self.found(tick, now)]
         if self.recalling.busy or self.founding.reads:
             return effects
         return effects + self.restoring.due_restore(tick, self.lanes, self.training.loading, now)

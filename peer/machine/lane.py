@@ -188,7 +188,7 @@ class Lane:
 
     @property
     def may_be_learned_from(self) -> bool:
-        return self.serves or self._is_the_runs or self._planned_at == self.version
+        return self.serves or self.is_the_runs or self._planned_at == self.version
 
     @property
     def proof(self) -> bytes:
@@ -568,7 +568,7 @@ class Lane:
                 return [SendFrame(sender, with_payload(answer, payload))]
             if self.log.on_disk:
                 return [ServeLogged(sender, chunk, header.version, self.fragment.number)]
-        elif header.kind == Kind.WANT_STATE and (self.serves or self._is_the_runs):
+        elif header.kind == Kind.WANT_STATE and (self.serves or self.is_the_runs):
             return [ServeState(sender, chunk, self.version)]
         elif header.kind == Kind.WANT_STATE and self.gives(chunk):
             return [ServePiece(sender, chunk, self.catch.given_at(chunk), self.catch.hash_of(chunk))]
@@ -582,7 +582,7 @@ class Lane:
     # ---- what a lane that is not whole gives to others ------------------------------------------------------------
 
     @property
-    def _is_the_runs(self) -> bool:
+    def is_the_runs(self) -> bool:
         """It is whole, and its digest is the one that the coordinator told; that I hold it is still to be shown."""
         return self.whole and self.catch.digests.get(self.version) == self.digest
 
@@ -595,6 +595,6 @@ class Lane:
         self._telling.on_want(sender, header.decision_no, now)
 
     def _holding(self) -> Holding:
-        if self.serves or self._is_the_runs:
+        if self.serves or self.is_the_runs:
             return Holding(self.version, full_mask(self.fragment.count))
         return Holding() if self.whole else self.catch.arrived()
