@@ -75,7 +75,7 @@ class LeaseBook:
         self._asked = False
         self._unsure = False
         self._ends = UNKNOWN_LENGTH  # of this peer's data: what is leased beyond is not there
-        self._reached = 0  # the furthest place that was ever leased to it: a stream has that many at least, or ends
+        self._reached = 0  # the furthest place that was ever leased to it
 
     # ---- what the agent says
 
@@ -120,8 +120,7 @@ class LeaseBook:
         return max(lease.start, min(lease.stop, self._ends))
 
     def known(self, samples: int) -> int:
-        """Of an epoch of so many.  A stream's end may be near: what one peer holds beyond it, none learns from, and what
-        it holds before it, the others don't."""
+        """Of an epoch of so many.  A stream's end may be near: what one peer holds, the others don't learn from."""
         return self._reached if samples == UNKNOWN_LENGTH else samples
 
     def read_ahead(self, batches: int) -> None:

@@ -203,7 +203,8 @@ class Joined:
         self.part.on_aborted(aborted.round_no)
         if mine is None:
             return []
-        return [do.Note(f"round {aborted.round_no} was aborted: {aborted.reason}", self.crossings is not None)]
+        told = f"round {aborted.round_no} was aborted: {aborted.reason}"
+        return [do.Note(told, routine=self.crossings is not None)]
 
     def on_encoded(
         self, lane: Lane, round_no: int, made: Mapping[int, Payload], problem: str, reports: Reporter
@@ -218,7 +219,7 @@ class Joined:
             if not problem:
                 return []
             told: do.Effect = do.Note(
-                f"nothing is sent ahead of the next round, {problem}: this peer starts again from version {lane.version}"
+                f"nothing is sent ahead of the next round, {problem}: it starts again from version {lane.version}"
             )
             lane.disown()
             return [told, *self.exchange.on_unusable(lane)]
@@ -249,10 +250,10 @@ class Joined:
         """Of what may be the run's state already, somewhere else than at another peer."""
         if tick.roster is not None:
             self.restoring.on_ways(tick.ways)
-        here = [
-            do.Note(f"version 0{self.attached.of_part(each.fragment.number)} is here, digest {each.digest.hex()[:8]}", True)
-            for each in self.part.first_here()
-        ]
+        here: list[do.Effect] = []
+        for each in self.part.first_here():
+            of = self.attached.of_part(each.fragment.number)
+            here.append(do.Note(f"version 0{of} is here, digest {each.digest.hex()[:8]}", routine=True))
         recalled = [] if self.founding.reads else self.recalling.due_recall(tick, self.lanes)
         effects = [*here, *recalled, *self.found(tick, now)]
         if self.recalling.busy or self.founding.reads:

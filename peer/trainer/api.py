@@ -218,7 +218,9 @@ class Run:
     """A joined run.  Made by `join`; use it in a `with` block, or call `close` at the end."""
 
     def __init__(self, agent: Agent, loop: InnerLoop, steps: RunSteps, name: str) -> None:
-        self.optimizer: Optimizer = steps.optimizer  # the one that was handed in: a step of it is a step of the run
+        self.optimizer: Optimizer = (
+            steps.optimizer
+        )  # the one that was handed in: a step of it is a step of the run
         self.name = name  # of this peer, such as amber-fox
         self._agent = agent
         self._loop = loop
@@ -239,7 +241,7 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
 
     def record(self, loss: Tensor | float | None = None, tokens: int | None = None) -> None:
-        """What the next step learns from, where it is `optimizer.step()`, in your loop or somebody else's: as in `step`."""
+        """What the next step learns from, where it is `optimizer.step()` in any loop: as in `step`."""
         if self._weight:
             self._loop.record(loss, tokens)
 

@@ -146,7 +146,9 @@ def _constants(state: object) -> dict[str, Tensor]:
         return {}
     found = {str(name): each for name, each in state.items() if isinstance(each, Tensor)}
     plain = all(each.layout is torch.strided and not each.is_nested for each in found.values())
-    if not plain or not all(bool((each == each.flatten()[0]).all()) for each in found.values() if each.numel()):
+    if not plain or not all(
+        bool((each == each.flatten()[0]).all()) for each in found.values() if each.numel()
+    ):
         return {}
     return found
 

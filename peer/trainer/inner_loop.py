@@ -459,7 +459,9 @@ class InnerLoop:
             names = {id(tensor): name for name, tensor in tensors.items()}
             self._remembered.forget(worn)
             which = _named([names[id(each)] for each in worn])
-            self._warn(f"step {self.step_count}: what the optimizer remembered of {which} was not finite and is reset")
+            self._warn(
+                f"step {self.step_count}: what the optimizer remembered of {which} was not finite and is reset"
+            )
 
     def _start_again_if_broken(self) -> None:
         """The whole model: one fragment that is not finite makes all others so with the next step."""

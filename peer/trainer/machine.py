@@ -161,7 +161,9 @@ class TrainerMachine:
         self._samples = 0  # of an epoch, as it was said last; 0: nothing was asked for
         self._told_of_own_data = False
         self._remembered: tuple[int, ...] = ()  # of these fragments the shell has copies from before the step
-        self._passed_over: set[int] = set()  # fragments whose last freeze was not finite, as the agent will find
+        self._passed_over: set[int] = (
+            set()
+        )  # fragments whose last freeze was not finite, as the agent will find
         self._refusal: Refuse | None = None
 
     @property

@@ -18,9 +18,9 @@ import farflung
 from farflung.optim.packaged import FOR_HIDDEN_MATRICES, PACKAGED, RANK_SHARE, WORDS, Asked
 from farflung.optim.recipes import inner_of, inner_of_stage
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build
+from farflung.peer.record.optimizer_state import OptimizerState, put_together, taken_apart
 from farflung.peer.record.work_files import Form, Number
 from farflung.peer.trainer.layout import ModelLayout
-from farflung.peer.record.optimizer_state import OptimizerState, put_together, taken_apart
 from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from peer.trainer.test_inner_loop import FakeChannel, load
 from torch import Tensor, nn
 
 from farflung.optim.inner import muon
@@ -20,7 +21,6 @@ from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Lease
 from farflung.protocol.round_words import Used
-from peer.trainer.test_inner_loop import FakeChannel, load
 
 EVERY = 3
 MANIFEST = {"round": {"sync_every": EVERY, "chunk_kb": 1}, "data": {"batch": 2, "lease_samples": 6}}
@@ -206,7 +206,9 @@ def test_several_rounds_in_a_row_end_the_trainer(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path)
     for _ in range(NOT_FINITE_MOST - 1):
         trainer.period(DROP, poison=math.nan)
-    with pytest.raises(UserError, match=r"0.weight .* was not finite at 3 freezes in a row, last at step 9: lower the"):
+    with pytest.raises(
+        UserError, match=r"0.weight .* was not finite at 3 freezes in a row, last at step 9: lower the"
+    ):
         trainer.period(DROP, poison=math.nan)
 
 
@@ -261,17 +263,26 @@ def test_rates_that_an_optimizer_thinks_up_are_those_of_the_beginning() -> None:
 
 
 def test_all_tensors_of_a_state_are_looked_at() -> None:
-    deep = {"q": [torch.ones(1), (torch.ones(2),)], "o": Quantised(), "n": 3, "sparse": torch.eye(2).to_sparse()}
+    deep = {
+        "q": [torch.ones(1), (torch.ones(2),)],
+        "o": Quantised(),
+        "n": 3,
+        "sparse": torch.eye(2).to_sparse(),
+    }
     assert sorted(each.numel() for each in tensors_in(deep)) == [1, 1, 2, 2, 4]
     pair = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     assert [each.numel() for each in tensors_in([pair])] == [2, 3]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64]
+)
 def test_only_what_is_not_finite_is_named(dtype: torch.dtype) -> None:
     great = torch.full((64,), torch.finfo(dtype).max, dtype=dtype)
     bad = torch.zeros(64, dtype=dtype)
     bad[7] = math.nan
-    assert not_finite({"great": great, "none": torch.zeros(0), "number": torch.ones(3, dtype=torch.int64)}) == []
+    assert (
+        not_finite({"great": great, "none": torch.zeros(0), "number": torch.ones(3, dtype=torch.int64)}) == []
+    )
     assert not_finite({"great": great, "bad": bad}) == ["bad"]
     assert not_finite({"bad": bad * 0 + math.inf}) == ["bad"]

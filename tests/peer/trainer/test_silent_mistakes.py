@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from peer.trainer.test_inner_loop import SYNC_EVERY, NoAgent, Numbers, Trainer, load
 
 from farflung.peer.local.words import Frozen, LeasesNow, Resume
 from farflung.peer.trainer.api import Run
 from farflung.peer.trainer.inner_loop import NO_LOSS, UNSTEPPED_MOST
 from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.messages import Lease
-from peer.trainer.test_inner_loop import SYNC_EVERY, NoAgent, Numbers, Trainer, load
 
 
 @pytest.fixture
@@ -43,7 +43,9 @@ def test_a_step_of_the_users_own_optimizer_is_one_of_the_run(
     assert frozen.loss is None and caplog.text.count(NO_LOSS) == 1
 
 
-def test_a_loss_that_is_recorded_is_that_of_the_step(trainer: Trainer, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_that_is_recorded_is_that_of_the_step(
+    trainer: Trainer, caplog: pytest.LogCaptureFixture
+) -> None:
     run, mine = joined(trainer)
     trainer.channel.will_answer(Resume(spare=0))
     for _ in range(SYNC_EVERY):

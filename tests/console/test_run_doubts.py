@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from farflung.console.run_doubts import doubts
 from farflung.console.run_toml import TEMPLATE
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_doubts import doubts
 
 
 def told(text: str) -> list[str]:
@@ -18,12 +18,18 @@ def told(text: str) -> list[str]:
     [
         ("[round]\ncodec = 'topk'", '[outer] step: codec = "topk" leaves most'),
         ("[round]\ncodec = 'int2'", '[outer] step: codec = "int2" leaves most'),
-        ("[outer]\noverlap_steps = 5", "[outer] overlap_steps: schedule = \"blocking\" has none"),
-        ("[outer]\nschedule = 'overlap'\noverlap_steps = 100", "[outer] overlap_steps: 100 are more than the sync_every (50)"),
+        ("[outer]\noverlap_steps = 5", '[outer] overlap_steps: schedule = "blocking" has none'),
+        (
+            "[outer]\nschedule = 'overlap'\noverlap_steps = 100",
+            "[outer] overlap_steps: 100 are more than the sync_every (50)",
+        ),
         ("[inner]\nwarmup_steps = 100000", "[inner] warmup_steps: 100000 are no less than the"),
         ("[round]\ndeadline_s = 600", "[round] deadline_s: rounds wait 600 s"),
         ("[model]\nbuiltin = ''\n[data]\nsource = 'python-stdlib'", '[data] source: "python-stdlib" is the'),
-        ("[round]\nperiod_s = 60\nsync_every = 50", "[round] period_s: a round is due every 60 s; sync_every (50)"),
+        (
+            "[round]\nperiod_s = 60\nsync_every = 50",
+            "[round] period_s: a round is due every 60 s; sync_every (50)",
+        ),
         ("[round]\nfragments = 64", "[round] fragments: 64, and the built-in model has"),
     ],
 )
