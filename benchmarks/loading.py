@@ -29,7 +29,7 @@ from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import LeasesNow, Load
 from farflung.peer.trainer.api import Run
 from farflung.peer.trainer.inner_loop import InnerLoop
-from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Lease
 
@@ -58,7 +58,7 @@ def leased_run(folder: Path, rows: int, batch: int) -> Run:
     words += [shared.as_message(), Load(version=0, keep="drop", slot=0, tokens=0, steps=0, spare=0)]
     loop.attach()
     words.append(LeasesNow(leases=(Lease(1, 0, 0, rows, 0),)))
-    optimizer = RunOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), loop.after_step, loop.before_step)
+    optimizer = RunSteps(torch.optim.SGD(model.parameters(), lr=0.1), loop.after_step, loop.before_step)
     return Run(SimpleNamespace(), loop, optimizer, "me")  # type: ignore[arg-type]
 
 

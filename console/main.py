@@ -187,8 +187,9 @@ def coordinate(
     log_lines.choose(verbose, log_json)
     if embedded.wanted(plain or json_output or log_json):
         raise typer.Exit(embedded.run_with_screen(sys.argv[1:], None))
-    if not json_output and run_toml.is_file():
-        log_lines.Teller.from_environment(log_lines.COORDINATOR)(STARTS.format(run_toml))
+    for line in _first_lines(run_toml, changes or []):
+        if not json_output:
+            log_lines.Teller.from_environment(log_lines.COORDINATOR)(line)
     from farflung.console.history.trackers import Chosen
     from farflung.coordinator.hosting import Hosting
 
@@ -207,6 +208,15 @@ def coordinate(
     hosting = Hosting(run_toml, folder, listen, dialled, *how)
     chosen = Chosen(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
     _host(hosting, chosen, web, announced or [], tell)
+
+
+def _first_lines(run_toml: Path, changes: list[str]) -> list[str]:
+    """UserError for a mistake in the file: that is then all that is said."""
+    from farflung.console.run_doubts import doubts
+    from farflung.protocol.process.run_file import read_manifest
+
+    odd = doubts(read_manifest(run_toml, changes))
+    return [STARTS.format(run_toml), *(f"{run_toml}: {each}" for each in odd)]
 
 
 def _host(

@@ -141,7 +141,7 @@ def amend(
     json_output: Json = False,
 ) -> None:
     """Change what may change while the run goes on: rounds, deadlines, limits, the codec, periods, rates, admission."""
-    from farflung.coordinator.hosting import read_manifest
+    from farflung.protocol.process.run_file import read_manifest
 
     wanted = read_manifest(run_toml, changes or []).model_dump_json().encode()
     reply = _asked(data if data is not None else run_toml, Amend(manifest=wanted, at=at))

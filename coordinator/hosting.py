@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from farflung.coordinator.door.keys import CoordinatorKeys
 from farflung.coordinator.door.listener import ListenOn
@@ -34,13 +31,12 @@ from farflung.protocol.caps import parse_bytes, relay_bytes_per_s
 from farflung.protocol.errors import Deposed, UserError
 from farflung.protocol.join_url import Address, JoinUrl, Whereabouts
 from farflung.protocol.limits import ADDRESSES_MOST, WHEREABOUTS_BYTES
-from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import failpoints
 from farflung.protocol.process.exporter import Exporter
+from farflung.protocol.process.run_file import read_manifest
 from farflung.protocol.process.sockets import take_all_descriptors
 
 EVENTS_NAME = "events.jsonl"
-_KEY = r"[A-Za-z0-9_-]{1,60}"
 
 
 @dataclass(frozen=True)
@@ -196,31 +192,6 @@ def _relaying(
     )
     month = Month.load(data_dir / RELAY_NAME, parse_bytes(net.relay_month))
     return Relaying(RelayProcess(begin, core.note), month, machine)
-
-
-def read_manifest(path: Path, changes: Sequence[str]) -> Manifest:
-    """Who reads of a mistake sees whether it may stand in the file or on the command line."""
-    name = " with ".join([str(path), *(f"--set {each}" for each in changes)])
-    try:
-        return Manifest.from_toml(path.read_text(encoding="utf-8"), name, [_change(each) for each in changes])
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not a text file in UTF-8") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot read: {error.strerror}; `farflung init` writes one") from error
-
-
-def _change(words: str) -> tuple[str, str, Any]:
-    """SECTION.KEY=VALUE.  The value is TOML; a word that is none is text, since shells take quotes away."""
-    where, equals, raw = words.partition("=")
-    section, _, key = where.strip().partition(".")
-    if not (equals and re.fullmatch(_KEY, section) and re.fullmatch(_KEY, key)):
-        raise UserError(f"--set {words}: expected SECTION.KEY=VALUE, such as --set round.sync_every=50")
-    if "\n" in raw:
-        raise UserError(f"--set {where}: the value must be on one line")
-    try:
-        return section, key, tomllib.loads(f"value = {raw}")["value"]
-    except (ValueError, RecursionError):
-        return section, key, raw.strip()
 
 
 # ---- when a coordinator ends --------------------------------------------------------------------------

@@ -139,11 +139,15 @@ def attributes(made: ast.FunctionDef, source: Source) -> list[tuple[str, str, st
     types = {each.arg: ast.unparse(each.annotation) for each in made.args.args if each.annotation}
     found = []
     for node in made.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Attribute):
+            if node.target.attr.startswith("_"):
+                continue
+            of = ast.unparse(node.annotation).replace("Optimizer", "torch.optim.Optimizer")
+            found.append((node.target.attr, of, source.comment(node)))
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
             name = node.targets[0].attr
             if not name.startswith("_") and isinstance(node.value, ast.Name):
-                of = types[node.value.id].replace("RunOptimizer", "torch.optim.Optimizer")
-                found.append((name, of, source.comment(node)))
+                found.append((name, types[node.value.id], source.comment(node)))
     return found
 
 

@@ -20,7 +20,7 @@ from torch.optim import AdamW
 
 from farflung.peer.builtin.corpus import load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, evaluate
-from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.peer.trainer.run_optimizer import RunSteps
 
 CONFIG = GPTConfig(layers=2, width=32, heads=4, context=64)
 PEERS, BATCH, CLIP = 4, 4, 1.0
@@ -31,7 +31,8 @@ CORPUS = load_corpus()
 class Peer:
     def __init__(self, model: TinyGPT, betas: tuple[float, float]) -> None:
         self.model = copy.deepcopy(model)
-        self.optimizer = RunOptimizer(AdamW(self.model.parameters(), 6e-3, betas), lambda: None)
+        self.optimizer = AdamW(self.model.parameters(), 6e-3, betas)
+        self.steps = RunSteps(self.optimizer, lambda: None)
 
     def learn(self, steps: int, seed: int) -> None:
         dice = torch.Generator().manual_seed(seed)
@@ -61,7 +62,7 @@ def replaced(peers: list[Peer], way: str, betas: tuple[float, float]) -> None:
     for number in range(PEERS // 2, PEERS if way != WAYS[0] else 0):
         peers[number] = peer = Peer(peers[0].model, betas)
         if way == WAYS[2]:
-            peer.optimizer.start_small(10)
+            peer.steps.start_small(10)
 
 
 def losses(way: str, betas: tuple[float, float], seed: int, asked: argparse.Namespace) -> list[float]:

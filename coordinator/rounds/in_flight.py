@@ -268,19 +268,19 @@ class InFlight(Reported):
                 return Waiting(f"scatter: waiting for {self._names(waited)}")
             return self._settle_whole(ready, alive)
         late = [m for m in self.plan.members if m in alive and m not in ready and m not in self.barred]
-        if late and self.rules.unawaited.issuperset(late) and len(ready) >= self.rules.min_peers:
+        if late and self.rules.unawaited.issuperset(late) and len(ready) >= self._least:
             # What they sent ahead is only to be named: nobody waits for more than that.
             self._named_by = (
                 now + ahead.patience_s(now - self.opened_at) if self._named_by is None else self._named_by
             )
             late = late if now < self._named_by else []
         grace_over = self._grace_is_over(now)
-        if late and not (grace_over and len(ready) >= self.rules.min_peers):
+        if late and not (grace_over and len(ready) >= self._least):
             return Waiting(f"scatter: waiting for {self._names(late)}")
         reason = "the grace window is over" if late else "every living member's contribution is in"
         # Without tokens there is no weight, and without a weight nobody counts towards the quorum (P2, P9).
         ready = [m for m in ready if self.sent[m].tokens > 0] or ready
-        if self.rules.merge.robust and len(ready) >= self.rules.min_peers:
+        if self.rules.merge.robust and len(ready) >= self._least:
             self._uncompared = set(self.comparing.lacking(ready, self.groups))
             if self._uncompared:
                 missing = self._names(sorted(self._uncompared))
@@ -290,6 +290,13 @@ class InFlight(Reported):
             work = {m: longer(m, self.sent[m].tokens, merge) for m in ready}
             self.screening = screened_in_groups(among, merge.clip, merge.trusted, work)
         return self._settle(ready, alive, reason)
+
+    @property
+    def _least(self) -> int:
+        """Contributions that it takes.  Members that took part and say that they have nothing are here, as the run's
+        host wants it: others must not wait until they have.  Saying so gains nobody anything: it weighs nothing."""
+        without = sum(not said.hashes and peer not in self.rules.helpers for peer, said in self.sent.items())
+        return max(1, self.rules.min_peers - without)
 
     def _foresee(self, alive: set[str]) -> Foreseen | None:
         """Once in a round, before it is decided."""
@@ -309,7 +316,7 @@ class InFlight(Reported):
     def _settle(self, ready: list[str], alive: set[str], reason: str) -> Step:
         """`ready`: who has a whole contribution.  A member that is out for its direction counts towards the quorum:
         one liar must not be able to stop a run that needs everybody."""
-        if len(ready) < self.rules.min_peers:
+        if len(ready) < self._least:
             return self._too_few(len(ready))
         out = self._out()
         claims = {m: Claim(self.sent[m].tokens, self.samples.get(m, 0)) for m in ready if m not in out}
@@ -451,7 +458,7 @@ class InFlight(Reported):
         barred = sorted((m, why) for m, why in self.barred.items() if m not in self.rules.helpers)
         back = any(why.cause is ExclusionCause.RESTARTED for _, why in barred)
         whose = "".join(f"; {self.name(member)} is out: {why.text}" for member, why in barred)
-        told = f"{count} whole contributions, at least {self.rules.min_peers} are needed{whose}"[:1500]
+        told = f"{count} whole contributions, at least {self._least} are needed{whose}"[:1500]
         return Failed(told, AbortCause.MEMBER_RESTARTED if back else AbortCause.TOO_FEW)
 
     def _unobtainable(self, alive: set[str], decision: Decision) -> set[str]:

@@ -41,6 +41,9 @@ UNUSABLE = {
 }
 
 
+NOTHING = "it has nothing to contribute: its work was not finite, or is lost"
+
+
 @dataclass(frozen=True)
 class Made:
     """The first word for a chunk's result.  An heir that holds the bytes passes them on, and this stays."""
@@ -137,7 +140,9 @@ class Reported:
         if peer in self.rules.helpers:
             self.sent[peer] = sent  # seen, so that it is not said again
             return None
-        if len(sent.hashes) != 32 * self.plan.count:
+        if not sent.hashes:
+            self.barred[peer] = Excluded(ExclusionCause.EMPTY, NOTHING)
+        elif len(sent.hashes) != 32 * self.plan.count:
             told = f"its hash list names {len(sent.hashes) // 32} of {self.plan.count} chunks"
             self.barred[peer] = Excluded(ExclusionCause.SHORT_LIST, told)
         elif sent.tokens == 0 and sent.steps == 0:

@@ -89,7 +89,7 @@ class Readiness:
         since = [self.standing(m).ready_since for m in setting_the_pace]
         first = min(at for at in since if at is not None)
         here = {m.peer for m in ready}
-        expected = [m for m in able if m.peer in here or m.trains]
+        expected = [m for m in able if m.peer in here or (m.trains and not m.without_data)]
         expected = [
             m for m in expected + self._arriving if not m.leaving and m.peer not in slow.keys() - here
         ]

@@ -40,7 +40,6 @@ def hf_join(trainer: Any, url: str | None = None, *, workers: int | None = None,
             "hf_join: with load_best_model_at_end this peer would end with a model of its own: leave it out"
         )
     run = connect(url, given).join(trainer.model, trainer.create_optimizer())
-    trainer.optimizer = run.optimizer
     schedule = trainer.create_scheduler(run.total_steps, run.optimizer)
     trainer._created_lr_scheduler = False  # else it makes another one, over steps of its own
     if hasattr(schedule, "lr_lambdas"):

@@ -48,7 +48,8 @@ def lightning_run(
 
             def configure_optimizers() -> Any:
                 # Only now the module is on its device.
-                self.run, configured = _joined(module, configure(), url, given)
+                configured = configure()
+                self.run = _joined(module, configured, url, given)
                 return configured
 
             module.configure_optimizers = configure_optimizers
@@ -73,16 +74,14 @@ def lightning_run(
     return InRun()
 
 
-def _joined(module: Any, configured: Any, url: str | None, given: dict[str, str | None]) -> tuple[Run, Any]:
-    """The run, and what configure_optimizers gives with the run's optimizer in place of its own."""
+def _joined(module: Any, configured: Any, url: str | None, given: dict[str, str | None]) -> Run:
+    """With the optimizer that configure_optimizers gives, and its scheduler by the run's step."""
     found = configured if isinstance(configured, dict) else {"optimizer": configured}
     if isinstance(configured, tuple | list) and len(configured) == 2 and isinstance(configured[0], list):
         found = dict(zip(("optimizer", "lr_scheduler"), (each[0] for each in configured), strict=True))
     run = connect(url, given).join(module, found["optimizer"])
     scheduler = found.get("lr_scheduler")
     schedule: Any = scheduler["scheduler"] if isinstance(scheduler, dict) else scheduler
-    if schedule is not None:
-        schedule.optimizer = run.optimizer
     if hasattr(schedule, "lr_lambdas"):
         schedule.lr_lambdas = [run.lr_lambda(each) for each in schedule.lr_lambdas]
-    return run, found | {"optimizer": run.optimizer}
+    return run

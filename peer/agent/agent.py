@@ -556,7 +556,8 @@ class Agent:
         self._fetching.sealed(time.monotonic())
         self._carry_out(self._machine.on_sealed(seal.fragment, seal.version, digest, time.monotonic()))
         of = hands.attached.of_part(seal.fragment) if hands is not None else ""
-        self._say(f"version {seal.version}{of} is here, digest {digest.hex()[:8]}", routine=True)
+        if seal.version > 0:  # of its own first values a peer does not know yet whether they are the run's
+            self._say(f"version {seal.version}{of} is here, digest {digest.hex()[:8]}", routine=True)
 
     def _proven(self, effect: do.ProveHolding, value: object) -> None:
         assert isinstance(value, bytes)

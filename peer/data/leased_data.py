@@ -75,6 +75,7 @@ class LeaseBook:
         self._asked = False
         self._unsure = False
         self._ends = UNKNOWN_LENGTH  # of this peer's data: what is leased beyond is not there
+        self._reached = 0  # the furthest place that was ever leased to it
 
     # ---- what the agent says
 
@@ -88,6 +89,7 @@ class LeaseBook:
         for each in self._open.values():
             each.told = False
         for lease in sorted(leases, key=lambda each: each.lease):
+            self._reached = max(self._reached, lease.stop)
             reached = list(lease.reached(len(self._fragments)))
             known = self._open.get(lease.lease)
             # Only of a new lease the agent knows where to go on: from a known one more may have been learned.
@@ -116,6 +118,10 @@ class LeaseBook:
 
     def _stop(self, lease: Lease) -> int:
         return max(lease.start, min(lease.stop, self._ends))
+
+    def known(self, samples: int) -> int:
+        """Of an epoch of so many.  A stream's end may be near: what one peer holds, the others don't learn from."""
+        return self._reached if samples == UNKNOWN_LENGTH else samples
 
     def read_ahead(self, batches: int) -> None:
         """The loader that begins now holds so many batches back when it gives one out."""

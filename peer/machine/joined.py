@@ -28,7 +28,7 @@ from farflung.peer.machine.reports import Reporter
 from farflung.peer.machine.trainer_view import Training
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest_sections import NetSection
-from farflung.protocol.messages import Committed, OpenRound, Show, Tick, What
+from farflung.protocol.messages import Aborted, Committed, OpenRound, Show, Tick, What
 from farflung.protocol.moments import Attached
 from farflung.protocol.signing import Kept
 from farflung.protocol.verdicts import Counters
@@ -200,6 +200,15 @@ class Joined:
         lane.kept.on_signed(commit.round_no, reports.said_in(commit, identity))
         return self.gathering.on_commit(commit, reports.era, flight, now)
 
+    def on_aborted(self, aborted: Aborted) -> list[do.Effect]:
+        """Who is in no round any more may be in the next one."""
+        mine = self.part.lane_of_round(aborted.round_no)
+        self.part.on_aborted(aborted.round_no)
+        if mine is None:
+            return []
+        told = f"round {aborted.round_no} was aborted: {aborted.reason}"
+        return [do.Note(told, routine=self.crossings is not None)]
+
     def on_encoded(
         self, lane: Lane, round_no: int, made: Mapping[int, Payload], problem: str, reports: Reporter
     ) -> list[do.Effect] | None:
@@ -212,14 +221,16 @@ class Joined:
                 return None
             if not problem:
                 return []
-            told: do.Effect = do.Note(f"nothing sent ahead: {problem}; I start again from the anchor")
+            told: do.Effect = do.Note(
+                f"nothing is sent ahead of the next round, {problem}: it starts again from version {lane.version}"
+            )
             lane.disown()
             return [told, *self.exchange.on_unusable(lane)]
         if flight is None or mine is None:
             return None
         if problem:
             told = do.Note(
-                f"nothing contributed to round {round_no}: {problem}; I start again from the anchor"
+                f"round {round_no} goes on without this peer, {problem}: it starts again from version {lane.version}"
             )
             return [told, reports.sent(flight.plan, b"", None), *self.exchange.on_unusable(lane)]
         moved = flight.on_encoded(made)
@@ -242,8 +253,12 @@ class Joined:
         """Of what may be the run's state already, somewhere else than at another peer."""
         if tick.roster is not None:
             self.restoring.on_ways(tick.ways)
+        here: list[do.Effect] = []
+        for each in self.part.first_here():
+            of = self.attached.of_part(each.fragment.number)
+            here.append(do.Note(f"version 0{of} is here, digest {each.digest.hex()[:8]}", routine=True))
         # A lane that one of them fills is none that another may fill.
-        effects = [*self.recalling.due_recall(tick, self.lanes), *self.found(tick, now)]
+        effects = [*here, *self.recalling.due_recall(tick, self.lanes), *self.found(tick, now)]
         return effects + self.restoring.due_restore(tick, self.lanes, self.training.loading, now)
 
     def on_restored(self, version: int, problems: list[str], touched: bool, now: float) -> list[do.Effect]:

@@ -76,6 +76,7 @@ class Participation:
         self._check = check
         self._gather = manifest.round.gather_codec
         self._early: deque[tuple[str, Frame]] = deque()
+        self._first_here: set[int] = set()  # fragments
 
     # ---- lanes ------------------------------------------------------------------------------------------------
 
@@ -126,6 +127,13 @@ class Participation:
             return []
         effects = lane.on_decision(decision, now)
         return effects + self._replay_early(now)
+
+    def first_here(self) -> list[Lane]:
+        """Those that are at version 0, as the run has it, and were not before; each is told of once."""
+        found = [lane for lane in self.lanes.values() if lane.version == 0 and lane.is_the_runs]
+        news = [lane for lane in found if lane.fragment.number not in self._first_here]
+        self._first_here |= {lane.fragment.number for lane in news}
+        return news
 
     def on_aborted(self, round_no: int) -> None:
         for lane in self.lanes.values():

@@ -220,9 +220,9 @@ class PeerMachine:
                 effects = joined.on_commit(message, self.reports, self.me.identity, now)
             case Show():
                 effects = joined.on_show(message, self.reports, now)
-            case Aborted(round_no=round_no):
-                part.on_aborted(round_no)  # who is in no round any more may be in the next one
-                effects = self._beat() if self._beats.are_rare(joined.net.heartbeat_s) else []
+            case Aborted():
+                effects = joined.on_aborted(message)
+                effects += self._beat() if self._beats.are_rare(joined.net.heartbeat_s) else []
             case AuditChunks():
                 effects = joined.auditing.on_audit(message, now)
             case Keep():

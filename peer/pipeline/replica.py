@@ -20,7 +20,7 @@ from farflung.optim.rates import rates_of
 from farflung.optim.recipes import inner_of_stage
 from farflung.peer.pipeline.stage_loop import StageLoop
 from farflung.peer.trainer.effects import LocalStep
-from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.manifest import Manifest
 
 
@@ -31,7 +31,7 @@ class Replica:
         self._loop = loop
         optimizer = inner_of_stage(manifest, loop.stage, is_last)
         self._rates, self._base = rates_of(manifest), [group["lr"] for group in optimizer.param_groups]
-        self._optimizer = RunOptimizer(optimizer, after_step=lambda: None)
+        self._steps, self._optimizer = RunSteps(optimizer, after_step=lambda: None), optimizer
         self._clip = manifest.inner.clip / math.sqrt(manifest.pipeline.stages)
         self._rejoin_steps = manifest.inner.rejoin_warmup_steps
         self._has_loaded = False
@@ -44,7 +44,7 @@ class Replica:
         """The model is at this version.  At version 0 nobody has more than a fresh optimizer; whoever comes later
         begins with small steps."""
         if not self._has_loaded and version > 0:
-            self._optimizer.start_small(self._rejoin_steps)
+            self._steps.start_small(self._rejoin_steps)
         self._has_loaded = True
 
     def step(self, due: LocalStep) -> Tensor:

@@ -49,7 +49,7 @@ from farflung.peer.trainer.misuse import refuse_other_parameters
 from farflung.peer.trainer.model_tensors import survey
 from farflung.peer.trainer.pretrained import SAVE_PATIENCE_S, save_pretrained
 from farflung.peer.trainer.recording import watcher_for
-from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import failpoints
@@ -177,13 +177,15 @@ class Connection:
             undo.callback(self.close, "could not join")
             refuse_other_parameters(model, optimizer)
             loop = self._loop(model, optimizer)
-            inner = RunOptimizer(optimizer, loop.after_step, loop.before_step, loop.before_rates)
-            run = Run(self._agent, loop, inner, self.name)
+            steps = RunSteps(optimizer, loop.after_step, loop.before_step, loop.before_rates)
+            undo.callback(steps.end)
+            run = Run(self._agent, loop, steps, self.name)
             self._say_memory(loop, optimizer)
+            loop.watch_optimizer(optimizer)
             loop.attach()
             loop.watch_loads()
             if run.version > 0:  # at version 0 nobody has more than a fresh optimizer
-                inner.start_small(self.manifest.inner.rejoin_warmup_steps)
+                steps.start_small(self.manifest.inner.rejoin_warmup_steps)
             undo.pop_all()
         return run
 
@@ -215,11 +217,14 @@ class Connection:
 class Run:
     """A joined run.  Made by `join`; use it in a `with` block, or call `close` at the end."""
 
-    def __init__(self, agent: Agent, loop: InnerLoop, optimizer: RunOptimizer, name: str) -> None:
-        self.optimizer = optimizer  # for schedulers and gradient scalers; a step of it is a step of the run
+    def __init__(self, agent: Agent, loop: InnerLoop, steps: RunSteps, name: str) -> None:
+        self.optimizer: Optimizer = (
+            steps.optimizer
+        )  # the one that was handed in: a step of it is a step of the run
         self.name = name  # of this peer, such as amber-fox
         self._agent = agent
         self._loop = loop
+        self._steps = steps
         self._weight = 1.0
 
     # ---- training
@@ -231,11 +236,12 @@ class Run:
         this peer's work counts; left out, it is taken from the batches handed out since the last step.
         """
         self.record(loss, tokens)
+        self._steps.forget_step()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
     def record(self, loss: Tensor | float | None = None, tokens: int | None = None) -> None:
-        """What the next step learns from, where it is `run.optimizer.step()` in somebody else's loop: as in `step`."""
+        """What the next step learns from, where it is `optimizer.step()` in any loop: as in `step`."""
         if self._weight:
             self._loop.record(loss, tokens)
 
@@ -334,6 +340,7 @@ class Run:
                     samples = sum(span.stop - span.start for span in got)
                     first, stop, own = part.bounds(samples)
                     self._weight = part.weight(samples)
+                    self._steps.forget_step()
                     self._loop.hand_out(got, tokens_in(made, stop - first) if own else 0)
                     yield pinned(made) if pin else made
 
@@ -408,6 +415,7 @@ class Run:
     def close(self, reason: str | None = None) -> None:
         """Leave the run; waits a few seconds for the agent to say good-bye to the others.  Safe to repeat."""
         self._loop.end_watch()
+        self._steps.end()
         self._agent.close(reason or ("finished" if self.finished else "the training script ended"))
 
     def __getstate__(self) -> object:

@@ -24,6 +24,7 @@ from typing import Protocol
 import msgspec
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from farflung.optim.rates import rates_of
 from farflung.optim.recipes import outer_of
@@ -37,6 +38,7 @@ from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import FromTrainer, Shared, ToTrainer
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.cuda_lane import LASTING
+from farflung.peer.trainer.finite import Remembered, not_finite
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.peer.trainer.machine import TrainerMachine
 from farflung.peer.trainer.misuse import LoadWatch
@@ -53,6 +55,18 @@ POLL_S = 0.5  # while blocked: how often to see whether the agent lives
 LOSS_EVERY_S = 0.5  # reading a loss waits for the GPU, so it is not read at every step
 _NORM = struct.Struct("<dq?")
 GRADIENT_EVERY_S = 10.0  # its norm reads all of it once: so seldom that nobody notices
+NOT_FINITE_MOST = 3  # freezes in a row: then this is no bad batch, and the script ends
+# A scaler that finds no finite gradient skips each step, and halves its scale: batches without one, doubling from here.
+UNSTEPPED_LOOK = 8
+UNSTEPPED_MOST = 256  # no script accumulates the gradients of so many by intent
+NO_STEP = (
+    "{} batches were read, and the optimizer that was handed to farflung.join has taken no step: nothing is learned "
+    "here; call its step(), or run.step(loss), after backward()"
+)
+NO_LOSS = (
+    "steps are counted, and their loss is not known: run.step(loss) in place of optimizer.step(), or run.record(loss) "
+    "before it, shows it to everybody"
+)
 
 
 class Channel(Protocol):
@@ -127,7 +141,12 @@ class InnerLoop:
         self._watch: LoadWatch | None = None  # that no weights are loaded past the run
         self._said_tokens: int | None = None
         self._batches = 0  # handed out, all in all
+        self._unstepped = 0  # of them, since the last step
+        self._remembered: Remembered | None = None
+        self._broken: list[str] = []  # tensors of this freeze that are not finite
+        self._broken_in_a_row = 0
         self._losses = MeanLoss()
+        self._was_told_loss = False  # or has said that it was not
         self._loss: float | None = None
         self._loss_at = self._gradient_at = -math.inf
 
@@ -210,6 +229,10 @@ class InnerLoop:
         if not self.finished:
             self._watch = LoadWatch(self._model)
 
+    def watch_optimizer(self, optimizer: Optimizer) -> None:
+        """What it remembers is looked at, too, where the model is: see finite.py."""
+        self._remembered = Remembered(optimizer)
+
     def end_watch(self) -> None:
         if self._watch is not None:
             self._watch.end()
@@ -222,6 +245,7 @@ class InnerLoop:
         if tokens is not None and tokens < 0:
             raise UserError(f"tokens must not be negative, found {tokens}")
         if loss is not None:
+            self._was_told_loss = True
             self._losses.add(loss)
         self._said_tokens = tokens
 
@@ -234,6 +258,7 @@ class InnerLoop:
         if self.finished:
             return
         failpoints.hit("trainer.step")
+        self._unstepped = 0
         said, self._said_tokens = self._said_tokens, None
         outlook = self.machine.outlook(self._clock())
         tokens = self.ranks.tokens_of_step(said, self.machine.leases.step_tokens, self._batches, outlook)
@@ -293,6 +318,8 @@ class InnerLoop:
     def hand_out(self, spans: tuple[Span, ...], tokens: int) -> None:
         self.machine.hand_out(spans, tokens)
         self._batches += 1
+        self._unstepped += 1
+        self._look_at_the_unstepped()
         self._watcher.on_handed_out(spans)
 
     def before_rates(self) -> Undo:
@@ -336,9 +363,10 @@ class InnerLoop:
                     self._channel.send(word)
                 case do.SayFrozen():
                     self._say_frozen(effect)
+                    self._broken_in_a_row *= bool(self._broken)
+                    self._start_again_if_broken()
                 case do.Warn(text):
-                    if self.ranks.rank == 0:
-                        log.warning(text)
+                    self._warn(text)
                 case do.Refuse(code, reason):
                     raise Refused(code, reason)
                 case do.Over():
@@ -368,6 +396,8 @@ class InnerLoop:
                 self._watcher.on_loaded()
             case do.Freeze():
                 self._freeze(effect)
+            case do.GoAhead() if self._broken:
+                pass  # it would go on from what is not finite
             case do.GoAhead(fragment, slot):
                 go_ahead = partial(self._go_ahead, fragment, slot)
                 read_as_one(self.ranks, self.shared.read_changes, self._clock, go_ahead)
@@ -408,9 +438,71 @@ class InnerLoop:
     def _freeze(self, freeze: do.Freeze) -> None:
         part = self.parts[freeze.fragment]
         part.level(self._model, self.ranks)
+        self._look_whether_finite(part)
         part.write_owed(self._model, self._loaded, part.part(self.shared.slots[freeze.slot]))
         failpoints.hit("freeze.mid")
         self._bring(part.part(self.shared.slots[freeze.slot]), part.start)
+
+    # ---- what is not finite
+
+    def _look_whether_finite(self, part: Unmerged | None = None) -> None:
+        """`part`: of it, and of what is remembered of it; None: of the model.  All ranks find the same."""
+        tensors = self.layout.tensors_of(self._model, *((part.start, part.count) if part else ()))
+        found = not_finite(tensors)
+        told = self.ranks.gather("\n".join(found).encode())
+        named = dict.fromkeys(name for each in told for name in each.decode().split("\n") if name)
+        self._broken += [name for name in named if name not in self._broken]
+        if self._broken or self._remembered is None:
+            return
+        # A step that is divided by an infinity moves nothing: weights stay as they are, for ever.
+        if worn := self._remembered.not_finite(tensors.values()):
+            names = {id(tensor): name for name, tensor in tensors.items()}
+            self._remembered.forget(worn)
+            which = _named([names[id(each)] for each in worn])
+            self._warn(
+                f"step {self.step_count}: what the optimizer remembered of {which} was not finite and is reset"
+            )
+
+    def _start_again_if_broken(self) -> None:
+        """The whole model: one fragment that is not finite makes all others so with the next step."""
+        if not self._broken:
+            return
+        broken, self._broken = self._broken, []
+        self._broken_in_a_row += 1
+        with torch.no_grad():
+            for tensor, loaded in zip(self.layout.local_tensors(self._model), self._loaded, strict=True):
+                tensor.copy_(loaded)
+        self.machine.on_not_finite()
+        self._losses.clear()
+        self._watcher.on_loaded()
+        count = 0
+        if self._remembered is not None:
+            tensors = self.layout.tensors_of(self._model)
+            worn = [*self._remembered.not_finite(), *(tensors[name] for name in broken)]
+            count = self._remembered.forget({id(each): each for each in worn}.values())
+        if self._broken_in_a_row >= NOT_FINITE_MOST:
+            raise UserError(
+                f"{_named(broken)} of the model was not finite at {self._broken_in_a_row} freezes in a row, last at "
+                f"step {self.step_count}: lower the learning rate, clip gradients, or look at the data and the dtype"
+            )
+        self._warn(
+            f"step {self.step_count}: {_named(broken)} of the model is not finite: the model is back at version "
+            f"{self.version}, what the optimizer remembered of {count} parameters is reset, and the steps since then "
+            "are lost"
+        )
+
+    def _warn(self, text: str) -> None:
+        if self.ranks.rank == 0:
+            log.warning(text)
+
+    def _look_at_the_unstepped(self) -> None:
+        """No step is taken while all gradients are infinite, and so no freeze would ever come."""
+        due = self._unstepped >= UNSTEPPED_LOOK and self._unstepped & (self._unstepped - 1) == 0
+        if due and self._unstepped >= UNSTEPPED_MOST:
+            self._warn(NO_STEP.format(self._unstepped))
+        if due and self._loaded and not self.finished:
+            self._look_whether_finite()
+            self._start_again_if_broken()
 
     def _tell_frozen(self, frozen: do.SayFrozen) -> None:
         """Fragments may have been frozen into different slots."""
@@ -428,5 +520,12 @@ class InnerLoop:
         failpoints.hit("freeze.before_word")
         loss = self.ranks.mean(*self._losses.sums())
         self._tell_frozen(frozen)
+        if not self._was_told_loss:
+            self._was_told_loss = True
+            self._warn(NO_LOSS)
         for word in frozen.words:
             self._channel.send(msgspec.structs.replace(word, loss=loss))
+
+
+def _named(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"

@@ -350,6 +350,12 @@ class ModelLayout:
         """What is exchanged, as far as it lies here."""
         return [local_of(tensor).detach() for tensor in self._tensors(model, self.entries)]
 
+    def tensors_of(self, model: nn.Module, start: int = 0, count: int | None = None) -> dict[str, Tensor]:
+        """The model's own, by name, as far as they touch this part of the flat vector."""
+        stop = self.total_elements if count is None else start + count
+        found = zip(self.entries, self._tensors(model, self.entries), strict=True)
+        return {e.name: t for e, t in found if e.offset < stop and e.offset + e.numel > start}
+
     def own_gradients(self, model: nn.Module) -> list[Tensor]:
         """As they lie here, each value on one rank alone: together they are the gradient of the whole model."""
         tensors = self._tensors(model, self.entries)

@@ -96,7 +96,7 @@ NO_LEASED_DATA = (
 _REMINDERS = {
     Stand.ATTACHING: "still waiting for the run's state; the agent says what for",
     Stand.HELD_UP: "training waits: a round takes longer than a period; raise sync_every or period_s",
-    Stand.WITHOUT_DATA: "waiting for data: no samples are leased to this peer; is the coordinator there?",
+    Stand.WITHOUT_DATA: "waiting for data: no samples are leased to this peer; the agent says why",
 }
 
 
@@ -161,6 +161,9 @@ class TrainerMachine:
         self._samples = 0  # of an epoch, as it was said last; 0: nothing was asked for
         self._told_of_own_data = False
         self._remembered: tuple[int, ...] = ()  # of these fragments the shell has copies from before the step
+        self._passed_over: set[int] = (
+            set()
+        )  # fragments whose last freeze was not finite, as the agent will find
         self._refusal: Refuse | None = None
 
     @property
@@ -292,8 +295,9 @@ class TrainerMachine:
         restarts = load.keep in ("drop", "restore")
         if load.fragment == BOOKS_FRAGMENT:
             self._place.on_load(restarts)
-        if restarts:
+        if restarts and load.fragment not in self._passed_over:
             self.leases.restart(load.fragment)
+        self._passed_over.discard(load.fragment)
         begins = restarts and load.fragment == BOOKS_FRAGMENT
         if begins:
             self._schedule.restart(now)
@@ -358,6 +362,15 @@ class TrainerMachine:
             for number in step.learners:
                 self.accounts[number].tokens += found
 
+    def on_not_finite(self) -> None:
+        """What was learned since the last loads is not finite, and the shell has put the model back to those.
+
+        No sample of it is read again: one of them may be what did it, and would do it to every peer, one by one.
+        """
+        self._passed_over = {account.fragment for account in self.accounts if account.blocked}
+        for account in self.accounts:
+            account.tokens, account.steps = 0, 0
+
     def on_heard(self, now: float) -> list[Effect]:
         """A step is counted, and all that the agent had said by then is told: freeze what is due."""
         if (known := self._cannot_go_on()) is not None:
@@ -408,6 +421,7 @@ class TrainerMachine:
         # The work of some may have been dropped meanwhile.
         assert not self._uncounted, "work is frozen whose tokens are not known"
         due, self._due = [self.accounts[number] for number in self._due if self.accounts[number].steps], []
+        self._passed_over.difference_update(account.fragment for account in due)
         self._move(Stand.AT_BARRIER)
         effects: list[Effect] = []
         for account in due:
@@ -467,7 +481,7 @@ class TrainerMachine:
             self.leases.ask_anew()  # the end of a stream was found: what was asked for may lie beyond it
         # At least a sixteenth of a round's samples: the number of leases that wait for a commit stays small.
         unit = max(self._lease_samples, batch * self.rules.period_steps // 16)
-        want = self.leases.ask(batch, self._reads.unit(unit, samples))
+        want = self.leases.ask(batch, self._reads.unit(unit, self.leases.known(samples)))
         asked: list[Effect] = []
         if want or found_end:
             asked.append(Say(Need(samples=samples, want=want, data=data)))

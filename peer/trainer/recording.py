@@ -29,6 +29,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from farflung.peer.data.leased_data import Span
+from farflung.peer.record.optimizer_state import (
+    OptimizerState,
+    Unrecordable,
+    parameters_of,
+    put_together,
+    taken_apart,
+    tensors_by_key,
+)
 from farflung.peer.record.work_files import (
     REDO_VARIABLE,
     ROUNDING_VARIABLE,
@@ -41,14 +49,6 @@ from farflung.peer.record.work_files import (
     write_work,
 )
 from farflung.peer.trainer.model_tensors import unwrap
-from farflung.peer.trainer.optimizer_state import (
-    OptimizerState,
-    Unrecordable,
-    parameters_of,
-    put_together,
-    taken_apart,
-    tensors_by_key,
-)
 from farflung.protocol.errors import StoreError, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema

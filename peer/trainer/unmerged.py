@@ -44,6 +44,10 @@ class Unmerged:
     def start(self) -> int:
         return self._start
 
+    @property
+    def count(self) -> int:
+        return self._count
+
     def part(self, flat: Tensor) -> Tensor:
         """The fragment's values in a flat vector of the whole model."""
         return flat[self._start : self._start + self._count]

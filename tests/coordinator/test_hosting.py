@@ -23,7 +23,7 @@ from farflung.coordinator.door.front_door_process import in_thread
 from farflung.coordinator.door.front_door_words import CannotListen, door_channel
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import ListenOn
-from farflung.coordinator.hosting import QuietEnd, _places, _whereabouts, read_manifest
+from farflung.coordinator.hosting import QuietEnd, _places, _whereabouts
 from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.records import CommittedRound, Started
 from farflung.coordinator.run.machine import RunMachine
@@ -32,6 +32,7 @@ from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import Address, JoinUrl, whereabouts_of
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import RunSection
+from farflung.protocol.process.run_file import read_manifest
 from farflung.protocol.process.sockets import curve_text
 from farflung.protocol.round_words import Commit
 from farflung.protocol.signing import curve_key_of, proves, statement_of

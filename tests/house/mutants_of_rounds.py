@@ -474,7 +474,7 @@ ROUNDS = (
     Mutant(
         "a round has min_peers contributions",
         "coordinator/rounds/in_flight.py",
-        "if len(ready) < self.rules.min_peers:",
+        "if len(ready) < self._least:",
         "if not ready:",
         ROUND,
     ),

@@ -118,6 +118,7 @@ ROOMS: dict[str, Room] = {
             "peer/data",
             "peer/island",
             "peer/local",
+            "peer/record/optimizer_state",
             "peer/record/work_files",
             "compression/native_build",
             "optim",

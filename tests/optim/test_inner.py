@@ -14,7 +14,7 @@ import farflung
 from farflung.optim.inner import MuonAdamW, muon
 from farflung.optim.recipes import inner_of
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build
-from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 
@@ -71,7 +71,7 @@ def test_each_parameter_moves_as_under_its_own_optimizer_alone() -> None:
 
 def test_schedulers_reach_both_and_a_saved_state_goes_on_the_same() -> None:
     model = build(CONFIG, 0)
-    optimizer = RunOptimizer(muon(model, 1e-2), lambda: None)
+    optimizer = RunSteps(muon(model, 1e-2), lambda: None).optimizer
     LambdaLR(optimizer, lambda step: 0.5)
     assert {group["lr"] for group in optimizer.param_groups} == {0.5e-2}
     learn(model, optimizer)

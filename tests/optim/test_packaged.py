@@ -18,10 +18,10 @@ import farflung
 from farflung.optim.packaged import FOR_HIDDEN_MATRICES, PACKAGED, RANK_SHARE, WORDS, Asked
 from farflung.optim.recipes import inner_of, inner_of_stage
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build
+from farflung.peer.record.optimizer_state import OptimizerState, put_together, taken_apart
 from farflung.peer.record.work_files import Form, Number
 from farflung.peer.trainer.layout import ModelLayout
-from farflung.peer.trainer.optimizer_state import OptimizerState, put_together, taken_apart
-from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import InnerSection
@@ -76,7 +76,7 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(
 @pytest.mark.parametrize("word", WORDS)
 def test_it_learns_goes_on_from_what_is_loaded_and_keeps_its_state(word: str) -> None:
     model = build(CONFIG, 0)
-    optimizer = RunOptimizer(made(word, model), lambda: None)
+    optimizer = RunSteps(made(word, model), lambda: None).optimizer
     layout, before = ModelLayout.of(model, 256), {id(p): p for p in model.parameters()}
     first = step(model, optimizer)
     for _ in range(10):
@@ -124,7 +124,7 @@ def test_what_it_remembers_is_taken_apart_and_put_together(word: str) -> None:
 def test_schedulers_and_the_small_first_steps_reach_every_group(word: str) -> None:
     model = build(CONFIG, 0)
     inner = made(word, model)
-    optimizer = RunOptimizer(inner, lambda: None)
+    steps, optimizer = RunSteps(inner, lambda: None), inner
     schedule = LambdaLR(optimizer, lambda number: 0.5)
     assert {float(group["lr"]) for group in inner.param_groups} == {0.5 * LR}
     sizes = []
@@ -132,9 +132,9 @@ def test_schedulers_and_the_small_first_steps_reach_every_group(word: str) -> No
         step(model, optimizer)  # SOAP's first step only looks
         begin = [p.detach().clone() for p in model.parameters()]
         if small:
-            optimizer.start_small(1000)
+            steps.start_small(1000)
         else:
-            optimizer.start_small(0)
+            steps.start_small(0)
         step(model, optimizer)
         schedule.step()
         pairs = zip(begin, model.parameters(), strict=True)

@@ -19,7 +19,7 @@ from farflung.peer.trainer.agent_process import AgentProcess
 from farflung.peer.trainer.api import Run
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.machine import TrainerMachine
-from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.manifest import Manifest
 from rig.trainer_player import check
 
@@ -231,7 +231,7 @@ def test_a_schedulers_count_is_its_own_and_the_rate_the_runs() -> None:
     place.rate_share = partial(InnerLoop.rate_share, cast(InnerLoop, place))
     weight = torch.nn.Parameter(torch.zeros(1))
     inner = torch.optim.SGD([weight], lr=0.5)
-    run = Run(cast(AgentProcess, None), cast(InnerLoop, place), RunOptimizer(inner, lambda: None), "late")
+    run = Run(cast(AgentProcess, None), cast(InnerLoop, place), RunSteps(inner, lambda: None), "late")
     assert (run.global_step, run.total_steps) == (50, 100)
     schedulers = [LambdaLR(run.optimizer, run.lr_lambda())]
     assert inner.param_groups[0]["lr"] == 0.25

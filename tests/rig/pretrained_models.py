@@ -13,7 +13,7 @@ from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import Load
 from farflung.peer.trainer.api import Run
 from farflung.peer.trainer.inner_loop import InnerLoop
-from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.manifest import Manifest
 
 IDS = torch.arange(12).reshape(1, 12)
@@ -34,7 +34,7 @@ def run_of(folder: Path, model: nn.Module, takes: bool = True) -> Run:
         shared.anchor.copy_(torch.randn(shared.elements, generator=draw) * 0.05)
     words += [shared.as_message(), Load(version=4, keep="drop", slot=0, tokens=0, steps=0, spare=0)]
     loop.attach()
-    return Run(SimpleNamespace(), loop, RunOptimizer(torch.optim.SGD(model.parameters()), print), "me")  # type: ignore[arg-type]
+    return Run(SimpleNamespace(), loop, RunSteps(torch.optim.SGD(model.parameters()), print), "me")  # type: ignore[arg-type]
 
 
 def learn(model: nn.Module) -> None:

@@ -407,6 +407,7 @@ def test_P9_who_has_sent_to_nobody_costs_no_owner_its_chunks() -> None:
     [
         ({"chunks": 2}, "its hash list names 2 of 3 chunks"),
         ({"tokens": 0, "steps": 0}, "nothing to contribute"),
+        ({"tokens": 0, "steps": 0, "chunks": 0}, "its work was not finite, or is lost"),
     ],
 )
 def test_a_contribution_that_cannot_count_is_out_with_a_reason(options: dict[str, int], reason: str) -> None:
@@ -435,6 +436,34 @@ def test_a_member_of_no_weight_is_out_with_a_reason_and_does_not_make_up_the_num
         assert set(step.decision.reasons) == set(ALL) - set(included)
     else:
         assert isinstance(step, Failed)
+
+
+def test_the_others_go_on_at_once_without_members_that_have_nothing() -> None:
+    """A NaN in one peer of two must not abort rounds of a run that needs two: both are here."""
+    room = Room()
+    room.sent(CYD, tokens=0, steps=0, chunks=0)
+    room.sent(BOB, tokens=0, steps=0, chunks=0)
+    room.sent(ANN)
+    for owner in ALL:
+        room.holds(owner, ANN)
+    step = room.step()
+    assert isinstance(step, Settled) and step.decision.included(ALL) == (ANN,)
+
+
+def test_where_nobody_has_anything_there_is_nothing_to_commit() -> None:
+    room = Room()
+    for member in ALL:
+        room.sent(member, tokens=0, steps=0, chunks=0)
+    assert isinstance(room.step(), Failed)
+
+
+def test_half_a_list_is_no_word_of_having_nothing() -> None:
+    """Nor is silence: a run that needs two is not to be one peer's."""
+    room = Room()
+    room.sent(CYD, chunks=2), room.sent(BOB, tokens=0, steps=0), room.sent(ANN)
+    for owner in ALL:
+        room.holds(owner, *ALL)
+    assert isinstance(room.step(), Failed)
 
 
 @pytest.mark.parametrize("after_s", [10.0, 60.0])

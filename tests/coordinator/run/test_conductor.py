@@ -436,6 +436,16 @@ def test_a_round_does_not_wait_longer_than_its_deadline_for_who_is_not_ready() -
     assert stage.member("cyd").left_out == "round 1: it was not ready in time"
 
 
+def test_no_round_waits_for_who_has_no_data() -> None:
+    """Each commit of the others took the whole deadline, as long as a stream had nothing for one of them."""
+    stage = Stage(3)
+    stage.member("cyd").without_data = True
+    for name in ("ann", "bob"):
+        stage.beats(name, ready=True)
+    stage.tell("ann and bob are ready")
+    assert stage.conductor.round is not None and len(stage.conductor.round.plan.members) == 2
+
+
 def restarts(stage: Stage, name: str, times: int = FORGIVEN + 1) -> None:
     """It comes back as another process, each time in the middle of a round."""
     for number in range(times):

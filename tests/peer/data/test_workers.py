@@ -23,7 +23,7 @@ from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import LeasesNow, Load
 from farflung.peer.trainer.api import Run
 from farflung.peer.trainer.inner_loop import InnerLoop
-from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Lease
@@ -63,7 +63,7 @@ class Script:
         self.loop.attach()
         pieces = (Lease(1, 0, 0, 7, 0), Lease(2, 0, 7, 8, 7), Lease(3, 0, 8, 20, 8))
         self.words.append(LeasesNow(leases=pieces))
-        optimizer = RunOptimizer(inner, self.loop.after_step, self.loop.before_step)
+        optimizer = RunSteps(inner, self.loop.after_step, self.loop.before_step)
         self.run = Run(SimpleNamespace(), self.loop, optimizer, "me")  # type: ignore[arg-type]
 
     def _recv(self, timeout_s: float) -> object | None:

@@ -15,7 +15,7 @@ from farflung.protocol.limits import BULK_HEADER_BYTES
 from farflung.protocol.round_words import Decision
 from farflung.protocol.states import Phase
 from farflung.protocol.verdicts import Verdict
-from rig.made_part import CHUNKS, UNUSABLE, MadePart, commit_of, frame_of, result_of, word_of
+from rig.made_part import CHUNKS, UNUSABLE, MadePart, commit_of, digest_of, frame_of, result_of, word_of
 
 FRAME_BYTES = BULK_HEADER_BYTES + 100
 
@@ -354,3 +354,19 @@ def test_a_beat_tells_the_decision_that_stands_not_what_is_foreseen() -> None:
     assert told() == (0, Phase.SCATTER)
     ann.decides()
     assert told() == (1, Phase.GATHER)
+
+
+# ---- what people hear of the state ----------------------------------------------------------------------------
+
+
+def test_version_0_is_told_of_once_and_only_where_it_is_the_runs() -> None:
+    """A joiner named the digest of its own first values, which are another run's."""
+    ann = MadePart()
+    ann.exchange.on_provided()
+    for fragment in ann.part.lanes:
+        ann.exchange.on_sealed(fragment, 0, digest_of(fragment, 0))
+    assert ann.part.first_here() == [], "nobody has said yet what the run's is"
+    ann.lane(0).on_tick(word_of(0, 0, digests=((0, digest_of(0, 0)),)))
+    ann.lane(1).on_tick(word_of(1, 0, digests=((0, bytes(32)),), verified=False))
+    assert [lane.fragment.number for lane in ann.part.first_here()] == [0]
+    assert ann.part.first_here() == []

@@ -42,7 +42,7 @@ from farflung.peer.record.work_files import (
 from farflung.peer.trainer.api import Run
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.recording import NoWatcher, watcher_for
-from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
@@ -83,9 +83,9 @@ class Script:
         channel: Any = SimpleNamespace(send=self.said.append, recv=self._recv)
         watcher = watcher_for(record, manifest, "ann", self.model, optimizer)
         self.loop = InnerLoop(channel, self.model, manifest, watcher=watcher)
-        inner = RunOptimizer(optimizer, self.loop.after_step, self.loop.before_step, self.loop.before_rates)
-        self.run = Run(SimpleNamespace(), self.loop, inner, "ann")  # type: ignore[arg-type]
-        self.schedule = torch.optim.lr_scheduler.StepLR(inner, 1, 0.9)
+        steps = RunSteps(optimizer, self.loop.after_step, self.loop.before_step, self.loop.before_rates)
+        self.run = Run(SimpleNamespace(), self.loop, steps, "ann")  # type: ignore[arg-type]
+        self.schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
         self.batches = self.run.batches(Samples(), fingerprint=False)
 
     def _recv(self, timeout_s: float) -> object | None:

@@ -40,7 +40,7 @@ from farflung.peer.local.words import (
 from farflung.peer.trainer import api
 from farflung.peer.trainer.api import Run
 from farflung.peer.trainer.inner_loop import InnerLoop, MeanLoss
-from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.errors import Refused, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Lease
@@ -592,7 +592,7 @@ class NoAgent:
 
 def run_of(trainer: Trainer) -> Run:
     inner = torch.optim.SGD(trainer.model.parameters(), lr=0.0)
-    optimizer = RunOptimizer(inner, trainer.loop.after_step, trainer.loop.before_step)
+    optimizer = RunSteps(inner, trainer.loop.after_step, trainer.loop.before_step)
     return Run(NoAgent(), trainer.loop, optimizer, "me")  # type: ignore[arg-type]
 
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 import farflung
 from farflung.peer.trainer.misuse import refuse_other_parameters
-from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.errors import UserError
 
 
@@ -56,7 +56,7 @@ class ScheduleFree(Optimizer):
                 parameter.lerp_(z, 0.1)
 
 
-def steps(optimizer: RunOptimizer, model: nn.Module, count: int) -> None:
+def steps(optimizer: Optimizer, model: nn.Module, count: int) -> None:
     draw = torch.Generator().manual_seed(2)
     for _ in range(count):
         rows: Tensor = torch.randn(4, 6, generator=draw)
@@ -67,7 +67,7 @@ def steps(optimizer: RunOptimizer, model: nn.Module, count: int) -> None:
 
 def test_one_that_steps_from_a_copy_of_its_own_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     model = model_of_two()
-    optimizer = RunOptimizer(ScheduleFree(model.parameters(), 1e-3), lambda: None)
+    optimizer = RunSteps(ScheduleFree(model.parameters(), 1e-3), lambda: None).optimizer
     steps(optimizer, model, 1)
     assert not caplog.text
     steps(optimizer, model, 5)
@@ -89,5 +89,5 @@ def test_one_that_steps_from_a_copy_of_its_own_is_told_of_once(caplog: pytest.Lo
 def test_moments_are_no_copies(name: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     model = model_of_two()
     made: Optimizer = getattr(torch.optim, name)(model.parameters(), **options)
-    steps(RunOptimizer(made, lambda: None), model, 5)
+    steps(RunSteps(made, lambda: None).optimizer, model, 5)
     assert not caplog.text, caplog.text

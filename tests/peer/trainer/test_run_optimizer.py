@@ -1,4 +1,4 @@
-"""`RunOptimizer`: every tool that takes an optimizer gives the same bits with it as with the plain one."""
+"""Every tool that takes an optimizer gives the same bits with one in a run, and each of its steps counts once."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau, StepLR
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, StepLR
 
-from farflung.peer.trainer.run_optimizer import RunOptimizer
+from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.errors import UserError
 
 STEPS = 8
@@ -44,7 +43,7 @@ def plain(inner: Optimizer) -> Optimizer:
 
 
 def wrapped(inner: Optimizer) -> Optimizer:
-    return RunOptimizer(inner, lambda: None)
+    return RunSteps(inner, lambda: None).optimizer
 
 
 def same_bits(one: nn.Module, other: nn.Module) -> bool:
@@ -79,77 +78,131 @@ def test_schedulers_and_clipping(
     both(train)
 
 
-def test_a_scheduler_made_before_the_wrapper_keeps_working() -> None:
-    inner = SGD(make_model().parameters(), lr=1.0)
-    schedule = StepLR(inner, step_size=1, gamma=0.5)
-    optimizer = RunOptimizer(inner, lambda: None)
-    optimizer.step()
-    schedule.step()
-    assert optimizer.param_groups[0]["lr"] == 0.5
-
-
-def test_plateau_scheduler() -> None:
-    optimizer = RunOptimizer(SGD(make_model().parameters(), lr=1.0), lambda: None)
-    schedule = ReduceLROnPlateau(optimizer, patience=0)
-    for _ in range(3):
-        schedule.step(1.0)
-    assert optimizer.inner.param_groups[0]["lr"] < 1.0
-
-
+@pytest.mark.parametrize("unscales", [True, False])
 @pytest.mark.parametrize("fused", [False, True])
-def test_grad_scaler_skips_steps_that_overflow_and_they_are_not_counted(fused: bool) -> None:
-    counts = []
+def test_grad_scaler_skips_steps_that_overflow_and_they_are_not_counted(fused: bool, unscales: bool) -> None:
+    """Also where a script leaves all to a fused optimizer, whose step the scaler calls all the same."""
+    counted: list[str] = []
 
     def train(model: nn.Module, wrap: Callable[[Optimizer], Optimizer]) -> None:
-        optimizer = wrap(Adam(model.parameters(), lr=0.01, fused=fused))
+        inner = Adam(model.parameters(), lr=0.01, fused=fused)
+        if wrap is wrapped:
+            RunSteps(inner, lambda: counted.append("after"), lambda: counted.append("before"))
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
         for step in range(STEPS):
-            optimizer.zero_grad()
+            inner.zero_grad()
             scaler.scale(loss_of(model, step)).backward()
             if step == 3:
                 model.weight.grad[0, 0] = torch.inf
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            scaler.step(optimizer)
+            if unscales:
+                scaler.unscale_(inner)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(inner)
             scaler.update()
-        counts.append(getattr(optimizer, "steps", None))
         assert scaler.get_scale() == 2.0**9
 
     both(train)
-    assert counts == [None, STEPS - 1]
+    assert counted == ["before", "after"] * (STEPS - 1)
 
 
-def test_after_step_is_called_once_per_optimizer_step_and_last() -> None:
+def test_each_step_counts_once_and_after_it() -> None:
     events: list[str] = []
     model = make_model()
-    optimizer = RunOptimizer(SGD(model.parameters(), lr=0.1), lambda: events.append("run"))
-    optimizer.register_step_pre_hook(lambda opt, args, kwargs: events.append("pre"))
-    handle = optimizer.register_step_post_hook(lambda opt, args, kwargs: events.append("post"))
-    optimizer.inner.register_step_post_hook(lambda opt, args, kwargs: events.append("inner post"))
+    inner = SGD(model.parameters(), lr=0.1)
+    inner.register_step_post_hook(lambda opt, args, kwargs: events.append("post"))
+    steps = RunSteps(inner, lambda: events.append("run"), lambda: events.append("before"))
     for step in range(2):  # accumulation: two backward calls, one step
         loss_of(model, step).backward()
-    optimizer.step()
-    assert events == ["pre", "post", "inner post", "run"]
-    assert optimizer.steps == 1
-    handle.remove()
-    optimizer.step()
-    assert events[4:] == ["pre", "inner post", "run"]
+    inner.step()
+    assert events == ["before", "post", "run"] and steps.steps == 1
+    steps.end()
+    inner.step()
+    assert steps.steps == 1 and events[3:] == ["post"], "it is the user's alone again"
+    assert RunSteps(inner, lambda: None).steps == 0, "and may join another run"
 
 
-def test_global_hooks_fire_once() -> None:
-    fired: list[Optimizer] = []
-    optimizer = RunOptimizer(SGD(make_model().parameters(), lr=0.1), lambda: None)
-    handle = register_optimizer_step_post_hook(lambda opt, a, k: fired.append(opt))
-    try:
-        optimizer.step()
-    finally:
-        handle.remove()
-    assert fired == [optimizer.inner]
+class Careful(AdamW):
+    """As people write them: its step is that of its base, which torch hooks as well."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+class Outer(Optimizer):
+    """Two as one, as farflung.muon is."""
+
+    def __init__(self, params: Any) -> None:
+        first, *rest = params
+        self.parts = [SGD([first], 0.1), AdamW(rest, 0.1)]
+        super().__init__([group for each in self.parts for group in each.param_groups], {})
+
+    def step(self, closure: Any = None) -> None:
+        for each in self.parts:
+            each.step()
+
+
+@pytest.mark.parametrize("kind", [Careful, Outer])
+def test_steps_within_a_step_are_none_of_their_own(kind: Any) -> None:
+    model = make_model()
+    AdamW(model.parameters())  # whose class is hooked from here on
+    steps = RunSteps(kind(model.parameters()), lambda: None)
+    for _ in range(3):
+        loss_of(model, 0).backward()
+        steps.optimizer.step()
+    assert steps.steps == 3
+
+
+class Bare(Optimizer):
+    """A wrapper that never called `Optimizer.__init__`."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        self.inner = inner
+
+    @property
+    def param_groups(self) -> Any:
+        return self.inner.param_groups
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+def test_a_wrapper_without_hooks_gets_them() -> None:
+    steps = RunSteps(Bare(SGD(make_model().parameters(), 0.1)), lambda: None)
+    steps.optimizer.step()
+    assert steps.steps == 1
+
+
+def test_a_step_that_was_broken_off_is_none_and_the_next_one_counts() -> None:
+    model = make_model()
+    inner = SGD(model.parameters(), lr=1.0)
+    steps = RunSteps(inner, lambda: None)
+    steps.start_small(10)
+
+    def closure() -> float:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        inner.step(closure)
+    steps.forget_step()  # as run.step and run.batches do
+    assert inner.param_groups[0]["lr"] == 1.0 and steps.steps == 0
+    inner.step()
+    assert steps.steps == 1
+
+
+def test_a_compiled_model_and_a_compiled_step_count() -> None:
+    model = make_model()
+    steps = RunSteps(SGD(model.parameters(), lr=0.1), lambda: None)
+    compiled = torch.compile(model, backend="eager")
+    for _ in range(2):
+        compiled(torch.ones(2, 6)).sum().backward()
+        steps.optimizer.step()
+    assert steps.steps == 2
 
 
 def test_closures_return_their_loss() -> None:
     model = make_model()
-    optimizer = RunOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=4), lambda: None)
+    steps = RunSteps(torch.optim.LBFGS(model.parameters(), max_iter=4), lambda: None)
+    optimizer = steps.optimizer
 
     def closure() -> float:
         optimizer.zero_grad()
@@ -159,43 +212,12 @@ def test_closures_return_their_loss() -> None:
 
     first = float(optimizer.step(closure))
     assert float(optimizer.step(closure)) < first
-    assert optimizer.steps == 2
-    assert RunOptimizer(SGD(model.parameters(), lr=0.1), lambda: None).step() is None
-
-
-def test_everything_belongs_to_the_inner_optimizer() -> None:
-    model, extra = make_model(), nn.Parameter(torch.ones(3))
-    inner = AdamW(model.parameters(), lr=0.01)
-    optimizer = RunOptimizer(inner, lambda: None)
-    assert isinstance(optimizer, Optimizer)
-    optimizer.add_param_group({"params": [extra], "lr": 0.5})
-    assert len(inner.param_groups) == 2
-    loss_of(model, 0).backward()
-    optimizer.step()
-    saved = optimizer.state_dict()
-    assert saved["state"].keys() == inner.state_dict()["state"].keys()
-
-    loaded: list[str] = []
-    optimizer.register_load_state_dict_post_hook(lambda opt: loaded.append("hook"))
-    optimizer.load_state_dict(saved)  # rebinds the inner optimizer's lists: the properties must follow
-    assert optimizer.param_groups is inner.param_groups
-    assert optimizer.state is inner.state
-    assert optimizer.defaults is inner.defaults
-    assert loaded == ["hook"]
-    optimizer.param_groups[1]["lr"] = 0.25
-    assert inner.param_groups[1]["lr"] == 0.25
-
-    optimizer.zero_grad(set_to_none=False)
-    assert model.weight.grad is not None
-    assert not model.weight.grad.any()
-    optimizer.zero_grad()
-    assert model.weight.grad is None
-    assert repr(optimizer).startswith("RunOptimizer(steps=1, inner=AdamW (")
+    assert steps.steps == 2
 
 
 def test_what_is_no_optimizer_is_refused() -> None:
     with pytest.raises(UserError, match="must be a torch Optimizer, not Linear"):
-        RunOptimizer(make_model(), lambda: None)  # type: ignore[arg-type]
-    optimizer = RunOptimizer(SGD(make_model().parameters(), lr=0.1), lambda: None)
+        RunSteps(make_model(), lambda: None)  # type: ignore[arg-type]
+    steps = RunSteps(SGD(make_model().parameters(), lr=0.1), lambda: None)
     with pytest.raises(UserError, match="already belongs to a run"):
-        RunOptimizer(optimizer, lambda: None)
+        RunSteps(steps.optimizer, lambda: None)

@@ -14,7 +14,7 @@ from farflung.peer.data.leased_data import AHEAD_S
 from farflung.peer.local.words import LeasesNow, Need
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.machine import NO_LEASED_DATA
-from farflung.protocol.messages import Lease
+from farflung.protocol.messages import UNKNOWN_LENGTH, Lease
 from rig.trainer_player import Player, check
 
 
@@ -425,7 +425,7 @@ def test_P7_nothing_is_read_while_the_agent_does_not_know_whose_the_leases_are()
             Wait stand='without data'
         > at 30
         > silence
-            Warn text='waiting for data: no samples are leased to this peer; is the coordinator there?'
+            Warn text='waiting for data: no samples are leased to this peer; the agent says why'
         > hear LeasesNow 1:0-4@0  # less than was learned: it is not read again
         > read 2
             Say Need samples=100 want=6
@@ -718,3 +718,32 @@ def test_what_is_leased_lasts_ten_minutes_of_steps_without_a_coordinator() -> No
     left = reached - 500 * batch
     assert left / batch * step_s >= 0.95 * AHEAD_S
     assert len(held) <= 6
+
+
+def test_two_peers_share_a_short_stream_however_fast_they_read_at_first() -> None:
+    """One had leased 241,056 of 2,000 samples, at the pace of its first batches, and the other never took a step."""
+    players, held = [Player(), Player()], [list[Lease](), list[Lease]()]
+    reached, batch, length = 0, 8, 2000
+    taken = [0, 0]
+    for player in players:
+        player("rules blocking 10"), player("begin")
+    for _ in range(240):
+        for at, player in enumerate(players):
+            read: do.Read | None = None
+            while read is None:
+                for effect in player.machine.on_want(UNKNOWN_LENGTH, batch, player.now):
+                    if isinstance(effect, do.Read):
+                        read = effect
+                    elif isinstance(effect, do.Say) and isinstance(effect.word, Need):
+                        stop = reached + effect.word.want
+                        held[at].append(Lease.at(100 * at + len(held[at]), 0, reached, stop, (reached,)))
+                        reached = stop
+                player.machine.on_message(LeasesNow(leases=tuple(held[at])), player.now)
+            if read.span.start < length:
+                taken[at] += batch
+            player.machine.hand_out((read.span, *read.more), 0)
+            player.now += 0.0025
+            player.machine.on_step(player.now, (1,))
+        if sum(taken) >= 960:
+            break
+    assert reached < length and 0.4 < taken[0] / sum(taken) < 0.6, (reached, taken)

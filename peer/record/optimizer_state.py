@@ -1,6 +1,6 @@
 """What an inner optimizer remembers, as tensors and plain values: taken apart to be recorded, and put together again.
 
-Called by recording.py.  Must not know files, spans, or what the state is for.
+Called by peer/trainer/recording.py.  Must not know files, spans, or what the state is for.
 
 Most optimizers keep tensors and numbers.  Some keep lists of tensors (SOAP), or an object that holds one (GaLore,
 APOLLO).  Of objects only those of `KINDS` are taken: a record names one by its word there, and what is read makes that

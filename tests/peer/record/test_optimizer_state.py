@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
+from farflung.peer.record import optimizer_state
+from farflung.peer.record.optimizer_state import OptimizerState, Unrecordable, put_together, taken_apart
 from farflung.peer.record.work_files import Form, Known, Nothing, Placed, Several
-from farflung.peer.trainer import optimizer_state
-from farflung.peer.trainer.optimizer_state import OptimizerState, Unrecordable, put_together, taken_apart
 from farflung.peer.trainer.recording import Held, Recording
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
