@@ -139,7 +139,7 @@ class Agent:
                     next_tick = now + TICK_S
                     self._on_tick(now)
         except FarflungError as error:
-            self._local.send(Stop(code="agent", reason=str(error)))
+            self._local.send(Stop(code="failed", reason=str(error)))
             raise
         finally:
             self._close()

@@ -141,13 +141,16 @@ class Doorway:
     its host may have upgraded.  Nobody between the two can change that: all is said under the key of the join URL.
     """
 
-    def __init__(self, me: Me, run: str, helps: bool = False, newest: int = PROTOCOL_VERSION) -> None:
+    def __init__(
+        self, me: Me, run: str, helps: bool = False, newest: int = PROTOCOL_VERSION, kept: bytes = b""
+    ) -> None:
+        """`kept`: what a former life of this peer kept of the run; empty: it was never in."""
         self.stand = Stand.KNOCKING
         self._helps, self._told_early = helps, False
         self.protocol = self._newest = newest  # that is spoken in this session
         self._falls_back = False  # the newest was refused just now
         self.incarnation = 0  # of the coordinator that let me in
-        self._answered = False  # somebody did, ever
+        self._answered = bool(kept)  # somebody did, ever
         self._me = me
         self._run = run
         self._nonce = b""

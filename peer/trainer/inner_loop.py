@@ -36,13 +36,14 @@ from farflung.peer.island.sharded import whole_loss
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import FromTrainer, Shared, ToTrainer
 from farflung.peer.trainer import effects as do
+from farflung.peer.trainer.agent_process import refusal
 from farflung.peer.trainer.cuda_lane import LASTING
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.peer.trainer.machine import TrainerMachine
 from farflung.peer.trainer.misuse import LoadWatch
 from farflung.peer.trainer.recording import Held, NoWatcher, Undo, Watcher
 from farflung.peer.trainer.unmerged import Unmerged
-from farflung.protocol.errors import Refused, UserError
+from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import fragments_of
 from farflung.protocol.process import failpoints
@@ -340,7 +341,7 @@ class InnerLoop:
                     if self.ranks.rank == 0:
                         log.warning(text)
                 case do.Refuse(code, reason):
-                    raise Refused(code, reason)
+                    raise refusal(code, reason)
                 case do.Over():
                     self.end_watch()
                 case do.Read() | do.GoOn() | do.Wait():

@@ -352,6 +352,7 @@ ZMQ_MODULES = (
     "coordinator/door/keys",
     "coordinator/door/listener",
     "peer/agent/agent",
+    "peer/first_contact",
     "peer/line/control",
     "peer/line/reaching",
     "peer/local/channel",
