@@ -29,13 +29,13 @@ from farflung.protocol.join_url import Address, JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.messages import DOOR_OUT, Knock, Message, Refuse
 from farflung.protocol.process.log_lines import Say
-from farflung.protocol.process.sockets import STRANGER, curve_client, opened
+from farflung.protocol.process.sockets import STRANGER, Options, curve_client, opened
 
 TCP_S = 1.0  # for an address to take a connection, or to refuse it
 KNOCK_S = 2.0  # for an answer, once one has
 CLOSED_TWICE = 2  # handshakes that the other end broke off: one may be a coordinator that ends just now
 _LOOK_MS = 50
-_AT_ONCE = {zmq.RECONNECT_IVL: 50}  # a person waits for the second look
+_AT_ONCE: Options = {zmq.RECONNECT_IVL: 50}  # a person waits for the second look
 _BROKEN_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _FINAL = frozenset(
     {"run"}
