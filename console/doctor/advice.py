@@ -258,7 +258,9 @@ def _shared(facts: Facts) -> Finding:
 
 def _disk(facts: Facts) -> Finding:
     """What chunks were before a round is kept there, and results if asked: for as long as the run lasts."""
-    keeps = "a peer keeps its key, its state and its log there: make room, or set FARFLUNG_HOME to another folder"
+    keeps = (
+        "a peer keeps its key, its state and its log there: make room, or set FARFLUNG_HOME to another folder"
+    )
     if facts.disk_problem:
         return Finding("disk", FAIL, f"{facts.home} can't be written: {facts.disk_problem}", keeps)
     free = f"{si(facts.disk_bytes, 'B')} free at {facts.home}"

@@ -75,7 +75,8 @@ def join(options: JoinOptions) -> int:
 
 def _take_part(options: JoinOptions, command: list[str], say: Teller, held: InUse) -> int:
     does = "helping" if options.helps else "joining"
-    say(f"{does} {options.url.run} at {options.url.address}; torch is loaded first, which takes some seconds")
+    doing = f"{does} {options.url.run} at {options.url.address}"
+    say(f"{doing}: loading torch, which takes some seconds", wait="loading", why="loading torch")
     relay = options.relay(say)  # what is wrong with that is told before anything begins
     sweep_stale()
     folder = make_folder()

@@ -39,7 +39,8 @@ def main() -> int:
         if asked.settings.relay:
             say("relay: `farflung join` and `farflung assist` offer one; an agent of a script does not")
         held = InUse.take(path_of(asked.settings.identity, url), asked.parent, say)
-        say(f"joining {url.run} at {url.address}; the agent loads torch first, which takes some seconds")
+        doing = f"joining {url.run} at {url.address}"
+        say(f"{doing}: loading torch in the agent, which takes some seconds")
         import torch
 
         from farflung.peer.agent.agent import Agent

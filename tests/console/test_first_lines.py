@@ -96,7 +96,9 @@ def test_join_says_what_it_does_and_starts_its_trainer_before_it_loads_torch(tmp
         ]
         done = interrupted("torch", *words, marker=str(marker))
     first, loaded, last = done.stderr.splitlines()
-    assert first.startswith(f"farflung: joining demo at {url.address}; torch is loaded first")
+    assert first.startswith(
+        f"farflung: joining demo at {url.address}: loading torch, which takes some seconds"
+    )
     assert loaded == "-- it is loaded --" and last == "farflung: left before it had joined"
     assert done.returncode == 0 and marker.exists(), "the trainer did not start before"
     eventually(lambda: not is_running(int(marker.read_text())), "the trainer is gone")
@@ -107,7 +109,7 @@ def test_the_agent_of_a_script_says_what_it_does_before_it_loads_torch(tmp_path:
     words += ["--settings", OwnConfig(identity=tmp_path / "key.pem").as_json()]
     done = interrupted("torch", *words, entry="peer.agent.main")
     first, loaded, *_ = done.stderr.splitlines()
-    assert first.startswith("farflung: joining demo at 127.0.0.1:1; the agent loads torch first")
+    assert first.startswith("farflung: joining demo at 127.0.0.1:1: loading torch in the agent")
     assert loaded == "-- it is loaded --"
 
 
