@@ -25,7 +25,15 @@ from farflung.console.operator_commands import app as operator_app
 from farflung.console.phonebook_commands import BOOK_HELP
 from farflung.console.phonebook_commands import app as phonebook_app
 from farflung.console.publish_command import app as publish_app
-from farflung.peer.settings import METRICS_HELP, SETTINGS, Setting, own_config, place_of
+from farflung.peer.settings import (
+    METRICS_HELP,
+    SETTINGS,
+    OwnConfig,
+    Setting,
+    default_path,
+    own_config,
+    place_of,
+)
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
@@ -34,6 +42,7 @@ from farflung.protocol.process import exit_codes, log_lines
 if TYPE_CHECKING:
     from farflung.console.history.trackers import Chosen
     from farflung.coordinator.hosting import Hosting
+    from farflung.peer.line.offering import RelayHere
 
 app = typer.Typer(
     name="farflung",
@@ -275,20 +284,18 @@ def join(
     log_lines.choose(verbose, log_json)
     if embedded.wanted(plain or log_json):
         raise typer.Exit(embedded.run_with_screen(sys.argv[1:], JoinUrl.parse(url)))
+    parsed, own = JoinUrl.parse(url), own_config(given)
     from farflung.console.history.trackers import Chosen
     from farflung.console.history.tracking import Tracking
-    from farflung.console.offered_relay import offered_relay
     from farflung.peer.agent.join import JoinOptions
     from farflung.peer.agent.join import join as take_part
-    from farflung.peer.agent.journal_writer import journal_path
+    from farflung.protocol.process.journal import journal_path
 
-    own = own_config(given)
-    offers = partial(offered_relay, own)
     options = JoinOptions(
-        JoinUrl.parse(url), own, script, tuple(script_arguments or ()), out, nproc, relay=offers
+        parsed, own, script, tuple(script_arguments or ()), out, nproc, relay=partial(_offered_relay, own)
     )
     with Tracking(Chosen(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow), "training") as tracking:
-        tracking.of_this_process(journal_path(None, own.identity)[0])
+        tracking.of_this_process(journal_path(None, own.identity or default_path())[0])
         code = take_part(options)
     raise typer.Exit(code)
 
@@ -309,12 +316,20 @@ def assist(
     parsed = JoinUrl.parse(url)
     if embedded.wanted(plain or log_json):
         raise typer.Exit(embedded.run_with_screen(sys.argv[1:], parsed))
-    from farflung.console.offered_relay import offered_relay
     from farflung.peer.agent.join import JoinOptions
     from farflung.peer.agent.join import join as take_part
 
     own = own_config(given)
-    raise typer.Exit(take_part(JoinOptions(parsed, own, helps=True, relay=partial(offered_relay, own))))
+    raise typer.Exit(take_part(JoinOptions(parsed, own, helps=True, relay=partial(_offered_relay, own))))
+
+
+def _offered_relay(own: OwnConfig, say: log_lines.Say) -> RelayHere | None:
+    """What a relay needs takes a second to load."""
+    if not own.relay:
+        return None
+    from farflung.console.offered_relay import offered_relay
+
+    return offered_relay(own, say)
 
 
 @app.command()

@@ -11,6 +11,7 @@ the environment, that before the file.  Of limits the strictest counts, wherever
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import os
@@ -19,7 +20,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 
@@ -185,6 +186,13 @@ class OwnConfig:
         return msgspec.convert(json.loads(text), cls, dec_hook=lambda kind, value: kind(value))
 
 
+class Said(NamedTuple):
+    """A value as a person wrote it."""
+
+    where: str  # the option, the variable, or the file and the key in it
+    text: str
+
+
 @dataclass(frozen=True)
 class Setting:
     """A row of the table."""
@@ -197,11 +205,11 @@ class Setting:
     # Which of the values counts, or what of all of them; what goes first comes first.  `all` would do for permissions.
     merge: Callable[[Iterator[object]], object] = next
 
-    def parsed(self, text: str) -> object:
+    def parsed(self, said: Said) -> object:
         try:
-            return self.parse(text)
+            return self.parse(said.text)
         except UserError as error:
-            raise UserError(f"{self.name}: {error}") from None
+            raise UserError(f"{said.where}: {error}") from None
 
 
 def _table() -> Iterator[Setting]:
@@ -218,23 +226,36 @@ def own_config(
     given: Mapping[str, object], environ: Mapping[str, str] = os.environ, file: Path | None = None
 ) -> OwnConfig:
     """`given`: what was said as arguments, by the names in SETTINGS; None or False where nothing was."""
+    variables = {name: _PREFIX + name.upper() for name in SETTINGS}
     layers = [
         {
-            name: "yes" if value is True else str(value)
+            name: Said(name, _text_of(value))
             for name, value in given.items()
             if value is not None and value is not False
         },
-        {name: value for name in SETTINGS if (value := environ.get(_PREFIX + name.upper()))},
+        {name: Said(key, value) for name, key in variables.items() if (value := environ.get(key))},
         _read(file if file is not None else default_path(environ).with_name("config.toml")),
     ]
     found: dict[str, Any] = {}
     for name, setting in SETTINGS.items():
-        if texts := [layer[name] for layer in layers if name in layer]:
-            found[setting.field] = setting.merge(map(setting.parsed, texts))
+        if said := [layer[name] for layer in layers if name in layer]:
+            found[setting.field] = setting.merge(map(setting.parsed, said))
     return OwnConfig(**found)
 
 
-def _read(path: Path) -> dict[str, str]:
+def refuse_contradictions(own: OwnConfig) -> None:
+    """What has no place without another setting.  Not for the trainer, which sees some of them alone."""
+    if own.archive and not own.checkpoints:
+        raise UserError("archive: it lies beside checkpoints; name a place for both with --checkpoints")
+    if own.archive_contributions and not own.archive:
+        raise UserError("archive_contributions: they are a part of an archive; ask for it with --archive")
+
+
+def _text_of(value: object) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _read(path: Path) -> dict[str, Said]:
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -243,10 +264,12 @@ def _read(path: Path) -> dict[str, str]:
         raise UserError(f"{path}: cannot be read: {error}") from None
     for key, value in found.items():
         if key not in SETTINGS:
-            raise UserError(f"{path}: {key}: no such setting; there are {', '.join(SETTINGS)}")
-        if not isinstance(value, str | int) or isinstance(value, bool):
+            near = difflib.get_close_matches(key, SETTINGS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(SETTINGS)}"
+            raise UserError(f"{path}: {key}: no such setting; {hint}")
+        if not isinstance(value, str | int):
             raise UserError(f"{path}: {key}: expected text or a whole number, found {value!r}")
-    return {key: str(value) for key, value in found.items()}
+    return {key: Said(f"{path}: {key}", _text_of(value)) for key, value in found.items()}
 
 
 @dataclass(frozen=True)

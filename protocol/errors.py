@@ -41,6 +41,7 @@ class Refused(FarflungError):
         self.code = code  # such as "banned"; docs/host.md lists them
         self.reason = reason  # a sentence for people
         self.retry_after_s = retry_after_s  # 0: to try again does not help
+        self.said = False  # another process of this peer's says it, and it is not to be said twice
 
 
 class Deposed(FarflungError):

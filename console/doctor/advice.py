@@ -35,6 +35,7 @@ SLOW_RTT_S = 0.5
 CLOCK_S = 5.0
 LEAST_PORT = 1024  # see coordinator/reach/meeting.py
 LITTLE_DISK_BYTES = 1 << 30
+LEAST_DISK_BYTES = 64 << 20  # a journal alone may take half of it
 RESERVE = 1.3  # of memory: less is a warning
 
 
@@ -99,6 +100,8 @@ class Facts:
     shared_bytes: int  # free in /dev/shm
     home: str
     disk_bytes: int  # free where the key and the journal live
+    shared_problem: str = ""  # why a file can't be written there
+    disk_problem: str = ""  # likewise, where the key lives
     manifest: Manifest | None = None
     run_software: str = ""
     alive: int = 0
@@ -245,15 +248,24 @@ def _room_here(facts: Facts) -> Room:
 def _shared(facts: Facts) -> Finding:
     need = files_bytes(_rules(facts), (facts.held_bytes or 0) / VALUE_BYTES)
     text = f"{si(facts.shared_bytes, 'B')} free in /dev/shm" + (f", {si(need, 'B')} needed" if need else "")
+    todo = "a file in /tmp is used instead, which may be slow; in Docker: --shm-size"
+    if facts.shared_problem:
+        return Finding("shared memory", WARN, f"/dev/shm can't be written: {facts.shared_problem}", todo)
     if need > facts.shared_bytes:
-        todo = "a file in /tmp is used instead, which may be slow; in Docker: --shm-size"
         return Finding("shared memory", WARN, text, todo)
     return Finding("shared memory", OK, text)
 
 
 def _disk(facts: Facts) -> Finding:
     """What chunks were before a round is kept there, and results if asked: for as long as the run lasts."""
+    keeps = (
+        "a peer keeps its key, its state and its log there: make room, or set FARFLUNG_HOME to another folder"
+    )
+    if facts.disk_problem:
+        return Finding("disk", FAIL, f"{facts.home} can't be written: {facts.disk_problem}", keeps)
     free = f"{si(facts.disk_bytes, 'B')} free at {facts.home}"
+    if facts.disk_bytes < LEAST_DISK_BYTES:
+        return Finding("disk", FAIL, free, keeps)
     values = (facts.held_bytes or 0) / VALUE_BYTES
     need = need_of(of_peer(_rules(facts), Model(values))).disk_bytes
     text = (

@@ -1,6 +1,6 @@
 """Finds out what the doctor needs to know of this machine, and of its way to a run.  A shell.
 
-Called by console/inspect_commands.py.  Judges nothing.  Writes nothing: no key file is made.
+Called by console/inspect_commands.py.  Judges nothing.  Leaves nothing behind: no key file is made.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import socket
+import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -34,6 +35,8 @@ from farflung.protocol.process.host_memory import available_bytes
 
 PATIENCE_S = 5.0
 RELAY_S = 3.0
+SHARED = Path("/dev/shm")
+TRIED_BYTES = 256 * 1024  # more than a key, a lock and the first lines of a journal
 GREETING, ANSWER = b"\x05\x01\x00", b"\x05\x00"  # of SOCKS5
 
 
@@ -49,10 +52,26 @@ def of_this_machine() -> Facts:
         gpus=gpus,
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=available_bytes(),
-        shared_bytes=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
+        shared_bytes=shutil.disk_usage(SHARED).free if SHARED.is_dir() else 0,
+        shared_problem=why_not_writable(SHARED),
         home=str(place),
         disk_bytes=shutil.disk_usage(place).free,
+        disk_problem=why_not_writable(place),
     )
+
+
+def why_not_writable(folder: Path) -> str:
+    """What the system says to a file there that is written to the disk; empty: it takes it.  Nothing is left.
+
+    What it says of free bytes is no proof: a mount may be read-only, a quota or the blocks for root alone be left."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, prefix="farflung-doctor-") as file:
+            file.write(os.urandom(TRIED_BYTES))  # a disk that packs files must find room for these
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return ""
 
 
 def of_the_run(facts: Facts, url: JoinUrl, own: OwnConfig) -> None:

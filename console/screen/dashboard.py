@@ -7,6 +7,7 @@ every text in it is stripped of control characters and shown as is, never read a
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Collection
 
 from rich.console import Group, RenderableType
@@ -38,6 +39,7 @@ from farflung.protocol.states import PeerState, RunPhase
 _ONE_ROW = 110  # from this width on, all bars share a line, and recent rounds stand beside events
 _SMALLEST = (60, 14)  # below, there is one line only
 _LATE_SHOWN = 4
+_WAITS_SHOWN = 500  # why this peer waits: what is cut off says nothing
 _STAGES_LEAST = 3  # lines of the table of stages: fewer say nothing
 _ROOM_FOR_COSTS = 24  # lines for all
 PLAIN = View()
@@ -52,7 +54,7 @@ def render(
     """
     if width < _SMALLEST[0] or height < _SMALLEST[1]:
         return cut(Text(plain_line(status)), width)
-    top, used = _own_top(own, width) if own is not None and height >= 22 else ([], 0)
+    top, used = _own_top(own, width) if own is not None and height >= 22 and view.page != "help" else ([], 0)
     top.append(panel(_header(status, width), f"farflung  {clean(status.get('run'))}", width))
     room = height - used - 5 - 1  # the last line is for the keys
     if view.page == "help":
@@ -138,6 +140,10 @@ def _own_top(own: Record, width: int) -> tuple[list[RenderableType], int]:
     if slider is not None:
         lines = [Text(clean(own.get("text"))), bar(slider, width - 4)]
         return [panel(lines, clean(own.get("title")), width)], 4
+    title = clean(own.get("title") or "you")
+    if waits := clean(own.get("waiting"), _WAITS_SHOWN):
+        rows = textwrap.wrap(waits, width - 4)
+        return [panel([Text(row) for row in rows], title, width)], len(rows) + 2
     shares = [
         (word, share)
         for word in ("computes", "waits", "network")
@@ -146,7 +152,7 @@ def _own_top(own: Record, width: int) -> tuple[list[RenderableType], int]:
     each = min(16, max(4, (width - 52) // 3))
     timed = [Text.assemble(f"{word} ", bar(share, each), f" {share:.0%}   ") for word, share in shares]
     lines = [Text(clean(own.get("text"))), Text().join(timed) if timed else Text("no figures yet", "dim")]
-    return [panel(lines, clean(own.get("title") or "you"), width)], 4
+    return [panel(lines, title, width)], 4
 
 
 def _keys(view: View, own: Record | None, width: int) -> Text:

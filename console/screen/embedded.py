@@ -24,12 +24,13 @@ from pathlib import Path
 from farflung.console.screen.gpu import Gpu, read_gpus
 from farflung.console.screen.live import Feed, Status, interact
 from farflung.console.screen.terminal import has_terminal
-from farflung.console.screen.text import Record, clean, count, number, records
+from farflung.console.screen.text import Record, clean, count, number
+from farflung.console.screen.waiting import own_member, waited, why_waiting
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.process.log_lines import LOG_VARIABLE, VERBOSE, facts_of, text_of
 from farflung.protocol.process.units import si
-from farflung.protocol.states import ARRIVING, PeerState
+from farflung.protocol.states import PeerState
 
 EVERY_S = 1.0
 GPU_EVERY_S = 2.0
@@ -73,6 +74,7 @@ class TimeShares:
 @dataclass
 class Log:
     path: Path
+    _read: int = 0
 
     def lines(self) -> list[str]:
         """The last ones, as people read them."""
@@ -81,6 +83,15 @@ class Log:
             file.seek(before)
             lines = file.read().decode("utf-8", "replace").splitlines()
         return [text_of(line) for line in lines[1 if before else 0 :][-LOG_LINES:]]
+
+    def news(self) -> list[str]:
+        """Whole lines that came since the last call."""
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            raw = file.read()
+        whole = raw[: raw.rfind(b"\n") + 1]
+        self._read += len(whole)
+        return whole.decode("utf-8", "replace").splitlines()
 
     def head(self) -> str:
         with self.path.open("rb") as file:
@@ -98,9 +109,10 @@ class OwnProcess:
         self._url = url
         self._hosts = url is None
         self._feed: Feed | None = None
-        self._me = ""
+        self._told: dict[str, object] = {"since": time.time()}  # by the child, of itself
         self._shares = TimeShares()
         self._status: Status = {}
+        self._waits_for = ""
         self._gpus: list[Gpu] = []
         self._stop = threading.Event()
         threading.Thread(target=self._watch_gpus, daemon=True, name="gpu").start()
@@ -123,18 +135,24 @@ class OwnProcess:
         if self._feed is not None:
             with contextlib.suppress(FarflungError):  # the child says it in the log, and decides what follows
                 self._status = self._feed.status() or self._status
-        for member in records(self._status, "members"):
-            if member.get("id") == self._me and self._status is not before:
-                self._shares.count(member, time.monotonic())
+        member = own_member(self._status, self._told)
+        if member and self._status is not before:
+            self._shares.count(member, time.monotonic())
+        if (key := waited(self._status, self._told).key) != self._waits_for:
+            # Of its own waits the child says since when; of those that the status tells the screen sees it.
+            self._waits_for = key
+            self._told["since"] = self._told.get("wall") if self._told.get("wait") else time.time()
         return self._status or None
 
     def _find_out(self) -> None:
         """Who I am, or which URL my run has: the child tells it at its start."""
         if self._hosts and self._url is None and (told := _URL.search(self._log.head())):
             self._url = JoinUrl.parse(told[1])
-        if not self._hosts and not self._me:
-            named = (facts_of(line).get("peer") for line in self._log.head().splitlines())
-            self._me = next((peer for peer in named if isinstance(peer, str)), "")
+        for facts in map(facts_of, self._log.news() if not self._hosts else ()):
+            if isinstance(facts.get("peer"), str):
+                self._told |= {"me": facts["peer"], "name": facts.get("name")}
+            if isinstance(facts.get("wait"), str):
+                self._told |= {key: facts.get(key) for key in ("wait", "why", "wall")}
         if self._feed is None and self._url is not None:
             self._feed = Feed(self._url, EVERY_S)
 
@@ -142,20 +160,20 @@ class OwnProcess:
         log = self._log.lines()
         if self._hosts:
             return {"url": str(self._url or ""), "log": log, "title": "you host this run"}
-        member = next((m for m in records(self._status, "members") if m.get("id") == self._me), {})
-        return {"title": "you", "text": self._text(member, log), "log": log, **self._shares.shares()}
+        name = clean(self._told.get("name"), 40)
+        waits = why_waiting(self._status, self._told, time.time())
+        text = self._text(own_member(self._status, self._told), log)
+        title = f"you: {name}" if name else "you"
+        return {"title": title, "waiting": waits, "text": text, "log": log, **self._shares.shares()}
 
     def _text(self, member: Record, log: list[str]) -> str:
-        if not member:
-            return clean(log[-1]) if log else "starting"
-        # What the coordinator told last may be old, and of a joiner it knows little: the peer itself tells more.
-        if "unanswered_s" in self._status or member.get("state") in ARRIVING:
-            return "   ".join([clean(member.get("name")), *map(clean, log[-1:])])
+        if not member or "unanswered_s" in self._status:  # what the coordinator told last is old
+            return clean(log[-1]) if log else ""
         every = number(self._status, "sync_every")
         step = number(member, "step")
         inner = f"step {count(member, 'step')}" + (f" ({step % every:.0f} of {every:.0f})" if every else "")
         gpu = self._gpus[0] if self._gpus else None
-        told = [clean(member.get("name")), inner, f"{si(number(member, 'tokens_per_s'))} tokens/s"]
+        told = [inner, f"{si(number(member, 'tokens_per_s'))} tokens/s"]
         if gpu is not None:
             share = f"{gpu.used:.0%}, " if gpu.used is not None else ""
             used, whole = si(gpu.memory_used_bytes, "B"), si(gpu.memory_bytes, "B")

@@ -44,6 +44,7 @@ _DOES: dict[str, tuple[str, str]] = {
     PeerState.QUARANTINED: ("differs", "bold red"),
 }
 _IN, _LESS, _OUT, _ABSENT = "■", "▪", "□", "·"
+_LEAST_LINE_BYTES_PER_S = 10_000  # no connection is so slow; what was seen of it was a few beats
 _WHY_WIDTH = 34  # a last column of this width has room for reasons; before that they take the row
 
 
@@ -230,6 +231,21 @@ def _relay(offered: Record) -> str:
     return f"{rate}, {count(offered, 'pairs')} pairs now, {si(number(offered, 'moved_bytes'), 'B')} passed"
 
 
+def _traffic(member: Record, status: Record) -> str:
+    """Now, and what its connection is known to carry: of one that has sent next to nothing that is no figure."""
+    if not any(other.get("alive") is True and other is not member for other in records(status, "members")):
+        return "no other peer is here to exchange data with"
+    said = []
+    for word, way, most in (
+        ("sends", "tx_bytes_per_s", "up_bytes_per_s"),
+        ("gets", "rx_bytes_per_s", "down_bytes_per_s"),
+    ):
+        carries = number(member, most)
+        of = f" of {si(carries, 'B')}/s" if carries >= _LEAST_LINE_BYTES_PER_S else ""
+        said.append(f"{word} {si(number(member, way), 'B')}/s{of}")
+    return ", ".join(said)
+
+
 def _cell(text: str, column: _Column, style: str) -> Text:
     cell = cut(Text(text, style), column.width)
     cell.align("right" if column.right else "left", column.width)
@@ -241,7 +257,6 @@ def details(member: Record, status: Record) -> list[Text]:
     part = takes_part(member)
     why = why_not(member)
     sent, got = fraction(member, "sent"), fraction(member, "got")
-    line_up, line_down = number(member, "up_bytes_per_s"), number(member, "down_bytes_per_s")
     how = "yes, without a trainer: it owns chunks and gives state" if member.get("helps") is True else "yes"
     same = {"=": "the run's state, bit for bit", "≠": "NOT the run's state", "?": "not compared yet"}
     cells = _cells(member)
@@ -250,8 +265,7 @@ def details(member: Record, status: Record) -> list[Text]:
         f"takes part: {how if part else 'no: ' + why}",
         f"holds version {cells['ver'][:-1] or '-'}, digest {cells['hash']}: {same[version_mark(member)]}",
         f"step {cells['step']}, {si(number(member, 'tokens'))} tokens, {cells['tok/s']} tokens/s, loss {cells['loss']}",
-        f"sends {cells['up/s']}/s of {si(line_up, 'B') if line_up else '?'}/s, "
-        f"gets {cells['down/s']}/s of {si(line_down, 'B') if line_down else '?'}/s; "
+        f"{_traffic(member, status)}; "
         f"{si(number(member, 'tx_bytes'), 'B')} sent, {si(number(member, 'rx_bytes'), 'B')} received",
         f"reached: {_reach(member)}",
         f"this round: {'not in it' if sent is None else f'{sent:.0%} sent, {got or 0.0:.0%} of the results here'}"

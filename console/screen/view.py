@@ -22,21 +22,23 @@ SORTS: dict[str, Callable[[Record], tuple[object, ...]]] = {
 PAGES = ("overview", "details", "log", "help")
 _NEXT = {"down": 1, "j": 1, "up": -1, "k": -1}
 _SCROLL = {"pageup": 5, "pagedown": -5, "[": 1, "]": -1}
+# At 80x24 none of it is cut: 16 lines of 76.
 HELP = (
-    "q, Ctrl-C   stop looking (in `join` and `coordinate`: Ctrl-C ends the peer, or the coordinator)",
-    "up, down    choose a peer; Enter shows all that is known of it; Esc goes back",
+    "q, Ctrl-C   stop looking; in `join` and `coordinate` Ctrl-C ends the process",
+    "up, down    choose a peer; Enter shows all about it; Esc goes back",
     "s           sort the peers: joined, name, not in, tok/s, up, behind",
-    "p           pause: the picture stays as it is; once more, and it goes on",
+    "p           pause the picture; p again goes on",
     "PgUp, PgDn  older and newer events and rounds",
     "l           the newest lines of the log, where there is one",
-    "in a replay: left and right, Home and End move through time; + and - change its speed; p holds it",
-    "",
-    "● takes part    ○ alive, but not in the rounds: its line says why    × gone",
-    "after the version:  = the run's state, bit for bit   ≠ another one   ? not known yet",
-    "last rounds:  ■ it was in   ▪ it counted less   □ it was left out   · it was not there",
-    "up/s and down/s: bytes now; the bar beside them: how much of its line that is   lag: versions behind",
-    "miss: rounds in a row without it   bad: how often it showed another state   heard: since its last word",
-    "trains, ready, sends, gets, applies: where a peer is in the round; fetches: it takes the run's state",
+    "replay      left, right, Home, End move; + and - change speed; p holds it",
+    "● takes part   ○ alive, but not in the rounds: its row says why   × offline",
+    "version  = the run's state, bit for bit   ≠ another one   ? not known yet",
+    "rounds   ■ it was in   ▪ it counted less   □ left out   · it was not there",
+    "up/s, down/s  bytes now; the bar: how much of its connection that is",
+    "lag   versions behind              miss   rounds in a row without it",
+    "bad   how often it showed another state   heard   since its last word",
+    "trains, ready, sends, gets, applies: where a peer is in the round",
+    "joins: on its way in   fetches: it downloads the run's state",
 )
 
 

@@ -35,6 +35,7 @@ from farflung.peer.agent.looking_up import LookingUp
 from farflung.peer.agent.metrics import PeerMetrics
 from farflung.peer.agent.options import AgentOptions, config_of, memory_of_helper, store_of
 from farflung.peer.agent.supervisor import Supervisor
+from farflung.peer.agent.waits import WaitLines
 from farflung.peer.identity import Identity
 from farflung.peer.line.control import BeatClock, ControlLink
 from farflung.peer.line.data_line import DataLine, Expected
@@ -114,7 +115,7 @@ class Agent:
         self._exit: do.Exit | None = None
         self._asked_to_leave = 0
         self._beats = BeatClock()
-        self._fetching = Fetching(say)
+        self._fetching, self._waits = Fetching(say), WaitLines(say)
         self._pulse = Pulse(options.own.stuck_after)
         self._events = RoundEvents(
             open_journal(options.journal, options.own.identity, say),
@@ -129,7 +130,8 @@ class Agent:
 
     def run(self) -> do.Exit:
         """Until the run is over, the user leaves, or the trainer is gone for good."""
-        self._say(f"I am {self._identity.name} ({self._identity.peer_id})", peer=self._identity.peer_id)
+        me = self._identity
+        self._say(f"I am {me.name} ({me.peer_id})", peer=me.peer_id, name=me.name)
         next_tick = 0.0
         try:
             while self._exit is None:
@@ -140,7 +142,7 @@ class Agent:
                     next_tick = now + TICK_S
                     self._on_tick(now)
         except FarflungError as error:
-            self._local.send(Stop(code="agent", reason=str(error)))
+            self._local.send(Stop(code="failed", reason=str(error)))
             raise
         finally:
             self._close()
@@ -241,6 +243,7 @@ class Agent:
         vitals.unmet, vitals.relay = tuple(sorted(self._link.unmet())), self._offering.turn(now)
         self._metrics.on_tick(now, machine, self._link)
         self._carry_out(machine.on_timer(now))
+        self._waits.turn(machine, self._fetching.share, now)
 
     def _trained(self) -> Trained | None:
         """What its trainer has come to; None before there is one."""
@@ -404,7 +407,7 @@ class Agent:
             case do.Vacate():
                 self._vacate()
             case do.Note(text=text, routine=routine):
-                self._say(text, routine=routine)
+                self._waits.note(text, routine, self._machine)
             case do.Exit():
                 self._exit = effect
             case do.Assist(model=model):

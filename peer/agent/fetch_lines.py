@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from farflung.peer.agent.waits import Cause, fetching
 from farflung.protocol.process.log_lines import Say
 from farflung.protocol.process.units import duration, si
 from farflung.protocol.round_words import Contact
@@ -46,13 +47,17 @@ class Fetching:
         self._taken[chunk] = self._sender.pop(chunk)
         if now - self._told_at >= TELL_EVERY_S:
             self._told_at, self._told = now, True
-            share = len(self._taken) / self._pieces
-            self._say(f"fetches the run's state: {share:.0%}, {self._from_whom()}")
+            told = fetching(self.share)
+            self._say(f"{told}, {self._from_whom()}", wait=Cause.FETCHING.value, why=told)
+
+    @property
+    def share(self) -> float:
+        return len(self._taken) / self._pieces if self._pieces else 0.0
 
     def sealed(self, now: float) -> None:
         """A version is whole; that is told where it was waited for."""
         if self._told and self._began_at is not None:
-            self._say(f"the run's state is here after {duration(now - self._began_at)}: {self._from_whom()}")
+            self._say(f"the model is here after {duration(now - self._began_at)}: {self._from_whom()}")
         self._taken.clear()
         self._began_at, self._told = None, False
 

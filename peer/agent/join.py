@@ -4,7 +4,8 @@ Called by the command line.  The trainer is the built-in one, or a script that t
 comes from the run (a manifest is data).
 
 Both processes need torch, which takes a second to load, and much longer on a busy machine.  So this module does not
-load it: mistakes are told first, then what happens; the trainer loads its torch while the agent loads this process's.
+load it: mistakes are told first (of words and files, whether another process is this peer, whether the coordinator is
+there), then what happens; the trainer loads its torch while the agent loads this process's.
 """
 
 from __future__ import annotations
@@ -20,9 +21,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farflung.peer.agent.supervisor import ChildTrainer, NoTrainer, Supervisor
+from farflung.peer.first_contact import check
+from farflung.peer.identity import Identity
+from farflung.peer.in_use import InUse, path_of
 from farflung.peer.line.offering import RelayHere
 from farflung.peer.local.folder import make_folder, remove_folder, sweep_stale
-from farflung.peer.settings import DATA_VARIABLE, ON_DISK_VARIABLE, RECORD_VARIABLE, OwnConfig
+from farflung.peer.settings import (
+    DATA_VARIABLE,
+    ON_DISK_VARIABLE,
+    RECORD_VARIABLE,
+    OwnConfig,
+    refuse_contradictions,
+)
 from farflung.peer.trainer.agent_process import AGENT_VARIABLE
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
@@ -51,19 +61,36 @@ def join(options: JoinOptions) -> int:
     """Take part until the run is over or the user leaves; returns the exit code."""
     if options.out is not None and not options.out.parent.is_dir():
         raise UserError(f"--out {options.out}: the folder {options.out.parent} does not exist")
+    refuse_contradictions(options.own)
     command = _command(options) if not options.helps else []
     say = Teller.from_environment("peer")
+    held = InUse.take(path_of(options.own.identity, options.url), os.getpid(), say)
+    try:
+        Identity.load_or_create(options.own.identity)
+        check(options.url, options.own, say)
+        return _take_part(options, command, say, held)
+    finally:
+        held.free()
+
+
+def _take_part(options: JoinOptions, command: list[str], say: Teller, held: InUse) -> int:
     does = "helping" if options.helps else "joining"
-    say(f"{does} {options.url.run} at {options.url.address}; torch is loaded first, which takes some seconds")
+    doing = f"{does} {options.url.run} at {options.url.address}"
+    say(f"{doing}: loading torch, which takes some seconds", wait="loading", why="loading torch")
     relay = options.relay(say)  # what is wrong with that is told before anything begins
     sweep_stale()
     folder = make_folder()
     trainer = NoTrainer() if options.helps else _trainer(options, command, folder)
     try:
-        with _on_stop_signals(_give_up):
+        with _on_stop_signals(lambda: _give_up(held)):
             trainer.watch(time.monotonic())  # it starts now, and waits for its agent where that takes longer
             agent = _agent(options, folder, trainer, say, relay)
-            with _on_stop_signals(agent.ask_to_leave):
+
+            def leave() -> None:
+                held.leave()
+                agent.ask_to_leave()
+
+            with _on_stop_signals(leave):
                 end = agent.run()
     except KeyboardInterrupt:
         say("left before it had joined")
@@ -103,8 +130,9 @@ def _agent(
     return Agent(asked, trainer, say)
 
 
-def _give_up() -> None:
+def _give_up(held: InUse) -> None:
     """There is no agent yet that could leave in good order."""
+    held.leave()
     raise KeyboardInterrupt
 
 

@@ -24,7 +24,7 @@ from farflung.peer.pool import Pool
 from farflung.peer.settings import default_path
 from farflung.protocol.errors import UserError
 from farflung.protocol.messages import Aborted, Beat, Committed, Decided, OpenRound, Sent
-from farflung.protocol.process.journal import FRAMES_EVERY_S, JOURNAL_VARIABLE, EventLog
+from farflung.protocol.process.journal import FRAMES_EVERY_S, EventLog, journal_path
 from farflung.protocol.round_words import result_name
 
 if TYPE_CHECKING:
@@ -249,17 +249,6 @@ def beginning_of(me: Me, run: str, upload_limits: tuple[str, ...]) -> dict[str, 
     }
 
 
-def journal_path(
-    named: Path | None, identity: Path | None, environ: Mapping[str, str] = os.environ
-) -> tuple[Path | None, bool]:
-    """Where it is, if anywhere, and whether that was asked for: by `named` or the environment."""
-    if named is None and environ.get(JOURNAL_VARIABLE):
-        named = Path(environ[JOURNAL_VARIABLE])
-    if named is not None:
-        return (None if str(named) == "off" else named), True
-    return (identity or default_path(environ)).with_suffix(".events.jsonl"), False
-
-
 def open_journal(
     named: Path | None,
     identity: Path | None,
@@ -267,7 +256,7 @@ def open_journal(
     environ: Mapping[str, str] = os.environ,
 ) -> EventLog:
     """One that was asked for is detailed.  Else it is beside the key file, so that each peer has one of its own."""
-    path, asked_for = journal_path(named, identity, environ)
+    path, asked_for = journal_path(named, identity or default_path(environ), environ)
     if asked_for:
         return EventLog(path)
     try:

@@ -10,14 +10,19 @@ import argparse
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from farflung.peer.agent.supervisor import ParentTrainer
+from farflung.peer.in_use import InUse, path_of
 from farflung.peer.settings import OwnConfig
 from farflung.protocol.errors import FarflungError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.process import exit_codes
 from farflung.protocol.process.log_lines import Teller
 from farflung.protocol.process.sockets import take_all_descriptors
+
+if TYPE_CHECKING:
+    from farflung.peer.agent.agent import Agent
 
 
 def main() -> int:
@@ -33,7 +38,9 @@ def main() -> int:
         url = JoinUrl.parse(asked.url)
         if asked.settings.relay:
             say("relay: `farflung join` and `farflung assist` offer one; an agent of a script does not")
-        say(f"joining {url.run} at {url.address}; the agent loads torch first, which takes some seconds")
+        held = InUse.take(path_of(asked.settings.identity, url), asked.parent, say)
+        doing = f"joining {url.run} at {url.address}"
+        say(f"{doing}: loading torch in the agent, which takes some seconds")
         import torch
 
         from farflung.peer.agent.agent import Agent
@@ -47,12 +54,17 @@ def main() -> int:
             say,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: agent.ask_to_leave())
+            signal.signal(number, lambda *_: _leave(agent, held))
         end = agent.run()
     except FarflungError as error:
         say.failed(str(error))
         return exit_codes.code_for(error)
     return exit_codes.for_refusal(end.code)
+
+
+def _leave(agent: Agent, held: InUse) -> None:
+    held.leave()
+    agent.ask_to_leave()
 
 
 if __name__ == "__main__":

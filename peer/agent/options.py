@@ -19,8 +19,7 @@ from farflung.peer.footprint import AGENT_BYTES, Room, Rules, need_of, of_helper
 from farflung.peer.line.offering import RelayHere
 from farflung.peer.machine.getting_in import Me, PeerConfig
 from farflung.peer.remembered_places import RememberedPlaces
-from farflung.peer.settings import OwnConfig
-from farflung.protocol.errors import UserError
+from farflung.peer.settings import OwnConfig, refuse_contradictions
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema
@@ -39,10 +38,7 @@ class AgentOptions:
 
 def store_of(own: OwnConfig) -> Store | None:
     """For checkpoints, where the volunteer named a place; UserError for what has no place without it."""
-    if own.archive and not own.checkpoints:
-        raise UserError("archive: it lies beside checkpoints; name a place for both with --checkpoints")
-    if own.archive_contributions and not own.archive:
-        raise UserError("archive_contributions: they are a part of an archive; ask for it with --archive")
+    refuse_contradictions(own)
     return Store(own.checkpoints) if own.checkpoints else None
 
 

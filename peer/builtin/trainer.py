@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return OK  # the run was left cleanly on the way out
     except FarflungError as error:
         code = code_for(error)
-        if code != OK:
+        if code != OK and not (isinstance(error, Refused) and error.said):
             text = error.reason if isinstance(error, Refused) else str(error)
             print(f"farflung: {text}", file=sys.stderr)
         return code

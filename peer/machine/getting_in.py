@@ -143,13 +143,17 @@ class Doorway:
     its host may have upgraded.  Nobody between the two can change that: all is said under the key of the join URL.
     """
 
-    def __init__(self, me: Me, run: str, helps: bool = False, newest: int = PROTOCOL_VERSION) -> None:
+    def __init__(
+        self, me: Me, run: str, helps: bool = False, newest: int = PROTOCOL_VERSION, kept: bytes = b""
+    ) -> None:
+        """`kept`: what a former life of this peer kept of the run; empty: it was never in."""
         self.stand = Stand.KNOCKING
-        self._helps, self._told_early = helps, False
+        self.helps, self._told_early = helps, False
         self.protocol = self._newest = newest  # that is spoken in this session
         self._falls_back = False  # the newest was refused just now
         self.incarnation = 0  # of the coordinator that let me in
-        self._answered = False  # somebody did, ever
+        self._answered = bool(kept)  # somebody did, ever
+        self.refused = ""  # why it was not let in, the last time it asked
         self._me = me
         self._run = run
         self._nonce = b""
@@ -190,7 +194,7 @@ class Doorway:
             self._knocking_since = now
         protocol = LAST_PROTOCOL if self._falls_back else self._newest
         self._knocked, self._falls_back = protocol, False
-        return Knock(protocol=protocol, run=self._run, helps=self._helps)
+        return Knock(protocol=protocol, run=self._run, helps=self.helps)
 
     @property
     def _pause_s(self) -> float:
@@ -244,7 +248,7 @@ class Doorway:
             digest=digest,
             process=me.process,
             token=me.token,
-            helps=self._helps,
+            helps=self.helps,
             signature=b"",
             kept=kept if kept is not None and kept.run_id == attached.known.run_id else None,
         )
@@ -254,7 +258,7 @@ class Doorway:
         # A lower number is a coordinator that another one has replaced: nobody may follow both.
         if not self._awaits_welcome or welcome.incarnation < self.incarnation:
             return False
-        self.stand, self._tries, self._awaits_welcome = Stand.INSIDE, 0, False
+        self.stand, self._tries, self._awaits_welcome, self.refused = Stand.INSIDE, 0, False, ""
         self.incarnation = welcome.incarnation
         return True
 
@@ -284,6 +288,7 @@ class Doorway:
         if refuse.code == "protocol" and self._knocked > LAST_PROTOCOL:
             self._falls_back = True
             return False
+        self.refused = refuse.reason
         return refuse.code in FINAL_CODES
 
 

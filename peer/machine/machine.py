@@ -80,7 +80,7 @@ class PeerMachine:
     def __init__(self, config: PeerConfig, jitter: Callable[[], float]) -> None:
         self.me = config.me
         self.reports = Reporter(config.me.sign)
-        self.doorway = Doorway(config.me, config.run, config.helps, config.protocol)
+        self.doorway = Doorway(config.me, config.run, config.helps, config.protocol, config.kept)
         self.seeking = Seeking(config, self.doorway.hurry)
         self.training = Training()
         self.leaving = Leaving()
@@ -491,7 +491,7 @@ class PeerMachine:
             return []  # it can't know what the run is, or it is told in a moment to begin anew
         offer = Offer(Attached(self.known, model, stages), address, fits=stages)
         if problem := offer.problem or (self.joined.misfit(offer) if self.joined is not None else ""):
-            return [do.Tell(Stop(code="model", reason=problem))]
+            return [do.Tell(Stop(code="misfit", reason=problem))]
         self._vacant = False
         if self.joined is not None:
             self.joined.founding.on_trainer_gone(self.joined.lanes)

@@ -19,10 +19,10 @@ from farflung.peer.local.words import Frozen, Need, Shared, ToTrainer
 from farflung.peer.pipeline.held import Held
 from farflung.peer.pipeline.samples import Samples
 from farflung.peer.trainer import effects as do
+from farflung.peer.trainer.agent_process import refusal
 from farflung.peer.trainer.batch_machine import BatchMachine
 from farflung.peer.trainer.inner_loop import GRADIENT_EVERY_S, POLL_S, Channel, gradient_norm
 from farflung.peer.trainer.stage_machine import StageMachine
-from farflung.protocol.errors import Refused
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import failpoints
 
@@ -134,7 +134,7 @@ class SummingLoop(ABC, Generic[Machine]):
                         failpoints.hit("freeze.before_word")
                     self._channel.send(word)
                 case do.Refuse(code, reason):
-                    raise Refused(code, reason)
+                    raise refusal(code, reason)
                 case do.Wait(stand):
                     self._waits = stand if stand in _WAITS_FOR else None
                 case do.Over():

@@ -99,7 +99,9 @@ class _StandIn:
             case Attach(model=model):
                 if model != self._work.head.model:
                     server.send(
-                        Stop(code="model", reason="the recorded work is of another model than the script has")
+                        Stop(
+                            code="misfit", reason="the recorded work is of another model than the script has"
+                        )
                     )
                     return
                 self._shared = SharedState.create(self._folder, model.chunk_count * model.chunk_elements)

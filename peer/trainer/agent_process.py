@@ -19,14 +19,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from farflung.peer.first_contact import check
+from farflung.peer.in_use import InUse, path_of
 from farflung.peer.island.island import Island
 from farflung.peer.island.ranks import ALONE, Ranks, ranks_here
 from farflung.peer.local.channel import LocalClient
 from farflung.peer.local.folder import is_abandoned, make_folder, remove_folder, sweep_stale
 from farflung.peer.local.words import Begin, Bye, Stop, ToTrainer
-from farflung.peer.settings import own_config
+from farflung.peer.settings import own_config, refuse_contradictions
 from farflung.protocol.errors import Refused, UserError
 from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.process.log_lines import Teller
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +39,7 @@ POLL_S = 0.5
 PATIENCE_S = 30.0
 LEAVE_S = 10.0  # for an agent to leave the run
 TERMINATE_S = 2.0
+_SAID_BY_TRAINERS = frozenset({"agent", "rank", "misfit", "replaced"})  # codes that end no agent
 _REASON_CHARS = 500  # the wire allows more; a whole traceback helps nobody at the other end
 
 
@@ -122,11 +126,17 @@ class AgentProcess:
         url = url or os.environ.get(RUN_VARIABLE)
         if not url:
             raise UserError(f"which run? pass its join URL to farflung.join, or set {RUN_VARIABLE}")
-        JoinUrl.parse(url)  # a mistake is told here, not by a child process
+        # Mistakes are told here, before a child process loads what takes seconds.
+        parsed, settings, say = JoinUrl.parse(url), own_config(own), Teller.from_environment("script")
+        refuse_contradictions(settings)
+        InUse.take(
+            path_of(settings.identity, parsed), os.getpid(), say
+        ).free()  # the agent takes it, and keeps it
+        check(parsed, settings, say)
         sweep_stale()
         folder = make_folder()
         words = ["--url", url, "--folder", str(folder), "--parent", str(os.getpid())]
-        return cls(folder, start([*words, "--settings", own_config(own).as_json()]))
+        return cls(folder, start([*words, "--settings", settings.as_json()]))
 
     @property
     def pid(self) -> int | None:
@@ -227,12 +237,19 @@ def wait_for_begin(channel: Hearing, problem: Callable[[], str | None]) -> Begin
         if isinstance(message, Begin):
             return message
         if isinstance(message, Stop):
-            raise Refused(message.code, message.reason)
+            raise refusal(message.code, message.reason)
         if message is None and gone is not None:
             raise Refused("agent", gone)
         if time.monotonic() >= warn_at:
             warn_at += PATIENCE_S
             log.warning("still waiting for the coordinator")
+
+
+def refusal(code: str, reason: str) -> Refused:
+    """What the agent's `Stop` is to the script.  An agent that `farflung join` started ends with it, and says it."""
+    error = Refused(code, reason)
+    error.said = AGENT_VARIABLE in os.environ and code not in _SAID_BY_TRAINERS
+    return error
 
 
 def refuse_ranks() -> None:

@@ -37,6 +37,7 @@ from farflung.peer.island.sharded import whole_loss
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import FromTrainer, Shared, ToTrainer
 from farflung.peer.trainer import effects as do
+from farflung.peer.trainer.agent_process import refusal
 from farflung.peer.trainer.cuda_lane import LASTING
 from farflung.peer.trainer.finite import Remembered, not_finite
 from farflung.peer.trainer.layout import ModelLayout
@@ -44,7 +45,7 @@ from farflung.peer.trainer.machine import TrainerMachine
 from farflung.peer.trainer.misuse import LoadWatch
 from farflung.peer.trainer.recording import Held, NoWatcher, Undo, Watcher
 from farflung.peer.trainer.unmerged import Unmerged
-from farflung.protocol.errors import Refused, UserError
+from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import fragments_of
 from farflung.protocol.process import failpoints
@@ -368,7 +369,7 @@ class InnerLoop:
                 case do.Warn(text):
                     self._warn(text)
                 case do.Refuse(code, reason):
-                    raise Refused(code, reason)
+                    raise refusal(code, reason)
                 case do.Over():
                     self.end_watch()
                 case do.Read() | do.GoOn() | do.Wait():

@@ -22,13 +22,13 @@ INTERRUPTED = 130  # Ctrl-C, as shells count it
 def for_refusal(code: str) -> int:
     if code in ("finished", "left"):
         return OK
-    if code in ("agent", "rank"):  # another process of this peer's is gone
+    if code in ("agent", "failed", "rank"):  # another process of this peer's is gone
         return UNEXPECTED
     if code == "address":
         return USAGE
     if code == "unreachable":
         return UNREACHABLE
-    return MISMATCH if code in ("model", "manifest", "protocol", "start") else REFUSED
+    return MISMATCH if code in ("model", "misfit", "manifest", "protocol", "start") else REFUSED
 
 
 def code_for(error: BaseException) -> int:

@@ -15,7 +15,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,18 @@ FRAMES_EVERY_S = 10.0  # how often counts of frames are written
 OLD = ".1"  # the ending of the file before this one
 
 Event = dict[str, Any]
+
+
+def journal_path(
+    named: Path | None, key: Path, environ: Mapping[str, str] = os.environ
+) -> tuple[Path | None, bool]:
+    """Where a peer's is, if anywhere, and whether that was asked for: by `named` or the environment.  Else it is beside
+    the peer's key."""
+    if named is None and environ.get(JOURNAL_VARIABLE):
+        named = Path(environ[JOURNAL_VARIABLE])
+    if named is not None:
+        return (None if str(named) == "off" else named), True
+    return key.with_suffix(".events.jsonl"), False
 
 
 class EventLog:

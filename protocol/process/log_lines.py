@@ -124,7 +124,8 @@ def _tell_mistake(
     if not isinstance(error, FarflungError) or VERBOSE in os.environ.get(LOG_VARIABLE, "").split(","):
         before(kind, error, trace)
     if isinstance(error, FarflungError):
-        Teller.from_environment("script").failed(str(error))
+        if not getattr(error, "said", False):
+            Teller.from_environment("script").failed(str(error))
         raise SystemExit(exit_codes.code_for(error))  # what an exception in this place is for
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from farflung.console.doctor import facts as facts_module
 from farflung.console.doctor.advice import (
     FAIL,
     OK,
@@ -25,6 +26,7 @@ from farflung.console.doctor.advice import (
     nat_kind,
     round_bytes,
 )
+from farflung.console.doctor.facts import why_not_writable
 from farflung.console.doctor.nat_probe import look
 from farflung.console.doctor.places import ask_each, by_who_answers
 from farflung.console.inspect_commands import run_doctor
@@ -107,6 +109,9 @@ def test_a_second_moment_needs_memory_too() -> None:
         ("memory", FAIL, "about 6.2GB of memory needed (", {"memory_bytes": 2 * GIB, "gpus": []}),
         ("memory", FAIL, "GPU memory", {"model_bytes": 24 * 10**9}),
         ("shared memory", WARN, "3.0GB needed", {"shared_bytes": GIB}),
+        ("shared memory", WARN, "can't be written: read-only", {"shared_problem": "read-only file system"}),
+        ("disk", FAIL, "/home/a can't be written: no space", {"disk_problem": "no space left on device"}),
+        ("disk", FAIL, "8.0kB free at /home/a", {"disk_bytes": 8000}),
         ("disk", WARN, "free at /home/a", {"disk_bytes": GIB // 2}),
         ("disk", WARN, "1.7GB needed for what the state was before", {"disk_bytes": 11 * 10**8}),
         ("coordinator", FAIL, "no answer", {"unreachable": "no answer"} | ALONE),
@@ -311,3 +316,16 @@ def test_both_sockets_of_a_real_coordinator_see_the_port(url: JoinUrl) -> None:
         assert look(url, 0).by_relay == ""
         port = rig.port
     assert look(url, port).by_relay == "", "there is none any more"
+
+
+def test_where_files_live_a_file_is_written_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert why_not_writable(tmp_path) == "" and not list(tmp_path.iterdir())
+    assert why_not_writable(tmp_path / "missing") == "no such file or directory"
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(facts_module.os, "fsync", full)
+    assert why_not_writable(tmp_path) == "no space left on device" and not list(tmp_path.iterdir())

@@ -17,6 +17,8 @@ import pytest
 from farflung.console.demo import Demo, Party
 from farflung.console.screen.health import plain_line
 from farflung.peer.agent.supervisor import SLOW_START_S, ChildTrainer
+from farflung.peer.settings import OwnConfig
+from rig.a_door import CHALLENGE, door
 from rig.waiting import LONG_S, eventually, is_running
 
 URL = "farflung://127.0.0.1:1/demo?k=" + "A" * 43
@@ -82,19 +84,32 @@ def test_join_says_what_it_does_and_starts_its_trainer_before_it_loads_torch(tmp
         f"os.rename({str(tmp_path / 'new')!r}, {str(marker)!r})\n"
         "time.sleep(600)\n"
     )
-    done = interrupted("torch", "join", "--plain", "--script", str(script), URL, marker=str(marker))
+    with door(CHALLENGE) as url:
+        words = [
+            "join",
+            "--plain",
+            "--identity",
+            str(tmp_path / "key.pem"),
+            "--script",
+            str(script),
+            str(url),
+        ]
+        done = interrupted("torch", *words, marker=str(marker))
     first, loaded, last = done.stderr.splitlines()
-    assert first.startswith("farflung: joining demo at 127.0.0.1:1; torch is loaded first")
+    assert first.startswith(
+        f"farflung: joining demo at {url.address}: loading torch, which takes some seconds"
+    )
     assert loaded == "-- it is loaded --" and last == "farflung: left before it had joined"
     assert done.returncode == 0 and marker.exists(), "the trainer did not start before"
     eventually(lambda: not is_running(int(marker.read_text())), "the trainer is gone")
 
 
 def test_the_agent_of_a_script_says_what_it_does_before_it_loads_torch(tmp_path: Path) -> None:
-    words = ["--url", URL, "--folder", str(tmp_path), "--parent", str(os.getpid()), "--settings", "{}"]
+    words = ["--url", URL, "--folder", str(tmp_path), "--parent", str(os.getpid())]
+    words += ["--settings", OwnConfig(identity=tmp_path / "key.pem").as_json()]
     done = interrupted("torch", *words, entry="peer.agent.main")
     first, loaded, *_ = done.stderr.splitlines()
-    assert first.startswith("farflung: joining demo at 127.0.0.1:1; the agent loads torch first")
+    assert first.startswith("farflung: joining demo at 127.0.0.1:1: loading torch in the agent")
     assert loaded == "-- it is loaded --"
 
 

@@ -64,7 +64,11 @@ def test_no_terminal_no_screen() -> None:
 
 def test_the_screen_of_a_peer_finds_out_which_one_it_is_by_a_field_and_not_by_words(tmp_path: Path) -> None:
     log = embedded.Log(tmp_path / "log")
-    lines = ["loading data", json_line("peer", "info", "some other words", peer="abcdefghij234567"), "step 1"]
+    lines = [
+        "loading data",
+        json_line("peer", "info", "some other words", peer="abcdefghij234567", name="amber-fox", wait=""),
+    ]
+    lines.append("step 1")
     log.path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     child = subprocess.Popen([sys.executable, "-c", ""])
     source = embedded.OwnProcess(child, log, JoinUrl("127.0.0.1", 1, "r", b"k" * 32))
@@ -72,7 +76,8 @@ def test_the_screen_of_a_peer_finds_out_which_one_it_is_by_a_field_and_not_by_wo
         assert source.status() is None
         assert source.own()["log"] == ["loading data", "farflung: some other words", "step 1"]
         source._status = {"members": [{"id": "abcdefghij234567", "name": "amber-fox", "state": "inner"}]}
-        assert "amber-fox" in str(source.own()["text"])
+        own = source.own()
+        assert own["title"] == "you: amber-fox" and own["waiting"] == "" and "tokens/s" in str(own["text"])
     finally:
         source.close()
         child.wait(PATIENCE_S)

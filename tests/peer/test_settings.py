@@ -216,3 +216,35 @@ def test_how_much_of_past_rounds_is_kept_and_where(tmp_path: Path) -> None:
     for text in ('results_limit = "500"', "results_limit = 500", 'results_on_disk = "maybe"'):
         with pytest.raises(UserError, match="expected"):
             config(file, text)
+
+
+def test_a_mistake_in_the_file_names_the_file_and_what_was_meant(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    for text, told in (
+        ('uplod_limit = "1 MB/s"', "uplod_limit: no such setting; did you mean upload_limit?"),
+        ("zzz = 1", "zzz: no such setting; there are identity, "),
+        ('upload_limit = "20"', "upload_limit: "),
+        ("relay_port = 70000", "relay_port: expected a port"),
+        ("listen = 1.5", "listen: expected text or a whole number, found 1.5"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UserError) as caught:
+            own_config({}, {}, file)
+        assert str(caught.value).startswith(f"{file}: {told}")
+    file.write_text("")
+    with pytest.raises(UserError, match=r"^FARFLUNG_RELAY_PORT: expected a port"):
+        own_config({}, {"FARFLUNG_RELAY_PORT": "x"}, file)
+    with pytest.raises(UserError, match=r"^relay_port: expected a port"):
+        own_config({"relay_port": "x"}, {}, file)
+
+
+def test_true_and_false_of_toml_are_yes_and_no(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("results_on_disk = true\nleave_router = false\n")
+    found = own_config({}, {}, file)
+    assert found.results_on_disk and not found.leave_router
+    file.write_text("relay_port = true\n")
+    with pytest.raises(
+        UserError, match="relay_port: expected a port, 0 .any free one. to 65535, found 'yes'"
+    ):
+        own_config({}, {}, file)

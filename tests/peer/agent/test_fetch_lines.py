@@ -10,25 +10,25 @@ from farflung.peer.agent.fetch_lines import Fetching
 
 def test_it_tells_the_share_and_the_donors_and_then_the_end() -> None:
     said: list[str] = []
-    fetching = Fetching(lambda text, routine=False: said.append(text))
+    fetching = Fetching(lambda text, routine=False, **facts: said.append(text))
     contacts: Any = [SimpleNamespace(peer="a", name="amber-fox"), SimpleNamespace(peer="b", name="dusty-elk")]
     fetching.meet(contacts)
     fetching.expect(4)
     for chunk, (sender, now) in enumerate([("a", 0.0), ("b", 1.0), ("a", 2.5)]):
         fetching.came(sender, chunk, 1000)
         fetching.taken(chunk, now)
-    assert said == ["fetches the run's state: 75%, 2.0kB from amber-fox, 1.0kB from dusty-elk"]
+    assert said == ["downloading the model: 75%, 2.0kB from amber-fox, 1.0kB from dusty-elk"]
     fetching.came("b", 9999, 1000)  # there is no such piece
     fetching.came("b", 3, 1000)  # a damaged one is asked for again, and is another's then
     fetching.came("a", 3, 1000)
     fetching.taken(3, 3.0)
     fetching.sealed(4.0)
-    assert said[1:] == ["the run's state is here after 4.0 s: 3.0kB from amber-fox, 1.0kB from dusty-elk"]
+    assert said[1:] == ["the model is here after 4.0 s: 3.0kB from amber-fox, 1.0kB from dusty-elk"]
 
 
 def test_what_is_quick_is_not_told() -> None:
     said: list[str] = []
-    fetching = Fetching(lambda text, routine=False: said.append(text))
+    fetching = Fetching(lambda text, routine=False, **facts: said.append(text))
     fetching.expect(1)
     fetching.came("a", 0, 1000)
     fetching.taken(0, 0.0)

@@ -210,6 +210,9 @@ def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     program.write_text(f'#!/bin/sh\necho "$@" > "{folder}/arguments"\n{body}\n')
     program.chmod(0o755)
     monkeypatch.setattr(agent_process.sys, "executable", str(program))
+    monkeypatch.setattr(agent_process, "check", lambda *_: None)  # nobody is at that URL
+    monkeypatch.setenv("FARFLUNG_HOME", str(folder))
+    monkeypatch.chdir(folder)
     monkeypatch.delenv(agent_process.AGENT_VARIABLE, raising=False)
     monkeypatch.delenv(agent_process.RUN_VARIABLE, raising=False)
 

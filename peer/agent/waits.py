@@ -1,0 +1,147 @@
+"""Why does this peer not train just now?  One cause and one sentence, from the machine as it stands.  Pure.
+
+Asked by the agent at every tick; it passes on what its machine notes, too.  Where the cause changes a line says so in
+the log, and the same line carries it, as facts, to the screen of `farflung join`.  What holds up a round is the
+coordinator's to say, and comes with its status; what is here is what a peer knows best itself.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from farflung.peer.machine.getting_in import Stand
+from farflung.protocol.states import Goal
+
+if TYPE_CHECKING:
+    from farflung.peer.machine.machine import PeerMachine
+    from farflung.protocol.process.log_lines import Say
+
+
+class Cause(StrEnum):
+    """Travels to the screen as it stands here."""
+
+    NONE = ""  # it trains, or helps
+    LOADING = "loading"  # torch, in the agent: nothing else runs yet
+    TRAINER = "trainer"
+    KNOCKING = "knocking"
+    REFUSED = "refused"
+    ENTERING = "entering"
+    FOUNDING = "founding"
+    FETCHING = "fetching"
+    TOLD = "told"  # by the coordinator, in its words
+    DATA = "data"
+    ROUND = "round"
+    LEAVING = "leaving"
+
+
+class Wait(NamedTuple):
+    cause: Cause
+    text: str
+
+
+# A cause that is over sooner is not worth a line.
+USUAL_S = 1.0
+PATIENCE_S = {Cause.NONE: 0.0, Cause.REFUSED: 0.0, Cause.FETCHING: 0.0, Cause.DATA: 3.0, Cause.ROUND: 30.0}
+LOADING = Wait(Cause.LOADING, "loading torch")
+_NUMBERS = re.compile(r"[0-9.]+")
+
+
+def fetching(share: float) -> str:
+    return f"downloading the model: {share:.0%}"
+
+
+def wait_of(machine: PeerMachine, share: float = 0.0) -> Wait:
+    """`share`: of the run's state that is fetched."""
+    if machine.leaving.asked:
+        return Wait(Cause.LEAVING, f"leaving when this round is over: {machine.leaving.reason}")
+    if not machine.doorway.inside:
+        return _outside(machine)
+    tick, training = machine.tick, machine.training
+    if tick is None:
+        return Wait(Cause.ENTERING, "let in; waiting for the coordinator's first word")
+    match tick.goal:
+        case Goal.FOUND:
+            return Wait(Cause.FOUNDING, "giving the run its first weights")
+        case Goal.SYNC:
+            return Wait(Cause.FETCHING, fetching(share))
+        case Goal.WAIT | Goal.ALONE:
+            return Wait(Cause.TOLD, tick.reason)
+    if machine.doorway.helps:
+        return Wait(Cause.NONE, "helping")
+    if not training.attached:
+        return Wait(Cause.TRAINER, "starting the trainer: torch, its model and its data")
+    if training.batch is None and training.waiting:
+        return Wait(Cause.ROUND, f"waiting for the next round: {tick.reason}")
+    if training.want and not training.loading:
+        return Wait(Cause.DATA, "no data is leased to this peer yet; the coordinator is asked again")
+    return Wait(Cause.NONE, "training")
+
+
+def _outside(machine: PeerMachine) -> Wait:
+    doorway = machine.doorway
+    if doorway.refused:
+        return Wait(Cause.REFUSED, f"not let in yet: {doorway.refused}")
+    if machine.joined is not None and doorway.stand != Stand.GREETING:
+        return Wait(Cause.KNOCKING, "no answer from the coordinator; training goes on, and it is asked again")
+    if doorway.stand == Stand.KNOCKING and machine.known is None:
+        return Wait(Cause.KNOCKING, "no answer from the coordinator yet; it is asked again")
+    if machine.offer is None:
+        if machine.doorway.helps:
+            return Wait(Cause.TRAINER, "waiting for a peer that trains: it brings the run's model")
+        return Wait(Cause.TRAINER, "starting the trainer: torch, its model and its data")
+    return Wait(Cause.ENTERING, "asking to be let in")
+
+
+class Waits:
+    """What of it is worth a line, and when: each wait once, and not what is over at once."""
+
+    def __init__(self, said: Wait = LOADING) -> None:
+        self._said = _same(said)
+        self._seen, self._since = said.cause, 0.0
+
+    def look(self, wait: Wait, now: float) -> Wait | None:
+        """The line that is due."""
+        if wait.cause != self._seen:
+            self._seen, self._since = wait.cause, now
+        if _same(wait) == self._said or now - self._since < PATIENCE_S.get(wait.cause, USUAL_S):
+            return None
+        self._said = _same(wait)
+        return wait
+
+    def says(self, wait: Wait) -> bool:
+        """It is said just now by others' doing.  False: it was said before."""
+        news = _same(wait) != self._said
+        self._said = _same(wait)
+        return news
+
+
+def _same(wait: Wait) -> Wait:
+    """Without what counts up or down in it: that alone is no news."""
+    told = wait.cause in (Cause.REFUSED, Cause.TOLD)
+    return Wait(wait.cause, _NUMBERS.sub("", wait.text) if told else "")
+
+
+def facts_of(wait: Wait) -> dict[str, str]:
+    """For programs: `wait` names the cause, `why` is the sentence; both are empty while nothing is waited for."""
+    return {"wait": wait.cause.value, "why": wait.text if wait.cause else ""}
+
+
+class WaitLines:
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._waits = Waits()
+
+    def turn(self, machine: PeerMachine, share: float, now: float) -> None:
+        due = self._waits.look(wait_of(machine, share), now)
+        if due is not None:
+            self._say(due.text, **facts_of(due))
+
+    def note(self, text: str, routine: bool, machine: PeerMachine) -> None:
+        """What the machine notes may be the wait itself, and is said once then, however often it is noted."""
+        wait = wait_of(machine)
+        if wait.text != text:
+            self._say(text, routine=routine)
+        elif self._waits.says(wait):
+            self._say(text, **facts_of(wait))

@@ -1,0 +1,168 @@
+"""Is the run's coordinator there, under the key of the join URL?  Asked before anything slow is loaded.
+
+Called by `farflung join`, `farflung assist` and `farflung.join` at their start, once: TCP to each address of the URL,
+then a knock, as a peer says it.  A definite no is one line and an exit code within a second; silence is none: a
+coordinator may be far away, or have no time just now, and the peer itself waits for it (machine/getting_in.py).
+
+A peer that was in this run before ends for no answer: its coordinator is started again, or has moved, and what the
+peer keeps tells where to look.  Must not know keys of peers, or models.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from farflung.peer.remembered_places import RememberedPlaces
+from farflung.peer.settings import OwnConfig, default_path
+from farflung.protocol import envelope
+from farflung.protocol.errors import FrameError, Refused, Unreachable
+from farflung.protocol.join_url import Address, JoinUrl
+from farflung.protocol.limits import PROTOCOL_VERSION
+from farflung.protocol.messages import DOOR_OUT, Knock, Message, Refuse
+from farflung.protocol.process.log_lines import Say
+from farflung.protocol.process.sockets import STRANGER, Options, curve_client, opened
+
+TCP_S = 1.0  # for an address to take a connection, or to refuse it
+KNOCK_S = 2.0  # for an answer, once one has
+CLOSED_TWICE = 2  # handshakes that the other end broke off: one may be a coordinator that ends just now
+_LOOK_MS = 50
+_AT_ONCE: Options = {zmq.RECONNECT_IVL: 50}  # a person waits for the second look
+_BROKEN_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_FINAL = frozenset(
+    {"run"}
+)  # whatever else a door refuses, the peer hears itself, and knows what to do about it
+
+
+class How(StrEnum):
+    ANSWERS = "answers"
+    REFUSES = "refuses"  # TCP, at once
+    BREAKS_OFF = "breaks off"  # takes TCP and ends the handshake: it has another key
+    SILENT = "silent"
+
+
+@dataclass(frozen=True)
+class Found:
+    how: How
+    why: str = ""  # as the system says it
+
+
+def problem_of(found: Mapping[Address, Found]) -> str:
+    """Why nobody can be reached by this URL; empty: somebody answers, or may still do so.  Pure."""
+    if any(each.how in (How.ANSWERS, How.SILENT) for each in found.values()):
+        return ""
+    return "; ".join(_sentence(place, each) for place, each in found.items())
+
+
+def _sentence(place: Address, found: Found) -> str:
+    if found.how == How.REFUSES:
+        return (
+            f"cannot connect to {place}: {found.why}; check that the coordinator is running and that the join URL is "
+            "the one that it printed last"
+        )
+    return (
+        f"{place} does not accept the key of this join URL: use the URL that the coordinator printed last, whole and "
+        "in quotes"
+    )
+
+
+def check(url: JoinUrl, own: OwnConfig, say: Say) -> None:
+    """Unreachable or Refused where there is no point in going on."""
+    try:
+        problem = problem_of(look(url))
+    except OSError as error:  # of this machine: no descriptors, no sockets
+        raise Unreachable(f"cannot connect to {url.address}: {error.strerror or error}") from error
+    if not problem:
+        return
+    if RememberedPlaces((own.identity or default_path()).parent / "state", url, say).load():
+        say(f"{problem}. This peer was in the run before and keeps trying")
+    elif own.book:
+        say(f"{problem}. Looking in the phone book for another address")
+    else:
+        raise Unreachable(problem)
+
+
+def look(url: JoinUrl) -> dict[Address, Found]:
+    """By address; those of the URL side by side."""
+    found = _connections(url.addresses)
+    open_ = [place for place, each in found.items() if each.how == How.ANSWERS]
+    return found | (_knock(url, open_) if open_ else {})
+
+
+def _connections(places: tuple[Address, ...]) -> dict[Address, Found]:
+    """Who takes a TCP connection.  In threads, since looking up a name can't be given up."""
+    results: queue.SimpleQueue[tuple[Address, Found]] = queue.SimpleQueue()
+    for place in places:
+        threading.Thread(target=lambda at=place: results.put((at, _connect(at))), daemon=True).start()
+    found = dict.fromkeys(places, Found(How.SILENT))
+    until = time.monotonic() + 1.5 * TCP_S
+    for _ in places:
+        try:
+            place, how = results.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            break
+        found[place] = how
+        if how.how == How.ANSWERS:
+            until = min(until, time.monotonic() + 0.25 * TCP_S)  # the others are worth no more than a moment
+    return found
+
+
+def _connect(place: Address) -> Found:
+    try:
+        socket.create_connection((place.host, place.port), TCP_S).close()
+    except TimeoutError:
+        return Found(How.SILENT)
+    except OSError as error:
+        return Found(How.REFUSES, (error.strerror or str(error)).lower())
+    return Found(How.ANSWERS)
+
+
+def _knock(url: JoinUrl, places: list[Address]) -> dict[Address, Found]:
+    """Who of them answers a knock under the URL's key, until the first one does."""
+    found = dict.fromkeys(places, Found(How.SILENT))
+    broken = dict.fromkeys(places, 0)
+    context: zmq.Context[zmq.SyncSocket] = zmq.Context()
+    try:
+        poller, doors = zmq.Poller(), {}
+        curve = curve_client(zmq.curve_keypair(), url.key)
+        for place in places:
+            door = opened(context, zmq.DEALER, STRANGER, _AT_ONCE, curve)
+            news = door.get_monitor_socket(_BROKEN_OFF)
+            door.connect(f"tcp://{place}")
+            door.send(envelope.encode(Knock(protocol=PROTOCOL_VERSION, run=url.run)))
+            poller.register(door, zmq.POLLIN)
+            poller.register(news, zmq.POLLIN)
+            doors[place] = door, news
+        until = time.monotonic() + KNOCK_S
+        while time.monotonic() < until and any(each.how == How.SILENT for each in found.values()):
+            ready = dict(poller.poll(_LOOK_MS))
+            for place, (door, news) in doors.items():
+                if door in ready:
+                    _heard(door.recv())
+                    return {**found, place: Found(How.ANSWERS)}
+                if news in ready:
+                    recv_monitor_message(news)
+                    broken[place] += 1
+                    if broken[place] >= CLOSED_TWICE:
+                        found[place] = Found(How.BREAKS_OFF)
+    finally:
+        context.destroy(linger=0)
+    return found
+
+
+def _heard(raw: bytes) -> None:
+    """Refused, where no knock will ever be answered otherwise.  What can't be read, the peer judges by itself."""
+    try:
+        answer: Message = envelope.decode(raw, frozenset(DOOR_OUT))
+    except FrameError:
+        return
+    if isinstance(answer, Refuse) and answer.code in _FINAL:
+        raise Refused(answer.code, answer.reason)
