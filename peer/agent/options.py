@@ -20,6 +20,7 @@ from farflung.peer.line.offering import RelayHere
 from farflung.peer.machine.getting_in import Me, PeerConfig
 from farflung.peer.remembered_places import RememberedPlaces
 from farflung.peer.settings import OwnConfig, refuse_contradictions
+from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema

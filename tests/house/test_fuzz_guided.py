@@ -13,7 +13,9 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "fuzz_guided.py"
 
 
 @pytest.mark.hard
-@pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris has no wheel for this machine")
+@pytest.mark.skipif(
+    importlib.util.find_spec("atheris") is None, reason="atheris has no wheel for this machine"
+)
 def test_P8_what_guided_fuzzing_finds_in_seconds_ends_in_words() -> None:
     command = [sys.executable, str(SCRIPT), "--seconds", "5", "bulk", "member"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
