@@ -24,7 +24,9 @@ from farflung.peer.machine.getting_in import Amending, Offer, PeerConfig
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.reports import Reporter
+from farflung.peer.machine.shelf import Shelf
 from farflung.peer.machine.trainer_view import Training
+from farflung.peer.machine.undoing import Undoing, Undone
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest_sections import NetSection
 from farflung.protocol.messages import Committed, OpenRound, Show, Tick, What
@@ -50,6 +52,8 @@ class Joined:
     gathering: Gathering
     founding: Founding
     amending: Amending
+    shelf: Shelf
+    undoing: Undoing
 
     @staticmethod
     def of(
@@ -82,6 +86,8 @@ class Joined:
             Gathering(me, known, part, config.gathers and may_gather(known.manifest)),
             Founding(known.manifest.start, is_empty),
             Amending(known, config.pinned),
+            Shelf(),
+            Undoing(),
         )
 
     @property
@@ -233,6 +239,15 @@ class Joined:
         logged = self.part.lanes[show.fragment].log.get(show.fragment, show.version, show.chunk)
         return [do.FetchShown(show, logged if show.what is What.RESULT else None)]
 
+    def go_back(self, tick: Tick, reports: Reporter) -> list[do.Effect]:
+        """The run is at another version, made by other commits: what I hold of later ones, and learned from them, is
+        void."""
+        reports.era = tick.era
+        self.saving.begin_era(tick.fragments, self.lanes)
+        self.gathering.go_back()
+        reports.vitals.saved = self.saving.saved
+        return self.exchange.go_back(tick.fragments, tick.era_because, self.undoing, tick.era)
+
     # ---- what the disk has to say ------------------------------------------------------------------------------
 
     def begin_reading(self, tick: Tick, now: float) -> list[do.Effect]:
@@ -240,8 +255,9 @@ class Joined:
         if tick.roster is not None:
             self.restoring.on_ways(tick.ways)
         recalled = [] if self.founding.reads else self.recalling.due_recall(tick, self.lanes)
-        effects = [*recalled, *self.found(tick, now)]
-        if self.recalling.busy or self.founding.reads:
+        undone = self.undoing.take_due(self.training.loading)
+        effects = [*self.saving.due_list(), *undone, *recalled, *self.found(tick, now)]
+        if self.recalling.busy or self.founding.reads or self.undoing.busy:
             return effects
         return effects + self.restoring.due_restore(tick, self.lanes, self.training.loading, now)
 
@@ -249,7 +265,15 @@ class Joined:
         """The state is that of a checkpoint; or NO_VERSION: none was found that is whole and of this run."""
         notes: list[do.Effect] = [do.Note(each) for each in problems]
         read = self.restoring.on_end(version, now, era)
+        for number, unread in self.restoring.unread.items():
+            self.shelf.strike(number, unread)
         return notes + (self.exchange.on_restored(version, read) if read else [])
+
+    def on_undone(self, undone: Undone) -> list[do.Effect]:
+        """The fragment is what it was before the last round; or something of that is not there."""
+        if not self.undoing.on_undone(undone):
+            return []
+        return self.exchange.on_restored(undone.version, {undone.fragment}, "went back by one round to")
 
     def on_recalled(self, held: Held, era: int) -> list[do.Effect]:
         """These pieces of the run's state, which had arrived before a crash, stand in it again."""
@@ -278,7 +302,8 @@ class Joined:
 
     def is_filling(self, fragment: int) -> bool:
         """Its state is being written: nothing else may change it."""
-        return fragment in self.restoring.lacking or self.recalling.busy or self.founding.busy
+        written = fragment in self.restoring.lacking or self.undoing.is_filling(fragment)
+        return written or self.recalling.busy or self.founding.busy
 
 
 def _worth_rolling_on(attached: Attached, config: PeerConfig) -> int:

@@ -9,7 +9,7 @@ Its states are declared in lane_states.py.  Nobody else writes them, and the lan
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from farflung.checkpoints.catch_up import NO_VERSION, CatchUp
 from farflung.checkpoints.donors import SPOILED_FORGIVEN
@@ -41,12 +41,14 @@ from farflung.peer.machine.lane_states import (
     Contribution,
     Empty,
     Idle,
+    LastCommit,
     Merged,
     Owning,
     Role,
     RoleEvent,
     Rolling,
     Sealing,
+    Settled,
     Stand,
     StandEvent,
     Unsure,
@@ -63,23 +65,6 @@ from farflung.protocol.verdicts import Verdict
 
 QUIET_S = 1.0  # without news for so long, what is missing is asked for
 FETCH_RETRY_S = 3.0  # a donor that gave nothing for so long: another is asked
-
-
-@dataclass(frozen=True)
-class LastCommit:
-    """The newest commit: its late results still help."""
-
-    round_no: int = 0
-    version: int = 0
-    late: LateResults | None = None  # if I was in its round
-
-
-@dataclass(frozen=True)
-class Settled:
-    """What the seal of a version says of my work."""
-
-    consumed: Contribution | None  # a commit on the way used it
-    lost_track: bool  # a commit was missed: nobody here knows whether it used my work
 
 
 class Lane:
@@ -189,6 +174,11 @@ class Lane:
     @property
     def may_be_learned_from(self) -> bool:
         return self.serves or self._is_the_runs or self._planned_at == self.version
+
+    @property
+    def before(self) -> tuple[int, bytes] | None:
+        """A version and its digest that I can go back to: from it results alone made mine, or are making the next."""
+        return self._grounds.before if isinstance(self._stand, Whole | Rolling | Sealing) else None
 
     @property
     def proof(self) -> bytes:
@@ -314,7 +304,7 @@ class Lane:
         if self.catch.lowest == NO_VERSION and not self.sealing:
             # Too far behind: fetched anew, chunk by chunk.  Who holds nothing whole says so, and is told commits.
             self._stands(StandEvent.FORGOTTEN, Empty())
-            self._grounds.lose()
+            self._lose_grounds()
         known = self.catch.digests.get(self.version)
         differs = (
             self.version != NO_VERSION and not self.sealing and known is not None and known != self.digest
@@ -401,21 +391,23 @@ class Lane:
         self.catch.recalled(held)
         self._look_whether_torn()
 
-    def go_back(self, version: int, digest: bytes | None) -> None:
-        """The run lost its newest state and is at this version again: what is newer here is void, and work on it."""
+    def go_back(self, version: int, digest: bytes | None) -> bool:
+        """The run lost its newest state and is at this version again: what is newer here is void, and work on it.
+        True: what I held is this version, as it was before the last round."""
         self._end()
         self._resolved += self.ahead.drop()
+        stand, was = self._stand, self.before
         self._lose_grounds()
-        stand = self._stand
         keep = isinstance(stand, Whole) and (stand.version, stand.digest) == (version, digest)
         self.catch.go_back(version, keep)
         self.log.forget(self.fragment.number)
         self._last_commit = LastCommit()
         if keep:
             self._stands(StandEvent.KEPT, Whole(stand.version, stand.digest))
-            return
+            return False
         self._lost_track = self._lost_track or stand.version != NO_VERSION
         self._stands(StandEvent.WENT_BACK, VoidSealing() if self.sealing else Empty())
+        return was == (version, digest)
 
     def on_sealed(self, version: int, digest: bytes) -> Settled | None:
         """The state is whole at `version`; None if it is not the run's."""
@@ -451,6 +443,7 @@ class Lane:
     def _lose_grounds(self) -> None:
         """What I hold from now on is not what I calculated."""
         self._grounds.lose()
+        self._grounds.before = None
         self._grounds.forget_holding()
 
     def on_holding_proven(self, version: int, nonce: bytes, value: bytes) -> None:
@@ -467,14 +460,14 @@ class Lane:
         resolved = self.take_resolved()
         if self.sealing:
             return [*resolved]
-        proofs, before = self._grounds.take_effects(), self._stand
+        before, proofs = self._stand, list[Effect]()
         effects: list[DataEffect] = self.catch.roll()
         if effects:
             self._look_whether_torn()
         if isinstance(before, Whole) and not self.whole:
             is_the_runs = self.catch.digests.get(before.version) == before.digest
             counted_on = before.verified or self._planned_at == before.version or is_the_runs
-            proofs += self._grounds.rolls_on(before.version, counted_on)
+            proofs += self._grounds.rolls_on(before.version, before.digest, counted_on)
         shows = self._grounds.prove(self.version) if self.whole else []
         for effect in effects:
             if isinstance(effect, Roll):

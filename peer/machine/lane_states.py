@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from farflung.checkpoints.catch_up import NO_VERSION
+from farflung.collectives.round.asking import LateResults
 from farflung.collectives.round.member import MemberRound
 from farflung.peer.local.words import Frozen
 from farflung.protocol.states import Transitions
@@ -94,6 +95,23 @@ class Contribution:
     frozen: Frozen
     # The trainer has dropped this work: nothing of it is left that a commit could take.
     disowned: bool = False
+
+
+@dataclass(frozen=True)
+class LastCommit:
+    """The newest commit: its late results still help."""
+
+    round_no: int = 0
+    version: int = 0
+    late: LateResults | None = None  # if I was in its round
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What the seal of a version says of my work."""
+
+    consumed: Contribution | None  # a commit on the way used it
+    lost_track: bool  # a commit was missed: nobody here knows whether it used my work
 
 
 @dataclass(frozen=True, slots=True)
