@@ -52,6 +52,7 @@ from farflung.protocol.round_words import (
     Reason,
     RelayOffer,
     RelayOrder,
+    ShelvedList,
     SumOf,
     Used,
     Way,
@@ -71,6 +72,7 @@ Useds = Annotated[tuple[Used, ...], Meta(max_length=256)]
 UNKNOWN_LENGTH = (1 << 62) - 1  # samples of a stream that nobody has read to its end yet
 Nonce = Annotated[bytes, Meta(max_length=32)]  # empty: none is told
 TAG_BYTES = 8  # of a nonce, to tell which one was meant
+ShownTag = Annotated[bytes, Meta(max_length=TAG_BYTES + 32)]
 ShortText = Annotated[str, Meta(max_length=256)]
 
 
@@ -194,9 +196,7 @@ class FragmentBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     ready: bool
     need: Annotated[tuple[int, ...], Meta(max_length=8)]  # commits I lack, by version
     dropped: Count = 0  # the newest round of which I know that the guard threw its work away
-    shown: Annotated[bytes, Meta(max_length=TAG_BYTES + 32)] = (
-        b""  # that I hold this version: see `proof_of_holding`
-    )
+    shown: ShownTag = b""  # that I hold this version: see `proof_of_holding`
     ahead: Count = 0  # the newest `AheadPlan` that I know, by its number
 
 
@@ -268,6 +268,7 @@ class Beat(_FromMember, frozen=True, kw_only=True, omit_defaults=True):
     relay: RelayOffer | None = None  # that I offer
     unmet: Others = ()  # at the relay told
     lacks_start: bool = False  # I can't found the run: my owner has not named what it begins with
+    shelf: ShelvedList = ()  # versions that I can bring without anybody's help, beside those that I hold
 
     def of(self, fragment: int) -> FragmentBeat | None:
         """None of a fragment that its sender does not hold."""
@@ -534,9 +535,8 @@ class AuditChunks(_ToMember, frozen=True, kw_only=True):
     weights: Annotated[tuple[float, ...], Meta(max_length=MEMBERS_PER_ROUND)]
     codecs: Annotated[tuple[ShortText, ...], Meta(max_length=MEMBERS_PER_ROUND)]
     chunks: Annotated[tuple[DrawnChunk, ...], Meta(max_length=AUDITED_AT_ONCE)]
-    group: SumOf = (
-        THE_RESULT  # of a mesh: what this group adds up, of its contributions; else the result, and
-    )
+    # Of a mesh: what this group adds up, of its contributions; else the result, and
+    group: SumOf = THE_RESULT
     of_sums: bool = False  # that is made of groups' sums; the members are who made these
 
 

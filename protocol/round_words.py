@@ -7,6 +7,7 @@ only: no decisions, no I/O.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -15,10 +16,13 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import (
     ADDRESS_CHARS,
     CHUNKS_PER_FRAGMENT,
+    FRAGMENTS_MAX,
     GROUPS_MOST,
     HOST_CHARS,
     MEMBERS_PER_MESH,
     MEMBERS_PER_ROUND,
+    SHELVED_TAG_BYTES,
+    SHELVED_TOLD,
     TICKET_CHARS,
     WAYS_MOST,
 )
@@ -189,6 +193,31 @@ class Way(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     host: Annotated[str, Meta(max_length=HOST_CHARS)] = (
         ""  # in numbers; empty: the coordinator's, where I see it
     )
+
+
+class Shelved(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A version that a peer can bring without anybody's help: a checkpoint that lies whole on its disk or in its store,
+    or its own state as it was before the last round.
+
+    By its word alone, which may be a lie or out of date: it counts for something once the state is read and shown."""
+
+    version: Count
+    first: Annotated[int, Meta(ge=0, lt=FRAGMENTS_MAX)]  # fragment
+    # The first bytes of the digests of that fragment and those behind it: the same version of another era is another
+    # state.
+    tags: Annotated[bytes, Meta(min_length=SHELVED_TAG_BYTES, max_length=SHELVED_TAG_BYTES * FRAGMENTS_MAX)]
+
+    @staticmethod
+    def of(version: int, first: int, digests: Sequence[bytes]) -> Shelved:
+        return Shelved(version, first, b"".join(digest[:SHELVED_TAG_BYTES] for digest in digests))
+
+    def is_of(self, fragment: int, digest: bytes) -> bool:
+        """This digest of the fragment."""
+        at = (fragment - self.first) * SHELVED_TAG_BYTES
+        return at >= 0 and self.tags[at : at + SHELVED_TAG_BYTES] == digest[:SHELVED_TAG_BYTES] != b""
+
+
+ShelvedList = Annotated[tuple[Shelved, ...], Meta(max_length=SHELVED_TOLD)]
 
 
 class RelayOffer(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

@@ -34,6 +34,9 @@ from farflung.coordinator.ledger.batch_book import BatchBook
 from farflung.coordinator.ledger.records import Moving
 
 QUIET_LOOKS = 3
+EMPTY_S = (
+    5.0  # so long somebody may come back to a stage that has nobody, before one of another stage goes there
+)
 KEEPS_LEAST = 2  # seats, of a stage that gives somebody away
 FULL_STAGE = 3  # seats: it gives one to a stage that has a single one
 PAYS_WITHIN_S = 1800.0
@@ -83,6 +86,7 @@ class Moves:
         self._without_since: dict[tuple[str, int], float] = {}  # by peer and stage: it holds no state there
         self._seen_at = -math.inf
         self._empty_since: float | None = None  # a stage that nobody is on the way to
+        self._stopped_since: float | None = None  # the run, by a stage that has nobody
 
     # ---- questions -------------------------------------------------------------------------------------------
 
@@ -120,11 +124,15 @@ class Moves:
 
     def _is_over(self, move: Move) -> bool:
         """The batch in which it was chosen: whatever it has counted is in a commit, or of no use to anybody."""
-        batch, living = self._book.batch, self._house.living()
+        batch = self._book.batch
+        return self._is_stuck(move) or batch is None or batch.version > move.version
+
+    def _is_stuck(self, move: Move) -> bool:
+        """The batch can't end without the move."""
+        living = self._house.living()
         there = [living.get(seat.peer) for seat in self._book.of_stage(move.to)] if move.fills else []
         # Who is not here may come back to its seat, and who is about to leave stays until its sums are safe.
-        stuck = move.fills and all(worker is not None and self._is_late(worker) for worker in there)
-        return stuck or batch is None or batch.version > move.version
+        return move.fills and all(worker is not None and self._is_late(worker) for worker in there)
 
     def _works(self, worker: Worker) -> bool:
         said = worker.beat.batch if worker.beat is not None else None
@@ -143,6 +151,11 @@ class Moves:
         if self._look_at is None:
             self._look_at = desk.now + self._every_s
         rested_s = desk.clock_s - self._book.moved_at_s
+        if self._is_stopped and not desk.held:
+            wish = self._to_the_short()
+            if wish is not None:
+                self._begin(wish)
+            return
         if desk.now < self._look_at or rested_s < QUIET_LOOKS * self._every_s or desk.held:
             return
         self._look_at = desk.now + self._every_s
@@ -151,6 +164,16 @@ class Moves:
         self._wished = (wish.to, wish.fills) if wish is not None else None
         if wish is not None and (wish.now or before == self._wished):
             self._begin(wish)
+
+    @property
+    def _is_stopped(self) -> bool:
+        """By a stage that has had nobody for a while: no batch ends, so no look is waited for."""
+        if not self._desk.ledger.learned or not self._empty:
+            self._stopped_since = None
+        elif self._stopped_since is None:
+            self._stopped_since = self._desk.now
+        since = self._stopped_since
+        return since is not None and self._desk.now - since >= min(EMPTY_S, self._every_s)
 
     def _see_who_serves(self) -> None:
         now, living = self._desk.now, self._house.living().values()
@@ -202,7 +225,8 @@ class Moves:
         if worker is None or worker.leaving or worker.stage != move.of or not self._can_spare(move):
             self._end("")
             return
-        if not self._is_over(move) or self._house.in_round(move.peer):
+        # A round of its stage that is done waits for the stage that it is to go to.
+        if not self._is_over(move) or (self._house.in_round(move.peer) and not self._is_stuck(move)):
             return
         desk, why = self._desk, f"it moves to stage {move.to}, which is short"
         self._unseat(move.peer, why)
@@ -292,10 +316,11 @@ class Moves:
             left = [worker for worker in able if working[worker.stage] > least]
             able = [worker for worker in left if worker.peer in saved or not in_vain]
 
-        def worth(worker: Worker) -> tuple[bool, bool, int, float, str]:
+        def worth(worker: Worker) -> tuple[bool, bool, bool, int, float, str]:
             mate, rests = _mate(worker), worker.peer in self._rests_until
             left = rates.sums[worker.stage] - rates.of(mate, worker.stage)
-            return (rests, worker.peer not in saved, -held[worker.stage], -left, worker.peer)
+            in_round = self._house.in_round(worker.peer)
+            return (rests, worker.peer not in saved, in_round, -held[worker.stage], -left, worker.peer)
 
         best = min(able, key=worth, default=None)
         why = f"stage {to} has {held[to]} of at least {least} peers"

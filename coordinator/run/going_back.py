@@ -1,16 +1,20 @@
 """When nobody holds the newest version any more: whether, when and how far the run goes back.  Pure.
 
 Part of the run machine, looked at on every timer.  The run goes back only to a version of its own: a state whose
-digest stands in the ledger and that a living member holds, from its memory or from a checkpoint.  It does so by itself
-only when those who may hold newer state are accounted for (coordinator/ledger/eras.py): a line that is cut
-looks from here like the death of everybody behind it.  Else the host decides (operator_orders.py).
+digest stands in the ledger and that a living member holds, or says that it can bring (shelves.py).  Peers that hold the
+whole model do so by themselves only when those who may hold newer state are accounted for
+(coordinator/ledger/eras.py): a connection that is cut looks from here like the death of everybody behind it, and behind
+it such a run goes on.  Else the host decides (operator_orders.py).
+
+A run of stages waits for nobody's word.  Nothing can go on behind a cut connection, since every version of it is one
+record of this coordinator; and one dead peer is often the only one with its stage's newest version.  So it goes back by
+one version within seconds, in all stages, and further after `go_back_after_s`.
 The record `RolledBack` begins a new era; what peers say of versions in an older era does not count any more, unless
 they win it back (winning_back.py).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 import msgspec
@@ -19,13 +23,16 @@ from farflung.coordinator.ledger.eras import are_accounted_for
 from farflung.coordinator.ledger.records import RolledBack, WonBack
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.membership import Member
+from farflung.coordinator.run.shelves import Shelves
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.messages import Beat, FragmentBeat
 from farflung.protocol.states import Phase
 
 # A coordinator that has just begun waits so many times dead_after_s before it says that everybody is gone.
 AWAIT_DEAD = 2.0
+# A run of stages that can go back by one version waits so much longer for the newest than until its holder counts as
+# dead; and so long for others who may bring more.
+SOON_S = 5.0
 NAMED = 3  # so many of those who are waited for are named; of the others the number is told
 
 
@@ -37,8 +44,9 @@ class GoingBack:
         self._held = [-1] * len(conductors)
         self._lost_since: list[float | None] = [None] * len(conductors)
         self._told_waiting = ""
-        # (peer, its first fragment) -> versions of which it wrote a checkpoint
-        self._saved: dict[tuple[str, int], deque[int]] = {}
+        self.shelves = Shelves(core)
+        self._short_since: float | None = None  # nobody holds the newest version of some fragment
+        self._offer: tuple[list[int], float] = [], 0.0  # where it could go back to, and since when
 
     # ---- what members say --------------------------------------------------------------------------------
 
@@ -48,39 +56,16 @@ class GoingBack:
             return beat
         return msgspec.structs.replace(beat, fragments=tuple(map(_nothing_of, beat.fragments)))
 
-    def hear_of_checkpoints(self, member: Member, beat: Beat) -> None:
-        if beat.saved < 0 or beat.era != self._core.ledger.era:
-            return
-        keep = max(1, self._core.manifest.checkpoint.keep)
-        saved = self._saved.setdefault((member.peer, member.stage), deque(maxlen=keep))
-        if beat.saved not in saved:
-            saved.append(beat.saved)
-
-    @property
-    def saved(self) -> set[int]:
-        """Versions of which somebody who is here wrote a checkpoint."""
-        alive = self._core.members.alive
-        return {version for (peer, _), those in self._saved.items() if peer in alive for version in those}
-
-    def saved_of(self, conductor: Conductor) -> set[int]:
-        """Of these, the versions of this fragment."""
-        here = {(member.peer, member.stage) for member in conductor.holders}
-        return {version for place, those in self._saved.items() if place in here for version in those}
-
-    def saved_by(self, stage: int) -> set[str]:
-        """Who wrote a checkpoint of this stage, wherever it is now."""
-        return {peer for peer, at in self._saved if at == stage}
-
     def together(self, held: Sequence[int]) -> list[int]:
-        """Stages of a model go back to one version, the newest that all of them have: somebody holds it (`held`: of
-        each stage the newest), or wrote a checkpoint of it.  -1: there is none."""
+        """Stages of a model go back to one version, the newest that all of them have: somebody there holds it (`held`:
+        of each stage the newest), or can bring it.  -1: there is none."""
         if self._core.manifest.pipeline.stages == 1:
             return list(held)
         found = []
         for conductor, version in zip(self._conductors, held, strict=True):
-            known = conductor.book.digests
-            saved = {v for v in self.saved_of(conductor) if v in known and v < conductor.book.version}
-            found.append(saved | {version})
+            # The newest one of all is there once it is shown: until then somebody reads it, or lies.
+            brought = {v for v in self.shelves.brought(conductor) if v < conductor.book.version}
+            found.append(brought | {version})
         return [max(set.intersection(*found), default=-1)] * len(found)
 
     # ---- going back by itself ----------------------------------------------------------------------------
@@ -98,26 +83,68 @@ class GoingBack:
             self._held[at] = held
         lost_s = [core.now - since for since in self._lost_since if since is not None]
         if not lost_s:
-            self._told_waiting = ""
-        patience_s = core.manifest.checkpoint.go_back_after_s
-        if not lost_s or not patience_s or max(lost_s) < patience_s:
+            self._told_waiting, self._short_since = "", None
             return False
-        if min(lost_s) < min(patience_s, core.members.dead_after_s):
-            return False  # some fragment's newest version is just being applied: it shall not be lost as well
+        if self._short_since is None:
+            self._short_since = core.now
         settled = self.settled_held()
-        if settled != self._held and max(lost_s) < patience_s + 2 * core.members.dead_after_s:
+        back_to, dead_after_s = self.together(settled), core.members.dead_after_s
+        if back_to != self._offer[0]:
+            self._offer = back_to, core.now
+        patience_s, waited_s = self._patience_s(back_to), max(lost_s)
+        if patience_s and self._may_be_soon(back_to):
+            waited_s = max(waited_s, core.now - self._short_since) if self._is_steady else 0.0
+        if not patience_s or waited_s < patience_s:
+            return False
+        if min(lost_s) < min(patience_s, dead_after_s):
+            return False  # some fragment's newest version is just being applied: it shall not be lost as well
+        if settled != self._held and waited_s < patience_s + 2 * dead_after_s:
             return False  # that much later the digest of a version that is held is settled, or never will be
-        back_to = self.together(settled)
-        if settled != self.settled_held(core.now - core.members.dead_after_s / 2):
+        if settled != self.settled_held(core.now - dead_after_s / 2):
             return False  # whoever holds it says nothing any more: it comes back, or is dead in a moment
-        if self._is_being_taken(back_to) and max(lost_s) < patience_s + 2 * core.members.dead_after_s:
+        if self._is_being_taken(back_to) and waited_s < patience_s + 2 * dead_after_s:
             return False
         if min(back_to) < 0 or not self._are_accounted_for(back_to):
             self._tell_who_is_waited_for(settled)
             return False
         now, was = _listed(back_to), self._versions
-        self.go_back(back_to, f"no living peer held version {was}; version {now} was the newest that one did")
+        self.go_back(back_to, f"nobody online had version {was}; version {now} was the newest in reach")
         return True
+
+    @property
+    def _in_stages(self) -> bool:
+        return self._core.manifest.pipeline.stages > 1
+
+    def _patience_s(self, back_to: Sequence[int]) -> float:
+        """0: the run never goes back by itself."""
+        usual_s = self._core.manifest.checkpoint.go_back_after_s
+        return (
+            min(usual_s, self._core.members.dead_after_s + SOON_S) if self._may_be_soon(back_to) else usual_s
+        )
+
+    def _may_be_soon(self, back_to: Sequence[int]) -> bool:
+        """A run of stages gives up one version, of all that it ever had, and nobody here says that it can bring it: who
+        does may be about to read it, or lie, and is waited for as long as for any other."""
+        if not self._in_stages:
+            return False
+        abandoned = self._core.ledger.abandoned
+        furthest = max(
+            [each.book.version for each in self._conductors] + list(abandoned.versions if abandoned else ())
+        )
+        short = [
+            each for each, since in zip(self._conductors, self._lost_since, strict=True) if since is not None
+        ]
+        return min(back_to) >= furthest - 1 and not any(
+            each.book.version in self.shelves.brought(each) for each in short
+        )
+
+    @property
+    def _is_steady(self) -> bool:
+        """Those who were here before this coordinator began had the time to come back, and nobody brought more in the
+        last seconds."""
+        core = self._core
+        begun_s = core.now - core.began_at - AWAIT_DEAD * core.members.dead_after_s
+        return min(begun_s, core.now - self._offer[1]) >= SOON_S
 
     def _is_being_taken(self, versions: Sequence[int]) -> bool:
         """Somebody made what would be given up, was never away since, and is about to take it: it may hear late that
@@ -131,7 +158,9 @@ class GoingBack:
         return False
 
     def _are_accounted_for(self, versions: Sequence[int]) -> bool:
-        """Nobody who is away can win what the run would give up; or too few to matter."""
+        """Nobody who is away can win what the run would give up; or too few to matter.  Of a pipeline nobody can."""
+        if self._in_stages:
+            return True
         present = [member.peer for member in self._core.members.alive.values() if member.beat is not None]
         pairs = zip(self._conductors, versions, strict=True)
         return all(are_accounted_for(each.book.holders, version, present) for each, version in pairs)
@@ -184,15 +213,11 @@ class GoingBack:
         else:
             core.note(f"the run starts again at version {_listed(versions)}: {reason}")
         self.begin_era(RolledBack(versions=tuple(versions), reason=reason, final=final), "an older state")
-        for place, saved in self._saved.items():
-            kept = [version for version in saved if version <= min(versions)]
-            self._saved[place] = deque(kept, maxlen=saved.maxlen)
 
     def win_back(self, of_era: int, versions: Sequence[int], reason: str) -> None:
         self._core.note(f"the run goes on from version {_listed(versions)}: {reason}")
         record = WonBack(of_era=of_era, versions=tuple(versions), reason=reason)
         self.begin_era(record, "a newer state that was won back")
-        self._saved.clear()  # they are of the era that is void now, for all that is known
 
     def begin_era(self, record: RolledBack | WonBack, what: str) -> None:
         core = self._core
@@ -200,6 +225,7 @@ class GoingBack:
             if conductor.round is not None:
                 conductor.abort(AbortCause.WENT_BACK, f"the run goes to {what}")
         self._lost_since = [None] * len(self._conductors)
+        self._short_since = None
         core.write(record)
         for member in core.members.alive.values():
             for standing in member.standings.values():
@@ -221,6 +247,15 @@ class GoingBack:
         away = [peer for peer, holder in holders.items() if holder.reached > version and peer not in alive]
         return sorted(away, key=lambda peer: (-holders[peer].tokens, peer))
 
+    def may_bring(self, conductor: Conductor) -> list[str]:
+        """Peers that are away, and on whose disk some version of this fragment may lie: those first that may hold the
+        newest, then who said that it has one, then all that ever held any."""
+        alive, holders = self._core.members.alive, conductor.book.holders
+        said = self.shelves.peers_with(conductor)
+        others = sorted(holders, key=lambda peer: (peer not in said, -holders[peer].tokens, peer))
+        those = [*self.may_hold_more(conductor, -1), *sorted(said), *others]
+        return [peer for peer in dict.fromkeys(those) if peer not in alive]
+
     def named(self, peers: Sequence[str]) -> str:
         """For texts."""
         names = [self._core.name(peer) for peer in peers[:NAMED]]
@@ -240,7 +275,7 @@ class GoingBack:
     def reason(self, conductor: Conductor) -> str:
         """Why a member that lacks this fragment's newest version has to wait, for whom, and what the host can do."""
         core, newest = self._core, conductor.book.version
-        lost = f"no living peer holds version {newest}{core.of(conductor.fragment)}"
+        lost = f"nobody online has version {newest}{core.of(conductor.fragment)}"
         patience_s = core.manifest.checkpoint.go_back_after_s
         offer = self._held[conductor.fragment]
         if offer >= newest:
@@ -257,13 +292,10 @@ class GoingBack:
             if core.manifest.pipeline.stages == 1
             else "the newest that all stages have is"
         )
-        away = self.may_hold_more(conductor, offer)
-        whom = f"{self.named(away)}, which may hold it" if away else "one that does"
         if min(all_held) < 0:
-            return (
-                f"{lost}: waiting for {whom}, or for one with a checkpoint (join --checkpoints); the host can found "
-                "the run anew: farflung go-back --to 0"
-            )
+            return f"{lost}: {self._nothing_in_reach(self._conductors[all_held.index(min(all_held))], conductor)}"
+        away = self.may_hold_more(conductor, offer)
+        whom = f"{self.named(away)}, which may have it" if away else "a peer that has it"
         if not patience_s:
             return (
                 f"{lost}, {newest_is} {offer}; go_back_after_s = 0: waiting for {whom}; the host can go back: "
@@ -271,10 +303,27 @@ class GoingBack:
             )
         if self._are_accounted_for(all_held):
             # No countdown: a text that changes would be told again and again.
-            return f"{lost}: the run goes back to version {offer} unless one comes within {patience_s:g} s that does"
+            within_s = self._patience_s(all_held)
+            return (
+                f"{lost}: the run goes back to version {offer} unless a peer brings it within {within_s:g} s"
+            )
         return (
             f"{lost}, {newest_is} {offer}: waiting for {whom} and did not say good-bye; the host can go back "
             "without: farflung go-back"
+        )
+
+    def _nothing_in_reach(self, empty: Conductor, lost: Conductor) -> str:
+        """Nobody who is here has any version of `empty`, or, of stages, one in common.  To begin from scratch is named
+        only where no disk is left that may have one."""
+        away = self.may_bring(lost) or self.may_bring(empty)
+        if away:
+            return (
+                f"waiting for {self.named(away)}, which may have it or an older one on disk, or for a peer with a "
+                "checkpoint (join --checkpoints)"
+            )
+        return (
+            "waiting for a peer with a checkpoint (join --checkpoints); the host can restart from scratch: "
+            "farflung go-back --to 0"
         )
 
 

@@ -166,7 +166,7 @@ class Guidance:
         core = self._core
         won_back = self._winning_back.hear(member, beat)
         era, why_era = self._winning_back.era_of(member), self._winning_back.why_of_era(member, beat)
-        self._going_back.hear_of_checkpoints(member, beat)
+        self._going_back.shelves.hear(member, beat)
         beat = self._going_back.in_this_era(beat)
         member.pace.on_beat(beat, core.now)
         if member.beat is None or _versions(member.beat) != _versions(beat):

@@ -133,7 +133,7 @@ class RunMachine:
             in_round=lambda peer: any(each.may_use_work_of(peer) for each in self.conductors),
             flying=lambda stage: self.conductors[stage].round is not None,
             abort=lambda stage, why: self.conductors[stage].abort(AbortCause.SHARE_LOST, why),
-            saved_by=lambda stage: self.going_back.saved_by(stage),
+            saved_by=lambda stage: self.going_back.shelves.peers_with(self.conductors[stage]),
             meet=members.ways.meets,
         )
 

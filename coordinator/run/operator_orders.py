@@ -317,31 +317,30 @@ class GoingBackByOrder:
         now, there = self._now, self._there
         if there == now:
             raise UserError(
-                f"somebody here holds version {_listed(now)}, the run's newest: there is nothing to go back from "
+                f"somebody here holds version {self._listed(now)}, the run's newest: there is nothing to go back from "
                 "(to undo rounds: farflung rewind)"
             )
         if order.to == 0:
             if min(there) >= 0 and max(there) > 0:
                 raise UserError(
-                    f"version {_listed(there)} is here: farflung go-back goes to that; the run is founded anew only "
-                    "when nothing is left of it, or of a fragment"
+                    f"version {self._listed(there)} is here: farflung go-back goes to that; the run restarts from "
+                    "scratch only when nothing is left of it, or of a fragment"
                 )
             return self._done(order, [0] * len(now), self._lost_by_founding(there))
         if min(there) < 0:
             raise UserError(
-                f"nobody here holds any version of {self._what_is_lost(there)}, or has a checkpoint of one: "
-                f"{self._awaited(there)}start a peer that has one (join --checkpoints), or found the run anew: "
-                "farflung go-back --to 0"
+                f"nobody online has any version of {self._what_is_lost(there)}, or a checkpoint of one"
+                f"{self._where_it_may_be(there)}"
             )
         versions = there if order.to is None else self._at_most(order.to)
         if order.to is not None and versions != there:
             raise UserError(
-                f"the newest that is here is version {_listed(there)}: farflung go-back goes to that, and "
+                f"the newest that is here is version {self._listed(there)}: farflung go-back goes to that, and "
                 f"farflung rewind {order.to} undoes more rounds"
             )
         awaited = self._awaited(versions)
         told = (
-            f"nobody here holds version {_listed(now)}. Going back to version {_listed(versions)} voids "
+            f"nobody online has version {self._listed(now)}. Going back to version {self._listed(versions)} discards "
             f"{self._rounds(versions)}; their samples are trained again. {awaited}Whoever comes back with them before "
             "the run has gone as far again wins them back"
         )
@@ -349,6 +348,8 @@ class GoingBackByOrder:
 
     def _what_is_lost(self, there: Sequence[int]) -> str:
         """The run, or the fragments of which nothing is left: what is here of others makes no model without them."""
+        if self._in_stages:
+            return "the run that all stages have in common"
         gone = [str(number) for number, version in enumerate(there) if version < 0]
         if max(there) <= 0 or not gone:
             return "the run"
@@ -356,14 +357,43 @@ class GoingBackByOrder:
 
     def _lost_by_founding(self, there: Sequence[int]) -> str:
         nothing = [0] * len(self._now)
-        lost = f"{self._rounds(nothing)}, {self._core.ledger.tokens:,} tokens, up to version {_listed(self._now)}"
+        lost = f"{self._rounds(nothing)}, {self._core.ledger.tokens:,} tokens, up to version {self._listed(self._now)}"
         what = self._what_is_lost(there)
-        useless = "" if what == "the run" else ", and a model without it is none"
+        useless = "" if self._in_stages or what == "the run" else ", and a model without it is none"
+        away = self._may_bring(there)
+        wait = f"{away} may still have it on disk: wait for them if you can. " if away else ""
         return (
-            f"nobody here holds anything of {what}{useless}. Founding the run anew, from the values that the oldest "
-            f"peer's model has, voids all it has learned: {lost}. {self._awaited(nothing)}Whoever comes back with them "
-            "before the run has gone as far again wins them back; checkpoints of them are not read any more"
+            f"nobody online has any version of {what}{useless}. This restarts training from the oldest peer's initial "
+            f"weights and discards all that was learned: {lost}. {wait}{self._awaited(nothing)}Whoever comes back with "
+            "them before the run has gone as far again wins them back; checkpoints of them are not read any more"
         )
+
+    def _may_bring(self, there: Sequence[int]) -> str:
+        """Who is away, and may have some version of what is not here; empty: nobody."""
+        short = [each for each, version in zip(self._conductors, there, strict=True) if version < 0]
+        away = {peer: None for each in short or self._conductors for peer in self._going_back.may_bring(each)}
+        return self._going_back.named(list(away))
+
+    def _where_it_may_be(self, there: Sequence[int]) -> str:
+        """To restart from scratch is named only where no disk is left that the run knows of."""
+        found = f" ({self._of_each_stage()})" if self._in_stages else ""
+        if away := self._may_bring(there):
+            return (
+                f"{found}. {away} may have one in memory or on disk: wait for them, or start a peer that has a "
+                "checkpoint (join --checkpoints)"
+            )
+        return (
+            f"{found}. Start a peer that has one (join --checkpoints), or restart from scratch: "
+            "farflung go-back --to 0"
+        )
+
+    def _of_each_stage(self) -> str:
+        held = self._going_back.settled_held()
+        told = []
+        for conductor in self._conductors:
+            has = self._going_back.shelves.brought(conductor) | {held[conductor.fragment]} - {-1}
+            told.append(f"stage {conductor.fragment} has {_listed(sorted(has)) if has else 'none'}")
+        return ", ".join(told)
 
     # ---- undoing rounds ------------------------------------------------------------------------------------
 
@@ -371,35 +401,31 @@ class GoingBackByOrder:
         versions, now = self._at_most(order.to), self._now
         if versions == now:
             raise UserError(
-                f"the run is at version {_listed(now)}: there is nothing to undo after {order.to}"
+                f"the run is at version {self._listed(now)}: there is nothing to undo after {order.to}"
             )
         if not self._is_there(versions):
-            raise UserError(
-                f"nobody here is known to hold version {order.to}, or to have a checkpoint of it; {self._offers()}"
-            )
+            raise UserError(f"nobody online has version {order.to}, or a checkpoint of it; {self._offers()}")
         told = (
-            f"Rewinding to version {_listed(versions)} undoes {self._rounds(versions)} for good: every peer drops "
+            f"Rewinding to version {self._listed(versions)} undoes {self._rounds(versions)} for good: every peer drops "
             "them, nobody wins them back, and their samples are trained again"
         )
         return self._done(order, versions, told)
 
     def _is_there(self, versions: Sequence[int]) -> bool:
         """The digest of each is kept, and somebody has it whole."""
-        held, saved = self._going_back.settled_held(), self._going_back.saved_of
+        held, brought = self._going_back.settled_held(), self._going_back.shelves.brought
         return all(
-            version in conductor.book.digests and version in (saved(conductor) | {held[conductor.fragment]})
+            version in conductor.book.digests and version in (brought(conductor) | {held[conductor.fragment]})
             for conductor, version in zip(self._conductors, versions, strict=True)
         )
 
     def _offers(self) -> str:
-        known = {v for v in self._going_back.saved if self._is_there(self._at_most(v)) and v < max(self._now)}
-        held = _listed(self._going_back.settled_held())
-        saved = (
-            f"checkpoints of {_listed(sorted(known))} are here"
-            if known
-            else "no checkpoint is known to be here"
-        )
-        return f"{saved}, and version {held} is held"
+        brought, now = self._going_back.shelves.brought, max(self._now)
+        versions = {v for conductor in self._conductors for v in brought(conductor) if v < now}
+        known = sorted(version for version in versions if self._is_there(self._at_most(version)))
+        if not known:
+            return "no older version is online, or in a checkpoint of a peer that is"
+        return f"rewind can go to {_listed(known)}"
 
     # ---- what both need ------------------------------------------------------------------------------------
 
@@ -409,10 +435,14 @@ class GoingBackByOrder:
             return Reply(text=told, found=found)
         why = f" ({order.reason})" if order.reason else ""
         final = isinstance(order, Rewind)
-        what = f"the host undid the rounds after version {_listed(versions)}" if final else "the host said so"
+        what = (
+            f"the host undid the rounds after version {self._listed(versions)}"
+            if final
+            else "the host said so"
+        )
         self._going_back.go_back(versions, f"{what}{why}; what was learned after it is void", final)
         return Reply(
-            text=f"the run is at version {_listed(versions)}, era {self._core.ledger.era}", found=found
+            text=f"the run is at version {self._listed(versions)}, era {self._core.ledger.era}", found=found
         )
 
     @property
@@ -420,22 +450,29 @@ class GoingBackByOrder:
         return [conductor.book.version for conductor in self._conductors]
 
     @property
+    def _in_stages(self) -> bool:
+        return self._core.manifest.pipeline.stages > 1
+
+    def _listed(self, versions: Sequence[int]) -> str:
+        """Stages of a model have one version; fragments have one each."""
+        return _listed(versions[:1] if self._in_stages else versions)
+
+    @property
     def _there(self) -> list[int]:
         """Of each fragment the newest settled version that somebody here holds, or else has a checkpoint of; -1 if
         there is none."""
-        held, saved = self._going_back.settled_held(), self._going_back.saved_of
-        if self._core.manifest.pipeline.stages > 1:
+        held, brought = self._going_back.settled_held(), self._going_back.shelves.brought
+        if self._in_stages:
             return self._going_back.together(held)
-        return [
-            max([held[conductor.fragment], *(v for v in saved(conductor) if v in conductor.book.digests)])
-            for conductor in self._conductors
-        ]
+        return [max([held[conductor.fragment], *brought(conductor)]) for conductor in self._conductors]
 
     def _at_most(self, version: int) -> list[int]:
         return [min(version, now) for now in self._now]
 
     def _rounds(self, versions: Sequence[int]) -> str:
-        count = sum(now - version for now, version in zip(self._now, versions, strict=True))
+        lost = [now - version for now, version in zip(self._now, versions, strict=True)]
+        # One round moves all stages of a model; fragments have rounds of their own.
+        count = max(lost) if self._in_stages else sum(lost)
         return "1 round" if count == 1 else f"{count} rounds"
 
     def _awaited(self, versions: Sequence[int]) -> str:

@@ -438,7 +438,7 @@ class Agent:
         | do.ServeManifest
         | do.ServeLogged
         | do.KeepBefore
-        | do.DropBefore
+        | do.Undo
         | do.ProveHolding
         | do.FetchShown
         | do.BesideRounds,
@@ -462,15 +462,17 @@ class Agent:
                 self._encode(hands, effect)
             case do.Resolve(slot=slot, used=used, fragment=fragment):
                 submit(lambda: state.resolve(hands.shared.slots[slot], used, fragment), nothing)
-            case do.KeepBefore() | do.DropBefore() | do.ProveHolding() | do.FetchShown():
+            case do.KeepBefore() | do.ProveHolding() | do.FetchShown():
                 self._prove(state, effect)
             case do.ServeState() | do.ServeManifest():
                 hands.answering.serve(effect, state)
-            case do.ServeLogged() if hands.results is not None:
-                hands.results.serve(effect, machine.era)
-            case (
-                do.SaveFragment() | do.DropSave() | do.Restore() | do.Recall() | do.BeginFrom() | do.Follow()
-            ):
+            case do.ServeLogged():
+                if hands.results is not None:
+                    hands.results.serve(effect, machine.era)
+            case do.Undo():
+                tell = lambda undone: self._carry_out(machine.on_undone(undone, time.monotonic()))  # noqa: E731
+                hands.undo(effect, machine.era, self._arithmetic, tell)
+            case _:
                 self._use_beside(hands, effect)
 
     def _use_beside(self, hands: Hands, effect: do.BesideRounds) -> None:
@@ -520,16 +522,12 @@ class Agent:
         job = partial(events.sealing, seal.version, fragment, era, lambda: state.seal(fragment))
         arithmetic.submit(hands.arriving.after_seal(seal, job), partial(self._sealed, seal))
 
-    def _prove(
-        self, state: OuterState, effect: do.KeepBefore | do.DropBefore | do.ProveHolding | do.FetchShown
-    ) -> None:
+    def _prove(self, state: OuterState, effect: do.KeepBefore | do.ProveHolding | do.FetchShown) -> None:
         """What others may want to see: read and calculated in its turn, between the changes of the state."""
         machine, submit = self._machine, self._arithmetic.submit
         match effect:
             case do.KeepBefore(fragment=fragment, version=version):
                 submit(lambda: state.keep_before(fragment, version), nothing)
-            case do.DropBefore(fragment=fragment):
-                submit(lambda: state.before.drop(fragment), nothing)
             case do.ProveHolding(fragment=fragment, nonce=nonce):
                 submit(
                     lambda: state.prove_holding(fragment, nonce), lambda value: self._proven(effect, value)

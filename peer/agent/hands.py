@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from farflung.checkpoints.archive import Archive
@@ -26,6 +27,7 @@ from farflung.peer.local.words import Attach, ToTrainer
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.borders import crossing_bytes_most
 from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.machine.undoing import Undone
 from farflung.peer.pool import Pool
 from farflung.peer.settings import OwnConfig
 from farflung.peer.state.archiving import Archiving
@@ -131,6 +133,17 @@ class Hands:
         self.arriving.close()
         if self.crossings is not None:
             self.crossings.close()
+
+    def undo(self, undo: do.Undo, era: int, arithmetic: Pool, then: Callable[[Undone], None]) -> None:
+        """Each chunk by itself, as a checkpoint that is being written may still need what is there now."""
+        number, state, whole = undo.fragment, self.state, list[bool]()
+
+        def job(chunk: int) -> None:
+            whole.append(state.undo(number, chunk, undo.version))
+
+        for chunk in self.attached.fragments[number].chunks:
+            arithmetic.beside(chunk, partial(self.change, chunk, partial(job, chunk)))
+        arithmetic.submit(lambda: Undone(number, undo.version, era, all(whole)), then)
 
     def change(self, chunk: int, job: Callable[[], object]) -> None:
         """In the arithmetic, of several chunks at once: do what changes this one, once it was copied where a checkpoint

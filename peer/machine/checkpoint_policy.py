@@ -14,7 +14,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from farflung.checkpoints.catch_up import NO_VERSION
-from farflung.peer.machine.effects import Digests, DropSave, Effect, Note, Recall, Restore, SaveFragment
+from farflung.peer.machine.effects import (
+    Digests,
+    DropSave,
+    Effect,
+    ListShelf,
+    Note,
+    Recall,
+    Restore,
+    SaveFragment,
+)
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lane_states import Empty, Rolling
 from farflung.protocol.manifest import Manifest
@@ -40,6 +49,7 @@ class Saving:
         self._tried = NO_VERSION
         self._busy = False
         self._taken: set[int] = set()  # fragments of the version that is being saved
+        self._list_due = enabled
 
     def follow(self, manifest: Manifest) -> None:
         """The run may end elsewhere than it was to."""
@@ -52,6 +62,12 @@ class Saving:
         version, mine = min(tick.version for tick in ticks), min(lane.version for lane in lanes)
         if self.saved > version or version > mine:
             self.saved = NO_VERSION
+
+    def due_list(self) -> list[Effect]:
+        """At start, since what a former process saved, or others who share the place, is as good as what I save; and
+        after each save."""
+        due, self._list_due = self._list_due, False
+        return [ListShelf()] if due else []
 
     def is_due(self, version: int) -> bool:
         if not self._enabled or not self._every or version <= 0:
@@ -95,8 +111,8 @@ class Saving:
         self._busy = False
         if problem:
             return [Note(problem)]
-        self.saved = version
-        return [Note(f"checkpoint of version {version} saved")]
+        self.saved, self._list_due = version, True
+        return [Note(f"checkpoint of version {version} saved"), *self.due_list()]
 
 
 class Restoring:
@@ -108,6 +124,8 @@ class Restoring:
         self._begun: set[int] = set()  # fragments that were read although donors are there: once each
         self._lacking: frozenset[int] = frozenset()  # fragments whose state is being written
         self._again_at = 0.0
+        self._tried: dict[int, Digests] = {}
+        self.unread: dict[int, Digests] = {}  # of the last time: what was wanted, and is not to be had
         # Fragment -> how much of it is here, where it is not whole, and since when.
         self._has: dict[int, tuple[int, float]] = {}
 
@@ -157,6 +175,7 @@ class Restoring:
             if lane.fragment.number in lacking:
                 lane.fill()
         told = [] if starved else [Note(AT_RELAY)]
+        self._tried = lacking
         return [*told, Restore(lacking)]
 
     def _patience_s(self, word: FragmentTick, empty: Collection[int]) -> float:
@@ -174,6 +193,11 @@ class Restoring:
     def on_end(self, version: int, now: float) -> frozenset[int]:
         """The fragments that were to be read."""
         read, self._lacking = self._lacking, frozenset()
+        # What is newer than what was read was tried before it.
+        self.unread = {
+            number: tuple(known for known in tried if known[0] > version)
+            for number, tried in self._tried.items()
+        }
         self._again_at = now if version != NO_VERSION else now + READ_AGAIN_S
         return read
 

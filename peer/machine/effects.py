@@ -186,15 +186,19 @@ class ServeLogged:
 
 @dataclass(frozen=True, slots=True)
 class KeepBefore:
-    """Chunks of this fragment are about to change: keep what they are at `version`, until `DropBefore`."""
+    """Chunks of this fragment are about to change: keep what they are at `version`, until the next `KeepBefore`."""
 
     fragment: int
     version: int
 
 
 @dataclass(frozen=True, slots=True)
-class DropBefore:
+class Undo:
+    """Make of each chunk of this fragment what it was at `version`, which was kept last: the run goes back to it.  The
+    answer is `Undone`."""
+
     fragment: int
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +257,11 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True)
+class ListShelf:
+    """Which versions of the run lie whole where checkpoints are?  The answer is `Found`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Recall:
     """Put back into the state what had arrived of it, in this era, when I was killed."""
 
@@ -295,7 +304,7 @@ class Exit:
     reason: str
 
 
-BesideRounds = SaveFragment | DropSave | Restore | Recall | BeginFrom | Follow
+BesideRounds = SaveFragment | DropSave | Restore | ListShelf | Recall | BeginFrom | Follow
 
 Effect = (
     ToDoor
@@ -320,13 +329,14 @@ Effect = (
     | ServeManifest
     | ServeLogged
     | KeepBefore
-    | DropBefore
+    | Undo
     | ProveHolding
     | FetchShown
     | KeepContribution
     | SaveFragment
     | DropSave
     | Restore
+    | ListShelf
     | Recall
     | BeginFrom
     | Follow

@@ -14,6 +14,7 @@ from farflung.peer.machine.effects import Effect, Note, Tell
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.trainer_view import Training, Work
+from farflung.peer.machine.undoing import Undoing
 from farflung.protocol.messages import FragmentTick, Tick
 from farflung.protocol.round_words import Plan
 from farflung.protocol.states import Goal
@@ -57,24 +58,32 @@ class Exchange:
             effects += lane.found()
         return effects
 
-    def on_restored(self, version: int, fragments: Set[int]) -> list[Effect]:
-        """The state of these fragments is that of a checkpoint."""
+    def on_restored(
+        self, version: int, fragments: Set[int], how: str = "read the checkpoint of"
+    ) -> list[Effect]:
+        """The state of these fragments is that of a checkpoint, or of before the last round."""
         part = "" if fragments >= self._part.lanes.keys() else f", fragment {_and(fragments)} alone"
-        effects: list[Effect] = [Note(f"read the checkpoint of version {version}{part}")]
+        effects: list[Effect] = [Note(f"{how} version {version}{part}")]
         for lane, work in self._pairs:
             if lane.fragment.number in fragments:
                 work.forget()
                 effects += lane.filled(version)
         return effects
 
-    def go_back(self, ticks: tuple[FragmentTick, ...], because: str) -> list[Effect]:
+    def go_back(
+        self, ticks: tuple[FragmentTick, ...], because: str, undoing: Undoing, era: int
+    ) -> list[Effect]:
         """The run is at another version again: a peer that holds exactly that keeps it, and its work on samples of its
-        own."""
+        own; one that has made one version more of it goes back by that."""
         # Not to who has just come.
         news = any(lane.version != NO_VERSION for lane in self._part.lanes.values())
+        back: dict[int, int] = {}
         for lane, tick in self._part.words(ticks):
-            lane.go_back(tick.version, dict(tick.digests).get(tick.version))
+            if lane.go_back(tick.version, dict(tick.digests).get(tick.version)):
+                back[lane.fragment.number] = tick.version
             self._training.works[lane.fragment.number].given = None
+        for number in undoing.begin(back, era):
+            self._part.lanes[number].unfilled(touched=False)
         versions = ", ".join(str(tick.version) for tick in ticks)
         told = Note(f"a new era of the run begins at version {versions}: {because}")
         # No lease from before counts any more: their samples are lent again, to anybody.

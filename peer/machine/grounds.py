@@ -1,15 +1,15 @@
 """What a peer can prove of one fragment's state: that it holds it, and how it came to it.  Pure.
 
 Part of a lane.  A peer that rolled on from a version that the run confirmed, with committed results, knows what it
-holds, whatever anybody else says: until the run confirms the next version it keeps what each chunk was before (the
-shell keeps the bytes), so that it can show that it calculated rightly.  What was fetched from others proves nothing.
-Must not know who disagrees, nor what the coordinator makes of a proof.
+holds, whatever anybody else says: it keeps what each chunk was before (the shell keeps the bytes), so that it can show
+that it calculated rightly, and can go back by this one version where the run has to.  What was fetched from others
+proves nothing.  Must not know who disagrees, nor what the coordinator makes of a proof.
 """
 
 from __future__ import annotations
 
 from farflung.checkpoints.catch_up import NO_VERSION
-from farflung.peer.machine.effects import DropBefore, Effect, KeepBefore, ProveHolding
+from farflung.peer.machine.effects import Effect, KeepBefore, ProveHolding
 from farflung.protocol.messages import TAG_BYTES
 from farflung.protocol.model_schema import Fragment
 
@@ -20,10 +20,11 @@ class Grounds:
     def __init__(self, fragment: Fragment) -> None:
         self._fragment = fragment
         self._base = NO_VERSION  # the confirmed version that all since was calculated from
+        # Version and digest of what the shell keeps, as long as nothing but results came on top of it.
+        self.before: tuple[int, bytes] | None = None
         self._nonces: dict[int, bytes] = {}  # by version
         self._asked: tuple[int, bytes] = NO_VERSION, b""  # (version, nonce) that the shell is at, or was
         self._value = b""  # what came of that
-        self._drop_due = False
 
     @property
     def calculated(self) -> bool:
@@ -32,21 +33,16 @@ class Grounds:
 
     # ---- how it came to it -----------------------------------------------------------------------------------
 
-    def rolls_on(self, version: int, confirmed: bool) -> list[Effect]:
+    def rolls_on(self, version: int, digest: bytes, confirmed: bool) -> list[Effect]:
         """The first chunk is about to leave this version, which all of them share."""
         if not confirmed:
             return []  # what is kept of an older confirmed version still leads here
-        self._base = version
+        self._base, self.before = version, (version, digest)
         return [KeepBefore(self._fragment.number, version)]
 
     def lose(self) -> None:
         """What is held is confirmed now, or came from others, or is held no more: there is nothing to show."""
-        self._drop_due = self._drop_due or self.calculated
         self._base = NO_VERSION
-
-    def take_effects(self) -> list[Effect]:
-        due, self._drop_due = self._drop_due, False
-        return [DropBefore(self._fragment.number)] if due and not self.calculated else []
 
     # ---- that it holds it --------------------------------------------------------------------------------------
 

@@ -25,7 +25,9 @@ from farflung.peer.machine.getting_in import Amending, Offer, PeerConfig
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.reports import Reporter
+from farflung.peer.machine.shelf import Shelf
 from farflung.peer.machine.trainer_view import Training
+from farflung.peer.machine.undoing import Undoing, Undone
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest_sections import NetSection
 from farflung.protocol.messages import Aborted, Committed, OpenRound, Show, Tick, What
@@ -51,6 +53,8 @@ class Joined:
     gathering: Gathering
     founding: Founding
     amending: Amending
+    shelf: Shelf
+    undoing: Undoing
 
     @staticmethod
     def of(
@@ -85,6 +89,8 @@ class Joined:
             Gathering(me, known, part, config.gathers and may_gather(known.manifest)),
             founding,
             Amending(known, config.pinned),
+            Shelf(),
+            Undoing(),
         )
 
     @property
@@ -247,6 +253,15 @@ class Joined:
         logged = self.part.lanes[show.fragment].log.get(show.fragment, show.version, show.chunk)
         return [do.FetchShown(show, logged if show.what is What.RESULT else None)]
 
+    def go_back(self, tick: Tick, reports: Reporter) -> list[do.Effect]:
+        """The run is at another version, made by other commits: what I hold of later ones, and learned from them, is
+        void."""
+        reports.era = tick.era
+        self.saving.begin_era(tick.fragments, self.lanes)
+        self.gathering.go_back()
+        reports.vitals.saved = self.saving.saved
+        return self.exchange.go_back(tick.fragments, tick.era_because, self.undoing, tick.era)
+
     # ---- what the disk has to say ------------------------------------------------------------------------------
 
     def begin_reading(self, tick: Tick, now: float) -> list[do.Effect]:
@@ -258,7 +273,8 @@ class Joined:
             of = self.attached.of_part(each.fragment.number)
             here.append(do.Note(f"version 0{of} is here, digest {each.digest.hex()[:8]}", routine=True))
         # A lane that one of them fills is none that another may fill.
-        effects = [*here, *self.recalling.due_recall(tick, self.lanes), *self.found(tick, now)]
+        effects = [*self.saving.due_list(), *here, *self.undoing.take_due(self.training.loading)]
+        effects += [*self.recalling.due_recall(tick, self.lanes), *self.found(tick, now)]
         return effects + self.restoring.due_restore(tick, self.lanes, self.training.loading, now)
 
     def on_restored(self, version: int, problems: list[str], touched: bool, now: float) -> list[do.Effect]:
@@ -266,11 +282,22 @@ class Joined:
         values of one were written into the state all the same."""
         notes: list[do.Effect] = [do.Note(each) for each in problems]
         read = self.restoring.on_end(version, now)
+        for number, unread in self.restoring.unread.items():
+            self.shelf.strike(number, unread)
         if version != NO_VERSION and read:
             return notes + self.exchange.on_restored(version, read)
         for number in read:
             self.part.lanes[number].unfilled(touched)
         return notes
+
+    def on_undone(self, undone: Undone) -> list[do.Effect]:
+        """The fragment is what it was before the last round; or something of that is not there."""
+        if not self.undoing.on_undone(undone):
+            return []
+        if undone.whole:
+            return self.exchange.on_restored(undone.version, {undone.fragment}, "went back by one round to")
+        self.part.lanes[undone.fragment].unfilled(touched=True)
+        return []
 
     def on_recalled(self, held: Held) -> list[do.Effect]:
         """These pieces of the run's state, which had arrived before a crash, stand in it again."""

@@ -180,6 +180,11 @@ class Lane:
         return self.serves or self.is_the_runs or self._planned_at == self.version
 
     @property
+    def before(self) -> tuple[int, bytes] | None:
+        """A version and its digest that I can go back to: from it results alone made mine, or are making the next."""
+        return self._grounds.before if isinstance(self._stand, Whole | Rolling) else None
+
+    @property
     def proof(self) -> bytes:
         """The coordinator's signature of my digest, where it gave one."""
         return self._stand.proof if isinstance(self._stand, Whole) else b""
@@ -303,7 +308,7 @@ class Lane:
         if self.catch.lowest == NO_VERSION and not self.sealing and not self.filling:
             # Too far behind: fetched anew, chunk by chunk.  Who holds nothing whole says so, and is told commits.
             self._stands(StandEvent.FORGOTTEN, Empty())
-            self._grounds.lose()
+            self._lose_grounds()
         known = self.catch.digests.get(self.version)
         differs = (
             self.version != NO_VERSION and not self.sealing and known is not None and known != self.digest
@@ -418,12 +423,13 @@ class Lane:
         self._end()
         self._lost_track = True
 
-    def go_back(self, version: int, digest: bytes | None) -> None:
-        """The run lost its newest state and is at this version again: what is newer here is void, and work on it."""
+    def go_back(self, version: int, digest: bytes | None) -> bool:
+        """The run lost its newest state and is at this version again: what is newer here is void, and work on it.
+        True: before the last round I held just this version, and it is to be written here now."""
         self._end()
         self._resolved += self.ahead.drop()
+        stand, was = self._stand, self.before
         self._lose_grounds()
-        stand = self._stand
         held = stand.before if isinstance(stand, Filling) else stand
         keep = isinstance(stand, Whole) and (stand.version, stand.digest) == (version, digest)
         self.catch.go_back(version, keep)
@@ -431,10 +437,14 @@ class Lane:
         self._last_commit = LastCommit()
         if keep:
             self._stands(StandEvent.KEPT, Whole(stand.version, stand.digest))
-            return
+            return False
         self._lost_track = self._lost_track or held.version != NO_VERSION
         gone: Stand = VoidSealing() if self.sealing else VoidFilling() if self.filling else Empty()
         self._stands(StandEvent.WENT_BACK, gone)
+        if was != (version, digest):
+            return False
+        self.fill()
+        return True
 
     def on_sealed(self, version: int, digest: bytes) -> Settled | None:
         """The state is whole at `version`; None if it is not the run's."""
@@ -470,6 +480,7 @@ class Lane:
     def _lose_grounds(self) -> None:
         """What I hold from now on is not what I calculated."""
         self._grounds.lose()
+        self._grounds.before = None
         self._grounds.forget_holding()
 
     def on_holding_proven(self, version: int, nonce: bytes, value: bytes) -> None:
@@ -486,14 +497,14 @@ class Lane:
         resolved = self.take_resolved()
         if self.sealing or self.filling:
             return [*resolved]
-        proofs, before = self._grounds.take_effects(), self._stand
+        before, proofs = self._stand, list[Effect]()
         effects: list[DataEffect] = self.catch.roll()
         if effects:
             self._look_whether_torn()
         if isinstance(before, Whole) and not self.whole:
             is_the_runs = self.catch.digests.get(before.version) == before.digest
             counted_on = before.verified or self._planned_at == before.version or is_the_runs
-            proofs += self._grounds.rolls_on(before.version, counted_on)
+            proofs += self._grounds.rolls_on(before.version, before.digest, counted_on)
         shows = self._grounds.prove(self.version) if self.whole else []
         for effect in effects:
             if isinstance(effect, Roll):

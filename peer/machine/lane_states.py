@@ -124,6 +124,23 @@ class Contribution:
     disowned: bool = False
 
 
+@dataclass(frozen=True)
+class LastCommit:
+    """The newest commit: its late results still help."""
+
+    round_no: int = 0
+    version: int = 0
+    late: LateResults | None = None  # if I was in its round
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What the seal of a version says of my work."""
+
+    consumed: Contribution | None  # a commit on the way used it
+    lost_track: bool  # a commit was missed: nobody here knows whether it used my work
+
+
 @dataclass(frozen=True, slots=True)
 class Idle:
     """In no round, and nothing is open of an earlier one."""
@@ -158,23 +175,6 @@ class Merged:
 
 Role = Idle | Owning | Contributing | Unsure | Merged
 RoleKind = type[Idle] | type[Owning] | type[Contributing] | type[Unsure] | type[Merged]
-
-
-@dataclass(frozen=True)
-class LastCommit:
-    """The newest commit: its late results still help."""
-
-    round_no: int = 0
-    version: int = 0
-    late: LateResults | None = None  # if I was in its round
-
-
-@dataclass(frozen=True)
-class Settled:
-    """What the seal of a version says of my work."""
-
-    consumed: Contribution | None  # a commit on the way used it
-    lost_track: bool  # a commit was missed: nobody here knows whether it used my work
 
 
 class RoleEvent(StrEnum):

@@ -15,7 +15,7 @@ Pure: no clock, no sockets, no tensors.  Effects must be carried out in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from farflung.checkpoints.catch_up import NO_VERSION
@@ -47,6 +47,7 @@ from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.reports import BeatTimes, Reporter
 from farflung.peer.machine.seeking import Seeking
 from farflung.peer.machine.trainer_view import Training
+from farflung.peer.machine.undoing import Undone
 from farflung.protocol.causes import LeaveCause
 from farflung.protocol.frames import Frame, Payload, Spoiled
 from farflung.protocol.manifest import Manifest
@@ -69,6 +70,7 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.moments import Attached, Known
+from farflung.protocol.round_words import Shelved
 from farflung.protocol.signing import AskKept
 from farflung.protocol.states import Goal
 from farflung.protocol.verdicts import Counters, Verdict
@@ -244,7 +246,7 @@ class PeerMachine:
             effects += self.seeking.on_roster(tick, self._now)
             self.reports.roster_no = self.seeking.roster_no
         if tick.era > self.reports.era:
-            effects += self._go_back(tick, joined)
+            effects += [*joined.go_back(tick, self.reports), *self._beat()]
         # A list, so that every lane hears its word.
         if tick.serve in set(joined.offer.fits) - set(part.lanes) and not self.leaving.asked:
             return [*effects, *self._change_stage(tick.serve, joined)]
@@ -262,15 +264,6 @@ class PeerMachine:
         for lane, word in part.words(tick.fragments):
             effects += self.reports.repeat(word, lane.round)
         return effects
-
-    def _go_back(self, tick: Tick, joined: Joined) -> list[do.Effect]:
-        """The run is at another version, made by other commits: what I hold of later ones, and learned from them, is
-        void."""
-        self.reports.era = tick.era
-        joined.saving.begin_era(tick.fragments, joined.lanes)
-        joined.gathering.go_back()
-        self.reports.vitals.saved = joined.saving.saved
-        return [*joined.exchange.go_back(tick.fragments, tick.era_because), *self._beat()]
 
     def _change_stage(self, to: int, joined: Joined) -> list[do.Effect]:
         """The coordinator needs me in another stage: what I hold of mine goes, and I come in as a newcomer does."""
@@ -393,6 +386,16 @@ class PeerMachine:
             return []
         return joined.on_restored(version, problems, touched, now) + self._move_on()
 
+    def on_undone(self, undone: Undone, now: float) -> list[do.Effect]:
+        self._now, joined = now, self.joined
+        return joined.on_undone(undone) + self._move_on() if joined is not None else []
+
+    def on_shelf(self, place: str, found: Iterable[Shelved]) -> list[do.Effect]:
+        """All that lies there whole of the run, of every version and stage."""
+        if self.joined is not None:
+            self.joined.shelf.put(place, found)
+        return self._tell_news()
+
     def on_saved(self, version: int, problem: str) -> list[do.Effect]:
         """`problem`: why the checkpoint was not written, else empty.  Nothing, if that one had been given up."""
         if self.joined is None:
@@ -441,7 +444,8 @@ class PeerMachine:
             case Counted() | Unusable():
                 effects = self._on_micro(message)
             case Made():
-                effects = self._on_made(message, payload)
+                made = self.joined.on_made(message, payload, now) if self.joined is not None else None
+                effects = [*made[0], *(self._beat() if made[1] else [])] if made is not None else []
             case Need():
                 effects = [*self.training.on_need(message), *self._beat()]
             case Bye(reason=reason):
@@ -458,11 +462,6 @@ class PeerMachine:
         if self.training.loading or not batch.on_unusable(word, self._now):
             return []
         return [do.Note(f"microbatch {word.micro} gives no gradient: {word.problem}"), *self._beat()]
-
-    def _on_made(self, word: Made, payload: Payload) -> list[do.Effect]:
-        made = self.joined.on_made(word, payload, self._now) if self.joined is not None else None
-        effects, is_news = made if made is not None else ([], False)
-        return effects + (self._beat() if is_news else [])
 
     def place_of(self, word: Made) -> int | None:
         """In which place of the belt lies what the trainer made; None: it was made for sums that are gone."""
@@ -596,5 +595,6 @@ class PeerMachine:
         self._beats.said(self._now)
         if self.training.batch is not None:
             self.training.batch.on_told(self._now)
+        self.reports.vitals.shelf = self.joined.shelf.told(self.joined.lanes)
         known = self.joined.amending.count, self.seeking.kept.number
         return [self.reports.beat(self.joined.part, self.training, *known)]

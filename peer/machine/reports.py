@@ -39,7 +39,15 @@ from farflung.protocol.messages import (
     What,
 )
 from farflung.protocol.moments import Known
-from farflung.protocol.round_words import THE_RESULT, ChunkVerdict, Commit, GroupSums, Plan, RelayOffer
+from farflung.protocol.round_words import (
+    THE_RESULT,
+    ChunkVerdict,
+    Commit,
+    GroupSums,
+    Plan,
+    RelayOffer,
+    ShelvedList,
+)
 from farflung.protocol.signed_words import (
     Results,
     SumsOfGroups,
@@ -73,6 +81,7 @@ class Vitals:
     rough: bool = True  # these two
     stuck: bool = False  # the trainer takes no steps though it could
     saved: int = -1  # newest version of which a checkpoint was written
+    shelf: ShelvedList = ()  # what it can bring without anybody's help
     punched: tuple[str, ...] = ()  # whom it met past both routers
     unmet: tuple[str, ...] = ()  # whom it can't meet at the relay that it was told
     relay: RelayOffer | None = None  # that it offers
@@ -110,7 +119,7 @@ class Reporter:
     def of_newcomer(before: Reporter) -> Reporter:
         """Of the same peer, which holds nothing of the run any more: only what is told of its line stays."""
         reports = Reporter(before._sign)
-        reports.vitals = replace(before.vitals, saved=-1, stuck=False)
+        reports.vitals = replace(before.vitals, saved=-1, shelf=(), stuck=False)
         return reports
 
     def begin_session(self, session: bytes, known: Known) -> None:
@@ -314,6 +323,7 @@ class Reporter:
                 samples=training.samples,
                 era=self.era,
                 saved=vitals.saved,
+                shelf=vitals.shelf,
                 leaving=self.leaving,
                 data=training.data,
                 batch=training.batch.beat(training.attached) if training.batch is not None else None,

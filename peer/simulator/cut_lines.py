@@ -99,8 +99,9 @@ class Host:
             return None
         self._since = now
         held = machine.going_back.settled_held()
-        # Of one fragment nothing is left, nor a checkpoint of them all: only founding anew makes a model of it.
-        gone = max(held) <= 0 or (min(held) < 0 and not machine.going_back.saved)
+        brought = machine.going_back.shelves.brought
+        there = [max([held[at], *brought(each)]) for at, each in enumerate(machine.conductors)]
+        gone = max(there) <= 0 or min(there) < 0  # only founding anew makes a model of what is left of others
         if ledger.model is not None and ledger.model.stages:  # all of them go to one version
             gone = max(machine.going_back.together(held)) <= 0
         return GoBack(to=0, sure=True) if gone else GoBack(sure=True)

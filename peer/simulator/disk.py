@@ -17,6 +17,7 @@ from farflung.peer.machine.effects import Digests, Restore, SaveFragment
 from farflung.peer.simulator.surroundings import Host
 from farflung.protocol.frames import Payload
 from farflung.protocol.model_schema import Fragment
+from farflung.protocol.round_words import Shelved
 
 KEPT = 2
 Part = tuple[bytes, list[bytes]]  # digest, chunks
@@ -110,6 +111,17 @@ class VirtualCheckpoints:
         if peer.alive:
             problem = self._disk.write(whole)
             peer.carry_out(peer.machine.on_saved(whole.version, problem))
+
+    def list_shelf(self) -> None:
+        peer = self._peer
+        if peer.alive and not self._disk.fails():
+            found = [
+                Shelved.of(
+                    kept.version, min(kept.parts), [digest for _, (digest, _) in sorted(kept.parts.items())]
+                )
+                for kept in self._disk.kept
+            ]
+            peer.carry_out(peer.machine.on_shelf("checkpoints", found))
 
     def restore(self, effect: Restore) -> None:
         peer = self._peer

@@ -31,6 +31,7 @@ from farflung.peer.local.words import Attach, FromTrainer, Made, Shared, ToTrain
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.getting_in import Me, PeerConfig
 from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.machine.undoing import Undone
 from farflung.peer.simulator.disk import OwnDisk, VirtualCheckpoints, VirtualDisk
 from farflung.peer.simulator.surroundings import KeptWork, Surroundings, Trainer
 from farflung.peer.state.outer_state import OuterState
@@ -218,7 +219,7 @@ class VirtualPeer:
                 | do.ServeManifest()
                 | do.ServeLogged()
                 | do.KeepBefore()
-                | do.DropBefore()
+                | do.Undo()
                 | do.ProveHolding()
                 | do.FetchShown()
                 | do.Recall()
@@ -236,7 +237,7 @@ class VirtualPeer:
                 self._attach(model)
             case do.KeepContribution():
                 self.world.observe("kept", (self, effect))
-            case do.SaveFragment() | do.DropSave() | do.Restore():
+            case do.SaveFragment() | do.DropSave() | do.Restore() | do.ListShelf():
                 self._checkpoint(effect)
             case do.LookAt() | do.LookElsewhere() | do.Remember():
                 pass  # its coordinator stays where it is
@@ -307,7 +308,7 @@ class VirtualPeer:
         self._busy_until = max(self._busy_until, self.world.now()) + self.world.delay("compute")
         self.world.after(self._busy_until - self.world.now(), lambda: self.alive and job())
 
-    def _checkpoint(self, effect: do.SaveFragment | do.DropSave | do.Restore) -> None:
+    def _checkpoint(self, effect: do.SaveFragment | do.DropSave | do.Restore | do.ListShelf) -> None:
         checkpoints = self._checkpoints
         match effect:
             case _ if checkpoints is None:
@@ -316,6 +317,8 @@ class VirtualPeer:
                 self.calculate(lambda: checkpoints.save(effect))
             case do.Restore():
                 self.world.after(self.world.delay("store"), lambda: checkpoints.restore(effect))
+            case do.ListShelf():
+                self.world.after(self.world.delay("store"), checkpoints.list_shelf)
             case do.DropSave():
                 pass  # a part of another version begins another checkpoint
 
@@ -354,8 +357,10 @@ class VirtualPeer:
                 self.state.resolve(self.slots[slot], used, fragment)
             case do.KeepBefore(fragment=fragment, version=version):
                 self.state.keep_before(fragment, version)
-            case do.DropBefore(fragment=fragment):
-                self.state.before.drop(fragment)
+            case do.Undo(fragment=fragment, version=version):
+                chunks = self.fragments[fragment].chunks
+                whole = all([self.state.undo(fragment, chunk, version) for chunk in chunks])
+                self.carry_out(self.machine.on_undone(Undone(fragment, version, era, whole), now))
             case do.ProveHolding():
                 value = self.state.prove_holding(effect.fragment, effect.nonce)
                 self.carry_out(self.machine.on_holding_proven(effect, value, now))

@@ -144,7 +144,8 @@ class StageInvariants(BatchInvariants):
         )
         if self._seats_in(move.to):
             self._require("P17", left >= due, f"{move} leaves {left} seats in stage {move.stage}")
-        if self.moves:
+        # To a stage that has nobody somebody goes at once: no batch ends before.
+        if self.moves and self._seats_in(move.to):
             apart_s = move.at_s - self.moves[-1].at_s
             told = f"{move} comes {apart_s} s after {self.moves[-1]}"
             self._require("P17", apart_s >= 3 * self._rules.rebalance_s, told)

@@ -1,10 +1,11 @@
-"""What each chunk of the outer state was before it changed, until the run has confirmed what it became.
+"""What each chunk of the outer state was before it changed, until it changes again.
 
 Owned by the outer state, in the arithmetic.  A peer whose result others contradict can show from what it was
-calculated.  The bytes (8 or 12 for each parameter of the fragment) go to a file without a name: they count as the
-kernel's cache, not as this process' memory.  The file keeps its room until the process ends, because new pages in every
-round cost more than the copy itself, and this stands on the round's way.  A disk that takes no more costs the proof,
-and no round.  Must not know who asks, nor why.
+calculated; and where a run has to go back by one version, each peer that made it has the one before.  The bytes (8 or
+12 for each parameter of the fragment) go to a file without a name: they count as the kernel's cache, not as this
+process' memory.  The file keeps its room until the process ends, because new pages in every round cost more than the
+copy itself, and this stands on the round's way.  A disk that takes no more costs the proof and the way back, and no
+round.  Must not know who asks, nor why.
 """
 
 from __future__ import annotations
@@ -69,12 +70,14 @@ class BeforeImages:
             del self._kept[self._fragment_of[chunk]]
             log.warning("what version %d was is not kept, so it can't be shown: %s", kept.version, error)
 
-    def drop(self, fragment: int) -> None:
-        self._kept.pop(fragment, None)
-
     def hashes_at(self, fragment: int, version: int) -> bytes | None:
         kept = self._kept.get(fragment)
         return kept.hashes if kept is not None and kept.version == version else None
+
+    def has(self, fragment: int, chunk: int) -> bool:
+        """The chunk has changed, and what it was is here."""
+        kept = self._kept.get(fragment)
+        return kept is not None and chunk in kept.chunks
 
     def shown(self, fragment: int, chunk: int) -> bytes | None:
         """The version in 8 bytes, then the chunk's state at it."""
@@ -82,8 +85,9 @@ class BeforeImages:
         if kept is None or chunk not in kept.chunks:
             return None
         try:
-            self._file.seek((chunk - self._first) * self._state_bytes)
-            raw = self._file.read(self._state_bytes)
+            with self._keeping:
+                self._file.seek((chunk - self._first) * self._state_bytes)
+                raw = self._file.read(self._state_bytes)
         except OSError as error:
             log.warning("what version %d was can't be read back: %s", kept.version, error)
             return None

@@ -8,8 +8,9 @@ Must not know when a checkpoint is due, nor which state is the run's.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Protocol
 
 from farflung.checkpoints.catch_up import NO_VERSION
@@ -25,10 +26,14 @@ from farflung.peer.state.outer_state import OuterState
 from farflung.peer.worker import Submit, Worker, nothing
 from farflung.protocol.errors import CheckpointError, FarflungError, StoreError
 from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.round_words import Shelved
 
+CHECKPOINTS = "checkpoints"  # the name of the place, to the machine
 READ_AHEAD = 8  # chunks read from a store and not yet in the state
 LEAVE_S = 5.0  # a checkpoint that is being written when the peer leaves is given up after so long
 FINISH_S = 120.0  # the one at the end of the run is worth more patience
+
+log = logging.getLogger("farflung.agent")
 
 
 class Saver(Protocol):
@@ -39,6 +44,8 @@ class Saver(Protocol):
     def on_restored(
         self, version: int, problems: list[str], touched: bool, now: float
     ) -> list[do.Effect]: ...
+
+    def on_shelf(self, place: str, found: Iterable[Shelved]) -> list[do.Effect]: ...
 
 
 class Checkpointing:
@@ -76,7 +83,7 @@ class Checkpointing:
 
     def carry_out(
         self,
-        effect: do.SaveFragment | do.DropSave | do.Restore,
+        effect: do.SaveFragment | do.DropSave | do.Restore | do.ListShelf,
         facts: RunFacts,
         state: OuterState,
         now: Callable[[], float],
@@ -88,6 +95,8 @@ class Checkpointing:
                 self._drop()
             case do.Restore():
                 self._worker.submit(lambda: self._restore(effect, facts, state, now))
+            case do.ListShelf():
+                self._worker.submit(lambda: self._list(facts))
 
     def _save(self, effect: do.SaveFragment, facts: RunFacts, state: OuterState) -> None:
         chunks = facts.fragments[effect.fragment].chunks
@@ -153,6 +162,20 @@ class Checkpointing:
         if effects:
             self._drop()
         return effects
+
+    def _list(self, facts: RunFacts) -> None:
+        """What lies there whole, as far as manifests and the sizes of files say: whoever reads it checks more."""
+        try:
+            complete = self._store.list_saved(facts.run_id.hex()).complete
+        except StoreError as error:
+            log.warning("what checkpoints are at %s is not known: %s", self._store.url, error)
+            return
+        found = [
+            Shelved.of(saved.manifest.version, saved.manifest.first_fragment, saved.manifest.digests)
+            for saved in complete
+            if saved.manifest.model == facts.model
+        ]
+        self._worker.later(lambda: self._tell(self._machine.on_shelf(CHECKPOINTS, found)))
 
     def _restore(
         self,

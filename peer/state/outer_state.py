@@ -28,10 +28,10 @@ from farflung.compression.feedback import AUTO, feedback_for
 from farflung.compression.tiles import scratch
 from farflung.optim.outer import OuterStep, PlainMean, advance
 from farflung.peer.machine.effects import Encode
-from farflung.peer.state.before_images import BeforeImages
+from farflung.peer.state.before_images import VERSION_BYTES, BeforeImages
 from farflung.peer.state.encoding import Encoded, Encoding, Source
 from farflung.peer.state.sent_file import SentFile
-from farflung.protocol.digests import drawn_chunk, hash_bytes, keyed_hash, root_of
+from farflung.protocol.digests import drawn_chunk, hash_at, hash_bytes, keyed_hash, root_of
 from farflung.protocol.manifest_sections import RoundSection
 from farflung.protocol.messages import Show, What
 from farflung.protocol.model_schema import Fragment, ModelSchema
@@ -192,6 +192,20 @@ class OuterState:
     def keep_before(self, fragment: int, version: int) -> None:
         """Chunks of the fragment are about to leave this version."""
         self.before.begin(fragment, version, self.manifest_bytes(fragment))
+
+    def undo(self, fragment: int, chunk: int, version: int) -> bool:
+        """Make of the chunk what it was at this version, which was kept last; False if that can't be done."""
+        hashes = self.before.hashes_at(fragment, version)
+        if hashes is None:
+            return False
+        if self.before.has(fragment, chunk):  # else it has not left that version yet
+            kept = self.before.shown(fragment, chunk)
+            if kept is None:
+                return False
+            self.install(Install(chunk, version, kept[VERSION_BYTES:]))
+        at = chunk - self._fragments[fragment].chunks.start
+        made = self._hashes[chunk] if chunk in self._hashed else self._made_hash(chunk)
+        return made == hash_at(hashes, at)
 
     def prove_holding(self, fragment: int, nonce: bytes) -> bytes:
         """Calculated from the bytes of the chunk that the nonce names: nothing else of the state gives it away."""

@@ -22,7 +22,7 @@ from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema, StageSpec, TensorSpec
 from farflung.protocol.orders import Order
-from farflung.protocol.round_words import Decision, Plan
+from farflung.protocol.round_words import Decision, Plan, Shelved
 from farflung.protocol.signed_words import Results, hello_part, inputs_of, results_part, sent_part
 from rig.guests import Guest
 from rig.showing import showing
@@ -46,6 +46,11 @@ def model_of(stages: int) -> ModelSchema:
     return ModelSchema(tensors, 4, count, count, bytes(32), specs)
 
 
+def digest_at(stage: int, version: int) -> bytes:
+    """Of its state, for all who tell the truth."""
+    return hash_bytes(str(version).encode(), bytes([stage]))
+
+
 def hashes_of(peer: str) -> list[bytes]:
     return [hash_bytes(peer.encode(), bytes([chunk])) for chunk in range(CHUNKS)]
 
@@ -66,7 +71,7 @@ class Staged:
     counted: set[int] = field(default_factory=set)
     frozen: bool = False
     trainer: int = 0
-    saved: int = -1
+    shelf: tuple[int, ...] = ()  # versions of its stage that it says it can bring
     era: int = 0
     changes: dict[str, object] = field(default_factory=dict)  # of its next batch words
     tick: m.Tick | None = None
@@ -153,8 +158,9 @@ class StageHall:
         return m.Beat(
             session=peer.guest.session, seq=peer.guest.seq + 1, roster_no=0, phase="inner", step=0, tokens=0,
             loss=None, tx_bytes=0, rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0, have=(), want=0,
-            samples=100 if peer.stage == 0 else 0, rough=False, era=peer.era, saved=peer.saved,
+            samples=100 if peer.stage == 0 else 0, rough=False, era=peer.era, saved=-1,
             unsure=False, leaving=False, data=b"",
+            shelf=tuple(Shelved.of(version, peer.stage, [digest_at(peer.stage, version)]) for version in peer.shelf),
             fragments=(showing(self.machine.core.ledger, said),), batch=replace(batch, **peer.changes),
         )  # fmt: skip
 
@@ -311,7 +317,7 @@ class StageHall:
         for peer in self.peers.values():
             if peer.batch_version > peer.version:
                 peer.version = peer.batch_version
-                peer.digest = hash_bytes(str(peer.version).encode(), bytes([peer.stage]))
+                peer.digest = digest_at(peer.stage, peer.version)
                 peer.counted, peer.frozen = set(), False
         self.settle()
 

@@ -154,7 +154,7 @@ def test_where_the_rules_say_so_it_never_goes_back() -> None:
     run.holds("ann", 4)
     assert not run.goes_back_within(1000.0)
     conductor = run.conductors[0]
-    told = "go_back_after_s = 0: waiting for one that does; the host can go back: farflung go-back"
+    told = "go_back_after_s = 0: waiting for a peer that has it; the host can go back: farflung go-back"
     assert run.going_back.reason(conductor).endswith(told)
 
 
@@ -235,7 +235,7 @@ def test_each_fragment_goes_back_to_what_is_held_of_it_and_one_that_is_held_stay
     assert run.records()[-1:] == [
         RolledBack(
             versions=(6, 4, 3),
-            reason="no living peer held version 6, 5, 6; version 6, 4, 3 was the newest that one did",
+            reason="nobody online had version 6, 5, 6; version 6, 4, 3 was the newest in reach",
         )
     ]
 
@@ -255,7 +255,7 @@ def test_a_fragment_that_nobody_holds_at_all_holds_the_whole_run_up() -> None:
     run = Loser(5, 5)
     run.holds("ann", 4, -1)
     assert not run.goes_back_within(5 * PATIENCE_S), "a checkpoint of it may come back"
-    assert "waiting for one that does, or for one with a checkpoint" in run.going_back.reason(
+    assert "waiting for a peer with a checkpoint (join --checkpoints)" in run.going_back.reason(
         run.conductors[0]
     )
 
@@ -266,7 +266,7 @@ def test_P4_a_run_that_has_learned_is_never_founded_anew_by_itself(every_rounds:
     run = Loser(5, every_rounds=every_rounds)
     run.holds("ann", -1)
     assert not run.goes_back_within(5 * PATIENCE_S)
-    assert run.going_back.reason(run.conductors[0]).endswith("found the run anew: farflung go-back --to 0")
+    assert run.going_back.reason(run.conductors[0]).endswith("restart from scratch: farflung go-back --to 0")
 
 
 # ---- P20: only when those who may hold more are accounted for -------------------------------------------------
@@ -389,8 +389,8 @@ def test_the_host_is_told_once_whom_the_run_waits_for_and_what_it_can_do() -> No
     run.holds("zoe", 4)
     assert not run.goes_back_within(5 * PATIENCE_S)
     assert run.notes() == [
-        "no living peer holds version 5, the newest held is 4: waiting for dan, ann, bob and 2 other peers, which may "
-        "hold it and did not say good-bye; the host can go back without: farflung go-back"
+        "nobody online has version 5, the newest held is 4: waiting for dan, ann, bob and 2 other peers, which may "
+        "have it and did not say good-bye; the host can go back without: farflung go-back"
     ]
 
 
@@ -474,8 +474,8 @@ def test_who_has_to_wait_is_told_for_what() -> None:
 
     run.holds("ann", 4)
     run.going_back.check_what_is_held()
-    lost = "no living peer holds version 5: "
-    assert reason() == f"{lost}the run goes back to version 4 unless one comes within 100 s that does"
+    lost = "nobody online has version 5: "
+    assert reason() == f"{lost}the run goes back to version 4 unless a peer brings it within 100 s"
     run.holds("bob", 5)
     run.going_back.check_what_is_held()
     assert reason() == "waiting for the peers that hold version 5 to show it"

@@ -16,6 +16,7 @@ from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import CheckpointSection, RoundSection, RunSection
 from farflung.protocol.orders import GoBack, Reply, Rewind
+from farflung.protocol.round_words import Shelved
 from rig.made_run import MadeRun, digest_of, holding, peer_of
 
 
@@ -45,9 +46,12 @@ class Hosted(MadeRun):
 
     def holds(self, name: str, *versions: int, saved: tuple[int, ...] = ()) -> None:
         member = self.core.members.members.get(peer_of(name)) or self.enters(name)
-        for each in saved or (-1,):
-            beat = self.says(member, fragments=holding(*versions), saved=each, era=self.core.ledger.era)
-            self.going_back.hear_of_checkpoints(member, beat)
+        shelf = tuple(
+            Shelved.of(version, 0, [digest_of(version, each) for each in range(len(self.conductors))])
+            for version in saved
+        )
+        beat = self.says(member, fragments=holding(*versions), shelf=shelf, era=self.core.ledger.era)
+        self.going_back.shelves.hear(member, beat)
         self.effects()
 
     def says_so(self, order: GoBack | Rewind) -> Reply:
@@ -72,7 +76,7 @@ def test_the_host_goes_back_to_the_newest_that_is_here_without_those_who_are_awa
     told = run.says_so(GoBack())
     assert run.records() == [] and run.versions == [8], "first it is told what is lost"
     assert told.text == (
-        "nobody here holds version 8. Going back to version 5 voids 3 rounds; their samples are trained again. "
+        "nobody online has version 8. Going back to version 5 discards 3 rounds; their samples are trained again. "
         "ann and bob may hold them and did not say good-bye. Whoever comes back with them before the run has gone as "
         "far again wins them back"
     )
@@ -116,13 +120,16 @@ def test_a_version_can_be_named_that_is_what_is_here_and_no_other() -> None:
 def test_a_run_is_founded_anew_only_by_the_hosts_word_and_only_when_nothing_is_left() -> None:
     run = Hosted()
     run.refuses(
-        GoBack(), "nobody here holds any version .*ann and bob may hold them.* farflung go-back --to 0"
+        GoBack(),
+        "nobody online has any version of the run, .*ann and bob may have one in memory or on disk: wait",
     )
     run.holds("zoe", 5)
     run.refuses(GoBack(to=0), "version 5 is here: farflung go-back goes to that")
     run.holds("zoe", -1)
     told = run.says_so(GoBack(to=0)).text
-    assert "voids all it has learned: 8 rounds, 80 tokens, up to version 8. ann and bob may hold them" in told
+    assert (
+        "discards all that was learned: 8 rounds, 80 tokens, up to version 8. ann and bob may still" in told
+    )
     assert run.says_so(GoBack(to=0, sure=True)).ok
     assert run.versions == [0] and not run.core.ledger.learned
 
@@ -130,10 +137,10 @@ def test_a_run_is_founded_anew_only_by_the_hosts_word_and_only_when_nothing_is_l
 def test_a_run_is_founded_anew_as_well_when_nothing_is_left_of_one_fragment() -> None:
     run = Hosted(fragments=3)
     run.holds("zoe", 8, -1, 5)
-    run.refuses(GoBack(), "nobody here holds any version of fragment 1.* farflung go-back --to 0")
+    run.refuses(GoBack(), "nobody online has any version of fragment 1.*ann and bob may have one")
     told = run.says_so(GoBack(to=0)).text
-    assert told.startswith("nobody here holds anything of fragment 1, and a model without it is none.")
-    assert "voids all it has learned: 24 rounds" in told
+    assert told.startswith("nobody online has any version of fragment 1, and a model without it is none.")
+    assert "discards all that was learned: 24 rounds" in told
     assert run.says_so(GoBack(to=0, sure=True)).ok
     assert run.versions == [0, 0, 0] and not run.core.ledger.learned
 
@@ -166,14 +173,11 @@ def test_rounds_are_undone_for_good_though_everybody_holds_them() -> None:
 def test_a_version_that_nobody_has_is_refused_with_what_is_there() -> None:
     run = Hosted()
     run.holds("ann", 8, saved=(2, 4, 6))
-    run.refuses(
-        Rewind(to=5), "nobody here is known to hold version 5.*; checkpoints of 4, 6 are here, and version 8"
-    )
-    run.refuses(Rewind(to=2), "known to hold version 2"), "two are kept"
+    run.refuses(Rewind(to=5), "nobody online has version 5, or a checkpoint of it; rewind can go to 2, 4, 6")
     run.refuses(Rewind(to=8), "the run is at version 8: there is nothing to undo after 8")
     bare = Hosted()
     bare.holds("ann", 8)
-    bare.refuses(Rewind(to=6), "no checkpoint is known to be here, and version 8 is held")
+    bare.refuses(Rewind(to=6), "no older version is online, or in a checkpoint of a peer that is")
 
 
 def test_a_checkpoint_of_a_version_whose_digest_is_forgotten_is_not_there() -> None:
@@ -182,9 +186,7 @@ def test_a_checkpoint_of_a_version_whose_digest_is_forgotten_is_not_there() -> N
     newest = run.versions[0]
     run.holds("ann", newest, saved=(2, 6))
     assert 2 not in run.core.ledger.books[0].digests and 6 in run.core.ledger.books[0].digests
-    run.refuses(
-        Rewind(to=2), "known to hold version 2, or to have a checkpoint of it; checkpoints of 6 are here"
-    )
+    run.refuses(Rewind(to=2), "nobody online has version 2, or a checkpoint of it; rewind can go to 6")
     assert run.says_so(Rewind(to=6, sure=True)).ok
 
 
@@ -192,9 +194,10 @@ def test_checkpoints_of_peers_that_are_away_or_of_versions_that_were_undone_do_n
     run = Hosted()
     run.holds("ann", 8, saved=(4, 6))
     run.says_so(Rewind(to=4, sure=True))
-    assert run.going_back.saved == {4}
+    shelves, [conductor] = run.going_back.shelves, run.conductors
+    assert shelves.brought(conductor) == {4}
     run.loses(run.core.members.members[peer_of("ann")])
-    assert run.going_back.saved == set()
+    assert shelves.brought(conductor) == set() and shelves.peers_with(conductor) == {peer_of("ann")}
 
 
 # ---- the command line ------------------------------------------------------------------------------------------
@@ -209,6 +212,6 @@ def test_the_command_tells_what_is_lost_and_asks_before_it_is_done(
     monkeypatch.setattr(operator_commands, "ask", lambda folder, order: run.says_so(order))
     words = ["go-back", str(tmp_path), *([typed] if typed == "--yes" else [])]
     shown = CliRunner().invoke(operator_commands.app, words, input=typed)
-    assert "Going back to version 5 voids 3 rounds" in shown.output
+    assert "Going back to version 5 discards 3 rounds" in shown.output
     assert ("the run is at version 5, era 1" in shown.output) is done
     assert (run.versions == [5]) is done

@@ -323,7 +323,7 @@ def test_who_lacks_a_version_that_nobody_has_waits_and_is_told_for_what() -> Non
     run.says(ann, fragments=holding(2))
     run.going_back.check_what_is_held()
     assert run.goal(ann, 2) == (Goal.WAIT, run.going_back.reason(run.conductors[0]))
-    assert ann.told.startswith("no living peer holds version 3") and ann.state == PeerState.WAITING
+    assert ann.told.startswith("nobody online has version 3") and ann.state == PeerState.WAITING
 
 
 def test_a_member_that_knows_more_than_the_journal_waits_for_the_newer_journal() -> None:

@@ -328,7 +328,7 @@ def test_P4_P20_after_a_restart_a_fresh_or_stale_peer_never_becomes_the_run(
         hall.now += 1.0
         for guest, holds in ((fresh, {}), (stale, {"version": 0, "digest": before[0]})):
             tick = hall.beat(guest, **holds)
-            assert tick.goal == "wait" and tick.fragments[0].donors == () and "no living peer" in tick.reason
+            assert tick.goal == "wait" and tick.fragments[0].donors == () and "nobody online" in tick.reason
         hall.machine.on_timer(hall.now)
     assert hall.machine.core.ledger.version == 2 and hall.machine.core.ledger.books[0].digests == before
 

@@ -77,7 +77,7 @@ def test_at_a_commit_nobody_is_told_that_the_new_version_is_held_by_nobody() -> 
     hall = begun("ann", "bob", "cyd")
     hall.one_batch()
     assert len(hall.commits) == 1 and hall.told
-    assert [reason for reason in hall.told if "no living peer" in reason] == []
+    assert [reason for reason in hall.told if "nobody online" in reason] == []
 
 
 # ---- joining -----------------------------------------------------------------------------------------------

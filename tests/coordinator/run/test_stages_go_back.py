@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from farflung.coordinator.ledger.records import RolledBack, WonBack
-from farflung.protocol.digests import hash_bytes
+from farflung.coordinator.run.going_back import SOON_S
 from farflung.protocol.messages import Welcome
 from farflung.protocol.orders import GoBack, Rewind
-from rig.stage_hall import StageHall
+from rig.stage_hall import StageHall, digest_at
 
-RULES = "[checkpoint]\nevery_rounds = 1\ngo_back_after_s = 30.0"
-PATIENCE_S = 80
+PATIENCE_S, DEAD_AFTER_S = 60.0, 5.0
+RULES = f"[checkpoint]\nevery_rounds = 1\ngo_back_after_s = {PATIENCE_S}"
+SOON = DEAD_AFTER_S + SOON_S + 1.0
+LATE = PATIENCE_S + 3 * DEAD_AFTER_S
 
 
 def with_versions(count: int) -> StageHall:
-    """Two peers of each of two stages; then all of stage 1 say good-bye."""
+    """Two peers of each of two stages."""
     hall = StageHall(2, RULES)
     hall.join("ann", "bob", "cyd", "dan")
     hall.found()
@@ -28,15 +32,20 @@ def with_versions(count: int) -> StageHall:
 
 def loses_stage_1(hall: StageHall) -> None:
     for name in ("bob", "dan"):
-        hall.leaves(name)
+        dies(hall, name)
 
 
-def brings(hall: StageHall, name: str, version: int) -> None:
-    """Of stage 1, out of a checkpoint."""
-    digest = hash_bytes(str(version).encode(), bytes([1]))
-    hall.hello(name, (1,), version, digest)
+def dies(hall: StageHall, name: str) -> None:
+    """Without a good-bye: it may be alive behind a connection that is cut."""
+    guest = hall.peers.pop(name).guest
+    hall.machine.on_closed(guest.peer, guest.session, hall.now)
+
+
+def brings(hall: StageHall, name: str, version: int, *shelf: int) -> None:
+    """Of stage 1: it has read it out of a checkpoint, or says so."""
+    hall.hello(name, (1,), version, digest_at(1, version))
     peer = hall.peers[name]
-    peer.version, peer.digest = version, digest
+    peer.version, peer.digest, peer.shelf = version, digest_at(1, version), shelf
 
 
 def status_of(hall: StageHall) -> dict[str, Any]:
@@ -44,116 +53,250 @@ def status_of(hall: StageHall) -> dict[str, Any]:
     return status
 
 
-def test_the_status_says_what_is_lost_who_may_bring_it_and_what_the_host_can_do() -> None:
-    hall = with_versions(2)
-    hall.peers["ann"].saved = 1
+def went_back_to(hall: StageHall) -> list[tuple[int, ...]]:
+    return [record.versions for record in hall.written(RolledBack) if isinstance(record, RolledBack)]
+
+
+def says_it_can_bring(hall: StageHall, *versions: int) -> None:
+    """Both peers of stage 0."""
+    hall.peers["ann"].shelf = hall.peers["cyd"].shelf = versions
     hall.settle(1)
-    before = status_of(hall)["reason"]
-    gone = [hall.peers.pop(name).guest for name in ("bob", "dan")]
-    for guest in gone:  # without a good-bye
-        hall.machine.on_closed(guest.peer, guest.session, hall.now)
-    assert "no living peer" not in status_of(hall)["reason"], "a moment later they may be here again"
-    hall.settle(20)
-    status = status_of(hall)
-    lost = "no living peer holds version 2 of stage 1: waiting for "
-    assert status["reason"].startswith(lost) and "no living peer" not in before
-    assert all(hall.machine.core.name(guest.peer) in status["reason"] for guest in gone), "who may bring it"
-    assert "or for one with a checkpoint (join --checkpoints)" in status["reason"]
-    assert status["reason"].endswith("the host can found the run anew: farflung go-back --to 0")
-    assert status["stages"][1]["reason"] == status["reason"] != status["stages"][0]["reason"]
-    brings(hall, "eve", 1)
-    hall.settle(20)
-    assert "of stage 1, the newest that all stages have is 1: waiting for " in status_of(hall)["reason"]
 
 
-def test_the_status_says_so_too_where_everybody_is_gone() -> None:
-    hall = with_versions(1)
-    for name in ("ann", "bob", "cyd", "dan"):
-        peer = hall.peers.pop(name)
-        hall.machine.on_closed(peer.guest.peer, peer.guest.session, hall.now)
-    hall.settle(20)
-    told = status_of(hall)["reason"]
-    assert told.startswith("no living peer holds version 1 of stage 0: waiting for ")
-    assert told.endswith("; the same of stage 1")
-    hall.start()
-    assert "no living peer" not in status_of(hall)["reason"], (
-        "they may be on their way to the new coordinator"
-    )
+# ---- by itself -------------------------------------------------------------------------------------------------
 
 
-def test_P13_all_stages_go_back_to_the_newest_version_that_each_of_them_has() -> None:
+@pytest.mark.parametrize("goodbye", [True, False])
+def test_P13_one_version_is_given_up_within_seconds_though_the_dead_one_may_be_alive(goodbye: bool) -> None:
+    """What stage 0 had before its last round is enough: no checkpoint, no host."""
     hall = with_versions(3)
-    hall.peers["ann"].saved = 1
-    hall.settle(1)
-    hall.peers["ann"].saved = 2
-    hall.settle(1)
-    loses_stage_1(hall)
-    brings(hall, "eve", 1)
-    hall.peers["eve"].saved = 3  # so it says; it holds version 1
-    hall.settle(PATIENCE_S)
-    [record] = hall.written(RolledBack)
-    assert isinstance(record, RolledBack) and record.versions == (1, 1)
-    assert [book.version for book in hall.machine.core.ledger.books] == [1, 1]
-    assert hall.machine.core.ledger.batches.cursor == (0, 8)
+    says_it_can_bring(hall, 2)
+    for name in ("bob", "dan"):
+        hall.leaves(name) if goodbye else dies(hall, name)
+    brings(hall, "eve", 2)
+    hall.settle(2)
+    assert not went_back_to(hall), "they may be here again in a moment"
+    hall.settle(int(SOON))
+    assert went_back_to(hall) == [(2, 2)]
+    assert [book.version for book in hall.machine.core.ledger.books] == [2, 2]
+    assert hall.machine.core.ledger.batches.cursor == (0, 16)
     for name, peer in hall.peers.items():
-        peer.version, peer.digest = 1, hash_bytes(b"1", bytes([peer.stage]))
-        peer.batch_version, peer.counted, peer.frozen = 1, set(), False
+        peer.version, peer.digest, peer.era = 2, digest_at(peer.stage, 2), 1
+        peer.batch_version, peer.counted, peer.frozen = 2, set(), False
         assert name in ("ann", "cyd", "eve")
     hall.settle()
     hall.one_batch()
-    assert [book.version for book in hall.machine.core.ledger.books] == [2, 2]
+    assert [book.version for book in hall.machine.core.ledger.books] == [3, 3]
+
+
+def test_P13_several_stages_that_lose_their_holders_at_once_go_back_together() -> None:
+    hall = with_versions(3)
+    for name in ("ann", "bob", "cyd", "dan"):
+        dies(hall, name)
+    brings(hall, "eve", 2)
+    hall.hello("fay", (0,), 2, digest_at(0, 2))
+    hall.peers["fay"].version, hall.peers["fay"].digest = 2, digest_at(0, 2)
+    hall.settle(int(SOON))
+    assert went_back_to(hall) == [(2, 2)]
+
+
+def test_P13_more_than_one_version_is_given_up_after_the_runs_own_patience_and_without_the_host() -> None:
+    hall = with_versions(3)
+    says_it_can_bring(hall, 2, 1)
+    loses_stage_1(hall)
+    brings(hall, "eve", 1)
+    hall.settle(int(PATIENCE_S) - 5)
+    assert not went_back_to(hall), "bob and dan may come back, and it would cost two batches"
+    hall.settle(int(LATE) - int(PATIENCE_S) + 5)
+    assert went_back_to(hall) == [(1, 1)]
+
+
+def test_P13_what_a_second_one_can_bring_a_moment_later_is_waited_for() -> None:
+    hall = with_versions(3)
+    says_it_can_bring(hall, 2, 1)
+    loses_stage_1(hall)
+    brings(hall, "eve", 1)
+    hall.settle(30)
+    brings(hall, "fay", 2)
+    hall.settle(int(SOON))
+    assert went_back_to(hall) == [(2, 2)]
+
+
+def test_P4_whoever_says_that_it_can_bring_the_newest_is_waited_for_and_not_for_ever() -> None:
+    """It may be reading it: some gigabytes.  Or it lies: then the run goes on without."""
+    hall = with_versions(3)
+    says_it_can_bring(hall, 2)
+    loses_stage_1(hall)
+    brings(hall, "eve", 2, 3)
+    hall.settle(int(SOON) + 20)
+    assert not went_back_to(hall)
+    hall.settle(int(LATE))
+    assert went_back_to(hall) == [(2, 2)]
+
+
+def test_P4_after_a_version_that_a_liar_could_not_bring_comes_the_next_one_that_somebody_can() -> None:
+    hall = with_versions(3)
+    says_it_can_bring(hall, 2, 1)
+    loses_stage_1(hall)
+    hall.hello("eve", (1,))
+    hall.peers["eve"].shelf = (2,)  # a lie
+    hall.settle(int(SOON))
+    assert went_back_to(hall) == [(2, 2)]
+    for name in ("ann", "cyd"):
+        peer = hall.peers[name]
+        peer.version, peer.digest, peer.era = 2, digest_at(0, 2), 1
+    hall.peers["eve"].era = 1
+    brings(hall, "fay", 1)
+    hall.peers["fay"].era = 1
+    hall.settle(int(SOON))
+    assert went_back_to(hall) == [(2, 2)], "it would be two batches that the run has had"
+    hall.settle(int(LATE))
+    assert went_back_to(hall) == [(2, 2), (1, 1)]
 
 
 def test_P13_the_run_does_not_go_back_to_what_another_stage_has_not() -> None:
     hall = with_versions(3)
-    hall.peers["ann"].saved = 2
-    hall.settle(1)
+    says_it_can_bring(hall, 2)
     loses_stage_1(hall)
     brings(hall, "eve", 1)
-    hall.settle(PATIENCE_S)
-    assert not hall.written(RolledBack)
-    told = (
-        "no living peer holds version 3 of stage 1: waiting for one that does, or for one with a checkpoint"
-    )
+    hall.settle(int(LATE))
+    assert not went_back_to(hall)
+    told = "nobody online has version 3 of stage 1: waiting for "
     assert any(note.startswith(told) for note in hall.notes)
     refused = hall.order(GoBack())
-    assert "nobody here holds any version of the run, or has a checkpoint of one" in refused
+    assert "nobody online has any version of the run that all stages have in common" in refused
+    assert "(stage 0 has 2, 3, stage 1 has 1)" in refused
     brings(hall, "fay", 2)
-    hall.settle(PATIENCE_S)
-    [record] = hall.written(RolledBack)
-    assert isinstance(record, RolledBack) and record.versions == (2, 2)
+    hall.settle(int(SOON))
+    assert went_back_to(hall) == [(2, 2)]
 
 
-def test_the_host_rewinds_to_a_version_that_every_stage_has_a_checkpoint_of() -> None:
+def test_P5_a_coordinator_that_has_just_begun_gives_nothing_up_before_all_can_be_back() -> None:
     hall = with_versions(3)
-    hall.peers["ann"].saved = hall.peers["cyd"].saved = 2
-    hall.settle(1)
-    assert "nobody here is known to hold version 2" in hall.order(Rewind(to=2))
-    hall.peers["dan"].saved = 2
-    hall.settle(1)
-    assert "Rewinding to version 2, 2 undoes" in hall.order(Rewind(to=2))
+    hall.start()
+    hall.peers.clear()
+    hall.hello("ann", (0,), 3, digest_at(0, 3))
+    hall.peers["ann"].version, hall.peers["ann"].digest, hall.peers["ann"].shelf = 3, digest_at(0, 3), (2,)
+    brings(hall, "eve", 2)
+    hall.settle(int(SOON) + 2)
+    assert not went_back_to(hall)
+    hall.settle(int(SOON))
+    assert went_back_to(hall) == [(2, 2)]
+
+
+def test_P13_go_back_after_s_of_zero_leaves_it_to_the_host() -> None:
+    hall = StageHall(2, "[checkpoint]\nevery_rounds = 1\ngo_back_after_s = 0")
+    hall.join("ann", "bob", "cyd", "dan")
+    hall.found()
+    for _ in range(2):
+        hall.one_batch()
+    says_it_can_bring(hall, 1)
+    loses_stage_1(hall)
+    brings(hall, "eve", 1)
+    hall.settle(int(LATE))
+    assert not went_back_to(hall) and "the host can go back: farflung go-back" in status_of(hall)["reason"]
+    told = hall.order(GoBack())
+    assert "Going back to version 1 discards 1 round;" in told, "one round moved both stages"
+    assert hall.order(GoBack(sure=True)) == "the run is at version 1, era 1"
 
 
 def test_P13_a_stage_does_not_win_back_what_the_others_do_not_have() -> None:
     hall = with_versions(3)
-    hall.peers["ann"].saved = 1
-    hall.settle(1)
+    says_it_can_bring(hall, 2)
     bob = hall.peers["bob"]
     state = bob.version, bob.digest
-    for name in ("bob", "dan"):
-        peer = hall.peers.pop(name)
-        hall.machine.on_closed(peer.guest.peer, peer.guest.session, hall.now)
-    brings(hall, "eve", 1)
-    hall.settle(PATIENCE_S)
-    assert not hall.written(RolledBack), "bob may hold version 3"
-    hall.order(GoBack(sure=True))
-    [record] = hall.written(RolledBack)
-    assert isinstance(record, RolledBack) and record.versions == (1, 1)
+    loses_stage_1(hall)
+    brings(hall, "eve", 2)
+    hall.settle(int(SOON))
+    assert went_back_to(hall) == [(2, 2)]
     hall.peers["bob"] = bob
     hall.hello("bob", (1,), *state)
     bob.era = 0
     hall.beats("bob")  # nobody of stage 0 has said that it holds version 3 of the era before
     assert not hall.written(WonBack)
+
+
+# ---- what people are told ----------------------------------------------------------------------------------------
+
+
+def test_the_status_says_what_is_lost_and_who_may_bring_it() -> None:
+    hall = with_versions(2)
+    before = status_of(hall)["reason"]
+    gone = [hall.peers[name].guest for name in ("bob", "dan")]
+    loses_stage_1(hall)
+    assert "nobody online" not in status_of(hall)["reason"], "a moment later they may be here again"
+    hall.settle(20)
+    status = status_of(hall)
+    lost = "nobody online has version 2 of stage 1: waiting for "
+    assert status["reason"].startswith(lost) and "nobody online" not in before
+    assert all(hall.machine.core.name(guest.peer) in status["reason"] for guest in gone), "who may bring it"
+    assert status["reason"].endswith(
+        ", which may have it or an older one on disk, or for a peer with a checkpoint (join --checkpoints)"
+    )
+    assert status["stages"][1]["reason"] == status["reason"] != status["stages"][0]["reason"]
+    says_it_can_bring(hall, 1)
+    brings(hall, "eve", 1)
+    hall.settle(2)
+    told = "of stage 1: the run goes back to version 1 unless a peer brings it within 10 s"
+    assert told in hall.machine.going_back.reason(hall.machine.conductors[1])
+
+
+def test_to_restart_from_scratch_is_named_to_nobody_while_a_disk_may_have_it() -> None:
+    """Whoever has left in good order has its disk still; the peer that is here says what lies on its own."""
+    hall = with_versions(2)
+    names = [hall.machine.core.name(hall.peers[name].guest.peer) for name in ("bob", "dan")]
+    for name in ("bob", "dan"):
+        hall.leaves(name)
+    hall.settle(20)
+    for told in (status_of(hall)["reason"], hall.order(GoBack())):
+        assert "--to 0" not in told and all(name in told for name in names)
+    told = hall.order(GoBack(to=0))
+    assert told.startswith(
+        "nobody online has any version of the run that all stages have in common. This restarts"
+    )
+    assert (
+        all(name in told for name in names) and "may still have it on disk: wait for them if you can" in told
+    )
+    assert "discards all that was learned: 2 rounds" in told
+
+
+def test_what_lies_in_a_place_is_taken_by_the_host_and_named_where_it_is_not_enough() -> None:
+    hall = with_versions(3)
+    says_it_can_bring(hall, 1)
+    loses_stage_1(hall)
+    hall.hello("eve", (1,))  # it has just been started again, and holds nothing yet
+    hall.peers["eve"].shelf = (1,)
+    hall.settle(3)
+    assert "Going back to version 1 discards 2 rounds" in hall.order(GoBack())
+    assert "version 1 is here: farflung go-back goes to that" in hall.order(GoBack(to=0))
+
+
+def test_the_status_says_so_too_where_everybody_is_gone() -> None:
+    hall = with_versions(1)
+    for name in ("ann", "bob", "cyd", "dan"):
+        dies(hall, name)
+    hall.settle(20)
+    told = status_of(hall)["reason"]
+    assert told.startswith("nobody online has version 1 of stage 0: waiting for ")
+    assert told.endswith("; the same of stage 1")
+    hall.start()
+    assert "nobody online" not in status_of(hall)["reason"], "they may be on their way to the new coordinator"
+
+
+def test_the_host_rewinds_to_a_version_that_every_stage_can_bring() -> None:
+    hall = with_versions(3)
+    says_it_can_bring(hall, 2)
+    refused = hall.order(Rewind(to=2))
+    assert "nobody online has version 2, or a checkpoint of it; no older version is online" in refused
+    hall.peers["dan"].shelf = (2,)
+    hall.settle(1)
+    assert "nobody online has version 1, or a checkpoint of it; rewind can go to 2" in hall.order(
+        Rewind(to=1)
+    )
+    assert "Rewinding to version 2 undoes 1 round" in hall.order(Rewind(to=2))
+
+
+# ---- what is believed --------------------------------------------------------------------------------------------
 
 
 def test_P4_whoever_brings_the_newest_state_of_a_stage_serves_it_though_another_stage_is_empty() -> None:
@@ -173,15 +316,22 @@ def test_P4_whoever_brings_the_newest_state_of_a_stage_serves_it_though_another_
     assert isinstance(made_up, Welcome) and made_up.fragments == (0,)
 
 
-def test_what_a_peer_has_a_checkpoint_of_is_of_the_stage_in_which_it_wrote_it() -> None:
+def test_what_a_peer_can_bring_of_a_stage_counts_for_it_where_the_peer_holds_that_stage() -> None:
     hall = with_versions(3)
-    hall.peers["bob"].saved = 2
+    shelves, [first, second] = hall.machine.going_back.shelves, hall.machine.conductors
+    hall.peers["bob"].shelf = (2,)
     hall.settle(1)
-    back, [first, second] = hall.machine.going_back, hall.machine.conductors
-    assert back.saved_of(second) == {2} and not back.saved_of(first)
+    assert shelves.brought(second) == {2} and not shelves.brought(first)
     bob = hall.peers["bob"]
     hall.leaves("bob")
-    hall.peers["bob"], bob.saved = bob, -1
-    assert isinstance(hall.hello("bob", (0,)), Welcome)
-    assert not back.saved_of(first) and not back.saved_of(second)
-    assert back.saved_by(1) == {bob.guest.peer}, "it may read it there again"
+    assert not shelves.brought(second) and shelves.peers_with(second) == {bob.guest.peer}, "on its disk"
+
+
+def test_what_a_peer_says_counts_only_with_the_runs_own_digest() -> None:
+    hall = with_versions(3)
+    shelves, second = hall.machine.going_back.shelves, hall.machine.conductors[1]
+    hall.peers["bob"].shelf = (2, 7)
+    hall.settle(1)
+    assert shelves.brought(second) == {2}, "nobody knows a version 7"
+    hall.machine.core.ledger.books[1].digests[2] = bytes(32)
+    assert not shelves.brought(second), "version 2 of another era"

@@ -20,7 +20,7 @@ from farflung.peer.machine.checkpoint_policy import (
     Restoring,
     Saving,
 )
-from farflung.peer.machine.effects import DropSave, Note, Restore, SaveFragment
+from farflung.peer.machine.effects import DropSave, ListShelf, Note, Restore, SaveFragment
 from farflung.peer.machine.lane import Lane
 from farflung.peer.settings import place_of
 from farflung.peer.state.capture import Capture, GivenUp
@@ -87,7 +87,17 @@ def test_each_fragment_is_taken_when_it_is_there_and_only_once() -> None:
     assert due.due_saves(lanes(2, 1), 0) == [SaveFragment(2, 0, bytes([2]) * 32, 0, 0)]
     assert due.due_saves(lanes(3, 2), 0) == [SaveFragment(2, 1, bytes([2]) * 32, 0, 0)]
     assert due.due_saves(lanes(3, 2), 0) == []
-    assert due.on_saved(2, "") == [Note("checkpoint of version 2 saved")] and due.saved == 2
+    assert due.on_saved(2, "") == [Note("checkpoint of version 2 saved"), ListShelf()] and due.saved == 2
+
+
+def test_what_lies_there_is_asked_for_at_start_and_after_each_save() -> None:
+    due = saving()
+    assert due.due_list() == [ListShelf()] and due.due_list() == []
+    due.due_saves(lanes(2), 0)
+    assert ListShelf() not in due.on_saved(2, "the disk is full") and due.due_list() == []
+    due.due_saves(lanes(4), 0)
+    assert ListShelf() in due.on_saved(4, "") and due.due_list() == []
+    assert saving(enabled=False).due_list() == [], "there is no place"
 
 
 def test_a_state_that_is_not_confirmed_or_being_hashed_is_not_taken() -> None:
@@ -115,7 +125,7 @@ def test_the_last_version_is_saved_though_an_earlier_one_is_still_being_written(
     assert due.due_saves(lanes(9, 8), 0) == [DropSave(8), SaveFragment(9, 0, bytes([9]) * 32, 0, 0)]
     assert due.due_saves(lanes(9, 9), 0) == [SaveFragment(9, 1, bytes([9]) * 32, 0, 0)]
     assert due.due_saves(lanes(9, 9), 0) == [] and due.on_saved(8, "") == []
-    assert due.on_saved(9, "") == [Note("checkpoint of version 9 saved")]
+    assert due.on_saved(9, "") == [Note("checkpoint of version 9 saved"), ListShelf()]
 
 
 def test_an_earlier_version_waits_for_the_one_that_is_being_written() -> None:

@@ -6,6 +6,7 @@ from farflung.collectives.round.effects import Seal
 from farflung.peer.local.words import Finish, Load, Resume
 from farflung.peer.machine.effects import Effect, Note, Resolve
 from farflung.peer.machine.lane_states import Empty, Idle, Merged, Owning, Whole
+from farflung.peer.machine.undoing import Undoing
 from farflung.protocol.messages import Lease
 from farflung.protocol.round_words import Used
 from farflung.protocol.states import Goal
@@ -285,7 +286,7 @@ def test_when_the_run_goes_back_to_what_is_held_the_work_on_it_stays() -> None:
     ann.freezes(0)
     digests = [((0, digest_of(number, 0)),) for number in (0, 1)]
     words = (word_of(0, 0, digests=digests[0]), word_of(1, 0, digests=digests[1]))
-    effects = ann.exchange.go_back(words, "it was lost")
+    effects = ann.exchange.go_back(words, "it was lost", Undoing(), 1)
     assert effects == [Note("a new era of the run begins at version 0, 0: it was lost")]
     assert [lane.version for lane in ann.part.lanes.values()] == [0, 0]
     assert ann.training.works[0].frozen is not None
@@ -293,9 +294,13 @@ def test_when_the_run_goes_back_to_what_is_held_the_work_on_it_stays() -> None:
 
 def test_when_the_run_goes_back_to_another_state_of_that_number_it_is_fetched() -> None:
     ann = Ann()
-    ann.exchange.go_back((word_of(0, 0, digests=((0, b"x" * 32),)), word_of(1, 0)), "it was lost")
+    ann.exchange.go_back(
+        (word_of(0, 0, digests=((0, b"x" * 32),)), word_of(1, 0)), "it was lost", Undoing(), 1
+    )
     assert [type(lane.stand) for lane in ann.part.lanes.values()] == [Empty, Empty]
-    assert ann.exchange.go_back(AT_0, "") == [], "to somebody that holds nothing this is no news"
+    assert ann.exchange.go_back(AT_0, "", Undoing(), 2) == [], (
+        "to somebody that holds nothing this is no news"
+    )
 
 
 def test_P7_no_lease_from_before_counts_in_a_new_era_nor_does_work_on_its_samples() -> None:
@@ -304,7 +309,7 @@ def test_P7_no_lease_from_before_counts_in_a_new_era_nor_does_work_on_its_sample
     ann.training.on_leases(LEASES)
     ann.freezes(0, used=(Used(1, 4),))
     words = tuple(word_of(number, 0, digests=((0, digest_of(number, 0)),)) for number in (0, 1))
-    effects = ann.exchange.go_back(words, "it was lost")
+    effects = ann.exchange.go_back(words, "it was lost", Undoing(), 1)
     assert [lane.version for lane in ann.part.lanes.values()] == [0, 0]
     assert ann.training.works[0].frozen is None and not ann.training.known_leases
     assert loads(effects) == [(0, 0, "drop"), (1, 0, "drop")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farflung.peer.machine.effects import DropBefore, KeepBefore, ProveHolding
+from farflung.peer.machine.effects import KeepBefore, ProveHolding
 from farflung.peer.machine.grounds import NONCES_KEPT, Grounds
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.messages import TAG_BYTES
@@ -18,34 +18,28 @@ def grounds() -> Grounds:
 # ---- how it came to it -----------------------------------------------------------------------------------------
 
 
-def test_P18_what_leaves_a_confirmed_version_is_kept_until_the_next_one_is_confirmed() -> None:
+def test_P18_what_leaves_a_confirmed_version_is_kept_until_the_next_one_does() -> None:
     mine = grounds()
-    assert not mine.calculated
-    assert mine.rolls_on(4, confirmed=True) == [KeepBefore(2, 4)] and mine.calculated
-    assert mine.take_effects() == []
+    assert not mine.calculated and mine.before is None
+    assert mine.rolls_on(4, b"4", confirmed=True) == [KeepBefore(2, 4)] and mine.calculated
     mine.lose()
-    assert not mine.calculated and mine.take_effects() == [DropBefore(2)] and mine.take_effects() == []
+    assert not mine.calculated, "the next one is confirmed: there is nothing to show"
+    assert mine.before == (4, b"4"), "but the run may have to go back"
+    assert mine.rolls_on(5, b"5", confirmed=True) == [KeepBefore(2, 5)] and mine.calculated
+    assert mine.before == (5, b"5")
 
 
 def test_P18_from_an_unconfirmed_version_on_what_is_kept_of_the_confirmed_one_still_leads_here() -> None:
     mine = grounds()
-    mine.rolls_on(4, confirmed=True)
-    assert mine.rolls_on(5, confirmed=False) == [] and mine.calculated
+    mine.rolls_on(4, b"4", confirmed=True)
+    assert mine.rolls_on(5, b"5", confirmed=False) == [] and mine.calculated
+    assert mine.before == (4, b"4")
 
 
 def test_P18_from_a_version_that_nobody_confirmed_nothing_can_be_shown() -> None:
     mine = grounds()
-    assert mine.rolls_on(4, confirmed=False) == [] and not mine.calculated
-    mine.lose()
-    assert mine.take_effects() == [], "nothing was kept"
-
-
-def test_what_is_kept_anew_is_not_dropped_for_what_was_kept_before() -> None:
-    mine = grounds()
-    mine.rolls_on(4, confirmed=True)
-    mine.lose()
-    assert mine.rolls_on(5, confirmed=True) == [KeepBefore(2, 5)]
-    assert mine.take_effects() == [] and mine.calculated
+    assert mine.rolls_on(4, b"4", confirmed=False) == [] and not mine.calculated
+    assert mine.before is None, "nothing was kept"
 
 
 # ---- that it holds it --------------------------------------------------------------------------------------------

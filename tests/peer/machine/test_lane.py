@@ -12,7 +12,6 @@ from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.effects import Merge, Seal, SendFrame
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import (
-    DropBefore,
     Effect,
     ProveHolding,
     ServeManifest,
@@ -283,7 +282,6 @@ def test_P2_the_run_goes_back_while_a_version_is_hashed() -> None:
             Sealing/Merged -> VoidSealing/Idle
         version 1 is hashed
             VoidSealing/Idle -> Empty/Idle
-            DropBefore fragment 0
     """)
 
 
@@ -480,20 +478,30 @@ def test_P18_what_she_calculated_she_keeps_whatever_digest_the_run_names() -> No
     ann = ann_at_version_1()
     assert not ann.lane.on_tick(OTHERS)
     assert (ann.lane.version, ann.lane.digest) == (1, b"a" * 32)
-    assert not [each for each in ann.moves_on() if isinstance(each, DropBefore)], "it can still be shown"
+    assert ann.lane.before is not None and ann.lane.before[0] == 0, "it can still be shown"
 
 
 def test_P18_what_is_proven_wrong_she_gives_up_and_takes_the_runs() -> None:
     ann = ann_at_version_1()
     assert not ann.lane.on_tick(replace(OTHERS, refuted=b"z" * 32)), "another one was refuted"
     assert ann.lane.on_tick(replace(OTHERS, refuted=b"a" * 32))
-    assert ann.lane.version == -1 and DropBefore(0) in ann.moves_on()
+    assert ann.lane.version == -1 and ann.lane.before is None
 
 
-def test_P18_what_the_run_has_confirmed_need_not_be_shown_any_more() -> None:
+def test_P18_what_the_run_has_confirmed_need_not_be_shown_any_more_and_can_be_gone_back_from() -> None:
     ann = ann_at_version_1()
     ann.lane.on_tick(tick(1, verified=True, digests=((1, b"a" * 32),)))
-    assert DropBefore(0) in ann.moves_on()
+    before = ann.lane.before
+    assert before is not None and before[0] == 0
+    assert ann.lane.go_back(*before), "what it was is what the run is at"
+    assert ann.lane.filling and ann.lane.before is None
+
+
+@pytest.mark.parametrize(("version", "digest"), [(1, b"a" * 32), (0, b"other"), (0, None)])
+def test_she_goes_back_by_what_she_was_to_no_other_state(version: int, digest: bytes | None) -> None:
+    ann = ann_at_version_1()
+    assert not ann.lane.go_back(version, digest)
+    assert (ann.lane.version, ann.lane.digest) == ((1, b"a" * 32) if version else (-1, b""))
 
 
 def test_P4_a_true_piece_that_nobody_asked_for_tears_nothing_that_is_whole() -> None:
@@ -509,9 +517,10 @@ def test_P4_a_true_piece_that_nobody_asked_for_tears_nothing_that_is_whole() -> 
 
 def test_P18_what_was_fetched_proves_nothing() -> None:
     ann = ann_at_version_1()
-    ann.lane.on_commit(COMMIT_2, 0.0)
-    assert DropBefore(0) in ann.is_torn(version=2)
-    assert ann.lane.on_tick(OTHERS) and ann.lane.version == -1
+    ann.lane.fill()
+    ann.lane.recalled({0: (1, b""), 1: (1, b"")})
+    assert ann.lane.before is None
+    assert ann.lane.version == -1
 
 
 def test_P18_a_commit_brings_the_nonce_and_what_it_leads_to_is_shown_with_the_digest() -> None:

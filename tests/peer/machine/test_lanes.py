@@ -362,6 +362,8 @@ def test_a_beat_tells_the_decision_that_stands_not_what_is_foreseen() -> None:
 def test_version_0_is_told_of_once_and_only_where_it_is_the_runs() -> None:
     """A joiner named the digest of its own first values, which are another run's."""
     ann = MadePart()
+    for lane in ann.part.lanes.values():
+        lane.fill()
     ann.exchange.on_provided()
     for fragment in ann.part.lanes:
         ann.exchange.on_sealed(fragment, 0, digest_of(fragment, 0))

@@ -1,0 +1,50 @@
+"""Pipelines whose peers are killed for good: P3 without a host, with one batch lost at most.
+
+More seeds by hand, with figures: `PYTHONPATH=tests python tests/rig/lost_holders.py 0 200`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from farflung.peer.machine.lane import Lane
+from farflung.peer.simulator.invariants import Broken
+from rig.lost_holders import GOES_ON_S, Seen, run_of
+
+HARD = 200
+
+
+def goes_on(seats: int, seeds: range) -> list[Seen]:
+    found = []
+    for seed in seeds:
+        world, report = run_of(seed, seats)
+        seen = world.seen
+        assert report.outcome == "finished", (seed, report.outcome)
+        assert max(seen.waits_s, default=0.0) <= GOES_ON_S, (seed, seen.waits_s)
+        assert max(seen.given_up, default=0) <= 1, (seed, seen.given_up)
+        found.append(seen)
+    return found
+
+
+@pytest.mark.parametrize("seats", [1, 2])
+def test_P3_a_pipeline_goes_on_by_itself_whoever_dies_for_good_and_whenever(seats: int) -> None:
+    found = goes_on(seats, range(6))
+    assert sum(len(seen.waits_s) for seen in found) > 3, "hardly anybody died: this shows nothing"
+
+
+@pytest.mark.hard
+@pytest.mark.parametrize("seats", [1, 2])
+@pytest.mark.parametrize("part", range(4))
+def test_P3_so_it_is_over_hundreds_of_runs(seats: int, part: int) -> None:
+    found = goes_on(seats, range(part * HARD // 4, (part + 1) * HARD // 4))
+    assert any(seen.given_up for seen in found), (
+        "no newest version was lost with its holder: this shows nothing"
+    )
+
+
+def test_without_what_they_were_before_the_last_round_such_a_run_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Lane, "before", None)
+    with pytest.raises((AssertionError, Broken)):
+        goes_on(1, range(6))
