@@ -42,9 +42,8 @@ STARTS_WITHIN_S = 30.0  # for people: after that they are told what it waits for
 HANGS_AT_START_S = 120.0  # on a busy machine Python itself may take a minute to start
 DIES_WITHIN_S = 1.0  # after it hung up
 HANGS_AFTER_S = 10.0  # without a word
-HANGS_AFTER_MOST_S = (
-    160.0  # each time that it was ended for that, it gets twice as long: it may be the machine
-)
+# Each time that it was ended for that, it gets twice as long: it may be the machine.
+HANGS_AFTER_MOST_S = 160.0
 STARTS_MOST = 8  # of those that never listened, before the coordinator gives up
 BACKOFF_S, BACKOFF_MAX_S = 0.2, 30.0
 WELL_AFTER_S = 60.0  # a door that lived so long is started again at once
