@@ -17,6 +17,7 @@ from pathlib import Path
 from farflung.protocol.digests import HASH_BYTES, hash_bytes
 from farflung.protocol.errors import StoreError
 from farflung.protocol.frames import Payload
+from farflung.protocol.process import own_files
 
 _HEAD_BYTES = 4096
 # Version + 1, era, hash of the bytes, digest or zeros.
@@ -38,8 +39,8 @@ class Arrivals:
         self._place = _RECORD.size + chunk_bytes
         head = hash_bytes(what).ljust(_HEAD_BYTES, b"\0")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            own_files.made_folder(path.parent)
+            self._file = own_files.opened(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror}") from None
         try:

@@ -22,7 +22,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from farflung.protocol.errors import FarflungError, StoreError, UserError
-from farflung.protocol.process import failpoints
+from farflung.protocol.process import failpoints, own_files
 from farflung.protocol.process.as_nobody import opened
 
 ASIDE = ".aside"  # the ending of a file that is not finished
@@ -149,10 +149,10 @@ class Folder:
         return ask()
 
     def _write_locally(self, folder: Path, name: str, pieces: Iterable[bytes]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        own_files.made_folder(folder)
         aside = folder / f"{name}.{self._mark}{ASIDE}"
         try:
-            with aside.open("wb") as file:
+            with open(aside, "wb", opener=own_files.opened) as file:
                 for piece in pieces:
                     file.write(failpoints.passing("checkpoint.mid_write", piece))
                 failpoints.hit("checkpoint.before_fsync")

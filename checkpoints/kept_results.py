@@ -17,6 +17,7 @@ from farflung.checkpoints.result_log import outgrown
 from farflung.protocol.digests import HASH_BYTES, hash_bytes
 from farflung.protocol.errors import StoreError
 from farflung.protocol.frames import Payload
+from farflung.protocol.process import own_files
 
 Key = tuple[int, int, int]  # era, fragment, version
 _RECORD = struct.Struct(f"<QQ{HASH_BYTES}s")  # chunk, length, hash of the payload
@@ -33,7 +34,7 @@ class KeptResults:
         self._places: dict[Key, dict[int, tuple[int, int, bytes]]] = {}  # chunk -> where, length, hash
         self._sizes: dict[Key, int] = {}
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            own_files.made_folder(folder)
             self._lock = os.open(folder, os.O_RDONLY)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,7 +86,7 @@ class KeptResults:
         written = hash_bytes(payload)
         path = self._path(key)
         try:
-            with path.open("ab" if key in self._places else "wb") as file:
+            with open(path, "ab" if key in self._places else "wb", opener=own_files.opened) as file:
                 if key not in self._places:
                     file.write(self._head)
                 at = file.tell() + _RECORD.size

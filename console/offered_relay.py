@@ -18,6 +18,7 @@ from farflung.peer.line.offering import RelayTerms
 from farflung.peer.settings import OwnConfig, default_path
 from farflung.protocol.caps import relay_bytes_per_s
 from farflung.protocol.errors import UserError
+from farflung.protocol.process import own_files
 from farflung.protocol.round_words import RelayOffer
 
 FILE_NAME = "relay.json"
@@ -91,6 +92,6 @@ def offered_relay(own: OwnConfig, note: Callable[[str], None]) -> OfferedRelay |
         raise UserError("--relay: others must be able to dial this peer for that; leave --listen off away")
     host = own.listen.rpartition(":")[0].strip("[]")
     place = (own.identity or default_path()).parent
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own_files.made_folder(place)
     month = Month.load(Path(place) / FILE_NAME, own.relay_month)
     return OfferedRelay("*" if host in ("", "0.0.0.0", "::") else host, own.relay_port, rate, month, note)

@@ -9,6 +9,8 @@ import logging
 import re
 from pathlib import Path
 
+from farflung.protocol.process import own_files
+
 FILE_NAME = "allowlist.txt"
 FILE_BYTES = 1 << 20
 _PEER_ID = re.compile(r"[a-z2-7]{16}")
@@ -31,7 +33,7 @@ class Allowlist:
         """An empty one with a word on how to fill it, unless there is one.  Without it nobody new comes in."""
         try:
             if not self.path.exists():
-                self.path.write_text(BEGINNING, encoding="utf-8")
+                own_files.replaced(self.path, BEGINNING.encode("utf-8"))
         except OSError as error:  # the run goes on for those who are in; the host may still write it
             log.warning("%s: cannot be written (%s); write it yourself", self.path, error)
 

@@ -6,7 +6,6 @@ Written by the server after the commit is durable, read by the audit.  Must not 
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 import msgspec
@@ -16,6 +15,7 @@ from farflung.coordinator.ledger import proofs
 from farflung.coordinator.ledger.evidence import FORMAT, SUFFIX, Evidence
 from farflung.coordinator.run.effects import KeepEvidence, KeepProof
 from farflung.protocol.limits import EVIDENCE_BYTES_MOST, EVIDENCE_COMMITS_KEPT, PROOFS_KEPT
+from farflung.protocol.process import own_files
 
 FOLDER_NAME = "evidence"
 
@@ -43,11 +43,8 @@ class EvidenceFolder:
         self._write(whole.name, msgspec.msgpack.encode(whole))
 
     def _write(self, name: str, raw: bytes) -> None:
-        aside = self._folder / f".{name}"
         try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            aside.write_bytes(raw)
-            os.replace(aside, self._folder / name)
+            own_files.replaced(own_files.made_folder(self._folder) / name, raw)
             self._forget()
         except OSError as error:
             log.warning("%s: %s is not kept: %s", self._folder, name, error)

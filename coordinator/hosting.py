@@ -7,7 +7,9 @@ one line each.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,12 +33,14 @@ from farflung.protocol.caps import parse_bytes, relay_bytes_per_s
 from farflung.protocol.errors import Deposed, UserError
 from farflung.protocol.join_url import Address, JoinUrl, Whereabouts
 from farflung.protocol.limits import ADDRESSES_MOST, WHEREABOUTS_BYTES
-from farflung.protocol.process import failpoints
+from farflung.protocol.process import failpoints, own_files
 from farflung.protocol.process.exporter import Exporter
 from farflung.protocol.process.run_file import read_manifest
 from farflung.protocol.process.sockets import take_all_descriptors
 
 EVENTS_NAME = "events.jsonl"
+
+log = logging.getLogger("farflung.coordinator")
 
 
 @dataclass(frozen=True)
@@ -105,10 +109,9 @@ def serve(
             core, now = machine.core, time.monotonic()
             return asked_for.exit_when_done and end.is_over(core.finished, len(core.members.alive), now)
 
-        with (
-            contextlib.ExitStack() as stack,
-            Server(machine, journal, keys, listen_on, events, data_dir) as server,
-        ):
+        server = Server(machine, journal, keys, listen_on, events, data_dir)
+        server.asked_to_stop = lambda: bool(stopped)
+        with contextlib.ExitStack() as stack, server:
             server.exporter = stack.enter_context(exporter) if exporter is not None else None
             if keys.signing is not None:
                 server.evidence = EvidenceFolder(data_dir / FOLDER_NAME, journal.run_id, keys.signing)
@@ -135,9 +138,12 @@ def _listen_on(asked_for: Hosting) -> ListenOn:
 
 def _make_folder(path: Path) -> None:
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own_files.made_folder(path)
     except OSError as error:
         raise UserError(f"{path}: cannot make this folder: {error.strerror}") from error
+    if own_files.is_open_to_others(path):  # not closed to them: it may be a home, or /tmp
+        told = "%s: other users can list this folder, though not read what the run keeps in it; chmod 700 %s ends that"
+        log.warning(told, path, shlex.quote(str(path)))
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.coordinator.ledger.provenance import ROW_BYTES_MAX, Chain
 from farflung.coordinator.run.effects import KeepEvidence
+from farflung.protocol.process import own_files
 
 FILE_NAME = "provenance.jsonl"
 
@@ -31,7 +32,7 @@ class ProvenanceFile:
     def keep(self, effect: KeepEvidence) -> None:
         line = self._chain.next(effect.commit, effect.said)
         try:
-            with self._path.open("ab") as file:
+            with open(self._path, "ab", opener=own_files.opened) as file:
                 file.write(line + b"\n")
         except OSError as error:
             told = "who took part in round %d is not kept: %s"
@@ -40,7 +41,7 @@ class ProvenanceFile:
     def _last_line(self) -> bytes:
         """What a killed coordinator had half written goes, so that the next row begins a line."""
         try:
-            with self._path.open("r+b") as file:
+            with open(self._path, "r+b", opener=own_files.opened) as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - 2 * ROW_BYTES_MAX))
                 tail = file.read()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from farflung.coordinator.reach.ways import Usage
 from farflung.coordinator.relay.relay_process import RelayProcess
 from farflung.coordinator.run.effects import Effect
 from farflung.coordinator.run.machine import RunMachine
+from farflung.protocol.process import own_files
 
 FILE_NAME = "relay.json"
 BACK_WITHIN_S = 15.0
@@ -59,10 +59,9 @@ class Month:
         return self.used_bytes >= self.limit_bytes
 
     def save(self) -> None:
-        aside = self.path.with_suffix(".new")
+        told = json.dumps({"month": self.name, "bytes": self.used_bytes}) + "\n"
         try:
-            aside.write_text(json.dumps({"month": self.name, "bytes": self.used_bytes}) + "\n")
-            os.replace(aside, self.path)
+            own_files.replaced(self.path, told.encode("ascii"))
         except OSError as error:
             log.warning("%s: cannot be written: %s", self.path, error)
 

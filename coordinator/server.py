@@ -126,6 +126,7 @@ class Server:
     ) -> None:
         """`folder`: where the operator's socket and the allowlist are; None: there are none."""
         self._spawn = spawn
+        self.asked_to_stop: Callable[[], bool] = lambda: False  # while it opens
         self.spawn_gateway: Spawn = gateways.in_process
         self.gateways = Gateways([], self._on_news)  # none listens before all do
         self._limits = limits or Limits()
@@ -164,6 +165,7 @@ class Server:
             host = self._listen.host
             begin = begin_of(self._machine.facts, self._keys.secret, self._listen, self._limits)
             self._door = self.front_door = DoorProcess(begin, self._on_news, self._spawn)
+            self._door.asked_to_stop = self.asked_to_stop
             on_failure.callback(self._door.close)
             self._door.open()
             self._dialer = Dialer(self._context, zmq.curve_keypair())

@@ -35,6 +35,7 @@ from farflung.coordinator.store.waiting import LOOK_EVERY_S, Claim, Kept, Say, S
 from farflung.protocol.errors import Unreachable, UserError
 from farflung.protocol.join_url import Address
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.process import own_files
 
 BELONGS_NAME = "store"  # which run of which store this folder is of
 START_PATIENCE_S = 10.0  # a store that is started in the same moment needs some seconds
@@ -114,7 +115,7 @@ def _led(
         return None
     if not _begun(asked, store, keys, listen, stopped):
         return None
-    (asked.data_dir / BELONGS_NAME).write_text(_belongs(store, store.run_id))
+    _write_belongs(asked.data_dir / BELONGS_NAME, _belongs(store, store.run_id))
     return Held(store, keys, listen)
 
 
@@ -191,6 +192,15 @@ def _run_of(folder: Path) -> str:
     """Empty: of none yet."""
     path = folder / BELONGS_NAME
     return path.read_text().strip().partition(" ")[0] if path.exists() else ""
+
+
+def _write_belongs(path: Path, said: str) -> None:
+    try:
+        own_files.replaced(path, said.encode("utf-8"), durable=True)
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be written: {error.strerror}; check the folder and its space"
+        ) from error
 
 
 def _belongs(store: EtcdStore, run_id: bytes) -> str:

@@ -6,9 +6,7 @@ half (id, name, checking a signature) is in protocol/signing.py.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 import shlex
 import stat
 from pathlib import Path
@@ -24,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from farflung.peer.settings import default_path
 from farflung.protocol.errors import UserError
+from farflung.protocol.process import own_files
 from farflung.protocol.signing import name_of, peer_id_of
 
 _MAX_KEY_FILE_BYTES = 16 * 1024
@@ -65,20 +64,9 @@ class Identity:
 
 
 def _create(path: Path) -> None:
-    """Write aside, then link: nobody ever sees half a key, and of two starting peers one key wins."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own_files.made_folder(path.parent)
     pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(pem)
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):
-            os.link(aside, path)
-    finally:
-        aside.unlink()
+    own_files.begun(path, pem)  # of two starting peers one key wins
 
 
 def _load(path: Path) -> Ed25519PrivateKey:

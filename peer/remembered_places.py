@@ -15,6 +15,7 @@ from pathlib import Path
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import KEPT_BOOKS_BYTES, KEPT_COMMITS, WHEREABOUTS_BYTES
+from farflung.protocol.process import own_files
 from farflung.protocol.process.log_lines import Say
 
 COMMITS_BYTES = (KEPT_COMMITS + 8) * KEPT_BOOKS_BYTES  # with what else is told of the run
@@ -59,15 +60,8 @@ class RememberedPlaces:
 
     def _save(self, path: Path, raw: bytes, sync: bool) -> None:
         """Written aside, then put in its place: whoever is killed in between keeps the old one."""
-        aside = path.with_name(f"{path.name}.{os.getpid()}.new")
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(raw)
-                if sync:
-                    file.flush()
-                    os.fsync(file.fileno())
-            os.replace(aside, path)
+            own_files.replaced(own_files.made_folder(path.parent) / path.name, raw, durable=sync)
         except OSError as error:
             self._tell(error)
 

@@ -38,9 +38,13 @@ from farflung.coordinator.door.hello_check import RunFacts
 from farflung.coordinator.door.listener import ListenOn
 from farflung.protocol.errors import UserError
 
-STARTS_WITHIN_S = 30.0
+STARTS_WITHIN_S = 30.0  # for people: after that they are told what it waits for
+HANGS_AT_START_S = 120.0  # on a busy machine Python itself may take a minute to start
 DIES_WITHIN_S = 1.0  # after it hung up
 HANGS_AFTER_S = 10.0  # without a word
+# Each time that it was ended for that, it gets twice as long: it may be the machine.
+HANGS_AFTER_MOST_S = 160.0
+STARTS_MOST = 8  # of those that never listened, before the coordinator gives up
 BACKOFF_S, BACKOFF_MAX_S = 0.2, 30.0
 WELL_AFTER_S = 60.0  # a door that lived so long is started again at once
 
@@ -114,6 +118,7 @@ class DoorProcess:
     """`note(text)` tells people."""
 
     def __init__(self, begin: Begin, note: Callable[[str], None], spawn: Spawn = in_process) -> None:
+        self.asked_to_stop: Callable[[], bool] = lambda: False  # while it waits for the first one
         self._begin = begin
         self._note = note
         self._spawn = spawn
@@ -124,6 +129,7 @@ class DoorProcess:
         self.connections = 0
         self._started_at = self._heard_at = 0.0
         self._pause_s = BACKOFF_S
+        self._patience_s = HANGS_AFTER_S
         self._again_at = 0.0
         self._listens = False
         self._gone_at: float | None = None  # it hung up: how it died is known a moment later
@@ -137,20 +143,34 @@ class DoorProcess:
         return getattr(self._handle, "pid", None)
 
     def open(self) -> None:
-        """Returns when strangers can come; UserError if it can't listen there."""
+        """Returns when strangers can come; UserError if it can't listen there.
+
+        One that dies before that, or takes too long, is started again as any other: members of a coordinator that was
+        started again are not kept out by a machine that is busy for a minute.
+        """
         self._start(time.monotonic())
-        until = time.monotonic() + STARTS_WITHIN_S
+        told_at = time.monotonic() + STARTS_WITHIN_S
         while not self._listens:
-            for word in self._words(time.monotonic()):
+            now = time.monotonic()
+            for word in self._words(now):
                 if isinstance(word, CannotListen):
                     self.close()
                     raise UserError(word.reason)
-            alive = self._handle is not None and self._handle.poll() is None
-            if not self._listens and (not alive or time.monotonic() > until):
+            if self._listens:
+                return
+            self._watch(now)
+            if self.asked_to_stop():
                 self.close()
-                raise UserError("the front door did not start; its last words are above, or in the log")
-            if not self._listens and self.channel is not None:
-                threading.Event().wait(0.005)
+                raise UserError("asked to stop before the front door was open")
+            if self._handle is None and self.starts >= STARTS_MOST:
+                self.close()
+                raise UserError(
+                    f"the front door did not start, {self.starts} times; its last words are above, or in the log"
+                )
+            if now >= told_at:
+                told_at = now + STARTS_WITHIN_S
+                self._note("front door: not open yet: it starts slowly; is this machine very busy?")
+            threading.Event().wait(0.005)
 
     def close(self) -> None:
         if self.channel is not None:
@@ -206,16 +226,26 @@ class DoorProcess:
                 self._start(now)
             return
         code = self._handle.poll()
-        hangs = now - self._heard_at >= HANGS_AFTER_S
+        hangs = now - self._heard_at >= self._patience_s
         if self.channel is not None and self.channel.closed and self._gone_at is None:
             self._gone_at = now
             self.generation += 1  # there is nothing to wait for on this channel
         gone = self._gone_at is not None and now - self._gone_at >= DIES_WITHIN_S
         if code is None and not hangs and not gone:
             return
-        why = f"said nothing for {HANGS_AFTER_S:g} s" if hangs else how_it_ended(code)
+        why = how_it_ended(code)
+        if hangs:
+            why = (
+                f"said nothing for {self._patience_s:g} s"
+                if self._listens
+                else f"did not start in {HANGS_AT_START_S:g} s"
+            )
+            # One that starves is starved by its successor's start as well: not again so soon.
+            self._patience_s = min(HANGS_AFTER_MOST_S, 2 * self._patience_s)
         self.close()
         well = now - self._started_at >= WELL_AFTER_S
+        if well and not hangs:
+            self._patience_s = HANGS_AFTER_S
         self._pause_s = BACKOFF_S if well else min(BACKOFF_MAX_S, 2 * self._pause_s)
         self._again_at = now + self._pause_s
         told = f"front door: {why}; members are not affected; it is started again in {self._pause_s:.1f} s"
@@ -228,7 +258,8 @@ class DoorProcess:
         self.channel = door_channel(ours)
         self.generation += 1
         self.starts += 1
-        self._started_at, self._heard_at, self._listens = now, now + STARTS_WITHIN_S, False
+        self._started_at, self._listens = now, False
+        self._heard_at = now + HANGS_AT_START_S - self._patience_s
         self._gone_at = None
         self.channel.send(self._begin)
 

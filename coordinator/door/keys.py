@@ -8,10 +8,8 @@ runs.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import secrets
 import shlex
 import stat
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ import zmq
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.protocol.errors import UserError
+from farflung.protocol.process import own_files
 from farflung.protocol.process.sockets import curve_raw, curve_text
 
 FILE_NAME = "coordinator.key"
@@ -60,19 +59,8 @@ def load_or_create(folder: Path) -> CoordinatorKeys:
 
 
 def _create(path: Path) -> None:
-    """Written aside, then linked: a crash in between leaves no half key behind."""
     secret = _SEED + curve_text(os.urandom(32))
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secret + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):
-            os.link(aside, path)
-    finally:
-        aside.unlink()
+    own_files.begun(path, secret + b"\n")
 
 
 def _load(path: Path) -> CoordinatorKeys:

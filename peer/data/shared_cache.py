@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from farflung.protocol.errors import StoreError
+from farflung.protocol.process import own_files
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class SharedCache:
         `pieces` gives its bytes, if it is not there.  NoRoom, before any of them is asked for.
         """
         with _told(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            own_files.made_folder(self.folder)
             while True:
                 found = self._finished(name, size_bytes) or self._written(name, size_bytes, pieces)
                 if found is not None:
@@ -71,7 +72,7 @@ class SharedCache:
     def _written(self, name: str, size_bytes: int, pieces: Callable[[], Iterable[bytes]]) -> BinaryIO | None:
         """None: somebody else was about to write it; look again."""
         path, part = self.folder / name, self.folder / f"{name}{PART}"
-        with open(os.open(part, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+        with open(own_files.opened(part, os.O_RDWR | os.O_CREAT), "r+b") as file:
             _wait_for(file, name)
             if not _is_at(file, part) or path.exists():
                 if _is_at(file, part):
@@ -105,7 +106,7 @@ class SharedCache:
 
     @contextmanager
     def _counting(self) -> Iterator[None]:
-        with (self.folder / ROOM).open("w") as room:
+        with open(self.folder / ROOM, "w", opener=own_files.opened) as room:
             fcntl.flock(room, fcntl.LOCK_EX)
             yield
 

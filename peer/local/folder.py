@@ -8,11 +8,16 @@ load it.  The channel in it is channel.py's, the memory memory.py's.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+from farflung.protocol.errors import UserError
+from farflung.protocol.process import own_files
 
 _PREFIX = "farflung-"
 _MEMORY = Path("/dev/shm")
@@ -28,6 +33,37 @@ def make_folder(room_bytes: int = _ROOM_BYTES) -> Path:
     lock = os.open(new / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)  # the descriptor stays open: only the end of this process lets go of it
     return new.rename(home / new.name.removeprefix("new-"))
+
+
+@contextlib.contextmanager
+def counting(home: Path) -> Iterator[None]:
+    """One peer of this user at a time: two that start at once would both be promised the same room."""
+    path = home / f".{_PREFIX}room-{os.getuid()}"
+    try:
+        lock = own_files.opened(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be opened: {error.strerror}; is {home} full, or is that not yours?"
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def promised_bytes(home: Path) -> int:
+    """What files of living peers of this user may still grow by: they are sparse, and their room looks free."""
+    promised = 0
+    for folder in home.glob(f"{_PREFIX}*-*"):
+        try:
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid() or is_abandoned(folder):
+                continue
+            sizes = [file.stat() for file in folder.iterdir()]
+        except OSError:  # its peer has removed it just now
+            continue
+        promised += sum(max(0, each.st_size - 512 * each.st_blocks) for each in sizes)
+    return promised
 
 
 def remove_folder(path: Path) -> None:

@@ -9,6 +9,7 @@ Must not know what the messages mean, or who may write to the anchor when.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import math
@@ -24,10 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from farflung.peer.local.folder import free_bytes, make_folder, remove_folder
+from farflung.peer.local.folder import counting, free_bytes, make_folder, promised_bytes, remove_folder
 from farflung.peer.local.words import Shared
 from farflung.protocol.errors import UserError
 from farflung.protocol.outer_numbers import MOMENTUM_PARTS, PART_NAMES, VALUE_BYTES
+from farflung.protocol.process import own_files
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +63,13 @@ class SharedState:
         """`parts`: the names of those of the outer state, the parameters first."""
         names = ("anchor", *parts[1:], "slot0", "slot1", "slot2")
         size = VALUE_BYTES * elements
-        place = _place_with_room(folder, len(names) * size + _PAGE_BYTES)
+        with contextlib.ExitStack() as counted:
+            place = _place_with_room(folder, len(names) * size + _PAGE_BYTES, counted)
+            return cls._created(place, names, parts, elements)
+
+    @classmethod
+    def _created(cls, place: Path, names: Sequence[str], parts: Sequence[str], elements: int) -> SharedState:
+        size = VALUE_BYTES * elements
         anchor, *rest = (str(place / name) for name in names)
         moments, slots = rest[: len(parts) - 1], rest[len(parts) - 1 :]
         progress = str(place / "progress")
@@ -69,7 +77,7 @@ class SharedState:
             *((path, size) for path in (anchor, *rest)),
             (progress, _PAGE_BYTES),
         ):
-            with open(path, "wb") as file:
+            with open(path, "wb", opener=own_files.opened) as file:
                 file.truncate(size)
         message = Shared(
             anchor=anchor,
@@ -147,13 +155,19 @@ class SharedState:
         return int(self._counts[0]), int(self._counts[1]), None if math.isnan(loss) else loss
 
 
-def _place_with_room(folder: Path, bytes_needed: int) -> Path:
-    """`folder`, or another one.  The files are sparse: on a full /dev/shm, a write in mid-step would be a SIGBUS."""
+def _place_with_room(folder: Path, bytes_needed: int, counted: contextlib.ExitStack) -> Path:
+    """`folder`, or another one.  The files are sparse: on a full /dev/shm, a write in mid-step would be a SIGBUS.
+
+    `counted`: until the files are there nobody else of this user counts the room.
+    """
     wanted = bytes_needed + _MARGIN_BYTES
-    if free_bytes(folder) >= wanted:
+    counted.enter_context(counting(folder.parent))
+    if free_bytes(folder) - promised_bytes(folder.parent) >= wanted:
         return folder
     place = make_folder(wanted)
-    if free_bytes(place) < wanted:
+    if place.parent != folder.parent:
+        counted.enter_context(counting(place.parent))
+    if free_bytes(place) - promised_bytes(place.parent) < wanted:
         remove_folder(place)
         raise UserError(
             f"no room for the {wanted >> 20} MiB that agent and trainer share, neither in {folder.parent} nor in "

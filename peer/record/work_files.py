@@ -30,6 +30,7 @@ from torch import Tensor
 
 from farflung.protocol.errors import StoreError, UserError
 from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.process import own_files
 from farflung.protocol.signed_words import Said
 
 FORMAT = 1
@@ -127,7 +128,7 @@ def write_work(
     target = folder_of(place, step)
     aside = place / f".{target.name}.{secrets.token_hex(4)}"
     try:
-        aside.mkdir(parents=True, mode=0o700)
+        own_files.made_folder(aside)
         (aside / _HEAD).write_bytes(msgspec.json.encode(head))
         save_file(dict(before), aside / _BEFORE)
         save_file(dict(after), aside / _AFTER)

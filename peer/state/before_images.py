@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from farflung.protocol.model_schema import Fragment
+from farflung.protocol.process import own_files
 
 VERSION_BYTES = 8
 
@@ -28,7 +29,7 @@ log = logging.getLogger("farflung.agent")
 
 def unnamed_file(folder: Path) -> BinaryIO:
     """It is gone with the process, however that ends.  Without a buffer: what can't be written fails at once."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # a peer's first start
+    own_files.made_folder(folder)  # a peer's first start
     return tempfile.TemporaryFile(dir=folder, buffering=0)
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from farflung.protocol.errors import UserError
+from farflung.protocol.process import own_files
 
 JOURNAL_VARIABLE = "FARFLUNG_JOURNAL"
 FILE_BYTES_MOST = 16 * 1024 * 1024
@@ -86,7 +87,7 @@ class EventLog:
                 self._file = None
 
     def _open(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = own_files.opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         self._size = os.fstat(self._file).st_size
         if self._size and os.pread(self._file, 1, self._size - 1) != b"\n":
             os.write(self._file, b"\n")  # whoever wrote here before was killed in the middle of a line

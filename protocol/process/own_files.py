@@ -65,6 +65,20 @@ def replaced(path: Path, raw: bytes, durable: bool = False) -> None:
         sync_folder(path.parent)
 
 
+def begun(path: Path, raw: bytes) -> None:
+    """The file, unless there is one: nobody ever sees half of it, and of two who begin it one wins."""
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with open(aside, "xb", opener=opened) as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
 def sync_folder(folder: Path) -> None:
     """A new name is only there after a power cut if its folder was synced too."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

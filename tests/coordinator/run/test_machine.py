@@ -301,7 +301,12 @@ def test_a_restart_at_any_record_keeps_every_commit_and_aborts_an_open_round(jou
         machine = RunMachine(MANIFEST, RUN_ID, journal[:count], lambda size: bytes(size))
         written = [effect.record for effect in machine.start(0.0, 4000) if isinstance(effect, Write)]
         assert machine.core.ledger.version == version
-        assert written[0] == Started(incarnation=started + 1)
+        clock_s = max(
+            (each.at_s for each in journal[:count] if isinstance(each, CommittedRound)), default=0.0
+        )
+        assert written[0] == Started(incarnation=started + 1, clock_s=clock_s), (
+            "the clock goes on from the commit"
+        )
         aborted = [record.round_no for record in written if isinstance(record, AbortedRound)]
         assert aborted == ([open_round] if open_round else [])
         assert machine.core.ledger.books[0].open_round == 0 and machine.conductors[0].round is None

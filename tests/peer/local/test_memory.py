@@ -94,6 +94,25 @@ def test_the_files_are_private_and_take_no_room_before_they_are_written(folder: 
     assert sum(path.stat().st_blocks * 512 for path in folder.iterdir()) < 1 << 20
 
 
+def test_room_that_another_peer_was_promised_is_not_free(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two peers that start at once both see it free: the second one's first write in mid-step would be a SIGBUS."""
+    monkeypatch.setattr(folders.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(folders, "_MEMORY", tmp_path)
+    first, second = folders.make_folder(), folders.make_folder()
+    size = 5 * 4 * (4 << 20)
+    before = folders.promised_bytes(tmp_path)
+    for module in (folders, memory):
+        monkeypatch.setattr(module, "free_bytes", lambda path: size + (40 << 20))
+    SharedState.create(first, 4 << 20)
+    assert folders.promised_bytes(tmp_path) - before > size - (1 << 20)
+    with pytest.raises(UserError, match="no room for the 96 MiB that agent and trainer share"):
+        SharedState.create(second, 4 << 20)
+    folders.remove_folder(first)
+    SharedState.create(second, 4 << 20)
+
+
 def test_where_the_memory_is_too_small_the_files_go_to_another_folder(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
