@@ -196,9 +196,7 @@ def coordinate(
     log_lines.choose(verbose, log_json)
     if embedded.wanted(plain or json_output or log_json):
         raise typer.Exit(embedded.run_with_screen(sys.argv[1:], None))
-    for line in _first_lines(run_toml, changes or []):
-        if not json_output:
-            log_lines.Teller.from_environment(log_lines.COORDINATOR)(line)
+    _say_first(run_toml, changes or [], json_output)
     from farflung.console.history.trackers import Chosen
     from farflung.coordinator.hosting import Hosting
 
@@ -219,13 +217,14 @@ def coordinate(
     _host(hosting, chosen, web, announced or [], tell)
 
 
-def _first_lines(run_toml: Path, changes: list[str]) -> list[str]:
+def _say_first(run_toml: Path, changes: list[str], quiet: bool) -> None:
     """UserError for a mistake in the file: that is then all that is said."""
     from farflung.console.run_doubts import doubts
     from farflung.protocol.process.run_file import read_manifest
 
     odd = doubts(read_manifest(run_toml, changes))
-    return [STARTS.format(run_toml), *(f"{run_toml}: {each}" for each in odd)]
+    for line in () if quiet else (STARTS.format(run_toml), *(f"{run_toml}: {each}" for each in odd)):
+        log_lines.Teller.from_environment(log_lines.COORDINATOR)(line)
 
 
 def _host(

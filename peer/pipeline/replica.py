@@ -11,6 +11,7 @@ clip / sqrt(stages): then the whole one is no longer than `[inner] clip` either.
 
 from __future__ import annotations
 
+import logging
 import math
 
 from torch import Tensor, nn
@@ -20,8 +21,11 @@ from farflung.optim.rates import rates_of
 from farflung.optim.recipes import inner_of_stage
 from farflung.peer.pipeline.stage_loop import StageLoop
 from farflung.peer.trainer.effects import LocalStep
+from farflung.peer.trainer.finite import Remembered
 from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.manifest import Manifest
+
+log = logging.getLogger(__name__)
 
 
 class Replica:
@@ -32,6 +36,7 @@ class Replica:
         optimizer = inner_of_stage(manifest, loop.stage, is_last)
         self._rates, self._base = rates_of(manifest), [group["lr"] for group in optimizer.param_groups]
         self._steps, self._optimizer = RunSteps(optimizer, after_step=lambda: None), optimizer
+        self._remembered = Remembered(optimizer)
         self._clip = manifest.inner.clip / math.sqrt(manifest.pipeline.stages)
         self._rejoin_steps = manifest.inner.rejoin_warmup_steps
         self._has_loaded = False
@@ -46,6 +51,10 @@ class Replica:
         if not self._has_loaded and version > 0:
             self._steps.start_small(self._rejoin_steps)
         self._has_loaded = True
+        # Gradients that are not finite are in no sum; their squares, and steps by them, may be too large all the same.
+        if worn := self._remembered.not_finite():
+            count = self._remembered.forget(worn)
+            log.warning("what the optimizer remembered of %d parameters was not finite and is reset", count)
 
     def step(self, due: LocalStep) -> Tensor:
         """On the mean gradient of what is in the sums, which are zero then.  Its norm, as the optimizer took it."""

@@ -281,6 +281,16 @@ def test_whoever_joins_a_run_begins_with_small_steps_and_a_lost_seat_makes_nobod
     assert step(founder, loop) == pytest.approx(0.1, rel=1e-4)
 
 
+def test_what_a_stages_optimizer_remembers_is_finite_again_with_the_next_version() -> None:
+    replica, loop = replica_of(betas=[0.9, 0.9])
+    [weight] = loop.stage.parameters()
+    step(replica, loop)
+    replica.optimizer.state[weight]["exp_avg_sq"].fill_(math.inf)
+    assert step(replica, loop) == 0.0
+    replica.on_loaded(1)
+    assert step(replica, loop) > 0.0
+
+
 def test_all_stages_together_are_no_longer_than_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     bounds = []
     clip = nn.utils.clip_grad_norm_
