@@ -132,7 +132,8 @@ def _tell_version(wanted: bool) -> None:
 @app.callback()
 def everywhere(
     version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Tell it and end.")
+        bool,
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """Many people, each with one GPU box and an ordinary internet link, train one model together."""

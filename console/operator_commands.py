@@ -59,7 +59,7 @@ def invite(
     if json_output:
         typer.echo(json.dumps(reply.found))
         return
-    typer.echo(f"{reply.text}, for {expires}:", err=True)
+    typer.echo(f"{reply.text}:", err=True)
     typer.echo(reply.found["url"])
 
 

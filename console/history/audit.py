@@ -40,6 +40,10 @@ class Report:
         return [self.facts, *stages, *(line for finding in self.findings for line in finding.lines())]
 
 
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def audit(history: History) -> Report:
     checks = (*CHECKS, check_batches) if has_batches(history) else CHECKS
     report = Report([check(history) for check in checks])
@@ -47,11 +51,11 @@ def audit(history: History) -> Report:
     lives = len(history.lives)
     killed = sum(process.ended is None for _, process in history.lives)
     commits = sum(map(len, history.by_round.values()))
-    starts = (
-        f"{len(history.coordinators)} starts of the coordinator, {lives} of {len(dict(history.lives))} peers"
-    )
-    ends = f"{killed} of these without an end; {commits} commits, {len(history.eras) - 1} times back"
-    report.facts = f"{len(history.files)} journals: {starts}, {ends}"
+    peers = _counted(len(dict(history.lives)), "peer")
+    starts = f"{_counted(len(history.coordinators), 'start')} of the coordinator, {lives} of {peers}"
+    back = _counted(len(history.eras) - 1, "time")
+    ends = f"{killed} of these without an end; {_counted(commits, 'commit')}, {back} back"
+    report.facts = f"{_counted(len(history.files), 'journal')}: {starts}, {ends}"
     return report
 
 

@@ -142,8 +142,8 @@ def _own_top(own: Record, width: int) -> tuple[list[RenderableType], int]:
         return [panel(lines, clean(own.get("title")), width)], 4
     title = clean(own.get("title") or "you")
     if waits := clean(own.get("waiting"), _WAITS_SHOWN):
-        rows = textwrap.wrap(waits, width - 4)
-        return [panel([Text(row) for row in rows], title, width)], len(rows) + 2
+        lined = textwrap.wrap(waits, width - 4)
+        return [panel([Text(row) for row in lined], title, width)], len(lined) + 2
     shares = [
         (word, share)
         for word in ("computes", "waits", "network")

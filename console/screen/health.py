@@ -96,7 +96,9 @@ def _with_members(members: list[Record], alive: list[Record]) -> Health:
     if arriving:
         names = ", ".join(clean(member.get("name"), 40) for member in arriving)[:_SAID_AT_MOST]
         return Health("●", "GOING WELL", "bold green", f"{len(part)} take part, on the way in: {names}")
-    all_of = "1 peer takes part" if len(part) == 1 else f"all {len(part)} peers take part"
+    all_of = {1: "1 peer takes part", 2: "both peers take part"}.get(
+        len(part), f"all {len(part)} peers take part"
+    )
     if helping:
         all_of += f", {helping} without a trainer {'helps' if helping == 1 else 'help'}"
     return Health("●", "GOING WELL", "bold green", all_of)

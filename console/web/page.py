@@ -174,7 +174,7 @@ def _tokens(count: float) -> str:
 def _foot(seen: Shown) -> str:
     software = f" farflung {escape(seen.software)}." if seen.software else ""
     return (
-        f'<footer id="foot"><p>The coordinator has been up for {duration(seen.elapsed_s)}.{software} '
+        f'<footer id="foot"><p>The run began {duration(seen.elapsed_s)} ago.{software} '
         "Names are what peers call themselves. Tokens count once a round that used them is committed.</p></footer>"
     )
 

@@ -29,6 +29,7 @@ from farflung.protocol.manifest_sections import AdmissionSection
 from farflung.protocol.messages import Hello, Refuse
 from farflung.protocol.model_schema import first_difference
 from farflung.protocol.orders import Invite, Reply, Revoke
+from farflung.protocol.process.units import duration
 from farflung.protocol.signing import name_of, peer_id_of
 
 ARRIVING_S = 120.0  # a newcomer that has no state after so long does not keep others out any more
@@ -88,8 +89,8 @@ class Admission:
         if ban is None:
             return None
         whom = "this peer" if ban.peer == peer else f"the network {network}"
-        hours = (ban.until_s - self._core.clock_s) / 3600.0
-        return refuse("banned", f"{whom} is banned from the run for {hours:.1f} h more: {ban.reason}"[:1000])
+        left = duration(ban.until_s - self._core.clock_s)
+        return refuse("banned", f"{whom} is banned from the run for {left} more: {ban.reason}"[:1000])
 
     def _unfit(self, hello: Hello) -> Refuse | None:
         core = self._core
@@ -237,11 +238,11 @@ class Inviting:
         name = _named(digest, order.note)
         core.note(f"invitation {name} for {order.uses} was made")
         mode = core.manifest.admission.mode
-        asked = (
-            "" if mode == "token" else f'; but [admission] mode is "{mode}": nobody is asked for invitations'
-        )
-        found = {"token": token, "id": _id_of(digest)}
-        return Reply(text=f"invitation {name} for {order.uses}{asked}", found=found)
+        uses = "1 use" if order.uses == 1 else f"{order.uses} uses"
+        told = f"invitation {name}: {uses}, valid for {duration(order.lasts_s)}"
+        if mode != "token":
+            told += f'; note: [admission] mode is "{mode}", so peers need no invitation'
+        return Reply(text=told, found={"token": token, "id": _id_of(digest)})
 
     def invites(self) -> Reply:
         known = self._core.ledger.register.invitations
@@ -289,7 +290,7 @@ class Inviting:
         if each.revoked is not None:
             return f"{used}; revoked: {each.revoked}"
         left_s = each.until_s - self._core.clock_s
-        ends = f"{left_s / 3600:.1f} h more" if left_s > 0 else "expired"
+        ends = f"{duration(left_s)} more" if left_s > 0 else "expired"
         names = ", ".join(sorted(self._core.name(peer) for peer in each.guests))
         return f"{used}{f' ({names})' if names else ''}; {ends}"
 

@@ -124,8 +124,11 @@ class Core:
     @property
     def clock_s(self) -> float:
         """The run's own clock: see coordinator/ledger/register.py."""
-        register = self.ledger.register
-        return max(register.clock_s, register.began_s + self.now - self.began_at)
+        return max(self.ledger.register.clock_s, self.clock_at(self.now))
+
+    def clock_at(self, at: float) -> float:
+        """What it showed at this moment of this coordinator's."""
+        return self.ledger.register.began_s + at - self.began_at
 
     @property
     def held(self) -> str:

@@ -39,6 +39,7 @@ from farflung.protocol.orders import (
     Rewind,
     Unban,
 )
+from farflung.protocol.process.units import duration
 from farflung.protocol.signing import Amendment
 
 
@@ -103,7 +104,7 @@ class Operating:
             raise UserError(f"the network of {self._named(peer)} is not known; ban it without --network")
         self._discipline.ban(peer, order.reason, order.lasts_s, network)
         also = f" and everybody from {network}" if network else ""
-        return Reply(text=f"banned {self._named(peer)}{also} for {order.lasts_s / 3600:.1f} h")
+        return Reply(text=f"banned {self._named(peer)}{also} for {duration(order.lasts_s)}")
 
     def _unban(self, who: str) -> Reply:
         register = self._core.ledger.register
@@ -119,7 +120,7 @@ class Operating:
         struck = {peer: register.strikes_of(peer, clock_s) for peer in register.strikes}
         lines = [
             f"{self._named(each.peer)}{f' with {each.network}' if each.network else ''}: "
-            f"{(each.until_s - clock_s) / 3600:.1f} h more: {each.reason}"
+            f"{duration(each.until_s - clock_s)} more: {each.reason}"
             for each in bans
         ]
         lines += [

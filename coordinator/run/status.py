@@ -88,7 +88,7 @@ def build_status(
             for each in core.ledger.amendments
         ],
         "sync_every": core.manifest.round.sync_every,
-        "elapsed_s": round(now - core.began_at, 3),
+        "elapsed_s": round(core.clock_at(now), 3),
         "unjudged": _unjudged(core, conductors),
         "parity": _parity(conductors),
         "digest": one_digest([book.digests.get(book.version, b"") for book in ledger.books]).hex(),
@@ -97,7 +97,7 @@ def build_status(
         **_for_the_public(core, conductors),
         "round": _round(flight, now),
         "rounds": [_past_round(core, record) for record in ledger.rounds],
-        "events": [{"at_s": round(at - core.began_at, 2), "text": text} for at, text in core.events],
+        "events": [{"at_s": round(core.clock_at(at), 2), "text": text} for at, text in core.events],
         "leases": _leases(ledger.leases),
         "relay": core.members.ways.told_of_relay(),
         "relays_offered": core.members.ways.relays.told(core.ledger.names),

@@ -8,6 +8,7 @@ coordinator's to say, and comes with its status; what is here is what a peer kno
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +17,6 @@ from farflung.protocol.states import Goal
 
 if TYPE_CHECKING:
     from farflung.peer.machine.machine import PeerMachine
-    from farflung.protocol.process.log_lines import Say
 
 
 class Cause(StrEnum):
@@ -129,7 +129,8 @@ def facts_of(wait: Wait) -> dict[str, str]:
 
 
 class WaitLines:
-    def __init__(self, say: Say) -> None:
+    def __init__(self, say: Callable[..., None]) -> None:
+        """`say`: a line, as protocol/process/log_lines.py has it."""
         self._say = say
         self._waits = Waits()
 

@@ -149,7 +149,7 @@ def test_every_page_and_order_fits() -> None:
         ({"unasked": True}, "… CONNECTING"),
         ({"phase": "waiting", "reason": "1 of at least 2 peers"}, "… WAITING  1 of at least 2 peers"),
         ({"unanswered_s": 7.0}, "▲ NO ANSWER  no word from the coordinator for 7.0 s; training goes on"),
-        ({"members": SAMPLE["members"][:2]}, "● GOING WELL  all 2 peers take part"),
+        ({"members": SAMPLE["members"][:2]}, "● GOING WELL  both peers take part"),
         (
             {"members": [SAMPLE["members"][0], SAMPLE["members"][3]]},
             "● GOING WELL  1 take part, on the way in: lime",

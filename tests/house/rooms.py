@@ -57,6 +57,7 @@ ROOMS: dict[str, Room] = {
             "coordinator/door/networks",
             "coordinator/door/allowance",
             "protocol",
+            "protocol/process/units",
         ),
         pure=True,
     ),

@@ -292,7 +292,7 @@ def test_a_revoked_invitation_lets_in_nobody_and_says_why_also_after_a_restart()
     assert [each["revoked"] for each in listed.found["invitations"]] == ["it was posted in public", None]
     lines = listed.text.splitlines()
     assert "(the lab): 1 of 9 used; revoked: it was posted in public" in lines[0]
-    assert f"1 of 9 used ({name_of(Guest(2).identity)}); 24.0 h more" in lines[1]
+    assert f"1 of 9 used ({name_of(Guest(2).identity)}); 24 h more" in lines[1]
     assert not house.obey(Revoke(which="the lab", reason="again")).ok
 
 
@@ -380,7 +380,7 @@ def test_a_ban_holds_over_restarts_and_ends() -> None:
     assert not house.alive(ann) and house.alive(bob)
     house.start()
     told = house.refuses(
-        "banned", "banned from the run for 1.0 h more: it lies", house.hello(Guest(0, restarts=1))
+        "banned", "banned from the run for 60 min more: it lies", house.hello(Guest(0, restarts=1))
     )
     assert told.retry_after_s == 0.0
     house.join(Guest(2))  # its neighbour

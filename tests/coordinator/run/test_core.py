@@ -125,6 +125,15 @@ def test_the_runs_clock_counts_from_where_the_run_was_when_this_coordinator_star
     assert run.core.clock_s == 62.5
 
 
+def test_moments_of_this_coordinator_are_told_on_the_runs_clock() -> None:
+    """So the time on the screen, and that of events, goes on where the coordinator before was."""
+    run = MadeRun()
+    run.core.now = run.core.began_at = 5000.0
+    run.core.write(Started(incarnation=2, clock_s=2100.0, wall_s=0.0))
+    run.core.now = 5010.0
+    assert run.core.clock_at(5004.0) == 2104.0 and run.core.clock_s == 2110.0
+
+
 def test_the_runs_clock_is_never_behind_what_was_written_by_it() -> None:
     run = MadeRun()
     run.core.write(Struck(peer=peer_of("ann"), reason="", at_s=90.0))

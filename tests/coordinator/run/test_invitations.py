@@ -96,7 +96,7 @@ def test_an_invitation_is_a_secret_token_of_which_the_journal_keeps_the_digest()
     reply = host.inviting.invite(Invite(uses=3, lasts_s=HOUR_S, note="the lab"))
     token, digest = reply.found["token"], token_digest(reply.found["token"])
     assert reply.found["id"] == digest.hex()[:ID_CHARS]
-    assert reply.text == f"invitation {reply.found['id']} (the lab) for 3"
+    assert reply.text == f"invitation {reply.found['id']} (the lab): 3 uses, valid for 60 min"
     [record] = host.records()
     assert record == Invited(digest=digest, uses=3, at_s=100.0, until_s=100.0 + HOUR_S, note="the lab")
     assert token not in repr(record) and token not in repr(host.core.events)
@@ -110,7 +110,9 @@ def test_each_invitation_is_another_one() -> None:
 
 def test_where_nobody_is_asked_for_invitations_the_host_is_told() -> None:
     told = Host(mode="open").inviting.invite(Invite(uses=1, lasts_s=HOUR_S)).text
-    assert '[admission] mode is "open": nobody is asked for invitations' in told
+    assert told.endswith(
+        ': 1 use, valid for 60 min; note: [admission] mode is "open", so peers need no invitation'
+    )
 
 
 # ---- listed --------------------------------------------------------------------------------------------------
@@ -126,7 +128,7 @@ def test_the_list_says_who_came_by_each_and_how_long_it_is_good() -> None:
     host.revokes("gone", "it was posted")
     listed, ids = host.inviting.invites(), [token_digest(t).hex()[:ID_CHARS] for t in (lab, short, gone)]
     assert listed.text.splitlines() == [
-        f"{ids[0]} (lab): 2 of 3 used (ann, bob); 1.5 h more",
+        f"{ids[0]} (lab): 2 of 3 used (ann, bob); 90 min more",
         f"{ids[1]}: 0 of 1 used; expired",
         f"{ids[2]} (gone): 0 of 1 used; revoked: it was posted",
     ]

@@ -86,7 +86,7 @@ def test_who_is_not_here_can_be_banned_and_not_kicked() -> None:
     office.loses(office.enters("ann"))
     told = f"ann ({ANN}) is not here now; to keep it out: farflung ban"
     assert office.refuses(Kick(who="ann", reason="")) == told
-    assert office.obeys(bans("ann")) == f"banned ann ({ANN}) for 1.0 h"
+    assert office.obeys(bans("ann")) == f"banned ann ({ANN}) for 60 min"
 
 
 # ---- kept out ------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_a_ban_with_its_network_sends_away_everybody_from_there_and_nobody_else(
     office = Office()
     for name, network in (("ann", NET), ("bob", NET), ("cyd", "198.51.100.0/24"), ("dan", "")):
         office.enters(name, network=network)
-    told = f"banned ann ({ANN}) and everybody from {NET} for 1.0 h"
+    told = f"banned ann ({ANN}) and everybody from {NET} for 60 min"
     assert office.obeys(bans("ann", network=True)) == told
     assert [name for name, _, _ in office.lost] == ["ann", "bob"]
     register = office.core.ledger.register
@@ -164,7 +164,7 @@ def test_the_list_has_bans_that_still_hold_and_strikes_of_those_that_are_not_ban
     office.core.now = HOUR_S / 2
     listed = office.operating.obey(Bans())
     assert listed.text.splitlines() == [
-        f"ann ({ANN}) with {NET}: 0.5 h more: it lies",
+        f"ann ({ANN}) with {NET}: 30 min more: it lies",
         f"bob ({BOB}): 2 strikes, the last one: second",
     ]
     assert listed.found == {
