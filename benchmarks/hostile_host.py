@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -113,17 +114,22 @@ class Trial:
         log = self.folder / "victim.log"
         began = time.monotonic()
         with log.open("w") as out:
-            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environ)
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environ, start_new_session=True
+            )
             while process.poll() is None and time.monotonic() - began < WAIT_S + seconds:
                 time.sleep(0.5)
-                text = log.read_text()
-                if "in touch with the coordinator" in text or "torch" not in text:
+                if "in touch with the coordinator" in log.read_text():
                     seconds -= 0.5
                 if seconds <= 0:
                     break
             if process.poll() is None:
-                process.terminate()
-                process.wait(30)
+                os.killpg(process.pid, signal.SIGTERM)  # strace alone would not pass it on
+                try:
+                    process.wait(20)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
         opened = (
             set(OPENED.findall(self.opened.read_text(errors="replace"))) if self.opened.exists() else set()
         )
