@@ -17,6 +17,7 @@ _NAME = "^[a-z0-9-]{1,64}$"
 _BEGINNING = (
     r"^(((https|s3)://[A-Za-z0-9.-]{1,253}(:\d{1,5})?|(file://)?)/[A-Za-z0-9/._~%+=&?,@ -]{1,2000})?$"
 )
+_COLUMN = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]{1,256}$"  # terminals obey those
 _PLACE = r"^(https|s3)://[A-Za-z0-9.-]{1,253}(:\d{1,5})?/[A-Za-z0-9/._~%+=&?,@*-]{1,2000}$"
 
 # By name: this process has no torch, and compression/ needs it.  A test holds the two lists together.
@@ -100,7 +101,10 @@ class DataSection(Section):
     length: Annotated[int, Field(ge=0, le=2**24)] = 0
     dtype: Literal["uint8", "uint16", "int16", "uint32", "int32", "int64"] = "uint16"
     column: Annotated[
-        str, Field(min_length=1, max_length=256, description="the name of a column, 1 to 256 characters")
+        str,
+        Field(
+            pattern=_COLUMN, description="the name of a column, 1 to 256 characters, none of them a control"
+        ),
     ] = "input_ids"
     batch: Annotated[int, Field(ge=1, le=65536)] = 8
     lease_samples: Annotated[int, Field(ge=1, le=2**24)] = 256

@@ -186,6 +186,14 @@ def test_every_key_explains_a_wrong_type() -> None:
             assert re.fullmatch(rf'run\.toml: \[{section}\] {key}: expected .+, found "2001-01-01"', message)
 
 
+@pytest.mark.parametrize("column", ["\x1b]0;x\x07", "a\nb", "\x9b31m", "\u202eab", "", "x" * 257])
+def test_a_column_has_nothing_that_a_terminal_obeys(column: str) -> None:
+    with pytest.raises(UserError, match="the name of a column") as told:
+        Manifest.from_canonical(json.dumps({"data": {"column": column}}).encode())
+    assert str(told.value).isprintable()
+    assert Manifest.model_validate({"data": {"column": "jetons d'entrée, 入力"}})
+
+
 def test_at_most_five_lines() -> None:
     lines = problem("[run]\n" + "\n".join(f"key{i} = 1" for i in range(9))).splitlines()
     assert len(lines) == 5

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from farflung.peer.builtin.corpus import ByteTokens, NextBytes
 from farflung.peer.data import token_shards
+from farflung.peer.data.data_files import DataFiles
 from farflung.peer.data.reading import source_of
 from farflung.peer.data.token_shards import TokenShards
 from farflung.protocol.errors import UserError
@@ -327,6 +328,16 @@ def test_a_run_names_its_shards_and_a_peer_may_have_them_elsewhere(here: Path, b
     found = TokenShards.of_run(stars)
     assert (found.length, found.dtype, found.column) == (2, "uint8", "ids")
     assert rows_of(TokenShards.of_run(run_with('source = "https://a.invalid/a.bin"'), str(here))) == ROWS
+
+
+def test_rows_that_can_not_fit_are_refused_before_a_file_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DataFiles, "find", lambda *_: pytest.fail("it was looked for"))
+    large = 'builtin = ""\n[data]\nsource = "https://a.invalid/a.bin"\nlength = 16777216\nbatch = 65536\n'
+    manifest = Manifest.from_toml(f"[model]\n{large}lease_samples = 65536", "run.toml")
+    with pytest.raises(UserError, match="65536 rows of 16777216 tokens, which it takes at once"):
+        TokenShards.of_run(manifest)
 
 
 def test_a_run_that_names_none_says_so() -> None:
