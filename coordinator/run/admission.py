@@ -17,7 +17,6 @@ from typing import Any
 
 from farflung.coordinator.door.allowance import Quota
 from farflung.coordinator.door.hello_check import Passed, is_signed, refuse
-from farflung.coordinator.door.networks import network_of
 from farflung.coordinator.ledger.records import Invited, Revoked
 from farflung.coordinator.ledger.register import Invitation
 from farflung.coordinator.run.core import Core
@@ -29,6 +28,7 @@ from farflung.protocol.manifest_sections import AdmissionSection
 from farflung.protocol.messages import Hello, Refuse
 from farflung.protocol.model_schema import first_difference
 from farflung.protocol.orders import Invite, Reply, Revoke
+from farflung.protocol.process.networks import network_of
 from farflung.protocol.signing import name_of, peer_id_of
 
 ARRIVING_S = 120.0  # a newcomer that has no state after so long does not keep others out any more

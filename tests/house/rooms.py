@@ -54,8 +54,8 @@ ROOMS: dict[str, Room] = {
             "coordinator/ledger",
             "coordinator/reach",
             "coordinator/door/hello_check",
-            "coordinator/door/networks",
             "coordinator/door/allowance",
+            "protocol/process/networks",
             "protocol",
         ),
         pure=True,
@@ -179,9 +179,7 @@ ROOMS: dict[str, Room] = {
     ),
     "console/screen": Room(PROTOCOL),
     "console/phonebook": Room(PROTOCOL),
-    "console/web": Room(
-        ("console/screen", "coordinator/door/allowance", "coordinator/door/networks", *PROTOCOL)
-    ),
+    "console/web": Room(("console/screen", "coordinator/door/allowance", *PROTOCOL)),
     "console/history": Room(
         (
             "console/screen",
@@ -279,8 +277,6 @@ PURE_MODULES = (
     "console/web/requests",
     "coordinator/door/allowance",
     "coordinator/door/hello_check",
-    "coordinator/door/lines",
-    "coordinator/door/networks",
     "coordinator/relay/socks",
     "coordinator/relay/switchboard",
     "coordinator/relay/turns",
@@ -319,6 +315,8 @@ PURE_MODULES = (
     "peer/trainer/machine",
     "peer/trainer/stage_machine",
     "peer/trainer/summing",
+    "protocol/process/lines",
+    "protocol/process/networks",
     "protocol/process/units",
 )
 

@@ -11,7 +11,6 @@ from farflung.console.operator_commands import folder_of, seconds
 from farflung.coordinator.allowlist import Allowlist, parsed
 from farflung.coordinator.door.allowance import KEYS_KEPT, Quota
 from farflung.coordinator.door.hello_check import Passed
-from farflung.coordinator.door.networks import network_of
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.ledger.records import Admitted, Record, Started
 from farflung.coordinator.ledger.register import STRIKE_LASTS_S, Register
@@ -44,6 +43,7 @@ from farflung.protocol.orders import (
     Revoke,
     Unban,
 )
+from farflung.protocol.process.networks import network_of
 from farflung.protocol.round_words import Plan
 from farflung.protocol.signed_words import hello_part
 from farflung.protocol.signing import name_of
