@@ -207,16 +207,16 @@ def test_so_many_newcomers_fetch_the_model_at_the_same_time() -> None:
     house.beat(founder, 0, genesis)
     house.machine.core.ledger.books[0].version = 1
     house.machine.core.ledger.books[0].digests[1] = genesis
-    house.join(Guest(1), Guest(2))
-    house.refuses("busy", "2 newcomers are fetching", house.hello(Guest(3)))
+    house.join(Guest(1), Guest(2, "198.51.100.2"))
+    house.refuses("busy", "2 newcomers are fetching", house.hello(Guest(3, "203.0.113.3")))
     house.now += 4.0
     second = Guest(2)
     member = house.machine.core.members.members[second.peer]
     member.standings[0].vouched = True
-    house.join(Guest(3))
-    house.refuses("busy", "2 newcomers", house.hello(Guest(4)))
-    house.now += 120.0
-    house.join(Guest(4))  # who takes for ever keeps nobody out
+    house.join(Guest(3, "203.0.113.3"))
+    house.refuses("busy", "2 newcomers", house.hello(Guest(4, "127.0.0.1")))
+    house.now += 10.0
+    house.join(Guest(4, "127.0.0.1"))  # who fetches nothing keeps nobody out
 
 
 def test_a_newcomer_on_probation_counts_for_little() -> None:
