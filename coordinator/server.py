@@ -165,7 +165,7 @@ class Server:
             self._door = self.front_door = DoorProcess(begin, self._on_news, self._spawn)
             on_failure.callback(self._door.close)
             self._door.open()
-            self._dialer = Dialer(self._context, zmq.curve_keypair())
+            self._dialer = Dialer(self._context, (self._keys.public, self._keys.secret))
             on_failure.callback(self._dialer.close)
             self._trials = Trials()
             on_failure.callback(self._trials.close)

@@ -121,7 +121,7 @@ class FrontDoor:
         except UserError:
             self._context.destroy(linger=0)
             raise
-        self._dialer = Dialer(self._context, zmq.curve_keypair())
+        self._dialer = Dialer(self._context, (keys.public, keys.secret))
         self._prober = Prober(self._dialer, self._say)
 
     def run(self) -> None:

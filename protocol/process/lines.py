@@ -80,8 +80,9 @@ class Lines:
         self._let_go(oldest)
         return [oldest]
 
-    def has_spoken(self, line: int) -> bool:
-        return bool(self._open.get(line, (b"", b""))[1])
+    def is_silent(self, line: int) -> bool:
+        """It is open, and nothing was said over it yet."""
+        return line in self._silent
 
     def ends(self, line: int) -> bytes:
         """Its name; empty if it never spoke."""

@@ -123,9 +123,9 @@ LINES = (
     ),
     Mutant(
         "the rate of newcomers follows the rules",
-        "coordinator/run/admission.py",
-        "self._joins.change(per_minute / 60.0, per_minute)",
-        "self._joins.per_s == 1.0 and self._joins.change(per_minute / 60.0, per_minute)",
+        "coordinator/door/arriving.py",
+        "self._rate.change(per_minute / 60.0, per_minute)",
+        "self._rate.per_s == 1.0 and self._rate.change(per_minute / 60.0, per_minute)",
         ADMISSION,
     ),
 )
