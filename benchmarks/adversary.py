@@ -13,9 +13,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import random
 import re
+import resource
 import selectors
 import signal
 import socket
@@ -52,6 +54,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
 MODEL = shams.model_of(os.environ)
 DATA_FOLDER = "FARFLUNG_ATTACKED"  # for whom has to be banned first: where the operator's socket is
 GOAL = 0.03
+CONNECTIONS, DIALS_AT_ONCE = 5000, 250
 ANSWER_MS = 3000
 
 
@@ -202,6 +205,34 @@ def banned(url: JoinUrl, ports: list[int], score: Score) -> Iterator[None]:
         yield from pause(0.2)
 
 
+def peers(url: JoinUrl, ports: list[int], score: Score) -> Iterator[None]:
+    """5,000 connections at the ports of peers that say nothing, each dialled again as soon as it is cut."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    held: set[socket.socket] = set()
+    selector = selectors.DefaultSelector()
+    while True:
+        for _ in range(min(DIALS_AT_ONCE, CONNECTIONS - len(held)) if not score.ending else 0):
+            one = socket.socket()
+            one.setblocking(False)
+            one.connect_ex((url.host, random.choice(ports)))
+            held.add(one)
+            selector.register(one, selectors.EVENT_READ)
+            score.tries += 1
+        for key, _ in selector.select(0):
+            one = key.fileobj  # type: ignore[assignment]
+            try:
+                over = not one.recv(4096)
+            except OSError:
+                over = True
+            if over:
+                selector.unregister(one)
+                one.close()
+                held.remove(one)
+                score.refused += 1
+        yield from pause(0.02)
+
+
 ATTACKS: dict[str, Callable[[JoinUrl, list[int], Score], Iterator[None]]] = {
     "loris": slow_loris,
     "garbage": garbage,
@@ -210,6 +241,7 @@ ATTACKS: dict[str, Callable[[JoinUrl, list[int], Score], Iterator[None]]] = {
     "squatting": squatting,
     "forged": forged,
     "banned": banned,
+    "peers": peers,
 }
 
 
@@ -268,12 +300,13 @@ class Caller:
 def attack(name: str, url: str, ports: list[int]) -> None:
     """The attacker's process: until it is told to stop."""
     os.nice(19)
-    score, asked = Score(), list[int]()
+    score, asked, until = Score(), list[int](), math.inf
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     for _ in ATTACKS[name](JoinUrl.parse(url), ports, score):
         if asked and not score.ending:
             score.ending, until = True, time.monotonic() + 10.0
-        if score.ending and (score.refused >= score.tries or name != "loris" or time.monotonic() > until):
+        waits = name in ("loris", "peers") and score.refused < score.tries and time.monotonic() < until
+        if score.ending and not waits:
             break
     score.tell()
 
@@ -312,7 +345,9 @@ def measure(arena: Any, name: str, options: argparse.Namespace) -> str:
     pid = arena.coordinator.process.pid
     door = JoinUrl.parse(arena.url).port
     peers = [party.process.pid for key, party in arena.parties.items() if key != "coordinator"]
-    ports = [door, *[port for p in (pid, *peers) for port in listening_ports(p) if port != door]]
+    ports = [port for p in peers for port in listening_ports(p)]
+    if name != "peers":
+        ports = [door, *[port for port in listening_ports(pid) if port != door], *ports]
     quiet, hurt, total, most = [], [], Score(), rss_mb(pid)
     model = arena.folder / "model.msgpack"
     light_trainer.write_schema(model, CHUNK_KB)

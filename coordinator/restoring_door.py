@@ -20,7 +20,6 @@ import zmq
 from farflung.coordinator.door.allowance import Quota
 from farflung.coordinator.door.keys import FILE_NAME, CoordinatorKeys, load_or_create
 from farflung.coordinator.door.listener import Listener, ListenOn
-from farflung.coordinator.door.networks import network_of
 from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import Record
@@ -31,6 +30,7 @@ from farflung.protocol.errors import FrameError, UserError
 from farflung.protocol.limits import LAST_PROTOCOL
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import DOOR_IN, FromDoor
+from farflung.protocol.process.networks import network_of
 from farflung.protocol.process.zap import ZapHandler
 
 TICK_S = 0.1

@@ -45,14 +45,11 @@ from farflung.coordinator.door.front_door_words import (
 from farflung.coordinator.door.gateways import GatewayProcess, Gateways, is_held_elsewhere, route_of
 from farflung.coordinator.door.hello_check import Passed
 from farflung.coordinator.door.keys import CoordinatorKeys
-from farflung.coordinator.door.lines import LEFT_OPEN_S, Lines
 from farflung.coordinator.door.listener import (
     GOODBYE_MS,
     Arrival,
     Listener,
     ListenOn,
-    network_at,
-    room_for_connections,
 )
 from farflung.coordinator.evidence_folder import EvidenceFolder
 from farflung.coordinator.failpoint_names import after_record, after_word, before_answer, before_record
@@ -85,7 +82,9 @@ from farflung.protocol.errors import FrameError, UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.messages import MEMBER_IN, FromMember, Look, Message
 from farflung.protocol.orders import Order, Reply
+from farflung.protocol.process.descriptors import network_at, room_for_connections
 from farflung.protocol.process.exporter import Exporter
+from farflung.protocol.process.lines import LEFT_OPEN_S, Lines
 from farflung.protocol.process.zap import ZapHandler
 from farflung.protocol.verdicts import Verdict
 
@@ -168,7 +167,7 @@ class Server:
             self._door.asked_to_stop = self.asked_to_stop
             on_failure.callback(self._door.close)
             self._door.open()
-            self._dialer = Dialer(self._context, zmq.curve_keypair())
+            self._dialer = Dialer(self._context, (self._keys.public, self._keys.secret))
             on_failure.callback(self._dialer.close)
             self._trials = Trials()
             on_failure.callback(self._trials.close)

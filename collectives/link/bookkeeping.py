@@ -56,6 +56,11 @@ class Intake:
         """From a contact, and not even its header can be told."""
         return Spoiled(self.counts.verdicts.count(Verdict.MALFORMED), None)
 
+    def turned_away(self) -> None:
+        """A connection that was not let in counts as a frame: what it would have said nobody knows."""
+        self.counts.arrived_frames += 1
+        self.stranger()
+
     def stranger(self) -> None:
         self.counts.verdicts.count(Verdict.UNAUTHORISED)
 

@@ -5,9 +5,9 @@ stands beside one that was dialled; where there is no way to the port, as behind
 one through, all stays as it was, and attempts become rare.
 
 Who may lie: anybody may knock at the port, and is hung up on who does not know a ticket and the secret that belongs to
-it; so many may stand there at once, and for a few seconds.  A contact may ask without end: a few of its tickets are
-kept.  It may name any port of the address at which it is reached, and then that one is told a ticket and no secret.
-Must not know rounds, limits, or which frame goes over which connection.
+it; so many may stand there at once, few of one network (port.py), and for a few seconds.  A contact may ask without
+end: a few of its tickets are kept.  It may name any port of the address at which it is reached, and then that one is
+told a ticket and no secret.  Must not know rounds, limits, or which frame goes over which connection.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from farflung.collectives.link.lean import Lean, Watch
 from farflung.collectives.link.line import Over
@@ -31,12 +32,13 @@ from farflung.collectives.link.records import (
     ticket_in,
     ways_of,
 )
-from farflung.collectives.link.tcp_counts import TcpCounts
+from farflung.collectives.link.tcp_counts import TcpCounts, our_name
 from farflung.protocol.frames import Payload
 from farflung.protocol.limits import BULK_SLACK_BYTES, HANDSHAKE_S
+from farflung.protocol.process.networks import network_of
 from farflung.protocol.process.sockets import tuned
 
-STRANGERS_MOST = 64
+STRANGERS_PER_TURN = 64
 TICKETS_OF_A_PEER = 4
 # The port for lean connections comes so much after the other one, where its owner chose that.
 PORTS_AFTER = 1000
@@ -46,6 +48,7 @@ AGAIN_S, AGAIN_MOST_S = 1.0, 300.0  # after an attempt that came to nothing; lon
 
 @dataclass(eq=False)
 class _Stranger:
+    line: int  # its name at the port
     socket: socket.socket
     until: float
     heard: bytes = b""
@@ -69,6 +72,14 @@ class _Asking:
     pause_s: float = AGAIN_S
 
 
+class Gate(Protocol):
+    """Of port.py: how many may stand at the port."""
+
+    def comes(self, line: int, network: str) -> None: ...
+
+    def ends(self, line: int) -> None: ...
+
+
 class LeanSide:
     """All that are not made yet, from both sides."""
 
@@ -77,10 +88,12 @@ class LeanSide:
     ) -> None:
         """`key`: this peer's own, as CURVE has it; `draw`: secret random bytes."""
         self._key, self._tcp, self._clock, self._draw = key, tcp, clock, draw
+        self.gate: Gate | None = None  # before `listen`
         self.watch = Watch()
         self.port = 0  # where lean connections are taken; 0: nowhere
         self._door: socket.socket | None = None
-        self._strangers: list[_Stranger] = []
+        self._strangers: dict[int, _Stranger] = {}
+        self._let_in_over: dict[int, Lean] = {}
         self._tickets: dict[bytes, _Ticket] = {}
         self._asking: dict[str, _Asking] = {}
         self.payload_most = 0
@@ -98,7 +111,7 @@ class LeanSide:
                 tuned(door, self.receive_buffer)
                 door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 door.bind(("" if host == "*" else host.strip("[]"), port))
-                door.listen(STRANGERS_MOST)
+                door.listen(STRANGERS_PER_TURN)
             except (OSError, OverflowError):
                 door.close()
                 continue
@@ -108,7 +121,7 @@ class LeanSide:
             return
 
     def close(self) -> None:
-        for stranger in list(self._strangers):
+        for stranger in list(self._strangers.values()):
             self._send_away(stranger)
         if self._door is not None:
             self._door.close()
@@ -186,21 +199,28 @@ class LeanSide:
         return grant.pack()
 
     def _let_in(self) -> None:
-        assert self._door is not None
-        for _ in range(STRANGERS_MOST):
+        assert self._door is not None and self.gate is not None
+        for _ in range(STRANGERS_PER_TURN):
             try:
-                line, _ = self._door.accept()
+                line, address = self._door.accept()
             except BlockingIOError:
                 return
             except OSError:  # no descriptor is left: they wait outside for a moment
                 self.watch.forget(self._door)
                 return
             line.setblocking(False)
-            if len(self._strangers) >= STRANGERS_MOST:
-                self._send_away(self._strangers[0])  # who comes with a ticket needs a moment only
-            stranger = _Stranger(line, self._clock() + HANDSHAKE_S)
-            self._strangers.append(stranger)
+            stranger = _Stranger(our_name(line), line, self._clock() + HANDSHAKE_S)
+            self._strangers[stranger.line] = stranger
+            self._let_in_over.pop(stranger.line, None)  # closed already, or its number would not be free
             self.watch.read(line, stranger)
+            self.gate.comes(stranger.line, network_of(str(address[0])))
+
+    def cut(self, line: int) -> None:
+        """The port's word: others need the room."""
+        if line in self._strangers:
+            self._send_away(self._strangers[line])
+        elif line in self._let_in_over:
+            self._let_in_over[line].end()
 
     def _hear(self, stranger: _Stranger) -> Lean | None:
         """A connection, once the stranger has shown whose it is."""
@@ -225,17 +245,20 @@ class LeanSide:
             self._send_away(stranger)
             return None
         del self._tickets[name]
-        self._strangers.remove(stranger)
+        del self._strangers[stranger.line]
         self.watch.forget(stranger.socket)
         made = self._lean(ticket.peer, stranger.socket, ticket.ways, b"")
+        self._let_in_over[stranger.line] = made
         self.watch.read(stranger.socket, made)
         made.confirm(name)
         return made
 
     def _send_away(self, stranger: _Stranger) -> None:
-        self._strangers.remove(stranger)
+        del self._strangers[stranger.line]
         self.watch.forget(stranger.socket)
         stranger.socket.close()
+        if self.gate is not None:
+            self.gate.ends(stranger.line)
 
     def _lean(self, peer: str, line: socket.socket, ways: Ways, ticket: bytes) -> Lean:
         return Lean(
@@ -257,14 +280,18 @@ class LeanSide:
             if key.data is None:
                 self._let_in()
             elif isinstance(key.data, _Stranger):
-                if key.data in self._strangers and (made := self._hear(key.data)) is not None:
+                if key.data.line in self._strangers and (made := self._hear(key.data)) is not None:
                     yield made
             elif not key.data.is_over:  # by what was done with a frame just before
                 yield key.data
 
     def on_tick(self) -> None:
         now = self._clock()
-        for stranger in [each for each in self._strangers if now > each.until]:
+        for stranger in [each for each in self._strangers.values() if now > each.until]:
             self._send_away(stranger)
+        for line in [line for line, each in self._let_in_over.items() if each.is_over]:
+            del self._let_in_over[line]
+            if self.gate is not None:
+                self.gate.ends(line)
         if self._door is not None and not self.watch.reads(self._door):
             self.watch.read(self._door, None)

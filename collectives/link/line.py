@@ -34,6 +34,10 @@ LISTEN_EVERY_S = 1.0  # at least, or it was not the line that was silent but we 
 COPIED_BELOW_BYTES = 65536  # copying so little is cheaper than keeping a reference alive across threads
 
 
+_SHAKEN = zmq.EVENT_HANDSHAKE_SUCCEEDED
+REFUSED_AGAIN_S, REFUSED_AGAIN_MOST_S = 0.25, 2.0  # who was not let in dials again; longer each time
+
+
 class Over(StrEnum):
     """How a connection was made."""
 
@@ -141,11 +145,14 @@ class Connection(Bearer):
 
     socket: Socket
     monitor: Socket
+    is_refused: bool = (
+        False  # the other side does not know this peer yet, or no more; libzmq does not dial again
+    )
 
     @staticmethod
     def watched(socket: Socket, tcp: TcpCounts, over: Over = Over.DIALLED) -> Connection:
         """Before `socket.connect`: its news are then complete."""
-        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | NEWS)
+        monitor = socket.get_monitor_socket(_SHAKEN | zmq.EVENT_HANDSHAKE_FAILED_AUTH | NEWS)
         return Connection(socket, monitor, tcp=tcp, over=over)
 
     def read_news(self) -> bool:
@@ -158,8 +165,9 @@ class Connection(Bearer):
                 self.on_the_way.forget()
                 self.is_over = False
             else:
-                self.up = news["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                self.up = news["event"] == _SHAKEN
                 self.is_over = not self.up
+                self.is_refused |= news["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
         return self.up and not was_up
 
     def offer(self, item: Waiting) -> bool:
@@ -176,12 +184,25 @@ class Connection(Bearer):
 
 
 @dataclass
+class Refused:
+    """When to dial somebody again who lets in nobody that the coordinator has not told it of: it hears of a newcomer a
+    moment after the newcomer hears of it."""
+
+    again_at: float = 0.0
+    pause_s: float = REFUSED_AGAIN_S
+
+    def note(self, now: float) -> None:
+        self.again_at, self.pause_s = now + self.pause_s, min(REFUSED_AGAIN_MOST_S, 2 * self.pause_s)
+
+
+@dataclass
 class Line:
     contact: Contact
     opened: list[Bearer] = field(default_factory=list)
     accepted: list[Bearer] = field(default_factory=list)  # lean ones that the other side opened
     routes: list[bytes] = field(default_factory=list)
     undialable: bool = False  # its address can't be used
+    refused: Refused = field(default_factory=Refused)
     way: Relayed | None = None  # over a relay
     relay_way: RelayWay | None = None  # that way, as it is taken now
     again_at: float = 0.0  # not before that another attempt is made
@@ -260,6 +281,18 @@ class Line:
         self.refused_since = self.refused_since if self.waits else None
         self.sent_bytes += item.size
         return item.size
+
+    def drop_refused(self, now: float) -> None:
+        """Those that we dialled and that were not let in: they end here, and are dialled again later."""
+        dialled = [each for each in self.over(Over.DIALLED) if isinstance(each, Connection)]
+        refused = [each for each in dialled if each.is_refused]
+        for each in refused:
+            each.close()
+            self.opened.remove(each)
+        if refused:
+            self.refused.note(now)
+        elif any(each.up for each in dialled):
+            self.refused.pause_s = REFUSED_AGAIN_S
 
     def over(self, how: Over) -> list[Bearer]:
         return [each for each in self.opened if each.over == how]

@@ -10,10 +10,13 @@ a whole would otherwise fill the queue of a slow line at once.  Must not know pe
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import struct
 import sys
+import time
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import zmq
@@ -27,6 +30,7 @@ _UNPACED = 0xFFFF_FFFF
 _SLOWEST_PACE = 1000
 # libzmq's news of a descriptor that is closed may come late, and the number be another socket's by then.
 _OURS = 1 << 30
+LOOK_EVERY_S = 0.01
 
 
 class Crossed(NamedTuple):
@@ -47,9 +51,11 @@ NOTHING = Crossed(0, 0, 0, 0)
 class TcpCounts:
     """The connections of one or several ZeroMQ sockets, by their file descriptors."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._open: dict[int, socket.socket] = {}
-        self._of_closed = NOTHING
+        self._last: dict[int, Crossed] = {}  # of each, when it was read last
+        self._totals = NOTHING
+        self._clock, self._looked_at = clock, -math.inf
         self._pace = _UNPACED
         self.is_known = sys.platform == "linux"
 
@@ -62,8 +68,8 @@ class TcpCounts:
 
     def watch(self, connection: socket.socket) -> int:
         """One that is not ZeroMQ's; the number by which it is known here until it is forgotten."""
-        self._watch(connection.fileno(), _OURS + connection.fileno())
-        return _OURS + connection.fileno()
+        self._watch(connection.fileno(), our_name(connection))
+        return our_name(connection)
 
     def _watch(self, descriptor: int, name: int) -> None:
         if not self.is_known:
@@ -77,7 +83,7 @@ class TcpCounts:
         if _read(watched) is None:
             watched.close()
         else:
-            self._open[name] = watched
+            self._open[name], self._last[name] = watched, NOTHING
             if self._pace != _UNPACED:
                 _set_pace(watched, self._pace)
 
@@ -104,25 +110,57 @@ class TcpCounts:
 
     @property
     def totals(self) -> Crossed:
-        """Since the beginning, connections that are gone included."""
-        found = [self._of_closed, *(_read(each) or NOTHING for each in self._open.values())]
-        return Crossed(*map(sum, zip(*found, strict=True)))
+        """Since the beginning, connections that are gone included; at most LOOK_EVERY_S old.  It is asked for with
+        every frame, and to read every connection each time would cost more than the frames."""
+        if self._clock() - self._looked_at >= LOOK_EVERY_S:
+            self.look()
+        return self._totals
 
-    def of(self, descriptor: int) -> Crossed:
+    def look(self) -> None:
+        """At all of them now."""
+        self._looked_at = self._clock()
+        for name in self._open:
+            self.of(name)
+
+    def of(self, name: int) -> Crossed:
         """Of one connection; nothing where it is gone, or not known."""
-        watched = self._open.get(descriptor)
-        return (_read(watched) if watched is not None else None) or NOTHING
+        watched = self._open.get(name)
+        if watched is None:
+            return NOTHING
+        crossed = _read(watched) or NOTHING
+        self._count(name, crossed)
+        return crossed
+
+    def waiting_beside(self, names: set[int]) -> int:
+        """On all other connections, now."""
+        return sum(self.of(name).waiting for name in self._open if name not in names)
+
+    def _count(self, name: int, now: Crossed) -> None:
+        before, self._last[name] = self._last[name], now
+        self._totals = Crossed(
+            *(whole - old + new for whole, old, new in zip(self._totals, before, now, strict=True))
+        )
 
     def close(self) -> None:
         for descriptor in list(self._open):
             self.forget(descriptor)
 
-    def forget(self, descriptor: int) -> None:
-        watched = self._open.pop(descriptor, None)
+    def forget(self, name: int) -> None:
+        watched = self._open.get(name)
         if watched is not None:
-            last, before = _read(watched) or NOTHING, self._of_closed
-            self._of_closed = Crossed(before.sent + last.sent, before.received + last.received, 0, 0)
+            last = self.of(name)
+            self._count(name, Crossed(last.sent, last.received, 0, 0))  # what waited there waits no more
+            del self._open[name], self._last[name]
             watched.close()
+
+
+def our_name(connection: socket.socket) -> int:
+    """By which one is known that is not ZeroMQ's."""
+    return _OURS + connection.fileno()
+
+
+def is_ours(name: int) -> bool:
+    return name >= _OURS
 
 
 def _set_pace(watched: socket.socket, bytes_per_s: int) -> None:

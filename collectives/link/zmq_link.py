@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from farflung.collectives.link.bookkeeping import Intake
 from farflung.collectives.link.lean import Lean
@@ -31,9 +30,10 @@ from farflung.collectives.link.line import Connection, Line, Over
 from farflung.collectives.link.link import Appointment, FrameCounts, Moved, Pollable, Relayed
 from farflung.collectives.link.pacer import Pacer
 from farflung.collectives.link.pings import Pings
+from farflung.collectives.link.port import LINES_OF_CONTACT, ZAP_DOMAIN, Port
 from farflung.collectives.link.rates import AtLeast, connections_wanted, streams_wanted
 from farflung.collectives.link.tails import Around
-from farflung.collectives.link.tcp_counts import NEWS, Incoming, TcpCounts
+from farflung.collectives.link.tcp_counts import Incoming, TcpCounts
 from farflung.collectives.link.undialled import Undialled, domain_of
 from farflung.collectives.link.urgency import Rank, Sharing, has_room
 from farflung.protocol.errors import UserError
@@ -58,10 +58,8 @@ FRAMES_PER_TURN = 16  # bounded work between two looks at the clock and at the c
 WIDEN_EVERY_S = 0.5
 STALL_S = 20.0  # a connection that takes nothing for so long although it is up is opened anew
 UNREACHED_AFTER_S = 2.5
-ROUTES_KEPT = 16  # connections that one peer opened to us
 ROUTES_AGAIN_S = 0.005
 ROOM_AGAIN_S = 0.005  # crossings wait until less waits in sockets
-ZAP_DOMAIN = b"data"
 WORDS_OF_LINKS = {Kind.PING, Kind.PONG, Kind.LEAN_ASKED, Kind.LEAN_GRANTED}
 SOCKETS_MOST = 16384  # of libzmq's, which has 1,023 by itself; a connection takes three
 
@@ -74,6 +72,7 @@ class LinkSettings:
     download: Pacer = field(default_factory=lambda: Pacer(None))
     connections: int = 0  # per line; 0: as many as it turns out to need
     window_bytes: int = 4 * 1024 * 1024  # the most that one connection can have on its way
+    visitor: bytes = b""  # the key of who dials this peer back, and is no contact: its coordinator
     lean: bool = False  # also connections without ZeroMQ, with those who take them too
     clock: Callable[[], float] = time.monotonic
 
@@ -94,15 +93,13 @@ class ZmqLink:
         self._context: zmq.Context[Socket] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, SOCKETS_MOST)
         self._zap = ZapHandler(self._context)
-        # The server key of the data plane is told to members only, so a handshake already shows membership; whose
-        # frames count is decided frame by frame, from the contacts.
-        self._zap.set_policy(ZAP_DOMAIN.decode(), lambda key: True)
         self._keys = keys
         self._lean = LeanSide(curve_raw(keys[0]), self._tcp, self._clock, os.urandom)
+        self._port = Port(self._zap, self._tcp, self._intake.turned_away, self._lean.cut)
+        self._port.expect_visitor(self.settings.visitor)
+        self._lean.gate = self._port
         self._undialled = Undialled(keys, self._zap, self._tcp, self._clock, self._connection)
-        self._peer_of_key: dict[str, str] = {}
         self._router: Socket | None = None
-        self._router_news: Socket | None = None
         self._me = ""
         self._widen_at = 0.0
         self._served_no = 0
@@ -115,7 +112,8 @@ class ZmqLink:
 
     def listen(self, host: str, port: int) -> int:
         router = self._opened(zmq.ROUTER, BULK_SERVER, curve_server(self._keys[1], ZAP_DOMAIN))
-        self._router, self._router_news = router, router.get_monitor_socket(NEWS)
+        self._router = router
+        self._port.watch(router)
         try:
             router.bind(f"tcp://{host}:{port}")
         except zmq.ZMQError as error:
@@ -124,7 +122,7 @@ class ZmqLink:
             ) from None
         endpoint = router.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(endpoint, bytes)
-        bound = int(endpoint.rstrip(b"\0").rsplit(b":", 1)[1])
+        bound = self._port.number = int(endpoint.rstrip(b"\0").rsplit(b":", 1)[1])
         if self.settings.lean:
             self._lean.listen(host, port)
             self._pings.lean_port = self._lean.port
@@ -142,17 +140,20 @@ class ZmqLink:
 
     def set_contacts(self, roster: Iterable[Contact]) -> None:
         contacts = {contact.peer: contact for contact in roster if contact.peer != self._me}
+        gone: list[bytes] = []
         for peer, line in list(self.lines.items()):
             now_contact = contacts.get(peer)
             if now_contact is None or now_contact.key != line.contact.key:
+                gone.append(line.contact.key)
                 self._drop(peer)
             elif now_contact.address != line.contact.address:
                 line.contact, line.undialable = now_contact, False
                 line.close()
+        self._port.shut_out(gone)
         for peer, contact in contacts.items():
             if peer not in self.lines:
                 self.lines[peer] = Line(contact)
-                self._peer_of_key[contact.key.hex()] = peer
+                self._port.let_in(contact.key, peer)
         # Connections stand before they are needed: a round does not wait for handshakes, a peer that can't be dialled
         # is answered over them, and it is known which peers can't be reached.
         for line in self.lines.values():
@@ -185,11 +186,8 @@ class ZmqLink:
     def close(self) -> None:
         for peer in list(self.lines):
             self._drop(peer)
-        if self._router is not None and self._router_news is not None:
-            self._router.disable_monitor()
-            self._router_news.close(linger=0)
-            self._router.close(linger=0)
-            self._router = self._router_news = None
+        self._router = None
+        self._port.close()
         self._undialled.close()
         self._lean.close()
         self._zap.close()
@@ -198,7 +196,6 @@ class ZmqLink:
 
     def _drop(self, peer: str) -> None:
         line = self.lines.pop(peer)
-        self._peer_of_key.pop(line.contact.key.hex(), None)
         self._zap.forget_policy(domain_of(line.contact.key))
         self._sent_before.pop(peer, None)
         self._pings.forget(peer)
@@ -213,7 +210,7 @@ class ZmqLink:
         """Open what the line needs, if the other side can be dialled."""
         if line.way is not None:
             self._undialled.meet_at_relay(line, line.way)
-        elif line.contact.address and not line.undialable:
+        elif line.contact.address and not line.undialable and self._clock() >= line.refused.again_at:
             self._dial_directly(line)
 
     def _dial_directly(self, line: Line) -> None:
@@ -252,6 +249,8 @@ class ZmqLink:
 
     def sockets(self) -> Iterator[tuple[Pollable | int, int]]:
         yield self._zap.socket, zmq.POLLIN
+        if self._port.news is not None:
+            yield self._port.news, zmq.POLLIN
         now = self._clock()
         may_read = zmq.POLLIN if self.settings.download.wait_s(now) <= 0 else 0
         may_write = zmq.POLLOUT if self.settings.upload.wait_s(now) <= 0 and not self._deep else 0
@@ -286,17 +285,17 @@ class ZmqLink:
 
     def on_tick(self) -> None:
         now = self._clock()
-        while self._router_news is not None and self._router_news.poll(0):
-            news = parse_monitor_message(self._router_news.recv_multipart(zmq.NOBLOCK))
-            self._tcp.on_news(news["event"], news["value"])
+        self._port.read_news()
+        self._tcp.look()
         self._carried.feed(now, self._newly_sent())
         for peer, line in self.lines.items():
-            if line.way is not None:
-                self._dial(line)
             for connection in (*line.opened, *line.accepted):
                 if connection.read_news():
                     line.put(self._pings.greet(peer, now))
                 connection.listen(now)
+            line.drop_refused(now)
+            if line.way is not None or line.refused.again_at:
+                self._dial(line)
             self._look_at_lean(peer, line, now)
             if line.is_up and line.stuck_since is not None and now - line.stuck_since >= STALL_S:
                 self.stalls += 1
@@ -463,8 +462,8 @@ class ZmqLink:
         first = line.waiting.first(rank)
         frame_bytes = first.size if first is not None else 0
         opened = [each for line in self.lines.values() for each in line.opened]
-        theirs = self._tcp.totals.waiting - sum(self._tcp.of(each.descriptor).waiting for each in opened)
-        waiting = max(0, theirs) + sum(each.unacknowledged_bytes(now) for each in opened)
+        theirs = self._tcp.waiting_beside({each.descriptor for each in opened})
+        waiting = theirs + sum(each.unacknowledged_bytes(now) for each in opened)
         known = [rate for rate in (self._carried.bytes_per_s, self.settings.upload.bytes_per_s) if rate]
         trips = self._pings.rtt_s.values()
         return has_room(
@@ -488,6 +487,7 @@ class ZmqLink:
     def answer_handshakes(self) -> None:
         """Those who dial wait for it."""
         self._zap.serve_waiting()
+        self._port.read_news()
 
     def receive(self) -> Iterator[tuple[str, Frame | Spoiled]]:
         self.answer_handshakes()
@@ -511,10 +511,10 @@ class ZmqLink:
         if line is None:
             lean.close()
             return
-        if lean not in line.opened and lean not in line.accepted:
-            line.accepted = [*line.accepted, lean]
-            while len(line.accepted) > ROUTES_KEPT:
-                line.accepted.pop(0).close()
+        if lean not in line.opened:
+            if lean not in line.accepted:
+                line.accepted = [*line.accepted, lean]
+            self._port.heard(lean.descriptor, line.contact.key)
         for _ in range(FRAMES_PER_TURN):
             if lean.is_over or self.settings.download.wait_s(self._clock()) > 0:
                 return
@@ -544,11 +544,15 @@ class ZmqLink:
             size = sum(len(part) for part in parts)
             self._intake.on_bytes(size)
             self.settings.download.take(self._clock(), size)
-            peer = dialled if dialled is not None else self._peer_of_key.get(_user_of(parts[-1]), "")
+            line, key = int(parts[-1].get(zmq.SRCFD)), _user_of(parts[-1])
+            peer = dialled if dialled is not None else self._port.peer_of(key)
             if not peer:
                 self._intake.stranger()
+                self._port.cut(line)
                 continue
-            self._incoming.came_over(int(parts[-1].get(zmq.SRCFD)), peer)
+            if dialled is None:
+                self._port.heard(line, key)
+            self._incoming.came_over(line, peer)
             arrived = self._accept(peer, parts, dialled is None)
             if arrived is not None:
                 yield peer, arrived
@@ -560,7 +564,7 @@ class ZmqLink:
         frame = self._intake.frame_of(header_part.bytes, payload_part.buffer)
         line = self.lines[peer]
         if isinstance(frame, Frame) and routed and parts[0].bytes not in line.routes:
-            line.routes = [*line.routes, parts[0].bytes][-ROUTES_KEPT:]
+            line.routes = [*line.routes, parts[0].bytes][-LINES_OF_CONTACT:]
         return self._judged(peer, frame)
 
     def _judged(self, peer: str, frame: Frame | Spoiled) -> Frame | Spoiled | None:
@@ -587,10 +591,9 @@ class ZmqLink:
         return None
 
 
-def _user_of(part: zmq.Frame) -> str:
-    """The CURVE key of the connection, as the ZAP handler wrote it down; "" if there was none."""
+def _user_of(part: zmq.Frame) -> bytes:
+    """The CURVE key of the connection, as the ZAP handler wrote it down; empty if there was none."""
     try:
-        user = part.get("User-Id")
-    except zmq.ZMQError:
-        return ""
-    return user if isinstance(user, str) else ""
+        return bytes.fromhex(str(part.get("User-Id")))
+    except (zmq.ZMQError, ValueError):
+        return b""

@@ -10,7 +10,7 @@ import threading
 import zmq
 
 from farflung.collectives.link.link import Link
-from farflung.collectives.link.zmq_link import ZmqLink
+from farflung.collectives.link.zmq_link import LinkSettings, ZmqLink
 from farflung.console.screen.status_client import StatusClient
 from farflung.coordinator.door.dialer import DIAL_S
 from farflung.peer.line.data_line import address_towards, checked_listen
@@ -25,7 +25,7 @@ POLL_MS = 50
 def dial_back(client: StatusClient, own: OwnConfig, port_hint: int = 0) -> tuple[str, str]:
     """(the address that was tried, the coordinator's word: yes, no, or why it was not tried)."""
     keys = zmq.curve_keypair()
-    link = ZmqLink(keys)
+    link = ZmqLink(keys, LinkSettings(visitor=client.url.key))
     done = threading.Event()
     try:
         host, port = checked_listen(own.listen) if own.listen else ("", port_hint)

@@ -35,7 +35,6 @@ from farflung.console.web.requests import (
     said,
 )
 from farflung.coordinator.door.allowance import Quota
-from farflung.coordinator.door.networks import Crowd, network_of
 from farflung.protocol.limits import (
     WEB_ANSWER_S,
     WEB_CONNECTIONS,
@@ -45,6 +44,7 @@ from farflung.protocol.limits import (
     WEB_REQUESTS_PER_S,
     WEB_SLOW_S,
 )
+from farflung.protocol.process.networks import Crowd, network_of
 
 KEEP_ALIVE_S = 15.0
 GOODBYE_S = 1.0  # for the other side to take the last bytes and close

@@ -44,7 +44,7 @@ class Dialer:
         keys: Keys,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`keys`: any CURVE key pair, z85; the other side lets every key shake hands."""
+        """`keys`: the coordinator's own, z85: a peer lets in nobody else whom it was not told of."""
         self._context = context
         self._keys = keys
         self._clock = clock

@@ -44,8 +44,7 @@ from farflung.coordinator.door.front_door_words import (
 )
 from farflung.coordinator.door.hello_check import UNPROVEN, Doorkeeper, Passed, RunFacts, refuse
 from farflung.coordinator.door.keys import CoordinatorKeys
-from farflung.coordinator.door.listener import Arrival, Listener, network_at, room_for_connections
-from farflung.coordinator.door.networks import Crowd, network_of
+from farflung.coordinator.door.listener import Arrival, Listener
 from farflung.coordinator.door.prober import Caller, Prober
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError, UserError
@@ -62,6 +61,8 @@ from farflung.protocol.messages import (
     StandsBy,
     StatusReply,
 )
+from farflung.protocol.process.descriptors import network_at, room_for_connections
+from farflung.protocol.process.networks import Crowd, network_of
 from farflung.protocol.process.zap import ZapHandler
 from farflung.protocol.verdicts import Counters, Verdict
 
@@ -120,7 +121,7 @@ class FrontDoor:
         except UserError:
             self._context.destroy(linger=0)
             raise
-        self._dialer = Dialer(self._context, zmq.curve_keypair())
+        self._dialer = Dialer(self._context, (keys.public, keys.secret))
         self._prober = Prober(self._dialer, self._say)
 
     def run(self) -> None:

@@ -22,7 +22,7 @@ from farflung.protocol.limits import (
 from farflung.protocol.messages import Bytes32, Hello, Session
 from farflung.protocol.model_schema import ModelSchema
 
-# At the front door, of everybody and of one network (networks.py).
+# At the front door, of everybody and of one network (protocol/process/networks.py).
 CONNECTIONS_MOST = 1024
 CONNECTIONS_OF_NETWORK = 64
 SILENT_S = 10.0  # a full door makes room for the next by cutting off who said nothing for so long

@@ -43,11 +43,12 @@ from farflung.coordinator.door.gateway_words import (
     gateway_channel,
 )
 from farflung.coordinator.door.keys import CoordinatorKeys
-from farflung.coordinator.door.lines import LEFT_OPEN_S, Lines
-from farflung.coordinator.door.listener import GOODBYE_MS, Arrival, Listener, network_at, room_for_connections
+from farflung.coordinator.door.listener import GOODBYE_MS, Arrival, Listener
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError, UserError
 from farflung.protocol.messages import MEMBER_IN, Look
+from farflung.protocol.process.descriptors import network_at, room_for_connections
+from farflung.protocol.process.lines import LEFT_OPEN_S, Lines
 from farflung.protocol.process.sockets import take_all_descriptors
 from farflung.protocol.process.zap import ZapHandler
 from farflung.protocol.verdicts import Counters, Verdict

@@ -6,9 +6,7 @@ server.  Bounds what may arrive before anything is parsed.  Must not know messag
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
-import resource
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,17 +16,13 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from farflung.coordinator.door.keys import CoordinatorKeys
-from farflung.coordinator.door.networks import network_of
 from farflung.protocol.errors import UserError
-from farflung.protocol.join_url import Address
+from farflung.protocol.process.descriptors import end, endpoint_of, plain_host
 from farflung.protocol.process.sockets import CONTROL_SERVER, curve_server, opened
 from farflung.protocol.verdicts import Verdict
 
 FRAMES_PER_TURN = 64  # one busy socket must not keep timers and the other socket waiting
 GOODBYE_MS = 1000
-# Of a process that holds others' connections, for all else: those of 64 peers that are dialled, and its files.
-OTHER_DESCRIPTORS = 320
-ROOM_MOST = 1 << 20
 _EVERY_ADDRESS = ("*", "0.0.0.0", "::")
 
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -149,15 +143,11 @@ class Listener:
         return True
 
     def cut(self, descriptor: int) -> None:
-        """End a connection.  libzmq has no word for that: it finds that the other side hung up."""
+        """End a connection."""
         if descriptor not in self._heard:
             return
         self._heard[descriptor] = True  # what it would have said nobody knows: its end is no bad frame
-        try:
-            with _lent(descriptor) as line:
-                line.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # it has just ended by itself, which is what was wanted
+        end(descriptor, self.port)
 
     def comes_from(self, arrival: Arrival) -> str:
         """HOST:PORT of its sender, as it is seen here; empty if it has gone again."""
@@ -210,40 +200,3 @@ class Listener:
             key = bytes.fromhex(str(first.get("User-Id")))
             whole = first.bytes if first is last else None
             yield Arrival(routing_id, key, descriptor, whole, str(first.get("Peer-Address") or ""))
-
-
-@contextlib.contextmanager
-def _lent(descriptor: int) -> Iterator[socket.socket]:
-    """libzmq's socket.  No copy is made: where descriptors have run out there is none, and just then lines are cut."""
-    line = socket.socket(fileno=descriptor)
-    try:
-        yield line
-    finally:
-        line.detach()
-
-
-def room_for_connections() -> int:
-    """So many one process may hold open for others: it needs descriptors for all else that it does, too."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = ROOM_MOST if most == resource.RLIM_INFINITY else min(most, ROOM_MOST)
-    return max(most - OTHER_DESCRIPTORS, most // 2)
-
-
-def network_at(descriptor: int) -> str:
-    """Of the other end of a connection (networks.py)."""
-    return network_of(endpoint_of(descriptor).rpartition(":")[0].strip("[]"))
-
-
-def endpoint_of(descriptor: int) -> str:
-    """HOST:PORT of the other end of a connection."""
-    try:
-        with _lent(descriptor) as line:
-            host, port, *_ = line.getpeername()
-    except (OSError, ValueError):
-        return ""  # it has gone again
-    return str(Address(plain_host(str(host)), port))
-
-
-def plain_host(address: str) -> str:
-    """IPv4 callers of a socket for both appear as ::ffff:1.2.3.4."""
-    return address.removeprefix("::ffff:").partition("%")[0]

@@ -6,6 +6,7 @@ by it.  Pure.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from farflung.protocol.messages import Beat
 SPAN_S = 2.0  # beats come in bursts around a round: shorter spans say nothing
 COMMITS_KEPT = 20
 TOKENS_SMOOTHED = 0.3
+FETCHED_BYTES = 16384
 
 
 @dataclass
@@ -23,11 +25,15 @@ class MemberPace:
     tokens_per_s: float = 0.0
     tx_bytes_per_s: float = 0.0
     rx_bytes_per_s: float = 0.0
+    fetched_at: float = -math.inf  # when more than questions and pings had come in
+    _fetched: int = 0
     _at: float = 0.0
     _seen: tuple[int, int, int] | None = None
 
     def on_beat(self, beat: Beat, now: float) -> None:
         counted = (beat.tokens, beat.tx_bytes, beat.rx_bytes)
+        if beat.rx_bytes - self._fetched >= FETCHED_BYTES:
+            self._fetched, self.fetched_at = beat.rx_bytes, now
         seconds = now - self._at
         if self._seen is not None and seconds < SPAN_S:
             return

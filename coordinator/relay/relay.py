@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from farflung.coordinator.door.networks import network_of
 from farflung.coordinator.reach.tickets import Run, read
 from farflung.coordinator.relay.relay_words import (
     Begin,
@@ -35,6 +34,7 @@ from farflung.coordinator.relay.relay_words import (
 from farflung.coordinator.relay.socks import JOINED, NOT_ALLOWED, WHERE, Greeting, seen
 from farflung.coordinator.relay.switchboard import Switchboard
 from farflung.coordinator.relay.turns import Turns
+from farflung.protocol.process.networks import network_of
 from farflung.protocol.process.splice import Pipe
 
 TICK_S = 0.25

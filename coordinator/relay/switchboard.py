@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from farflung.coordinator.door.networks import Crowd
 from farflung.coordinator.reach.tickets import Ticket
+from farflung.protocol.process.networks import Crowd
 
 PAIRS_MOST = 128
 GUESTS_MOST = 64  # connections without a ticket

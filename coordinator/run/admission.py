@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from farflung.coordinator.door.allowance import Quota
+from farflung.coordinator.door.arriving import Arrivals
 from farflung.coordinator.door.hello_check import Passed, is_signed, refuse
-from farflung.coordinator.door.networks import network_of
 from farflung.coordinator.ledger.records import Invited, Revoked
 from farflung.coordinator.ledger.register import Invitation
 from farflung.coordinator.run.core import Core
@@ -29,11 +29,10 @@ from farflung.protocol.manifest_sections import AdmissionSection
 from farflung.protocol.messages import Hello, Refuse
 from farflung.protocol.model_schema import first_difference
 from farflung.protocol.orders import Invite, Reply, Revoke
+from farflung.protocol.process.networks import network_of
 from farflung.protocol.process.units import duration
 from farflung.protocol.signing import name_of, peer_id_of
 
-ARRIVING_S = 120.0  # a newcomer that has no state after so long does not keep others out any more
-BUSY_RETRY_S = 5.0
 DRAINING_RETRY_S = 5.0
 FULL_RETRY_S = 30.0
 EARLY_RETRY_S = 2.0
@@ -58,9 +57,8 @@ class Admission:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.allowed: frozenset[str] = frozenset()  # ids of the allowlist
-        self._joins: Quota[str] = Quota(1.0, 1.0)  # as the rules say when somebody comes
+        self._arrivals, self._looks = Arrivals(), Looks()
         self._comes: Quota[str] = Quota(COMES_PER_MINUTE / 60.0, COMES_PER_MINUTE)
-        self._looks, self._counted = Looks(), 0
 
     @property
     def rules(self) -> AdmissionSection:
@@ -183,28 +181,13 @@ class Admission:
 
     def _rushed(self, peer: str, network: str) -> Refuse | None:
         """Newcomers only: after a restart of the coordinator all its peers come back at once, and may."""
-        core = self._core
-        if self.rules.mode != "open" or peer in core.ledger.names:
+        if self.rules.mode != "open" or peer in self._core.ledger.names:
             return None
-        if core.ledger.learned and (arriving := self._arriving()) >= self.rules.joins_at_once:
-            told = f"{arriving} newcomers are fetching the model already; yours is next"
-            return refuse("busy", told, BUSY_RETRY_S)
-        per_minute = float(self.rules.joins_per_minute)  # the host may have amended it
-        self._joins.change(per_minute / 60.0, per_minute)
-        if network and not self._joins.take(network, core.now):
-            wait_s = self._joins.wait_s(network, core.now)
-            told = f"more than {self.rules.joins_per_minute} newcomers a minute from your network ({network})"
-            return refuse("rate", f"{told}; waiting", max(1.0, wait_s))
-        return None
-
-    def _arriving(self) -> int:
-        members, now = self._core.members, self._core.now
-        if self._looks.is_due(len(members.alive), now):
-            since, here = now - ARRIVING_S, members.alive.values()
-            found = sum(member.admitted_at > since and not member.has_shown for member in here)
-            self._counted = found - members.admitted
-        # In a crowd whoever came since the last look is not through yet.
-        return self._counted + members.admitted
+        core, alive = self._core, self._core.members.alive
+        if self._looks.is_due(len(alive), core.now):
+            self._arrivals.look(alive.values(), core.now)
+        wait = self._arrivals.ask(peer, network, self.rules, core.ledger.learned, core.now)
+        return refuse(wait.code, wait.told, wait.retry_s) if wait is not None else None
 
     def _restless(self, peer: str) -> Refuse | None:
         """An identity that is let in, is thrown out or goes, and comes again without end."""

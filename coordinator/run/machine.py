@@ -16,7 +16,6 @@ from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.batches.seating import held_by_newcomer, loads_of
 from farflung.coordinator.batches.words import House
 from farflung.coordinator.door.hello_check import UNPROVEN, Doorkeeper, Passed, RunFacts
-from farflung.coordinator.door.networks import network_of
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import (
     AbortedRound,
@@ -75,6 +74,7 @@ from farflung.protocol.messages import (
     Welcome,
 )
 from farflung.protocol.orders import Order, Reply
+from farflung.protocol.process.networks import network_of
 from farflung.protocol.round_words import CROWD, Contact
 from farflung.protocol.signing import name_of, peer_id_of
 from farflung.protocol.states import OF_DEPARTURE, PEER_STATES, Phase

@@ -62,7 +62,7 @@ class Member:
     state: PeerState = PeerState.JOINING  # for people
     admitted_at: float = 0.0
     came_from: str = ""  # the address that it called from
-    network: str = ""  # that one's: see coordinator/door/networks.py
+    network: str = ""  # that one's: see protocol/process/networks.py
     left_out: str = ""  # the last round that went without it or took its chunks away, and why
     told: str = ""  # what the last tick gave as the reason of what it is to do
     without_data: bool = False  # its data is at its end: it has nothing to learn from before the next epoch

@@ -83,7 +83,7 @@ class Agent:
         self._arithmetic = Pool("arithmetic", self._inbox.submit, threads)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         keys = zmq.curve_keypair()
-        self._line = DataLine(keys, options.own)
+        self._line = DataLine(keys, options.own, coordinator=options.url.key)
         self._link = self._line.link
         folder = (options.own.identity or default_path()).parent / "state"
         store = store_of(options.own)
@@ -237,7 +237,9 @@ class Agent:
         machine.on_lines(self._link.unreached(), self._link.arriving(), now)
         self._events.on_tick(now, vitals.saved, self._trained)
         frames = self._link.counts
-        vitals.tx_bytes, vitals.rx_bytes = frames.sent_bytes, frames.arrived_bytes
+        # Of a frame that takes half a minute, too: a newcomer that fetches nothing loses its place.
+        vitals.rx_bytes = max(frames.arrived_bytes, self._link.moved().received_bytes)
+        vitals.tx_bytes = frames.sent_bytes
         vitals.up_bytes_per_s, vitals.down_bytes_per_s, vitals.rough = self._line.rates
         vitals.punched = self._reaching.turn(now)
         vitals.unmet, vitals.relay = tuple(sorted(self._link.unmet())), self._offering.turn(now)

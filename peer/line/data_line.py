@@ -41,13 +41,19 @@ class Expected(NamedTuple):
 
 
 class DataLine:
-    def __init__(self, keys: Keys, own: OwnConfig, link: Link | None = None) -> None:
-        """`keys`: of this session.  `link`: None for the usual one.  UserError for an address that is none."""
+    def __init__(
+        self, keys: Keys, own: OwnConfig, link: Link | None = None, coordinator: bytes = b""
+    ) -> None:
+        """`keys`: of this session.  `link`: None for the usual one.  `coordinator`: the key with which it dials back.
+        UserError for an address that is none."""
         self._own = own
         if own.listen not in ("", OUTBOUND_ONLY):
             checked_listen(own.listen)
         lean = ciphers_in_hardware() and os.environ.get("FARFLUNG_LEAN") != "0"
-        settings = LinkSettings(connections=own.connections, window_bytes=send_window_bytes(), lean=lean)
+        window_bytes = send_window_bytes()
+        settings = LinkSettings(
+            connections=own.connections, window_bytes=window_bytes, visitor=coordinator, lean=lean
+        )
         self.link: Link = link if link is not None else ZmqLink(keys, settings)
         self._up_limits, self._down_limits = Caps.of(*own.upload_limits), Caps.of(*own.download_limits)
         # Only in a round all lines carry what they can: one donor or one joiner may have the narrower line.

@@ -16,11 +16,11 @@ from farflung.collectives.link.lean import Lean
 from farflung.collectives.link.lean_side import (
     AGAIN_MOST_S,
     PORTS_AFTER,
-    STRANGERS_MOST,
     TICKETS_OF_A_PEER,
     LeanSide,
 )
 from farflung.collectives.link.line import Over
+from farflung.collectives.link.port import SILENT_MOST
 from farflung.collectives.link.records import HALF_BYTES, HELLO_BYTES
 from farflung.collectives.link.tcp_counts import TcpCounts
 from farflung.collectives.link.zmq_link import UNREACHED_AFTER_S, LinkSettings, ZmqLink
@@ -358,10 +358,10 @@ def test_P8_strangers_are_few_and_stay_for_a_moment_only() -> None:
     there = ("127.0.0.1", bob.side.port)
     callers = [socket.create_connection(there)]
     until((bob,), lambda: len(bob.side._strangers) == 1, "it stands at the door")
-    for _ in range(STRANGERS_MOST):
+    for _ in range(SILENT_MOST):
         callers.append(socket.create_connection(there))
         bob.turn()
-    assert heard_end(callers[0], bob) and len(bob.side._strangers) <= STRANGERS_MOST
+    assert heard_end(callers[0], bob) and len(bob.side._strangers) <= SILENT_MOST
     bob.now += HANDSHAKE_S + 1.0
     bob.turn()
     assert not bob.side._strangers and heard_end(callers[-1], bob)

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import zmq
 
-from farflung.coordinator.door import lines
-from farflung.coordinator.door.lines import LEFT_OPEN_S, LINES_OF_KEY
 from farflung.coordinator.operator_socket import ask
 from farflung.coordinator.run.effects import Forbid
 from farflung.protocol import envelope
 from farflung.protocol.messages import Look, Tick
 from farflung.protocol.orders import Ban
+from farflung.protocol.process import lines
+from farflung.protocol.process.lines import LEFT_OPEN_S, LINES_OF_KEY
 from farflung.protocol.process.sockets import curve_raw
 from rig.served import Caller, Running, ScriptedPeer, beat, member
 from rig.waiting import eventually
@@ -114,10 +114,15 @@ def test_P8_after_three_strikes_no_connection_of_its_key_is_left(
     assert isinstance(ann.beat(), Tick)
 
 
-def test_P8_silent_connections_make_room_and_others_come_in(
-    running: Running, context: zmq.Context[zmq.SyncSocket], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def few_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "HALF_OPEN", 20)
+
+
+@pytest.mark.usefixtures("few_silent")  # before the server is there
+def test_P8_silent_connections_make_room_and_others_come_in(
+    running: Running, context: zmq.Context[zmq.SyncSocket]
+) -> None:
     ann, eve = here(context, running), here(context, running)
     port = eve.welcome.member_port
     more = more_lines(context, running, eve, 100)

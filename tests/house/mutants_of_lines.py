@@ -5,62 +5,62 @@ from __future__ import annotations
 
 from mutant import ADMISSION, Mutant
 
-COUNTED = ("tests/coordinator/door/test_lines.py",)
+COUNTED = ("tests/protocol/process/test_lines.py",)
 AT_SOCKETS = ("tests/coordinator/test_members_lines.py",)
 
 LINES = (
     Mutant(
         "P8 one key has few connections",
-        "coordinator/door/lines.py",
-        "if known == key or (len(mine) <= LINES_OF_KEY and len(self) <= self._room):",
+        "protocol/process/lines.py",
+        "if known == key or (len(mine) <= self._bounds.of_key and len(self) <= self._room):",
         "if known == key or len(self) <= self._room:",
         COUNTED,
     ),
     Mutant(
         "P8 of one key the longest silent connection makes room",
-        "coordinator/door/lines.py",
+        "protocol/process/lines.py",
         "        oldest = next(iter(mine))\n",
         "        oldest = line\n",
         COUNTED,
     ),
     Mutant(
         "P8 silent connections are bounded in all",
-        "coordinator/door/lines.py",
-        "(len(self._silent) >= HALF_OPEN or ",
+        "protocol/process/lines.py",
+        "(len(self._silent) >= self._bounds.silent or ",
         "(",
         COUNTED,
     ),
     Mutant(
         "P8 silent connections make room where descriptors are few",
-        "coordinator/door/lines.py",
+        "protocol/process/lines.py",
         " or len(self) >= self._room)",
         ")",
         COUNTED,
     ),
     Mutant(
         "P8 silent connections of one network are bounded",
-        "coordinator/door/lines.py",
-        "if network and len(neighbours) >= HALF_OPEN_OF_NETWORK:",
+        "protocol/process/lines.py",
+        "if network and len(neighbours) >= self._bounds.silent_of_network:",
         "if False:",
         COUNTED,
     ),
     Mutant(
         "a key that is let in again keeps its connections",
-        "coordinator/door/lines.py",
+        "protocol/process/lines.py",
         "leave = {key for key in keys if not stays(key)}",
         "leave = keys",
         COUNTED,
     ),
     Mutant(
         "a number that is used again is whose name came last",
-        "coordinator/door/lines.py",
+        "protocol/process/lines.py",
         "if known != key and line not in self._going:",
         "if not known and line not in self._going:",
         COUNTED,
     ),
     Mutant(
         "members leave descriptors to all else",
-        "coordinator/door/listener.py",
+        "protocol/process/descriptors.py",
         "return max(most - OTHER_DESCRIPTORS, most // 2)",
         "return most",
         COUNTED,
@@ -123,9 +123,9 @@ LINES = (
     ),
     Mutant(
         "the rate of newcomers follows the rules",
-        "coordinator/run/admission.py",
-        "self._joins.change(per_minute / 60.0, per_minute)",
-        "self._joins.per_s == 1.0 and self._joins.change(per_minute / 60.0, per_minute)",
+        "coordinator/door/arriving.py",
+        "self._rate.change(per_minute / 60.0, per_minute)",
+        "self._rate.per_s == 1.0 and self._rate.change(per_minute / 60.0, per_minute)",
         ADMISSION,
     ),
 )

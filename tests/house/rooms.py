@@ -54,8 +54,9 @@ ROOMS: dict[str, Room] = {
             "coordinator/ledger",
             "coordinator/reach",
             "coordinator/door/hello_check",
-            "coordinator/door/networks",
             "coordinator/door/allowance",
+            "coordinator/door/arriving",
+            "protocol/process/networks",
             "protocol",
             "protocol/process/units",
         ),
@@ -181,9 +182,7 @@ ROOMS: dict[str, Room] = {
     ),
     "console/screen": Room(PROTOCOL),
     "console/phonebook": Room(PROTOCOL),
-    "console/web": Room(
-        ("console/screen", "coordinator/door/allowance", "coordinator/door/networks", *PROTOCOL)
-    ),
+    "console/web": Room(("console/screen", "coordinator/door/allowance", *PROTOCOL)),
     "console/history": Room(
         (
             "console/screen",
@@ -281,9 +280,8 @@ PURE_MODULES = (
     "console/web/public",
     "console/web/requests",
     "coordinator/door/allowance",
+    "coordinator/door/arriving",
     "coordinator/door/hello_check",
-    "coordinator/door/lines",
-    "coordinator/door/networks",
     "coordinator/relay/socks",
     "coordinator/relay/switchboard",
     "coordinator/relay/turns",
@@ -325,6 +323,8 @@ PURE_MODULES = (
     "peer/trainer/machine",
     "peer/trainer/stage_machine",
     "peer/trainer/summing",
+    "protocol/process/lines",
+    "protocol/process/networks",
     "protocol/process/units",
 )
 
@@ -347,6 +347,7 @@ ZMQ_MODULES = (
     "protocol/process/sockets",
     "protocol/process/zap",
     "collectives/link/line",
+    "collectives/link/port",
     "collectives/link/tcp_counts",
     "collectives/link/undialled",
     "collectives/link/zmq_link",

@@ -22,7 +22,8 @@ from zmq.utils import z85
 from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.arithmetic.merge import merged_chunk
 from farflung.collectives.link.bookkeeping import ANSWERS_WAITING
-from farflung.collectives.link.zmq_link import ROUTES_KEPT, ZmqLink
+from farflung.collectives.link.port import LINES_OF_CONTACT
+from farflung.collectives.link.zmq_link import ZmqLink
 from farflung.collectives.round.effects import Merge, SendFrame
 from farflung.compression.codec import check_payload, codec_named
 from farflung.coordinator.rounds.in_flight import InFlight
@@ -133,7 +134,7 @@ class Honest:
             assert (
                 line.waiting.answers <= ANSWERS_WAITING and len(line.waiting) <= ANSWERS_WAITING + 8 * CHUNKS
             )
-            assert len(line.routes) <= ROUTES_KEPT
+            assert len(line.routes) <= LINES_OF_CONTACT
         flight = self.lane.round
         if flight is not None:
             assert set(flight.held) <= set(range(CHUNKS)) and len(flight.results) <= CHUNKS

@@ -22,7 +22,6 @@ from farflung.coordinator.door.front_door_process import DoorProcess, Handle, Sp
 from farflung.coordinator.door.front_door_words import Counted, Limits, Listening, door_channel
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import ListenOn
-from farflung.coordinator.door.networks import Crowd
 from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, Server
@@ -47,6 +46,7 @@ from farflung.protocol.messages import (
     Welcome,
 )
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.process.networks import Crowd
 from farflung.protocol.process.sockets import curve_raw, curve_text
 from farflung.protocol.signed_words import hello_part
 from rig.waiting import PATIENCE_S, eventually

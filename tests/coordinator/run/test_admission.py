@@ -11,7 +11,6 @@ from farflung.console.operator_commands import folder_of, seconds
 from farflung.coordinator.allowlist import Allowlist, parsed
 from farflung.coordinator.door.allowance import KEYS_KEPT, Quota
 from farflung.coordinator.door.hello_check import Passed
-from farflung.coordinator.door.networks import network_of
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.ledger.records import Admitted, Record, Started
 from farflung.coordinator.ledger.register import STRIKE_LASTS_S, Register
@@ -44,6 +43,7 @@ from farflung.protocol.orders import (
     Revoke,
     Unban,
 )
+from farflung.protocol.process.networks import network_of
 from farflung.protocol.round_words import Plan
 from farflung.protocol.signed_words import hello_part
 from farflung.protocol.signing import name_of
@@ -207,16 +207,16 @@ def test_so_many_newcomers_fetch_the_model_at_the_same_time() -> None:
     house.beat(founder, 0, genesis)
     house.machine.core.ledger.books[0].version = 1
     house.machine.core.ledger.books[0].digests[1] = genesis
-    house.join(Guest(1), Guest(2))
-    house.refuses("busy", "2 newcomers are fetching", house.hello(Guest(3)))
+    house.join(Guest(1), Guest(2, "198.51.100.2"))
+    house.refuses("busy", "2 newcomers are fetching", house.hello(Guest(3, "203.0.113.3")))
     house.now += 4.0
     second = Guest(2)
     member = house.machine.core.members.members[second.peer]
     member.standings[0].vouched = True
-    house.join(Guest(3))
-    house.refuses("busy", "2 newcomers", house.hello(Guest(4)))
-    house.now += 120.0
-    house.join(Guest(4))  # who takes for ever keeps nobody out
+    house.join(Guest(3, "203.0.113.3"))
+    house.refuses("busy", "2 newcomers", house.hello(Guest(4, "127.0.0.1")))
+    house.now += 10.0
+    house.join(Guest(4, "127.0.0.1"))  # who fetches nothing keeps nobody out
 
 
 def test_a_newcomer_on_probation_counts_for_little() -> None:

@@ -1,6 +1,6 @@
 """Networks: everybody in an IPv4 /24 or an IPv6 /48 counts as one, and has only so many connections.  Pure.
 
-Used at the front door and by the admission: somebody with one address usually has its neighbours as well.  This machine
+Used at every port and by the admission: somebody with one address usually has its neighbours as well.  This machine
 itself is no network: behind a local proxy every stranger would seem to come from here.
 """
 

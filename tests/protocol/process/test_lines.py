@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import zmq
 
-from farflung.coordinator.door import lines, listener
+from farflung.coordinator.door import listener
 from farflung.coordinator.door.keys import load_or_create
-from farflung.coordinator.door.lines import LINES_OF_KEY, Lines
-from farflung.coordinator.door.listener import ROOM_MOST, Listener, room_for_connections
+from farflung.coordinator.door.listener import Listener
+from farflung.protocol.process import lines
+from farflung.protocol.process.descriptors import ROOM_MOST, room_for_connections
+from farflung.protocol.process.lines import LINES_OF_KEY, Lines
 
 EVERYBODY = 100
 

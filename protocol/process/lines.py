@@ -1,16 +1,16 @@
-"""Members' connections at one socket: how many there may be, and whose they are once they have spoken.  Pure.
+"""Others' connections at one socket: how many there may be, and whose they are once they have spoken.  Pure.
 
-Held by the server for its own socket and by each gateway.  libzmq tells whose a connection is with its first frame, and
-not before; until then it is one of the silent ones, which are bounded as a whole.  So no key takes what all need,
-whether it was let in or not.  Where there is no room an older connection makes it: whoever dials again after its line
-broke comes in.
+Held by the server for its members' socket, by each gateway, and by each peer for its own port.  libzmq tells whose a
+connection is with its first frame, and not before; until then it is one of the silent ones, which are bounded as a
+whole.  So no key takes what all need, whether it was let in or not.  Where there is no room an older connection makes
+it: whoever dials again after its line broke comes in.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 LINES_OF_KEY = 4  # its beats, its look, and as many that have died without a word
 # Connections over which nothing was said yet, in all and of one network (networks.py).
@@ -20,11 +20,19 @@ LEFT_OPEN_S = 60.0  # for a key that may not come in any more: if it wakes withi
 Name = TypeVar("Name", str, bytes)
 
 
+class Bounds(NamedTuple):
+    of_key: int
+    silent: int  # over which nothing was said yet, in all
+    silent_of_network: int
+
+
 class Lines:
     """A line is a connection, by its descriptor.  `room`: so many may be open."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, bounds: Bounds | None = None) -> None:
+        """`bounds`: None for those of a coordinator's members."""
         self._room = room
+        self._bounds = bounds or Bounds(LINES_OF_KEY, HALF_OPEN, HALF_OPEN_OF_NETWORK)
         self._open: dict[int, tuple[bytes, bytes]] = {}  # (its name, its key); empty: it has said nothing
         self._silent: OrderedDict[int, str] = OrderedDict()  # each with its network, the oldest first
         self._of_network: dict[str, OrderedDict[int, None]] = {}  # the silent ones of each
@@ -41,9 +49,9 @@ class Lines:
         self.ends(line)  # its number was that of a line whose end was never told
         neighbours = self._of_network.get(network, OrderedDict())
         cut: list[int] = []
-        if network and len(neighbours) >= HALF_OPEN_OF_NETWORK:
+        if network and len(neighbours) >= self._bounds.silent_of_network:
             cut = [next(iter(neighbours))]
-        elif self._silent and (len(self._silent) >= HALF_OPEN or len(self) >= self._room):
+        elif self._silent and (len(self._silent) >= self._bounds.silent or len(self) >= self._room):
             cut = [next(iter(self._silent))]
         for each in cut:
             self._let_go(each)
@@ -66,11 +74,15 @@ class Lines:
         mine = self._of_key.setdefault(key, OrderedDict())
         mine[line] = None
         mine.move_to_end(line)
-        if known == key or (len(mine) <= LINES_OF_KEY and len(self) <= self._room):
+        if known == key or (len(mine) <= self._bounds.of_key and len(self) <= self._room):
             return []
         oldest = next(iter(mine))
         self._let_go(oldest)
         return [oldest]
+
+    def is_silent(self, line: int) -> bool:
+        """It is open, and nothing was said over it yet."""
+        return line in self._silent
 
     def ends(self, line: int) -> bytes:
         """Its name; empty if it never spoke."""
