@@ -138,3 +138,22 @@ def test_two_do_not_fill_a_lane_at_once_and_what_is_hashed_is_not_filled() -> No
     with pytest.raises(IllegalMove):
         lane.fill()
     assert isinstance(lane.stand, Sealing)
+
+
+def test_P4_a_true_piece_that_she_lacks_not_tears_no_whole_state() -> None:
+    lane = cyd()
+    lane.fill()
+    lane.filled(0)
+    lane.on_sealed(0, b"0" * 32)
+    lane.on_piece("bob", LISTED)
+    assert lane.on_piece("bob", piece(0)) is Verdict.STALE
+    assert not changes(lane.advance(1.0)) and lane.whole and lane.catch.versions == [0, 0]
+
+
+def test_P1_pieces_that_came_just_before_are_not_put_into_what_is_being_written() -> None:
+    lane = cyd()
+    lane.on_piece("bob", LISTED)
+    assert lane.on_piece("bob", piece(0)) is Verdict.ACCEPTED  # while the trainer reads the anchor, say
+    lane.fill()
+    lane.unfilled(touched=False)
+    assert not changes(lane.advance(1.0)) and lane.catch.versions == [NO_VERSION] * 2
