@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable, Set
 
 from farflung.checkpoints.donors import GAIN, Asked, Donors, Most, Room
 from farflung.checkpoints.fellows import NOTHING, Fellows, Holding
+from farflung.checkpoints.vouched import Vouched
 from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal, SendFrame
 from farflung.protocol.digests import is_piece, mask_of, root_of, split_hashes
 from farflung.protocol.frames import Frame, Header, Kind, Payload
@@ -36,6 +37,7 @@ RESULTS_IN_FLIGHT_BYTES, RESULTS_OF_ONE_DONOR = 1 << 20, 64
 # no more than this.
 WAITING_RESULTS_BYTES = 64 << 20
 UNVOUCHED_KEPT = 12  # pieces of state that came before the list of their hashes
+CAME_KEPT = 32  # pieces that are true, and wait until the state may be changed
 NO_VERSION = -1
 UNTRIED_PATIENCE = 10  # times the patience with a donor, for what donors owe a fellow, before one was timed
 
@@ -58,9 +60,8 @@ class CatchUp:
         self.sealed = NO_VERSION  # the version whose Seal was asked for last
         self._run_tag = run_tag
         self._retry_s = retry_s
-        self._manifests: dict[int, list[bytes]] = {}
-        self._bases: dict[int, bytes] = {}  # version -> digest under which chunks of it were installed
-        self._came_at: dict[int, int] = {}  # index of a chunk -> the version that it was installed at
+        self._vouched = Vouched()
+        self._came: dict[int, Install] = {}  # chunk -> its piece, true, and not in the state yet
         self._results: dict[tuple[int, int], Payload] = {}  # (version, chunk) -> verified, not rolled yet
         self._largest_result_bytes = 0  # that came; 0: none yet
         self._asked: dict[Key, Asked] = {}
@@ -78,11 +79,8 @@ class CatchUp:
 
     def reset(self) -> None:
         """What I hold is not the run's state: start from nothing."""
-        self.versions = [NO_VERSION] * len(self.versions)
-        self.sealed = NO_VERSION
-        self._manifests.clear()
-        self._bases.clear()
-        self._came_at.clear()
+        self.versions, self.sealed = [NO_VERSION] * len(self.versions), NO_VERSION
+        self._vouched.clear()
         self._results.clear()
         self._ask_again()
         self._stuck.clear()
@@ -90,7 +88,9 @@ class CatchUp:
         self.fellows.forgive()
 
     def set_aside(self) -> None:
-        """What was asked for is waited for no more; where it is still missing later it is asked for again."""
+        """What was asked for is waited for no more, and what has come is not used: what is still missing later is asked
+        for again."""
+        self._came.clear()
         self._asked.clear()
         self._unvouched.clear()
 
@@ -98,8 +98,7 @@ class CatchUp:
         """The trainer wrote the initial state, or a checkpoint was read: everything is at this version."""
         self.reset()  # whatever was fetched from an earlier founder is not this state
         self.versions = [version] * len(self.versions)
-        self.target = max(self.target, version)
-        self.sealed = version
+        self.target, self.sealed = max(self.target, version), version
         return [Seal(version, self.fragment.number)]
 
     def go_back(self, version: int, keep: bool) -> None:
@@ -125,7 +124,7 @@ class CatchUp:
     ) -> None:
         """The coordinator's word: where the run is, what the versions' digests are, whom to ask, who else asks."""
         self._of.welcome(self.fellows.are(name for name in fellows if name not in donors))
-        for base in [base for base, digest in self._bases.items() if digests.get(base, digest) != digest]:
+        for base in self._vouched.refuted(digests):
             self._unlearn(base)
         if digests.keys() - self.digests.keys():
             # Who was just leaving a version had no piece of it to give, and has one of the next.
@@ -143,9 +142,7 @@ class CatchUp:
                 self.versions[chunk] = NO_VERSION
                 self.sealed = NO_VERSION
         if self.done:
-            self._manifests.clear()
-            self._bases.clear()
-            self._came_at.clear()
+            self._vouched.clear()
             self._of.forgive()
         for version in [v for v in self.commits if v <= self.lowest]:
             del self.commits[version]
@@ -165,11 +162,8 @@ class CatchUp:
     def _unlearn(self, base: int) -> None:
         """What was taken for the state of this version is not it: version 0 was founded anew, or liars had settled it.
         Chunks that came as it go; what I hold from elsewhere is as good as it was."""
-        del self._bases[base]
-        self._manifests.pop(base, None)
         self._unvouched.clear()
-        for index in [index for index, version in self._came_at.items() if version == base]:
-            del self._came_at[index]
+        for index in self._vouched.unlearn(base):
             self.versions[index] = NO_VERSION
             self.sealed = NO_VERSION
 
@@ -184,8 +178,7 @@ class CatchUp:
                 if not digest or not known or digest == known:
                     self.versions[self.fragment.index(chunk)] = version
                     if digest:
-                        self._bases[version] = digest
-                        self._came_at[self.fragment.index(chunk)] = version
+                        self._vouched.recall(self.fragment.index(chunk), version, digest)
 
     def offer(self, version: int, chunk: int, payload: Payload, payload_hash: bytes) -> bool:
         """A result at hand, with the hash that it was found to have.  Taken if it is what the commit says."""
@@ -215,13 +208,21 @@ class CatchUp:
     # ---- moving on ---------------------------------------------------------------------------------------
 
     def roll(self) -> list[DataEffect]:
-        """Apply every result that is at hand, chunk by chunk; seal when all chunks have arrived."""
+        """Put the pieces that came into the state, apply every result that is at hand, chunk by chunk; seal when all
+        chunks have arrived.  Nothing else changes the state: who must not have it changed does not ask for this."""
+        effects: list[DataEffect] = []
+        came, self._came = self._came, {}
+        for chunk, piece in came.items():
+            index = self.fragment.index(chunk)
+            if self._lacks(index) and self._vouched.list_of(piece.version):  # or it was refuted since
+                self._stuck.discard(chunk)
+                self.versions[index] = self._vouched.came_at[index] = piece.version
+                effects.append(piece)
         if not self._results and self.sealed != NO_VERSION and self.sealed == self.versions[0]:
-            return []  # nothing new: this is asked after every event
+            return effects  # nothing new: this is asked after every event
         next_one = self.sealed + 1
         if self._is_whole and any((next_one, chunk) not in self._results for chunk in self.fragment.chunks):
-            return []  # those that lack may be nowhere any more, and this version the newest that anybody can show
-        effects: list[DataEffect] = []
+            return effects  # those that lack may be nowhere any more, and this version the newest that anybody shows
         for chunk, version in zip(self.fragment.chunks, self.versions.copy(), strict=True):
             while version != NO_VERSION and (version + 1, chunk) in self._results:
                 commit = self.commits.get(version + 1)
@@ -311,7 +312,7 @@ class CatchUp:
     def _having(self, chunk: int) -> list[str]:
         """Fellows that have this piece and answer; which of its versions it is can be checked."""
         shunned = self._shunned.get((Kind.WANT_STATE, 0, chunk), ())
-        versions = {*self._manifests, self.target} & self._of_use
+        versions = {*self._vouched.versions, self.target} & self._of_use
         having = self.fellows.having(self.fragment.index(chunk), versions)
         out = {*shunned, *self._stalled}  # who puts off and gives nothing takes no donor's place
         return [f for f in having if f not in out and self._of.is_good(f) and not self._of.is_silent(f)]
@@ -381,17 +382,22 @@ class CatchUp:
                     # The donors themselves came later: none kept this result, but they hold what it led to.
                     self._stuck.add(key[2])
 
+    def _lacks(self, index: int) -> bool:
+        """A piece of state: it has none, or one that no result leads on from."""
+        version = self.versions[index]
+        return version == NO_VERSION or (self.fragment.first + index in self._stuck and version < self.target)
+
     def _missing(self, coming: Set[tuple[int, int]]) -> list[Key]:
         keys: list[Key] = []
         held = list(zip(self.fragment.chunks, self.versions, strict=True))
-        whole = [c for c, v in held if v == NO_VERSION or (c in self._stuck and v < self.target)]
+        whole = [c for index, c in enumerate(self.fragment.chunks) if self._lacks(index)]
         if whole and self.target in self.digests:
             told = self.fellows.versions(self._lacking) & self._of_use
             keys += [
                 (Kind.WANT_MANIFEST, version, self.fragment.first)
-                for version in sorted({self.target, *told} - self._manifests.keys(), reverse=True)
+                for version in sorted({self.target, *told} - self._vouched.versions, reverse=True)
             ]
-            lacking = [chunk for chunk in whole if chunk not in self._unvouched]
+            lacking = [c for c in whole if c not in self._unvouched and c not in self._came]
             keys += [(Kind.WANT_STATE, 0, chunk) for chunk in self.fellows.rarest_first(lacking)]
         last = self.sealed + self._versions_waiting if self._is_whole else self.target
         results = [
@@ -421,20 +427,16 @@ class CatchUp:
 
         What was rolled on since is proven by nothing before all of it is whole."""
         index = self.fragment.index(chunk)
-        version = self._came_at.get(index, NO_VERSION)
-        base = self._bases.get(version)
-        proven = base is not None and self.digests.get(version) == base and self.versions[index] == version
-        return version if proven and version in self._manifests else NO_VERSION
+        version = self._vouched.given_at(index, self.versions[index], self.digests)
+        return NO_VERSION if version is None else version
 
     def hash_of(self, chunk: int) -> bytes:
         """By which a piece that may be given was checked."""
-        return self._manifests[self.given_at(chunk)][self.fragment.index(chunk)]
+        return self._vouched.holds(self.given_at(chunk), self.digests)[self.fragment.index(chunk)]
 
     def hashes_at(self, version: int) -> bytes:
         """The list by which my pieces of this version were checked; empty: I have none that still holds."""
-        base = self._bases.get(version)
-        proven = base is not None and self.digests.get(version) == base
-        return b"".join(self._manifests.get(version, ())) if proven else b""
+        return b"".join(self._vouched.holds(version, self.digests))
 
     def arrived(self) -> Holding:
         """Pieces of one version, of that which most are at."""
@@ -448,36 +450,36 @@ class CatchUp:
 
     # ---- answers of donors -------------------------------------------------------------------------------
 
-    def on_frame(self, sender: str, frame: Frame) -> tuple[Verdict, list[DataEffect]]:
+    def on_frame(self, sender: str, frame: Frame) -> Verdict:
         """MANIFEST, STATE, LOGGED or MISSING; the payload already matched the hash in its own header."""
         header = frame.header
         if header.chunk not in self.fragment.chunks:
-            return Verdict.MALFORMED, []
+            return Verdict.MALFORMED
         waited_for = dict(self._asked)
-        effects: list[DataEffect] = []
         match header.kind:
             case Kind.MANIFEST:
                 verdict = self._on_manifest(sender, header, frame.payload)
-                effects = self._take_unvouched(header.version) if verdict == Verdict.ACCEPTED else []
+                if verdict == Verdict.ACCEPTED:
+                    self._take_unvouched(header.version)
             case Kind.STATE:
-                verdict, effects = self._on_state(sender, frame)
+                verdict = self._on_state(sender, frame)
             case Kind.LOGGED:
                 verdict = self._on_logged(sender, header, frame.payload)
             case Kind.HAVE:
-                return self.fellows.on_have(sender, frame, self._now), []
+                return self.fellows.on_have(sender, frame, self._now)
             case Kind.LATER:
                 for key in self._meant_by(sender, header):
                     self._of.put_off(self._asked[key], self._now)
-                return Verdict.ACCEPTED, []
+                return Verdict.ACCEPTED
             case _:
                 self._on_missing(sender, header)
                 verdict = Verdict.ACCEPTED
         if verdict == Verdict.BAD_HASH:
             self._strike(sender)
-            return verdict, effects
+            return verdict
         for key in waited_for.keys() - self._asked.keys():
             self._of.answered(sender, waited_for[key], self._now, header.kind == Kind.STATE)
-        return verdict, effects
+        return verdict
 
     def on_spoiled(self, sender: str, header: Header) -> None:
         """An answer of a donor arrived damaged: somebody else is asked, and this one for less and less."""
@@ -511,8 +513,7 @@ class CatchUp:
         self._asked.pop((Kind.WANT_MANIFEST, header.version, self.fragment.first), None)
         for key in closed:
             self._refused(key)  # of a newer version alone, so that it does not have the older one
-        self._manifests[header.version] = hashes
-        self._bases[header.version] = digest
+        self._vouched.take(header.version, hashes, digest)
         return Verdict.ACCEPTED
 
     def _may_be_listed(self, version: int) -> bool:
@@ -520,46 +521,41 @@ class CatchUp:
         wanted = (Kind.WANT_MANIFEST, version, self.fragment.first)
         return version in self.digests and (version == self.target or wanted in self._asked)
 
-    def _take_unvouched(self, version: int) -> list[DataEffect]:
+    def _take_unvouched(self, version: int) -> None:
         """What came before the manifest that has just arrived."""
-        effects: list[DataEffect] = []
         waiting = {
             chunk: kept for chunk, kept in self._unvouched.items() if kept[1].header.version == version
         }
         for chunk, (sender, frame) in waiting.items():
             del self._unvouched[chunk]
-            verdict, moved = self._on_state(sender, frame)
-            effects += moved
-            if verdict == Verdict.BAD_HASH:
+            if self._on_state(sender, frame) == Verdict.BAD_HASH:
                 self._strike(sender)
-        return effects
 
-    def _on_state(self, sender: str, frame: Frame) -> tuple[Verdict, list[DataEffect]]:
+    def _on_state(self, sender: str, frame: Frame) -> Verdict:
         header, payload = frame.header, frame.payload
         key, index = (Kind.WANT_STATE, 0, header.chunk), self.fragment.index(header.chunk)
-        manifest = self._manifests.get(header.version)
+        manifest = self._vouched.list_of(header.version)
         if manifest is None:
             asked, room = self._asked.get(key), len(self._unvouched) < UNVOUCHED_KEPT
             if asked is not None and asked.donor == sender and room and self._may_be_listed(header.version):
                 self._asked.pop(key)
                 self._unvouched[header.chunk] = (sender, frame)
-                return Verdict.ACCEPTED, []
+                return Verdict.ACCEPTED
             # Its version is not vouched for (not yet, or not any more): another donor, or this one later.
             self._refused_by(sender, key)
-            return Verdict.STALE, []
+            return Verdict.STALE
         if not is_piece(manifest[index], payload, header.hash, self._parts):
             self._refused_by(sender, key)
-            return Verdict.BAD_HASH, []
-        if self._asked.pop(key, None) is None and self.lowest != NO_VERSION:
-            # A late answer is as good as one in time, but not where a version is whole, or was: one piece of a newer
-            # one would tear it, and whoever sends that, true as it is, need not give the others.
-            return Verdict.STALE, []
-        if self.versions[index] >= header.version:
-            return Verdict.DUPLICATE, []
-        self._stuck.discard(header.chunk)
+            return Verdict.BAD_HASH
+        self._asked.pop(key, None)  # a late answer is as good as one in time
+        if self.versions[index] >= header.version or header.chunk in self._came:
+            return Verdict.DUPLICATE
+        # Or a true piece of a newer version could tear a whole state, and many could fill the memory.
+        if not self._lacks(index) or len(self._came) >= CAME_KEPT:
+            return Verdict.STALE
         self.fellows.came(index, sender)
-        self.versions[index] = self._came_at[index] = header.version
-        return Verdict.ACCEPTED, [Install(header.chunk, header.version, payload)]
+        self._came[header.chunk] = Install(header.chunk, header.version, payload)
+        return Verdict.ACCEPTED
 
     def _on_logged(self, sender: str, header: Header, payload: Payload) -> Verdict:
         key = (Kind.WANT_LOGGED, header.version, header.chunk)

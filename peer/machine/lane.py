@@ -406,7 +406,7 @@ class Lane:
             return
         if isinstance(before, Rolling):
             self._lose_track()
-        if touched:
+        if touched or isinstance(before, Whole):
             self._lose_grounds()
             self.catch.reset()
         self._stands(StandEvent.UNWRITTEN, Empty())
@@ -501,7 +501,10 @@ class Lane:
         effects: list[DataEffect] = self.catch.roll()
         if effects:
             self._look_whether_torn()
-        if isinstance(before, Whole) and not self.whole:
+        came = any(isinstance(effect, Install) for effect in effects)
+        if came:
+            self._lose_grounds()
+        if not came and isinstance(before, Whole) and not self.whole:
             is_the_runs = self.catch.digests.get(before.version) == before.digest
             counted_on = before.verified or self._planned_at == before.version or is_the_runs
             proofs += self._grounds.rolls_on(before.version, before.digest, counted_on)
@@ -572,15 +575,12 @@ class Lane:
             return verdict, [*answer]
         return Verdict.STALE, []
 
-    def on_piece(self, sender: str, frame: Frame) -> tuple[Verdict, list[Effect]]:
-        """A donor's answer: a piece of the state, a list of hashes, a kept result, or that it has none."""
+    def on_piece(self, sender: str, frame: Frame) -> Verdict:
+        """A donor's answer: a piece of the state, a list of hashes, a kept result, or that it has none.  What is of use
+        is put into the state by `advance`, and by nothing else."""
         if self.filling:
-            return Verdict.STALE, []
-        verdict, effects = self.catch.on_frame(sender, frame)
-        if any(isinstance(effect, Install) for effect in effects):
-            self._lose_grounds()
-            self._look_whether_torn()
-        return verdict, [*effects]
+            return Verdict.STALE
+        return self.catch.on_frame(sender, frame)
 
     def refuse(self, sender: str, round_no: int, why: Verdict) -> None:
         """What it sent in this round can't be used."""

@@ -179,7 +179,7 @@ class Participation:
             if lane.round is not None and frame.header.round_no == lane.round.plan.round_no:
                 lane.round.on_missing(sender, now)
         else:
-            verdict, effects = lane.on_piece(sender, frame)
+            verdict = lane.on_piece(sender, frame)
         self.counters.count(verdict)
         return effects
 

@@ -128,15 +128,22 @@ class VirtualCheckpoints:
         if not peer.alive:
             return
         peer.world.observe("restoring", (peer, effect))
-        found = [kept for kept in self._disk.kept if kept.fits(effect.lacking) and not self._disk.fails()]
-        newest = found[0] if found else None
+        fitting = [kept for kept in self._disk.kept if kept.fits(effect.lacking)]
+        found = [kept for kept in fitting if not self._disk.fails()]
+        newest, broken = found[0] if found else None, fitting[0] if fitting else None
         if newest is not None:
             for number in effect.lacking:
                 for chunk, raw in zip(peer.fragments[number].chunks, newest.parts[number][1], strict=True):
                     peer.calculate(partial(peer.state.install, Install(chunk, newest.version, raw)))
         version = newest.version if newest is not None else NO_VERSION
-        peer.calculate(
-            lambda: peer.carry_out(
-                peer.machine.on_restored(version, ["nothing read"], False, peer.world.now())
-            )
-        )
+
+        def end() -> None:
+            touched = broken is not None and newest is None
+            if broken is not None and touched:  # its reading failed after the first chunk of each fragment
+                for number in effect.lacking:
+                    first = peer.fragments[number].first
+                    peer.state.install(Install(first, broken.version, broken.parts[number][1][0]))
+            effects = peer.machine.on_restored(version, ["nothing read"], touched, peer.world.now())
+            peer.carry_out(effects)
+
+        peer.calculate(end)

@@ -105,15 +105,18 @@ class Joiner:
                     self.sealed.append(effect.version)
         return [effect for effect in effects if isinstance(effect, SendFrame)]
 
+    def gets(self, sender: str, frame: Frame | None) -> list[SendFrame]:
+        if frame is not None:
+            self.catch.on_frame(sender, frame)
+        return self.carry_out(self.catch.roll())
+
     def turn(self) -> int:
         """Roll, ask, and take the answers in.  Returns how much was asked for."""
         asked = self.carry_out([*self.catch.roll(), *self.catch.ask(self.now)])
         for send in asked:
             answer = self.donors[send.to].answer(send.frame.header)
             if answer is not None and self.arrives(send):
-                verdict, effects = self.catch.on_frame(send.to, answer)
-                self.verdicts.append(verdict)
-                self.carry_out(effects)
+                self.verdicts.append(self.catch.on_frame(send.to, answer))
         self.carry_out(self.catch.roll())
         return len(asked)
 
@@ -159,15 +162,15 @@ def test_without_the_coordinators_digest_nothing_is_asked_for() -> None:
 def test_a_manifest_for_another_number_of_chunks_is_refused() -> None:
     joiner = Joiner({"ann": Donor(4)}, target=4, known={4: digest(4, chunks=CHUNKS + 1)})
     longer = with_payload(Header(Kind.MANIFEST, TAG, version=4), manifest(4, chunks=CHUNKS + 1))
-    assert joiner.catch.on_frame("ann", longer) == (Verdict.BAD_HASH, [])
+    assert joiner.catch.on_frame("ann", longer) == Verdict.BAD_HASH
 
 
 def test_a_chunk_that_nobody_has_and_one_that_was_not_asked_for_are_refused() -> None:
     joiner = Joiner({"ann": Donor(4)}, target=4)
     beyond = with_payload(Header(Kind.STATE, TAG, version=4, chunk=CHUNKS), b"x")
-    assert joiner.catch.on_frame("ann", beyond) == (Verdict.MALFORMED, [])
+    assert joiner.catch.on_frame("ann", beyond) == Verdict.MALFORMED
     unasked = with_payload(Header(Kind.STATE, TAG, version=4, chunk=0), state(4, 0))
-    assert joiner.catch.on_frame("ann", unasked) == (Verdict.STALE, [])
+    assert joiner.catch.on_frame("ann", unasked) == Verdict.STALE
 
 
 def test_pieces_that_overtake_the_list_of_their_hashes_are_kept_and_checked_then() -> None:
@@ -180,11 +183,11 @@ def test_pieces_that_overtake_the_list_of_their_hashes_are_kept_and_checked_then
     lie = with_payload(false.header, b"something else")
     for sender, frame in [*reversed(answers[1:-1]), (answers[-1][0], lie)]:
         assert frame is not None
-        assert joiner.catch.on_frame(sender, frame) == (Verdict.ACCEPTED, [])
+        assert joiner.catch.on_frame(sender, frame) == Verdict.ACCEPTED
     assert not joiner.carry_out(joiner.catch.ask(0.1)) or len(joiner.catch._unvouched) < CHUNKS
     first = answers[0][1]
     assert first is not None and first.header.kind == Kind.MANIFEST
-    joiner.carry_out(joiner.catch.on_frame(answers[0][0], first)[1])
+    joiner.gets(answers[0][0], first)
     arrived = {frame.header.chunk for _, frame in answers[1:-1] if frame is not None}
     assert {chunk for chunk in range(CHUNKS) if joiner.bytes[chunk]} == arrived
     joiner.turns()
@@ -198,15 +201,15 @@ def test_P4_a_piece_may_come_without_a_second_half_of_zeros_and_its_hash_is_that
     catch.on_run_state(0, {0: root_of(hashes)}, ("ann",), KEEP)
     catch.ask(0.0)
     listed = with_payload(Header(Kind.MANIFEST, TAG, chunk=0), b"".join(hashes))
-    assert catch.on_frame("ann", listed)[0] == Verdict.ACCEPTED
+    assert catch.on_frame("ann", listed) == Verdict.ACCEPTED
 
-    def come(chunk: int, payload: bytes) -> tuple[Verdict, list[DataEffect]]:
+    def come(chunk: int, payload: bytes) -> Verdict:
         return catch.on_frame("ann", with_payload(Header(Kind.STATE, TAG, chunk=chunk), payload))
 
-    assert come(0, halves[0]) == (Verdict.ACCEPTED, [Install(0, 0, halves[0])])
-    assert come(1, halves[1] + bytes(len(halves[1])))[0] == Verdict.ACCEPTED, "or with it"
+    assert come(0, halves[0]) == Verdict.ACCEPTED and catch.roll() == [Install(0, 0, halves[0])]
+    assert come(1, halves[1] + bytes(len(halves[1]))) == Verdict.ACCEPTED, "or with it"
     for wrong in (halves[3], halves[2] + b"\0", halves[2][:-1], b"", halves[2] + b"another"):
-        assert come(2, wrong) == (Verdict.BAD_HASH, [])
+        assert come(2, wrong) == Verdict.BAD_HASH
 
 
 def test_P6_a_donor_that_cannot_be_reached_delays_nothing_that_another_comes_to_have() -> None:
@@ -271,10 +274,10 @@ def test_what_has_come_goes_on_with_the_run_while_its_donors_hold_the_rest_back(
             given = [want for want in asked if want.kind != Kind.WANT_STATE]
             for answer in map(donor.answer, given):
                 assert answer is not None
-                joiner.carry_out(joiner.catch.on_frame("ann", answer)[1])
+                joiner.gets("ann", answer)
             joiner.now += 0.01
         piece = donor.answer(held.pop(0)) if held and version % 3 == 0 else None
-        joiner.carry_out(joiner.catch.on_frame("ann", piece)[1] if piece is not None else [])
+        joiner.gets("ann", piece)
     assert joiner.catch.lowest >= 4, "all of it is here"
 
 
@@ -356,12 +359,12 @@ def test_P6_one_damaged_answer_of_each_donor_keeps_nobody_out(donors: tuple[str,
             for send in asked:
                 answer = joiner.donors[send.to].answer(send.frame.header)
                 if answer is not None and send.frame.header.kind != Kind.WANT_STATE:
-                    joiner.carry_out(joiner.catch.on_frame(send.to, answer)[1])
+                    joiner.gets(send.to, answer)
             joiner.now += 0.01
         if pieces and version % 3 == 0:  # a donor in a round gives one now and then
             name, want = pieces.pop(0)
             answer = joiner.donors[name].answer(want)
-            joiner.carry_out(joiner.catch.on_frame(name, answer)[1] if answer is not None else [])
+            joiner.gets(name, answer)
     assert joiner.catch.lowest >= 4, "all of it is here"
 
 
@@ -382,7 +385,7 @@ def test_P9_late_results_of_what_a_run_has_gone_back_from_are_no_lies() -> None:
     joiner.catch.go_back(4, keep=False)
     for chunk in range(SPOILED_FORGIVEN + 1):
         late = with_payload(Header(Kind.LOGGED, TAG, version=5, chunk=chunk), result(5, chunk))
-        assert joiner.catch.on_frame("ann", late)[0] == Verdict.STALE
+        assert joiner.catch.on_frame("ann", late) == Verdict.STALE
     assert joiner.catch.take_dropped() == []
 
 
@@ -411,19 +414,19 @@ def test_P6_a_list_of_a_newer_version_than_was_asked_for_is_taken_and_closes_the
     joiner = Joiner({"ann": Donor(4)}, target=4, known={4: digest(4), 5: digest(5)})
     joiner.carry_out(joiner.catch.ask(0.0))
     newer = with_payload(Header(Kind.MANIFEST, TAG, version=5, chunk=0), manifest(5))
-    assert joiner.catch.on_frame("ann", newer)[0] == Verdict.ACCEPTED
+    assert joiner.catch.on_frame("ann", newer) == Verdict.ACCEPTED
     assert (Kind.WANT_MANIFEST, 4, 0) not in joiner.catch._asked
     given = with_payload(Header(Kind.STATE, TAG, version=5, chunk=3), state(5, 3))
-    assert joiner.carry_out(joiner.catch.on_frame("ann", given)[1]) == [] and joiner.bytes[3] == state(5, 3)
+    assert joiner.gets("ann", given) == [] and joiner.bytes[3] == state(5, 3)
     false = with_payload(Header(Kind.MANIFEST, TAG, version=5, chunk=0), manifest(4))
-    assert joiner.catch.on_frame("ann", false)[0] == Verdict.BAD_HASH
+    assert joiner.catch.on_frame("ann", false) == Verdict.BAD_HASH
 
 
 def test_P6_a_list_that_comes_too_late_to_be_known_closes_its_question() -> None:
     joiner = Joiner({"ann": Donor(4)}, target=4)
     joiner.carry_out(joiner.catch.ask(0.0))
     unknown = with_payload(Header(Kind.MANIFEST, TAG, version=9, chunk=0), manifest(9))
-    assert joiner.catch.on_frame("ann", unknown)[0] == Verdict.STALE
+    assert joiner.catch.on_frame("ann", unknown) == Verdict.STALE
     assert (Kind.WANT_MANIFEST, 4, 0) not in joiner.catch._asked
     joiner.word(9, {9: digest(9)})
     joiner.donors["ann"].version = 9
@@ -439,9 +442,9 @@ def test_P6_pieces_wait_for_the_list_of_their_own_version_as_long_as_it_may_come
     [state_key, *_] = [key for key in joiner.catch._asked if key[0] == Kind.WANT_STATE]
     chunk, donor = state_key[2], joiner.catch._asked[state_key].donor
     early = with_payload(Header(Kind.STATE, TAG, version=5, chunk=chunk), state(5, chunk))
-    assert joiner.catch.on_frame(donor, early)[0] == Verdict.ACCEPTED
+    assert joiner.catch.on_frame(donor, early) == Verdict.ACCEPTED
     other = with_payload(Header(Kind.MANIFEST, TAG, version=4, chunk=0), manifest(4))
-    joiner.carry_out(joiner.catch.on_frame("bob", other)[1])
+    joiner.gets("bob", other)
     assert not joiner.bytes[chunk] and chunk in joiner.catch._unvouched
     joiner.catch.on_commit(commit(6))
     joiner.carry_out(joiner.catch.ask(0.1))
@@ -557,7 +560,7 @@ def test_a_third_party_cannot_take_an_honest_donor_away() -> None:
     lie = with_payload(Header(Kind.LOGGED, TAG, version=4, chunk=chunk), b"another result")
     joiner.catch.on_frame("eve", lie)
     answer = ann.answer(first.frame.header)
-    assert answer is not None and joiner.catch.on_frame("ann", answer)[0] == Verdict.ACCEPTED
+    assert answer is not None and joiner.catch.on_frame("ann", answer) == Verdict.ACCEPTED
 
 
 # ---- rolling forward ---------------------------------------------------------------------------------------
@@ -705,17 +708,15 @@ def test_a_fragment_is_fetched_and_rolled_under_the_chunk_numbers_of_the_whole_m
     assert asked == [(Kind.WANT_MANIFEST, 10), (Kind.WANT_STATE, 10)]
     for chunk in (9, 13):
         beyond = with_payload(Header(Kind.STATE, TAG, version=4, chunk=chunk), state(4, chunk))
-        assert catch.on_frame("ann", beyond) == (Verdict.MALFORMED, [])
+        assert catch.on_frame("ann", beyond) == Verdict.MALFORMED
     catch.on_frame("ann", with_payload(Header(Kind.MANIFEST, TAG, version=4, chunk=10), hashes))
     more = [e.frame.header.chunk for e in catch.ask(0.1) if isinstance(e, SendFrame)]
     assert more == [11, 12]
     for chunk in here.chunks:
         frame = with_payload(Header(Kind.STATE, TAG, version=4, chunk=chunk), state(4, chunk))
-        assert catch.on_frame("ann", frame) == (
-            Verdict.ACCEPTED,
-            [Install(chunk, 4, state(4, chunk))],
-        )
-    assert catch.roll() == [Seal(4, fragment=2)]
+        assert catch.on_frame("ann", frame) == Verdict.ACCEPTED
+    came = [Install(chunk, 4, state(4, chunk)) for chunk in here.chunks]
+    assert catch.roll() == [*came, Seal(4, fragment=2)]
 
     results = b"".join(hash_bytes(result(5, chunk)) for chunk in here.chunks)
     catch.on_commit(Commit(5, 9, ("ann",), (1.0,), results, "fp32", fragment=2, factor=0.5))

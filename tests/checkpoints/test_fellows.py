@@ -42,8 +42,19 @@ def have(has: int, coming: int = 0, version: int = 0, number: int = 1) -> Frame:
     return with_payload(header, has.to_bytes(size, "little") + coming.to_bytes(size, "little"))
 
 
-def joiner(name: str = "joe", donors: Iterable[str] = ("ann",), fellows: Iterable[str] = ("fay",)) -> CatchUp:
-    catch = CatchUp(WHOLE, TAG, RETRY_S, 2, name)
+class Taking(CatchUp):
+    """A joiner whose state may change at any time: what comes is put into it at once."""
+
+    taken: list[DataEffect]
+
+    def on_frame(self, sender: str, frame: Frame) -> Verdict:
+        verdict = super().on_frame(sender, frame)
+        self.taken = self.roll()
+        return verdict
+
+
+def joiner(name: str = "joe", donors: Iterable[str] = ("ann",), fellows: Iterable[str] = ("fay",)) -> Taking:
+    catch = Taking(WHOLE, TAG, RETRY_S, 2, name)
     catch.on_run_state(0, {0: DIGEST}, tuple(donors), KEEP, tuple(fellows))
     return catch
 
@@ -58,7 +69,7 @@ def piece(chunk: int, payload: bytes = b"") -> Frame:
 
 
 def listed(catch: CatchUp) -> None:
-    assert catch.on_frame("ann", with_payload(Header(Kind.MANIFEST, TAG), LIST))[0] == Verdict.ACCEPTED
+    assert catch.on_frame("ann", with_payload(Header(Kind.MANIFEST, TAG), LIST)) == Verdict.ACCEPTED
 
 
 # ---- whom a joiner asks -------------------------------------------------------------------------------------
@@ -71,11 +82,12 @@ def test_what_a_fellow_has_is_asked_of_it_and_of_no_donor() -> None:
     assert asked(first, Kind.WANT_HAVE) == [("fay", 0)]
     [*rare] = [chunk for _, chunk in asked(first)]
     has = full_mask(COUNT) & ~mask_of(rare)
-    assert catch.on_frame("fay", have(has)) == (Verdict.ACCEPTED, [])
+    assert catch.on_frame("fay", have(has)) == Verdict.ACCEPTED
     then = asked(catch.ask(0.1))
     assert then and {to for to, _ in then} == {"fay"}
     for _, chunk in then:
-        assert catch.on_frame("fay", piece(chunk))[1] == [Install(chunk, 0, PIECES[chunk])]
+        catch.on_frame("fay", piece(chunk))
+        assert catch.taken[-1] == Install(chunk, 0, PIECES[chunk])
 
 
 def test_of_a_donor_the_rarest_are_asked_first_and_by_each_in_another_order() -> None:
@@ -176,7 +188,7 @@ def test_P6_whoever_begins_again_takes_what_fellows_say_as_at_first(
 
 def test_a_list_of_a_newer_version_is_no_list_of_the_one_that_a_fellow_is_asked_for() -> None:
     """It closed the question, which was asked again at once, and so without end."""
-    catch, asks = CatchUp(WHOLE, TAG, RETRY_S, 2, "joe"), 0
+    catch, asks = Taking(WHOLE, TAG, RETRY_S, 2, "joe"), 0
     newer = b"".join(hash_bytes(b"newer %d" % chunk) for chunk in range(COUNT))
     catch.on_run_state(5, {4: DIGEST, 5: root_of([newer])}, ("ann",), KEEP, ("fay",))
     catch.ask(0.0)
@@ -326,15 +338,15 @@ def test_a_fellow_that_never_has_what_it_said_is_soon_not_asked() -> None:
 
 def test_words_of_strangers_and_of_another_length_are_refused() -> None:
     catch = joiner()
-    assert catch.on_frame("eve", have(1))[0] == Verdict.STALE
+    assert catch.on_frame("eve", have(1)) == Verdict.STALE
     short = with_payload(Header(Kind.HAVE, TAG), b"\1")
-    assert catch.on_frame("fay", short)[0] == Verdict.MALFORMED
+    assert catch.on_frame("fay", short) == Verdict.MALFORMED
     beyond = have(full_mask(8 * mask_bytes(COUNT)))
-    assert catch.on_frame("fay", beyond)[0] == Verdict.ACCEPTED, "what is no piece is nobody's"
+    assert catch.on_frame("fay", beyond) == Verdict.ACCEPTED, "what is no piece is nobody's"
 
 
 def test_pieces_of_an_older_version_are_taken_where_their_list_can_be_had_and_checked() -> None:
-    catch = CatchUp(WHOLE, TAG, RETRY_S, 2, "joe")
+    catch = Taking(WHOLE, TAG, RETRY_S, 2, "joe")
     catch.on_run_state(1, {0: DIGEST, 1: bytes(32)}, ("ann",), KEEP, ("fay",))
     catch.ask(0.0)
     catch.on_frame("fay", have(full_mask(COUNT)))
@@ -384,7 +396,7 @@ def test_P4_what_has_changed_before_it_was_read_is_not_given_on() -> None:
     listed(fellow)
     fellow.on_frame("joe", have(1 << 3))
     assert asked(fellow.ask(0.0)) == [("joe", 3)]
-    assert fellow.on_frame("joe", missing) == (Verdict.ACCEPTED, []) and fellow._of.is_good("joe")
+    assert fellow.on_frame("joe", missing) == Verdict.ACCEPTED and fellow._of.is_good("joe")
     assert not fellow._asked
 
 
@@ -578,7 +590,7 @@ def test_P6_a_fellow_that_gives_a_piece_now_and_then_takes_no_place_of_a_donor_t
     """It says that it has all before any donor was asked: nobody knew that these are quick."""
     catch, now, of_ann = joiner(donors=()), 0.0, 0
     listed_by = with_payload(Header(Kind.MANIFEST, TAG), LIST)
-    assert catch.on_frame("fay", listed_by)[0] == Verdict.ACCEPTED
+    assert catch.on_frame("fay", listed_by) == Verdict.ACCEPTED
     catch.on_frame("fay", have(full_mask(COUNT)))
     open_at_fay: deque[int] = deque()
     while min(catch.versions) == NO_VERSION and now < 300.0:

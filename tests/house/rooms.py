@@ -252,6 +252,7 @@ PURE_MODULES = (
     "checkpoints/kept_commits",
     "checkpoints/result_log",
     "checkpoints/stages",
+    "checkpoints/vouched",
     "collectives/link/bookkeeping",
     "collectives/link/link",
     "collectives/link/pacer",

@@ -16,7 +16,7 @@ from farflung.collectives.link import bookkeeping
 from farflung.collectives.link.bookkeeping import ANSWERS_WAITING
 from farflung.collectives.link.line import Line
 from farflung.collectives.link.pings import ANSWERED_PER_S, ON_WAY_MOST, Pings
-from farflung.collectives.round.effects import DataEffect, Install, SendFrame
+from farflung.collectives.round.effects import Install, SendFrame
 from farflung.collectives.round.member import MemberRound
 from farflung.compression.codec import check_payload
 from farflung.coordinator.rounds.in_flight import InFlight
@@ -253,8 +253,8 @@ class Joiner:
         return of_bad
 
     def take(self, sender: str, frame: Frame) -> None:
-        effects: list[DataEffect] = self.catch.on_frame(sender, frame)[1]
-        self.installed |= {effect.chunk for effect in effects if isinstance(effect, Install)}
+        self.catch.on_frame(sender, frame)
+        self.installed |= {effect.chunk for effect in self.catch.roll() if isinstance(effect, Install)}
 
 
 def truth(want: Header) -> Frame:

@@ -305,8 +305,8 @@ class Joiner:
         if asked.kind == Kind.WANT_MANIFEST:
             header = Header(Kind.MANIFEST, TAG, version=1)
             frame = with_payload(header, b"".join(map(hash_bytes, STATE)))
-        effects = self.catch.on_frame(donor, frame)[1]
-        self.installed += [effect.chunk for effect in effects if isinstance(effect, Install)]
+        self.catch.on_frame(donor, frame)
+        self.installed += [effect.chunk for effect in self.catch.roll() if isinstance(effect, Install)]
 
     def put_off(self) -> None:
         for asked in self.open.values():

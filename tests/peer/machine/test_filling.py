@@ -60,7 +60,7 @@ def test_P1_what_arrives_while_values_are_written_is_stale_and_changes_nothing()
     lane = cyd()
     lane.fill()
     for frame in (LISTED, piece(0), piece(1), logged(0), logged(1), MISSING, LISTED, piece(0)):
-        assert lane.on_piece("bob", frame) == (Verdict.STALE, []) and lane.advance(1.0) == []
+        assert lane.on_piece("bob", frame) is Verdict.STALE and lane.advance(1.0) == []
     assert lane.filled(0) == [Seal(0, 0)] and lane.catch.versions == [0, 0]
 
 
@@ -92,7 +92,8 @@ def test_a_disk_that_fails_half_way_leaves_nothing_and_no_mixture() -> None:
     lane.on_piece("bob", LISTED)
     arrived = []
     for chunk in (0, 1):
-        arrived += [*lane.on_piece("bob", piece(chunk))[1], *lane.advance(1.0)]
+        lane.on_piece("bob", piece(chunk))
+        arrived += lane.advance(1.0)
     assert [type(each) for each in changes(arrived)] == [Install, Install, Seal]
 
 
@@ -104,7 +105,7 @@ def test_the_run_that_goes_back_while_values_are_written_has_no_use_for_them() -
         assert isinstance(lane.stand, VoidFilling)
         lane.go_back(0, b"0" * 32)
         lane.on_tick(FragmentTick(0, 1, ((1, root_of(HASHES)),), False, ("bob",), 0, False, 0))
-        assert lane.on_piece("bob", LISTED) == (Verdict.STALE, []) and lane.advance(1.0) == []
+        assert lane.on_piece("bob", LISTED) is Verdict.STALE and lane.advance(1.0) == []
         if end == "filled":
             assert lane.filled(1) == []
         elif end == "unfilled":
@@ -137,3 +138,22 @@ def test_two_do_not_fill_a_lane_at_once_and_what_is_hashed_is_not_filled() -> No
     with pytest.raises(IllegalMove):
         lane.fill()
     assert isinstance(lane.stand, Sealing)
+
+
+def test_P4_a_true_piece_that_she_lacks_not_tears_no_whole_state() -> None:
+    lane = cyd()
+    lane.fill()
+    lane.filled(0)
+    lane.on_sealed(0, b"0" * 32)
+    lane.on_piece("bob", LISTED)
+    assert lane.on_piece("bob", piece(0)) is Verdict.STALE
+    assert not changes(lane.advance(1.0)) and lane.whole and lane.catch.versions == [0, 0]
+
+
+def test_P1_pieces_that_came_just_before_are_not_put_into_what_is_being_written() -> None:
+    lane = cyd()
+    lane.on_piece("bob", LISTED)
+    assert lane.on_piece("bob", piece(0)) is Verdict.ACCEPTED  # while the trainer reads the anchor, say
+    lane.fill()
+    lane.unfilled(touched=False)
+    assert not changes(lane.advance(1.0)) and lane.catch.versions == [NO_VERSION] * 2

@@ -118,6 +118,10 @@ class Ann:
         self.lane.on_commit(commit, 0.0)
         self.tells(f"version {commit.version} is committed", self.moves_on())
 
+    def gets(self, frame: Frame) -> list[Effect]:
+        self.lane.on_piece("bob", frame)
+        return self.moves_on()
+
     def is_torn(self, version: int = 1) -> list[Effect]:
         """Chunk 1's result was kept by nobody, so its state of that version comes, and nothing else."""
         theirs = [hash_bytes(piece) for piece in NEXT]
@@ -128,10 +132,8 @@ class Ann:
         self.lane.advance(9.0)  # after a pause
         self.lane.on_piece("bob", with_payload(Header(Kind.MANIFEST, TAG, version=version), b"".join(theirs)))
         state = with_payload(Header(Kind.STATE, TAG, version=version, chunk=1), NEXT[1])
-        self.lane.advance(9.0)  # it is asked for
-        verdict, effects = self.lane.on_piece("bob", state)
-        assert verdict == Verdict.ACCEPTED
-        return [*effects, *self.lane.advance(9.0)]
+        assert self.lane.on_piece("bob", state) == Verdict.ACCEPTED
+        return self.lane.advance(9.0)
 
     def seals_what_arrived(self) -> list[Effect]:
         effects = self.moves_on()
@@ -306,10 +308,10 @@ def test_P4_a_state_that_is_not_the_runs_is_forgotten_and_fetched() -> None:
     assert differs
     ann.tells("the run's digest is another one", ann.moves_on())
     hashes = with_payload(Header(Kind.MANIFEST, TAG, version=0, chunk=0), b"".join(theirs))
-    ann.tells("the list of hashes comes", [*ann.lane.on_piece("bob", hashes)[1], *ann.moves_on()])
+    ann.tells("the list of hashes comes", ann.gets(hashes))
     for chunk, piece in enumerate((b"their 0", b"their 1")):
         state = with_payload(Header(Kind.STATE, TAG, version=0, chunk=chunk), piece)
-        ann.tells(f"bob's chunk {chunk} comes", [*ann.lane.on_piece("bob", state)[1], *ann.moves_on()])
+        ann.tells(f"bob's chunk {chunk} comes", ann.gets(state))
     ann.seals(0, root_of(theirs))
     assert ann.tells.text == told("""
         the run's digest is another one
@@ -402,7 +404,8 @@ def ann_with_one_piece() -> Ann:
         with_payload(Header(Kind.MANIFEST, TAG), LISTED),
         with_payload(Header(Kind.STATE, TAG, chunk=1), PIECES[1]),
     ):
-        assert ann.lane.on_piece("bob", frame)[0] == Verdict.ACCEPTED
+        assert ann.lane.on_piece("bob", frame) == Verdict.ACCEPTED
+    ann.moves_on()
     return ann
 
 
@@ -511,7 +514,7 @@ def test_P4_a_true_piece_that_nobody_asked_for_tears_nothing_that_is_whole() -> 
     ann.lane.on_piece("bob", with_payload(Header(Kind.MANIFEST, TAG, version=2), b"".join(theirs)))
     for chunk in (0, 1):
         state = with_payload(Header(Kind.STATE, TAG, version=2, chunk=chunk), NEXT[chunk])
-        assert ann.lane.on_piece("eve", state) == (Verdict.STALE, [])
+        assert ann.lane.on_piece("eve", state) == Verdict.STALE
     assert ann.lane.whole and ann.lane.version == 1
 
 
