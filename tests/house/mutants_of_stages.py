@@ -85,7 +85,7 @@ PIPELINES = (
     ),
     Mutant(
         "what a peer says it can bring counts with the run's own digest alone",
-        "coordinator/run/shelves.py",
+        "coordinator/run/going_back.py",
         '            if each.is_of(number, known.get(each.version, b""))\n',
         "            if each.first == number\n",
         ("tests/coordinator/run/test_stages_go_back.py",),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from farflung.checkpoints.result_log import ResultLog
+from farflung.peer.machine.checkpoint_policy import OTHERS_TOLD, OWN_TOLD, Shelf, Undoing, Undone
 from farflung.peer.machine.effects import Undo
 from farflung.peer.machine.lane import Lane
-from farflung.peer.machine.shelf import OTHERS_TOLD, OWN_TOLD, Shelf
-from farflung.peer.machine.undoing import Undoing, Undone
 from farflung.protocol.limits import SHELVED_TOLD
 from farflung.protocol.model_schema import fragments_of
 from farflung.protocol.round_words import Shelved
