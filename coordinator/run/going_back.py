@@ -43,8 +43,8 @@ class Shelves:
 
     A word counts while its digest is one that the run knows: so it stays true over eras, and a checkpoint of a version
     that was undone counts for nothing.  Who may lie: everybody.  A claim makes nobody a holder; it is a reason to go
-    back to that version, or to wait for it for a while.  What peers said that are away now is remembered for people: before
-    the host begins from scratch, they are worth waiting for.
+    back to that version, or to wait for it for a while.  What peers said that are away now is remembered for
+    people: before the host begins from scratch, they are worth waiting for.
     """
 
     def __init__(self, core: Core) -> None:
@@ -75,12 +75,13 @@ class Shelves:
         return {peer for peer in self._said if self._versions(conductor, [peer])}
 
     def _versions(self, conductor: Conductor, peers: Iterable[str]) -> set[int]:
+        # Version 0 is founded by the host's word alone.
         known, number = conductor.book.digests, conductor.fragment
         return {
             each.version
             for peer in peers
             for each in self._said.get(peer, ())
-            if each.is_of(number, known.get(each.version, b""))
+            if each.version > 0 and each.is_of(number, known.get(each.version, b""))
         }
 
 

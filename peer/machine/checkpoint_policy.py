@@ -272,9 +272,9 @@ class Shelf:
     every beat.
 
     Checkpoints that lie whole where this peer reads and writes them, what else lies on its disk, and its own state as
-    it was before the last round.  Where the newest state of a stage is lost, all stages can only go back to a version that
-    each of them can bring: so all that there is has to be said, also what a former process wrote, and what others wrote
-    into the same place.
+    it was before the last round.  Where the newest state of a stage is lost, all stages can only go back to a
+    version that each of them can bring: so all that there is has to be said, also what a former process wrote,
+    and what others wrote into the same place.
     """
 
     def __init__(self) -> None:

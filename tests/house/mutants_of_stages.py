@@ -86,7 +86,7 @@ PIPELINES = (
     Mutant(
         "what a peer says it can bring counts with the run's own digest alone",
         "coordinator/run/going_back.py",
-        '            if each.is_of(number, known.get(each.version, b""))\n',
+        '            if each.version > 0 and each.is_of(number, known.get(each.version, b""))\n',
         "            if each.first == number\n",
         ("tests/coordinator/run/test_stages_go_back.py",),
     ),
