@@ -175,7 +175,7 @@ def go_back(
     place: Place,
     to: Annotated[
         int | None,
-        typer.Option(min=0, help="0: found the run anew, where nothing is left of it."),
+        typer.Option(min=0, help="0: restart from scratch, where nothing is left of the run."),
     ] = None,
     reason: Why = "",
     yes: Yes = False,

@@ -34,9 +34,8 @@ from farflung.coordinator.ledger.batch_book import BatchBook
 from farflung.coordinator.ledger.records import Moving
 
 QUIET_LOOKS = 3
-EMPTY_S = (
-    5.0  # so long somebody may come back to a stage that has nobody, before one of another stage goes there
-)
+# So long somebody may come back to a stage that has nobody, before one of another stage goes there.
+EMPTY_S = 5.0
 KEEPS_LEAST = 2  # seats, of a stage that gives somebody away
 FULL_STAGE = 3  # seats: it gives one to a stage that has a single one
 PAYS_WITHIN_S = 1800.0

@@ -1,7 +1,7 @@
 """When nobody holds the newest version any more: whether, when and how far the run goes back.  Pure.
 
 Part of the run machine, looked at on every timer.  The run goes back only to a version of its own: a state whose
-digest stands in the ledger and that a living member holds, or says that it can bring (shelves.py).  Peers that hold the
+digest stands in the ledger and that a living member holds, or says that it can bring (`Shelves`).  Peers that hold the
 whole model do so by themselves only when those who may hold newer state are accounted for
 (coordinator/ledger/eras.py): a connection that is cut looks from here like the death of everybody behind it, and behind
 it such a run goes on.  Else the host decides (operator_orders.py).
@@ -15,7 +15,7 @@ they win it back (winning_back.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -23,9 +23,10 @@ from farflung.coordinator.ledger.eras import are_accounted_for
 from farflung.coordinator.ledger.records import RolledBack, WonBack
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.shelves import Shelves
+from farflung.coordinator.run.membership import Member
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.messages import Beat, FragmentBeat
+from farflung.protocol.round_words import ShelvedList
 from farflung.protocol.states import Phase
 
 # A coordinator that has just begun waits so many times dead_after_s before it says that everybody is gone.
@@ -34,6 +35,54 @@ AWAIT_DEAD = 2.0
 # dead; and so long for others who may bring more.
 SOON_S = 5.0
 NAMED = 3  # so many of those who are waited for are named; of the others the number is told
+REMEMBERED_MOST = 1024  # peers that are away
+
+
+class Shelves:
+    """Which versions peers say they can bring, by what each of them says in its beats.
+
+    A word counts while its digest is one that the run knows: so it stays true over eras, and a checkpoint of a version
+    that was undone counts for nothing.  Who may lie: everybody.  A claim makes nobody a holder; it is a reason to go
+    back to that version, or to wait for it for a while.  What peers said that are away now is remembered for
+    people: before the host begins from scratch, they are worth waiting for.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._said: dict[str, ShelvedList] = {}  # by peer
+
+    def hear(self, member: Member, beat: Beat) -> None:
+        if beat.shelf == self._said.get(member.peer, ()):
+            return
+        self._said.pop(
+            member.peer, None
+        )  # the last one that said something new is the last one to be forgotten
+        self._said[member.peer] = beat.shelf
+        away = [peer for peer in self._said if peer not in self._core.members.alive]
+        for peer in away[: max(0, len(away) - REMEMBERED_MOST)]:
+            del self._said[peer]
+
+    def brought(self, conductor: Conductor) -> set[int]:
+        """Versions that members which hold this fragment, or are to hold it, can bring."""
+        return self._versions(conductor, (member.peer for member in conductor.holders))
+
+    def here(self, conductor: Conductor) -> set[int]:
+        """... or any member, whatever it holds: its place may have checkpoints of several stages."""
+        return self._versions(conductor, self._core.members.alive)
+
+    def peers_with(self, conductor: Conductor) -> set[str]:
+        """Who can bring some version of this fragment that the run knows, wherever that peer is now."""
+        return {peer for peer in self._said if self._versions(conductor, [peer])}
+
+    def _versions(self, conductor: Conductor, peers: Iterable[str]) -> set[int]:
+        # Version 0 is founded by the host's word alone.
+        known, number = conductor.book.digests, conductor.fragment
+        return {
+            each.version
+            for peer in peers
+            for each in self._said.get(peer, ())
+            if each.version > 0 and each.is_of(number, known.get(each.version, b""))
+        }
 
 
 class GoingBack:

@@ -26,8 +26,8 @@ from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import Attach, ToTrainer
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.borders import crossing_bytes_most
+from farflung.peer.machine.checkpoint_policy import Undone
 from farflung.peer.machine.machine import PeerMachine
-from farflung.peer.machine.undoing import Undone
 from farflung.peer.pool import Pool
 from farflung.peer.settings import OwnConfig
 from farflung.peer.state.archiving import Archiving

@@ -11,7 +11,8 @@ It also takes up what had arrived of the state before this peer was killed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.peer.machine.effects import (
@@ -23,16 +24,20 @@ from farflung.peer.machine.effects import (
     Recall,
     Restore,
     SaveFragment,
+    Undo,
 )
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lane_states import Empty, Rolling
+from farflung.protocol.limits import SHELVED_TOLD
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import FragmentTick, Tick
 from farflung.protocol.moments import Known
-from farflung.protocol.round_words import Way
+from farflung.protocol.round_words import Shelved, ShelvedList, Way
 from farflung.protocol.signing import curve_key_of, proves, statement_of
 from farflung.protocol.states import Goal
 
+OWN_TOLD = 16  # versions of what I hold; of what other stages have less is said
+OTHERS_TOLD = 2  # of each
 READ_AGAIN_S = 30.0  # no good checkpoint was there: somebody may bring one
 STARVED_S = 20.0  # holding nothing, and no donor gave anything
 TORN_S = 60.0  # the same, between two versions, with donors that are named
@@ -263,3 +268,100 @@ class Recalling:
         kept = sum(map(_pieces, lanes))
         of = sum(lane.fragment.count for lane in lanes)
         return [Note(f"{kept} of {of} pieces of the state had arrived before; only the others are fetched")]
+
+
+# ---- what can be brought, and going back by one version ---------------------------------------------
+
+
+class Shelf:
+    """Which versions of the run this peer can bring without anybody's help, beside the state that it holds; told in
+    every beat.
+
+    Checkpoints that lie whole where this peer reads and writes them, what else lies on its disk, and its own state as
+    it was before the last round.  Where the newest state of a stage is lost, all stages can only go back to a
+    version that each of them can bring: so all that there is has to be said, also what a former process wrote,
+    and what others wrote into the same place.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, ShelvedList] = {}  # by place
+
+    def put(self, place: str, found: Iterable[Shelved]) -> None:
+        """All that lies there whole.  What was found there before counts no more."""
+        self._found[place] = tuple(found)
+
+    def strike(self, fragment: int, unread: Digests) -> None:
+        """It was tried, and could not be read: it may be damaged, or its place is out of reach."""
+        for place, found in self._found.items():
+            kept = [each for each in found if not any(_is_one(each, fragment, known) for known in unread)]
+            self._found[place] = tuple(kept)
+
+    def told(self, lanes: Sequence[Lane]) -> ShelvedList:
+        """The newest first: more than a beat takes may lie there."""
+        held = {lane.fragment.number for lane in lanes}
+        before = [Shelved.of(was[0], lane.fragment.number, was[1:]) for lane in lanes if (was := lane.before)]
+        found = sorted({each for there in self._found.values() for each in there}, key=_newest_first)
+        mine = [each for each in found if each.first in held]
+        others: list[Shelved] = []
+        for each in found:
+            if each.first not in held and sum(other.first == each.first for other in others) < OTHERS_TOLD:
+                others.append(each)
+        return tuple([*before, *mine[:OWN_TOLD], *others][:SHELVED_TOLD])
+
+
+def _newest_first(stored: Shelved) -> tuple[int, int, bytes]:
+    return -stored.version, stored.first, stored.tags
+
+
+def _is_one(stored: Shelved, fragment: int, known: tuple[int, bytes]) -> bool:
+    version, digest = known
+    return stored.version == version and stored.is_of(fragment, digest)
+
+
+@dataclass(frozen=True)
+class Undone:
+    """What came of an `Undo`.  `era`: of the run, when it was asked for; `whole`: all of it was there."""
+
+    fragment: int
+    version: int
+    era: int
+    whole: bool
+
+
+class Undoing:
+    """Going back by one version without a byte from anybody: out of what each chunk was before the last round.
+
+    The shell has kept it since the round began.  It is asked for as soon as the run says that it is at that version
+    again, and the trainer reads the state no more.  Its fragments are filled (lane_states.py) from the moment at which
+    the run goes back until the answer is here.  What comes of it is hashed like every other state: where a disk gave
+    something else, nothing of the fragment is held, as if nothing had been asked for.
+    """
+
+    def __init__(self) -> None:
+        self._due: dict[int, int] = {}  # fragment -> version
+        self._asked: dict[int, int] = {}  # fragment -> era in which the shell was asked
+        self._era = 0
+
+    def begin(self, back: dict[int, int], era: int) -> frozenset[int]:
+        """The run begins an era; these fragments go back to these versions, and no others do.  Returns those of an
+        older era that nothing was written into yet."""
+        given_up = frozenset(self._due)
+        self._due, self._era = dict(back), era
+        return given_up
+
+    def take_due(self, loading: bool) -> list[Undo]:
+        """`loading`: the trainer reads the state."""
+        if loading:
+            return []
+        due = [Undo(number, version) for number, version in self._due.items() if number not in self._asked]
+        for undo in due:
+            del self._due[undo.fragment]
+            self._asked[undo.fragment] = self._era
+        return due
+
+    def on_undone(self, undone: Undone) -> bool:
+        """False: it was asked for by whoever held another stage here."""
+        if self._asked.get(undone.fragment) != undone.era:
+            return False
+        del self._asked[undone.fragment]
+        return True

@@ -10,11 +10,11 @@ from collections.abc import Set
 
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.peer.machine.batch_work import Sums
+from farflung.peer.machine.checkpoint_policy import Undoing
 from farflung.peer.machine.effects import Effect, Note, Tell
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.trainer_view import Training, Work
-from farflung.peer.machine.undoing import Undoing
 from farflung.protocol.messages import FragmentTick, Tick
 from farflung.protocol.round_words import Plan
 from farflung.protocol.states import Goal

@@ -16,7 +16,16 @@ from farflung.peer.machine import effects as do
 from farflung.peer.machine.ahead import fragment_of
 from farflung.peer.machine.auditing import SHOWN, Auditing
 from farflung.peer.machine.borders import Borders
-from farflung.peer.machine.checkpoint_policy import Held, Recalling, Restoring, Saving, is_empty
+from farflung.peer.machine.checkpoint_policy import (
+    Held,
+    Recalling,
+    Restoring,
+    Saving,
+    Shelf,
+    Undoing,
+    Undone,
+    is_empty,
+)
 from farflung.peer.machine.crossings import Crossings, MyStage
 from farflung.peer.machine.exchange import Exchange
 from farflung.peer.machine.founding import Founding
@@ -25,9 +34,7 @@ from farflung.peer.machine.getting_in import Amending, Offer, PeerConfig
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.reports import Reporter
-from farflung.peer.machine.shelf import Shelf
 from farflung.peer.machine.trainer_view import Training
-from farflung.peer.machine.undoing import Undoing, Undone
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest_sections import NetSection
 from farflung.protocol.messages import Aborted, Committed, OpenRound, Show, Tick, What

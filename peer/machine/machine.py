@@ -37,7 +37,7 @@ from farflung.peer.local.words import (
 )
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.batch_work import BatchWork
-from farflung.peer.machine.checkpoint_policy import Held
+from farflung.peer.machine.checkpoint_policy import Held, Undone
 from farflung.peer.machine.crossings import is_crossing
 from farflung.peer.machine.founding import without_start
 from farflung.peer.machine.getting_in import NO_HELP, Doorway, Leaving, Offer, PeerConfig, Stand
@@ -47,7 +47,6 @@ from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.reports import BeatTimes, Reporter
 from farflung.peer.machine.seeking import Seeking
 from farflung.peer.machine.trainer_view import Training
-from farflung.peer.machine.undoing import Undone
 from farflung.protocol.causes import LeaveCause
 from farflung.protocol.frames import Frame, Payload, Spoiled
 from farflung.protocol.manifest import Manifest

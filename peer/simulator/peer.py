@@ -29,9 +29,9 @@ from farflung.optim.recipes import outer_of, outer_steps_of
 from farflung.optim.schedule import rules_of
 from farflung.peer.local.words import Attach, FromTrainer, Made, Shared, ToTrainer
 from farflung.peer.machine import effects as do
+from farflung.peer.machine.checkpoint_policy import Undone
 from farflung.peer.machine.getting_in import Me, PeerConfig
 from farflung.peer.machine.machine import PeerMachine
-from farflung.peer.machine.undoing import Undone
 from farflung.peer.simulator.disk import OwnDisk, VirtualCheckpoints, VirtualDisk
 from farflung.peer.simulator.surroundings import KeptWork, Surroundings, Trainer
 from farflung.peer.state.outer_state import OuterState

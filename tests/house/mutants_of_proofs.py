@@ -488,13 +488,6 @@ ERAS = (
         UNDONE,
     ),
     Mutant(
-        "a rewind goes to a version whose digest is kept",
-        "coordinator/run/operator_orders.py",
-        "version in conductor.book.digests and version in (saved(conductor) | {held[conductor.fragment]})",
-        "version in (saved(conductor) | {held[conductor.fragment]})",
-        UNDONE,
-    ),
-    Mutant(
         "a rewind is for good",
         "coordinator/run/operator_orders.py",
         "final = isinstance(order, Rewind)",

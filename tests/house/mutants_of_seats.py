@@ -18,8 +18,8 @@ SEATS = (
     Mutant(
         "an empty stage is filled in the middle of a batch, which would never end",
         "coordinator/batches/moving.py",
-        "        stuck = move.fills and all(",
-        "        stuck = False and all(",
+        "        return move.fills and all(",
+        "        return False and all(",
         AT_MOVING,
     ),
     Mutant(
@@ -67,7 +67,7 @@ SEATS = (
     Mutant(
         "P14 nobody moves out of a round",
         "coordinator/batches/moving.py",
-        "        if not self._is_over(move) or self._house.in_round(move.peer):\n",
+        "        if not self._is_over(move) or (self._house.in_round(move.peer) and not self._is_stuck(move)):\n",
         "        if not self._is_over(move):\n",
         AT_MOVING,
     ),

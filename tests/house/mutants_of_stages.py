@@ -44,7 +44,7 @@ PIPELINES = (
     Mutant(
         "P14 who moves has counted nothing that is computed again",
         "coordinator/batches/moving.py",
-        "        return stuck or batch is None or batch.version > move.version\n",
+        "        return self._is_stuck(move) or batch is None or batch.version > move.version\n",
         "        return True\n",
         AT_MOVES,
     ),
@@ -84,10 +84,10 @@ PIPELINES = (
         AT_COORDINATOR,
     ),
     Mutant(
-        "checkpoints that a peer wrote of its former stage are not of its new one",
+        "what a peer says it can bring counts with the run's own digest alone",
         "coordinator/run/going_back.py",
-        "        return {version for place, those in self._saved.items() if place in here for version in those}\n",
-        "        return {v for p, those in self._saved.items() if p[0] in dict(here) for v in those}\n",
+        '            if each.version > 0 and each.is_of(number, known.get(each.version, b""))\n',
+        "            if each.first == number\n",
         ("tests/coordinator/run/test_stages_go_back.py",),
     ),
     Mutant(

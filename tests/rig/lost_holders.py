@@ -8,9 +8,10 @@ from __future__ import annotations
 import random
 import statistics
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from farflung.coordinator.ledger.records import CommittedBatch, Record, RolledBack
+from farflung.peer.simulator.disk import VirtualDisk
 from farflung.peer.simulator.scenario import Report, Scenario
 from farflung.peer.simulator.world import COORDINATOR, World
 
@@ -41,6 +42,38 @@ class Seen:
             commit = min((at for at in self.commits_s if at > killed), default=NEVER)
             found[commit] = commit - killed
         return list(found.values())
+
+
+class OnePlace(World):
+    """One seat a stage, and only the peers of stage 1 keep checkpoints: where its only peer dies, the others go back by
+    what they were before the last round, or not at all."""
+
+    def __init__(self, seed: int) -> None:
+        draw = random.Random(f"one place {seed}")
+        self._dies_at, self._effects, self.went_back = draw.randint(60, 500), 0, 0
+        scenario, _ = scenario_of(4 * seed, 1)  # on good lines
+        super().__init__(seed, replace(scenario, peers=4, offers=((0,), (1,), (2,), (1,))))
+
+    def _late_s(self, index: int) -> float:
+        return 0.0 if index < 3 else NEVER
+
+    def _disk_of(self, index: int) -> VirtualDisk | None:
+        return super()._disk_of(index) if index in (1, 3) else None
+
+    def survives(self, party: str) -> bool:
+        if party == COORDINATOR or [each.number for each in self.peers[party].held] != [1]:
+            return True
+        self._effects += 1
+        disk = self.disks.get(0)
+        if self._effects < self._dies_at or self.kills or disk is None or not disk.kept:
+            return True
+        self.kills, self.peers[party].alive = 1, False
+        self.after(2.0, lambda: self.start_peer(3))
+        return False
+
+    def _write(self, record: Record) -> None:
+        self.went_back += isinstance(record, RolledBack)
+        super()._write(record)
 
 
 class LostHolders(World):

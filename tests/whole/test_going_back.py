@@ -175,7 +175,7 @@ def test_P4_a_run_that_loses_everybody_while_a_commit_is_applied_goes_on_from_th
 @pytest.mark.parametrize(
     ("every_rounds", "go_back_after_s", "said"),
     [
-        (0, 4.0, "or for one with a checkpoint (join --checkpoints)"),
+        (0, 4.0, "for a peer with a checkpoint (join --checkpoints)"),
         pytest.param(2, 0.0, "go_back_after_s = 0: waiting", marks=pytest.mark.hard),
     ],
 )

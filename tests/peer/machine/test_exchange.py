@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from farflung.collectives.round.effects import Seal
 from farflung.peer.local.words import Finish, Load, Resume
+from farflung.peer.machine.checkpoint_policy import Undoing
 from farflung.peer.machine.effects import Effect, Note, Resolve
 from farflung.peer.machine.lane_states import Empty, Idle, Merged, Owning, Whole
-from farflung.peer.machine.undoing import Undoing
 from farflung.protocol.messages import Lease
 from farflung.protocol.round_words import Used
 from farflung.protocol.states import Goal

@@ -199,3 +199,28 @@ def test_P18_the_other_fragment_goes_on_being_shown_while_one_is_torn() -> None:
     made_state.install(Install(0, 1, made_state.chunk_bytes(0)))
     assert made_state.shown(show(What.HASHES, 0, 0, 0)) is None
     assert made_state.shown(show(What.STATE, 0)) == made_state.chunk_bytes(3)
+
+
+# ---- going back by one version ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moved", [0, 1, 3])
+def test_what_rolled_on_becomes_what_it_was_bit_by_bit_however_far_that_went(moved: int) -> None:
+    mine, chunks = outer_state(), FRAGMENTS[0].chunks
+    was, digest = [mine.chunk_bytes(chunk) for chunk in chunks], mine.digests[0]
+    mine.keep_before(0, 0)
+    for chunk in list(chunks)[:moved]:
+        roll(mine, chunk, 1)
+    if moved == len(chunks):
+        assert mine.seal(0) != digest
+    assert all([mine.undo(0, chunk, 0) for chunk in chunks])
+    assert [mine.chunk_bytes(chunk) for chunk in chunks] == was and mine.seal(0) == digest
+
+
+def test_what_was_never_kept_or_came_from_somewhere_else_can_not_be_undone() -> None:
+    mine, chunks = outer_state(), FRAGMENTS[0].chunks
+    assert not mine.undo(0, chunks.start, 0), "nothing was kept"
+    mine.keep_before(0, 0)
+    mine.install(Install(chunks.start, 1, bytes(8 * ELEMENTS)))  # a chunk that was fetched: it is not kept
+    assert not mine.undo(0, chunks.start, 0) and mine.undo(0, chunks.start + 1, 0)
+    assert not mine.undo(0, chunks.start + 1, 7), "another version"
