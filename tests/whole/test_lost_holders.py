@@ -47,7 +47,7 @@ def test_P13_whoever_keeps_no_checkpoint_goes_back_by_what_it_was_before_the_las
 ) -> None:
     if not keeps:
         monkeypatch.setattr(Lane, "before", None)
-    worlds = [OnePlace(seed) for seed in range(4)]
+    worlds = [OnePlace(seed) for seed in range(6)]
     outcomes = [world.run().outcome == "finished" for world in worlds]
     assert all(world.kills for world in worlds)
     if keeps:
