@@ -262,19 +262,19 @@ class GoingBack:
         if min(all_held) < 0:
             return (
                 f"{lost}: waiting for {whom}, or for one with a checkpoint (join --checkpoints); the host can found "
-                "the run anew: farflung go-back --to 0"
+                "the run anew: farflung go-back --to 0 run.toml"
             )
         if not patience_s:
             return (
                 f"{lost}, {newest_is} {offer}; go_back_after_s = 0: waiting for {whom}; the host can go back: "
-                "farflung go-back"
+                "farflung go-back run.toml"
             )
         if self._are_accounted_for(all_held):
             # No countdown: a text that changes would be told again and again.
             return f"{lost}: the run goes back to version {offer} unless one comes within {patience_s:g} s that does"
         return (
             f"{lost}, {newest_is} {offer}: waiting for {whom} and did not say good-bye; the host can go back "
-            "without: farflung go-back"
+            "without: farflung go-back run.toml"
         )
 
 

@@ -323,21 +323,21 @@ class GoingBackByOrder:
         if order.to == 0:
             if min(there) >= 0 and max(there) > 0:
                 raise UserError(
-                    f"version {_listed(there)} is here: farflung go-back goes to that; the run is founded anew only "
-                    "when nothing is left of it, or of a fragment"
+                    f"version {_listed(there)} is here: farflung go-back run.toml goes to that; the run is founded "
+                    "anew only when nothing is left of it, or of a fragment"
                 )
             return self._done(order, [0] * len(now), self._lost_by_founding(there))
         if min(there) < 0:
             raise UserError(
                 f"nobody here holds any version of {self._what_is_lost(there)}, or has a checkpoint of one: "
                 f"{self._awaited(there)}start a peer that has one (join --checkpoints), or found the run anew: "
-                "farflung go-back --to 0"
+                "farflung go-back --to 0 run.toml"
             )
         versions = there if order.to is None else self._at_most(order.to)
         if order.to is not None and versions != there:
             raise UserError(
-                f"the newest that is here is version {_listed(there)}: farflung go-back goes to that, and "
-                f"farflung rewind {order.to} undoes more rounds"
+                f"the newest that is here is version {_listed(there)}: farflung go-back run.toml goes to that, and "
+                f"farflung rewind run.toml {order.to} undoes more rounds"
             )
         awaited = self._awaited(versions)
         told = (

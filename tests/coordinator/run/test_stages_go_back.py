@@ -59,7 +59,7 @@ def test_the_status_says_what_is_lost_who_may_bring_it_and_what_the_host_can_do(
     assert status["reason"].startswith(lost) and "no living peer" not in before
     assert all(hall.machine.core.name(guest.peer) in status["reason"] for guest in gone), "who may bring it"
     assert "or for one with a checkpoint (join --checkpoints)" in status["reason"]
-    assert status["reason"].endswith("the host can found the run anew: farflung go-back --to 0")
+    assert status["reason"].endswith("the host can found the run anew: farflung go-back --to 0 run.toml")
     assert status["stages"][1]["reason"] == status["reason"] != status["stages"][0]["reason"]
     brings(hall, "eve", 1)
     hall.settle(20)
