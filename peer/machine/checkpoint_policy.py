@@ -279,7 +279,7 @@ class Recalling:
 #
 # A base, the whole state at one version, and the results of each version since (checkpoints/kept_state.py).  A base is
 # due when there is none that leads to what is held, and when the results since the last one are as many bytes as a
-# base: so what a round writes is at most twice its results.  Only what the coordinator has confirmed becomes one (P4).
+# base: so what a round writes is about twice its results.  Only what the coordinator has confirmed becomes one (P4).
 #
 # A round whose results nobody else holds commits when they lie on this disk: else a peer that trains alone could lose,
 # in the moment between the commit and the disk, the version that the run is at.  A disk that fails holds up nothing.
