@@ -50,7 +50,8 @@ class ResultLog:
 
     def on_found(self, found: dict[int, set[int]]) -> None:
         """By version, the chunks whose results lie on disk from a former life."""
-        self._found.update(found)
+        for version, chunks in found.items():
+            self._found.setdefault(version, set()).update(chunks)
 
     def on_disk_lost(self) -> bool:
         """The disk failed, or does not keep up.  True: that is news."""

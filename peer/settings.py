@@ -27,6 +27,7 @@ import msgspec
 from farflung.protocol.caps import (
     CONNECTIONS_MOST,
     CROSSINGS_BYTES,
+    KEPT_BYTES,
     RELAY_MONTH_BYTES,
     RESULTS_BYTES,
     SHARDS_BYTES,
@@ -55,6 +56,7 @@ _CROSSINGS_HELP = 'Memory for what a stage keeps of a batch; what is more goes t
 _DATA_HELP = "Where this peer reads the run's token shards: file, folder or URL [as run.toml says]."
 _START_HELP = "Where this peer has what the run begins with ([start] of run.toml): file, folder or URL."
 _RELAY_HELP = 'Offer a relay to peers that nobody can dial: "20 Mbit/s" for all of them; `off`.'
+_KEEP_HELP = 'Disk for the newest version of the runs that this peer was in; `off`: none ["100 GB"].'
 _RESULTS_HELP = 'For results of past rounds, by which others catch up ["2 GB"].'
 
 
@@ -93,6 +95,10 @@ def _threads(text: str) -> int:
     if not text.isdecimal() or int(text) > THREADS_MOST:
         raise UserError(f"expected 0 (as many as are of use) to {THREADS_MOST}, found {text!r}")
     return int(text)
+
+
+def _kept(text: str) -> int:
+    return 0 if text == "off" else parse_bytes(text)
 
 
 def _file(text: str) -> Path:
@@ -152,6 +158,8 @@ class OwnConfig:
     stuck_after: float | None = _setting(None, parse=_seconds)
     results_limit: int = _setting(RESULTS_BYTES, _RESULTS_HELP, parse_bytes)
     results_on_disk: bool = _setting(False, "Keep those beside the key, not in memory.", _yes)
+    # Of the newest version, and of all runs together; 0: nothing is kept.
+    keep: int = _setting(KEPT_BYTES, _KEEP_HELP, _kept)
     crossings_limit: int = _setting(CROSSINGS_BYTES, _CROSSINGS_HELP, parse_bytes)
     archive: bool = _setting(
         False, "Keep what rounds were made of beside the checkpoints, for `audit --replay`.", _yes

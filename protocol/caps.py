@@ -19,6 +19,7 @@ THREADS_MOST = 64  # of an agent's arithmetic
 CONNECTIONS_MOST = 16  # to one peer
 RELAY_MONTH_BYTES = 10**12  # what a relay passes in a month
 RESULTS_BYTES = 2 << 30  # of the results of past rounds, unless the volunteer says otherwise
+KEPT_BYTES = 100 * 10**9  # of the newest version of every run, on a peer's own disk; the same holds
 CROSSINGS_BYTES = 2 << 30  # of microbatches of a batch that is not committed, in memory; the same holds
 SHARDS_BYTES = 2 << 30  # of token shards that were fetched, for all trainers of a machine; the same holds
 LEAST_BITS_PER_S = 8000.0  # below this even a small model takes weeks; it is a slip of the pen

@@ -63,6 +63,9 @@ def health(status: Record) -> Health:
         return Health("✖", "BROKEN", "bold white on red", bad)
     if not alive:
         nobody = "nobody is here; the first peer to join starts the run"
+        if number(status, "version"):
+            at = count(status, "version")
+            nobody = f"nobody is here; the run is at version {at} and goes on when a peer that has it is back"
         # The coordinator does not know of those that still start; whoever has started them does (demo.py).
         return Health("…", "WAITING", "bold yellow", clean(status.get("starting"), _STARTING_SHOWN) or nobody)
     batch = status.get("batch")

@@ -17,7 +17,7 @@ from farflung.protocol.process.units import duration, si
 
 RELOAD_S = 30  # without JavaScript
 _HOW = {
-    "open": "Anybody may join, and leave at any time: no work is lost. A GPU helps; Linux and Python 3.11 are needed.",
+    "open": "Anybody may join, and leave at any time. A GPU helps; Linux and Python 3.11 are needed.",
     "token": "This run is by invitation: ask whoever hosts it for a join URL of your own.",
     "allowlist": "This run is for peers on a list: ask whoever hosts it to put yours on it.",
 }

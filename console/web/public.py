@@ -176,6 +176,9 @@ def _verdict(status: Record, alive: int, taking_part: int) -> Verdict:
             )
         case "BROKEN":
             return Verdict("bad", "Broken", "Peers at one version hold different models. The host must look.")
+        case "WAITING" if not alive and (version := round(number(status, "version"))):
+            told = f"Nobody is here. The run is at version {version:,} and goes on when a peer that has it is back."
+            return Verdict("busy", "Waiting", told)
         case "WAITING" if not alive:
             return Verdict("busy", "Waiting", "Nobody is here. The first peer to join starts the run.")
         case "WAITING":

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 
 from farflung.protocol.messages import Beat
 
@@ -63,6 +65,8 @@ class RunPace:
         """Until the run has `target` versions, if it goes on like this; None as long as nothing is known."""
         if len(self._commits) < 2:
             return None
-        (begun, first), (ended, last) = self._commits[0], self._commits[-1]
-        each_s = max((ended - begun) / (last - first), (now - ended) / 2)  # a halted run is not nearly done
+        ended, last = self._commits[-1]
+        # The usual time: while nobody was here the run made no version, and that says nothing of its pace.
+        usual_s = median((b[0] - a[0]) / (b[1] - a[1]) for a, b in pairwise(self._commits))
+        each_s = max(usual_s, (now - ended) / 2)  # a halted run is not nearly done
         return max(0.0, (target - last) * each_s - min(now - ended, each_s))

@@ -348,7 +348,7 @@ class GoingBack:
         if not patience_s:
             return (
                 f"{lost}, {newest_is} {offer}; go_back_after_s = 0: waiting for {whom}; the host can go back: "
-                "farflung go-back"
+                "farflung go-back run.toml"
             )
         if self._are_accounted_for(all_held):
             # No countdown: a text that changes would be told again and again.
@@ -358,7 +358,7 @@ class GoingBack:
             )
         return (
             f"{lost}, {newest_is} {offer}: waiting for {whom} and did not say good-bye; the host can go back "
-            "without: farflung go-back"
+            "without: farflung go-back run.toml"
         )
 
     def _nothing_in_reach(self, empty: Conductor, lost: Conductor) -> str:
@@ -372,7 +372,7 @@ class GoingBack:
             )
         return (
             "waiting for a peer with a checkpoint (join --checkpoints); the host can restart from scratch: "
-            "farflung go-back --to 0"
+            "farflung go-back --to 0 run.toml"
         )
 
 

@@ -438,7 +438,7 @@ class Guidance:
 
     def _sync(self, member: Member, conductor: Conductor, reason: str) -> Judgement:
         # It was told of the commit just now and is at it: that nobody holds the new version yet is no news.
-        at_it = self._batches is not None and conductor.since_commit_s < self._core.manifest.net.dead_after_s
+        at_it = conductor.since_commit_s < self._core.manifest.net.dead_after_s
         if at_it and conductor.is_arriving(member):
             return Goal.SYNC, reason
         if self._donors(member, conductor) and not self._going_back.is_lost(conductor):

@@ -324,8 +324,8 @@ class GoingBackByOrder:
         if order.to == 0:
             if min(there) >= 0 and max(there) > 0:
                 raise UserError(
-                    f"version {self._listed(there)} is here: farflung go-back goes to that; the run restarts from "
-                    "scratch only when nothing is left of it, or of a fragment"
+                    f"version {self._listed(there)} is here: farflung go-back run.toml goes to that; the run restarts "
+                    "from scratch only when nothing is left of it, or of a fragment"
                 )
             return self._done(order, [0] * len(now), self._lost_by_founding(there))
         if min(there) < 0:
@@ -336,8 +336,8 @@ class GoingBackByOrder:
         versions = there if order.to is None else self._at_most(order.to)
         if order.to is not None and versions != there:
             raise UserError(
-                f"the newest that is here is version {self._listed(there)}: farflung go-back goes to that, and "
-                f"farflung rewind {order.to} undoes more rounds"
+                f"the newest that is here is version {self._listed(there)}: farflung go-back run.toml goes to that, "
+                f"and farflung rewind run.toml {order.to} undoes more rounds"
             )
         awaited = self._awaited(versions)
         told = (
@@ -385,7 +385,7 @@ class GoingBackByOrder:
             )
         return (
             f"{found}. Start a peer that has one (join --checkpoints), or restart from scratch: "
-            "farflung go-back --to 0"
+            "farflung go-back --to 0 run.toml"
         )
 
     def _of_each_stage(self) -> str:

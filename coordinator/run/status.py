@@ -80,7 +80,7 @@ def build_status(
         "loss": finite(ledger.loss),
         "tokens_per_s": _tokens_per_s(core),
         "useful_members": _useful_members(core).told(),
-        "eta_s": _rounded(core.pace.left_s(core.manifest.run.rounds, now)),
+        "eta_s": _eta_s(core, conductors, now),
         "least_peers": core.manifest.run.min_peers,
         "model_bytes": 4 * model.chunk_count * model.chunk_elements if (model := ledger.model) else None,
         "amendments": [
@@ -186,6 +186,12 @@ def _phase(core: Core, conductors: Sequence[Conductor]) -> RunPhase:
     if pipeline.stages > 1 and core.ledger.batches.batch is None:
         enough &= sum(len(conductor.able) for conductor in conductors) >= core.manifest.run.min_peers
     return RunPhase.INNER if enough else RunPhase.WAITING
+
+
+def _eta_s(core: Core, conductors: Sequence[Conductor], now: float) -> float | None:
+    """None while there is nobody by whose pace it could be told."""
+    waits = core.held or _phase(core, conductors) == RunPhase.WAITING
+    return None if waits else _rounded(core.pace.left_s(core.manifest.run.rounds, now))
 
 
 def _reason(core: Core, conductors: Sequence[Conductor], lost: Mapping[int, str]) -> str:

@@ -106,7 +106,7 @@ class Agent:
         self._remembered = RememberedPlaces(folder, options.url, say)
         self._looking_up = LookingUp(options.own.book, options.url, say)
         me = me_of(self._identity, curve_raw(keys[0]), os.urandom(16), options.url.token or "")
-        config = config_of(options, me, store is not None, self._remembered)
+        config = config_of(options, me, store is not None, self._remembered, folder)
         self._machine = machine = PeerMachine(config, random.random)
         self._control.look_at(machine.seeking.places)
         self._address = ""  # where other peers dial this one, once it listens
@@ -452,8 +452,7 @@ class Agent:
                 self._fetching.taken(effect.chunk, time.monotonic())
                 self._change(hands, effect, lambda: state.install(effect))
             case Roll():
-                if hands.results is not None:
-                    hands.results.rolled(effect, machine.era, machine.logged_bytes)
+                hands.rolled(effect, machine)
                 self._change(hands, effect, lambda: state.roll(effect))
             case Seal():
                 self._seal(hands, effect)
@@ -469,8 +468,7 @@ class Agent:
             case do.ServeState() | do.ServeManifest():
                 hands.answering.serve(effect, state)
             case do.ServeLogged():
-                if hands.results is not None:
-                    hands.results.serve(effect, machine.era)
+                hands.serve(effect, machine, self._on_own_frame)
             case do.Undo():
                 tell = lambda undone: self._carry_out(machine.on_undone(undone, time.monotonic()))  # noqa: E731
                 hands.undo(effect, machine.era, self._arithmetic, tell)
@@ -483,6 +481,9 @@ class Agent:
         match effect:
             case do.Recall():
                 hands.arriving.recall(effect, state, machine, time.monotonic)
+            case do.KeepBase() | do.KeepAhead():
+                if hands.keeping is not None:
+                    hands.keeping.carry_out(effect, state)
             case do.BeginFrom():
                 hands.beginning.begin(effect, state, time.monotonic)
             case do.Follow(terms=terms):
@@ -555,12 +556,17 @@ class Agent:
             chunks = hands.attached.fragments[seal.fragment].chunks
             hashes = hands.state.hashes_of(chunks)
             hands.archive.sealed(seal, self._machine.era, digest, hashes)
+        if hands is not None and hands.keeping is not None:
+            hands.keeping.sealed(seal, digest, self._machine.era)
         failpoints.hit("apply.after_seal")
         self._fetching.sealed(time.monotonic())
         self._carry_out(self._machine.on_sealed(seal.fragment, seal.version, digest, time.monotonic()))
         of = hands.attached.of_part(seal.fragment) if hands is not None else ""
         if seal.version > 0:  # of its own first values a peer does not know yet whether they are the run's
             self._say(f"version {seal.version}{of} is here, digest {digest.hex()[:8]}", routine=True)
+
+    def _on_own_frame(self, frame: Frame) -> None:
+        self._carry_out(self._machine.on_frame(self._identity.peer_id, frame, time.monotonic()))
 
     def _proven(self, effect: do.ProveHolding, value: object) -> None:
         assert isinstance(value, bytes)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from farflung.checkpoints.archive import Archive
 from farflung.checkpoints.store import Store
+from farflung.collectives.round.effects import Roll
 from farflung.compression.codec import payload_bytes
 from farflung.compression.native import outer_step
 from farflung.optim.outer import checked
@@ -35,12 +36,15 @@ from farflung.peer.state.arrived_pieces import Arriving, name_on_disk
 from farflung.peer.state.before_images import unnamed_file
 from farflung.peer.state.beginning import Beginning
 from farflung.peer.state.checkpoint_thread import Checkpointing
+from farflung.peer.state.keeping_state import KeepingState
+from farflung.peer.state.keeping_state import Place as KeepingPlace
 from farflung.peer.state.outer_state import Files, OuterState, payload_bytes_most
 from farflung.peer.state.recorded_sending import RecordedSending
 from farflung.peer.state.results_on_disk import KeepingResults, Place
 from farflung.peer.worker import Submit, nothing
 from farflung.protocol.digests import HASH_BYTES
 from farflung.protocol.errors import UserError
+from farflung.protocol.frames import Frame
 from farflung.protocol.limits import SIGNED_MORE_BYTES
 from farflung.protocol.moments import Attached, Known, Terms
 from farflung.protocol.process.log_lines import Say
@@ -70,6 +74,7 @@ class Hands:
     arriving: Arriving
     results: KeepingResults | None
     checkpoints: Checkpointing | None
+    keeping: KeepingState | None
     beginning: Beginning
     archive: Archiving | None
     record: RecordedSending | None
@@ -91,21 +96,25 @@ class Hands:
             attached.held,
         )
         submit, tell, peer, own = tools.arithmetic.submit, tools.carry_out, tools.identity.peer_id, tools.own
-        results = checkpoints = None
+        results = checkpoints = keeping = None
         if own.results_on_disk:
-            place = Place(tools.folder, peer, own.results_limit, largest_payload_bytes(attached))
-            results = KeepingResults(place, attached, submit, machine, tell)
+            lies = Place(tools.folder, peer, own.results_limit, largest_payload_bytes(attached))
+            results = KeepingResults(lies, attached, submit, machine, tell)
         if tools.store is not None:
             checkpoints = Checkpointing(tools.store, tools.identity, machine, submit, tell)
+        if own.keep:
+            place = KeepingPlace(tools.folder, peer, own.keep)
+            keeping = KeepingState(place, attached, submit, machine, tell)
         archive = _archive_of(attached, tools) if own.archive else None
         return Hands(
             attached,
             shared,
             state,
             Answering(tools.line, attached, tools.arithmetic, tell),
-            Arriving(tools.folder, peer, attached, submit, tell),
+            Arriving(tools.folder, peer, attached, submit, tell, keeping),
             results,
             checkpoints,
+            keeping,
             Beginning(attached, machine, submit, tell),
             archive,
             _record_of(attached, tools),
@@ -125,6 +134,8 @@ class Hands:
         for hand in (self.checkpoints, self.results, self.archive):
             if hand is not None:
                 hand.close(finished)
+        if self.keeping is not None:
+            self.keeping.close()
         if self.record is not None:
             self.record.close()
 
@@ -148,10 +159,26 @@ class Hands:
     def change(self, chunk: int, job: Callable[[], object]) -> None:
         """In the arithmetic, of several chunks at once: do what changes this one, once it was copied where a checkpoint
         needs it."""
-        if self.checkpoints is not None:
-            self.checkpoints.change(chunk, job)
+        if (checkpoints := self.checkpoints) is not None:
+            then, job = job, lambda: checkpoints.change(chunk, then)
+        if self.keeping is not None:
+            self.keeping.change(chunk, job)
         else:
             job()
+
+    def rolled(self, effect: Roll, machine: PeerMachine) -> None:
+        """A result is to be applied, and others may ask for it, or this peer in another life."""
+        if self.results is not None:
+            self.results.rolled(effect, machine.era, machine.logged_bytes)
+        if self.keeping is not None:
+            self.keeping.rolled(effect, machine.era)
+
+    def serve(self, effect: do.ServeLogged, machine: PeerMachine, hear: Callable[[Frame], None]) -> None:
+        """A result that lies on the disk; `hear`: if this peer itself asked for what a former life of it kept."""
+        if self.keeping is not None and self.keeping.serves(effect):
+            self.keeping.serve(effect, machine.era, hear)
+        elif self.results is not None:
+            self.results.serve(effect, machine.era)
 
 
 def largest_payload_bytes(attached: Attached) -> int:

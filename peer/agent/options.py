@@ -43,7 +43,10 @@ def store_of(own: OwnConfig) -> Store | None:
     return Store(own.checkpoints) if own.checkpoints else None
 
 
-def config_of(options: AgentOptions, me: Me, saves: bool, remembered: RememberedPlaces) -> PeerConfig:
+def config_of(
+    options: AgentOptions, me: Me, saves: bool, remembered: RememberedPlaces, folder: Path
+) -> PeerConfig:
+    """`folder`: of all that this peer keeps beside its key."""
     url, own = options.url, options.own
     return PeerConfig(
         me,
@@ -53,6 +56,7 @@ def config_of(options: AgentOptions, me: Me, saves: bool, remembered: Remembered
         results_on_disk=own.results_on_disk,
         results_limit_bytes=own.results_limit,
         saves=saves,
+        keeps_in=str(folder) if own.keep else "",
         gathers=own.archive_contributions,
         recalls=True,
         pinned=url.key,

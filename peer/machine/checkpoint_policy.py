@@ -1,4 +1,4 @@
-"""When a peer saves the run's state as a checkpoint, and when it reads one back.  Pure.
+"""When a peer saves the run's state, as a checkpoint and on its own disk, and when it reads it back.  Pure.
 
 Part of the peer machine.  A checkpoint is of one version: each fragment's state is taken when that fragment is
 there and the coordinator has confirmed its digest (P4), so fragments that are ahead of others do no harm.
@@ -15,12 +15,19 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from farflung.checkpoints.catch_up import NO_VERSION
+from farflung.collectives.round.member import MemberRound
 from farflung.peer.machine.effects import (
+    AheadKept,
     Digests,
     DropSave,
     Effect,
+    KeepAhead,
+    KeepBase,
+    KeepingFailed,
+    KeptWord,
     ListShelf,
     Note,
+    Reached,
     Recall,
     Restore,
     SaveFragment,
@@ -41,6 +48,9 @@ OTHERS_TOLD = 2  # of each
 READ_AGAIN_S = 30.0  # no good checkpoint was there: somebody may bring one
 STARVED_S = 20.0  # holding nothing, and no donor gave anything
 TORN_S = 60.0  # the same, between two versions, with donors that are named
+EVERY_MOST = 64  # versions between two bases, however small results are: to read it back takes as many steps
+TRY_AGAIN_S = 600.0  # after a disk that failed
+PATIENCE_S = 60.0  # with a disk that says nothing, while a round waits for it
 AT_RELAY = "those who hold the state are met at a relay only: I look for a recent checkpoint first"
 
 
@@ -236,6 +246,18 @@ def is_empty(lane: Lane) -> bool:
 # everything else is fetched as ever (checkpoints/catch_up.py).
 
 
+@dataclass
+class Waiting:
+    """Why this peer waits, as it was told last."""
+
+    told: str = ""
+
+    def hear(self, reason: str) -> str:
+        """Empty: it is no news."""
+        before, self.told = self.told, reason
+        return reason if reason != before else ""
+
+
 Held = dict[int, tuple[int, bytes]]  # chunk -> (version, digest of that version or empty)
 
 
@@ -244,6 +266,11 @@ class Recalling:
         """`enabled`: the shell has a place where pieces may lie."""
         self._due = enabled
         self._busy = False  # they are being read into the state
+
+    @property
+    def is_open(self) -> bool:
+        """What lies on the disk may be the run's newest state."""
+        return self._due or self._busy
 
     def due_recall(self, tick: Tick, lanes: Sequence[Lane]) -> list[Effect]:
         """Asked at every tick."""
@@ -255,7 +282,8 @@ class Recalling:
         self._busy = True
         for lane in lanes:
             lane.fill()
-        return [Recall(tick.era)]
+        known = {word.fragment: (word.version, word.digests) for word in tick.fragments}
+        return [Recall(tick.era, known)]
 
     def on_end(self, held: Held, lanes: Sequence[Lane]) -> list[Effect]:
         if not self._busy:
@@ -267,6 +295,9 @@ class Recalling:
             return []
         kept = sum(map(_pieces, lanes))
         of = sum(lane.fragment.count for lane in lanes)
+        versions = {version for version, _ in held.values()}
+        if kept == of and len(versions) == 1:
+            return [Note(f"version {versions.pop()} of the state lies on this peer's own disk")]
         return [Note(f"{kept} of {of} pieces of the state had arrived before; only the others are fetched")]
 
 
@@ -365,3 +396,99 @@ class Undoing:
             return False
         del self._asked[undone.fragment]
         return True
+
+
+# ---- the newest version on this peer's own disk -------------------------------------------------------
+#
+# A base, the whole state at one version, and the results of each version since (checkpoints/kept_state.py).  A base is
+# due when there is none that leads to what is held, and when the results since the last one are as many bytes as a
+# base: so what a round writes is about twice its results.  Only what the coordinator has confirmed becomes one (P4).
+#
+# A round whose results nobody else holds commits when they lie on this disk: else a peer that trains alone could lose,
+# in the moment between the commit and the disk, the version that the run is at.  A disk that fails holds up nothing.
+
+
+class Keeping:
+    def __init__(self, me: str, place: str, every: int) -> None:
+        """`place`: for people; empty: nothing is kept.  `every`: versions after which the results since a base are as
+        many bytes as it is."""
+        self._me, self._place, self._every = me, place, max(1, min(every, EVERY_MOST))
+        self._era = 0
+        self._chains: dict[int, tuple[int, int]] = {}  # fragment -> (base, newest version)
+        self._writing: dict[int, int] = {}  # fragment -> version of the base that is being written
+        # Fragment -> (round, decision), and until when it is waited for.
+        self._ahead: dict[int, tuple[tuple[int, int], float]] = {}
+        self._again_at = float("-inf")
+        self._told = ""
+
+    @property
+    def version(self) -> int:
+        """Of the least advanced fragment; NO_VERSION: nothing that could be used lies there."""
+        return min((version for _, version in self._chains.values()), default=NO_VERSION)
+
+    def parting(self, version: int, stages: Sequence[int]) -> list[Effect]:
+        """`version`: of what nobody else holds; 0 or less: that is no loss."""
+        if version <= 0:
+            return []
+        of = f"stage {', '.join(map(str, stages))} of the run" if stages else "the run"
+        held = f"You hold the last copy of {of} (version {version})."
+        if self.version >= version:
+            return [Note(f"{held} It is kept in {self._place}; run the same command to continue.")]
+        if self.version >= 0:
+            return [Note(f"{held} Version {self.version} of it is kept in {self._place}.")]
+        why = 'keep = "off"' if not self._place else self._told or "its first version was still being written"
+        return [Note(f"{held} It is not kept on this disk: {why}.")]
+
+    def begin_era(self, era: int) -> None:
+        self._era = era
+        self._chains, self._writing, self._ahead = {}, {}, {}
+
+    def due(self, lanes: Sequence[Lane], now: float) -> list[Effect]:
+        """Asked at every tick, before anything newer is applied."""
+        effects: list[Effect] = []
+        if not self._place or now < self._again_at:
+            return effects
+        for lane in lanes:
+            number, version = lane.fragment.number, lane.version
+            base, _ = self._chains.get(number, (NO_VERSION, NO_VERSION))
+            is_due = base == NO_VERSION or version - base >= self._every
+            if lane.serves and is_due and number not in self._writing:
+                self._writing[number] = version
+                effects.append(KeepBase(self._era, number, version, lane.digest))
+        return effects
+
+    def hold_back(self, flight: MemberRound, now: float) -> tuple[bool, list[Effect]]:
+        """Whether the coordinator shall not hear yet what I hold of this round: nobody else holds it."""
+        _, _, got, of = flight.counts
+        alone = flight.plan.members == (self._me,) and flight.decision is not None and got == of
+        if not self._place or not alone or flight.decision is None or now < self._again_at:
+            return False, []
+        number, key = flight.plan.fragment, (flight.plan.round_no, flight.decision.decision_no)
+        asked, until = self._ahead.get(number, ((0, 0), 0.0))
+        if asked == key:
+            return now < until, []
+        self._ahead[number] = (key, now + PATIENCE_S)
+        payloads = {flight.first_chunk + index: piece.payload for index, piece in flight.results.items()}
+        return True, [KeepAhead(self._era, number, flight.plan.version + 1, *key, payloads)]
+
+    def on_kept(self, word: KeptWord, now: float) -> list[Effect]:
+        match word:
+            case AheadKept(fragment=fragment, round_no=round_no, decision_no=decision_no):
+                if fragment in self._ahead and self._ahead[fragment][0] == (round_no, decision_no):
+                    self._ahead[fragment] = ((round_no, decision_no), now)
+            case Reached(era=era) if era == self._era:
+                self._on_reached(word)
+            case KeepingFailed(problem=problem):
+                self._chains, self._writing, self._again_at = {}, {}, now + TRY_AGAIN_S
+                news, self._told = problem != self._told, problem
+                told = f"the newest version is not kept on this disk: {problem}; training goes on"
+                return [Note(told)] if news else []
+        return []
+
+    def _on_reached(self, word: Reached) -> None:
+        if word.base_of == self._writing.get(word.fragment):
+            del self._writing[word.fragment]
+        if word.version < word.made:  # some results are missing: only a new base leads there
+            self._chains.pop(word.fragment, None)
+        else:
+            self._chains[word.fragment] = (word.base, word.version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from farflung.collectives.flow.effects import Piece
@@ -263,9 +264,35 @@ class ListShelf:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Put back into the state what had arrived of it, in this era, when I was killed."""
+    """Put back into the state what a former life of mine left on my disk: the newest version that it had, or what had
+    arrived of one."""
 
     era: int
+    known: Mapping[
+        int, tuple[int, Digests]
+    ]  # fragment -> the version that the run is at, and what it knows of others
+
+
+@dataclass(frozen=True, slots=True)
+class KeepBase:
+    """The state of a fragment, as it is now, goes to my own disk: copy it, and go on."""
+
+    era: int
+    fragment: int
+    version: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAhead:
+    """Results of a round that is not committed: put them on my disk, and say `on_kept`."""
+
+    era: int
+    fragment: int
+    version: int  # that they make
+    round_no: int
+    decision_no: int
+    payloads: Mapping[int, Payload]
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +331,9 @@ class Exit:
     reason: str
 
 
-BesideRounds = SaveFragment | DropSave | Restore | ListShelf | Recall | BeginFrom | Follow
+BesideRounds = (
+    SaveFragment | DropSave | KeepBase | KeepAhead | Restore | ListShelf | Recall | BeginFrom | Follow
+)
 
 Effect = (
     ToDoor
@@ -335,6 +364,8 @@ Effect = (
     | KeepContribution
     | SaveFragment
     | DropSave
+    | KeepBase
+    | KeepAhead
     | Restore
     | ListShelf
     | Recall
@@ -345,3 +376,36 @@ Effect = (
     | Exit
     | DataEffect
 )
+
+
+# ---- what the shell says of the peer's own disk: `on_kept` -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """What can be had from the disk of a fragment: its base, and the newest version; -1: nothing."""
+
+    era: int
+    fragment: int
+    base: int
+    version: int
+    made: int  # the version that was to be reached
+    ahead: frozenset[int] = frozenset()  # chunks whose results of the version after it lie there
+    base_of: int = -1  # of a base that has just been written
+
+
+@dataclass(frozen=True, slots=True)
+class AheadKept:
+    """The results of a round lie on the disk, or can't."""
+
+    fragment: int
+    round_no: int
+    decision_no: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepingFailed:
+    problem: str
+
+
+KeptWord = Reached | AheadKept | KeepingFailed

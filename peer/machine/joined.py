@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.checkpoints.result_log import ResultLog
+from farflung.collectives.round.member import MemberRound
 from farflung.peer.local.words import Made
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.ahead import fragment_of
@@ -18,12 +19,14 @@ from farflung.peer.machine.auditing import SHOWN, Auditing
 from farflung.peer.machine.borders import Borders
 from farflung.peer.machine.checkpoint_policy import (
     Held,
+    Keeping,
     Recalling,
     Restoring,
     Saving,
     Shelf,
     Undoing,
     Undone,
+    Waiting,
     is_empty,
 )
 from farflung.peer.machine.crossings import Crossings, MyStage
@@ -40,6 +43,7 @@ from farflung.protocol.manifest_sections import NetSection
 from farflung.protocol.messages import Aborted, Committed, OpenRound, Show, Tick, What
 from farflung.protocol.moments import Attached
 from farflung.protocol.signing import Kept
+from farflung.protocol.states import Goal
 from farflung.protocol.verdicts import Counters
 
 
@@ -55,6 +59,8 @@ class Joined:
     exchange: Exchange
     log: ResultLog
     saving: Saving
+    keeping: Keeping
+    waiting: Waiting
     restoring: Restoring
     recalling: Recalling
     gathering: Gathering
@@ -91,6 +97,8 @@ class Joined:
             Exchange(part, training),
             log,
             Saving(known, config.saves, config.pinned),
+            Keeping(me, config.keeps_in, _results_of_a_state(attached, config)),
+            Waiting(),
             Restoring(config.saves, _worth_rolling_on(attached, config)),
             Recalling(config.recalls),
             Gathering(me, known, part, config.gathers and may_gather(known.manifest)),
@@ -260,16 +268,55 @@ class Joined:
         logged = self.part.lanes[show.fragment].log.get(show.fragment, show.version, show.chunk)
         return [do.FetchShown(show, logged if show.what is What.RESULT else None)]
 
+    def tell_progress(self, flight: MemberRound, reports: Reporter, now: float) -> list[do.Effect]:
+        waits, effects = self.keeping.hold_back(flight, now)
+        return effects if waits else [*reports.maybe_progress(flight, now)]
+
     def go_back(self, tick: Tick, reports: Reporter) -> list[do.Effect]:
         """The run is at another version, made by other commits: what I hold of later ones, and learned from them, is
         void."""
         reports.era = tick.era
-        self.saving.begin_era(tick.fragments, self.lanes)
+        self.begin_era(tick)
         self.gathering.go_back()
         reports.vitals.saved = self.saving.saved
         return self.exchange.go_back(tick.fragments, tick.era_because, self.undoing, tick.era)
 
     # ---- what the disk has to say ------------------------------------------------------------------------------
+
+    def why_waiting(self, tick: Tick) -> list[do.Effect]:
+        """Once, and not while this peer's own disk may end it."""
+        if self.recalling.is_open or not (news := self.waiting.hear(tick.reason)):
+            return []
+        waits = tick.goal in (Goal.WAIT, Goal.ALONE)
+        behind = tick.goal == Goal.SYNC and self.part.is_behind(tick.fragments)
+        return [do.Note(news)] if waits or behind else []
+
+    def parting(self, tick: Tick | None) -> list[do.Effect]:
+        """What it means that this peer goes, where nobody else holds what it holds."""
+        last = {word.fragment: not word.donors for word in tick.fragments} if tick is not None else {}
+        mine = [lane.version for lane in self.lanes if last.get(lane.fragment.number)]
+        return self.keeping.parting(max(mine, default=NO_VERSION), self.attached.stages)
+
+    def on_results_found(self, found: dict[int, set[int]]) -> list[do.Effect]:
+        self.log.on_found(found)
+        return []
+
+    def due_saves(self, era: int, now: float) -> list[do.Effect]:
+        return [*self.saving.due_saves(self.lanes, era), *self.keeping.due(self.lanes, now)]
+
+    def begin_era(self, tick: Tick) -> None:
+        self.saving.begin_era(tick.fragments, self.lanes)
+        self.keeping.begin_era(tick.era)
+
+    def on_saved(self, version: int, problem: str, reports: Reporter) -> list[do.Effect]:
+        effects = self.saving.on_saved(version, problem)
+        reports.vitals.saved = self.saving.saved
+        return effects
+
+    def on_kept(self, word: do.KeptWord, now: float) -> list[do.Effect]:
+        if isinstance(word, do.Reached) and word.ahead:
+            self.log.on_found({word.version + 1: set(word.ahead)})
+        return self.keeping.on_kept(word, now)
 
     def begin_reading(self, tick: Tick, now: float) -> list[do.Effect]:
         """Of what may be the run's state already, somewhere else than at another peer."""
@@ -336,9 +383,13 @@ class Joined:
 
 def _worth_rolling_on(attached: Attached, config: PeerConfig) -> int:
     """Over so many versions results can be had, and are fewer bytes than the state."""
-    rules = attached.known.manifest.round
-    result_bytes = config.payload_bytes(rules.gather_codec, attached.model.chunk_elements)
-    return min(rules.keep_results, (attached.form.size_bytes - 1) // result_bytes)
+    return min(attached.known.manifest.round.keep_results, _results_of_a_state(attached, config))
+
+
+def _results_of_a_state(attached: Attached, config: PeerConfig) -> int:
+    """So many are fewer bytes than one state."""
+    codec = attached.known.manifest.round.gather_codec
+    return (attached.form.size_bytes - 1) // config.payload_bytes(codec, attached.model.chunk_elements)
 
 
 def _crossings(

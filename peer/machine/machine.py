@@ -234,13 +234,11 @@ class PeerMachine:
         part, exchange = joined.part, joined.exchange
         if [word.fragment for word in tick.fragments] != list(part.lanes):
             return []
-        told, advised = (self.tick.reason, self.tick.advice) if self.tick is not None else ("", "")
+        advised = self.tick.advice if self.tick is not None else ""
         self.tick = tick
         effects: list[do.Effect] = [do.Note(tick.advice)] if tick.advice not in ("", advised) else []
         effects += joined.amending.on_tick(tick, joined.saving)
-        if tick.goal in (Goal.SYNC, Goal.WAIT, Goal.ALONE) and tick.reason != told:
-            if tick.goal != Goal.SYNC or part.is_behind(tick.fragments):
-                effects.append(do.Note(tick.reason))
+        effects += joined.why_waiting(tick)
         if tick.roster is not None:
             effects += self.seeking.on_roster(tick, self._now)
             self.reports.roster_no = self.seeking.roster_no
@@ -251,7 +249,7 @@ class PeerMachine:
             return [*effects, *self._change_stage(tick.serve, joined)]
         if any([lane.on_tick(word) for lane, word in part.words(tick.fragments)]):
             effects.append(do.Note("my state differs from the run's: I take the run's again"))
-        effects += joined.saving.due_saves(joined.lanes, tick.era)
+        effects += joined.due_saves(tick.era, self._now)
         effects += joined.begin_reading(tick, self._now)
         if tick.leases is not None:
             effects += self.training.on_leases(tick.leases)
@@ -381,9 +379,8 @@ class PeerMachine:
         """The state is that of a checkpoint; or NO_VERSION: none was found that is whole and of this run, but `touched`
         says that values of one were written."""
         self._now, joined = now, self.joined
-        if joined is None:
-            return []
-        return joined.on_restored(version, problems, touched, now) + self._move_on()
+        read = joined.on_restored(version, problems, touched, now) if joined is not None else []
+        return [*read, *self._move_on()]
 
     def on_undone(self, undone: Undone, now: float) -> list[do.Effect]:
         self._now, joined = now, self.joined
@@ -397,11 +394,12 @@ class PeerMachine:
 
     def on_saved(self, version: int, problem: str) -> list[do.Effect]:
         """`problem`: why the checkpoint was not written, else empty.  Nothing, if that one had been given up."""
-        if self.joined is None:
-            return []
-        effects = self.joined.saving.on_saved(version, problem)
-        self.reports.vitals.saved = self.joined.saving.saved
-        return effects
+        return self.joined.on_saved(version, problem, self.reports) if self.joined is not None else []
+
+    def on_kept(self, word: do.KeptWord, now: float) -> list[do.Effect]:
+        """How far the newest version lies on this peer's own disk."""
+        self._now, joined = now, self.joined
+        return [*joined.on_kept(word, now), *self._move_on()] if joined is not None else []
 
     def on_recalled(self, held: Held, now: float) -> list[do.Effect]:
         """These pieces of the run's state, which had arrived before a crash, stand in it again."""
@@ -414,9 +412,7 @@ class PeerMachine:
 
     def on_results_found(self, found: dict[int, set[int]]) -> list[do.Effect]:
         """By version, chunks whose results lie on disk from a former life of mine."""
-        if self.joined is not None:
-            self.joined.log.on_found(found)
-        return []
+        return self.joined.on_results_found(found) if self.joined is not None else []
 
     def on_results_lost(self, why: str) -> list[do.Effect]:
         """The disk can't keep results any more: the memory does."""
@@ -530,7 +526,10 @@ class PeerMachine:
         if self.exited:
             return []
         goodbye = [self.reports.leave(code)] if self.doorway.inside else []
-        return [*goodbye, *self._exit(code, reason)]
+        told = (
+            self.joined.parting(self.tick) if self.joined is not None and code != LeaveCause.FINISHED else []
+        )
+        return [*goodbye, *told, *self._exit(code, reason)]
 
     def _exit(self, code: str, reason: str) -> list[do.Effect]:
         self.exited = True
@@ -578,7 +577,7 @@ class PeerMachine:
             if not self.training.works[lane.fragment.number].loading:
                 effects += lane.advance(self._now)
             if lane.round is not None and self.doorway.inside:
-                effects += self.reports.maybe_progress(lane.round, self._now)
+                effects += joined.tell_progress(lane.round, self.reports, self._now)
         if self.doorway.inside and only is None:
             effects += [*joined.exchange.send_ahead(), *joined.exchange.go_on()]
             effects += joined.exchange.tell_batch(self._now)

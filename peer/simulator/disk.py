@@ -7,14 +7,18 @@ too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 from farflung.checkpoints.catch_up import NO_VERSION
-from farflung.collectives.round.effects import Install, Roll
+from farflung.checkpoints.kept_state import Key, Way
+from farflung.collectives.round.effects import Install, Roll, Seal
+from farflung.peer.machine import effects as do
+from farflung.peer.machine.checkpoint_policy import Held
 from farflung.peer.machine.effects import Digests, Restore, SaveFragment
 from farflung.peer.simulator.surroundings import Host
+from farflung.peer.state.keeping_state import put_back, ways_of
 from farflung.protocol.frames import Payload
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import Shelved
@@ -70,7 +74,12 @@ class OwnDisk:
     pieces: dict[int, tuple[int, int, bytes, bytes]] = field(default_factory=dict)
     results: dict[tuple[int, int, int], Payload] = field(default_factory=dict)  # era, version, chunk
     commits: bytes = b""  # as the coordinator signed them
+    kept: KeptDisk | None = None  # the newest version, where the world's peers keep it
     stage: int = -1  # of a model that is cut into some: that these are of
+
+    @staticmethod
+    def of(results_on_disk: bool, keeps: bool) -> OwnDisk:
+        return OwnDisk(results_on_disk, kept=KeptDisk() if keeps else None)
 
     def keep_result(self, era: int, effect: Roll, keep: int) -> None:
         if self.results_on_disk:
@@ -147,3 +156,149 @@ class VirtualCheckpoints:
             peer.carry_out(effects)
 
         peer.calculate(end)
+
+
+# ---- the newest version on a peer's own disk, as kept_state.py and keeping_state.py have it ----------------------
+#
+# What is asked first is written first, and each thing takes a while: whoever is killed before has not written it.  A
+# base appears whole or not at all.
+
+
+@dataclass
+class KeptDisk:
+    """As KeptState."""
+
+    bases: dict[Key, tuple[bytes, list[bytes]]] = field(default_factory=dict)  # digest, chunks
+    results: dict[Key, dict[int, Payload]] = field(default_factory=dict)
+    made: dict[Key, tuple[bytes, float]] = field(default_factory=dict)  # digest, by what they are multiplied
+    fragments: dict[int, Fragment] = field(default_factory=dict)
+
+    def ways(self, fragment: int) -> list[Way]:
+        found = []
+        for (era, number, base), (digest, _) in self.bases.items():
+            key, made = (era, number, base), (digest, 1.0)
+            while number == fragment and made is not None:
+                found.append(Way(era, number, base, key[2], made[0]))
+                key = (era, number, key[2] + 1)
+                whole = len(self.results.get(key, ())) == self.fragments[number].count
+                made = self.made.get(key) if whole else None  # type: ignore[assignment]
+        return sorted(found, key=lambda way: (way.era, way.version, way.base), reverse=True)
+
+    def reach(self, era: int, fragment: int) -> tuple[int, int]:
+        way = next((way for way in self.ways(fragment) if way.era == era), None)
+        return (way.base, way.version) if way is not None else (-1, -1)
+
+    def base_chunks(self, way: Way) -> Iterator[tuple[int, bytes]]:
+        chunks = self.bases[way.era, way.fragment, way.base][1]
+        yield from zip(self.fragments[way.fragment].chunks, chunks, strict=True)
+
+    def result(self, era: int, fragment: int, version: int, chunk: int) -> tuple[bytes, float] | None:
+        payload = self.results.get((era, fragment, version), {}).get(chunk)
+        _, factor = self.made.get((era, fragment, version), (b"", 1.0))
+        return (bytes(payload), factor) if payload is not None else None
+
+    def put(self, key: Key, payloads: Mapping[int, Payload]) -> None:
+        there = self.results.get(key, {})
+        if any(there.get(chunk, payload) != payload for chunk, payload in payloads.items()):
+            there, _ = {}, self.made.pop(key, None)
+        self.results[key] = there | dict(payloads)
+
+    def publish(self, key: Key, digest: bytes, chunks: list[bytes]) -> None:
+        era, fragment, version = key
+        self.bases = {k: base for k, base in self.bases.items() if k[1] != fragment} | {key: (digest, chunks)}
+        old = {k for k in self.results if k[1] == fragment and (k[0] != era or k[2] <= version)}
+        self.drop(old)
+
+    def drop(self, keys: set[Key]) -> None:
+        self.results = {key: each for key, each in self.results.items() if key not in keys}
+        self.made = {key: each for key, each in self.made.items() if key not in keys}
+
+
+class VirtualKeeping:
+    def __init__(self, peer: Host, disk: KeptDisk, fails: Callable[[], bool]) -> None:
+        self._peer, self._disk, self._fails = peer, disk, fails
+        disk.fragments = {each.number: each for each in peer.fragments}
+        self._busy_until = 0.0
+        self._factors: dict[Key, float] = {}
+        self._offered: set[tuple[int, int]] = set()
+
+    def rolled(self, effect: Roll, era: int) -> None:
+        number = next(each.number for each in self._peer.held if effect.chunk in each.chunks)
+        key = (era, number, effect.version)
+        self._factors[key] = effect.factor
+        self._write("compute", lambda: self._disk.put(key, {effect.chunk: effect.payload}))
+
+    def sealed(self, seal: Seal, digest: bytes, era: int) -> None:
+        key = (era, seal.fragment, seal.version)
+        factor = self._factors.pop(key, 1.0)
+
+        def made() -> do.KeptWord:
+            if len(self._disk.results.get(key, ())) == self._disk.fragments[seal.fragment].count:
+                self._disk.made[key] = (digest, factor)
+            return do.Reached(era, seal.fragment, *self._disk.reach(era, seal.fragment), seal.version)
+
+        self._write("compute", made)
+
+    def keep(self, effect: do.KeepBase | do.KeepAhead) -> None:
+        """In the peer's arithmetic: what changes a chunk comes before this or after it."""
+        key = (effect.era, effect.fragment, effect.version)
+        if isinstance(effect, do.KeepAhead):
+            told = do.AheadKept(effect.fragment, effect.round_no, effect.decision_no)
+
+            def ahead() -> do.KeptWord:
+                self._disk.put(key, effect.payloads)
+                return told
+
+            self._write("compute", ahead)
+            return
+        chunks = [
+            self._peer.state.chunk_bytes(chunk) for chunk in self._disk.fragments[effect.fragment].chunks
+        ]
+
+        def base() -> do.KeptWord:
+            if self._fails():
+                return do.KeepingFailed("the disk is full")
+            self._disk.publish(key, effect.digest, chunks)
+            reach = self._disk.reach(effect.era, effect.fragment)
+            return do.Reached(effect.era, effect.fragment, *reach, reach[1], base_of=effect.version)
+
+        self._write("store", base)
+
+    def recall(self, effect: do.Recall) -> Held:
+        held: Held = {}
+        peer, disk = self._peer, self._disk
+        for fragment in peer.held:
+            way = next(
+                (w for w in ways_of(disk, fragment.number, effect) if put_back(disk, w, peer.state)), None
+            )
+            if way is None:
+                continue
+            held |= dict.fromkeys(fragment.chunks, (way.version, way.digest))
+            if way.era != effect.era:
+                continue
+            of_it = {key for key in disk.results if key[:2] == (way.era, way.fragment)}
+            disk.drop({key for key in of_it if key[2] > way.version + 1})
+            ahead = disk.results.get((way.era, way.fragment, way.version + 1), {})
+            if ahead:
+                self._offered.add((way.fragment, way.version + 1))
+            word = do.Reached(way.era, way.fragment, way.base, way.version, way.version, frozenset(ahead))
+            self._write("compute", lambda word=word: word)  # type: ignore[misc]
+        return held
+
+    def offers(self, effect: do.ServeLogged) -> bool:
+        return effect.to == self._peer.peer and (effect.fragment, effect.version) in self._offered
+
+    def _write(self, takes: str, job: Callable[[], do.KeptWord | None]) -> None:
+        """One disk: everything in order."""
+        peer = self._peer
+        world = peer.world
+        self._busy_until = max(self._busy_until, world.now()) + world.delay(takes)
+
+        def done() -> None:
+            if not peer.alive:
+                return
+            word = job()
+            if word is not None:
+                peer.carry_out(peer.machine.on_kept(word, world.now()))
+
+        world.after(self._busy_until - world.now(), done)

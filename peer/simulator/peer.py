@@ -32,7 +32,7 @@ from farflung.peer.machine import effects as do
 from farflung.peer.machine.checkpoint_policy import Undone
 from farflung.peer.machine.getting_in import Me, PeerConfig
 from farflung.peer.machine.machine import PeerMachine
-from farflung.peer.simulator.disk import OwnDisk, VirtualCheckpoints, VirtualDisk
+from farflung.peer.simulator.disk import OwnDisk, VirtualCheckpoints, VirtualDisk, VirtualKeeping
 from farflung.peer.simulator.surroundings import KeptWork, Surroundings, Trainer
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.state.results_on_disk import logged_answer
@@ -76,6 +76,7 @@ class VirtualPeer:
             results_on_disk=self.own.results_on_disk,
             saves=self.disk is not None,
             recalls=True,
+            keeps_in="kept" if self.own.kept is not None else "",
             gathers=self.gathers,
             pinned=self.world.pinned,
             helps=self.helps,
@@ -92,6 +93,8 @@ class VirtualPeer:
         # By version and microbatch; with the seat for which it is kept.
         self._crossings: dict[tuple[int, int, Piece], tuple[int, Payload]] = {}
         self._checkpoints = VirtualCheckpoints(self, self.disk) if self.disk is not None else None
+        kept, fails = self.own.kept, self.disk.fails if self.disk is not None else lambda: False
+        self._keeping = VirtualKeeping(self, kept, fails) if kept is not None else None
         self.start_trainer()
 
     def _hold(self, held: tuple[Fragment, ...]) -> None:
@@ -239,6 +242,9 @@ class VirtualPeer:
                 self.world.observe("kept", (self, effect))
             case do.SaveFragment() | do.DropSave() | do.Restore() | do.ListShelf():
                 self._checkpoint(effect)
+            case do.KeepBase() | do.KeepAhead():
+                if (keeping := self._keeping) is not None:
+                    self.calculate(lambda: keeping.keep(effect))
             case do.LookAt() | do.LookElsewhere() | do.Remember():
                 pass  # its coordinator stays where it is
             case do.RememberCommits(raw=raw):
@@ -332,6 +338,8 @@ class VirtualPeer:
                 self.world.observe("roll", (self, effect, era))
                 self.state.roll(effect)
                 self.own.keep_result(era, effect, self.manifest.round.keep_results)
+                if self._keeping is not None:
+                    self._keeping.rolled(effect, era)
                 if effect.chunk in self.own.pieces:
                     self._keep(effect, era)
             case do.Recall():
@@ -341,6 +349,8 @@ class VirtualPeer:
                     self.own.pieces.pop(chunk, None)
                 digest = self.state.seal(effect.fragment)
                 self.world.observe("sealed", (self, effect, digest, era))
+                if self._keeping is not None:
+                    self._keeping.sealed(effect, digest, era)
                 self.carry_out(self.machine.on_sealed(effect.fragment, effect.version, digest, now))
             case Merge() | Weigh() | Measure():
                 result = self.state.calculate(effect)
@@ -382,10 +392,10 @@ class VirtualPeer:
         self.own.pieces[effect.chunk] = (era, effect.version, digest, self.state.chunk_bytes(effect.chunk))
 
     def _recall(self, effect: do.Recall, now: float) -> None:
-        held = {}
+        held = self._keeping.recall(effect) if self._keeping is not None else {}
         here = {chunk for fragment in self.held for chunk in fragment.chunks}
         for chunk, (era, version, digest, raw) in self.own.pieces.items():
-            if era == effect.era and chunk in here:
+            if era == effect.era and chunk in here - held.keys():
                 self.state.install(Install(chunk, version, raw))
                 held[chunk] = (version, digest)
         self.world.observe("recalled", (self, held))
@@ -411,6 +421,9 @@ class VirtualPeer:
 
     def _answer_logged(self, effect: do.ServeLogged, era: int) -> None:
         payload = self.own.results.get((era, effect.version, effect.chunk))
+        if self._keeping is not None and self.own.kept is not None and self._keeping.offers(effect):
+            found = self.own.kept.result(era, effect.fragment, effect.version, effect.chunk)
+            payload = found[0] if found is not None else None
         frame = logged_answer(effect, payload, self.tag)
         if effect.to == self.peer:
             self.on_frame(self.peer, frame)

@@ -87,6 +87,7 @@ class Scenario:
     blackout_at_s: float = 0.0  # everybody is killed at once; 0: never
     store_fails: float = 0.1  # share of writes and reads
     results_on_disk: bool = False  # results of past rounds survive kills
+    keeps: bool = False  # and so does the newest version of every peer's state
     leave_per_s: float = 0.0  # how often a peer is asked to leave; it comes back a while later
     step: str = "nesterov"
     schedule: str = "blocking"

@@ -319,7 +319,7 @@ class World:
             protocol=self.scenario.protocol_of(index, index in self.own),
         )
         self.note(f"{me.peer} starts")
-        own = self.own.setdefault(index, OwnDisk(self.scenario.results_on_disk))
+        own = self.own.setdefault(index, OwnDisk.of(self.scenario.results_on_disk, self.scenario.keeps))
         address = "" if index < self.scenario.undialable else f"10.0.{index // 256}.{index % 256}:1"
         peer = VirtualPeer(
             me,

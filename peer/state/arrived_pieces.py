@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +25,12 @@ STALE_S = 7 * 86400.0  # what was left behind by a peer that never came back
 
 
 Held = dict[int, tuple[int, bytes]]  # chunk -> (version, digest of that version or empty)
+
+
+class Kept(Protocol):
+    """keeping_state.py, as this hand sees it."""
+
+    def recall(self, effect: do.Recall, state: OuterState) -> Held: ...
 
 
 class Recaller(Protocol):
@@ -43,8 +49,10 @@ class Arriving:
         attached: Attached,
         submit: Submit,
         tell: Callable[[list[do.Effect]], None],
+        kept: Kept | None = None,
     ) -> None:
-        self._attached, self._submit, self._tell = attached, submit, tell
+        """`kept`: where whole versions lie, beside what has arrived of one."""
+        self._attached, self._submit, self._tell, self._kept = attached, submit, tell, kept
         self._path = folder / f"{name_on_disk(attached, peer)}.pieces"
         self._keeping = threading.Lock()  # pieces are installed side by side, and kept one after the other
         # Of the arithmetic only:
@@ -81,7 +89,7 @@ class Arriving:
     ) -> None:
         held: Held = {}
         self._submit(
-            lambda: held.update(self._read(effect.era, state)),
+            lambda: held.update(self._read(effect, state)),
             lambda _: self._tell(machine.on_recalled(held, now())),
         )
 
@@ -114,8 +122,12 @@ class Arriving:
             self._file.remove()
             self._file = None
 
-    def _read(self, era: int, state: OuterState) -> Held:
-        """Put what lies there into the state."""
+    def _read(self, effect: do.Recall, state: OuterState) -> Held:
+        """Put what lies there into the state: a whole version where there is one, else what had arrived."""
+        held: Held = self._kept.recall(effect, state) if self._kept is not None else {}
+        return held | self._read_pieces(effect.era, state, held.keys())
+
+    def _read_pieces(self, era: int, state: OuterState, whole: Set[int]) -> Held:
         held: Held = {}
         try:
             for path in left_behind(self._path):
@@ -127,7 +139,7 @@ class Arriving:
             self._give_up(error)
             return {}
         for chunk, arrived in file.known().items():
-            body = file.get(chunk) if arrived.era == era else None
+            body = file.get(chunk) if arrived.era == era and chunk not in whole else None
             if body is not None:
                 state.install(Install(chunk, arrived.version, body))
                 held[chunk] = (arrived.version, arrived.digest)

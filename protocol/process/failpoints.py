@@ -78,6 +78,17 @@ AGENT = {
     "checkpoint.before_manifest": "all files are there, and no manifest",
     "checkpoint.before_remove": "an old checkpoint is to be removed",
 }
+# The newest version on a peer's own disk; some of them are passed only where it trains alone.
+KEEPING = {
+    "keep.mid_result": "a result is on its way to the peer's own disk",
+    "keep.before_sync": "results of a round that nobody else holds are written, not durable",
+    "keep.before_digest": "the results of a version lie there, and not what they led to",
+    "keep.mid_base": "part of a new base is written",
+    "keep.before_fsync": "all of it is, not durable",
+    "keep.before_rename": "it is durable under another name",
+    "keep.after_rename": "it has its name; the folder is not durable",
+    "keep.before_remove": "what it replaces is to be removed",
+}
 TRAINER = {
     "trainer.attach": "it says what its model is",
     "trainer.step": "between two inner steps",
@@ -85,7 +96,7 @@ TRAINER = {
     "freeze.before_word": "all of it is, the agent does not know",
     "load.mid": "it has parted its own work from the old version, the new one is not in the model",
 }
-POINTS: Mapping[str, str] = {**COORDINATOR, **JOURNAL, **AGENT, **TRAINER}
+POINTS: Mapping[str, str] = {**COORDINATOR, **JOURNAL, **AGENT, **KEEPING, **TRAINER}
 ACTIONS = ("kill", "stop", "sleep", "raise", "corrupt")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from farflung.protocol.process.failpoints import AGENT, COORDINATOR, JOURNAL, POINTS, TRAINER
+from farflung.protocol.process.failpoints import AGENT, COORDINATOR, JOURNAL, KEEPING, POINTS, TRAINER
 from rig.arena import STOP_S, Arena, included, is_kept
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.xdist_group("chaos")]
@@ -47,7 +47,8 @@ def wake(arena: Arena, name: str, broken_at: float) -> float:
 def test_every_point_is_walked() -> None:
     here = Path(__file__).read_text(encoding="utf-8")
     assert all(here.count(f'"{point}') >= 2 or here.count(f"{point}=") for point in SPECIAL)
-    assert set(POINTS) == set(COORDINATOR) | set(JOURNAL) | set(AGENT) | set(TRAINER)
+    # tests/checkpoints/test_kept_state.py walks those of KEEPING, and tests/real/test_last_copy.py.
+    assert set(POINTS) == set(COORDINATOR) | set(JOURNAL) | set(AGENT) | set(KEEPING) | set(TRAINER)
     kept = (Path(__file__).parents[1] / "coordinator" / "ledger" / "test_journal_kept.py").read_text(
         encoding="utf-8"
     )

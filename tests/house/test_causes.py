@@ -57,7 +57,7 @@ PATTERNS = {"search", "match", "fullmatch", "findall", "finditer", "sub", "subn"
 # How often each of these may, and why.  (coordinator/ledger/old_sentences.py reads plain texts, and is there for that.)
 MAY = {
     "peer/local/words.py": (1, 'a trainer\'s reason to leave is "finished" or a sentence'),
-    "peer/machine/machine.py": (1, "the same sentence is not told twice in a row"),
+    "peer/machine/checkpoint_policy.py": (1, "the same sentence is not told twice in a row"),
 }
 
 

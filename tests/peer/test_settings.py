@@ -36,6 +36,7 @@ WRITTEN: dict[str, tuple[str, object]] = {
     "threads": ("6", 6),
     "checkpoints": ("s3://there/run", "s3://there/run"),
     "stuck_after": ("90", 90.0),
+    "keep": ("50 GB", 50_000_000_000),
     "results_limit": ("500 MB", 500_000_000),
     "results_on_disk": ("yes", True),
     "crossings_limit": ("250 MB", 250_000_000),
@@ -209,6 +210,7 @@ def test_an_address_to_listen_on_has_a_host_and_a_port(text: str) -> None:
 
 def test_how_much_of_past_rounds_is_kept_and_where(tmp_path: Path) -> None:
     file = tmp_path / "c"
+    assert config(file, keep="off").keep == 0
     found = config(file, 'results_limit = "500 MB"\nresults_on_disk = "yes"')
     assert (found.results_limit, found.results_on_disk) == (500_000_000, True)
     assert config(file, results_limit="1.5GB").results_limit == 1_500_000_000

@@ -19,6 +19,8 @@ def kill(stage: Any, *names: str) -> None:
 
 
 def begin(stage: Any, *places: str) -> None:
+    """Of what peers keep by themselves nothing is there: checkpoints are all that is left."""
+    stage.environ["FARFLUNG_KEEP"] = "off"
     stage.coordinate()
     for name, place in zip(("ann", "bob"), places, strict=True):
         stage.join(name, "--checkpoints", place if "://" in place else str(stage.folder / place))

@@ -122,6 +122,8 @@ class Arena:
         (folder / "run.toml").write_text(RUN.format(**(usual | rules)))
         self._port = next(free_ports())
         self.step_s = 0.01
+        self.saves = True  # each peer has a place for checkpoints
+        self.keep = "off"  # who comes back fetches the run's state from others, and so do their failpoints
         self.address = "127.0.0.1"  # where the coordinator listens
 
     # ---- starting --------------------------------------------------------------------------------------------
@@ -144,7 +146,8 @@ class Arena:
         key = self.folder / f"{identity or name}.pem"
         party = self._party(name, key.with_suffix(".events.jsonl"))
         party.look()
-        words = ["join", "--identity", str(key), "--checkpoints", str(self.folder / "checkpoints" / name)]
+        words = ["join", "--identity", str(key)]
+        words += ["--checkpoints", str(self.folder / "checkpoints" / name)] if self.saves else []
         words += ["--script", str(LIGHT_TRAINER), self.url]
         party.process = self._start(party, words, failpoints, environ)
         return party
@@ -162,7 +165,7 @@ class Arena:
     def _start(self, party: Party, words: list[str], failpoints: str, environ: Mapping[str, str]) -> Child:
         assert not party.alive, f"{party.name} runs already"
         party.started_at = time.monotonic()
-        light = {"FARFLUNG_STEP_S": str(self.step_s), VARIABLE: failpoints}
+        light = {"FARFLUNG_STEP_S": str(self.step_s), VARIABLE: failpoints, "FARFLUNG_KEEP": self.keep}
         return self.nursery_of(party.name).start(words, light | dict(environ), party.log)
 
     def nursery_of(self, name: str) -> Nursery:

@@ -112,7 +112,9 @@ def test_what_somebody_here_holds_is_not_gone_back_from() -> None:
 def test_a_version_can_be_named_that_is_what_is_here_and_no_other() -> None:
     run = Hosted()
     run.holds("zoe", 5)
-    run.refuses(GoBack(to=4), "the newest that is here is version 5: .* farflung rewind 4 undoes more rounds")
+    run.refuses(
+        GoBack(to=4), "the newest that is here is version 5: .* farflung rewind run.toml 4 undoes more rounds"
+    )
     run.refuses(GoBack(to=7), "the newest that is here is version 5")
     assert run.says_so(GoBack(to=5)).ok
 
@@ -124,7 +126,7 @@ def test_a_run_is_founded_anew_only_by_the_hosts_word_and_only_when_nothing_is_l
         "nobody online has any version of the run, .*ann and bob may have one in memory or on disk: wait",
     )
     run.holds("zoe", 5)
-    run.refuses(GoBack(to=0), "version 5 is here: farflung go-back goes to that")
+    run.refuses(GoBack(to=0), "version 5 is here: farflung go-back run.toml goes to that")
     run.holds("zoe", -1)
     told = run.says_so(GoBack(to=0)).text
     assert (
@@ -148,7 +150,7 @@ def test_a_run_is_founded_anew_as_well_when_nothing_is_left_of_one_fragment() ->
 def test_a_checkpoint_of_the_lost_fragment_is_enough_not_to_found_anew() -> None:
     run = Hosted(fragments=2)
     run.holds("zoe", 8, -1, saved=(4,))
-    run.refuses(GoBack(to=0), "version 8, 4 is here: farflung go-back goes to that")
+    run.refuses(GoBack(to=0), "version 8, 4 is here: farflung go-back run.toml goes to that")
 
 
 def test_before_anything_was_learned_there_is_nothing_to_go_back_from() -> None:

@@ -1,0 +1,332 @@
+"""The newest version of a run's state on a peer's own disk: a base now and then, and the results since.
+
+Used by the agent (peer/state/keeping_state.py), so that the last copy of a model outlives the process that held it.
+Of each fragment a base is its whole state at one version; the results of each later version lie in a file of their
+own, appended as they are applied.  A base is written aside, fsynced and renamed, and only then what it replaces goes;
+so there is one way to the newest version at every moment, whoever is killed when.  A version counts from the moment on
+when its digest stands behind its results.  Results without one are offered to whoever knows the commit, no more.
+
+It is this peer's own word only: whoever reads it back still has to end at the run's digest (P4).  Bytes that are not as
+they were written are never returned.  Pure files: must not know rounds, peers or threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import os
+import re
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from farflung.protocol.digests import HASH_BYTES, hash_bytes, root_of
+from farflung.protocol.errors import StoreError
+from farflung.protocol.frames import Payload
+from farflung.protocol.model_schema import Fragment
+from farflung.protocol.process import failpoints
+
+Key = tuple[int, int, int]  # era, fragment, version
+_NAME = re.compile(r"e(\d+)-f(\d+)-v(\d+)\.(base|results)")
+# Chunk, length, by what a result is multiplied, hash of the payload.  Of a whole version: length 0, its digest.
+_RECORD = struct.Struct(f"<QQd{HASH_BYTES}s")
+_MOST_PAYLOAD = 1 << 32
+
+
+@dataclass
+class Results:
+    """Of one version, as far as they lie there."""
+
+    places: dict[int, tuple[int, int, bytes]] = field(default_factory=dict)  # chunk -> where, length, hash
+    end: int = 0  # of the file
+    digest: bytes = b""  # of the state that they lead to; empty: it was not calculated yet
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a fragment comes to a version: its base, and the results of each version since."""
+
+    era: int
+    fragment: int
+    base: int
+    version: int
+    digest: bytes
+
+
+class KeptState:
+    """`what` names the run and the model; files of anything else are removed.  Every call may raise StoreError."""
+
+    def __init__(self, folder: Path, what: bytes, fragments: Iterable[Fragment], chunk_bytes: int) -> None:
+        self.folder, self._head, self._chunk_bytes = folder, hash_bytes(what), chunk_bytes
+        self._fragments = {each.number: each for each in fragments}
+        self._bases: dict[Key, bytes] = {}  # their digests
+        self._results: dict[Key, Results] = {}
+        with _told(folder):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._scan()
+            except OSError:
+                os.close(self._lock)
+                raise
+
+    # ---- what is there -----------------------------------------------------------------------------------
+
+    def ways(self, fragment: int) -> list[Way]:
+        """To every version that can be had of it, the newest of the newest era first."""
+        found = []
+        for (era, number, base), digest in self._bases.items():
+            if number == fragment:
+                found.append(Way(era, number, base, base, digest))
+                version = base
+                while (made := self._made(era, number, version + 1)) is not None:
+                    version += 1
+                    found.append(Way(era, number, base, version, made.digest))
+        # Of two ways to one version the one with less to apply.
+        return sorted(found, key=lambda way: (way.era, way.version, way.base), reverse=True)
+
+    def reach(self, era: int, fragment: int) -> tuple[int, int]:
+        """(base, version): the newest that can be had of this era; (-1, -1): none."""
+        way = next((way for way in self.ways(fragment) if way.era == era), None)
+        return (way.base, way.version) if way is not None else (-1, -1)
+
+    def _made(self, era: int, fragment: int, version: int) -> Results | None:
+        found = self._results.get((era, fragment, version))
+        whole = found is not None and len(found.places) == self._fragments[fragment].count
+        return found if found is not None and whole and found.digest else None
+
+    def after(self, era: int, fragment: int, version: int) -> set[int]:
+        """Chunks whose results of this version lie there, though it was not made from them before the end came."""
+        found = self._results.get((era, fragment, version))
+        return set(found.places) if found is not None else set()
+
+    @property
+    def size_bytes(self) -> int:
+        bases = sum(self._base_bytes(number) for _, number, _ in self._bases)
+        return bases + sum(each.end for each in self._results.values())
+
+    def _base_bytes(self, fragment: int) -> int:
+        count = self._fragments[fragment].count
+        return HASH_BYTES * (1 + count) + count * self._chunk_bytes
+
+    def base_chunks(self, way: Way) -> Iterator[tuple[int, bytes]]:
+        """The base of this way, chunk by chunk; StoreError at the first that is not as it was written."""
+        path, chunks = (
+            self._path(way.era, way.fragment, way.base, "base"),
+            self._fragments[way.fragment].chunks,
+        )
+        with _told(path), path.open("rb") as file:
+            hashes = _split(file.read(HASH_BYTES * (1 + len(chunks)))[HASH_BYTES:])
+            if root_of(hashes) != self._bases[way.era, way.fragment, way.base]:
+                raise StoreError(f"{path}: damaged")
+            for chunk, expected in zip(chunks, hashes, strict=True):
+                body = file.read(self._chunk_bytes)
+                if hash_bytes(body) != expected:
+                    raise StoreError(f"{path}: chunk {chunk} is damaged")
+                yield chunk, body
+
+    def result(self, era: int, fragment: int, version: int, chunk: int) -> tuple[bytes, float] | None:
+        """The payload, and by what it is multiplied; None if it is not there, or not as it was written."""
+        found = self._results.get((era, fragment, version))
+        at, length, written = found.places.get(chunk, (0, 0, b"")) if found is not None else (0, 0, b"")
+        if found is None or not length:
+            return None
+        try:
+            with self._path(era, fragment, version, "results").open("rb") as file:
+                file.seek(at)
+                payload = file.read(length)
+        except OSError:
+            return None
+        return (payload, found.factor) if hash_bytes(payload) == written else None
+
+    # ---- changing ----------------------------------------------------------------------------------------
+
+    def put(self, era: int, fragment: int, version: int, payloads: Mapping[int, Payload]) -> None:
+        """Results of a version, by chunk.  What lies there of another round, as of one that was aborted, gives way."""
+        key = (era, fragment, version)
+        hashes = {chunk: hash_bytes(payload) for chunk, payload in payloads.items()}
+        found = self._results.get(key, Results())
+        there = {chunk: found.places[chunk][2] for chunk in hashes if chunk in found.places}
+        if found.digest or any(hashes[chunk] != written for chunk, written in there.items()):
+            if there == hashes:
+                return  # it was all there
+            found = Results()
+        lacking = [chunk for chunk in hashes if chunk not in found.places]
+        if not lacking:
+            return
+        path, places = self._path(*key, "results"), dict(found.places)
+        with _told(path), _opened(path, found.end) as file:
+            at = found.end or file.write(self._head)
+            for chunk in lacking:
+                record = _RECORD.pack(chunk, len(payloads[chunk]), 1.0, hashes[chunk])
+                file.write(record)
+                file.write(failpoints.passing("keep.mid_result", bytes(payloads[chunk])))
+                places[chunk] = (at + len(record), len(payloads[chunk]), hashes[chunk])
+                at += len(record) + len(payloads[chunk])
+        self._results[key] = Results(places, at)
+
+    def sync(self, era: int, fragment: int, version: int) -> None:
+        """What was put of this version is on the disk when this returns."""
+        path = self._path(era, fragment, version, "results")
+        with _told(path), path.open("rb") as file:
+            failpoints.hit("keep.before_sync")
+            os.fsync(file.fileno())
+        with _told(self.folder):
+            os.fsync(self._lock)
+
+    def made(self, era: int, fragment: int, version: int, digest: bytes, factor: float) -> bool:
+        """These results, multiplied by this, led to a state of this digest.  False: some of them are not here."""
+        found = self._results.get((era, fragment, version))
+        if found is None or len(found.places) < self._fragments[fragment].count:
+            return False
+        if found.digest == digest:
+            return True
+        path = self._path(era, fragment, version, "results")
+        with _told(path), _opened(path, found.end) as file:
+            failpoints.hit("keep.before_digest")
+            file.write(_RECORD.pack(0, 0, factor, digest))
+            file.flush()
+            os.fsync(file.fileno())
+        found.digest, found.factor, found.end = digest, factor, found.end + _RECORD.size
+        return True
+
+    def begin(self, era: int, fragment: int, version: int, digest: bytes, hashes: list[bytes]) -> Draft:
+        """A new base; `hashes`: of its chunks, in order."""
+        return Draft(self._path(era, fragment, version, "base"), self._head, digest, hashes)
+
+    def publish(self, draft: Draft, era: int, fragment: int, version: int) -> None:
+        """It is whole: it counts from now on, and what it makes superfluous goes."""
+        draft.publish()
+        with _told(self.folder):
+            os.fsync(self._lock)
+        self._bases[era, fragment, version] = draft.digest
+        failpoints.hit("keep.before_remove")
+        for key in [key for key in self._bases if key[1] == fragment and key != (era, fragment, version)]:
+            self._remove(key, "base")
+            del self._bases[key]
+        for key in list(self._results):
+            if key[1] == fragment and (key[0] != era or key[2] <= version):
+                self._remove(key, "results")
+                del self._results[key]
+
+    def drop_after(self, era: int, fragment: int, version: int) -> None:
+        """Results of later versions were not used: they are made again, maybe of others."""
+        for key in [key for key in self._results if key[:2] == (era, fragment) and key[2] > version]:
+            self._remove(key, "results")
+            del self._results[key]
+
+    def _remove(self, key: Key, ending: str) -> None:
+        with _told(self.folder):
+            self._path(*key, ending).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+    # ---- a former life -----------------------------------------------------------------------------------
+
+    def _scan(self) -> None:
+        for path in sorted(self.folder.iterdir()):
+            named = _NAME.fullmatch(path.name)
+            key = (int(named[1]), int(named[2]), int(named[3])) if named is not None else (0, -1, 0)
+            read = key[1] in self._fragments and (self._read_base if path.suffix == ".base" else self._read)
+            if not read or not read(key, path):
+                path.unlink()
+
+    def _read_base(self, key: Key, path: Path) -> bool:
+        with path.open("rb") as file:
+            count = self._fragments[key[1]].count
+            head = file.read(HASH_BYTES * (1 + count))
+        whole = len(head) == HASH_BYTES * (1 + count) and path.stat().st_size == self._base_bytes(key[1])
+        if not whole or head[:HASH_BYTES] != self._head:
+            return False
+        self._bases[key] = root_of(_split(head[HASH_BYTES:]))
+        return True
+
+    def _read(self, key: Key, path: Path) -> bool:
+        """By its records alone; what was torn at the end is cut off, so that more can be appended."""
+        chunks, size, found = self._fragments[key[1]].chunks, path.stat().st_size, Results(end=HASH_BYTES)
+        with path.open("r+b") as file:
+            if file.read(HASH_BYTES) != self._head:
+                return False
+            while len(raw := file.read(_RECORD.size)) == _RECORD.size:
+                chunk, length, factor, written = _RECORD.unpack(raw)
+                at = found.end + _RECORD.size
+                if not length:
+                    if not math.isfinite(factor) or written == bytes(HASH_BYTES):
+                        break  # zeros: the machine lost its power while this was written
+                    found.digest, found.factor, found.end = written, factor, at
+                    continue
+                if chunk not in chunks or length > _MOST_PAYLOAD or at + length > size:
+                    break
+                found.places[chunk] = (at, length, written)
+                found.end = file.seek(at + length)
+            file.truncate(found.end)
+        self._results[key] = found
+        return bool(found.places)
+
+    def _path(self, era: int, fragment: int, version: int, ending: str) -> Path:
+        return self.folder / f"e{era}-f{fragment}-v{version}.{ending}"
+
+
+class Draft:
+    """A base that is being written.  It does not exist until `KeptState.publish`."""
+
+    def __init__(self, path: Path, head: bytes, digest: bytes, hashes: list[bytes]) -> None:
+        self.digest = digest
+        self._path, self._aside, self._hashes = path, path.with_name(f"{path.name}.new"), hashes
+        if root_of(hashes) != digest:
+            raise StoreError(f"{path}: these hashes are not of the state that was confirmed")
+        self._at = 0
+        with _told(self._aside):
+            self._file = os.fdopen(os.open(self._aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+            self._file.write(head + b"".join(hashes))
+
+    def add(self, body: bytes) -> None:
+        """The next chunk; its hash is checked, for what is copied beside the training might be another version."""
+        if hash_bytes(body) != self._hashes[self._at]:
+            raise StoreError(f"{self._aside}: the copy is not of the state that was confirmed")
+        self._at += 1
+        with _told(self._aside):
+            self._file.write(failpoints.passing("keep.mid_base", body))
+
+    def publish(self) -> None:
+        with _told(self._aside):
+            failpoints.hit("keep.before_fsync")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            failpoints.hit("keep.before_rename")
+            os.replace(self._aside, self._path)
+        failpoints.hit("keep.after_rename")
+
+    def give_up(self) -> None:
+        with contextlib.suppress(OSError):  # what a full disk did not take is not flushed either
+            self._file.close()
+        self._aside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, end: int) -> Iterator[BinaryIO]:
+    """To append at `end`: what lies behind it was torn by an error, and counts as nothing."""
+    flags = os.O_WRONLY | os.O_CREAT
+    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+        file.truncate(end)
+        file.seek(end)
+        yield file
+
+
+def _split(raw: bytes) -> list[bytes]:
+    return [raw[at : at + HASH_BYTES] for at in range(0, len(raw), HASH_BYTES)]
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror or error}") from None

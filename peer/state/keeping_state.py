@@ -1,0 +1,305 @@
+"""The agent's hand for the newest version on this peer's own disk: a thread of its own writes it, beside the training.
+
+Owned by the agent, which hands it the peer machine's effects, each result that is applied and each version that is
+sealed.  What it may write is bounded: by the volunteer's `keep`, of all runs together, and by what the disk has left.
+A disk that fails, or does not keep up, is told in one line, and training goes on.  What another life of this peer left
+is put into the state in the arithmetic, which is asked for by `Recall`.  Must not know when a base is due, nor whether
+this is the last copy.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from farflung.checkpoints.catch_up import NO_VERSION
+from farflung.checkpoints.kept_state import KeptState, Way
+from farflung.collectives.round.effects import Install, Roll, Seal
+from farflung.peer.machine import effects as do
+from farflung.peer.state.arrived_pieces import Held, name_on_disk
+from farflung.peer.state.capture import Capture, GivenUp
+from farflung.peer.state.outer_state import OuterState
+from farflung.peer.state.results_on_disk import logged_answer
+from farflung.peer.worker import Job, Submit, Worker, nothing
+from farflung.protocol.digests import root_of
+from farflung.protocol.errors import StoreError
+from farflung.protocol.frames import Frame, Payload
+from farflung.protocol.moments import Attached
+
+BEHIND_BYTES = 1 << 30  # so much may wait to be written
+SPARED_BYTES = 1 << 30  # of the disk: nothing is kept that would leave less
+CLOSE_S = 10.0  # what was made before the peer leaves is worth so much patience
+ENDING = ".kept"
+
+
+class Keeper(Protocol):
+    """The peer machine, as this hand sees it."""
+
+    def on_kept(self, word: do.KeptWord, now: float) -> list[do.Effect]: ...
+
+
+@dataclass(frozen=True)
+class Place:
+    folder: Path  # of all that this peer keeps
+    peer: str
+    limit_bytes: int  # of the states of all runs
+
+
+class KeepingState:
+    """`tell` carries out effects of the machine, in the agent's loop; `submit` runs a job in the arithmetic."""
+
+    def __init__(
+        self,
+        place: Place,
+        attached: Attached,
+        submit: Submit,
+        machine: Keeper,
+        tell: Callable[[list[do.Effect]], None],
+    ) -> None:
+        self.folder = place.folder / f"{name_on_disk(attached, place.peer)}{ENDING}"
+        self._place, self._attached, self._submit, self._machine, self._tell = (
+            place,
+            attached,
+            submit,
+            machine,
+            tell,
+        )
+        self._worker = Worker("keeping", submit)
+        self._captures: list[Capture] = []  # as in checkpoint_thread.py
+        self._factors: dict[tuple[int, int], float] = {}  # (fragment, version), of what is applied
+        self._offered: set[tuple[int, int]] = (
+            set()
+        )  # (fragment, version) whose results came back from the disk
+        self._kept: KeptState | None = None  # the thread's own; and the arithmetic's, in `recall` alone
+        self._looked = threading.Event()  # at what is there
+        self._worker.submit(self._look)
+
+    # ---- in the arithmetic, of several chunks at once ----------------------------------------------------------
+
+    def change(self, chunk: int, job: Callable[[], object]) -> None:
+        """Do what changes this chunk of the state, once it was copied where a base needs it."""
+        for capture in self._captures:
+            capture.copy(chunk)
+        if self._captures:
+            self._captures = [capture for capture in self._captures if not capture.over]
+        job()
+
+    # ---- in the agent's loop -----------------------------------------------------------------------------------
+
+    def rolled(self, effect: Roll, era: int) -> None:
+        if self._worker.waiting_bytes > BEHIND_BYTES:
+            return  # the version is not made, and a new base is begun when the disk has come so far
+        number, payload = self._attached.fragment_of(effect.chunk).number, effect.payload
+        self._factors[number, effect.version] = effect.factor
+        put = partial(self._put, era, number, effect.version, {effect.chunk: payload})
+        self._worker.submit(lambda: self._tried(put), size_bytes=len(payload))
+
+    def sealed(self, seal: Seal, digest: bytes, era: int) -> None:
+        """A version is whole, of whatever it was made."""
+        factor = self._factors.pop((seal.fragment, seal.version), 1.0)
+        made = partial(self._made, era, seal.fragment, seal.version, digest, factor)
+        self._worker.submit(lambda: self._tried(made))
+
+    def carry_out(self, effect: do.KeepBase | do.KeepAhead, state: OuterState) -> None:
+        if isinstance(effect, do.KeepAhead):
+            self._worker.submit(lambda: self._tried(lambda: self._ahead(effect)))
+            return
+        chunks = self._attached.fragments[effect.fragment].chunks
+        capture = Capture(chunks, state.chunk_bytes, self._submit)
+        hashes = state.hashes_of(chunks)  # as they were sealed last, and nothing newer has been sealed yet
+        self._submit(lambda: self._captures.append(capture), nothing)
+        self._worker.submit(lambda: self._tried(lambda: self._base(effect, capture, hashes)))
+
+    def serves(self, effect: do.ServeLogged) -> bool:
+        """It asks this peer itself for what `recall` found."""
+        return effect.to == self._place.peer and (effect.fragment, effect.version) in self._offered
+
+    def serve(self, effect: do.ServeLogged, era: int, answer: Callable[[Frame], None]) -> None:
+        """`answer` is given the frame."""
+        tag = self._attached.known.tag
+
+        def look() -> None:
+            found = None
+            if self._kept is not None:
+                found = self._kept.result(era, effect.fragment, effect.version, effect.chunk)
+            frame = logged_answer(effect, found[0] if found is not None else None, tag)
+            self._worker.later(lambda: answer(frame))
+
+        self._worker.submit(look)
+
+    def close(self) -> None:
+        """Before the arithmetic ends.  What is kept stays for the next time; a disk that hangs is given up."""
+        self._worker.close(CLOSE_S)
+        for capture in self._captures:
+            capture.drop()
+
+    # ---- what a former life left -------------------------------------------------------------------------------
+
+    def recall(self, effect: do.Recall, state: OuterState) -> Held:
+        """In the arithmetic.  The newest version of each fragment that may be the run's stands in the state then."""
+        held: Held = {}
+        self._looked.wait()
+        if (kept := self._kept) is None:
+            return held
+        for fragment in self._attached.held:
+            way = next(
+                (each for each in ways_of(kept, fragment.number, effect) if put_back(kept, each, state)), None
+            )
+            reached = NO_VERSION if way is None else way.version
+            if way is not None:
+                held |= dict.fromkeys(fragment.chunks, (reached, way.digest))
+            self._worker.submit(
+                partial(self._tried, partial(self._recalled, effect.era, fragment.number, way))
+            )
+        return held
+
+    def _recalled(self, era: int, fragment: int, way: Way | None) -> None:
+        """What can't be used any more goes when a new base is there, and not before."""
+        if way is None or way.era != era or (kept := self._kept) is None:
+            return
+        ahead = kept.after(era, fragment, way.version + 1)
+        kept.drop_after(era, fragment, way.version + (1 if ahead else 0))
+        if ahead:
+            self._offered.add((fragment, way.version + 1))
+        self._tell_later(do.Reached(era, fragment, way.base, way.version, way.version, frozenset(ahead)))
+
+    # ---- in the thread -----------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        try:
+            self._tried(self._open)
+        finally:
+            self._looked.set()
+
+    def _tried(self, job: Job) -> None:
+        try:
+            job()
+        except GivenUp:
+            return
+        except (StoreError, OSError) as error:
+            self._tell_later(do.KeepingFailed(str(error)))
+
+    def _tell_later(self, word: do.KeptWord) -> None:
+        self._worker.later(lambda: self._tell(self._machine.on_kept(word, time.monotonic())))
+
+    def _open(self) -> None:
+        attached = self._attached
+        self._kept = KeptState(self.folder, attached.name, attached.held, attached.form.size_bytes)
+
+    def _put(self, era: int, fragment: int, version: int, payloads: dict[int, Payload]) -> None:
+        if self._kept is not None:
+            self._kept.put(era, fragment, version, payloads)
+
+    def _made(self, era: int, fragment: int, version: int, digest: bytes, factor: float) -> None:
+        if self._kept is not None:
+            self._kept.made(era, fragment, version, digest, factor)
+            self._tell_later(do.Reached(era, fragment, *self._kept.reach(era, fragment), version))
+
+    def _ahead(self, effect: do.KeepAhead) -> None:
+        if self._kept is not None:
+            self._kept.put(effect.era, effect.fragment, effect.version, effect.payloads)
+            self._kept.sync(effect.era, effect.fragment, effect.version)
+        self._tell_later(do.AheadKept(effect.fragment, effect.round_no, effect.decision_no))
+
+    def _base(self, effect: do.KeepBase, capture: Capture, hashes: list[bytes]) -> None:
+        draft = None
+        try:
+            if self._kept is None:
+                self._open()  # it failed before
+            assert self._kept is not None
+            kept = self._kept
+            self._make_room(kept, len(hashes) * self._attached.form.size_bytes)
+            draft = kept.begin(effect.era, effect.fragment, effect.version, effect.digest, hashes)
+            for chunk in self._attached.fragments[effect.fragment].chunks:
+                draft.add(capture.take(chunk))
+            kept.publish(draft, effect.era, effect.fragment, effect.version)
+        except (StoreError, OSError, GivenUp):
+            if draft is not None:
+                draft.give_up()
+            raise
+        finally:
+            capture.drop()
+        base, version = kept.reach(effect.era, effect.fragment)
+        self._tell_later(
+            do.Reached(effect.era, effect.fragment, base, version, version, base_of=effect.version)
+        )
+
+    def _make_room(self, kept: KeptState, more_bytes: int) -> None:
+        """For a new base beside the old one.  Of other runs, the one that was touched last stays longest."""
+        limit = self._place.limit_bytes
+        if kept.size_bytes + more_bytes > limit:
+            need = (kept.size_bytes + more_bytes) / 1e9
+            raise StoreError(f"{self.folder}: it takes {need:.1f} GB, more than keep = {limit / 1e9:.1f} GB")
+        others = sorted(_others(self.folder), key=lambda path: path.stat().st_mtime)
+        sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in others}
+        for path in others:
+            if kept.size_bytes + more_bytes + sum(sizes.values()) > limit and _removed(path):
+                del sizes[path]
+        if shutil.disk_usage(self.folder).free < more_bytes + SPARED_BYTES:
+            raise StoreError(f"{self.folder}: less than {(more_bytes + SPARED_BYTES) / 1e9:.1f} GB are free")
+
+
+class Readable(Protocol):
+    """KeptState, as it is read; the simulator has one of its own."""
+
+    def ways(self, fragment: int) -> list[Way]: ...
+
+    def base_chunks(self, way: Way) -> Iterator[tuple[int, bytes]]: ...
+
+    def result(self, era: int, fragment: int, version: int, chunk: int) -> tuple[bytes, float] | None: ...
+
+
+def ways_of(kept: Readable, fragment: int, effect: do.Recall) -> Iterator[Way]:
+    """To what may be the run's state, the newest first.  A digest that the coordinator names decides (P4)."""
+    limit, digests = effect.known.get(fragment, (NO_VERSION, ()))
+    known = dict(digests)
+    for way in kept.ways(fragment):
+        # What is older than all that it names is of no use to anybody any more.
+        newer = way.era == effect.era and way.version > max(known, default=NO_VERSION)
+        fits = known[way.version] == way.digest if way.version in known else newer
+        if way.version <= limit and fits:
+            yield way
+
+
+def put_back(kept: Readable, way: Way, state: OuterState) -> bool:
+    """The fragment's state is at this version; False: something on the way is not as it was written."""
+    chunks = []
+    try:
+        for chunk, body in kept.base_chunks(way):
+            chunks.append(chunk)
+            state.install(Install(chunk, way.base, body))
+            for version in range(way.base + 1, way.version + 1):
+                found = kept.result(way.era, way.fragment, version, chunk)
+                if found is None:
+                    return False
+                state.roll(Roll(chunk, version, *found))
+    except StoreError:
+        return False
+    here = range(chunks[0], chunks[-1] + 1)
+    state.hash(here)
+    return root_of(state.hashes_of(here)) == way.digest
+
+
+def _others(own: Path) -> list[Path]:
+    return [path for path in own.parent.glob(f"*{ENDING}") if path != own and path.is_dir()]
+
+
+def _removed(folder: Path) -> bool:
+    """Unless another process of this peer is at it."""
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(held)
+    return True

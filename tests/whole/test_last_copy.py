@@ -1,0 +1,60 @@
+"""P4, P5: whoever holds a run alone may be killed at any moment: the run goes on from its newest committed version.
+
+Every peer keeps the newest version on its own disk.  More worlds: FARFLUNG_SEEDS=20000.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from farflung.peer.simulator.scenario import Scenario
+from farflung.peer.simulator.world import World
+from rig.pieces import pieces
+
+SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "200"))
+
+
+def lone(seed: int) -> Scenario:
+    """One peer, which dies often, and nothing else keeps anything: no checkpoint, no results beside."""
+    world = Scenario.of(seed)
+    return replace(
+        world,
+        peers=1,
+        min_peers=1,
+        undialable=0,
+        rounds=6,
+        keeps=True,
+        every_rounds=0,
+        results_on_disk=False,
+        kill_per_effect=(0.005, 0.02, 0.05)[seed % 3],
+        blackout_at_s=2.0 + seed % 7,
+        go_back_after_s=0.0,
+        host_after_s=0.0,
+        store_fails=0.0,
+        faults_until_s=20.0,
+    )
+
+
+def run(seed: int, scenario: Scenario) -> World:
+    world = World(seed, scenario)
+    try:
+        report = world.run()
+    except Exception as error:
+        error.add_note(f"seed {seed}")
+        raise
+    assert report.outcome == "finished", (seed, report.outcome, report.log[-40:])
+    return world
+
+
+@pytest.mark.parametrize("batch", pieces(4, 2))
+def test_P4_a_lone_peer_that_dies_at_any_moment_loses_no_committed_version(batch: int) -> None:
+    kills = 0
+    for seed in range(batch * SEEDS // 4, (batch + 1) * SEEDS // 4):
+        world = run(seed, lone(seed))
+        kills += world.kills
+        assert world.coordinator is not None
+        assert world.coordinator.core.ledger.era == 0, f"seed {seed}: it went back"
+    assert kills > SEEDS / 4
