@@ -13,7 +13,6 @@ import json
 import subprocess
 import sys
 import tomllib
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -42,8 +41,6 @@ from rooms import (
 # One process has what all of these parse; three would each parse it.
 pytestmark = pytest.mark.xdist_group("house: layers")
 
-FILE_LINES_LIMIT = 600
-FILE_LINES_WANTED = 400
 CRUMB_LINES = 60
 ROOM_FILES_LIMIT = 20
 FUNCTION_LINES_LIMIT = 60
@@ -380,22 +377,6 @@ def test_no_module_is_named_like_one_of_the_standard_library() -> None:
 
 
 # ---- how long things may get ---------------------------------------------------------------------------------------
-
-
-def test_files_can_be_read_in_one_sitting() -> None:
-    lengths = {module.label: len(module.lines) for module in modules()}
-    long = [
-        f"{label} ({n} lines)" for label, n in lengths.items() if FILE_LINES_WANTED < n <= FILE_LINES_LIMIT
-    ]
-    if long:
-        warnings.warn(f"longer than the {FILE_LINES_WANTED} lines wanted: {', '.join(long)}", stacklevel=1)
-    complain(
-        [
-            f"{label} has {n} lines; the limit is {FILE_LINES_LIMIT}: split it by an idea"
-            for label, n in lengths.items()
-            if n > FILE_LINES_LIMIT
-        ]
-    )
 
 
 def test_no_crumb_is_split_off_for_its_length_alone() -> None:
