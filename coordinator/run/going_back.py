@@ -34,6 +34,9 @@ AWAIT_DEAD = 2.0
 # A run of stages that can go back by one version waits so much longer for the newest than until its holder counts as
 # dead; and so long for others who may bring more.
 SOON_S = 5.0
+TAKING = frozenset(
+    {Phase.SCATTER, Phase.GATHER, Phase.APPLY}
+)  # what a member is at that has no word of its commit
 NAMED = 3  # so many of those who are waited for are named; of the others the number is told
 REMEMBERED_MOST = 1024  # peers that are away
 
@@ -196,11 +199,11 @@ class GoingBack:
         return min(begun_s, core.now - self._offer[1]) >= SOON_S
 
     def _is_being_taken(self, versions: Sequence[int]) -> bool:
-        """Somebody made what would be given up, was never away since, and is about to take it: it may hear late that
-        its own version is committed."""
+        """Somebody made what would be given up, was never away since, and is about to take it, or still in its round:
+        it may hear late that its own version is committed."""
         for conductor, version, since in zip(self._conductors, versions, self._lost_since, strict=True):
             for member in conductor.holders:
-                takes = member.beat is not None and member.beat.phase == Phase.APPLY
+                takes = member.beat is not None and member.beat.phase in TAKING
                 stayed = since is not None and member.admitted_at <= since
                 if takes and stayed and conductor.book.may_hold(member.peer) > version:
                     return True

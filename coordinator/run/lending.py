@@ -18,6 +18,9 @@ from farflung.protocol.model_schema import BOOKS_FRAGMENT
 
 # Times dead_after_s: how long a lost peer's leases wait for it before others get them.
 RELEASE_AFTER_DEAD = 2.0
+# And how long, at least, those of a peer wait that this coordinator has not seen yet: while it was away the peer
+# knocked less and less often, every 10 s in the end, and what it learned meanwhile would be lost with its leases.
+BACK_WITHIN_S = 30.0
 LEASES_PER_PEER = 64
 POSITIONS_PER_PEER = 1024  # of fragments within leases: a tick that names them all must fit into one message
 
@@ -28,6 +31,8 @@ class Lending:
         self._conductors = conductors
         self.words = DataWords(core, conductors)
         self._absent_since: dict[str, float] = {}
+        self._awaited: set[str] = set()  # since this coordinator began
+        self._has_looked = False
         self._looks = Looks()
         self._leases_per_peer = max(4, min(LEASES_PER_PEER, POSITIONS_PER_PEER // len(conductors)))
 
@@ -98,9 +103,12 @@ class Lending:
             if peer not in core.members.alive and not any(c.may_use_work_of(peer) for c in self._conductors)
         )
         self._absent_since = {p: self._absent_since.get(p, core.now) for p in absent}
-        patience_s = RELEASE_AFTER_DEAD * core.members.dead_after_s
+        self._awaited = self._awaited.intersection(absent) if self._has_looked else set(absent)
+        self._has_looked = True
+        usual_s = RELEASE_AFTER_DEAD * core.members.dead_after_s
         for peer, since in self._absent_since.items():
             left = core.members.has_left(peer)
+            patience_s = max(usual_s, BACK_WITHIN_S) if peer in self._awaited else usual_s
             if left or core.now - since >= patience_s:
                 why = "left" if left else "did not come back"
                 core.write(

@@ -63,13 +63,15 @@ def tensors_in(value: object, deep: int = 0) -> Iterator[Tensor]:
             yield from tensors_in(each, deep + 1)
 
 
-def _plain(value: Tensor) -> Iterator[Tensor]:
+def _plain(whole: Tensor) -> Iterator[Tensor]:
+    value = local_of(whole)  # of a tensor that lies in several ranks
     made_of: Any = getattr(value, "__tensor_flatten__", None)
     if value.is_nested:
         yield from value.unbind()
     elif made_of is not None:
         for name in made_of()[0]:
-            yield from _plain(getattr(value, name))
+            if isinstance(part := getattr(value, name), Tensor):
+                yield from _plain(part)
     elif value.layout is torch.sparse_coo:
         yield value._values()
     elif value.layout is torch.strided:

@@ -303,6 +303,7 @@ while asked < 20:
         held = [open("/dev/null") for _ in range(60)]
         asked += 1
 print("open() works", flush=True)
+sys.stdin.read()  # until all strangers have dialled
 """
 
 
@@ -310,7 +311,9 @@ def test_P8_strangers_leave_a_peer_its_descriptors() -> None:
     """Of a process that may have 400, where each that stands may take two."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     assert hard == resource.RLIM_INFINITY or hard >= 1024
-    with subprocess.Popen([sys.executable, "-c", VICTIM], stdout=subprocess.PIPE, text=True) as victim:
+    with subprocess.Popen(
+        [sys.executable, "-c", VICTIM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as victim:
         assert victim.stdout is not None
         ports = [int(each) for each in victim.stdout.readline().split()]
         held = [

@@ -42,7 +42,7 @@ FULL = (
     "file"
 )
 LOST = (
-    "no living peer holds version 44: waiting for one that does, or for one with a checkpoint (join --checkpoints); "
+    "nobody online has version 44: waiting for one that does, or for one with a checkpoint (join --checkpoints); "
     "the host can found the run anew: farflung go-back --to 0"
 )
 STAGED = [

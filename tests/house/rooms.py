@@ -309,6 +309,7 @@ PURE_MODULES = (
     "optim/schedule",
     "peer/footprint",
     "peer/agent/turns",
+    "console/run_doubts",
     "peer/builtin/sizes",
     "peer/agent/waits",
     "peer/island/blocks",

@@ -58,6 +58,11 @@ PATTERNS = {"search", "match", "fullmatch", "findall", "finditer", "sub", "subn"
 MAY = {
     "peer/local/words.py": (1, 'a trainer\'s reason to leave is "finished" or a sentence'),
     "peer/machine/checkpoint_policy.py": (1, "the same sentence is not told twice in a row"),
+    "peer/agent/waits.py": (
+        2,
+        "numbers in a sentence do not make it another wait; a note may be the wait itself",
+    ),
+    "console/screen/waiting.py": (1, "numbers in a sentence do not make it another wait"),
 }
 
 

@@ -28,6 +28,7 @@ from farflung.protocol.round_words import (
     Plan,
     RelayOffer,
     RelayOrder,
+    Shelved,
     Used,
     Way,
 )
@@ -103,6 +104,7 @@ EXAMPLES: dict[str, m.Message] = {
         relay=RelayOffer(29803, 2_500_000, 3, 1, 0, 7000, 2, ""),
         unmet=("cyd",),
         lacks_start=True,
+        shelf=(Shelved(4, 0, b"1234"),),
     ),
     "sent": m.Sent(
         seat=2,
@@ -253,7 +255,7 @@ FROZEN_FIELDS = {
     "status": "status",
     "beat": "session seq roster_no fragments phase step tokens loss tx_bytes rx_bytes up_bytes_per_s "
     "down_bytes_per_s have want samples rough era saved unsure leaving data batch punched amended kept relay unmet "
-    "lacks_start",
+    "lacks_start shelf",
     "sent": "session seq round_no hashes tokens steps loss used seat counted signature",
     "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash "
     "dots inputs signature lengths got_by sums sum_dots sum_tags held_since",
@@ -292,6 +294,7 @@ MAY_LACK = {
     ("beat", "relay"),
     ("beat", "unmet"),
     ("beat", "lacks_start"),
+    ("beat", "shelf"),
     ("tick", "relay"),
     ("probe", "look"),
     ("probed", "port"),

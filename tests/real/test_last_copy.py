@@ -58,7 +58,7 @@ def test_a_lone_peer_goes_on_from_the_newest_committed_version_after_any_end(sta
     made = committed(stage)
     assert made == list(range(1, len(made) + 1)), "a version was made twice"
     log = stage.log("ann")
-    assert "no living peer holds" not in log, "it has it itself"
+    assert "nobody online has" not in log, "it has it itself"
     assert log.count("of the state lies on this peer's own disk") == 4, log
     assert "Traceback" not in log
     kept = stage.folder / "state"
@@ -88,7 +88,7 @@ def test_nothing_is_kept_where_the_owner_says_so_and_the_last_one_is_told(stage:
         "ann"
     )
     assert not list((stage.folder / "state").rglob("*.kept"))
-    told = stage.until(lambda s: s["reason"].startswith("no living peer holds"), "the host is told")
+    told = stage.until(lambda s: s["reason"].startswith("nobody online has"), "the host is told")
     assert told["eta_s"] is None
 
 

@@ -1,6 +1,6 @@
 """Worlds that cross all others, with knobs turned and true frames at bad moments: no promise is broken in any of them.
 
-More: `python -m farflung.peer.simulator.sweep` tries 20,000 seeds, and says how to replay one that broke a promise.
+More: `python benchmarks/sweep.py` tries 20,000 seeds, and says how to replay one that broke a promise.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sweep import swept
 
-from farflung.peer.simulator.crossed import KINDS, LAYERS, crossed
-from farflung.peer.simulator.knobs import KNOBS, ROOM, turned
-from farflung.peer.simulator.replays import ReplayingWorld
 from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.sweep import swept
+from rig.crossed import KINDS, LAYERS, crossed
+from rig.knobs import KNOBS, ROOM, turned
 from rig.pieces import pieces
+from rig.replays import ReplayingWorld
 
 IN_TEST, IN_HARD = 5, 30  # seeds a piece
 
@@ -28,7 +28,7 @@ def finished_of(seeds: range) -> int:
     for seed in seeds:
         one = swept(seed)
         assert not one.broken, (
-            f"seed {seed} [{' + '.join(one.layers)}] {one.broken}; --seed {seed} --log shows it"
+            f"seed {seed} [{' + '.join(one.layers)}] {one.broken}; benchmarks/sweep.py --seed {seed} --log shows it"
         )
         outcomes.append(one.outcome)
     return outcomes.count("finished")

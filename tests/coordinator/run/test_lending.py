@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import CutShort, DataFixed, Granted, Released, StreamEnded
 from farflung.coordinator.run.data_words import ENDS_AFTER_DEAD
-from farflung.coordinator.run.lending import LEASES_PER_PEER, RELEASE_AFTER_DEAD, Lending
+from farflung.coordinator.run.lending import BACK_WITHIN_S, LEASES_PER_PEER, RELEASE_AFTER_DEAD, Lending
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.causes import Excluded, ExclusionCause
 from farflung.protocol.manifest import Manifest
@@ -46,6 +46,7 @@ class Lender(MadeRun):
         super().__init__(Manifest(data=data, round=rules, run=RunSection(rounds=1000)))
         self.lending = Lending(self.core, self.conductors)
         self.patience_s = RELEASE_AFTER_DEAD * self.manifest.net.dead_after_s
+        self.lending.reclaim()  # nobody is awaited from before this coordinator
         if samples:
             self.core.write(DataFixed(samples=samples, peer=peer_of("ann")))
 
@@ -177,6 +178,34 @@ def test_P7_what_a_peer_that_is_lost_for_good_did_not_get_committed_is_lent_to_a
     assert ranges(run.beats(bob, want=1)[0]) == [(2, 5, 8)], "first of all, and without what is committed"
     run.waits(run.patience_s)
     assert run.released() == [], "once"
+
+
+def test_P6_a_peer_that_trained_on_while_the_coordinator_was_away_has_the_time_to_knock_again() -> None:
+    run = Lender()
+    ann = run.enters("ann")
+    run.beats(ann, want=8)
+    run.loses(ann)
+    run.lending = Lending(run.core, run.conductors)  # started again
+    run.waits(0.0)
+    run.waits(BACK_WITHIN_S - 0.1)
+    assert run.released() == [], "its next knock may be 10 s away"
+    run.waits(0.2)
+    assert run.released() == [(1,)]
+
+
+def test_one_that_came_back_and_is_lost_again_has_as_long_as_any_other() -> None:
+    run = Lender()
+    ann = run.enters("ann")
+    run.beats(ann, want=8)
+    run.loses(ann)
+    run.lending = Lending(run.core, run.conductors)
+    run.waits(0.0)
+    ann = run.enters("ann", restarts=1)
+    run.waits(1.0)
+    run.loses(ann)
+    run.waits(0.0)
+    run.waits(run.patience_s + 0.1)
+    assert run.released() == [(1,)]
 
 
 def test_a_peer_that_comes_back_in_time_keeps_its_leases_and_the_patience_begins_anew() -> None:

@@ -268,7 +268,7 @@ def test_what_lies_in_a_place_is_taken_by_the_host_and_named_where_it_is_not_eno
     hall.peers["eve"].shelf = (1,)
     hall.settle(3)
     assert "Going back to version 1 discards 2 rounds" in hall.order(GoBack())
-    assert "version 1 is here: farflung go-back goes to that" in hall.order(GoBack(to=0))
+    assert "version 1 is here: farflung go-back run.toml goes to that" in hall.order(GoBack(to=0))
 
 
 def test_the_status_says_so_too_where_everybody_is_gone() -> None:

@@ -4,7 +4,7 @@ The generators in scenario.py are separate worlds: a run of liars has no restore
 What breaks a promise is often the cross of two, so each layer here is drawn with its own chance and put over any kind
 of run that can have it.  `_why_not` says which kinds can't.
 
-Replay one: `python -m farflung.peer.simulator.sweep --seed 7 --log`.
+Replay one: `python benchmarks/sweep.py --seed 7 --log`.
 """
 
 from __future__ import annotations

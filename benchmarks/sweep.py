@@ -1,8 +1,8 @@
 """Many seeds of crossed worlds, in which valid frames come again at bad moments and the machines' knobs are turned.
 
-    python -m farflung.peer.simulator.sweep                     # 20,000 seeds, on all cores
-    python -m farflung.peer.simulator.sweep --seeds 500 --from 40000
-    python -m farflung.peer.simulator.sweep --seed 7 --log      # one again, with what happened in it
+    python benchmarks/sweep.py                     # 20,000 seeds, on all cores
+    python benchmarks/sweep.py --seeds 500 --from 40000
+    python benchmarks/sweep.py --seed 7 --log      # one again, with what happened in it
 
 Prints how many came to their end, how many rightly wait, and each seed that broke a promise; exit code 1 if any did.
 """
@@ -17,11 +17,15 @@ import time
 import traceback
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from farflung.peer.simulator.crossed import crossed
-from farflung.peer.simulator.knobs import turned
-from farflung.peer.simulator.replays import ReplayingWorld
+# rig/ is what tests and benchmarks share.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
 from farflung.peer.simulator.scenario import Report
+from rig.crossed import crossed
+from rig.knobs import turned
+from rig.replays import ReplayingWorld
 
 SHOWN = 20  # of the seeds that broke a promise
 
@@ -76,7 +80,7 @@ def main() -> int:
     print(f"{sum(outcomes.values())} seeds in {time.monotonic() - began:.0f} s: {dict(outcomes)}")
     print(f"{replayed} frames came again; layers: {dict(layers.most_common())}")
     for one in sorted(broken, key=lambda each: each.seed)[:SHOWN]:
-        print(f"again: python -m farflung.peer.simulator.sweep --seed {one.seed} --log")
+        print(f"again: python benchmarks/sweep.py --seed {one.seed} --log")
     return int(bool(broken))
 
 
