@@ -234,11 +234,9 @@ class Auditing:
         header = frame.header
         of = header.kind, header.round_no, header.chunk
         task = next((each for each in self._at_work.values() if each.is_of(*of)), None)
-        if task is None or task.merging or sender not in task.audit.members:
-            return False
-        if sender in task.shelf:
-            self._part.counters.count(Verdict.DUPLICATE)
-        elif header.hash != task.hash_of(sender):
+        if task is None or task.merging or sender not in task.audit.members or sender in task.shelf:
+            return False  # somebody else here may have asked for it
+        if header.hash != task.hash_of(sender):
             task.refused.add(sender)
             self._part.counters.count(Verdict.BAD_HASH)
         else:

@@ -196,7 +196,7 @@ def test_no_promise_is_broken_while_ways_change_again_and_again(batch: int) -> N
 @pytest.mark.parametrize("offers", ["steady", "dies", "drops"])
 def test_relays_that_peers_offer_carry_what_the_host_has_no_relay_for(offers: str) -> None:
     passed = dropped = 0
-    for seed in range(2, 6):
+    for seed in (2, 3, 5, 7):  # which lose no fragment with all its holders
         usual = Scenario.of(seed)
         world = World(seed, replace(usual, undialable=max(2, usual.peers - 2), offered=offers))
         try:
