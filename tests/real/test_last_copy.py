@@ -88,7 +88,7 @@ def test_nothing_is_kept_where_the_owner_says_so_and_the_last_one_is_told(stage:
         "ann"
     )
     assert not list((stage.folder / "state").rglob("*.kept"))
-    told = stage.until(lambda s: s["reason"].startswith("nobody online has"), "the host is told")
+    told = stage.until(lambda s: s["phase"] == "waiting", "the run waits")
     assert told["eta_s"] is None
 
 

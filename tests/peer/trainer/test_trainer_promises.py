@@ -546,7 +546,7 @@ MUTANTS = [
     (KeepsWhatWasMerged, "P7", 0),
     (GivesUpWhatWasNotMerged, "P6", 0),
     (CountsUsedStepsOn, "P6", 0),
-    (RestoresNothing, "P7", 32),
+    (RestoresNothing, ("P6", "P7"), 32),  # it owes what stands in the slot, or learns it again
     (LearnsTwice, "P7", 81),
     (PutsNothingBack, ("P6", "P7"), 0),  # the sums of its delta or its samples, whichever a seed meets first
     (ReadsNothingAgain, "P7", 0),
