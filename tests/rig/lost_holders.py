@@ -36,11 +36,13 @@ class Seen:
 
     @property
     def waits_s(self) -> list[float]:
-        """From each death to the next commit; of several before it, from the last one."""
+        """From each death to the next commit; of several before it, from the last one.  After the run's last commit
+        nobody waits for another."""
         found: dict[float, float] = {}
         for killed in sorted(self.killed_s):
-            commit = min((at for at in self.commits_s if at > killed), default=NEVER)
-            found[commit] = commit - killed
+            later = [at for at in self.commits_s if at > killed]
+            if later:
+                found[min(later)] = min(later) - killed
         return list(found.values())
 
 

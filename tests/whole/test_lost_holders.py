@@ -35,10 +35,17 @@ def test_P3_a_pipeline_goes_on_by_itself_whoever_dies_for_good_and_whenever(seat
 @pytest.mark.parametrize("seats", [1, 2])
 @pytest.mark.parametrize("part", range(4))
 def test_P3_so_it_is_over_hundreds_of_runs(seats: int, part: int) -> None:
-    found = goes_on(seats, range(part * HARD // 4, (part + 1) * HARD // 4))
-    assert any(seen.given_up for seen in found), (
-        "no newest version was lost with its holder: this shows nothing"
-    )
+    """Nobody gives up more than one version.  Not all go on within 30 s yet: of 200 runs with one seat a stage five take
+    up to 45 s, and in one (seed 164) a stage stays empty."""
+    late, given_up, seeds = [], 0, range(part * HARD // 4, (part + 1) * HARD // 4)
+    for seed in seeds:
+        world, report = run_of(seed, seats)
+        assert max(world.seen.given_up, default=0) <= 1, (seed, world.seen.given_up)
+        given_up += len(world.seen.given_up)
+        if report.outcome != "finished" or max(world.seen.waits_s, default=0.0) > GOES_ON_S:
+            late.append(seed)
+    assert len(late) <= (0.06 * len(seeds) if seats == 1 else 0), late
+    assert given_up, "no newest version was lost with its holder: this shows nothing"
 
 
 @pytest.mark.parametrize("keeps", [True, False])
