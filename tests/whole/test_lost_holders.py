@@ -35,8 +35,8 @@ def test_P3_a_pipeline_goes_on_by_itself_whoever_dies_for_good_and_whenever(seat
 @pytest.mark.parametrize("seats", [1, 2])
 @pytest.mark.parametrize("part", range(4))
 def test_P3_so_it_is_over_hundreds_of_runs(seats: int, part: int) -> None:
-    """Nobody gives up more than one version.  Not all go on within 30 s yet: of 200 runs with one seat a stage five take
-    up to 45 s, and in one (seed 164) a stage stays empty."""
+    """Nobody gives up more than one version.  Not all go on within 30 s yet: of 200 runs with one seat a stage five
+    take up to 45 s, and in one (seed 164) a stage stays empty."""
     late, given_up, seeds = [], 0, range(part * HARD // 4, (part + 1) * HARD // 4)
     for seed in seeds:
         world, report = run_of(seed, seats)
