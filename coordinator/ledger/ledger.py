@@ -102,7 +102,7 @@ class FragmentBook:
     norms: dict[int, tuple[float, float]] = field(default_factory=dict)
     rates: dict[int, float] = field(default_factory=dict)  # by version: tokens for each leased sample
     cosines: dict[int, float] = field(default_factory=dict)  # by version: see useful_members.py
-    # By version, of the last commits: when, on the run's clock, and the tokens of each member.
+    # By version, of the last commits: when their rounds opened, on the run's clock, and the tokens of each member.
     work: dict[int, tuple[float, dict[str, int]]] = field(default_factory=dict)
     last_in: dict[str, int] = field(default_factory=dict)  # peer -> the newest version that has work of it
     dropped_round: int = 0  # the newest round whose work the guard threw away
@@ -341,7 +341,8 @@ class Ledger:
         for suspect in record.suspects:
             book.trust[suspect] = 0
         book.last_in.update(dict.fromkeys(commit.included, commit.version))
-        book.work[commit.version] = (record.at_s, _tokens_by(record))
+        # What it brought was learned before it opened: a round that stood still for long made the next work longer.
+        book.work[commit.version] = (record.at_s - record.seconds, _tokens_by(record))
         _keep_newest(book.work)
         if record.rate is not None:
             book.rates[commit.version] = record.rate

@@ -127,6 +127,7 @@ class MadeRun:
         used: dict[str, tuple[Used, ...]] | None = None,
         fragment: int = 0,
         tokens_by: dict[str, int] | None = None,
+        seconds: float = 1.0,
     ) -> int:
         """The next version of the fragment, its digest settled: with the work of these peers."""
         used = used if used is not None else {peer_of("ann"): ()}
@@ -141,9 +142,10 @@ class MadeRun:
                 tokens=sum(tokens_by.values()) if tokens_by else 10,
                 steps=1,
                 loss=1.0,
-                seconds=1.0,
+                seconds=seconds,
                 tx_bytes=0,
                 tokens_by=tokens_by or {},
+                at_s=self.core.now,
             )
         )
         digest = digest_of(version, fragment)

@@ -20,6 +20,7 @@ from farflung.coordinator.rounds.weighting import (
     weighted,
 )
 from farflung.protocol.manifest import Manifest
+from rig.made_run import MadeRun, peer_of
 
 NAMES = ("ann", "bob", "cat", "dan", "eve", "fay")
 USUAL = {"ann": 500, "bob": 500, "cat": 500, "dan": 2000, "eve": 500, "fay": 500}
@@ -122,3 +123,17 @@ def test_a_run_without_a_past_knows_no_outage() -> None:
     young = book(2)
     assert longer("ann", 6000, rules(young, 1000.0)) == 1.0
     assert longer("ann", 6000, rules(FragmentBook(), 1000.0)) == 1.0
+
+
+def test_P6_what_is_learned_while_a_round_stands_still_is_of_the_time_since_it_opened() -> None:
+    """A coordinator that was stopped in the middle of a round commits it at last, and members had trained on."""
+    run = MadeRun()
+    ann = peer_of("ann")
+    for _ in range(8):
+        run.core.now += EVERY_S
+        run.commits({ann: ()}, tokens_by={ann: 500})
+    run.core.now += 12 * EVERY_S
+    run.commits({ann: ()}, tokens_by={ann: 500}, seconds=12 * EVERY_S)
+    run.core.now += 1.0
+    merge = rules_for(Manifest(), run.core.ledger.books[0], (ann,), (), run.core.now).merge
+    assert longer(ann, 12 * 500, merge) == 12.0
