@@ -164,14 +164,15 @@ def test_the_disk_of_a_peer_is_full_while_it_saves(arena: Arena) -> None:
 def test_the_same_key_started_twice(arena: Arena) -> None:
     dan = arena.join("dan")
     arena.takes_part("dan")
-    arena.join("twin", identity="dan")
-    arena.until(
-        lambda: "already in the run as another process" in arena.parties["twin"].told(), "it is told why"
-    )
+    twin = arena.join("twin", identity="dan")
+    arena.reap("twin")
+    assert twin.process is not None and twin.process.returncode == 2
+    assert "already uses this identity" in twin.told()
     arena.takes_part("dan", "ann")
     admitted = [e for e in arena.coordinator.look() if e["event"] == "admitted" and e["peer"] == dan.id]
     arena.kill("dan")
     since = time.monotonic()
+    arena.join("twin", identity="dan")
     arena.commit(since, "the second one is let in when the first is gone", dan.id)
     again = [e for e in arena.coordinator.look() if e["event"] == "admitted" and e["peer"] == dan.id]
     assert len(again) == len(admitted) + 1
