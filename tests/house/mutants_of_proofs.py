@@ -367,8 +367,8 @@ SUMS = (
     Mutant(
         "an auditor takes the bytes that were signed",
         "peer/machine/auditing.py",
-        "elif header.hash != task.hash_of(sender):",
-        "elif False:",
+        "if header.hash != task.hash_of(sender):",
+        "if False:",
         AUDITOR,
     ),
     Mutant(
