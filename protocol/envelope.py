@@ -41,7 +41,7 @@ from farflung.protocol.verdicts import Verdict
 
 NEW_FIELDS: dict[type[msgspec.Struct], frozenset[str]] = {
     Challenge: frozenset({"protocol"}),
-    Beat: frozenset({"relay", "unmet", "lacks_start", "shelf"}),
+    Beat: frozenset({"relay", "unmet", "lacks_start", "shelf", "forward"}),
     Tick: frozenset({"relay", "beat_s", "roster_since", "roster_gone"}),
     Way: frozenset({"host"}),
     Plan: frozenset({"groups", "roots", "column"}),

@@ -42,6 +42,7 @@ from farflung.protocol.round_words import (
     Count,
     Decision,
     DrawnChunk,
+    Forward,
     GroupSums,
     Hash,
     HashList,
@@ -269,6 +270,7 @@ class Beat(_FromMember, frozen=True, kw_only=True, omit_defaults=True):
     unmet: Others = ()  # at the relay told
     lacks_start: bool = False  # I can't found the run: my owner has not named what it begins with
     shelf: ShelvedList = ()  # versions that I can bring without anybody's help, beside those that I hold
+    forward: Forward | None = None  # what my trainer's model computes
 
     def of(self, fragment: int) -> FragmentBeat | None:
         """None of a fragment that its sender does not hold."""

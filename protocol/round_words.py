@@ -220,6 +220,18 @@ class Shelved(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
 ShelvedList = Annotated[tuple[Shelved, ...], Meta(max_length=SHELVED_TOLD)]
 
 
+FORWARD_NUMBERS = 16
+
+
+class Forward(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What a peer's model computes from made-up input of a form, by its own word: see peer/checks/forward_check.py."""
+
+    version: Count  # of its weights
+    form: Annotated[bytes, Meta(min_length=8, max_length=8)]
+    coarse: bool  # its weights are of two bytes each
+    numbers: Annotated[tuple[float, ...], Meta(min_length=FORWARD_NUMBERS, max_length=FORWARD_NUMBERS)]
+
+
 class RelayOffer(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """The relay beside a member, by that member's word.  Whether anything comes through is tried, its rate is believed
     up to a bound, and what it counted is shown to people."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from farflung.coordinator.batches.batches import Batches
+from farflung.coordinator.court.alike import Alike
 from farflung.coordinator.ledger.records import Genesis
 from farflung.coordinator.reach import acquaintances
 from farflung.coordinator.reach.listing import News
@@ -145,6 +146,10 @@ class Guidance:
     ) -> None:
         self._core = core
         self._going_back = going_back
+        alive = core.members.alive
+        self._alike = Alike(
+            lambda peer: m.joined_no if (m := alive.get(peer)) else None, core.name, core.note
+        )
         self._winning_back = WinningBack(core, conductors, going_back)
         self._conductors = conductors
         self._lending = lending
@@ -167,6 +172,8 @@ class Guidance:
         won_back = self._winning_back.hear(member, beat)
         era, why_era = self._winning_back.era_of(member), self._winning_back.why_of_era(member, beat)
         self._going_back.shelves.hear(member, beat)
+        if beat.era == core.ledger.era:
+            self._alike.hear(member.peer, member.process, beat.forward, beat.era)
         beat = self._going_back.in_this_era(beat)
         member.pace.on_beat(beat, core.now)
         if member.beat is None or _versions(member.beat) != _versions(beat):
@@ -188,7 +195,7 @@ class Guidance:
         leases, void = self._lending.lease(member, beat)
         meets = core.members.ways.meetings.told(member.peer, core.now)
         news, ways = self._news_of_members(member, beat, fragments, meets)
-        member.advice = self._lending.words.told(member)
+        member.advice = self._lending.words.told(member) or self._alike.told(member.peer, member.process)
         batch = self._batches.on_beat(member, beat) if self._batches is not None else None
         core.tell(
             member,

@@ -16,7 +16,7 @@ from msgspec import Struct
 from farflung.protocol.causes import LeaveCause
 from farflung.protocol.messages import Lease
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.round_words import Used
+from farflung.protocol.round_words import Forward, Used
 from farflung.protocol.signing import Amendments
 
 # What a trainer keeps of its own work when it loads the anchor:
@@ -104,6 +104,12 @@ class Made(_Local, frozen=True, kw_only=True, tag="made"):
     tokens: int
     loss: float | None
     problem: str  # why there is nothing; empty: all is well
+
+
+class Computed(_Local, frozen=True, kw_only=True, tag="computed"):
+    """What the model, which holds a version and nothing else, computes."""
+
+    forward: Forward
 
 
 FINISHED = "finished"  # the reason of a trainer that has the finished model: no sentence
@@ -235,7 +241,7 @@ class Stop(_Local, frozen=True, kw_only=True, tag="stop"):
     reason: str
 
 
-FromTrainer = Attach | Provided | Loaded | Frozen | Need | Counted | Unusable | Made | Bye
+FromTrainer = Attach | Provided | Loaded | Frozen | Need | Counted | Unusable | Made | Computed | Bye
 ToTrainer = (
     Begin
     | Terms

@@ -25,6 +25,7 @@ from farflung.peer.local.words import (
     Attach,
     Begin,
     Bye,
+    Computed,
     Counted,
     FromTrainer,
     Frozen,
@@ -243,6 +244,7 @@ class PeerMachine:
             effects += self.seeking.on_roster(tick, self._now)
             self.reports.roster_no = self.seeking.roster_no
         if tick.era > self.reports.era:
+            self.training.forward = None
             effects += [*joined.go_back(tick, self.reports), *self._beat()]
         # A list, so that every lane hears its word.
         if tick.serve in set(joined.offer.fits) - set(part.lanes) and not self.leaving.asked:
@@ -443,6 +445,8 @@ class PeerMachine:
                 effects = [*made[0], *(self._beat() if made[1] else [])] if made is not None else []
             case Need():
                 effects = [*self.training.on_need(message), *self._beat()]
+            case Computed(forward=forward):
+                effects = self._tell_news() if self.training.on_computed(forward) else []
             case Bye(reason=reason):
                 return self.take_leave(reason, now, message.cause)
         return effects + self._move_on()

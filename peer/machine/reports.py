@@ -333,6 +333,7 @@ class Reporter:
                 relay=vitals.relay,
                 unmet=vitals.unmet[:WAYS_MOST],
                 lacks_start=self.lacks_start,
+                forward=training.forward,
             )
         )
 

@@ -19,7 +19,7 @@ from farflung.peer.machine.batch_work import BatchWork, Sums
 from farflung.peer.machine.effects import Effect, Tell
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Lease
-from farflung.protocol.round_words import Used
+from farflung.protocol.round_words import Forward, Used
 
 DONE_KEPT = 1024
 BLOCKING = Rules("blocking", period_steps=1)
@@ -40,6 +40,9 @@ class Training:
         self.samples = 0
         self.data = b""  # the fingerprint of the data set
         self.want = 0
+        self.forward: Forward | None = (
+            None  # what its model computes, at the newest version of which it said so
+        )
         self.unsure = False  # nobody here knows how far the leases are acknowledged: the coordinator is asked
         # Leases that every fragment has learned from to their end.
         self._done: deque[int] = deque(maxlen=DONE_KEPT)
@@ -227,6 +230,13 @@ class Training:
         # The script's model is then the run's, without the steps that no round will use any more.
         drops = [_as_last(effect) for effect in self._drop_all(versions)]
         return [*drops, Tell(Finish(version=min(versions.values())))]
+
+    def on_computed(self, forward: Forward) -> bool:
+        """Said before it loads what it is told to by now, it may be of another era.  Whether it is the first."""
+        is_first = self.forward is None
+        if not self.loading:
+            self.forward = forward
+        return is_first and not self.loading
 
     # ---- data ---------------------------------------------------------------------------------------------
 

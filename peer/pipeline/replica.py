@@ -19,9 +19,9 @@ from torch.optim import Optimizer
 
 from farflung.optim.rates import rates_of
 from farflung.optim.recipes import inner_of_stage
+from farflung.peer.checks.finite import Remembered
 from farflung.peer.pipeline.stage_loop import StageLoop
 from farflung.peer.trainer.effects import LocalStep
-from farflung.peer.trainer.finite import Remembered
 from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.manifest import Manifest
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
+from farflung.peer.checks.misuse import refuse_other_parameters
 from farflung.peer.data.leased_data import Span
 from farflung.peer.data.reading import MapStyle, Source, pinned, refuse_lists, source_of, tokens_in
 from farflung.peer.data.token_shards import TokenShards
@@ -45,7 +46,6 @@ from farflung.peer.trainer.agent_process import Agent, refuse_ranks, start_or_fi
 from farflung.peer.trainer.agreeing import agree
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.layout import ModelLayout, unwrap
-from farflung.peer.trainer.misuse import refuse_other_parameters
 from farflung.peer.trainer.model_tensors import survey
 from farflung.peer.trainer.pretrained import SAVE_PATIENCE_S, save_pretrained
 from farflung.peer.trainer.recording import watcher_for

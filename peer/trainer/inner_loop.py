@@ -29,20 +29,21 @@ from torch.optim import Optimizer
 from farflung.optim.rates import rates_of
 from farflung.optim.recipes import outer_of
 from farflung.optim.schedule import rules_of
+from farflung.peer.checks.finite import Remembered, not_finite
+from farflung.peer.checks.forward_check import ForwardCheck
+from farflung.peer.checks.misuse import LoadWatch
 from farflung.peer.data.leased_data import Span
 from farflung.peer.island.copies import read_as_one
 from farflung.peer.island.nodes import FarMemory
 from farflung.peer.island.ranks import ALONE, Ranks, mean_of
 from farflung.peer.island.sharded import whole_loss
 from farflung.peer.local.memory import SharedState
-from farflung.peer.local.words import FromTrainer, Shared, ToTrainer
+from farflung.peer.local.words import Computed, FromTrainer, Shared, ToTrainer
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.agent_process import refusal
 from farflung.peer.trainer.cuda_lane import LASTING
-from farflung.peer.trainer.finite import Remembered, not_finite
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.peer.trainer.machine import TrainerMachine
-from farflung.peer.trainer.misuse import LoadWatch
 from farflung.peer.trainer.recording import Held, NoWatcher, Undo, Watcher
 from farflung.peer.trainer.unmerged import Unmerged
 from farflung.protocol.errors import UserError
@@ -140,6 +141,9 @@ class InnerLoop:
         self._loaded: list[Tensor] = []  # the model, each part of it as it was set last
         self._before: dict[int, list[Tensor]] = {}  # fragments, before a step that they must not see
         self._watch: LoadWatch | None = None  # that no weights are loaded past the run
+        self._forward: ForwardCheck | None = None
+        self._forward_of = -1  # the version of which it was read
+        self._loaded_at = 0  # the step
         self._said_tokens: int | None = None
         self._batches = 0  # handed out, all in all
         self._unstepped = 0  # of them, since the last step
@@ -229,6 +233,9 @@ class InnerLoop:
         """From now on what the script loads into the model by itself is refused, as long as the run is on."""
         if not self.finished:
             self._watch = LoadWatch(self._model)
+            # In an island, a call that one rank can't make would leave the others waiting.
+            if self.ranks.count == 1:
+                self._forward = ForwardCheck(self._model)
 
     def watch_optimizer(self, optimizer: Optimizer) -> None:
         """What it remembers is looked at, too, where the model is: see finite.py."""
@@ -238,6 +245,9 @@ class InnerLoop:
         if self._watch is not None:
             self._watch.end()
             self._watch = None
+        if self._forward is not None:
+            self._forward.end()
+            self._forward = None
 
     # ---- inner steps
 
@@ -252,7 +262,19 @@ class InnerLoop:
 
     def before_step(self) -> None:
         """Before every optimizer step."""
+        self._say_what_is_computed()
         self._carry_out(self.machine.before_step())
+
+    def _say_what_is_computed(self) -> None:
+        """Of each version, where the model holds it and nothing that is learned since."""
+        if self._forward is None or self._forward_of == self.version or self.finished:
+            return
+        versions = {account.version for account in self.machine.accounts}
+        if len(versions) > 1 or self._loaded_at != self.step_count or any(p.has_owed for p in self.parts):
+            return
+        self._forward_of = self.version
+        if (found := self._forward.read(self.version)) is not None:
+            self._channel.send(Computed(forward=found))
 
     def after_step(self) -> None:
         """After every optimizer step.  Loads may come at any step; a freeze waits for the agent."""
@@ -393,6 +415,7 @@ class InnerLoop:
                     weakref.finalize(self, LASTING.end, LASTING.add(self._loaded))
                 slot = [self.shared.slots[effect.slot]] if effect.keep in ("rest", "restore") else []
                 self._fetch(effect.fragment, self.shared.anchor, *slot)
+                self._loaded_at = self.step_count
                 self.parts[effect.fragment].load(effect, self._model, self._loaded, self.shared)
                 self._watcher.on_loaded()
             case do.Freeze():

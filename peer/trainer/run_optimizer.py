@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from farflung.peer.trainer.misuse import warn_of_copies
+from farflung.peer.checks.misuse import warn_of_copies
 from farflung.protocol.errors import UserError
 
 _LOOKED_AT_AFTER_STEPS = 2  # some only look at their first step

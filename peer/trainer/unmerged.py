@@ -48,6 +48,11 @@ class Unmerged:
     def count(self) -> int:
         return self._count
 
+    @property
+    def has_owed(self) -> bool:
+        """From before the last load."""
+        return self.carry is not None or self._ahead is not None
+
     def part(self, flat: Tensor) -> Tensor:
         """The fragment's values in a flat vector of the whole model."""
         return flat[self._start : self._start + self._count]

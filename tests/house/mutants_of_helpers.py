@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutant import Mutant
 
 WHOLE = ("tests/whole/test_helpers.py",)
+ALIKE = ("tests/coordinator/run/test_alike.py",)
 MEMBERS = ("tests/coordinator/run/test_helping_members.py",)
 
 HELPERS = (
@@ -56,5 +57,26 @@ HELPERS = (
         "if hello.helps and (too_early := self._nothing_to_help(hello)) is not None:",
         "if False and (too_early := self._nothing_to_help(hello)) is not None:",
         MEMBERS,
+    ),
+    Mutant(
+        "results are compared with those of the same weights alone",
+        "coordinator/court/alike.py",
+        "if (f.version, f.form) == (said.version, said.form)",
+        "if f.form == said.form",
+        ALIKE,
+    ),
+    Mutant(
+        "of two groups as large the one that was named stays named",
+        "coordinator/court/alike.py",
+        "key=lambda peer: peer in self._odd)",
+        "key=lambda peer: 0)",
+        ALIKE,
+    ),
+    Mutant(
+        "numbers that are none differ from all others",
+        "coordinator/court/alike.py",
+        "if not math.isfinite(away + sum(sizes)):",
+        "if False:",
+        ALIKE,
     ),
 )

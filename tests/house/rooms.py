@@ -114,9 +114,11 @@ ROOMS: dict[str, Room] = {
         )
     ),
     "peer/island": Room(("peer/local", "peer/data/leased_data", *PROTOCOL)),
+    "peer/checks": Room(("peer/island/sharded", "protocol")),
     "peer/trainer": Room(
         (
             "peer",
+            "peer/checks",
             "peer/data",
             "peer/island",
             "peer/local",
@@ -131,6 +133,7 @@ ROOMS: dict[str, Room] = {
         (
             "peer",
             "peer/local",
+            "peer/checks/finite",
             "peer/data",
             "peer/trainer",
             "collectives/flow/crossing",

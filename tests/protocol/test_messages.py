@@ -23,6 +23,7 @@ from farflung.protocol.round_words import (
     Contact,
     Decision,
     DrawnChunk,
+    Forward,
     GroupSums,
     Meet,
     Plan,
@@ -105,6 +106,7 @@ EXAMPLES: dict[str, m.Message] = {
         unmet=("cyd",),
         lacks_start=True,
         shelf=(Shelved(4, 0, b"1234"),),
+        forward=Forward(4, b"12345678", False, tuple(range(16))),
     ),
     "sent": m.Sent(
         seat=2,
@@ -255,7 +257,7 @@ FROZEN_FIELDS = {
     "status": "status",
     "beat": "session seq roster_no fragments phase step tokens loss tx_bytes rx_bytes up_bytes_per_s "
     "down_bytes_per_s have want samples rough era saved unsure leaving data batch punched amended kept relay unmet "
-    "lacks_start shelf",
+    "lacks_start shelf forward",
     "sent": "session seq round_no hashes tokens steps loss used seat counted signature",
     "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash "
     "dots inputs signature lengths got_by sums sum_dots sum_tags held_since",
@@ -295,6 +297,7 @@ MAY_LACK = {
     ("beat", "unmet"),
     ("beat", "lacks_start"),
     ("beat", "shelf"),
+    ("beat", "forward"),
     ("tick", "relay"),
     ("probe", "look"),
     ("probed", "port"),

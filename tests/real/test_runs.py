@@ -209,3 +209,40 @@ def test_nothing_is_left_behind(stage: Any) -> None:
     assert not is_running(stage.trainer_of("ann"))
     for home in (Path("/dev/shm"), Path("/tmp")):
         assert not list(home.glob(f"farflung-{agent.pid}-*"))
+
+
+OWN_MODEL = """
+import torch
+from torch import nn
+import farflung
+
+torch.manual_seed(3)
+model = nn.Sequential(nn.Linear(16, 32), nn.{act}(), nn.Linear(32, 1))
+data = torch.randn(4096, 16)
+with farflung.join(None, model, torch.optim.AdamW(model.parameters(), lr=3e-3)) as run:
+    for batch in run.batches(data):
+        loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        run.step(loss)
+"""
+
+
+@pytest.mark.forked_peers
+def test_peers_whose_models_compute_something_else_are_told_in_the_first_round(stage: Any) -> None:
+    """GELU here, ReLU there: names, shapes and dtypes are the same."""
+    stage.write_run()
+    run_toml = stage.folder / "run.toml"
+    text = run_toml.read_text().replace("[model]\n", '[model]\nbuiltin = ""\n')
+    run_toml.write_text(text.replace("[data]\n", '[data]\nsource = ""\n'))
+    stage.coordinate()
+    for name, act in (("ann", "GELU"), ("bob", "ReLU"), ("cid", "GELU")):
+        (stage.folder / f"{name}.py").write_text(OWN_MODEL.format(act=act))
+        stage.join(name, "--script", str(stage.folder / f"{name}.py"))
+    stage.until(trained(3, 3), "three peers take part")
+    told = [
+        each for each in stage.events("coordinator") if "computes something else" in str(each.get("text", ""))
+    ]
+    assert len(told) <= 2, "of the first two that say so the one that came later is named"
+    stage.until_log("bob", "its model computes something else")
+    [bob] = [m["name"] for m in alive(stage.status()) if "computes something else" in str(m)]
+    assert told[-1]["text"].startswith(f"{bob}: ")

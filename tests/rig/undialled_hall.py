@@ -15,7 +15,7 @@ from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import RunSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.round_words import Way
+from farflung.protocol.round_words import Forward, Way
 from farflung.protocol.signed_words import hello_part
 from rig.guests import Guest
 
@@ -56,7 +56,17 @@ class Hall:
     def says(self, guest: Guest, message: m.FromMember) -> list[Effect]:
         return self.machine.on_member(guest.key, message, 0.0)
 
-    def beat(self, guest: Guest, roster_no: int = 0, lacks_start: bool = False) -> m.Tick:
+    def beat(
+        self, guest: Guest, roster_no: int = 0, lacks_start: bool = False, forward: Forward | None = None
+    ) -> m.Tick:
+        told = self.told(guest, forward, roster_no, lacks_start)
+        ticks = [each.message for each in told if isinstance(each, Tell) and each.peer == guest.peer]
+        return next(tick for tick in ticks if isinstance(tick, m.Tick))
+
+    def told(
+        self, guest: Guest, forward: Forward | None, roster_no: int = 0, lacks_start: bool = False
+    ) -> list[Effect]:
+        """All that comes of a beat."""
         guest.seq += 1
         where = m.FragmentBeat(
             fragment=0, version=-1, digest=b"", round_no=0, epoch=0, decision_no=0, ready=False, need=()
@@ -65,14 +75,9 @@ class Hall:
             session=guest.session, seq=guest.seq, roster_no=roster_no, fragments=(where,), phase="inner", step=0,
             tokens=0, loss=None, tx_bytes=0, rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0, have=(), want=0,
             samples=0, rough=False, era=0, saved=-1, unsure=False, leaving=False, data=b"", batch=None,
-            lacks_start=lacks_start,
+            lacks_start=lacks_start, forward=forward,
         )  # fmt: skip
-        ticks = [
-            each.message
-            for each in self.says(guest, beat)
-            if isinstance(each, Tell) and each.peer == guest.peer
-        ]
-        return next(tick for tick in ticks if isinstance(tick, m.Tick))
+        return self.says(guest, beat)
 
 
 def hall_with(*guests: Guest, relay: RelayNow | None = RELAY) -> Hall:

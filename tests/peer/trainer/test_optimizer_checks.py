@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import farflung
-from farflung.peer.trainer.misuse import refuse_other_parameters
+from farflung.peer.checks.misuse import refuse_other_parameters
 from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.errors import UserError
 

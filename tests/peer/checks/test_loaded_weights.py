@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from farflung.peer.trainer.misuse import LoadWatch
+from farflung.peer.checks.misuse import LoadWatch
 from farflung.protocol.errors import UserError
 
 

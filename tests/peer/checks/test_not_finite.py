@@ -12,9 +12,9 @@ from peer.trainer.test_inner_loop import FakeChannel, load
 from torch import Tensor, nn
 
 from farflung.optim.inner import muon
+from farflung.peer.checks.finite import Remembered, not_finite, tensors_in
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import Frozen, LeasesNow, Load, Resume
-from farflung.peer.trainer.finite import Remembered, not_finite, tensors_in
 from farflung.peer.trainer.inner_loop import NOT_FINITE_MOST, UNSTEPPED_LOOK, InnerLoop
 from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.errors import UserError
