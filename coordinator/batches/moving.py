@@ -332,7 +332,7 @@ class Moves:
         if not (works or not self._desk.ledger.learned) or worker.leaving or to not in worker.fits:
             return False
         if worker.dialable:
-            return self._doors(worker.stage) != [worker.peer]
+            return self._doors(worker.stage) != [worker.peer] or self._is_no_door(worker)
         beside = [stage for stage in (to - 1, to + 1) if 0 <= stage < len(self._seats())]
         return all(self._reaches(worker, stage) for stage in ([to] if self._here(to) else beside))
 
@@ -341,6 +341,13 @@ class Moves:
         mates = [each.peer for each in self._here(stage, worker.peer)]
         met = bool(mates) and all(self._house.meet(worker.peer, mate) for mate in mates)
         return met or bool(self._doors(stage))
+
+    def _is_no_door(self, worker: Worker) -> bool:
+        """Those who stay in its stage have a way to each other and to all in the stages beside it, without it."""
+        mates = self._here(worker.stage, worker.peer)
+        beside = [e for at in (worker.stage - 1, worker.stage + 1) for e in self._here(at, worker.peer)]
+        pairs = [(a, b) for a in mates for b in [*mates, *beside] if a.peer != b.peer]
+        return all(a.dialable or b.dialable or self._house.meet(a.peer, b.peer) for a, b in pairs)
 
     def _doors(self, stage: int) -> list[str]:
         """Two peers that nobody can dial may have no way: whoever can be dialled stays where it is the only one, and

@@ -154,7 +154,15 @@ class WinningBack:
     def _is_open(self, claim: Claim, abandoned: Abandoned) -> bool:
         """Others may come with what it lacks, or it may prove what it holds: it has newer state of some fragment."""
         patience_s = PATIENCE_IN_DEAD * self._core.members.dead_after_s
+        if self._core.manifest.pipeline.stages > 1 and not all(map(self._may_claim, self._conductors)):
+            return False
         return self._is_newer(claim, abandoned) and self._core.now - claim.since < patience_s
+
+    def _may_claim(self, stage: Conductor) -> bool:
+        """Of a model in stages all are needed.  One that is here in the younger era has given the older one up: whoever
+        comes late, since it heard late of it, would hold up all others for nothing."""
+        there = [member for member in stage.holders if member.beat is not None]
+        return not there or any(member.session in self._claims for member in there)
 
     def _is_newer(self, claim: Claim, abandoned: Abandoned) -> bool:
         pairs = [(each, abandoned.books[each.fragment]) for each in claim.beat.fragments]

@@ -50,12 +50,19 @@ class VirtualDisk:
     def write(self, new: Kept) -> str:
         if self.fails():
             return "the disk is full"
-        elsewhere = [k for k in self.kept if k.parts.keys() != new.parts.keys()]  # of other stages
-        mine = [k for k in self.kept if k.parts.keys() == new.parts.keys()]
-        others = [k for k in mine if (k.era, k.version) != (new.era, new.version)]
-        kept = sorted([new, *others], key=lambda k: (k.era, k.version), reverse=True)[:KEPT]
-        self.kept = [*kept, *elsewhere]
+        there = {(k.era, k.version, min(k.parts)): k for k in [*self.kept, new]}
+        self.kept = sorted(_needed(list(there.values())), key=lambda k: (k.era, k.version), reverse=True)
         return ""
+
+
+def _needed(kept: list[Kept]) -> list[Kept]:
+    """By the rule of checkpoints/stages.py: the newest versions of each stage, and the newest that are there of all."""
+    ages: dict[int, set[tuple[int, int]]] = {}
+    for each in kept:
+        ages.setdefault(min(each.parts), set()).add((each.era, each.version))
+    whole = sorted(set.intersection(*ages.values()), reverse=True)[:KEPT]
+    needed = {stage: {*whole, *sorted(mine, reverse=True)[:KEPT]} for stage, mine in ages.items()}
+    return [each for each in kept if (each.era, each.version) in needed[min(each.parts)]]
 
 
 def is_kept(known: Mapping[int, Digests], disks: Iterable[VirtualDisk]) -> bool:

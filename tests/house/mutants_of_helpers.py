@@ -6,6 +6,7 @@ from mutant import Mutant
 
 WHOLE = ("tests/whole/test_helpers.py",)
 ALIKE = ("tests/coordinator/run/test_alike.py",)
+MOVING = ("tests/coordinator/batches/test_moving.py",)
 MEMBERS = ("tests/coordinator/run/test_helping_members.py",)
 
 HELPERS = (
@@ -57,6 +58,27 @@ HELPERS = (
         "if hello.helps and (too_early := self._nothing_to_help(hello)) is not None:",
         "if False and (too_early := self._nothing_to_help(hello)) is not None:",
         MEMBERS,
+    ),
+    Mutant(
+        "the only door of a stage goes where nobody needs it",
+        "coordinator/batches/moving.py",
+        "!= [worker.peer] or self._is_no_door(worker)",
+        "!= [worker.peer]",
+        MOVING,
+    ),
+    Mutant(
+        "those who stay have a way to each other without it",
+        "coordinator/batches/moving.py",
+        "for b in [*mates, *beside] if a.peer != b.peer]",
+        "for b in beside if a.peer != b.peer]",
+        MOVING,
+    ),
+    Mutant(
+        "one that hears late of a new era holds up no stages",
+        "coordinator/run/winning_back.py",
+        "stages > 1 and not all(map(self._may_claim, self._conductors)):",
+        "stages > 1 and False:",
+        ("tests/coordinator/run/test_stages_go_back.py",),
     ),
     Mutant(
         "results are compared with those of the same weights alone",

@@ -12,6 +12,7 @@ from typing import Any
 import msgpack
 import msgspec
 
+from farflung.peer import first_contact
 from farflung.peer.agent import options
 from farflung.peer.machine.getting_in import PeerConfig
 from farflung.protocol import envelope
@@ -134,6 +135,7 @@ def speak() -> None:
         return decode(raw, allowed)
 
     envelope.encode, envelope.decode = said, heard
+    first_contact.PROTOCOL_VERSION = LAST_PROTOCOL  # type: ignore[attr-defined]
     options.PeerConfig = partial(PeerConfig, protocol=LAST_PROTOCOL)  # type: ignore[misc, assignment]
 
 

@@ -264,6 +264,25 @@ def test_who_can_t_be_dialled_moves_where_somebody_can_and_the_only_door_of_a_st
         assert bool(hall.moved) is door, "of a stage that is empty both neighbours have to have a door"
 
 
+@pytest.mark.parametrize(
+    ("undialled", "goes"), [(("b2",), True), (("b2", "a1"), False), (("b2", "b3"), False)]
+)
+def test_the_only_door_of_a_stage_fills_an_empty_one_if_those_who_stay_reach_each_other_and_their_neighbours(
+    undialled: tuple[str, ...], goes: bool
+) -> None:
+    """B2 dials a1 and, in the stage that was empty, b1."""
+    hall = Hall.of(1, 3, 1)
+    for peer in undialled:
+        hall.workers[peer].dialable = False
+    for peer in ("a1", "b2", "b3"):
+        hall.workers[peer].fits = (int(peer[0] == "b"),)
+    if "b3" not in undialled:
+        del hall.workers["b3"]
+    del hall.workers["c1"]
+    hall.look(4)
+    assert hall.moved == ([("b1", 1, 2)] if goes else [])
+
+
 def test_who_can_t_be_dialled_moves_where_it_meets_all_who_are_there() -> None:
     for met in ((), ("b1",), ("b1", "b2")):
         hall = Hall.of(4, 2)

@@ -216,6 +216,25 @@ def test_P13_a_stage_does_not_win_back_what_the_others_do_not_have() -> None:
     assert not hall.written(WonBack)
 
 
+def test_P3_one_that_hears_late_of_the_new_era_does_not_hold_up_the_stages_that_went_back() -> None:
+    """Ann and cyd hold version 3 of the era before.  Cyd hears of the new one; ann, over a bad line, does not."""
+    hall = with_versions(3)
+    says_it_can_bring(hall, 2)
+    loses_stage_1(hall)
+    brings(hall, "eve", 2)
+    hall.peers["eve"].era = 1
+    hall.settle(int(SOON))
+    assert went_back_to(hall) == [(2, 2)]
+    cyd = hall.peers["cyd"]
+    cyd.version, cyd.digest, cyd.era = 2, digest_at(0, 2), 1
+    for name in ("eve", "cyd"):
+        hall.beats(name)
+    hall.peers["ann"].era = 0
+    hall.beats("ann")
+    told = hall.peers["ann"].tick
+    assert told is not None and told.era == 1, "nobody waits for whether version 3 can be won back"
+
+
 # ---- what people are told ----------------------------------------------------------------------------------------
 
 
