@@ -69,6 +69,8 @@ from farflung.protocol.outer_numbers import StateForm
 from farflung.protocol.process.exporter import Exporter
 from farflung.protocol.process.journal import Follower
 from farflung.protocol.signed_words import Said
+from rig.steered import KINDS as KINDS_OF_RUNS
+from rig.steered import steered
 
 ROOT = Path(__file__).resolve().parent.parent
 GROWTH_MB = 64.0
@@ -386,6 +388,18 @@ def coordinator_target() -> Target:
     return Target("a member's frames", table.seeds(), table.hostile, (FrameError,), 0.05)
 
 
+def run_target() -> Target:
+    """Both machines in a small run whose chance these bytes are: what fails is a promise, or a machine that falls."""
+    chance = random.Random("schedules")
+    return Target(
+        "a run's schedule",
+        [bytes([kind]) + chance.randbytes(400) for kind in range(len(KINDS_OF_RUNS))],
+        steered,
+        (),
+        0.0005,
+    )
+
+
 def all_targets(folder: Path) -> list[Target]:
     said = examples()
     return [
@@ -397,6 +411,7 @@ def all_targets(folder: Path) -> list[Target]:
         http_target(),
         status_target(),
         coordinator_target(),
+        run_target(),
     ]
 
 

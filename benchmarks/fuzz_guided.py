@@ -27,6 +27,7 @@ NAMES = (
     "journal",
     "checkpoint manifest",
     "a member's frames",
+    "a run's schedule",
 )
 
 
@@ -35,7 +36,13 @@ def guide(name: str, corpus: Path, seconds: int) -> None:
     import atheris
 
     with atheris.instrument_imports(
-        include=["farflung.protocol", "farflung.coordinator", "farflung.checkpoints"]
+        include=[
+            "farflung.protocol",
+            "farflung.coordinator",
+            "farflung.checkpoints",
+            "farflung.collectives.round",
+            "farflung.peer.machine",
+        ]
     ):
         import fuzz
     with tempfile.TemporaryDirectory() as folder:

@@ -189,7 +189,7 @@ def main(first: int, last: int) -> None:
             without += not report.kills
             waits += world.seen.waits_s
             given_up += world.seen.given_up
-            if max(world.seen.waits_s, default=0.0) > GOES_ON_S or max(given_up, default=0) > 1:
+            if max(world.seen.waits_s, default=0.0) > GOES_ON_S or max(world.seen.given_up, default=0) > 1:
                 print(
                     f"seed {seed}: waits {world.seen.waits_s}, given up {world.seen.given_up}, {report.outcome}"
                 )
