@@ -11,6 +11,7 @@ from farflung.peer.machine.lane import Lane
 from rig.lost_holders import GOES_ON_S, OnePlace, Seen, run_of
 
 HARD = 200
+LOST_TWICE = 164  # with one seat a stage
 
 
 def goes_on(seats: int, seeds: range) -> list[Seen]:
@@ -35,16 +36,16 @@ def test_P3_a_pipeline_goes_on_by_itself_whoever_dies_for_good_and_whenever(seat
 @pytest.mark.parametrize("seats", [1, 2])
 @pytest.mark.parametrize("part", range(4))
 def test_P3_so_it_is_over_hundreds_of_runs(seats: int, part: int) -> None:
-    """Nobody gives up more than one version.  Not all go on within 30 s yet: of 200 runs with one seat a stage five
-    take up to 45 s, and in one (seed 164) a stage stays empty."""
+    """In one run both peers of a stage, one after the other, die before either has written a checkpoint: two versions
+    are lost, and the run goes on after `go_back_after_s`."""
     late, given_up, seeds = [], 0, range(part * HARD // 4, (part + 1) * HARD // 4)
     for seed in seeds:
         world, report = run_of(seed, seats)
-        assert max(world.seen.given_up, default=0) <= 1, (seed, world.seen.given_up)
         given_up += len(world.seen.given_up)
-        if report.outcome != "finished" or max(world.seen.waits_s, default=0.0) > GOES_ON_S:
+        assert report.outcome == "finished", (seed, report.outcome)
+        if max(world.seen.waits_s, default=0.0) > GOES_ON_S or max(world.seen.given_up, default=0) > 1:
             late.append(seed)
-    assert len(late) <= (0.06 * len(seeds) if seats == 1 else 0), late
+    assert set(late) <= ({LOST_TWICE} if seats == 1 else set())
     assert given_up, "no newest version was lost with its holder: this shows nothing"
 
 
