@@ -222,22 +222,42 @@ data = torch.randn(4096, 16)
 with farflung.join(None, model, torch.optim.AdamW(model.parameters(), lr=3e-3)) as run:
     for batch in run.batches(data):
         loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
+        if run.step_count == {nan_at}:
+            loss = loss * float("nan")
         loss.backward()
         run.step(loss)
 """
 
 
-@pytest.mark.forked_peers
-def test_peers_whose_models_compute_something_else_are_told_in_the_first_round(stage: Any) -> None:
-    """GELU here, ReLU there: names, shapes and dtypes are the same."""
+def begin_with_scripts(stage: Any, **scripts: dict[str, Any]) -> None:
+    """A run of a model that each peer's own script brings."""
     stage.write_run()
     run_toml = stage.folder / "run.toml"
     text = run_toml.read_text().replace("[model]\n", '[model]\nbuiltin = ""\n')
     run_toml.write_text(text.replace("[data]\n", '[data]\nsource = ""\n'))
     stage.coordinate()
-    for name, act in (("ann", "GELU"), ("bob", "ReLU"), ("cid", "GELU")):
-        (stage.folder / f"{name}.py").write_text(OWN_MODEL.format(act=act))
+    for name, values in scripts.items():
+        (stage.folder / f"{name}.py").write_text(OWN_MODEL.format(**({"act": "GELU", "nan_at": -1} | values)))
         stage.join(name, "--script", str(stage.folder / f"{name}.py"))
+
+
+@pytest.mark.forked_peers
+def test_one_NaN_in_one_peer_of_two_costs_it_one_round_and_the_other_none(stage: Any) -> None:
+    """With min_peers = 2.  AdamW's moments are NaN, too, after such a step."""
+    begin_with_scripts(stage, ann={}, bob={"nan_at": 35})
+    stage.until(lambda s: s["version"] >= 12, "both train on")
+    assert "is not finite: the model is back at version" in stage.log("bob")
+    rounds = stage.status()["rounds"]
+    assert [each["version"] for each in rounds] == list(range(1, len(rounds) + 1)), "no round was aborted"
+    alone = [each["version"] for each in rounds if len(each["included"]) == 1]
+    assert len(alone) == 1, alone
+    assert "nan" not in str([each["loss"] for each in stage.status()["members"]]).lower()
+
+
+@pytest.mark.forked_peers
+def test_peers_whose_models_compute_something_else_are_told_in_the_first_round(stage: Any) -> None:
+    """GELU here, ReLU there: names, shapes and dtypes are the same."""
+    begin_with_scripts(stage, ann={}, bob={"act": "ReLU"}, cid={})
     stage.until(trained(3, 3), "three peers take part")
     told = [
         each for each in stage.events("coordinator") if "computes something else" in str(each.get("text", ""))
