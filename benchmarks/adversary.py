@@ -14,6 +14,7 @@ import argparse
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import random
 import re
@@ -233,6 +234,20 @@ def peers(url: JoinUrl, ports: list[int], score: Score) -> Iterator[None]:
         yield from pause(0.02)
 
 
+def elsewhere(url: JoinUrl, ports: list[int], score: Score) -> Iterator[None]:
+    """The same against a process that takes each connection and closes it, and has no part in the run: what of the
+    harm is this machine's own, on which the attacker has no cores of its own."""
+    with socket.create_server((url.host, 0), backlog=4096) as listener:
+        multiprocessing.get_context("fork").Process(target=_closes_all, args=(listener,), daemon=True).start()
+        yield from peers(url, [listener.getsockname()[1]], score)
+
+
+def _closes_all(listener: socket.socket) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    while True:
+        listener.accept()[0].close()
+
+
 ATTACKS: dict[str, Callable[[JoinUrl, list[int], Score], Iterator[None]]] = {
     "loris": slow_loris,
     "garbage": garbage,
@@ -242,6 +257,7 @@ ATTACKS: dict[str, Callable[[JoinUrl, list[int], Score], Iterator[None]]] = {
     "forged": forged,
     "banned": banned,
     "peers": peers,
+    "elsewhere": elsewhere,
 }
 
 
@@ -305,7 +321,11 @@ def attack(name: str, url: str, ports: list[int]) -> None:
     for _ in ATTACKS[name](JoinUrl.parse(url), ports, score):
         if asked and not score.ending:
             score.ending, until = True, time.monotonic() + 10.0
-        waits = name in ("loris", "peers") and score.refused < score.tries and time.monotonic() < until
+        waits = (
+            name in ("loris", "peers", "elsewhere")
+            and score.refused < score.tries
+            and time.monotonic() < until
+        )
         if score.ending and not waits:
             break
     score.tell()
