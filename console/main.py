@@ -63,7 +63,7 @@ Url = Annotated[
 STATUS_TIMEOUT_S = 5.0
 STARTS = "the coordinator of {} starts; the join URL comes when peers can use it"
 RANKS_MOST = 64  # of one machine
-OF_TRAINERS = ("record", "data", "start", "crossings_limit")  # settings that mean nothing to who only helps
+OF_TRAINERS = ("data", "start", "crossings_limit")  # settings that mean nothing to who only helps
 PLAIN_HELP = "Lines of a log instead of the screen; so it is where there is no terminal."
 VERBOSE_HELP = "Tell what happens in every round, too."
 LOG_JSON_HELP = "Each line of the log as one JSON object."
@@ -480,32 +480,6 @@ def audit(
     report.findings += audit_evidence.findings(folder, history)
     typer.echo("\n".join(report.lines()))
     raise typer.Exit(exit_codes.OK if report.kept else exit_codes.UNEXPECTED)
-
-
-@app.command(context_settings={"allow_interspersed_args": False})
-def verify(
-    work: Annotated[
-        Path, typer.Argument(help="What `farflung join --record` kept: its folder, or one span.")
-    ],
-    script_arguments: Annotated[list[str] | None, typer.Argument(help="Passed on to --script.")] = None,
-    script: Annotated[
-        Path | None, typer.Option(help="The training script, where it was not the built-in one.")
-    ] = None,
-    rounding: Annotated[
-        str, typer.Option(help="The coarsest arithmetic in the script: fp32, tf32 or bf16.")
-    ] = "fp32",
-    repeats: Annotated[int, typer.Option(min=1, help="Runs that measure what rounding explains.")] = 2,
-    threads: Annotated[
-        int, typer.Option(min=0, help="Of the built-in trainer \\[as when it was recorded].")
-    ] = 0,
-    patience: Annotated[float, typer.Option(min=1, help="Seconds for one run.")] = 3600.0,
-) -> None:
-    """Take a peer's recorded inner steps again: is its contribution what comes of them?  Exit code 1 if not."""
-    from farflung.peer.record.verifying import VerifyOptions, run_verify
-
-    given = tuple(script_arguments or ())
-    options = VerifyOptions(work, script, given, rounding, repeats, threads, patience)
-    raise typer.Exit(run_verify(options, typer.echo))
 
 
 @app.command()

@@ -42,8 +42,7 @@ from farflung.protocol.errors import UserError
 
 T = TypeVar("T")
 _PREFIX = "FARFLUNG_"
-RECORD_VARIABLE = _PREFIX + "RECORD"  # for the trainer, which is a process of its own
-DATA_VARIABLE = _PREFIX + "DATA"  # likewise
+DATA_VARIABLE = _PREFIX + "DATA"  # for the trainer, which is a process of its own
 ON_DISK_VARIABLE = _PREFIX + "RESULTS_ON_DISK"  # likewise: it says how much memory is needed
 METRICS_HELP = (
     "PORT or HOST:PORT where /metrics (Prometheus) and /healthz answer; a PORT: on this machine only."
@@ -51,7 +50,6 @@ METRICS_HELP = (
 _UPLOAD_HELP = 'For model data: "20 Mbit/s", or "none, 5 Mbit/s 08:00-18:00".'
 _DOWNLOAD_HELP = "The same for what comes in."
 _CHECKPOINTS_HELP = "Folder or URL (s3://...) for checkpoints of the run, to save and to resume."
-_RECORD_HELP = "Folder: keep what this peer's last inner steps were made of, for `farflung verify`."
 _CROSSINGS_HELP = 'Memory for what a stage keeps of a batch; what is more goes to the disk ["2 GB"].'
 _DATA_HELP = "Where this peer reads the run's token shards: file, folder or URL [as run.toml says]."
 _START_HELP = "Where this peer has what the run begins with ([start] of run.toml): file, folder or URL."
@@ -167,7 +165,6 @@ class OwnConfig:
     archive_contributions: bool = _setting(
         False, "With --archive: and what members sent, so that sums can be made again.", _yes
     )
-    record: Path | None = _setting(None, _RECORD_HELP, _folder)  # noqa: RUF009
     metrics: str = _setting("", METRICS_HELP)
     data: str = _setting("", _DATA_HELP, place_of)
     start: str = _setting("", _START_HELP, place_of)

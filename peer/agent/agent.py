@@ -55,12 +55,11 @@ from farflung.peer.settings import default_path
 from farflung.peer.state.checkpoint_writer import RunFacts
 from farflung.peer.state.encoding import Encoded
 from farflung.peer.state.outer_state import OuterState
-from farflung.peer.state.recorded_sending import Sending
 from farflung.peer.worker import Inbox, Job, nothing
 from farflung.protocol.causes import LeaveCause
 from farflung.protocol.errors import FarflungError
 from farflung.protocol.frames import ALL_KINDS, ONE_STAGE_KINDS, Frame, Kind, Payload
-from farflung.protocol.messages import DOOR_OUT, Committed, Sent, Tick
+from farflung.protocol.messages import DOOR_OUT, Committed, Tick
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.moments import Attached
 from farflung.protocol.process import failpoints
@@ -372,8 +371,6 @@ class Agent:
                 self._control.to_door(message)
             case do.ToCoordinator(message=said):
                 self._beats.on_said(said, time.monotonic())
-                if isinstance(said, Sent) and self._hands is not None and self._hands.record is not None:
-                    self._hands.record.sent(said)
                 self._control.to_members(said)
             case do.EnterMembers(port=port):
                 self._control.enter_members(port)
@@ -495,14 +492,9 @@ class Agent:
                 hands.checkpoints.carry_out(effect, facts, state, time.monotonic)
 
     def _encode(self, hands: Hands, effect: do.Encode) -> None:
-        state, record, submit = hands.state, hands.record, self._arithmetic.submit
+        state, submit = hands.state, self._arithmetic.submit
         part = self._machine.part
         self._link.forget_rounds_before(part.oldest_round_no if part is not None else 0)
-        lane = part.lanes[effect.fragment] if part is not None else None
-        if record is not None and lane is not None and lane.contribution is not None:
-            step = lane.contribution.frozen.step
-            sending = Sending(effect.round_no, effect.fragment, effect.codec, step)
-            submit(lambda: record.encoding(sending, state.residual(effect.fragment)), nothing)
         encoding = state.encoding(hands.shared.slots[effect.slot], effect, unmap_pages)
 
         def follow(made: Encoded) -> None:

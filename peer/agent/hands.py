@@ -39,7 +39,6 @@ from farflung.peer.state.checkpoint_thread import Checkpointing
 from farflung.peer.state.keeping_state import KeepingState
 from farflung.peer.state.keeping_state import Place as KeepingPlace
 from farflung.peer.state.outer_state import Files, OuterState, payload_bytes_most
-from farflung.peer.state.recorded_sending import RecordedSending
 from farflung.peer.state.results_on_disk import KeepingResults, Place
 from farflung.peer.worker import Submit, nothing
 from farflung.protocol.digests import HASH_BYTES
@@ -77,7 +76,6 @@ class Hands:
     keeping: KeepingState | None
     beginning: Beginning
     archive: Archiving | None
-    record: RecordedSending | None
     crossings: CrossingHand | None  # of a stage
 
     @staticmethod
@@ -117,7 +115,6 @@ class Hands:
             keeping,
             Beginning(attached, machine, submit, tell),
             archive,
-            _record_of(attached, tools),
             _crossings_of(attached, shared, tools),
         )
 
@@ -136,8 +133,6 @@ class Hands:
                 hand.close(finished)
         if self.keeping is not None:
             self.keeping.close()
-        if self.record is not None:
-            self.record.close()
 
     def close(self) -> None:
         """Once everything that was asked of the arithmetic is done."""
@@ -211,13 +206,6 @@ def _crossings_of(attached: Attached, shared: SharedState, tools: Tools) -> Cros
         return None
     kept = KeptCrossings(tools.folder, tools.own.crossings_limit)
     return CrossingHand(shared.place / "belt", kept, tools.line.link.send, tools.tell)
-
-
-def _record_of(attached: Attached, tools: Tools) -> RecordedSending | None:
-    place, identity = tools.own.record, tools.identity.public
-    if place is None:
-        return None
-    return RecordedSending(place, attached.known.run_id, identity, tools.arithmetic.submit, tools.say)
 
 
 def _archive_of(attached: Attached, tools: Tools) -> Archiving | None:

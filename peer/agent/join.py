@@ -29,7 +29,6 @@ from farflung.peer.local.folder import make_folder, remove_folder, sweep_stale
 from farflung.peer.settings import (
     DATA_VARIABLE,
     ON_DISK_VARIABLE,
-    RECORD_VARIABLE,
     OwnConfig,
     refuse_contradictions,
 )
@@ -108,8 +107,6 @@ def _trainer(options: JoinOptions, command: list[str], folder: Path) -> ChildTra
 def _told(options: JoinOptions, folder: Path) -> dict[str, str]:
     """What the trainer finds in its environment."""
     told = {AGENT_VARIABLE: str(folder)}
-    if options.own.record is not None:
-        told[RECORD_VARIABLE] = str(options.own.record)
     if options.own.data:
         told[DATA_VARIABLE] = options.own.data
     if options.own.results_on_disk:

@@ -280,12 +280,6 @@ class OuterState:
             if made[1]:
                 return  # nothing comes after a problem
 
-    def residual(self, fragment: int) -> Tensor | None:
-        """A copy of what coarse codecs lost of earlier contributions, which is added to the next one."""
-        feedback = self._feedbacks[fragment]
-        residual = feedback.residual if feedback is not None else None
-        return residual.clone() if residual is not None else None
-
     def resolve(self, slot: Tensor, used: bool, fragment: int = 0) -> None:
         """The residual of a coarse codec: kept if a commit used what was sent, else as it was before."""
         feedback = self._feedbacks[fragment]

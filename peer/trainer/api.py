@@ -48,7 +48,6 @@ from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.layout import ModelLayout, unwrap
 from farflung.peer.trainer.model_tensors import survey
 from farflung.peer.trainer.pretrained import SAVE_PATIENCE_S, save_pretrained
-from farflung.peer.trainer.recording import watcher_for
 from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.manifest import Manifest
@@ -176,8 +175,8 @@ class Connection:
         with ExitStack() as undo:
             undo.callback(self.close, "could not join")
             refuse_other_parameters(model, optimizer)
-            loop = self._loop(model, optimizer)
-            steps = RunSteps(optimizer, loop.after_step, loop.before_step, loop.before_rates)
+            loop = self._loop(model)
+            steps = RunSteps(optimizer, loop.after_step, loop.before_step)
             undo.callback(steps.end)
             run = Run(self._agent, loop, steps, self.name)
             self._say_memory(loop, optimizer)
@@ -196,14 +195,10 @@ class Connection:
             rows = rows_here(values, here, optimizer, rules, len(self._ranks.near))
             say_whether_it_fits(rows, rules, values, here[0].device)
 
-    def _loop(self, model: nn.Module, optimizer: Optimizer) -> InnerLoop:
-        agent, record = self._agent, own_config({}).record
-        if not isinstance(self._ranks, Island):
-            watcher = watcher_for(record, self.manifest, self.name, model, optimizer)
-            return InnerLoop(agent.channel, model, self.manifest, agent.problem, watcher=watcher)
-        if record is not None:
-            log.warning("nothing is recorded: the work of several ranks can't be taken again yet")
-        island = self._ranks
+    def _loop(self, model: nn.Module) -> InnerLoop:
+        agent, island = self._agent, self._ranks
+        if not isinstance(island, Island):
+            return InnerLoop(agent.channel, model, self.manifest, agent.problem)
         return InnerLoop(island, model, self.manifest, island.problem, island.clock, ranks=island)
 
     def close(self, reason: str = "closed before joining") -> None:

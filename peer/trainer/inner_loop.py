@@ -44,7 +44,6 @@ from farflung.peer.trainer.agent_process import refusal
 from farflung.peer.trainer.cuda_lane import LASTING
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.peer.trainer.machine import TrainerMachine
-from farflung.peer.trainer.recording import Held, NoWatcher, Undo, Watcher
 from farflung.peer.trainer.unmerged import Unmerged
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
@@ -121,14 +120,10 @@ class InnerLoop:
         manifest: Manifest,
         agent_problem: Callable[[], str | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
-        watcher: Watcher | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`watcher`: of what each span of steps is made of, from one round to the next freeze."""
         self._manifest = manifest
         self.ranks = ranks
-        self._watcher = watcher if watcher is not None else NoWatcher()
-        self._has_frozen = False  # in the step that is being counted
         self.layout = ModelLayout.of(model, manifest.round.chunk_kb * 1024 // 4, ranks)
         fragments = fragments_of(self.layout.chunk_count, manifest.fragments)
         self.parts = [Unmerged(self.layout, fragment) for fragment in fragments]
@@ -214,20 +209,6 @@ class InnerLoop:
         schema = self.layout.model_schema(self._model, ranks=self.ranks)
         self._carry_out(self.machine.attach(schema, os.getpid()))
         self._wait()
-        self._span_begins()
-
-    def _span_begins(self) -> None:
-        """All results are in the model: what is learned from here on is frozen next."""
-        self._has_frozen = False
-        if not self.finished:
-            held = Held(
-                [account.version for account in self.machine.accounts],
-                self._loaded,
-                [part.carry for part in self.parts],
-            )
-            self._watcher.begins(held)
-            for part, carry in zip(self.parts, held.carries, strict=True):
-                part.carry = carry
 
     def watch_loads(self) -> None:
         """From now on what the script loads into the model by itself is refused, as long as the run is on."""
@@ -292,8 +273,6 @@ class InnerLoop:
         self._show_progress()
         self._carry_out(self.machine.on_heard(self._clock()))
         self._wait()
-        if self._has_frozen:
-            self._span_begins()
 
     def _show_progress(self) -> None:
         now = self._clock()
@@ -318,14 +297,11 @@ class InnerLoop:
 
         `samples`: of an epoch, as far as it is known by now; `data`: the fingerprint of the data set.
         """
-        self._watcher.on_want(samples, data)
-        batch = self._watcher.batch_size(batch)
         while not self.finished:
             effects = self.machine.on_want(samples, batch, self._clock(), data)
             self._carry_out(effects)
             for effect in effects:
                 if isinstance(effect, do.Read):
-                    self._watcher.on_read()
                     return (effect.span, *effect.more)
             self._hear(self._next_message())
             self.machine.on_waited(self._clock())
@@ -343,11 +319,6 @@ class InnerLoop:
         self._batches += 1
         self._unstepped += 1
         self._look_at_the_unstepped()
-        self._watcher.on_handed_out(spans)
-
-    def before_rates(self) -> Undo:
-        """Right before the inner optimizer's step; what it returns is to be called right after."""
-        return self._watcher.on_rates()
 
     def read_ahead(self, batches: int) -> int:
         """Of the loader that begins now: see TrainerMachine.read_ahead."""
@@ -417,7 +388,6 @@ class InnerLoop:
                 self._fetch(effect.fragment, self.shared.anchor, *slot)
                 self._loaded_at = self.step_count
                 self.parts[effect.fragment].load(effect, self._model, self._loaded, self.shared)
-                self._watcher.on_loaded()
             case do.Freeze():
                 self._freeze(effect)
             case do.GoAhead() if self._broken:
@@ -428,7 +398,6 @@ class InnerLoop:
             case do.Remember(fragments):
                 self._before = {each: self.parts[each].copied(self._model) for each in fragments}
             case do.PutBack(fragments):
-                self._watcher.on_loaded()
                 for fragment in fragments:
                     self.parts[fragment].put_back(self._model, self._before[fragment])
             case do.ForgetLoss():
@@ -498,7 +467,6 @@ class InnerLoop:
                 tensor.copy_(loaded)
         self.machine.on_not_finite()
         self._losses.clear()
-        self._watcher.on_loaded()
         count = 0
         if self._remembered is not None:
             tensors = self.layout.tensors_of(self._model)
@@ -528,22 +496,9 @@ class InnerLoop:
             self._look_whether_finite()
             self._start_again_if_broken()
 
-    def _tell_frozen(self, frozen: do.SayFrozen) -> None:
-        """Fragments may have been frozen into different slots."""
-        self._has_frozen = True
-        if isinstance(self._watcher, NoWatcher):
-            return
-        delta = torch.zeros(self.layout.total_elements)
-        for word in frozen.words:
-            part = self.parts[word.fragment]
-            part.part(delta).copy_(part.part(self.shared.slots[word.slot]))
-        schema = self.layout.model_schema(self._model, ranks=self.ranks)
-        self._watcher.on_frozen(frozen.words[0].step, delta, schema)
-
     def _say_frozen(self, frozen: do.SayFrozen) -> None:
         failpoints.hit("freeze.before_word")
         loss = self.ranks.mean(*self._losses.sums())
-        self._tell_frozen(frozen)
         if not self._was_told_loss:
             self._was_told_loss = True
             self._warn(NO_LOSS)

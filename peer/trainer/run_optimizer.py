@@ -33,19 +33,16 @@ class RunSteps:
         optimizer: Optimizer,
         after_step: Callable[[], None],
         before_step: Callable[[], None] = lambda: None,
-        before_rates: Callable[[], Callable[[], None]] = lambda: lambda: None,
     ) -> None:
-        """`before_rates`: called with the rates of a step in place; what it returns, after the step."""
         if not isinstance(optimizer, Optimizer):
             raise UserError(f"the inner optimizer must be a torch Optimizer, not {type(optimizer).__name__}")
         self.optimizer = optimizer
         self.steps = 0
         self._small_from = self._small_steps = 0
-        self._before_step, self._after_step, self._before_rates = before_step, after_step, before_rates
+        self._before_step, self._after_step = before_step, after_step
         self._deep = 0  # steps within steps: a class whose step calls that of its own base is hooked twice
         self._is_skipped = False
         self._rates: list[tuple[dict[str, Any], Any, Tensor | None]] = []
-        self._undo: Callable[[], None] | None = None
         self._handles = self._hooked()
 
     def _hooked(self) -> list[RemovableHandle]:
@@ -77,7 +74,6 @@ class RunSteps:
             return
         self._before_step()
         self._rates = self._lower_rates()
-        self._undo = self._before_rates()
 
     def _after(self, *_: Any) -> None:
         self._deep -= 1
@@ -90,9 +86,6 @@ class RunSteps:
         self._after_step()
 
     def _end_rates(self) -> None:
-        undo, self._undo = self._undo, None
-        if undo is not None:
-            undo()
         for group, rate, full in self._rates:
             group["lr"] = rate if full is None else rate.copy_(full)
         self._rates = []

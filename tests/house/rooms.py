@@ -99,12 +99,10 @@ ROOMS: dict[str, Room] = {
     ),
     "peer/router": Room(("protocol",)),
     "peer/line": Room(("peer", "peer/router", "collectives/link", *PROTOCOL)),
-    "peer/record": Room(("peer/local", "compression", *PROTOCOL)),
     "peer/state": Room(
         (
             "peer",
             "peer/machine/effects",
-            "peer/record/work_files",
             "checkpoints",
             "collectives/round",
             "collectives/arithmetic",
@@ -122,8 +120,6 @@ ROOMS: dict[str, Room] = {
             "peer/data",
             "peer/island",
             "peer/local",
-            "peer/record/optimizer_state",
-            "peer/record/work_files",
             "compression/native_build",
             "optim",
             *PROTOCOL,
@@ -240,7 +236,6 @@ ROOMS: dict[str, Room] = {
             "peer/builtin",
             "peer/line",
             "peer/pipeline",
-            "peer/record",
             "checkpoints",
             *PROTOCOL,
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from typing import Any, get_args
 
-import msgspec
 import pytest
 import torch
 from learning.optimizer_state import state_tensors
@@ -18,8 +17,6 @@ import farflung
 from farflung.optim.packaged import FOR_HIDDEN_MATRICES, PACKAGED, RANK_SHARE, WORDS, Asked
 from farflung.optim.recipes import inner_of, inner_of_stage
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build
-from farflung.peer.record.optimizer_state import OptimizerState, put_together, taken_apart
-from farflung.peer.record.work_files import Form, Number
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.errors import UserError
@@ -97,27 +94,6 @@ def test_it_learns_goes_on_from_what_is_loaded_and_keeps_its_state(word: str) ->
     far = float((moved - flat)[:inside].abs().max())
     assert 0.0 < far < 0.2, "the step begins where the load ended, not where the optimizer was before"
     assert bool(torch.isfinite(moved).all())
-
-
-@pytest.mark.parametrize("word", WORDS)
-def test_what_it_remembers_is_taken_apart_and_put_together(word: str) -> None:
-    """As `join --record` and `farflung verify` do it, in another process."""
-    model, other = build(CONFIG, 0), build(CONFIG, 1)
-    optimizer, again = made(word, model), made(word, other)
-    for _ in range(3):
-        step(model, optimizer)
-    state = taken_apart(optimizer)
-    raw = msgspec.json.encode((state.numbers, state.more))
-    numbers, more = msgspec.json.decode(raw, type=tuple[dict[str, Number], dict[str, Form]])
-    tensors = {key: tensor.clone() for key, tensor in state.tensors.items()}
-    other.load_state_dict(model.state_dict())
-    put_together(again, OptimizerState(tensors, numbers, more, state.on_host))
-    for mine, theirs in zip(optimizer.param_groups, again.param_groups, strict=True):
-        theirs.update({key: value for key, value in mine.items() if key != "params"})
-    for _ in range(12):  # SOAP's directions are chosen anew within
-        assert step(model, optimizer) == step(other, again)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, other.state_dict()[name]), name
 
 
 @pytest.mark.parametrize("word", WORDS)

@@ -42,7 +42,6 @@ WRITTEN: dict[str, tuple[str, object]] = {
     "crossings_limit": ("250 MB", 250_000_000),
     "archive": ("yes", True),
     "archive_contributions": ("yes", True),
-    "record": ("/tmp/work", Path("/tmp/work")),
     "metrics": ("9100", "9100"),
     "data": ("s3://there/tokens", "s3://there/tokens"),
     "start": ("s3://there/a.safetensors", "s3://there/a.safetensors"),

@@ -29,16 +29,13 @@ def is_here(word: str) -> bool:
 
 
 @pytest.mark.parametrize("word", PACKAGED)
-def test_P1_two_peers_end_with_one_model_and_a_host_can_take_their_work_again(word: str, stage: Any) -> None:
+def test_P1_two_peers_end_with_one_model(word: str, stage: Any) -> None:
     if not is_here(word):
         pytest.skip(f"needs {PACKAGED[word].install}")
     asks_for(stage, word, rounds=3, sync_every=3)
     stage.coordinate("--exit-when-done")
-    work = stage.folder / "work"
-    stage.join("ann", "--record", str(work))
+    stage.join("ann")
     stage.join("bob")
     assert [stage.wait(name) for name in ("ann", "bob", "coordinator")] == [0, 0, 0]
     ann, bob = (load_file(stage.model(name)) for name in ("ann", "bob"))
     assert ann.keys() == bob.keys() and all((ann[name] == bob[name]).all() for name in ann)
-    done = stage.call("verify", str(work))
-    assert done.returncode == 0 and "bit for bit" in done.stdout, done.stdout + done.stderr

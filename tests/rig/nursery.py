@@ -43,7 +43,6 @@ MODULES = (
     "farflung.peer.agent.join",
     "farflung.coordinator.hosting",
     "farflung.console.bench.bench",
-    "farflung.peer.record.stand_in",
 )
 NAMESPACES = 2  # of a host of the lab: its network's, and the one of its users if that is not this machine's
 
@@ -321,10 +320,9 @@ def run(words: list[str]) -> int:
     from farflung.console import main
     from farflung.console.bench import bench
     from farflung.peer.agent import processes
-    from farflung.peer.record import stand_in
     from farflung.peer.trainer import agent_process
 
-    for module in (processes, bench, stand_in):
+    for module in (processes, bench):
         module.subprocess = FromTheNursery  # type: ignore[assignment, attr-defined]
     agent_process.subprocess = ForkedHere  # type: ignore[assignment, attr-defined]
     if words[0] in ("-m", "-c") or words[0].endswith(".py"):

@@ -42,6 +42,7 @@ from farflung.protocol.moments import Attached, Known
 from farflung.protocol.outer_numbers import AdamWNumbers
 from farflung.protocol.round_words import Commit, Contact, Decision, Plan
 from farflung.protocol.verdicts import Verdict
+from rig.residuals import residual_of
 from rig.showing import let_all_be_shown, showing
 
 TAG = bytes(8)
@@ -231,13 +232,13 @@ def test_a_run_whose_codecs_go_by_the_lines_takes_memory_for_what_is_lost_once_a
     slot, state = torch.randn(20, generator=torch.Generator().manual_seed(1)), outer_state("auto", 1)
     assert made(state, slot, "int8", 0, 4) == made(outer_state("int8", 1), slot, "int8", 0, 4)
     state.resolve(slot, used=True)
-    assert state.residual(0) is None
+    assert residual_of(state) is None
     coarse = outer_state("int4", 1)
     for _ in range(2):  # from then on it has what int4 lost
         assert made(state, slot, "int4", 0, 4) == made(coarse, slot, "int4", 0, 4)
         state.resolve(slot, used=True)
         coarse.resolve(slot, used=True)
-    lost = state.residual(0)
+    lost = residual_of(state)
     assert lost is not None and lost.any()
     fine = made(state, slot, "int8", 0, 4)
     assert fine != made(outer_state("int8", 1), slot, "int8", 0, 4)

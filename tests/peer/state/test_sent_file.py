@@ -21,6 +21,7 @@ from farflung.peer.state.sent_file import SentFile
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest_sections import RoundSection
 from farflung.protocol.model_schema import ModelSchema
+from rig.residuals import residual_of
 
 CHUNK, CHUNKS = 3000, 5
 
@@ -129,6 +130,6 @@ def test_the_bytes_of_a_contribution_are_those_that_were_encoded(tmp_path: Path,
         assert all(isinstance(each, memoryview) for each in in_file.values())
         for state in states:
             state.resolve(delta, used=False)
-        first, second = (state.residual(0) for state in states)
+        first, second = (residual_of(state) for state in states)
         assert (first is None and second is None) or (first is not None and torch.equal(first, second))
         assert len(in_file[0]) == codec_named(codec).payload_bytes(64)

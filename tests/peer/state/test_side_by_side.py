@@ -21,6 +21,7 @@ from farflung.peer.worker import Inbox
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest_sections import RoundSection
 from farflung.protocol.model_schema import ModelSchema
+from rig.residuals import residual_of
 
 CHUNKS, ELEMENTS, ROUNDS, WEIGHTS = 18, 4096, 4, (0.5, 0.25, 0.25)
 MODEL = ModelSchema((), ELEMENTS, CHUNKS, CHUNKS, bytes(32))
@@ -125,7 +126,7 @@ def test_P1_rounds_end_in_the_same_bytes_whatever_the_number_of_threads(
     assert [_plain(each) for each in one.told] == [_plain(each) for each in many.told]
     assert one.state.digests == many.state.digests
     assert one.marks == many.marks == [True, False] * ROUNDS, "marked once, before anything changes"
-    residuals = one.state.residual(0), many.state.residual(0)
+    residuals = residual_of(one.state), residual_of(many.state)
     assert all(each is None for each in residuals) or torch.equal(*residuals)  # type: ignore[arg-type]
 
 
@@ -165,5 +166,5 @@ def test_of_two_values_that_are_not_finite_the_first_in_the_order_is_told_and_wh
     side.encoded(slot)
     told = [problem for _, problem in side.told[before:]]  # type: ignore[misc]
     assert told == [f"element {last} of the pseudo-gradient is inf"], "and nothing comes after it"
-    assert side.state.residual(0) is None
+    assert residual_of(side.state) is None
     side.close()
