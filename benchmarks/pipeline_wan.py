@@ -114,7 +114,6 @@ def run_toml(asked: Asked, seating: Seating) -> str:
         stages=seating.stages,
         min_per_stage=1,
         rebalance_s=0.0,
-        delay=0,
     )
     before, found, after = text.rpartition(CODECS.format(codec="fp32"))
     if not found:

@@ -90,12 +90,6 @@ class PipelineOptions:
             help="Every peer could hold any stage, and the coordinator looks at seats so often; 0: never."
         ),
     ] = 0.0
-    delay: Annotated[
-        int,
-        typer.Option(
-            help="1: the next batch is counted while one is merged; the same is run without, and compared."
-        ),
-    ] = 0
     slow_stage: Annotated[
         int,
         typer.Option(

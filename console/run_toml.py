@@ -119,8 +119,6 @@ turn = false              # int4: spread each value over 256 before rounding; tr
 min_per_stage = 1         # a batch begins when every stage has so many peers; with 1 a death can cost the stage
 rebalance_s = 60.0        # how often it is looked at whether a peer should serve another stage; 0: never
 rebalance_gain = 1.15     # a move must raise the slowest stage's rate by this factor
-delay = 0                 # 1: the next batch is computed while the step of this one is made, at the values before it:
-                          # for steps "adamw" and, better, "muon" of [outer]; see docs/pipelines.md
 mode = "sync"             # stages > 1: "local": each peer takes steps of [inner] within a batch, and step = "nesterov"
                           # of [outer] merges what they moved; a batch is sync_every * local_micros * peers of a stage
 local_micros = 8          # microbatches in such a step

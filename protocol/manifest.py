@@ -232,7 +232,6 @@ def _cross_checks(m: Manifest) -> list[str]:
         )
     problems += _batch_checks(m) if m.pipeline.batch else []
     problems += _clip_problems(m) if m.pipeline.clip else []
-    problems += _delay_problems(m) if m.pipeline.delay else []
     problems += _turn_problems(m) if m.pipeline.turn else []
     problems += _stage_checks(m) if m.pipeline.stages > 1 else _no_stage_checks(m)
     problems += _local_problems(m) if m.pipeline.mode == "local" else []
@@ -388,17 +387,6 @@ def _clip_problems(m: Manifest) -> list[str]:
     return [
         f"[pipeline] clip: expected 0 with {found}, found {m.pipeline.clip:g}: steps of each peer's own are clipped by "
         "[inner] clip"
-    ]
-
-
-def _delay_problems(m: Manifest) -> list[str]:
-    """Only an exact step says what a gradient that is one version late comes to."""
-    if m.makes_exact_batches and m.outer.step in EXACT_STEPS:
-        return []
-    found = "batch = 0" if not m.pipeline.batch else f'mode = "{m.pipeline.mode}" and step = "{m.outer.step}"'
-    return [
-        '[pipeline] delay: expected 0 unless batch > 0, mode = "sync" and [outer] step is "adamw" or "muon", found 1 '
-        f"with {found}"
     ]
 
 

@@ -203,8 +203,6 @@ class PipelineSection(Section):
     min_per_stage: Annotated[int, Field(ge=1, le=MEMBERS_PER_ROUND)] = 1
     rebalance_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0  # 0: nobody is moved
     rebalance_gain: Annotated[float, Field(ge=1.01, le=10)] = 1.15
-    # 1: the next batch is computed while the step of this one is made, so its gradient is one version late.
-    delay: Annotated[int, Field(ge=0, le=1)] = 0
     mode: Literal["sync", "local"] = "sync"  # local: stages take inner steps of their own within a batch
     local_micros: Annotated[int, Field(ge=1, le=MICROS_PER_BATCH)] = 8  # in such a step
 

@@ -225,7 +225,6 @@ class BatchBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=True
     made: Count = 0
     # Of seats in the stages beside mine, as I see them now.
     complains: Annotated[tuple[Complaint, ...], Meta(max_length=MEMBERS_PER_ROUND)] = ()
-    weights: Version = -1  # the version whose values my trainer has: `version`, or the one before (delay)
 
 
 class SeatRow(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -434,8 +433,6 @@ class BatchTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=True
     skipped: Mask = b""
     # Somebody complains of these seats: does whoever has to do with them get on with them?
     doubted: Annotated[tuple[Count, ...], Meta(max_length=MEMBERS_PER_ROUND)] = ()
-    # At whose values its gradient is taken: `version`, or the one before; -1: a coordinator that knows no other.
-    weights: Version = -1
 
 
 class Tick(_ToMember, frozen=True, kw_only=True, omit_defaults=True):
@@ -476,8 +473,6 @@ class Tick(_ToMember, frozen=True, kw_only=True, omit_defaults=True):
 class OpenRound(_ToMember, frozen=True, kw_only=True):
     plan: Plan
     amended: Count = 0  # the amendment that holds in it: whoever does not know it takes no part yet
-    # The next batch is begun, at the values from which this round goes on.  They are to be loaded before its commit.
-    next_begun: bool = False
 
 
 class Decided(_ToMember, frozen=True, kw_only=True):

@@ -1,13 +1,12 @@
-"""What the exact steps make of the gradients of large batches: AdamW and Muon, in chunks of several sizes, late or not.
+"""What the exact steps make of the gradients of large batches: AdamW and Muon, in chunks of several sizes.
 
     python benchmarks/learning/exact_steps.py [--steps 300] [--seeds 2] [--only 0 3] [--lr 6e-3 1e-2]
         [--plot FILE] [--write] [--time 512 512]
 
 A TinyGPT learns in one process, one batch to a step: its values lie in chunks as in a run, and each step is the one
-that a run's agents take (optim/).  In a late run the gradient of each batch is taken at the weights before the newest:
-that is what a run would learn whose rounds are in flight while the next batch is computed.  `--lr`: of several rates
-the one with the least loss counts for a row.  `--write` puts the table into docs/learning.md, `--plot` draws the curves
-of the first seed, and `--time ROWS COLUMNS` only says how long a matrix takes with one core.
+that a run's agents take (optim/).  `--lr`: of several rates the one with the least loss counts for a row.  `--write`
+puts the table into docs/learning.md, `--plot` draws the curves of the first seed, and `--time ROWS COLUMNS` only says
+how long a matrix takes with one core.
 """
 
 from __future__ import annotations
@@ -46,20 +45,16 @@ CURVE_EVERY = 10
 @dataclass(frozen=True)
 class Setting:
     step: str
-    late: int = 0  # versions that the weights are older at which a gradient is taken
     chunk_kb: int = 256  # the largest matrix has 64 KB
 
     @property
     def name(self) -> str:
-        chunks = "" if self.chunk_kb == 256 else f", chunks of {self.chunk_kb} KB"
-        return f"{self.step}{chunks}{', one version late' if self.late else ''}"
+        return self.step if self.chunk_kb == 256 else f"{self.step}, chunks of {self.chunk_kb} KB"
 
 
 SETTINGS = (
     Setting("adamw"),
-    Setting("adamw", late=1),
     Setting("muon"),
-    Setting("muon", late=1),
     Setting("muon", chunk_kb=16),
     Setting("muon", chunk_kb=4),
 )
@@ -84,16 +79,13 @@ class Run:
         count, size = self.layout.chunk_count, self.layout.chunk_elements
         self._parts = [torch.zeros(count * size) for _ in range(self._step.parts)]
         self.layout.write_anchor(self.model, self._parts[0])
-        self._before = self._parts[0].clone()
         self._dice = torch.Generator().manual_seed(seed)
 
     def losses(self) -> list[float]:
         """Of windows that it never learns from, every few steps and at the end."""
         found = []
         for version in range(1, self.steps + 1):
-            gradient = self._gradient_at(self._before if self.setting.late else self._parts[0])
-            self._before = self._parts[0].clone()
-            self._advance(gradient, version)
+            self._advance(self._gradient_at(self._parts[0]), version)
             if version % CURVE_EVERY == 0 or version == self.steps:
                 self.layout.load(self.model, self._parts[0])
                 found.append(evaluate(self.model, CORPUS.held_out, HELD_OUT))

@@ -62,7 +62,6 @@ codec = "fp32"
 gradient_codec = "fp32"
 min_per_stage = {min_per_stage}
 rebalance_s = {rebalance_s}
-delay = {delay}
 """
 
 
@@ -79,7 +78,6 @@ class PipelineOptions:
     kill_at: str = ""
     memory: str = ""
     rebalance_s: float = 0.0
-    delay: int = 0
     slow_stage: int = -1
     json: bool = False
 
@@ -118,7 +116,6 @@ def check(asked: PipelineOptions) -> Checked:
     expect(0 <= asked.kill_every <= 36000, "kill-every", f"0 to 36000, found {asked.kill_every:g}")
     expect(0 <= asked.return_after <= 36000, "return-after", f"0 to 36000, found {asked.return_after:g}")
     own_config({"crossings_limit": asked.memory} if asked.memory else {})
-    expect(asked.delay in (0, 1), "delay", f"0 or 1, found {asked.delay}")
     expect(0 <= asked.rebalance_s <= 86400, "rebalance-s", f"0 to 86400, found {asked.rebalance_s:g}")
     dies = bool(asked.kill_every or asked.kill_at)
     expect(not (asked.rebalance_s and dies), "rebalance-s", "to be given without --kill-every and --kill-at")
@@ -176,22 +173,12 @@ def _manifest(asked: PipelineOptions, peers: int) -> Manifest:
         stages=asked.stages,
         min_per_stage=1,
         rebalance_s=asked.rebalance_s,
-        delay=asked.delay,
     )
     return Manifest.from_toml(text, "bench")
 
 
 def bench_pipeline(asked: PipelineOptions) -> dict[str, Any]:
-    """The figures, as they are printed with --json.  With delay beside those of the same run without it."""
-    result = _run(asked)
-    if asked.delay:
-        in_time = _run(dataclasses.replace(asked, delay=0))
-        gain = result["rate_per_s"] / in_time["rate_per_s"] if in_time["rate_per_s"] else None
-        result["delay"] = {"in_time_per_s": in_time["rate_per_s"], "gain": gain and round(gain, 4)}
-    return result
-
-
-def _run(asked: PipelineOptions) -> dict[str, Any]:
+    """The figures, as they are printed with --json."""
     checked = check(asked)
     manifest = checked.manifest
     with tempfile.TemporaryDirectory(prefix="farflung-bench-") as name, stopped_in_good_order():

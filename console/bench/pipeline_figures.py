@@ -288,8 +288,6 @@ def table(result: Mapping[str, Any]) -> list[str]:
             ", ".join(f"{who} {share:.2f}" for who, share in used.items()),
         ),
     ]
-    if (delay := result.get("delay")) is not None:
-        rows.append(("over the rate without delay", f"{delay['gain']}  (that is {delay['in_time_per_s']}/s)"))
     if moved is not None:
         rows.append(("rate over the best, by batch", f"{moved['of_best']}; best {moved['best_per_s']}/s"))
         moves = ", ".join(f"{of} to {to} after {at} s" for of, to, at in moved["moves"])

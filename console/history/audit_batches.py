@@ -15,20 +15,10 @@ from farflung.protocol.process.journal import Event
 
 
 @dataclass
-class Merged:
-    """With delay: a batch that is whole, and is merged while the next one is counted."""
-
-    batch: Event
-    due: int  # mask
-    owed: list[dict[str, int]]  # by stage and peer: the mask of what it counted
-
-
-@dataclass
 class Story:
     """Where the records have come to."""
 
     batch: Event | None = None  # that is counted
-    merged: Merged | None = None
     skipped: int = 0  # mask
     seats: dict[int, str] = field(default_factory=dict)  # number -> peer
     stages: dict[int, int] = field(default_factory=dict)  # number -> stage
@@ -80,17 +70,12 @@ def check_batches(history: History) -> Finding:
                 story.granted[each["seat"]] = story.granted.get(each["seat"], 0) & ~_mask(each)
             case "skipped":
                 _skip(each, story)
-            case "batches_voided":
-                story.begin(None)
-                story.merged = None
-                story.seats.clear()
             case "committed":
                 together = each.get("of_batch", 1) == stages
                 finding.expect(together, f"version {each['version']} is not committed in all stages at once")
                 _commit(each, story, finding)
             case "data" | "genesis" | "rolled_back" | "won_back":
                 story.begin(None)
-                story.merged = None
                 story.seats.clear()
     return finding
 
@@ -100,41 +85,10 @@ def _mask(span: Event) -> int:
 
 
 def _begin(batch: Event, story: Story, finding: Finding) -> None:
-    if "owed" in batch:
-        _go_ahead(batch, story, finding)
-        return
     epoch, end = story.ends.get(batch["version"], (batch["epoch"], batch["start"]))
     follows = (batch["epoch"], batch["start"]) in ((epoch, end), (epoch + 1, 0))
     finding.expect(follows, f"the batch from version {batch['version']} does not begin where the last ended")
     story.begin(batch)
-
-
-def _go_ahead(batch: Event, story: Story, finding: Finding) -> None:
-    """The batch before it is whole, by what those had counted who owe their sums now."""
-    before, due = story.batch, story.due()
-    name = f"the batch from version {batch['version']}"
-    finding.expect(
-        before is not None and story.merged is None, f"{name} is begun beside no whole batch, or two"
-    )
-    if before is None:
-        return
-    follows = (batch["epoch"], batch["start"]) in (
-        (before["epoch"], before["stop"]),
-        (before["epoch"] + 1, 0),
-    )
-    finding.expect(follows, f"{name} does not begin where the last ended")
-    taken_at = batch["weights"] == before["version"] == batch["version"] - 1
-    finding.expect(taken_at, f"{name} is taken at the values of version {batch['weights']}")
-    owed = [
-        {peer: mask_from_bytes(bytes.fromhex(each["counted"])) for peer, each in of_stage.items()}
-        for of_stage in batch["owed"]
-    ]
-    for stage, of_stage in enumerate(owed):
-        for peer, mask in of_stage.items():
-            own = not mask & ~story.of_peer(peer, stage)
-            finding.expect(own, f"{name}: {peer} owes what was not granted to it")
-    story.begin(batch)
-    story.merged = Merged(before, due, owed)
 
 
 def _grant(granted: Event, story: Story, finding: Finding) -> None:
@@ -158,22 +112,18 @@ def _skip(skipped: Event, story: Story) -> None:
 
 def _commit(commit: Event, story: Story, finding: Finding) -> None:
     """Of one stage; the batch is over with the last one of them."""
-    merged, seen, version, stage = story.merged, 0, commit["version"], commit["fragment"]
-    batch, due = (merged.batch, merged.due) if merged is not None else (story.batch, story.due())
+    seen, version, stage = 0, commit["version"], commit["fragment"]
     where = f"version {version} of stage {stage}" if commit.get("of_batch") else f"version {version}"
     for peer, raw in commit.get("counted", {}).items():
         mask = mask_from_bytes(bytes.fromhex(raw))
         finding.expect(not mask & seen, f"{where}: {peer} counted what others had counted")
-        may = story.of_peer(peer, stage) if merged is None else merged.owed[stage].get(peer, 0)
-        finding.expect(not mask & ~may, f"{where}: {peer} counted what was not granted to it")
+        own = not mask & ~story.of_peer(peer, stage)
+        finding.expect(own, f"{where}: {peer} counted what was not granted to it")
         seen |= mask
-    finding.expect(seen == due, f"{where} is not made of its whole batch")
+    finding.expect(seen == story.due(), f"{where} is not made of its whole batch")
     story.committed.append(stage)
     if len(story.committed) < commit.get("of_batch", 1):
         return
-    if batch is not None:
-        story.ends[version] = (batch["epoch"], batch["stop"])
-    if merged is None:
-        story.begin(None)
-    else:
-        story.merged, story.committed = None, []
+    if story.batch is not None:
+        story.ends[version] = (story.batch["epoch"], story.batch["stop"])
+    story.begin(None)

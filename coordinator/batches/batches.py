@@ -17,19 +17,17 @@ other seat of its stage says so too.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from farflung.coordinator.batches.batch_times import BatchTimes
 from farflung.coordinator.batches.beginning import Beginning
 from farflung.coordinator.batches.complaints import Complaints, GivesUp
-from farflung.coordinator.batches.merging import Merging, holds_weights, missed_weights, stands_frozen
 from farflung.coordinator.batches.micros import Masks, Pace, believed_unit_s, first_of, patience_s, to_grant
 from farflung.coordinator.batches.moving import Moves
 from farflung.coordinator.batches.reach import WHY_GIVEN_UP, Reach
 from farflung.coordinator.batches.stage_rows import Row, Seen, stage_rows
 from farflung.coordinator.batches.telling import row_of, staged_tick_of, tick_of
 from farflung.coordinator.batches.words import (
-    AWAIT_DEAD,
     NAMED_MOST,
     Desk,
     Heard,
@@ -44,10 +42,8 @@ from farflung.coordinator.batches.words import (
 from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat, mask_of_spans, spans_of_mask
 from farflung.coordinator.ledger.records import (
     BatchBegun,
-    BatchesVoided,
     GrantedMicros,
     MicroSkipped,
-    OwedSums,
     Seated,
     TakenBack,
     Unseated,
@@ -56,6 +52,8 @@ from farflung.protocol.digests import mask_from_bytes, mask_to_bytes
 from farflung.protocol.limits import MEMBERS_PER_ROUND
 from farflung.protocol.messages import BatchBeat, BatchTick, Beat, Sent
 
+# A restarted coordinator waits so many times dead_after_s for those whose seats are in its books.
+AWAIT_DEAD = 2.0
 SEAT_EVERY_S = 1.0  # a peer gets no other seat before: each is two records
 ON_THE_WAY = 8  # microbatches of one source, for each stage
 NOTHING = BatchBeat(-1, 0, 0, b"", b"", False, 0.0)  # what counts of a member that is not at the run's state
@@ -78,13 +76,8 @@ class Batches:
     _times: BatchTimes = field(default_factory=BatchTimes)
 
     def __post_init__(self) -> None:
-        # Whoever owes sums to a round stays for it, also between two attempts.
-        owing = replace(
-            self.house, in_round=lambda peer: self.house.in_round(peer) or self._merging.owes(peer)
-        )
-        self.moves = Moves(self.desk, owing, self._take_seat)
+        self.moves = Moves(self.desk, self.house, self._take_seat)
         self._beginning = Beginning(self.desk, self.house, self.moves)
-        self._merging = Merging(self.desk, self.house)
         self._complaints = Complaints(self.desk.manifest.net.heartbeat_s)
 
     @property
@@ -130,10 +123,6 @@ class Batches:
         """A stage's round is in flight: those of the others belong to it, or its work would be for nothing."""
         return any(self.house.flying(stage) for stage in range(self.stages))
 
-    def _in_round(self, peer: str) -> bool:
-        """A round in flight may use what it counted of this batch."""
-        return self.book.merging is None and self.house.in_round(peer)
-
     def _of(self, number: int) -> Heard:
         return self._heard.setdefault(number, Heard(since=self.desk.now))
 
@@ -160,9 +149,9 @@ class Batches:
             self._seated_at[worker.peer] = self.desk.now
         if seat is None or not is_of(seat, worker, said):
             return self._tick(batch, None, False, worker.stage, said)
-        trusted = worker.verified or self._merging.takes_the_step(worker)
-        self._hear(seat, said if trusted else NOTHING, worker)
-        if said.want and trusted and not worker.leaving and holds_weights(worker, batch) and seat.stage == 0:
+        self._hear(seat, said if worker.verified else NOTHING, beat)
+        able = said.want and worker.verified and not worker.leaving and said.version == batch.version
+        if able and seat.stage == 0:
             self._grant(seat)
         freeze = self.complete and self._of(seat.number).counted != 0
         return self._tick(batch, seat, freeze, seat.stage, said)
@@ -181,14 +170,14 @@ class Batches:
             return False
         rested = self.desk.now - self._seated_at.get(worker.peer, float("-inf")) >= SEAT_EVERY_S
         room = len(served) < MEMBERS_PER_ROUND and (worker.peer, said.trainer) not in self._idle
-        able = said.want and worker.verified and not worker.leaving and not self._in_round(worker.peer)
-        able = able and not self.moves.is_due(worker.peer) and self._merging.lets_sit(worker)
+        able = said.want and worker.verified and not worker.leaving and not self.house.in_round(worker.peer)
+        able = able and not self.moves.is_due(worker.peer)
         return rested and room and able and not self.complete and self.house.fits(worker.peer)
 
-    def _hear(self, seat: Seat, said: BatchBeat, worker: Worker) -> None:
+    def _hear(self, seat: Seat, said: BatchBeat, beat: Beat) -> None:
         heard, batch = self._of(seat.number), self.book.batch
         heard.at_all = True
-        if batch is None or said.seat != seat.number or not holds_weights(worker, batch):
+        if batch is None or (said.version, said.seat) != (batch.version, seat.number):
             self._now_counts(seat, heard, 0)
             heard.forget()
             self._complaints.hear(seat.number, (), self.desk.now)
@@ -204,7 +193,9 @@ class Batches:
         self._complaints.hear(seat.number, said.complains, self.desk.now)
         unusable = mask_from_bytes(said.unusable) & batch.whole & its_own & ~counted
         self._not_finite.hear(seat.stage, seat.peer, unusable)
-        heard.ready = worker.verified and stands_frozen(worker, batch.version)
+        heard.ready = any(
+            each.ready and each.version == batch.version and each.round_no == 0 for each in beat.fragments
+        )
 
     def _grant(self, seat: Seat) -> None:
         free = self.book.free & ~self._not_finite.of(0, seat.peer)
@@ -244,7 +235,7 @@ class Batches:
     def advance(self) -> bool:
         """Unseat who is gone, begin the batch that is due.  True: members should hear of it at once."""
         self._heard = {n: heard for n, heard in self._heard.items() if n in self.book.seats}
-        flying = self.under_way and self.book.merging is None  # it is this batch's
+        flying = self.under_way
         for seat in list(self.book.seats.values()):
             in_round = flying and self.house.in_round(seat.peer)
             if in_round:
@@ -258,8 +249,6 @@ class Batches:
                 self._unseat(seat, why)
         self._forgive_idle()
         self.moves.advance()
-        if why := self._merging.why_lost() or self._merging.why_stuck():
-            self._void_batches(why)
         if self.book.batch is None and self._beginning.is_due:
             self._begin(self._beginning.batch())
         elif self.book.batch is not None:
@@ -269,41 +258,11 @@ class Batches:
             if not self.complete:
                 self._look_at_unusable(self.book.batch)
                 self._look_at_complaints()
-            elif self._may_go_ahead:
-                self._begin(self._beginning.batch(self._owed()))
         version = self.book.batch.version if self.book.batch is not None else None
         self._times.look(version, self.complete, self.desk.now)
         now = (version, self.complete, tuple(self.book.seats))
         news, self._was = now != self._was, now
         return news and self.book.batch is not None  # at a commit nobody has said yet that it holds it
-
-    @property
-    def _may_go_ahead(self) -> bool:
-        """All sums of the batch stand frozen: trainers compute the next one while these are merged."""
-        if not self._beginning.is_wanted_ahead or self.book.merging is not None or self.under_way:
-            return False
-        return self._beginning.is_due and not any(self._late(stage) for stage in range(self.stages))
-
-    def _owed(self) -> tuple[dict[str, OwedSums], ...]:
-        return tuple(
-            {
-                seat.peer: OwedSums(seat.number, seat.process, mask_to_bytes(self._of(seat.number).counted))
-                for seat in self._with_sums(stage)
-            }
-            for stage in range(self.stages)
-        )
-
-    def _void_batches(self, why: str) -> None:
-        """What was counted belongs on a version that is never made, or can't be counted to its end."""
-        for stage in range(self.stages):
-            if self.house.flying(stage):
-                self.house.abort(stage, why)
-        if self.book.batch is None:
-            return
-        both = "this batch and the next one begin" if self.book.merging is not None else "this batch begins"
-        self.desk.note(f"{why}; {both} again, from version {self.desk.ledger.version}")
-        self.desk.write(BatchesVoided(version=self.desk.ledger.version, reason=why))
-        self._forget_what_was_said()
 
     def _forgive_idle(self) -> None:
         """Where nobody has a seat, whoever was too slow for others is better than nobody."""
@@ -328,24 +287,17 @@ class Batches:
         said = worker.beat.batch if worker.beat is not None else None
         if said is not None and said.trainer != seat.trainer:
             return "its trainer was lost, and its sums with it"
-        batch = self.book.batch
-        if batch is not None and batch.taken_at < self.desk.ledger.version and missed_weights(worker, batch):
-            return (
-                f"its trainer has not the values of version {batch.taken_at}, and nobody gives them any more"
-            )
-        return self._why_idle(seat, worker)
+        return self._why_idle(seat)
 
-    def _why_idle(self, seat: Seat, worker: Worker) -> str:
+    def _why_idle(self, seat: Seat) -> str:
         heard = self._of(seat.number)
         has_work = bool(self._open(seat)) if self.stages == 1 else heard.holds > 0
-        # Nothing can stand frozen for a round from a version that is not there yet.
-        late = self.complete and heard.counted != 0 and not heard.ready and self.book.merging is None
+        late = self.complete and heard.counted != 0 and not heard.ready
         if not has_work and not late:
             heard.since = self.desk.now
             return ""
         others = (self._of(each.number).unit_s for each in self.book.of_stage(seat.stage) if each is not seat)
-        unit_s = heard.unit_s if worker.verified else 0.0
-        waits_s = patience_s(self.desk.manifest.round.deadline_s, unit_s, others)
+        waits_s = patience_s(self.desk.manifest.round.deadline_s, heard.unit_s, others)
         if self.desk.now - heard.since < waits_s or not self._has_others(seat.stage, seat.peer):
             return ""
         self._idle.add((seat.peer, seat.trainer))
@@ -360,7 +312,7 @@ class Batches:
             and worker.beat.batch.want
             and (peer, worker.beat.batch.trainer) not in self._idle
             for peer, worker in self.house.living().items()
-            if peer != than and worker.stage == stage and self._merging.lets_sit(worker)
+            if peer != than and worker.stage == stage
         )
 
     def _unseat(self, seat: Seat, why: str, contested: bool = False) -> None:
@@ -376,20 +328,13 @@ class Batches:
 
     def _begin(self, begun: BatchBegun) -> None:
         self._idle.clear()
-        self._forget_what_was_said()
-        self._seated_at = {peer: at for peer, at in self._seated_at.items() if peer in self.house.living()}
-        self.desk.write(begun)
-        for seat in list(self.book.seats.values()):
-            if begun.owed and self.moves.is_due(seat.peer):
-                self._unseat(seat, "it moves to another stage")  # nobody counts on it in this batch
-
-    def _forget_what_was_said(self) -> None:
-        """Of a batch, since another one begins."""
         self._not_finite.forget()
         self._complaints.forget()
         self._masks = None
         for heard in self._heard.values():
             heard.forget()
+        self._seated_at = {peer: at for peer, at in self._seated_at.items() if peer in self.house.living()}
+        self.desk.write(begun)
 
     def _take_seat(self, peer: str, why: str) -> None:
         seat = self.book.seat_of(peer)
@@ -404,7 +349,7 @@ class Batches:
             seen = 0
             for seat in sorted(self.book.of_stage(stage), key=lambda seat: seat.number):
                 counted = self._of(seat.number).counted
-                if self._in_round(seat.peer) or not counted & (seen | skipped):
+                if self.house.in_round(seat.peer) or not counted & (seen | skipped):
                     seen |= counted
                 elif counted & seen:
                     self._unseat(seat, "it counted what another one had counted", contested=True)
@@ -419,9 +364,7 @@ class Batches:
                     self.desk.write(TakenBack(seat=seat.number, first=first, stop=stop, reason=why))
         for stage, micro, by in self._not_finite.hopeless(self._has_others):
             free = self.book.free if self.stages == 1 else batch.whole
-            # Of which nothing would be left waits: the samples before it are not learned yet.
-            last = self.book.merging is not None and batch.whole == 1 << micro
-            if self.book.batch is batch and free >> micro & 1 and not last:
+            if self.book.batch is batch and free >> micro & 1:
                 void = [
                     seat for seat in self.book.seats.values() if self._of(seat.number).counted >> micro & 1
                 ]
@@ -434,7 +377,7 @@ class Batches:
         """Another one of its stage tries, as long as there is one."""
         for seat in list(self.book.seats.values()):
             mask = self._not_finite.of(seat.stage, seat.peer) & batch.whole
-            if mask and self._has_others(seat.stage, seat.peer) and not self._in_round(seat.peer):
+            if mask and self._has_others(seat.stage, seat.peer) and not self.house.in_round(seat.peer):
                 self._idle.add((seat.peer, seat.trainer))
                 self._unseat(seat, "it gets no finite gradient out of one")
 
@@ -442,7 +385,7 @@ class Batches:
         """Stages behind the one that got no gradient have the microbatch in their sums already: those are void, and
         what a round makes of them."""
         for seat in seats:
-            if self.book.merging is None and self.house.flying(seat.stage):
+            if self.house.flying(seat.stage):
                 self.house.abort(seat.stage, why)
             if seat.number in self.book.seats:
                 self._unseat(seat, why)
@@ -459,10 +402,9 @@ class Batches:
 
     def _look_at_reach(self) -> None:
         """Where nobody of a stage can be dialled its seats can't make a round together."""
-        rules = self.desk.manifest  # with delay whoever can be dialled may be taking the step meanwhile
-        patience_s = rules.round.deadline_s if rules.pipeline.delay else rules.net.dead_after_s
+        patience_s = self.desk.manifest.net.dead_after_s
         for seat in self._reach.too_many(self.book.seats.values(), self.house, self.desk.now, patience_s):
-            if not self._in_round(seat.peer):
+            if not self.house.in_round(seat.peer):
                 self._unseat(seat, WHY_GIVEN_UP)
 
     def _look_at_complaints(self) -> None:
@@ -501,8 +443,6 @@ class Batches:
     def shares(self, stage: int = 0) -> tuple[dict[str, Share], str]:
         """(who must be in the round of this batch in this stage, and with what; why it can't open yet)."""
         batch = self.book.batch
-        if self.book.merging is not None:
-            return self._merging.shares(stage)
         if batch is None:
             return {}, self._beginning.why_not()
         if not self.complete:
@@ -550,11 +490,8 @@ class Batches:
         return f"seat {sent.seat} names {has} microbatches, seat {share.seat} had counted {due}"
 
     def give_up(self, peers: Iterable[str], why: str) -> None:
-        """Their sums did not come into a round, though they live: others compute their share, if they can yet."""
-        lost = sorted(peers)
-        if lost and self.book.merging is not None:
-            self._void_batches(f"the sums of {names_of(self.desk, lost)} are lost: {why}")
-        for peer in lost:
+        """Their sums did not come into a round, though they live: others compute their share."""
+        for peer in sorted(peers):
             seat = self.book.seat_of(peer)
             if seat is not None:
                 self._unseat(seat, why)

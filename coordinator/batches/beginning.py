@@ -1,5 +1,4 @@
-"""When a batch begins, of which samples, and at whose values: for the first one, and for one that is computed while the
-batch before it is merged.  Pure.
+"""When a batch begins, and of which samples.  Pure.
 
 Called by `batches.py`, which writes the record.  Must not know seats beyond their numbers, beats, or rounds.
 """
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from farflung.coordinator.batches.moving import Moves
 from farflung.coordinator.batches.rates import news_of_shares
 from farflung.coordinator.batches.words import Desk, House, Worker
-from farflung.coordinator.ledger.records import BatchBegun, OwedSums
+from farflung.coordinator.ledger.records import BatchBegun
 from farflung.protocol.messages import UNKNOWN_LENGTH
 
 
@@ -37,12 +36,6 @@ class Beginning:
         return not desk.finished and not desk.held and known and enough
 
     @property
-    def is_wanted_ahead(self) -> bool:
-        """The run asks for it, and there is a version for it to make."""
-        manifest = self.desk.manifest
-        return manifest.pipeline.delay > 0 and self.desk.ledger.version + 1 < manifest.run.rounds
-
-    @property
     def short_stage(self) -> str:
         """A stage that too few hold for a batch to begin, in words; empty: there is none."""
         pipeline, able = self.desk.manifest.pipeline, [worker.stage for worker in self.able]
@@ -64,13 +57,9 @@ class Beginning:
         pipeline = self.desk.manifest.pipeline
         return pipeline.stages > 1 and not pipeline.rebalance_s and len(self._served) < pipeline.stages
 
-    def batch(self, owed: tuple[dict[str, OwedSums], ...] = ()) -> BatchBegun:
-        """`owed`: of the batch that is whole, where the next one is begun beside it."""
+    def batch(self) -> BatchBegun:
         ledger, pipeline = self.desk.ledger, self.desk.manifest.pipeline
-        weights = ledger.version
-        due = ledger.batches.next_batch(
-            weights + bool(owed), ledger.leases.samples, pipeline.batch, pipeline.micro
-        )
+        due = ledger.batches.next_batch(ledger.version, ledger.leases.samples, pipeline.batch, pipeline.micro)
         return BatchBegun(
             version=due.version,
             epoch=due.epoch,
@@ -78,8 +67,6 @@ class Beginning:
             stop=due.stop,
             count=due.count,
             shares=self._news_of_shares(),
-            weights=weights if pipeline.delay else -1,
-            owed=owed,
         )
 
     def _news_of_shares(self) -> dict[int, float]:

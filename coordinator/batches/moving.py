@@ -52,7 +52,7 @@ class Move:
     to: int
     why: str
     fills: bool  # a stage with too few peers for a batch
-    version: int  # of the batch in which it was chosen, else of the run
+    version: int  # of the run, when it was chosen
     keeps: int  # seats, of the stage that it leaves
     free_at: float | None = None  # its batch is over, and it waits for others of its stage
     gone_at: float | None = None  # it was told to go
@@ -185,8 +185,7 @@ class Moves:
 
     def _begin(self, wish: Wish) -> None:
         worker = self._house.living()[wish.peer]
-        batch, name = self._book.batch, self._desk.name(wish.peer)
-        version = batch.version if batch is not None else self._desk.ledger.version
+        version, name = self._desk.ledger.version, self._desk.name(wish.peer)
         self._wished = None
         self.under_way = Move(wish.peer, worker.stage, wish.to, wish.why, wish.fills, version, wish.keeps)
         self._desk.note(f"{name} is to move from stage {worker.stage} to stage {wish.to}: {wish.why}")

@@ -28,7 +28,6 @@ def tick_of(batch: Batch, seat: Seat | None, freeze: bool) -> BatchTick:
         seat=seat.number if seat is not None else 0,
         granted=tuple(seat.granted) if seat is not None else (),
         freeze=freeze,
-        weights=batch.taken_at,
     )
 
 
@@ -58,7 +57,6 @@ def staged_tick_of(
         table=_told(book.table, stage) if knows != book.table_no else None,
         skipped=mask_to_bytes(mask_of_spans(batch.skipped)),
         doubted=tuple(doubted)[:MEMBERS_PER_ROUND],
-        weights=plain.weights,
     )
 
 

@@ -17,8 +17,6 @@ from farflung.protocol.digests import bits
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import BatchBeat, Beat
 
-# A restarted coordinator waits so many times dead_after_s for those whose seats are in its books, or who owe sums.
-AWAIT_DEAD = 2.0
 NAMED_MOST = 4  # peers in one sentence
 
 
@@ -33,8 +31,6 @@ class Worker(Protocol):
     def stage(self) -> int: ...
     @property
     def verified(self) -> bool: ...
-    @property
-    def on_its_way(self) -> bool: ...  # it was verified before, and nothing speaks against it
     @property
     def leaving(self) -> bool: ...
     @property

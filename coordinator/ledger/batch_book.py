@@ -9,9 +9,6 @@ one seat at any time, and what a commit takes are the shares of seats that were 
 
 Where a model is cut into stages a seat is a place in one of them.  Grants are for seats of the first stage; who has a
 microbatch in a later one follows from the numbered table of seats (collectives/flow/seats.py), which is kept here.
-
-With delay the next batch is begun when one is whole, before that one is committed: then two batches are open, the one
-that is merged, of which it is written down who owes which sums, and the one that is counted.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from dataclasses import dataclass, field
 
 from farflung.collectives.flow.seats import Seat as Row
 from farflung.collectives.flow.seats import Table
-from farflung.coordinator.ledger.records import OwedSums
 from farflung.protocol.digests import mask_from_bytes
 
 Span = tuple[int, int]  # [first, stop) of microbatches
@@ -69,11 +65,6 @@ class Batch:
     stop: int
     count: int  # microbatches
     skipped: list[Span] = field(default_factory=list)  # nobody gets a gradient out of them
-    weights: int = -1  # the version at whose values its gradient is taken; -1: `version`
-
-    @property
-    def taken_at(self) -> int:
-        return self.weights if self.weights >= 0 else self.version
 
     @property
     def whole(self) -> int:
@@ -98,9 +89,6 @@ class BatchBook:
     last_seat: int = 0
     skipped_samples: int = 0  # ever
     moved_at_s: float = float("-inf")  # on the run's clock: when a peer was last sent to another stage
-    # The batch before it, which is whole and not committed yet; by stage and peer, of whose sums it is made.
-    merging: Batch | None = None
-    owed: list[dict[str, OwedSums]] = field(default_factory=list)
     # Of this batch: what seats had been granted that are gone.
     released: list[Span] = field(default_factory=list)
     # The numbered table, whose living rows are `seats`.
@@ -158,24 +146,14 @@ class BatchBook:
 
     def next_batch(self, version: int, samples: int, most: int, micro: int) -> Batch:
         """Of a data set with so many samples; the last one of an epoch may be short."""
-        epoch, start = self.cursor if self.batch is None else _end_of(self.batch, samples)
+        epoch, start = self.cursor
         stop = min(start + most * micro, samples)
         return Batch(version, epoch, start, stop, -(-(stop - start) // micro))
 
     # ---- changes: called by the ledger only, for a record that is written -----------------------------------
 
-    def begin(
-        self,
-        batch: Batch,
-        shares: Mapping[int, float] | None = None,
-        owed: Sequence[Mapping[str, OwedSums]] = (),
-    ) -> None:
-        """`shares`: by seat, of those that change; `owed`: of which sums the batch before it is merged meanwhile.
-        ValueError if there is none: such a journal is not ours."""
-        if owed:
-            if self.merging is not None or self.batch is None or batch.version != self.batch.version + 1:
-                raise ValueError("a batch that was begun beside none")
-            self.merging, self.owed = self.batch, [dict(of_stage) for of_stage in owed]
+    def begin(self, batch: Batch, shares: Mapping[int, float] | None = None) -> None:
+        """`shares`: by seat, of those that change."""
         self.batch, self.released = batch, []
         for seat in self.seats.values():
             seat.granted.clear()
@@ -184,7 +162,7 @@ class BatchBook:
 
     def begin_again(self, cursor: Cursor, last_seat: int, table_no: int) -> None:
         """Nobody sits anywhere: what was granted since is not known.  Numbers go on after these."""
-        self.batch, self.merging, self.owed, self.released = None, None, [], []
+        self.batch, self.released = None, []
         self.seats, self.rows, self._known_places = {}, (), None
         self.cursor, self.last_seat, self.table_no = cursor, last_seat, table_no
 
@@ -225,20 +203,11 @@ class BatchBook:
     def commit(self, stages: Sequence[Mapping[str, bytes]], samples: int) -> None:
         """The batch is learned from, in every stage.  ValueError if these shares are not the batch: such a journal is
         not ours."""
-        due = self.merging or self.batch
-        if due is None:
+        if self.batch is None:
             raise ValueError("a commit of a batch that was not begun")
         for counted in stages:
-            self._check_is_whole(due, counted)
-        if self.merging is None:
-            self._pass(due, samples)
-        else:
-            self.cursor, self.merging, self.owed = _end_of(due, samples), None, []
-
-    def void(self) -> None:
-        """What was counted, and what is merged, is of no use: the next batch begins where the last commit ended."""
-        self._clear_seats()
-        self._end()
+            self._check_is_whole(self.batch, counted)
+        self._pass(self.batch, samples)
 
     @staticmethod
     def _check_is_whole(batch: Batch, counted: Mapping[str, bytes]) -> None:
@@ -267,14 +236,10 @@ class BatchBook:
         self.table_no, self.rows, self._table = table.number, tuple(table.seats.values()), table
 
     def _pass(self, batch: Batch, samples: int) -> None:
-        self.cursor = _end_of(batch, samples)
+        self.cursor = (batch.epoch, batch.stop) if batch.stop < samples else (batch.epoch + 1, 0)
         self._end()
 
     def _end(self) -> None:
-        self.batch, self.released, self.merging, self.owed = None, [], None, []
+        self.batch, self.released = None, []
         for seat in self.seats.values():
             seat.granted.clear()
-
-
-def _end_of(batch: Batch, samples: int) -> Cursor:
-    return (batch.epoch, batch.stop) if batch.stop < samples else (batch.epoch + 1, 0)

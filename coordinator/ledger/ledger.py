@@ -30,7 +30,6 @@ from farflung.coordinator.ledger.records import (
     Amended,
     Banned,
     BatchBegun,
-    BatchesVoided,
     CommittedBatch,
     CommittedRound,
     CutShort,
@@ -78,7 +77,7 @@ from farflung.protocol.model_schema import BOOKS_FRAGMENT, ModelSchema
 from farflung.protocol.round_words import Commit
 from farflung.protocol.signing import Amendment, Head, name_of_commit
 
-OfBatches = BatchBegun | BatchesVoided | Seated | Unseated | GrantedMicros | TakenBack | MicroSkipped
+OfBatches = BatchBegun | Seated | Unseated | GrantedMicros | TakenBack | MicroSkipped
 ROUNDS_SHOWN = 50
 DIGESTS_KEPT = 16
 NORMS_KEPT = 10
@@ -265,10 +264,7 @@ class Ledger:
         book = self.batches
         match record:
             case BatchBegun(version=version, epoch=epoch, start=start, stop=stop, count=count):
-                batch = Batch(version, epoch, start, stop, count, weights=record.weights)
-                book.begin(batch, record.shares, record.owed)
-            case BatchesVoided():
-                book.void()
+                book.begin(Batch(version, epoch, start, stop, count), record.shares)
             case Seated(number=number, peer=peer, process=process, trainer=trainer, stage=stage):
                 book.sit_down(Seat(number, peer, process, trainer, stage=stage))
             case Unseated(number=number):

@@ -19,7 +19,6 @@ from farflung import __version__
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import (
     Amended,
-    BatchBegun,
     CommittedBatch,
     CommittedRound,
     DataFixed,
@@ -146,18 +145,6 @@ def event_of(record: Record) -> tuple[str, dict[str, Any]]:
             return "model", {"peer": peer, "chunks": model.chunk_count, "elements": model.chunk_elements}
         case DataFixed(samples=samples, peer=peer, data=data):
             return "data", {"peer": peer, "samples": samples, "data": data.hex()}
-        case BatchBegun(weights=weights, owed=owed):
-            name, told = _plain(msgspec.structs.replace(record, owed=()))
-            del told["owed"], told["weights"]
-            if owed:
-                told["owed"] = [
-                    {
-                        peer: {"seat": each.seat, "counted": each.counted.hex()}
-                        for peer, each in of_stage.items()
-                    }
-                    for of_stage in owed
-                ]
-            return name, told if weights < 0 else told | {"weights": weights}
         case Started():
             # Whoever reads the events must not foresee what follows from it.
             return _plain(msgspec.structs.replace(record, secret=b""))

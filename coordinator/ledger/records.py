@@ -208,14 +208,6 @@ class Released(_Record, frozen=True, kw_only=True, tag="released"):
     reason: str
 
 
-class OwedSums(Struct, frozen=True, array_like=True):
-    """What a member has of a batch that is whole.  Nobody else can give it, once the next batch is begun."""
-
-    seat: int
-    process: bytes
-    counted: bytes  # mask
-
-
 class BatchBegun(_Record, frozen=True, kw_only=True, tag="batch"):
     """The next version is the exact gradient of these samples."""
 
@@ -226,17 +218,6 @@ class BatchBegun(_Record, frozen=True, kw_only=True, tag="batch"):
     count: int  # of microbatches
     # By seat, where a model is cut and what seats can do has changed: see Seat.share in collectives/flow/seats.py.
     shares: dict[int, float] = {}
-    # The version at whose values the gradient is taken; -1: `version`.  With delay it may be the one before, and the
-    # batch before this one, which is whole, is merged meanwhile: by stage and peer, of what.
-    weights: int = -1
-    owed: tuple[dict[str, OwedSums], ...] = ()
-
-
-class BatchesVoided(_Record, frozen=True, kw_only=True, tag="batches_voided"):
-    """The batch that is counted is of no use, nor the one before it that is merged: their samples come again."""
-
-    version: int  # that the run is at
-    reason: str
 
 
 class Seated(_Record, frozen=True, kw_only=True, tag="seated"):
@@ -408,7 +389,6 @@ Record = (
     | Granted
     | Released
     | BatchBegun
-    | BatchesVoided
     | Seated
     | Unseated
     | Moving

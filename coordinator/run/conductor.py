@@ -188,9 +188,8 @@ class Conductor(Readiness):
                 self.tell_plan(flight, member)
 
     def tell_plan(self, flight: InFlight, member: Member) -> None:
-        begun = self.batches is not None and self.batches.book.merging is not None
         plan, amended = flight.plan_for(member.peer), self.core.amended_for(flight.plan.version)
-        self.core.tell(member, OpenRound, plan=plan, amended=amended, next_begun=begun)
+        self.core.tell(member, OpenRound, plan=plan, amended=amended)
 
     def _tell_all(self, flight: InFlight, decision: Decision) -> None:
         for member in self._members_of(flight):

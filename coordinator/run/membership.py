@@ -117,11 +117,6 @@ class Member:
         return all(standing.vouched for standing in self.standings.values())
 
     @property
-    def on_its_way(self) -> bool:
-        """It held the run's state, and may be taking the step to the next version."""
-        return self.has_shown and not self.quarantined
-
-    @property
     def quarantined(self) -> bool:
         return any(standing.quarantined for standing in self.standings.values())
 

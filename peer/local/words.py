@@ -68,7 +68,6 @@ class Frozen(_Local, frozen=True, kw_only=True, tag="frozen"):
     # agent puts in.
     counted: bytes = b""
     seat: int = 0
-    batch: int = -1  # the version from which that batch goes on
 
 
 class Need(_Local, frozen=True, kw_only=True, tag="need"):
@@ -167,9 +166,6 @@ class Load(_Local, frozen=True, kw_only=True, tag="load"):
     spare: int  # the slot to freeze into next
     fragment: int = 0
     last: bool = False  # drop: the run is over, and `Finish` follows; no step is to be taken in between
-    # Of a batch whose gradient is one version late: the version from which it goes on.  -1: `version`.
-    batch: int = -1
-    has_values: bool = False  # of a batch: the trainer has these values already, and only its sums go
 
 
 class Resume(_Local, frozen=True, kw_only=True, tag="resume"):

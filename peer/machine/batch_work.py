@@ -23,10 +23,7 @@ class Sums:
     def __init__(self) -> None:
         self.seat = 0  # 0: none
         self._trainer = 0  # how many trainers' sums were lost
-        self._version = NO_VERSION  # from which the batch goes on that the trainer was told to load for
-        self._weights = (
-            NO_VERSION  # the version whose values it has then: the same, or with delay the one before
-        )
+        self._version = NO_VERSION  # that the trainer has loaded, or was told to
         self._counted = self._unusable = 0  # masks
         self._due: BatchTick | None = None  # as the coordinator said last
         self._frozen_at = 0  # the mask at which it was told to freeze
@@ -84,26 +81,13 @@ class Sums:
             holds=self.holds,
             made=self.made,
             complains=self.complains,
-            weights=self._weights,
         )
-
-    @property
-    def asks_for(self) -> tuple[int, int] | None:
-        """(from which version the batch that is due goes on, at whose values its gradient is taken); None: not told."""
-        due = self._due
-        return (due.version, due.weights if due.weights >= 0 else due.version) if due is not None else None
-
-    @property
-    def is_at(self) -> tuple[int, int]:
-        """The same of what the trainer was told to load."""
-        return self._version, self._weights
 
     # ---- the trainer -------------------------------------------------------------------------------------
 
-    def on_load(self, version: int, weights: int | None = None) -> None:
-        """It was told to load: its sums are zero then, and it knows of no work.  `weights`: None: of `version`."""
+    def on_load(self, version: int) -> None:
+        """It was told to load: its sums are zero then, and it knows of no work."""
         self._version, self._counted, self._unusable = version, 0, 0
-        self._weights = version if weights is None else weights
         self._frozen_at = 0
 
     def on_loaded(self) -> None:
@@ -135,7 +119,7 @@ class Sums:
     def words(self, frozen: Frozen | None, spare: int, now: float) -> list[Effect]:
         """What the trainer is to be told now.  `frozen`: what stands in a slot; `spare`: the slot to freeze into."""
         due = self._due
-        if due is None or not due.seat or due.seat != self.seat or self.asks_for != self.is_at:
+        if due is None or not due.seat or due.seat != self.seat or due.version != self._version:
             return []
         told = self._work(due, now)
         stands = frozen is not None and self.is_mine(frozen)
@@ -167,8 +151,8 @@ class BatchWork(Sums):
             granted |= (1 << stop) - (1 << first)
         return granted & ~(self._counted | self._unusable)
 
-    def on_load(self, version: int, weights: int | None = None) -> None:
-        super().on_load(version, weights)
+    def on_load(self, version: int) -> None:
+        super().on_load(version)
         self._granted = None
 
     def on_counted(self, word: Counted, now: float) -> bool:

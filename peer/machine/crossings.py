@@ -164,11 +164,11 @@ class Crossings(Sums):
 
     # ---- the trainer -----------------------------------------------------------------------------------------
 
-    def on_load(self, version: int, weights: int | None = None) -> None:
+    def on_load(self, version: int) -> None:
         """The sums are zero.  A seat that had any of this version, or of a later one, is of no use any more."""
         if self._flow is not None and self._flow.version >= version:
             self.lose_sums()
-        super().on_load(version, weights)
+        super().on_load(version)
         self._loaded, self._told_counted = False, 0
         self._places.clear()
 

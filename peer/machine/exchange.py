@@ -16,7 +16,6 @@ from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.machine.trainer_view import Training, Work
 from farflung.protocol.messages import FragmentTick, Tick
-from farflung.protocol.round_words import Plan
 from farflung.protocol.states import Goal
 
 
@@ -81,7 +80,6 @@ class Exchange:
         for lane, tick in self._part.words(ticks):
             if lane.go_back(tick.version, dict(tick.digests).get(tick.version)):
                 back[lane.fragment.number] = tick.version
-            self._training.works[lane.fragment.number].given = None
         for number in undoing.begin(back, era):
             self._part.lanes[number].unfilled(touched=False)
         versions = ", ".join(str(tick.version) for tick in ticks)
@@ -127,11 +125,8 @@ class Exchange:
     def on_tick(self, tick: Tick) -> list[Effect]:
         """Where the run is: what that means for the trainer's work."""
         effects = self.free_slots()
-        if self._training.batch is not None:
-            lost = self._training.batch.on_tick(tick.batch)
-            if self._training.batch.asks_for is not None and tick.batch is not None:
-                self._training.on_due(*self._training.batch.asks_for)
-            effects += self._drop_sums(self._training.batch) if lost else []
+        if self._training.batch is not None and self._training.batch.on_tick(tick.batch):
+            effects += self._drop_sums(self._training.batch)
         for lane, word in self._part.words(tick.fragments):
             if lane.on_guard(word.dropped):
                 effects += self._start_again(lane, word.dropped)
@@ -140,24 +135,16 @@ class Exchange:
         return effects + self.on_void(tick.void)
 
     def _drop_sums(self, batch: Sums) -> list[Effect]:
-        """The coordinator has given my seat up: somebody else computes what I had counted.  What I gave of the batch
-        before is no part of that."""
-        weights = batch.is_at[1]
+        """The coordinator has given my seat up: somebody else computes what I had counted."""
         batch.forget()
         told = "my place in the batch was given up: I begin with other microbatches"
         effects: list[Effect] = [Note(told, routine=True)]
         for lane, work in self._pairs:
-            number = lane.fragment.number
-            if work.given is None:
-                lane.disown()
-            if batch.asks_for is not None and batch.asks_for[1] == weights < batch.asks_for[0]:
-                work.frozen = None
-                effects += self.free_slots()
-                effects += self._training.begin_batch(number, *batch.asks_for, has_values=not work.fresh)
-            elif lane.whole:
-                effects += [*self.free_slots(), *self._training.load(number, lane.version, None)]
+            lane.disown()
+            if lane.whole:
+                effects += [*self.free_slots(), *self._training.drop_work(work.fragment, lane.version)]
             else:
-                self._training.works[number].forget()
+                work.forget()
         return effects
 
     def tell_batch(self, now: float) -> list[Effect]:
@@ -165,34 +152,8 @@ class Exchange:
         batch, training = self._training.batch, self._training
         if batch is None or not training.attached:
             return []
-        resolved, [(lane, work), *_] = self.free_slots(), self._pairs
-        begun = self._begin_batch(batch, lane, work)
-        return [*resolved, *begun, *batch.words(work.frozen, work.spare, now)]
-
-    def on_contributed(self, plan: Plan) -> list[Effect]:
-        """With delay: what the trainer had is in a round, and the next batch is computed at the values from which that
-        round goes on.  They are here now, and the commit may come before the next word of the batch."""
-        batch, work = self._training.batch, self._training.works[plan.fragment]
-        if batch is None or work.frozen is None or work.frozen.batch != plan.version:
-            return []
-        has_values = batch.is_at[1] == plan.version and not work.fresh
-        begun = self._training.begin_batch(
-            plan.fragment, plan.version + 1, plan.version, has_values=has_values
-        )
-        return [*self.free_slots(), *begun]
-
-    def _begin_batch(self, batch: Sums, lane: Lane, work: Work) -> list[Effect]:
-        """With delay: the batch that is due is computed at values that are here, or that the trainer has already."""
-        due, has = batch.asks_for, batch.is_at
-        late = due is not None and (due[1] < due[0] or has[1] < has[0])
-        if due is None or not late or due == has or work.loading:
-            return []
-        if due[0] < has[0] and batch.seat:
-            return []  # the word of the batch that I gave to a round came before that one's end
-        has_values = has[1] == due[1] and not work.fresh
-        if not has_values and not (lane.whole and lane.version == due[1] and lane.may_be_learned_from):
-            return []
-        return self._training.begin_batch(lane.fragment.number, *due, has_values=has_values)
+        resolved, [work, *_] = self.free_slots(), list(training.works.values())
+        return [*resolved, *batch.words(work.frozen, work.spare, now)]
 
     def _start_again(self, lane: Lane, round_no: int) -> list[Effect]:
         """The guard did not take the update of a round that I was in: its work must not come again."""

@@ -40,8 +40,9 @@ from farflung.peer.machine.reports import Reporter
 from farflung.peer.machine.trainer_view import Training
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest_sections import NetSection
-from farflung.protocol.messages import Aborted, Committed, OpenRound, Show, Tick, What
+from farflung.protocol.messages import Aborted, Committed, Show, Tick, What
 from farflung.protocol.moments import Attached
+from farflung.protocol.round_words import Plan
 from farflung.protocol.signing import Kept
 from farflung.protocol.states import Goal
 from farflung.protocol.verdicts import Counters
@@ -190,13 +191,12 @@ class Joined:
 
     # ---- words of rounds -------------------------------------------------------------------------------------
 
-    def on_plan(self, opened: OpenRound, reports: Reporter, now: float) -> list[do.Effect]:
-        plan = opened.plan
+    def on_plan(self, plan: Plan, reports: Reporter, now: float) -> list[do.Effect]:
         if plan.fragment not in self.part.lanes:
             return []
         lane = self.part.lanes[plan.fragment]
         before = lane.round
-        effects = self.part.on_plan(plan, self.training.works[plan.fragment].stands_for(plan.version), now)
+        effects = self.part.on_plan(plan, self.training.works[plan.fragment].frozen, now)
         if lane.round is not before:
             reports.begin_round(plan.fragment)
             if lane.contribution is None:
@@ -205,8 +205,6 @@ class Joined:
                 told = reports.sent(plan, lane.round.hashes(), lane.contribution.frozen)
                 effects = [told, *effects]
             effects += self.training.on_opened(plan.fragment, uses=lane.contribution is not None)
-        if lane.contribution is not None and opened.next_begun:
-            effects += self.exchange.on_contributed(plan)
         return effects
 
     def on_commit(

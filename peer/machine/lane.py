@@ -176,10 +176,6 @@ class Lane:
         return isinstance(self._stand, Whole) and self._stand.verified
 
     @property
-    def may_be_learned_from(self) -> bool:
-        return self.serves or self.is_the_runs or self._planned_at == self.version
-
-    @property
     def before(self) -> tuple[int, bytes] | None:
         """A version and its digest that I can go back to: from it results alone made mine, or are making the next."""
         return self._grounds.before if isinstance(self._stand, Whole | Rolling) else None

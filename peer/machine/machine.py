@@ -214,8 +214,8 @@ class PeerMachine:
         match message:
             case Tick():
                 effects = self._on_tick(message, joined)
-            case OpenRound():
-                effects = joined.on_plan(message, self.reports, now)
+            case OpenRound(plan=plan):
+                effects = joined.on_plan(plan, self.reports, now)
             case Decided(decision=decision):
                 effects = part.on_decision(decision, now)
             case Committed():
@@ -522,7 +522,7 @@ class PeerMachine:
 
     def _may_go(self) -> bool:
         batch = self.training.batch
-        awaited = batch is not None and (batch.counted != 0 or self.training.gives)
+        awaited = batch is not None and batch.counted != 0
         return self.leaving.may_go(self.part, self.doorway.inside, self._now, awaited)
 
     def leave(self, reason: str, code: LeaveCause = LeaveCause.LEFT) -> list[do.Effect]:

@@ -429,7 +429,7 @@ def _told(dots: Dots | None) -> DotProducts | None:
 def _fragment_beat(lane: Lane, work: Work, begins_more: bool) -> FragmentBeat:
     flight = lane.round
     # Whose line is slow is ready when its work is with its owners: nobody waits for it, and so it never makes them.
-    done = lane.ahead.delivered if lane.ahead.is_mine else work.stands_for(lane.version) is not None
+    done = lane.ahead.delivered if lane.ahead.is_mine else work.frozen is not None
     return FragmentBeat(
         fragment=lane.fragment.number,
         version=lane.version,

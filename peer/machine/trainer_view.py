@@ -90,11 +90,6 @@ class Training:
         return any(work.loading for work in self.works.values())
 
     @property
-    def gives(self) -> bool:
-        """A round is at what was counted of the batch before, or is to be."""
-        return any(work.given is not None for work in self.works.values())
-
-    @property
     def waiting(self) -> bool:
         """At the barrier: some frozen work has not been answered yet."""
         return self.attached and any(work.waiting for work in self.works.values())
@@ -112,47 +107,16 @@ class Training:
     def load(self, fragment: int, version: int, consumed: Frozen | None) -> list[Effect]:
         """The anchor is at a new version (or the trainer is fresh).  `consumed`: what a commit used."""
         work = self.works[fragment]
-        if self.batch is not None:
-            return self._load_batch(self.batch, work, version)
+        if self.batch is not None:  # sums are made from one version: what no commit used is of no use
+            return self.drop_work(fragment, version)
         if consumed is not None:
             work.frozen = None
         return self._tell_load(work.load(version, consumed)) if self.attached else []
 
-    def _load_batch(self, batch: Sums, work: Work, version: int) -> list[Effect]:
-        """Sums are made from one version: what no commit used is of no use.  With delay a round may still be at the
-        sums before, and the trainer works on, at the values that it has, while the agent makes the next version."""
-        given = work.given if work.given is not None and work.given.batch >= version else None
-        label, weights = batch.is_at
-        if self.attached and not work.fresh and label == version and weights < version:
-            work.given = given
-            return []
-        effects = self.drop_work(work.fragment, version)
-        work.given = given
-        return effects
-
     def drop_work(self, fragment: int, version: int) -> list[Effect]:
         """The unmerged work of a fragment goes: it was not finite, or nobody knows whether it was used."""
-        self.works[fragment].frozen = self.works[fragment].given = None
+        self.works[fragment].frozen = None
         return self._tell_load(self.works[fragment].drop(version)) if self.attached else []
-
-    def begin_batch(self, fragment: int, version: int, weights: int, has_values: bool) -> list[Effect]:
-        """A batch that goes on from `version`, at the values of `weights`.  What stands frozen of the batch before
-        stays for its round.  `has_values`: the trainer has them, and drops its sums alone."""
-        work = self.works[fragment]
-        if not self.attached:
-            return []
-        self.on_due(version, weights)
-        work.frozen = None
-        return self._tell_load(work.begin(version, weights, has_values))
-
-    def on_due(self, version: int, weights: int) -> None:
-        """The batch that is due goes on from this version, at the values of `weights`.  What was given for that one, or
-        for a later one, is void; what stands frozen of the one before is a round's, whatever becomes of my seat."""
-        for work in self.works.values():
-            if work.frozen is not None and weights <= work.frozen.batch < version:
-                work.given, work.frozen = work.frozen, None
-            if work.given is not None and work.given.batch >= version:
-                work.given = None
 
     def _drop_all(self, versions: Mapping[int, int]) -> list[Effect]:
         """`versions`: of each fragment; where none is here, the next load will be a first one."""
@@ -167,7 +131,7 @@ class Training:
     def _tell_load(self, load: Load) -> list[Effect]:
         self.moved_on = True
         if self.batch is not None:
-            self.batch.on_load(load.batch if load.batch >= 0 else load.version, load.version)
+            self.batch.on_load(load.version)
             return [Tell(load)]
         # A trainer that starts from the anchor or from a slot must know where to go on reading.
         restarts = load.keep in ("drop", "restore")
@@ -184,8 +148,7 @@ class Training:
         self.moved_on = False
         if self.batch is not None:
             if self.batch.is_mine(frozen):
-                mine = msgspec.structs.replace(frozen, seat=self.batch.seat, batch=self.batch.is_at[0])
-                self.works[frozen.fragment].on_frozen(mine)
+                self.works[frozen.fragment].on_frozen(msgspec.structs.replace(frozen, seat=self.batch.seat))
             return
         news = tuple(used for used in frozen.used if not self._is_committed(frozen.fragment, used))
         self.works[frozen.fragment].on_frozen(msgspec.structs.replace(frozen, used=news))
@@ -347,8 +310,6 @@ class Work:
         self.fresh = True  # the trainer has loaded nothing since it attached
         self.running = False  # taking inner steps, not waiting at the barrier for this fragment
         self.frozen: Frozen | None = None  # unmerged work that stands in a slot
-        # With delay: of the batch before the one that the trainer is at.  It goes into a round, or nowhere.
-        self.given: Frozen | None = None
         # The slot that a round is using, until its commit or abort is known.
         self._sent_slot: int | None = None
         self._loads = 0  # told and not yet answered
@@ -379,13 +340,7 @@ class Work:
 
     def forget(self) -> None:
         """Nothing is kept: the next load is a first one."""
-        self.frozen, self.given, self.fresh, self._is_forgotten = None, None, True, True
-
-    def stands_for(self, version: int) -> Frozen | None:
-        """What a round from this version gets."""
-        return next(
-            (each for each in (self.given, self.frozen) if each and each.batch in (-1, version)), None
-        )
+        self.frozen, self.fresh, self._is_forgotten = None, True, True
 
     def load(self, version: int, consumed: Frozen | None) -> Load:
         """The anchor is at a new version (or the trainer is fresh).  `consumed`: what a commit used."""
@@ -396,11 +351,6 @@ class Work:
     def drop(self, version: int) -> Load:
         self.frozen = None
         return self._load(version, "drop", None)
-
-    def begin(self, version: int, weights: int, has_values: bool) -> Load:
-        """A batch that goes on from `version`, at the values of `weights`."""
-        load = self._load(weights, "drop", None)
-        return msgspec.structs.replace(load, batch=version, has_values=has_values)
 
     def _load(self, version: int, keep: Keep, work: Frozen | None) -> Load:
         """`work`: what a commit used (rest), or what the trainer takes as its own (restore)."""
@@ -440,8 +390,8 @@ class Work:
 
     @property
     def spare(self) -> int:
-        """A slot that holds neither the newest frozen work nor what a round is using, or is to use."""
-        taken = {self._sent_slot, *(each.slot for each in (self.frozen, self.given) if each is not None)}
+        """A slot that holds neither the newest frozen work nor what a round is using."""
+        taken = {self._sent_slot, self.frozen.slot if self.frozen is not None else None}
         return min({0, 1, 2} - taken)
 
 

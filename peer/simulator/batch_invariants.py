@@ -13,14 +13,9 @@ from typing import Any
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import (
     BatchBegun,
-    BatchesVoided,
     CommittedRound,
-    DataFixed,
-    Genesis,
     MicroSkipped,
     Record,
-    RolledBack,
-    WonBack,
 )
 from farflung.peer.machine.effects import Encode
 from farflung.peer.simulator.batch_trainer import mark_of
@@ -46,12 +41,6 @@ class BatchInvariants(Invariants):
         self.clipped = 0  # rounds
         self._begun: BatchBegun | None = None  # that is counted
         self._skipped: set[int] = set()
-        self._merging: tuple[BatchBegun, set[int]] | None = (
-            None  # with delay: the one before it, and what it lacks
-        )
-        self.ahead = self.voided = (
-            0  # batches that were begun before the one before them was committed; given up
-        )
         # version -> (epoch, where its batch ended), in any era; and where one ended of which nothing was left
         self._ends: dict[int, set[tuple[int, int]]] = {0: {(0, 0)}}
         self._sums: dict[tuple[str, int], tuple[int, int]] = {}  # (peer, round) -> (how many, their marks)
@@ -61,35 +50,17 @@ class BatchInvariants(Invariants):
         match record:
             case BatchBegun():
                 self._on_begun(record)
-            case BatchesVoided():
-                self._begun, self._merging, self.voided = None, None, self.voided + 1
             case MicroSkipped(micro=micro):
                 self._on_skipped(micro)
             case CommittedRound(commit=commit):
                 self._once_each(record, commit)
                 self._is_clipped(commit, self.together or [commit])
-                if not self.together or commit is self.together[-1]:
-                    self._merging = None
-            case RolledBack() | WonBack() | Genesis() | DataFixed():
-                self._merging = None
         super().on_record(record)
 
-    @property
-    def _due(self) -> tuple[BatchBegun, set[int]]:
-        """The batch that the next commit is made of, and the microbatches that it goes without."""
-        assert self._begun is not None
-        return self._merging or (self._begun, self._skipped)
-
     def _on_begun(self, begun: BatchBegun) -> None:
-        at = begun.weights if begun.weights >= 0 else begun.version
-        told = f"a batch from {begun.version} at the values of {at}, the run is at {self.version}"
-        self._require("P12", at == self.version and begun.version - at == bool(begun.owed), told)
-        if begun.owed and self._begun is not None:
-            self._require("P11", self._merging is None, f"two batches are merged when {begun} is begun")
-            self._merging, self.ahead = (self._begun, self._skipped), self.ahead + 1
-            ends = {(self._begun.epoch, self._begun.stop)}
-        else:
-            ends = self._ends[begun.version]
+        told = f"a batch from {begun.version}, the run is at {self.version}"
+        self._require("P12", begun.version == self.version, told)
+        ends = self._ends[begun.version]
         due = {(epoch, end) if end < self._epoch_samples else (epoch + 1, 0) for epoch, end in ends}
         told = f"the batch from version {begun.version} begins at {begun.epoch, begun.start}, not at {due}"
         self._require("P11", (begun.epoch, begun.start) in due, told)
@@ -106,8 +77,9 @@ class BatchInvariants(Invariants):
             self._ends[begun.version].add((begun.epoch, begun.stop))
 
     def _once_each(self, record: CommittedRound, commit: Commit) -> None:
-        self._require("P11", self._begun is not None, f"version {commit.version} is of no batch")
-        (begun, skipped), seen = self._due, 0
+        begun, seen = self._begun, 0
+        self._require("P11", begun is not None, f"version {commit.version} is of no batch")
+        assert begun is not None
         told = f"version {commit.version} is of the batch from {begun.version}"
         self._require("P11", commit.version == begun.version + 1, told)
         for peer, raw in record.counted.items():
@@ -118,7 +90,7 @@ class BatchInvariants(Invariants):
             marks = sum(mark_of(begun.version, micro) for micro in bits(mask))
             told = f"the sums of {peer} hold {says}, its mask says {(mask.bit_count(), marks)}"
             self._require("P11", says == (mask.bit_count(), marks), told)
-        due = sum(1 << micro for micro in range(begun.count) if micro not in skipped)
+        due = sum(1 << micro for micro in range(begun.count) if micro not in self._skipped)
         self._require("P11", seen == due, f"version {commit.version} is not made of its whole batch")
         missing = set(commit.included) - set(record.counted)
         self._require("P11", not missing, f"{sorted(missing)} are in the commit and counted nothing")

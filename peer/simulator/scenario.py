@@ -140,7 +140,6 @@ class Scenario:
     stage_chunks: tuple[int, ...] = ()  # of each stage
     offers: tuple[tuple[int, ...], ...] = ()  # of each peer, in order: the stages that it could hold
     slow_peers: tuple[float, ...] = ()  # how many times as long a microbatch takes it as others
-    delay: int = 0  # 1: each gradient of a batch is one version late
     rebalance_s: float = 0.0  # how often it is looked at whether a peer should serve another stage; 0: never
     rebalance_gain: float = 1.15
     # So long into the calm the host says go-back, if nobody holds the newest version; 0: never.
@@ -582,10 +581,6 @@ class Scenario:
         """Some of the peers speak the last version of the protocol, until they are started again."""
         drawn, draw = Scenario.of(seed), random.Random(f"versions {seed}")
         return replace(drawn, last_protocol=draw.randint(1, drawn.peers), amends=draw.choice((0, 0, 1)))
-
-    def with_delay(self) -> Scenario:
-        """The same world of batches, in which the next one is counted while one is merged."""
-        return replace(self, delay=1, step=self.step if self.step in ("adamw", "muon") else "adamw")
 
     def scheduled(self, draw: random.Random) -> Scenario:
         kinds = ("blocking", "blocking", "overlap", "streaming" if self.fragments > 1 else "overlap")

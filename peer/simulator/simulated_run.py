@@ -59,7 +59,6 @@ def manifest_for(scenario: Scenario) -> Manifest:
         micro = {scenario.micro}
         clip = {scenario.clip}
         stages = {scenario.stages}
-        delay = {scenario.delay}
         rebalance_s = {scenario.rebalance_s}
         rebalance_gain = {scenario.rebalance_gain}
         codec = "fp32"

@@ -25,7 +25,6 @@ from farflung.collectives.round.effects import Seal
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import (
     BatchBegun,
-    BatchesVoided,
     CommittedBatch,
     CommittedRound,
     DataFixed,
@@ -96,7 +95,7 @@ class StageInvariants(BatchInvariants):
                 self._require(
                     "P13", False, f"the run goes back to other versions in other stages: {versions}"
                 )
-            case RolledBack() | WonBack() | Genesis() | DataFixed() | BatchesVoided():
+            case RolledBack() | WonBack() | Genesis() | DataFixed():
                 self._seats.clear()  # what was counted is of no use
         super().on_record(record)
 
@@ -122,8 +121,8 @@ class StageInvariants(BatchInvariants):
     def _on_begun(self, begun: BatchBegun) -> None:
         super()._on_begun(begun)
         versions = {self.version_of(each.number) for each in self._fragments}
-        due = begun.version - bool(begun.owed)
-        self._require("P13", versions == {due}, f"a batch from {begun.version}, stages at {versions}")
+        told = f"a batch from {begun.version}, stages at {versions}"
+        self._require("P13", versions == {begun.version}, told)
 
     def _on_seated(self, seat: Seated) -> None:
         self._require("P17", seat.number > self._last_seat, f"seat {seat.number} was given before")
@@ -170,13 +169,11 @@ class StageInvariants(BatchInvariants):
             super().on_record(each)
 
     def _at_one_state(self, record: CommittedRound) -> None:
-        """P12: each microbatch in the sums passed every stage at the state that the run has there at this version, or
-        with delay at the one before."""
+        """P12: each microbatch in the sums passed every stage at the state that the run has there at this version."""
         commit, now = record.commit, self.eras[-1]
-        version, begun = commit.version - 1, self._due[0]
-        at = begun.weights if begun.weights >= 0 else version
+        version = commit.version - 1
         states = tuple(
-            self._marks.get((each.number, now.digests.get((each.number, at), b"")), -1)
+            self._marks.get((each.number, now.digests.get((each.number, version), b"")), -1)
             for each in self._fragments
         )
         for peer, raw in record.counted.items():
@@ -192,7 +189,8 @@ class StageInvariants(BatchInvariants):
 
     def _no_more_than_its_share(self, stage: int) -> None:
         """P14.  Whoever is gone may have computed it too; of those that are here one seat has, and once."""
-        begun, skipped = self._due
+        begun = self._begun
+        assert begun is not None
         version = begun.version
         seats = self._seats_at.pop((version, stage), set())
         for micro in range(begun.count):
@@ -203,7 +201,8 @@ class StageInvariants(BatchInvariants):
                 self._require("P14", len(here) <= 1 and max(times.values(), default=0) <= 1, told)
                 self.again += max(0, sum(times.values()) - 1)
                 if self._calm:
-                    self._require("P14", sum(times.values()) == 1 or micro in skipped, f"in calm, {told}")
+                    once = sum(times.values()) == 1 or micro in self._skipped
+                    self._require("P14", once, f"in calm, {told}")
 
     # ---- what peers and their trainers do --------------------------------------------------------------------
 
@@ -273,9 +272,7 @@ class StageInvariants(BatchInvariants):
         """Crossings may go when their batch is committed, when the run has gone back, and with their seat."""
         peer, version, seats = details
         gone_back = peer.machine.era < len(self.eras) - 1
-        # With delay the batch before the one that is counted is whole, and nobody computes anything of it again.
-        whole = self._merging is not None and version <= self._merging[0].version
-        over = version < self.version or whole or gone_back or peer.seat not in seats
+        over = version < self.version or gone_back or peer.seat not in seats
         over = over or not seats & self._seats.keys()  # all were given up, and it has not heard of it
         told = f"{peer.peer} forgets crossings of {version}, the run is at {self.version}"
         self._require("P16", over, told)

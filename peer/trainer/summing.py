@@ -84,7 +84,7 @@ class Sums:
 class SummingMachine(ABC, Generic[Due]):
     def __init__(self) -> None:
         self.stand = Stand.ATTACHING
-        self.version = NOT_LOADED  # from which the batch goes on that these sums are of
+        self.version = NOT_LOADED
         self.sums = Sums()
         self._fragment = 0  # that is loaded
         self._computing: Due | None = None
@@ -160,20 +160,14 @@ class SummingMachine(ABC, Generic[Due]):
         return [OpenShared(word)]
 
     def _load(self, load: Load) -> list[Effect]:
-        """A new batch, or the seat that these sums belong to is gone: either way nobody will ask for them again.
-
-        What was written into a slot stays there: with delay a round has it while the next batch is counted."""
-        self.version = load.batch if load.batch >= 0 else load.version
-        self.sums, self._frozen = Sums(), False
+        """A new version, or the seat that these sums belong to is gone: either way nobody will ask for them again."""
+        self.version, self.sums, self._frozen = load.version, Sums(), False
         self._fragment = load.fragment
         self._forget_work()
-        loaded = Say(Loaded(version=load.version, fragment=load.fragment))
-        if load.has_values:
-            return [DropSums(), loaded]
         anchor = LoadAnchor(
             fragment=load.fragment, version=load.version, keep="drop", slot=load.slot, steps=0
         )
-        return [DropSums(), anchor, loaded]
+        return [DropSums(), anchor, Say(Loaded(version=load.version, fragment=load.fragment))]
 
     # ---- microbatches
 

@@ -35,9 +35,8 @@ class Told:
 class Noting(World):
     """A run whose records are events as well."""
 
-    def __init__(self, seed: int, delay: bool = False) -> None:
-        drawn = Scenario.of_batches(seed)
-        super().__init__(seed, drawn.with_delay() if delay else drawn)
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, Scenario.of_batches(seed))
         self.events_told: list[Event] = []
 
     def _write(self, record: Record) -> None:
@@ -197,37 +196,3 @@ def test_the_picture_of_a_run_in_stages_shows_the_seats_of_each() -> None:
     drawn = picture_of(Recording.of(events, {}))
     ET.fromstring(drawn)
     assert "3 stages; given up in a batch: 0" in drawn and "stage 2" in drawn
-
-
-@pytest.fixture(scope="module")
-def late_records() -> list[Event]:
-    """A run with delay, in which batches were begun beside others and some were given up."""
-    for seed in range(200):
-        run = Noting(seed, delay=True)
-        run.run()
-        kinds = [each["event"] for each in run.events_told]
-        if kinds.count("committed") >= 3 and "batches_voided" in kinds and "rolled_back" not in kinds:
-            return run.events_told
-    raise AssertionError("no such run in 200")
-
-
-def test_P11_batches_with_delay_are_followed_and_what_does_not_fit_is_found(
-    late_records: list[Event],
-) -> None:
-    assert not found(late_records).broken
-    ends = ("committed", "batches_voided")
-    ahead = next(
-        at
-        for at, each in enumerate(late_records)
-        if "owed" in each and next(e["event"] for e in late_records[at:] if e["event"] in ends) == ends[0]
-    )
-    [of_stage] = late_records[ahead]["owed"]
-    peer = min(of_stage)
-    for change, told in (
-        ({"weights": late_records[ahead]["weights"] + 1}, "is taken at the values of version"),
-        ({"start": late_records[ahead]["start"] + 1}, "does not begin where the last ended"),
-        ({"owed": [of_stage | {peer: {"seat": 1, "counted": ""}}]}, "counted what was not granted to it"),
-    ):
-        changed = [*late_records]
-        changed[ahead] = changed[ahead] | change
-        assert any(told in text for text in found(changed).broken), told

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from mutant import Mutant
 from mutants_of_batches import BATCHES
-from mutants_of_delay import DELAY
 from mutants_of_finding import FINDING
 from mutants_of_foresight import FORESIGHT
 from mutants_of_helpers import HELPERS
@@ -38,7 +37,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *RUN,
     *PIPELINES,
     *BATCHES,
-    *DELAY,
     *SEATS,
     *ARITHMETIC,
     *STATE,

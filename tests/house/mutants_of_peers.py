@@ -525,8 +525,8 @@ STAGES = (
     Mutant(
         "P11 a load drops what counts",
         "peer/trainer/summing.py",
-        "self.sums, self._frozen = Sums(), False",
-        "self._frozen = False",
+        "self.version, self.sums, self._frozen = load.version, Sums(), False",
+        "self.version, self._frozen = load.version, False",
         (*STAGE_MACHINE, "tests/peer/trainer/test_batch_machine.py"),
     ),
     Mutant(

@@ -58,8 +58,8 @@ PIPELINES = (
     Mutant(
         "P17 who is on its way out of a stage gets no seat there",
         "coordinator/batches/batches.py",
-        "        able = able and not self.moves.is_due(worker.peer) and self._merging.lets_sit(worker)\n",
-        "        able = able and self._merging.lets_sit(worker)\n",
+        "        able = able and not self.moves.is_due(worker.peer)\n",
+        "        able = able and True\n",
         AT_MOVES,
     ),
     Mutant(
@@ -235,8 +235,7 @@ PIPELINES = (
     Mutant(
         "P15 neighbours: a stage that lost a round's member to a complaint begins it again",
         "coordinator/batches/batches.py",
-        "            if self.book.merging is None and self.house.flying(seat.stage):\n"
-        "                self.house.abort(seat.stage, why)\n",
+        "            if self.house.flying(seat.stage):\n                self.house.abort(seat.stage, why)\n",
         "            if False:\n                self.house.abort(seat.stage, why)\n",
         OF_NEIGHBOURS,
     ),

@@ -108,9 +108,8 @@ def add_gradients(script: dict[str, Any], modules: list[nn.Module], version: int
     (script["loss"](x, {"kind": torch.stack([item[1] for item in items])}) * MICRO).backward()
 
 
-def by_one_process(path: Path, rounds: int = ROUNDS, run: str = RUN, delay: int = 0) -> dict[str, Tensor]:
-    """One microbatch after the other, with a graph through all parts.  With `delay` the gradient of a batch is taken at
-    the values that were the newest when it began, while the step of the batch before was still to come."""
+def by_one_process(path: Path, rounds: int = ROUNDS, run: str = RUN) -> dict[str, Tensor]:
+    """One microbatch after the other, with a graph through all parts."""
     torch.set_num_threads(1)
     script = runpy.run_path(str(path), run_name="script")
     text = run.format(rounds=rounds, min_peers=1, dead_after_s=9, codec="fp32")
@@ -118,7 +117,6 @@ def by_one_process(path: Path, rounds: int = ROUNDS, run: str = RUN, delay: int 
     modules = [build(part, number, 0) for number, part in enumerate(script["PARTS"])]
     parameters = dict(nn.ModuleList(modules).named_parameters())
     moments = {name: (torch.zeros(p.numel()), torch.zeros(p.numel())) for name, p in parameters.items()}
-    newest = {name: p.detach().clone() for name, p in parameters.items()}
     for version in range(rounds):
         sums: dict[str, Tensor] = {}
         for micro in range(BATCH):
@@ -131,18 +129,16 @@ def by_one_process(path: Path, rounds: int = ROUNDS, run: str = RUN, delay: int 
         factor = clip_factor(list(means.values()))
         with torch.no_grad():
             for name, parameter in parameters.items():
-                before = newest[name].clone()
                 tiles = [Tile(0, *parameter.shape)] if name in HIDDEN else []
                 advance(
                     exact,
-                    [newest[name].view(-1), *moments[name]],
+                    [parameter.view(-1), *moments[name]],
                     means[name].flatten(),
                     version + 1,
                     factor,
                     tiles,
                 )
-                parameter.copy_(before if delay else newest[name])
-    return newest
+    return {name: parameter.detach() for name, parameter in parameters.items()}
 
 
 def clip_factor(gradients: list[Tensor]) -> float:
@@ -201,24 +197,6 @@ def test_F1_three_peers_with_a_stage_each_have_the_bits_of_one_process_that_clip
     assert found.keys() == expected.keys()
     apart = {name: float((found[name] - expected[name]).abs().max()) for name in expected}
     assert all(torch.equal(found[name], expected[name]) for name in expected), apart
-
-
-LATE = MUON + "delay = 1\n"
-
-
-@pytest.mark.forked_peers
-def test_F1_with_delay_they_have_the_bits_of_one_process_whose_gradients_are_one_version_late(
-    stage: Any,
-) -> None:
-    script = start(stage, "fp32", LATE)
-    finish(stage)
-    begun = [each for each in stage.events("coordinator") if each["event"] == "batch"]
-    assert [(each["version"], each["weights"]) for each in begun] == [(0, 0), (1, 0), (2, 1), (3, 2), (4, 3)]
-    found, expected = stages_of(script), by_one_process(script, run=LATE, delay=1)
-    apart = {name: float((found[name] - expected[name]).abs().max()) for name in expected}
-    assert all(torch.equal(found[name], expected[name]) for name in expected), apart
-    in_time = by_one_process(script, run=MUON)
-    assert not any(torch.equal(found[name], in_time[name]) for name in HIDDEN), "this shows nothing"
 
 
 @pytest.mark.forked_peers

@@ -18,7 +18,6 @@ class Worker:
     peer: str
     process: bytes = b"first"
     verified: bool = True
-    on_its_way: bool = True
     leaving: bool = False
     stage: int = 0
     dialable: bool = True

@@ -117,7 +117,6 @@ HOSTILE: dict[str, list[Any]] = {
     "pipeline.min_per_stage": [128, *NUMBERS],
     "pipeline.rebalance_s": NUMBERS,
     "pipeline.rebalance_gain": NUMBERS,
-    "pipeline.delay": NUMBERS,
     "pipeline.mode": ["local", *TEXT],
     "pipeline.local_micros": NUMBERS,
 }

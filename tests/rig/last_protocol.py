@@ -36,9 +36,8 @@ KNOWN_FIELDS = {
     "AskStatus": "run",
     "AuditChunks": "session seq round_no version fragment members weights codecs chunks",
     "Audited": "session seq round_no chunks",
-    "BatchBeat": "version seat trainer counted unusable want unit_s table_no holds made complains weights",
-    "BatchTick": "version epoch start stop count seat granted freeze again table_no table skipped "
-    "doubted weights",
+    "BatchBeat": "version seat trainer counted unusable want unit_s table_no holds made complains",
+    "BatchTick": "version epoch start stop count seat granted freeze again table_no table skipped doubted",
     "Beat": "session seq roster_no fragments phase step tokens loss tx_bytes rx_bytes up_bytes_per_s "
     "down_bytes_per_s have want samples rough era saved unsure leaving data batch punched amended "
     "kept",
@@ -69,7 +68,7 @@ KNOWN_FIELDS = {
     "Look": "",
     "Meet": "peer endpoint at_s",
     "ModelSchema": "tensors chunk_elements chunk_count first_plain_chunk frozen stages riders matrices",
-    "OpenRound": "session seq plan amended next_begun",
+    "OpenRound": "session seq plan amended",
     "Plan": "round_no epoch version members owners codecs fragment kept",
     "Probe": "padding want address key look",
     "Probed": "came_from wall_s padding dialled port",

@@ -12,14 +12,12 @@ from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat, mask_
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import (
     BatchBegun,
-    BatchesVoided,
     CommittedBatch,
     CommittedRound,
     DataFixed,
     Folded,
     GrantedMicros,
     MicroSkipped,
-    OwedSums,
     Record,
     Seated,
     TakenBack,
@@ -209,42 +207,3 @@ def test_P11_P13_a_journal_that_moves_some_stages_or_a_part_of_the_batch_is_not_
     if len(rounds) == 1:
         with pytest.raises(ValueError, match=words):
             in_stages(TEN).apply(rounds[0])
-
-
-# ---- with delay: one batch is merged while the next one is counted -------------------------------------------------
-
-OWED = ({"ann": OwedSums(1, b"first", b"\x0f"), "bob": OwedSums(2, b"first", b"\xf0\x03")},)
-NEXT = BatchBegun(version=1, epoch=0, start=10, stop=20, count=10, weights=0, owed=OWED)
-
-
-def test_a_batch_that_is_begun_beside_one_leaves_that_to_be_merged_also_over_a_snapshot() -> None:
-    ledger = a_ledger(TEN, seated(1, "ann"), GrantedMicros(seat=1, first=0, stop=4), NEXT)
-    ledger.apply(GrantedMicros(seat=1, first=0, stop=2))
-    again = unpacked(packed(ledger.batches), BatchBook)
-    for book in (ledger.batches, again):
-        assert book.merging is not None and book.merging.version == 0 and book.owed == list(OWED)
-        assert book.batch is not None and (book.batch.version, book.batch.taken_at) == (1, 0)
-        assert book.seats[1].granted == [(0, 2)], "of the next batch alone"
-        book.commit([{"ann": b"\x0f", "bob": b"\xf0\x03"}], samples=25)
-        assert book.merging is None and not book.owed and book.cursor == (0, 10)
-        assert book.batch.version == 1 and book.seats[1].granted == [(0, 2)]
-        assert book.next_batch(2, samples=25, most=10, micro=1).start == 20
-    assert from_bytes(to_bytes(NEXT)) == NEXT
-
-
-def test_P11_a_commit_is_made_of_the_batch_that_was_merged() -> None:
-    book = a_ledger(TEN, NEXT).batches
-    with pytest.raises(ValueError, match="lacks microbatches"):
-        book.commit([{"ann": b"\x0f"}], samples=25)
-    with pytest.raises(ValueError, match="beside none"):
-        a_ledger(TEN, NEXT, NEXT)
-    with pytest.raises(ValueError, match="beside none"):
-        a_ledger(NEXT)
-
-
-def test_P7_batches_that_are_void_give_all_their_samples_back_and_their_seats_up() -> None:
-    ledger = a_ledger(TEN, seated(1, "ann"), NEXT, BatchesVoided(version=0, reason="lost"))
-    book = ledger.batches
-    assert book.batch is None and book.merging is None and not book.owed
-    assert not book.seats and not book.table.lives(1) and book.last_seat == 1
-    assert book.next_batch(0, samples=25, most=10, micro=1).start == 0

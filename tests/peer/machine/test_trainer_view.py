@@ -6,12 +6,10 @@ from msgspec.structs import replace
 
 from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.optim.schedule import Rules
-from farflung.peer.local.words import Counted, Frozen, LeasesNow, Load
-from farflung.peer.machine.batch_work import BatchWork
+from farflung.peer.local.words import Frozen, LeasesNow, Load
 from farflung.peer.machine.effects import Effect, Tell
 from farflung.peer.machine.trainer_view import Training
-from farflung.protocol.digests import mask_to_bytes
-from farflung.protocol.messages import BatchTick, Lease
+from farflung.protocol.messages import Lease
 from farflung.protocol.round_words import Used
 
 
@@ -170,65 +168,3 @@ def test_P7_a_restarted_trainer_reads_again_what_only_some_fragments_have() -> N
     training.on_attach()
     [now] = told(training.load(0, 0, None), LeasesNow)
     assert now.leases == (Lease.at(1, 0, 0, 8, (6, 4)),)
-
-
-# ---- with delay: sums of one batch stand for a round while the next one is counted ---------------------------------
-
-
-def with_sums(version: int = 3) -> Training:
-    """Of the batch from this version, frozen in slot 1."""
-    batch = BatchWork()
-    training = Training(Rules("blocking", period_steps=1), batch)
-    training.on_attach()
-    training.load(0, version, None)
-    training.on_loaded(0)
-    batch.on_tick(BatchTick(version, 0, 0, 4, 4, 7, ((0, 4),), True))
-    batch.words(None, 1, 1.0)
-    for micro in range(4):
-        batch.on_counted(Counted(version=version, micro=micro, tokens=1, loss=None), 2.0)
-    counted = mask_to_bytes(0b1111)
-    training.on_frozen(Frozen(slot=1, tokens=4, steps=4, used=(), loss=None, counted=counted))
-    return training
-
-
-def test_P11_what_stands_frozen_is_for_the_round_of_its_own_batch_alone() -> None:
-    training = with_sums()
-    [load] = told(training.begin_batch(0, 4, 3, has_values=False), Load)
-    assert (load.version, load.batch, load.keep) == (3, 4, "drop")
-    work = training.works[0]
-    stands = work.stands_for(3)
-    assert stands is not None and (stands.slot, stands.seat, stands.batch) == (1, 7, 3)
-    assert work.stands_for(4) is None and training.gives
-    assert work.spare != 1, "a round is to read that slot"
-    assert training.batch is not None and training.batch.is_at == (4, 3) and training.batch.counted == 0
-
-
-def test_a_trainer_that_is_at_the_next_batch_works_on_when_the_version_is_here() -> None:
-    training = with_sums()
-    training.begin_batch(0, 4, 3, has_values=False)
-    training.on_loaded(0)
-    assert training.load(0, 4, None) == [] and not training.gives
-    assert training.batch is not None and training.batch.is_at == (4, 3)
-    [load] = told(training.load(0, 5, None), Load)
-    assert (load.version, load.batch) == (5, -1), "of that one it is not"
-
-
-def test_P6_a_trainer_that_is_lost_leaves_what_it_gave() -> None:
-    training = with_sums()
-    training.begin_batch(0, 4, 3, has_values=False)
-    training.on_gone()
-    training.on_attach()
-    assert [load.version for load in told(training.load(0, 3, None), Load)] == [3]
-    assert training.works[0].stands_for(3) is not None
-    training.on_due(4, 3)
-    assert training.gives, "that batch is the next one"
-    training.on_due(3, 2)
-    assert not training.gives, "its own batch began again"
-
-
-def test_P11_what_stands_frozen_is_the_rounds_though_my_seat_is_gone_when_the_next_batch_begins() -> None:
-    training = with_sums()
-    training.on_due(3, 3)
-    assert training.works[0].frozen is not None and not training.gives
-    training.on_due(4, 3)
-    assert training.works[0].frozen is None and training.gives

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from msgspec import structs
 
 from farflung.peer.local.words import (
     Attach,
@@ -211,24 +210,3 @@ def test_a_word_under_a_gradient_is_a_mistake_of_the_shell() -> None:
 def test_an_agent_that_is_gone_ends_it() -> None:
     assert loaded().machine.on_agent_gone("it ended") == [do.Refuse("agent", "it ended")]
     assert loaded().hear(Stop(code="left", reason="asked")) == [do.Over(stopped=True)]
-
-
-def test_with_delay_it_is_at_a_batch_and_at_the_values_of_the_version_before() -> None:
-    machine = StageMachine()
-    machine.on_message(shared(1))
-    machine.on_message(load(5))
-    late = Load(version=5, keep="drop", slot=0, tokens=0, steps=0, spare=1, fragment=1, batch=6)
-    effects = machine.on_message(late)
-    assert [type(each) for each in effects] == [do.DropSums, do.LoadAnchor, do.Say] and machine.version == 6
-    machine.on_message(hand("both", 0, version=5))
-    assert machine.next() == [do.Wait(do.Stand.WITHOUT_DATA)], "it is of the batch before"
-    machine.on_message(hand("both", 0, version=6))
-    assert [type(each) for each in machine.next()] == [do.Work]
-
-
-def test_where_it_has_the_values_only_its_sums_go() -> None:
-    machine = StageMachine()
-    machine.on_message(shared(1))
-    machine.on_message(load(5))
-    again = structs.replace(load(5), batch=6, has_values=True)
-    assert machine.on_message(again) == [do.DropSums(), do.Say(Loaded(version=5, fragment=1))]
