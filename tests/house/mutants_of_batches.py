@@ -206,13 +206,6 @@ BATCHES = (
         AT_IN_FLIGHT,
     ),
     Mutant(
-        "P19 whoever is found out has no part in what is merged anew",
-        "coordinator/rounds/in_flight.py",
-        "            kept = [m for m in self.decision.included(self.plan.members) if m not in self.barred]\n",
-        "            kept = [*self.decision.included(self.plan.members)]\n",
-        AT_IN_FLIGHT,
-    ),
-    Mutant(
         "P3 who dies when its share is safe costs nothing",
         "coordinator/rounds/in_flight.py",
         "m in self.barred or (m not in alive and not self._complete(m))\n",
