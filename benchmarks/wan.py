@@ -310,23 +310,6 @@ def spot_checked(asked: Asked) -> list[Row]:
     return [row_of("spot-checked", what, found[1], got, "+0 %", "+2 % time, +2 % bytes", met)]
 
 
-def audited(asked: Asked) -> list[Row]:
-    """Every chunk is merged again by another member before the commit: what that costs."""
-    plain = setting(asked, equal(asked, 4, 50), 20)
-    first = replace(plain, options=replace(plain.options, audit_first=1))
-    rounds = {"plain": run(plain), "audited": run(first)}
-    (before, after), sent = (
-        (each.result["median_seconds"] for each in rounds.values()),
-        [each.result["tx_bytes_per_peer"] for each in rounds.values()],
-    )
-    more, bytes_more = after / before - 1, sent[1] / sent[0] - 1
-    got = f"{after:.2f} s instead of {before:.2f} s (+{100 * more:.0f} %), +{100 * bytes_more:.0f} % bytes"
-    # A round carries each contribution once and each result once; an auditor fetches each contribution once more.
-    what = f"{shape(plain)}, each chunk merged again by another one before the commit"
-    met = bytes_more <= 0.6 and more <= 1.0
-    return [row_of("audited", what, rounds["audited"], got, "+50 % bytes", "+60 % bytes, +100 % time", met)]
-
-
 ROWS: dict[str, Callable[[Asked], list[Row]]] = {
     "even": lambda asked: a_round("even", setting(asked, equal(asked, 4, 200), 100), 200),
     # A quarter of the rate: here the lines are the limit, and not two cores that run four peers and the router.
@@ -342,7 +325,6 @@ ROWS: dict[str, Callable[[Asked], list[Row]]] = {
     "cap-down": lambda asked: cap("cap-down", asked, 1),
     "control": control,
     "spot-checked": spot_checked,
-    "audited": audited,
 }
 
 

@@ -74,7 +74,7 @@ gather_codec = "auto"     # how merged results travel; "auto": int8, which costs
 chunk_kb = 1024           # size of a transferred piece, 1 to 16384; lower it on links that often break
 fragments = 1             # parts of the model with rounds of their own, side by side, 1 to 64; at most one per chunk
 group = 0                 # rounds of up to 1,024 peers, in groups of so many (about the root of all) whose sums are
-                          # added up; expects audit_first = 0 in [merge]; 0: all in one, up to 128
+                          # added up; 0: all in one, up to 128
 deadline_s = 60.0         # a round opens so long after the first peer is ready, even if not all are
 scatter_grace_s = 10.0    # after a round opens, stragglers are waited for so long; they keep their work
 round_timeout_s = 120.0   # a round that takes longer is given up; raise it for big models on slow links
@@ -89,8 +89,6 @@ guard = 10.0              # an update over so many times the usual size is not t
                           # "robust" only
 audit = 0.037             # share of each version's chunks that peers other than their owners merge again, to find
                           # wrong sums; costs about half of that in bytes; 1.0: all; 0: none
-audit_first = 0           # so many others merge every chunk again BEFORE the commit, instead: no wrong sum gets in
-                          # while one of them is honest; each costs half a round's bytes more; for small, wary runs
 
 [net]
 heartbeat_s = 1.0         # how often a peer says that it lives

@@ -414,10 +414,6 @@ def _mesh_problems(m: Manifest) -> list[str]:
     found = {
         "[round] group: expected 0, or at least 2": (m.round.group, m.round.group >= 2),
         "[pipeline] batch: expected 0 with [round] group > 0": (m.pipeline.batch, not m.pipeline.batch),
-        "[merge] audit_first: expected 0 with [round] group > 0": (
-            m.merge.audit_first,
-            not m.merge.audit_first,
-        ),
     }
     return [f"{rule}, found {value}" for rule, (value, holds) in found.items() if not holds]
 

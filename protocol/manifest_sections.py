@@ -167,7 +167,6 @@ class MergeSection(Section):
     clip: Annotated[float, Field(ge=1, le=1000)] = 2.0
     guard: Annotated[float, Field(ge=0, le=1e6)] = 10.0
     audit: Annotated[float, Field(ge=0, le=1)] = 0.037
-    audit_first: Annotated[int, Field(ge=0, le=MEMBERS_PER_ROUND)] = 0
 
 
 class NetSection(Section):

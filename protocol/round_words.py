@@ -301,14 +301,12 @@ class ChunkVerdict(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     wrong: bool  # it gives other bytes than were committed
     # Who did not give what goes in, so that nothing is known.
     missing: Annotated[tuple[PeerName, ...], Meta(max_length=MEMBERS_PER_ROUND)] = ()
-    question: Count = 0  # of the chunk that was drawn
 
 
 class DrawnChunk(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A chunk for somebody else than its owner to merge again: after its commit, or before it."""
+    """A chunk that was drawn after its commit, for somebody else than its owner to merge again."""
 
     chunk: Count  # of the fragment
-    result: Hash  # as it was committed, or as its owner signed it
+    result: Hash  # as its maker signed it
     # Of all that goes in, as each author signed it, in the order of the message's members.
     hashes: Annotated[bytes, Meta(max_length=MEMBERS_PER_ROUND * 32)]
-    question: Count = 0  # before the commit: this result under these weights, and no other; after it 0

@@ -70,7 +70,6 @@ policy = "{policy}"
 clip = 1000.0
 guard = 0
 audit = {audit}
-audit_first = {audit_first}
 [net]
 heartbeat_s = 0.5
 dead_after_s = 10.0
@@ -86,7 +85,6 @@ class BenchOptions:
     gather_codec: str = ""
     policy: str = "robust"
     audit: float = MergeSection.model_fields["audit"].default
-    audit_first: int = 0
     fragments: int = 1
     chunk_kb: int = 1024
     serve: str | None = None
@@ -137,7 +135,6 @@ def check(asked: BenchOptions) -> Manifest:
         fragments=asked.fragments,
         policy=asked.policy,
         audit=asked.audit,
-        audit_first=asked.audit_first,
         grace_s=asked.grace_s,
         keep_results=asked.keep_results,
     )

@@ -153,8 +153,7 @@ class Ahead:
         self._looked_at = now
         up_bytes, down_bytes = self._sizes(model)
         before, self.slow = self.slow, {}
-        # Auditors before the commit fetch contributions from their authors: everybody waits for that in any case.
-        if up_bytes >= self.least_bytes and not self._holds().merge.audit_first:
+        if up_bytes >= self.least_bytes:
             least = self._holds().run.min_peers
             rough_least = ROUGHLY_LEAST_BYTES_S if self.least_bytes else 0
             self.slow = slow_lines(beats, up_bytes, down_bytes, before.keys(), least, rough_least)

@@ -52,14 +52,13 @@ class Foresight:
             self._needed, self._pause = self._pause, min(ROUNDS_MOST, 2 * self._pause)
 
 
-def can_be_foreseen(plan: Plan, rules: RoundRules, audited: bool, protocols: Iterable[int]) -> bool:
-    """`audited`: nothing of it is committed that was not merged again.  `protocols`: that its members speak.
+def can_be_foreseen(plan: Plan, rules: RoundRules, protocols: Iterable[int]) -> bool:
+    """`protocols`: that its members speak.
 
     Who speaks the last version would take what is foreseen for the decision.  In a mesh sums of groups are compared
-    after it; a batch has everybody in it or fails; where a gradient is clipped results are measured; and who merges
-    something again before the commit is drawn for a decision.
+    after it; a batch has everybody in it or fails; and where a gradient is clipped results are measured.
     """
-    if plan.groups or rules.whole or rules.measures or audited or len(plan.members) < 2:
+    if plan.groups or rules.whole or rules.measures or len(plan.members) < 2:
         return False
     return all(protocol >= PROTOCOL_VERSION for protocol in protocols)
 

@@ -17,7 +17,6 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from farflung.coordinator.rounds import ahead
-from farflung.coordinator.rounds.audits_first import AuditsFirst
 from farflung.coordinator.rounds.foreseeing import weights_foreseen
 from farflung.coordinator.rounds.groups import decision_view, summed, touched, view
 from farflung.coordinator.rounds.heirs import Inheritance, Shown, inherited
@@ -72,7 +71,6 @@ class InFlight(Reported):
     _spread: Spread = field(default_factory=Spread)
     _scatter_since: float | None = None  # when owners changed last: who sends has as long again
     as_foreseen: bool = False  # it came to that, or to what it would have told
-    audits: AuditsFirst | None = None  # where nothing is committed that was not merged again
     # Its end waits for the rounds of other stages.  If somebody goes meanwhile, it has all its time again.
     prepared: bool = False
     _prepared_at: float = -math.inf
@@ -119,8 +117,7 @@ class InFlight(Reported):
             late = f"not finished after {self.rules.round_timeout_s:g} s: {self._lag(alive)}"
             if self.rules.whole and self.decision is None:
                 return self._not_whole_in_time(late)
-            silent = self.audits.silent(self.merged, now) if self.audits is not None else frozenset()
-            return Failed(late, AbortCause.TIMED_OUT, self._withheld(alive, dialable), silent=silent)
+            return Failed(late, AbortCause.TIMED_OUT, self._withheld(alive, dialable))
         if self.decision is None:
             due = self._decide(now, alive)
             return self._foresee(alive) or due if isinstance(due, Waiting) else due
@@ -422,8 +419,6 @@ class InFlight(Reported):
             }
         else:
             lost = self._unobtainable(alive, self.decision)
-            if self.void:  # what is decided has a part of somebody who is out
-                lost |= self.rules.whole & self.barred.keys()
         if not lost:
             return None
         why = "; ".join(
@@ -480,18 +475,11 @@ class InFlight(Reported):
         if missing:
             self.last_holders.begin()
             return Waiting(f"gather: {missing} of {chunks} chunks not merged yet")
-        if self.audits is not None and (orphans := self.audits.orphans(self.merged)):
-            told = (
-                f"too few are left who could merge {len(orphans)} of {chunks} chunks again before the commit"
-            )
-            return Failed(told, AbortCause.TOO_FEW)
         here = self._here(alive)
         thin = len(self._thin(alive))
         if not here or (thin and not self._may_go_without(now, alive)):
             needed = self._holders_needed(here)
             return Waiting(f"gather: {thin} of {chunks} results not yet held by {needed} peers")
-        if self.audits is not None and (lacking := self.audits.lacking(self.merged)):
-            return Waiting(f"audit: {len(lacking)} of {chunks} results not yet merged again by others")
         hashes = b"".join(self.merged[chunk] for chunk in range(chunks))
         return Done(
             Commit(
@@ -596,6 +584,4 @@ class InFlight(Reported):
         dead = [m for m in self.plan.members if m not in alive]
         late = [m for m in self.plan.members if m in alive and not self._complete(m)]
         mute = f"; no dot products from {self._names(sorted(self._uncompared))}" if self._uncompared else ""
-        lacking = self.audits.lacking(self.merged) if self.audits is not None else ()
-        again = f"; {len(lacking)} results not merged again by others" if lacking else ""
-        return f"late: {self._names(late) or 'nobody'}; lost: {self._names(dead) or 'nobody'}{mute}{again}"
+        return f"late: {self._names(late) or 'nobody'}; lost: {self._names(dead) or 'nobody'}{mute}"

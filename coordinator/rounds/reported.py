@@ -235,13 +235,6 @@ class Reported:
         self.void = self.void or not out <= self.at_odds.keys()
         self.at_odds |= dict.fromkeys(out, told)
 
-    def on_found_out(self, peer: str, why: Excluded) -> None:
-        """Nothing of it counts, and nothing that it made: everything is merged anew without it."""
-        self.barred[peer] = why
-        its = [chunk for chunk, made in self.makers.items() if made.peer == peer]
-        self._take_back(its)  # nobody is to inherit it
-        self.void = self.decision is not None
-
     def _take_back(self, chunks: Iterable[int]) -> None:
         """Results that are made again."""
         self._taken_back += 1

@@ -51,7 +51,6 @@ class Failed:
     unfit: frozenset[str] = frozenset()  # living owners that gave no results, where others could have
     dropped: bool = False  # the guard: what was contributed must not come again
     lost: frozenset[str] = frozenset()  # whose share of a batch must be computed again
-    silent: frozenset[str] = frozenset()  # asked to merge something again, they said nothing
 
 
 @dataclass(frozen=True)

@@ -4,34 +4,25 @@ Part of the run machine, told of every commit after it was written: who made wha
 looked at.  An auditor is drawn among those who were in the round.  Its word alone means little: "right" ends the matter
 (another one may be drawn next time), "wrong" opens a case that is decided by bytes (sum_cases.py), and whoever is said
 not to give its contribution is asked here.  Authors keep their contributions until `ROUNDS_KEPT` later commits.
-
-Where the run wants it (`[merge] audit_first`) every result is merged again BEFORE the commit, and none after it: then
-this part tells auditors what the round's own audits (coordinator/rounds/audits_first.py) draw, and these what is said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 
 from farflung.coordinator.reach.acquaintances import WHOLE_ROSTER
-from farflung.coordinator.rounds.audits_first import Able, AuditsFirst
-from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.discipline import LEAST_ACCUSERS, Discipline
+from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.sum_cases import SumCases
 from farflung.coordinator.run.witness import CommittedSums, OneSum
-from farflung.protocol.causes import Excluded, ExclusionCause
-from farflung.protocol.digests import HASH_BYTES
 from farflung.protocol.limits import AUDITED_AT_ONCE, ROUNDS_KEPT
 from farflung.protocol.messages import AuditChunks, Audited
 from farflung.protocol.round_words import THE_RESULT, ChunkVerdict
 from farflung.protocol.verdicts import Verdict
 
 TELL_AGAIN_S = 5.0
-FIRST_PATIENCE_SHARE = 4  # of a round's time limit: then others than the drawn auditors are asked as well
 AUDITORS_MOST = 3  # of one chunk, one after the other: they are lost, or can't get what they need
 NAMED_LEAST = 2  # auditors that name a member which does not give its contribution, before it is asked here
 
@@ -49,7 +40,6 @@ class Task:
     told_at: float = 0.0
     tried: set[str] = field(default_factory=set)
     named: list[str] = field(default_factory=list)  # who did not give what goes in, by each auditor
-    question: int = 0  # before the commit
 
     @property
     def key(self) -> Key:
@@ -61,7 +51,6 @@ class Auditing:
         self._core = core
         self._dice = Dice(random)
         self._tasks: dict[Key, Task] = {}
-        self._first: dict[int, tuple[AuditsFirst, CommittedSums]] = {}  # by round in flight
         self.cases = SumCases(core, discipline)
 
     @property
@@ -77,8 +66,6 @@ class Auditing:
 
     def on_commit(self, sums: CommittedSums) -> None:
         self._forget_the_old()
-        if self._first.pop(sums.plan.round_no, None) is not None:
-            return  # all of it was merged again
         share, count = self._core.manifest.merge.audit, sums.plan.count
         groups = len(sums.groups.members) if sums.sums else 0  # each adds up what its members sent, first
         for place in self._dice.draw(count * (1 + groups), share) if share else ():
@@ -131,18 +118,6 @@ class Auditing:
             and standing.vouched
         ]
 
-    def find_out(self, flight: InFlight, audits: AuditsFirst) -> None:
-        """Before the commit: whoever was found out has no part in the round any more."""
-        for maker in sorted({made.peer for made in flight.makers.values()}):
-            if self.cases.is_out(maker):
-                told = "it is banned, and what it made with it"
-                flight.on_found_out(maker, Excluded(ExclusionCause.UNUSABLE, told))
-        for author, count in sorted(audits.withholding().items()):
-            told = "most of those who are to merge results again do not get its contribution"
-            flight.on_found_out(author, Excluded(ExclusionCause.NOT_WHOLE, told))
-            if count >= LEAST_ACCUSERS:
-                self._core.strike(author, told)
-
     @staticmethod
     def _is_the_same(sums: CommittedSums, member: Member) -> bool:
         """The process that was in the round: another one has not got what it sent any more."""
@@ -155,73 +130,20 @@ class Auditing:
             task.told_at = self._core.now
             round_no, group, _ = task.key
             of.setdefault((task.auditor, round_no, group, task.sum.authors), []).append(task)
+        members = self._core.members
         for (auditor, *_), mine in of.items():
-            self._tell_one(auditor, mine)
-
-    def _tell_one(self, auditor: str, mine: list[Task]) -> None:
-        member, known = self._core.members.alive.get(auditor), self._core.members.acquaintances
-        for task in mine if len(self._core.members.alive) > WHOLE_ROSTER else ():
-            known.introduce(auditor, task.sum.authors, self._core.now)
-        for at in range(0, len(mine), AUDITED_AT_ONCE):
-            if member is not None:
-                self._core.tell(member, AuditChunks, **_fields(mine[at : at + AUDITED_AT_ONCE]))
-
-    # ---- before a commit -----------------------------------------------------------------------------------
-
-    def first_of_a_round(self, others: int) -> AuditsFirst | None:
-        """The audits of a round that opens, where nothing is committed without them."""
-        rules = self._core.manifest
-        if not rules.merge.audit_first:
-            return None
-        patience_s = rules.round.round_timeout_s / FIRST_PATIENCE_SHARE
-        return AuditsFirst(rules.merge.audit_first, others, patience_s, self._dice.below)
-
-    def look_first(self, audits: AuditsFirst, sums: CommittedSums, alive: set[str]) -> None:
-        """Tell whoever is to merge a result of this round again.  `alive`: its members that are here."""
-        self._first[sums.plan.round_no] = audits, sums
-        included = alive & set(sums.commit.included)
-        dialable = alive & self._core.members.can_own(self._core.now)
-        able = Able(frozenset(included), frozenset(alive - included), frozenset(dialable))
-        made = {chunk: (maker.peer, _of(sums.commit.hashes, chunk)) for chunk, maker in sums.makers.items()}
-        now, decision_no = self._core.now, sums.decision.decision_no
-        tasks: dict[str, list[Task]] = {}
-        for auditor, chunk in audits.look(decision_no, made, able, now):
-            tasks.setdefault(auditor, []).append(
-                Task(OneSum(sums, chunk), question=audits.question_of(chunk))
-            )
-        for auditor, mine in tasks.items():
-            self._tell_one(auditor, mine)
-
-    def end_first(self, round_no: int) -> None:
-        """It was aborted.  Open cases go on: what was signed stays signed."""
-        self._first.pop(round_no, None)
-
-    def _on_first(
-        self, audits: AuditsFirst, sums: CommittedSums, member: Member, verdict: ChunkVerdict
-    ) -> bool:
-        """False: it was not asked that."""
-        chunk, auditor = verdict.chunk, member.peer
-        if not audits.hears(auditor, chunk, verdict.question):
-            return False
-        if verdict.wrong:
-            refuted = partial(audits.on_refuted, auditor, chunk, verdict.question)
-            if self.cases.accuse(OneSum(sums, chunk), member, refuted):
-                audits.on_wrong(auditor, chunk)
-        elif verdict.missing:
-            audits.on_missing(auditor, chunk, verdict.missing)
-        else:
-            audits.on_right(auditor, chunk)
-        return True
+            for task in mine if len(members.alive) > WHOLE_ROSTER else ():
+                members.acquaintances.introduce(auditor, task.sum.authors, self._core.now)
+            member = members.alive.get(auditor)
+            for at in range(0, len(mine), AUDITED_AT_ONCE):
+                if member is not None:
+                    self._core.tell(member, AuditChunks, **_fields(mine[at : at + AUDITED_AT_ONCE]))
 
     # ---- what came of it -------------------------------------------------------------------------------
 
     def on_audited(self, member: Member, said: Audited) -> Verdict:
         known = False
-        audits, sums = self._first.get(said.round_no, (None, None))
         for verdict in said.chunks:
-            if audits is not None and sums is not None:
-                known |= self._on_first(audits, sums, member, verdict)
-                continue
             task = self._tasks.get((said.round_no, said.group, verdict.chunk))
             if task is None or task.auditor != member.peer:
                 continue  # it was not asked, or not any more
@@ -287,14 +209,10 @@ def _fields(tasks: list[Task]) -> dict[str, object]:
         "members": first.authors,
         "weights": tuple(weight for _, weight in first.counted),
         "codecs": tuple(map(first.codec_of, first.authors)),
-        "chunks": tuple(task.sum.drawn(task.question) for task in tasks),
+        "chunks": tuple(task.sum.drawn for task in tasks),
         "group": first.group,
         "of_sums": first.of_groups,
     }
-
-
-def _of(hashes: bytes, chunk: int) -> bytes:
-    return hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]
 
 
 class Dice:

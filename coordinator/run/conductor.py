@@ -58,8 +58,7 @@ class Conductor(Readiness):
         auditing: Auditing | None = None,
         batches: Batches | None = None,
     ) -> None:
-        """`auditing` is told of each commit, after it was written, with what proves whose sums it is made of; before
-        it, where nothing is committed that was not merged again.
+        """`auditing` is told of each commit, after it was written, with what proves whose sums it is made of.
 
         `batches` says who must be in a round, where updates are synchronous batches.
         """
@@ -167,11 +166,8 @@ class Conductor(Readiness):
         core.write(Opened(plan=plan))
         self._last_holders.begin()
         self.round = flight = InFlight(plan, rules, core.now, core.name, last_holders=self._last_holders)
-        if self._auditing is not None and len(peers) > 1:  # alone, nobody else can
-            flight.audits = self._auditing.first_of_a_round(len(peers) - 1)
         spoken = [core.members.members[peer].protocol for peer in peers]
-        can_be = can_be_foreseen(plan, rules, flight.audits is not None, spoken)
-        flight.foresees = can_be and self._foresight.is_on
+        flight.foresees = can_be_foreseen(plan, rules, spoken) and self._foresight.is_on
         self.processes = {peer: core.members.members[peer].process for peer in peers}
         self._gone = set()
         of = core.of(self.fragment)
@@ -307,7 +303,6 @@ class Conductor(Readiness):
         self.prepared = None
         while (flight := self.round) is not None:
             alive = self._living(flight)
-            self._audit_first(flight, alive)
             step = flight.next_step(self.core.now, alive, self._can_own(flight.plan.members))
             match step:
                 case Waiting(reason):
@@ -329,10 +324,7 @@ class Conductor(Readiness):
                     self._announce(flight, step)
                 case Foreseen(decision):
                     self._tell_all(flight, decision)
-                case Failed(reason, cause, unfit, dropped, lost, silent):
-                    for peer in sorted(silent):
-                        told = "asked to merge results again, it said nothing for a whole round"
-                        self.core.strike(peer, told)
+                case Failed(reason, cause, unfit, dropped, lost):
                     self.core.members.doubt(unfit, self.core.now)
                     for peer in unfit:
                         self._leave_out(flight, peer, LATE_OWNER)
@@ -345,17 +337,6 @@ class Conductor(Readiness):
                     return
                 case Done():
                     self._commit(flight, step)
-
-    def _audit_first(self, flight: InFlight, alive: set[str]) -> None:
-        """Where nothing is committed that was not merged again: whoever was found out has no part in it any more, and
-        auditors hear of new results."""
-        auditing, audits = self._auditing, flight.audits
-        if auditing is None or audits is None or flight.decision is None:
-            return
-        auditing.find_out(flight, audits)
-        if not flight.void:
-            sums = self._witness.before_commit(flight, flight.decision, self.processes)
-            auditing.look_first(audits, sums, alive)
 
     def _announce(self, flight: InFlight, step: Settled) -> None:
         core, decision, screening = self.core, step.decision, flight.screening
@@ -420,8 +401,6 @@ class Conductor(Readiness):
         self._foresight.on_end(flight.foreseen is not None, flight.as_foreseen)
         self.core.note(f"round {number} aborted: {reason}; {fate}")
         self._strike_useless(flight)
-        if self._auditing is not None:
-            self._auditing.end_first(number)
         for member in self._members_of(flight):
             self.core.tell(member, Aborted, round_no=number, reason=reason)
         self.round = self.prepared = None

@@ -98,14 +98,8 @@ class Readiness:
             left_s = first + rules.deadline_s - now
             return f"inner steps: {len(ready)} of {len(expected)} ready, at most {left_s:.1f} s more"
         here |= self._helping
-        owners = self.core.members.can_own(self.core.now, here)
-        if not owners:
+        if not self.core.members.can_own(self.core.now, here):
             return "no ready peer can be dialled, so nobody can own a chunk"
-        first = min(self.core.manifest.merge.audit_first, len(here) - 1)
-        if len(owners) <= first and len(here) >= len(owners) + 2:
-            # Two that can't be dialled get nothing of each other: neither could do a sum again.
-            told = "peers that others can dial, to merge everything again before the commit"
-            return f"{len(owners)} of at least {first + 1} {told}"
         return ""
 
     @property

@@ -9,11 +9,9 @@ anybody, or it gets a strike.  The only bytes of a model that a coordinator ever
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from farflung.coordinator.court.questions import Answer, Wanted
-from farflung.coordinator.ledger.proofs import SUM_IS_RIGHT
 from farflung.coordinator.ledger.records import FoundCheating
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import Discipline
@@ -33,8 +31,6 @@ OF_AUTHOR = {What.CONTRIBUTION: "what it contributed", What.SUM: "what it added 
 class Case:
     sum: OneSum
     accuser: str
-    # The accuser has not shown what it said.  True: the sum was done here, and it is right.
-    on_refuted: Callable[[bool], None] = lambda computed: None
     asked: dict[int, str] = field(default_factory=dict)  # question -> of whom it asks to see what went in
     shown: dict[str, bytes] = field(default_factory=dict)
 
@@ -50,15 +46,10 @@ class SumCases:
 
     # ---- what is asked -------------------------------------------------------------------------------
 
-    def accuse(
-        self,
-        accused: OneSum,
-        accuser: Member,
-        on_refuted: Callable[[bool], None] = lambda computed: None,
-    ) -> bool:
+    def accuse(self, accused: OneSum, accuser: Member) -> bool:
         """False: not now; it will say so again."""
         maker, authors = accused.maker, accused.authors
-        if self.is_out(maker):
+        if self._is_out(maker):
             return True
         busy = any(case.accuser == accuser.peer for case in self._cases)
         if busy or len(self._cases) >= OPEN_MOST or len(authors) * self._most > PROOF_BYTES_MOST:
@@ -66,7 +57,7 @@ class SumCases:
         name = self._core.name
         told = f"{name(accuser.peer)} says that {name(maker)} summed {accused.told} wrongly"
         self._core.note(f"{told}; {WENT_IN[accused.what]} are asked for")
-        case = Case(accused, accuser.peer, on_refuted)
+        case = Case(accused, accuser.peer)
         self._cases.append(case)
         for author in authors:
             case.asked[self._ask(case, accuser.peer, author)] = author
@@ -88,13 +79,12 @@ class SumCases:
     def is_open(self, fragment: int) -> bool:
         return any(case.sum.of.plan.fragment == fragment for case in self._cases)
 
-    def _refute(self, case: Case, why: str, computed: bool) -> None:
-        if self.is_out(case.sum.maker):
+    def _refute(self, case: Case, why: str) -> None:
+        if self._is_out(case.sum.maker):
             return  # for another sum, and whoever accused it has nothing left to show
         self._strike(case.accuser, why)
-        case.on_refuted(computed)
 
-    def is_out(self, peer: str) -> bool:
+    def _is_out(self, peer: str) -> bool:
         return self._core.ledger.register.ban_of(peer, "", self._core.clock_s) is not None
 
     @property
@@ -142,7 +132,7 @@ class SumCases:
                 if answer.raw is None
                 else "shows other bytes"
             )
-            self._refute(case, f"it said that a sum is wrong, and {what}", computed=False)
+            self._refute(case, f"it said that a sum is wrong, and {what}")
             return
         case.shown[author] = answer.raw
         if not case.asked:
@@ -170,13 +160,12 @@ class SumCases:
     def _judge(self, case: Case) -> None:
         core, judged = self._core, case.sum
         maker, of = judged.maker, judged.of
-        if self.is_out(maker):
+        if self._is_out(maker):
             return  # for another chunk, while this one was shown
         proof = judged.proof(core.run_id, case.shown)
         problem = proof.problem()
         if problem:
-            why = f"it said that a sum is wrong which is right: {problem}"[:200]
-            self._refute(case, why, computed=problem == SUM_IS_RIGHT)
+            self._refute(case, f"it said that a sum is wrong which is right: {problem}"[:200])
             return
         name = core.name
         why = f"it summed {judged.told}{core.of(of.plan.fragment)} wrongly"

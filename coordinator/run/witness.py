@@ -39,7 +39,7 @@ FAR_TOO_LONG = 0.1
 
 @dataclass(frozen=True)
 class CommittedSums:
-    """A commit, or what is to be one, and who signed for what it is made of."""
+    """A commit, and who signed for what it is made of."""
 
     plan: Plan
     decision: Decision
@@ -130,9 +130,9 @@ class OneSum:
     def codec_of(self, author: str) -> str:
         return SUM_CODEC if self.of_groups else self.of.plan.codec_of(author)
 
-    def drawn(self, question: int) -> DrawnChunk:
-        hashes = b"".join(map(self.hash_of, self.authors))
-        return DrawnChunk(self.chunk, self.result, hashes, question)
+    @property
+    def drawn(self) -> DrawnChunk:
+        return DrawnChunk(self.chunk, self.result, b"".join(map(self.hash_of, self.authors)))
 
     @property
     def told(self) -> str:
@@ -251,29 +251,14 @@ class Witness:
 
     def on_commit(self, commit: Commit, flight: InFlight, processes: Mapping[str, bytes]) -> CommittedSums:
         assert flight.decision is not None  # or there were nothing to commit
-        made = self._sums(commit, flight, flight.decision, processes)
-        for known in (self._said, self._proven, self._identities):
-            known.clear()
-        self._core.do(KeepEvidence(commit, tuple(made.said.values())))
-        return made
-
-    def before_commit(
-        self, flight: InFlight, decision: Decision, processes: Mapping[str, bytes]
-    ) -> CommittedSums:
-        """As it would be committed: what is not merged yet has no hash."""
-        plan = flight.plan
-        hashes = b"".join(flight.merged.get(chunk, bytes(HASH_BYTES)) for chunk in range(plan.count))
-        codec, weights = flight.rules.gather_codec, decision.weights
-        commit = Commit(plan.version + 1, plan.round_no, plan.members, weights, hashes, codec, plan.fragment)
-        return self._sums(commit, flight, decision, processes)
-
-    def _sums(
-        self, commit: Commit, flight: InFlight, decision: Decision, processes: Mapping[str, bytes]
-    ) -> CommittedSums:
         said = {peer: each for peer, each in self._said.items() if each.sent.round_no == commit.round_no}
         known = dict(self._identities), dict(processes)
         sums = flight.sums_used() if flight.plan.roots else {}
-        return CommittedSums(flight.plan, decision, commit, said, dict(flight.makers), *known, sums)
+        made = CommittedSums(flight.plan, flight.decision, commit, said, dict(flight.makers), *known, sums)
+        for each in (self._said, self._proven, self._identities):
+            each.clear()
+        self._core.do(KeepEvidence(commit, tuple(said.values())))
+        return made
 
 
 def _place(chunk: int) -> int:

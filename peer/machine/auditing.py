@@ -5,7 +5,6 @@ authors signed them; the authors keep their bytes for two more commits.  In a me
 result, or the result, and what goes in are then the sums of groups, which their makers keep as long.  An audit waits
 for rounds, takes one chunk at a time and asks few authors at once, so that it costs a line little.  What it found is
 said again whenever it is asked.
-Chunks of the round in flight go first, a few at a time: nothing is committed before they are merged again.
 
 Nobody believes an accusation: whoever makes one keeps the contributions, until the coordinator has seen them and has
 done the sum itself.
@@ -32,9 +31,6 @@ from farflung.protocol.verdicts import Verdict
 ASK_AT_ONCE = 8  # authors
 ASK_AGAIN_S = 1.0
 PATIENCE_S = 12.0  # without a byte of those that are asked: they do not give it
-FIRST_PATIENCE_S = 5.0  # the same, where a round waits for it
-FIRST_AT_ONCE = 8  # chunks of rounds in flight
-SEEN_LATELY_S = 10.0  # an accusation of which nothing was asked for so long makes room for the next one
 BUSY_EVERY_S = 5.0  # a chunk now and then in a run whose rounds never end
 ACCUSED_KEPT_S = 60.0  # contributions behind an accusation wait so long to be seen
 VERDICTS_KEPT = CHUNKS_PER_FRAGMENT
@@ -45,7 +41,7 @@ Key = tuple[int, int, int]  # round, group or the result, chunk
 SHOWN = {What.CONTRIBUTION: Kind.CONTRIBUTION, What.SUM: Kind.SUM}
 
 
-@dataclass(eq=False)
+@dataclass
 class Task:
     """One drawn chunk."""
 
@@ -61,11 +57,6 @@ class Task:
     @property
     def key(self) -> Key:
         return self.audit.round_no, self.audit.group, self.number
-
-    @property
-    def name(self) -> tuple[Key, int]:
-        """Before a commit another result may come in the same place."""
-        return self.key, self.drawn.question
 
     @property
     def kind(self) -> Kind:
@@ -93,16 +84,15 @@ class Accused:
 
     task: Task
     until: float  # they are kept
-    seen_at: float  # when something of it was asked for last
 
 
 class Auditing:
     def __init__(self, me: str, run_tag: bytes, part: Participation, tell: Tell) -> None:
         self._me, self._run_tag, self._part, self._tell = me, run_tag, part, tell
         self._queue: deque[Task] = deque()
-        self._at_work: dict[Key, Task] = {}
+        self._at_work: Task | None = None
         self._accused: Accused | None = None
-        self._verdicts: OrderedDict[tuple[Key, int], ChunkVerdict] = OrderedDict()
+        self._verdicts: OrderedDict[Key, ChunkVerdict] = OrderedDict()
         self._begun_at = float("-inf")
 
     # ---- the coordinator's words ----------------------------------------------------------------------------
@@ -117,32 +107,21 @@ class Auditing:
             if drawn.chunk >= lane.fragment.count or len(drawn.hashes) != count * HASH_BYTES:
                 continue
             task = Task(audit, drawn, lane.fragment.first + drawn.chunk)
-            known = self._verdicts.get(task.name)
+            known = self._verdicts.get(task.key)
             if known is not None and self._stands(task, known):
                 again.append(known)
-            elif len(self._queue) < CHUNKS_PER_FRAGMENT:
-                self._take_up(task)
+            elif len(self._queue) < CHUNKS_PER_FRAGMENT and not self._is_known(task):
+                self._queue.append(task)
         told = [self._tell(audit.round_no, tuple(again), audit.group)] if again else []
         return [*told, *self.on_timer(now)]
 
     def _stands(self, task: Task, known: ChunkVerdict) -> bool:
-        """An accusation that can't be shown any more is not repeated: it is made anew.  And whoever did not give its
-        contribution to a round in flight may give it now."""
-        if known.wrong:
-            return self._accused is not None and self._accused.task.name == task.name
-        return not (known.missing and self._is_first(task))
+        """An accusation that can't be shown any more is not repeated: it is made anew."""
+        return not known.wrong or (self._accused is not None and self._accused.task.key == task.key)
 
-    def _take_up(self, task: Task) -> None:
-        """Of a chunk of one round the newest word counts."""
-        if any(each.name == task.name for each in [*self._at_work.values(), *self._queue]):
-            return
-        self._queue = deque(each for each in self._queue if each.key != task.key)
-        self._at_work.pop(task.key, None)
-        self._queue.append(task)
-
-    def _is_first(self, task: Task) -> bool:
-        """Its round is in flight, and waits for it."""
-        return self._part.lanes[task.audit.fragment].is_in_flight(task.audit.round_no)
+    def _is_known(self, task: Task) -> bool:
+        at_work = [self._at_work] if self._at_work is not None else []
+        return any(each.key == task.key for each in [*at_work, *self._queue])
 
     def contribution(self, show: Show, now: float) -> Payload | None:
         """Of a peer to a chunk, or what it added up of it, for the coordinator: mine, or one behind my accusation."""
@@ -153,7 +132,7 @@ class Auditing:
         accused = self._accused
         if accused is None or not accused.task.is_of(kind, show.round_no, show.chunk):
             return None
-        accused.until, accused.seen_at = now + ACCUSED_KEPT_S, now  # it takes its time over a thin line
+        accused.until = now + ACCUSED_KEPT_S  # it takes its time over a thin line
         return accused.task.shelf.get(show.peer)
 
     # ---- time ------------------------------------------------------------------------------------------------
@@ -161,45 +140,27 @@ class Auditing:
     def on_timer(self, now: float) -> list[Effect]:
         if self._accused is not None and now >= self._accused.until:
             self._accused = None
-        self._drop_the_void()
-        self._begin_some(now)
-        return [effect for task in list(self._at_work.values()) for effect in self._go_on(task, now)]
+        if self._at_work is None:
+            self._begin(now)
+        return self._go_on(self._at_work, now) if self._at_work is not None else []
 
-    def _drop_the_void(self) -> None:
-        """Rounds that waited for it and are over."""
-        over = [each for each in [*self._queue, *self._at_work.values()] if each.drawn.question]
-        for task in [each for each in over if not self._is_first(each)]:
-            self._at_work.pop(task.key, None)
-            if task in self._queue:
-                self._queue.remove(task)
-
-    def _begin_some(self, now: float) -> None:
-        for task in [each for each in self._queue if self._is_first(each)]:
-            if sum(map(self._is_first, self._at_work.values())) < FIRST_AT_ONCE:
-                self._queue.remove(task)
-                self._begin(task, now)
-        if not self._queue or self._at_work or self._accused is not None:
+    def _begin(self, now: float) -> None:
+        if not self._queue or self._accused is not None:
             return
         if self._part.expects_bytes and now - self._begun_at < BUSY_EVERY_S:
             return
-        if not self._is_first(self._queue[0]):
-            self._begun_at = now
-        self._begin(self._queue.popleft(), now)
-
-    def _begin(self, task: Task, now: float) -> None:
-        self._at_work[task.key] = task
-        task.news_at = now
+        self._at_work = task = self._queue.popleft()
+        self._begun_at = task.news_at = now
         self._take_my_own(task)
 
     def _go_on(self, task: Task, now: float) -> list[Effect]:
         """Ask for what is missing, merge what is here, or give up."""
-        if task.merging or task.key not in self._at_work:
+        if task.merging:
             return []
         lacking = task.missing
         if not lacking:
             return self._merge(task, now)
-        patience_s = FIRST_PATIENCE_S if self._is_first(task) else PATIENCE_S
-        if task.refused or now - task.news_at >= patience_s:
+        if task.refused or now - task.news_at >= PATIENCE_S:
             silent = [peer for peer in lacking if peer in task.asked_at]
             return self._end(task, False, tuple(sorted(task.refused)) or tuple(silent))
         due = [
@@ -214,7 +175,8 @@ class Auditing:
 
     def on_arriving(self, peers: set[str], now: float) -> None:
         """Bytes of them come in: what is asked for may be among them, and is not asked for again."""
-        for task in self._at_work.values():
+        task = self._at_work
+        if task is not None:
             for peer in peers.intersection(task.missing):
                 task.news_at = task.asked_at[peer] = now
 
@@ -230,11 +192,11 @@ class Auditing:
     # ---- what arrives -------------------------------------------------------------------------------------------
 
     def takes(self, sender: str, frame: Frame, now: float) -> bool:
-        """A frame for a chunk in hand; its payload matched its own hash."""
-        header = frame.header
-        of = header.kind, header.round_no, header.chunk
-        task = next((each for each in self._at_work.values() if each.is_of(*of)), None)
-        if task is None or task.merging or sender not in task.audit.members or sender in task.shelf:
+        """A frame for the chunk in hand; its payload matched its own hash."""
+        header, task = frame.header, self._at_work
+        if task is None or not task.is_of(header.kind, header.round_no, header.chunk):
+            return False
+        if task.merging or sender not in task.audit.members or sender in task.shelf:
             return False  # somebody else here may have asked for it
         if header.hash != task.hash_of(sender):
             task.refused.add(sender)
@@ -251,30 +213,24 @@ class Auditing:
                 # An honest owner refuses it: nothing that holds it is a right sum.
                 return self._accuse(task, now)
         task.merging = True
-        number = task.drawn.question
-        payloads, weights = task.payloads, audit.weights
-        return [MergeAgain(audit.round_no, number, task.number, payloads, weights, audit.group)]
+        return [MergeAgain(audit.round_no, 0, task.number, task.payloads, audit.weights, audit.group)]
 
     def on_merged(self, effect: MergeAgain, made: object, now: float) -> list[Effect]:
-        task = self._at_work.get((effect.round_no, effect.group, effect.chunk))
-        if task is None or task.drawn.question != effect.decision_no or not isinstance(made, bytes):
+        task, key = self._at_work, (effect.round_no, effect.group, effect.chunk)
+        if task is None or task.key != key or not isinstance(made, bytes):
             return []
         if hash_bytes(made) == task.drawn.result:
             return [*self._end(task, False), *self.on_timer(now)]
         return [*self._accuse(task, now), *self.on_timer(now)]
 
     def _accuse(self, task: Task, now: float) -> list[Effect]:
-        if self._accused is not None and now - self._accused.seen_at < SEEN_LATELY_S:
-            # One accusation at a time is kept to be shown; it is asked of me again.
-            del self._at_work[task.key]
-            return []
-        self._accused = Accused(task, now + ACCUSED_KEPT_S, now)
+        self._accused = Accused(task, now + ACCUSED_KEPT_S)
         return self._end(task, True)
 
     def _end(self, task: Task, wrong: bool, missing: tuple[str, ...] = ()) -> list[Effect]:
-        self._at_work.pop(task.key, None)
-        verdict = ChunkVerdict(task.drawn.chunk, wrong, missing, task.drawn.question)
-        self._verdicts[task.name] = verdict
+        self._at_work = None
+        verdict = ChunkVerdict(task.drawn.chunk, wrong, missing)
+        self._verdicts[task.key] = verdict
         while len(self._verdicts) > VERDICTS_KEPT:
             self._verdicts.popitem(last=False)
         return [self._tell(task.audit.round_no, (verdict,), task.audit.group)]

@@ -213,9 +213,6 @@ class Lane:
         """The round that made my version, 0 if I do not know."""
         return self._last_commit.round_no if self._last_commit.version == self.version else 0
 
-    def is_in_flight(self, round_no: int) -> bool:
-        return self.round is not None and self.round.plan.round_no == round_no
-
     def my_piece(self, round_no: int, chunk: int, kind: Kind = Kind.CONTRIBUTION) -> Piece | None:
         """What I gave of this chunk of the model to that round, as far as I still have it."""
         if self.round is not None and self.round.plan.round_no == round_no:

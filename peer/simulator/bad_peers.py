@@ -135,5 +135,7 @@ class LastPeer:
         lane = part.lane_of_chunk(header.chunk) if part is not None else None
         if header.kind != Kind.CONTRIBUTION or lane is None:
             return False
-        flight = lane.round if lane.is_in_flight(header.round_no) else None
-        return flight is None or flight.plan.owner_of(header.chunk - lane.fragment.first) != effect.to
+        plan = lane.round.plan if lane.round is not None else None
+        if plan is None or plan.round_no != header.round_no:
+            return True
+        return plan.owner_of(header.chunk - lane.fragment.first) != effect.to

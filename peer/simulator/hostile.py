@@ -109,7 +109,7 @@ def forged_sum(payload: bytes) -> bytes:
 
 def lied(audited: Audited, wrong: bool) -> Audited:
     """What an auditor found, as a liar tells it."""
-    chunks = tuple(ChunkVerdict(each.chunk, wrong, (), each.question) for each in audited.chunks)
+    chunks = tuple(ChunkVerdict(each.chunk, wrong) for each in audited.chunks)
     return msgspec.structs.replace(audited, chunks=chunks)
 
 

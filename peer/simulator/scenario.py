@@ -109,7 +109,6 @@ class Scenario:
     work_lies_early: bool = False  # from the start on
     believed_most: float = 8.0  # times the tokens that such a liar has, so many may be believed
     audit: float = 0.037  # share of chunks that are merged again
-    audit_first: int = 0  # so many merge each chunk again before the commit
     cheats: bool = False  # the last peer corrupts one chunk of each round that it merges
     cheats_in_group: bool = False  # of a mesh: what its group adds up, not the result
     league: int = 0  # so many of the others audit for it, and find nothing

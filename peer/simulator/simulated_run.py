@@ -47,7 +47,6 @@ def manifest_for(scenario: Scenario) -> Manifest:
         [merge]
         policy = "{scenario.policy}"
         audit = {scenario.audit}
-        audit_first = {scenario.audit_first}
         [net]
         heartbeat_s = 1.0
         dead_after_s = {scenario.dead_after_s}

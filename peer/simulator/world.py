@@ -133,7 +133,6 @@ class World:
         self._held_at_cut = Held()
         self.last = LastPeer(scenario, peer_of(self._keys[-1]), self.random, self.model.chunk_elements)
         self.invariants.cheated, self.invariants.wrong_sums = self.last.wrong, self.last.wrong_sums
-        self.invariants.nothing_wrong = scenario.audit_first > scenario.league
         lies_itself = scenario.cheats or scenario.accuses or scenario.mutes or scenario.withholds
         about_sums = scenario.league + lies_itself
         self.invariants.liars |= {peer_of(key) for key in self._keys[len(self._keys) - about_sums :]}

@@ -81,11 +81,6 @@ DATA = ("tests/coordinator/run/test_lending.py", "tests/whole/test_liars_about_w
 AUDITS = ("tests/coordinator/run/test_auditing.py", "tests/whole/test_wrong_sums.py")
 PROVEN = ("tests/coordinator/ledger/test_proofs.py",)
 WITNESS = ("tests/coordinator/run/test_conductor.py", "tests/coordinator/run/test_witness.py")
-FIRST = (
-    "tests/coordinator/rounds/test_audits_first.py",
-    "tests/coordinator/rounds/test_in_flight.py",
-    "tests/whole/test_audits_first.py",
-)
 AUDITOR = ("tests/peer/machine/test_auditing.py",)
 WON = (
     "tests/coordinator/run/test_winning_back.py",

@@ -11,7 +11,6 @@ AT_CROSSINGS = ("tests/peer/machine/test_crossings.py",)
 AT_IN_FLIGHT = (
     "tests/coordinator/rounds/test_in_flight.py",
     "tests/coordinator/run/test_stages.py",
-    "tests/coordinator/rounds/test_audits_first.py",
 )
 AT_CLIPPING = ("tests/coordinator/rounds/test_clipping.py",)
 AT_REPLAY = ("tests/console/test_audit_replay_stages.py",)
@@ -207,24 +206,10 @@ BATCHES = (
         AT_IN_FLIGHT,
     ),
     Mutant(
-        "P19 whoever is found out has no part in what is merged anew",
-        "coordinator/rounds/in_flight.py",
-        "            kept = [m for m in self.decision.included(self.plan.members) if m not in self.barred]\n",
-        "            kept = [*self.decision.included(self.plan.members)]\n",
-        AT_IN_FLIGHT,
-    ),
-    Mutant(
         "P3 who dies when its share is safe costs nothing",
         "coordinator/rounds/in_flight.py",
         "m in self.barred or (m not in alive and not self._complete(m))\n",
         "m in self.barred or m not in alive\n",
-        AT_IN_FLIGHT,
-    ),
-    Mutant(
-        "P11 what a cheat made of a batch is computed again",
-        "coordinator/rounds/in_flight.py",
-        "                lost |= self.rules.whole & self.barred.keys()\n",
-        "                pass\n",
         AT_IN_FLIGHT,
     ),
     Mutant(

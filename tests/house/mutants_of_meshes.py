@@ -379,6 +379,13 @@ MESHES = (
         SIGNED,
     ),
     Mutant(
+        "a group that has ended has no part in what is merged anew",
+        "coordinator/rounds/in_flight.py",
+        "            kept = [m for m in self.decision.included(self.plan.members) if m not in self.barred]\n",
+        "            kept = [*self.decision.included(self.plan.members)]\n",
+        ("tests/coordinator/rounds/test_groups.py",),
+    ),
+    Mutant(
         "who contradicts another one about a sum owns nothing for a while",
         "coordinator/rounds/in_flight.py",
         "self.impossible.keys() | self.censors | self.at_odds.keys()",

@@ -328,8 +328,8 @@ MAY_LACK = {
 }
 
 FROZEN_PARTS = {
-    ChunkVerdict: "chunk wrong missing question",
-    DrawnChunk: "chunk result hashes question",
+    ChunkVerdict: "chunk wrong missing",
+    DrawnChunk: "chunk result hashes",
     GroupSums: "chunks hashes inputs signature",
     m.FragmentBeat: "fragment version digest round_no epoch decision_no ready need dropped shown ahead",
     m.BatchBeat: "version seat trainer counted unusable want unit_s table_no holds made complains",

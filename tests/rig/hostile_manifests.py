@@ -98,7 +98,6 @@ HOSTILE: dict[str, list[Any]] = {
     "merge.clip": NUMBERS,
     "merge.guard": NUMBERS,
     "merge.audit": NUMBERS,
-    "merge.audit_first": [0, *NUMBERS],
     "net.heartbeat_s": [0.01, *NUMBERS],
     "net.dead_after_s": NUMBERS,
     "net.upload_limit": ["none", "1 bit/s", *TEXT],

@@ -186,4 +186,4 @@ class MeshStand:
     @property
     def committed(self) -> CommittedSums:
         processes = {peer: process_of(peer) for peer in self.made.members}
-        return self.witness.before_commit(self.flight, self.made.decision, processes)
+        return self.witness.on_commit(self.made.commit, self.flight, processes)

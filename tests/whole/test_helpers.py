@@ -77,12 +77,6 @@ def test_one_who_helps_and_lies_about_its_sums_is_caught() -> None:
     assert register.ban_of(helper, "", world.coordinator.core.clock_s) is not None
 
 
-def test_nothing_that_one_who_helps_forged_is_committed_where_all_is_merged_again_before() -> None:
-    scenario = replace(CALM, peers=4, helpers=1, chunks=6, rounds=6, cheats=True, audit_first=1)
-    world = World(6, replace(scenario, faults_until_s=0.0))
-    assert world.run().outcome == "finished"
-
-
 @pytest.mark.hard
 @pytest.mark.parametrize("batch", range(1))
 def test_no_promise_is_broken_in_batches_with_those_who_help(batch: int) -> None:

@@ -103,6 +103,17 @@ def test_who_calls_right_sums_wrong_gets_strikes_until_it_is_banned_and_the_owne
     assert banned >= SEEDS // 2
 
 
+@pytest.mark.parametrize("lie", ["mutes", "withholds"])
+def test_who_says_nothing_of_what_it_audits_or_gives_auditors_nothing_stops_no_run(lie: str) -> None:
+    for seed in range(2):
+        world = finished(seed, replace(CALM, end_s=400.0, **{lie: True}))
+        assert not world.invariants.found
+        assert world.coordinator is not None
+        core = world.coordinator.core
+        honest = world.peers.keys() - world.invariants.liars
+        assert not any(core.ledger.register.ban_of(peer, "", core.clock_s) for peer in honest)
+
+
 @pytest.mark.parametrize("batch", pieces(4))
 def test_in_a_hostile_world_no_honest_peer_is_struck_or_banned_for_a_sum(batch: int) -> None:
     """Kills, lost messages and cut lines: what can't be shown in time is nobody's fault."""

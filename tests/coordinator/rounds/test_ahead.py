@@ -21,7 +21,7 @@ from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.rounds.steps import Settled, Waiting
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import MergeSection, RoundSection, RunSection
+from farflung.protocol.manifest_sections import RoundSection, RunSection
 from farflung.protocol.messages import Beat, FragmentBeat, Sent
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import AheadPlan, Plan
@@ -117,11 +117,10 @@ def test_without_the_rates_of_most_nothing_is_known() -> None:
 class Watch:
     """The conductor's part: looks at the lines once a second."""
 
-    def __init__(self, codec: str = "auto", audit_first: int = 0) -> None:
+    def __init__(self, codec: str = "auto") -> None:
         manifest = Manifest(
             run=RunSection(name="demo", min_peers=1, rounds=9),
             round=RoundSection(codec=codec),
-            merge=MergeSection(audit_first=audit_first),
         )
         self.ahead, self.now = Ahead(0, lambda: manifest), 0.0
 
@@ -282,11 +281,6 @@ def test_a_line_that_is_fast_again_takes_part_as_all_others_do() -> None:
     watch.looks(lines())
     assert watch.looks(lines(200, 200)) == [f"{SLOW} does not send its work ahead of the rounds any more"]
     assert watch.ahead.plan is None and watch.ahead.told(SLOW, dict) == (0, None)
-
-
-def test_where_all_is_audited_before_the_commit_everybody_waits_in_any_case() -> None:
-    watch = Watch(audit_first=1)
-    assert watch.looks(lines()) == [] and watch.ahead.plan is None
 
 
 def test_contributions_that_are_short_are_not_worth_it() -> None:

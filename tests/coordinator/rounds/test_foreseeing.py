@@ -86,14 +86,13 @@ CAN_NOT = {
     "groups": {"plan": with_fields(PLAN, groups=(0, 0, 1))},
     "nobody may be left out": {"rules": replace(RULES, whole=frozenset(ALL))},
     "results are measured": {"rules": replace(RULES, measures=True)},
-    "merged again before the commit": {"audited": True},
     "alone": {"plan": Plan(1, 1, 0, ("ann",), (0, 0, 0), ("fp32",))},
 }
 
 
 @pytest.mark.parametrize("why", CAN_NOT)
 def test_rounds_in_which_it_is_not_told(why: str) -> None:
-    usual = {"plan": PLAN, "rules": RULES, "audited": False, "protocols": NOW}
+    usual = {"plan": PLAN, "rules": RULES, "protocols": NOW}
     assert can_be_foreseen(**usual)  # type: ignore[arg-type]
     assert not can_be_foreseen(**{**usual, **CAN_NOT[why]})  # type: ignore[arg-type]
 

@@ -13,10 +13,11 @@ from farflung.coordinator.rounds.heirs import Shown, inherited
 from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.rounds.shares import Rates
-from farflung.coordinator.rounds.steps import Failed, Waiting
+from farflung.coordinator.rounds.steps import Failed, Moved, Settled, Waiting
 from farflung.protocol.digests import bits
 from farflung.protocol.limits import GROUPS_MOST, MEMBERS_PER_MESH, MEMBERS_PER_ROUND
 from farflung.protocol.round_words import Plan, Reason
+from rig.made_mesh import MadeMesh, MeshStand
 
 CHUNKS = 6
 NOTHING = Shown(set(), lambda member, chunk: False, lambda member, owner, chunk: False)
@@ -180,3 +181,15 @@ def test_a_group_without_anybody_left_ends_and_its_roots_move() -> None:
     made = inherited(groups, alive, alive, set(), NOTHING, set())
     assert made is not None and made.ended == {1}
     assert 1 not in made.roots
+
+
+def test_a_group_that_ends_after_the_decision_has_no_part_in_what_is_merged_anew() -> None:
+    made = MadeMesh(groups=3)
+    flight, gone = MeshStand(made).flight, set(made.in_groups.members[1])
+    alive = set(made.members) - gone
+    assert isinstance(flight.next_step(1.0, alive, alive), Moved)
+    step = flight.next_step(1.0, alive, alive)
+    assert isinstance(step, Settled)
+    assert {
+        peer for peer, weight in zip(made.members, step.decision.weights, strict=True) if not weight
+    } == gone

@@ -77,16 +77,6 @@ def test_nobody_signs_for_a_chunk_that_is_not_its_own() -> None:
     assert not stand.hears(1, stand.signed(1, report))
 
 
-def test_before_the_commit_what_is_not_merged_yet_has_no_hash() -> None:
-    stand = Stand()
-    stand.flight.on_progress(stand.made.members[1], stand.made.report(1))
-    assert stand.flight.decision is not None
-    sums = stand.witness.before_commit(stand.flight, stand.flight.decision, {})
-    assert sums.commit.hashes == bytes(32) + hash_bytes(stand.made.results[1]) + bytes(32)
-    assert sums.commit.version == 1 and sums.makers.keys() == {1}
-    assert set(sums.said) == set(stand.made.members)
-
-
 def test_results_made_by_what_is_foreseen_are_heard_and_checked_like_others() -> None:
     stand = Stand()
     stand.flight.decision, stand.flight.foreseen = None, replace(stand.made.decision, foreseen=True)

@@ -8,13 +8,7 @@ from msgspec.structs import replace as changed
 from farflung.collectives.round.effects import MergeAgain, SendFrame
 from farflung.collectives.round.kept import GIVEN_MOST, Given, KeptContributions
 from farflung.collectives.round.pieces import Piece
-from farflung.peer.machine.auditing import (
-    ASK_AGAIN_S,
-    ASK_AT_ONCE,
-    FIRST_PATIENCE_S,
-    PATIENCE_S,
-    Auditing,
-)
+from farflung.peer.machine.auditing import ASK_AGAIN_S, ASK_AT_ONCE, PATIENCE_S, Auditing
 from farflung.peer.machine.effects import Effect, ToCoordinator
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Kind
@@ -123,6 +117,13 @@ def test_bytes_that_are_no_contribution_make_the_sum_wrong() -> None:
     assert verdicts(auditor.gives("bob", UNUSABLE)) == [ChunkVerdict(CHUNK, True)]
 
 
+def _show(peer: str) -> Show:
+    return Show(
+        session=bytes(16), seq=1, question=1, what=What.CONTRIBUTION, fragment=0, version=3, chunk=CHUNK, start=0,
+        round_no=ROUND, peer=peer,
+    )  # fmt: skip
+
+
 def _fields(audit: AuditChunks) -> dict[str, object]:
     return {name: getattr(audit, name) for name in audit.__struct_fields__}
 
@@ -224,91 +225,6 @@ def test_rounds_go_first_and_a_chunk_now_and_then_is_audited_in_a_run_whose_roun
     auditor.auditing.on_merged(merge_of(auditor.gives("bob")), MERGED, 0.1)
     assert not asked(auditor.auditing.on_timer(1.0))
     assert asked(auditor.auditing.on_timer(5.1)) == ["bob"]
-
-
-# ---- before the commit ------------------------------------------------------------------------------------------
-
-
-class InRound(Auditor):
-    """Ann, in round 9 with bob, in which nothing is committed before it is merged again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made.founds()
-        self.made.freezes(0)
-        self.made.opens(0, round_no=9)
-        flight = self.made.lane(0).round
-        assert flight is not None
-        flight.mine.update({index: Piece(sent_by("ann"), hash_bytes(sent_by("ann"))) for index in range(2)})
-
-    def hears(
-        self, *members: str, chunk: int = CHUNK, question: int = 1, result: bytes = MERGED
-    ) -> list[Effect]:
-        audit = audit_of(*members, chunk=chunk, round_no=9, result=result)
-        drawn = changed(audit.chunks[0], question=question)
-        return self.auditing.on_audit(AuditChunks(**{**_fields(audit), "chunks": (drawn,)}), 0.0)
-
-    def gets(self, peer: str, chunk: int = CHUNK, now: float = 0.0) -> list[Effect]:
-        frame = frame_of(Kind.CONTRIBUTION, chunk, sent_by(peer), round_no=9, version=3)
-        return self.auditing.on_timer(now) if self.auditing.takes(peer, frame, now) else []
-
-
-def test_a_round_that_waits_for_it_is_audited_at_once_and_several_chunks_beside_each_other() -> None:
-    auditor = InRound()
-    wants = [*auditor.hears("ann", "bob"), *auditor.hears("ann", "bob", chunk=0, question=2)]
-    assert [each.to for each in wants if isinstance(each, SendFrame)] == ["bob", "bob"]
-    merge = merge_of(auditor.gets("bob"))
-    assert merge.payloads == (sent_by("ann"), sent_by("bob")), "mine comes out of the round in flight"
-    assert verdicts(auditor.auditing.on_merged(merge, MERGED, 0.0)) == [ChunkVerdict(CHUNK, False, (), 1)]
-
-
-def test_another_result_in_the_same_place_is_another_question() -> None:
-    auditor = InRound()
-    auditor.hears("ann", "bob")
-    before = merge_of(auditor.gets("bob"))
-    assert verdicts(auditor.auditing.on_merged(before, MERGED, 0.0))
-    assert verdicts(auditor.hears("ann", "bob", question=2)) == [], (
-        "the same bytes may be wrong under other weights"
-    )
-    auditor.hears("ann", "bob", question=3)
-    again = merge_of(auditor.gets("bob"))
-    assert not auditor.auditing.on_merged(before, MERGED, 0.0), "that was done for another question"
-    assert verdicts(auditor.auditing.on_merged(again, b"another", 0.0)) == [ChunkVerdict(CHUNK, True, (), 3)]
-
-
-def test_a_second_wrong_sum_waits_while_the_first_one_is_looked_at() -> None:
-    auditor = InRound()
-    auditor.hears("ann", "bob")
-    auditor.auditing.on_merged(merge_of(auditor.gets("bob")), b"another", 0.0)
-    auditor.hears("ann", "bob", chunk=0, question=2)
-    second = merge_of(auditor.gets("bob", chunk=0))
-    assert verdicts(auditor.auditing.on_merged(second, b"another", 1.0)) == []
-    assert auditor.show("bob") is None and auditor.auditing.contribution(
-        changed(_show("bob"), round_no=9), 2.0
-    ) == sent_by("bob"), "the first can still be shown"
-
-
-def _show(peer: str) -> Show:
-    return Show(
-        session=bytes(16), seq=1, question=1, what=What.CONTRIBUTION, fragment=0, version=3, chunk=CHUNK, start=0,
-        round_no=ROUND, peer=peer,
-    )  # fmt: skip
-
-
-def test_an_author_that_gave_nothing_to_a_round_in_flight_is_asked_anew() -> None:
-    auditor = InRound()
-    auditor.hears("ann", "bob")
-    named = verdicts(auditor.auditing.on_timer(FIRST_PATIENCE_S + 0.1))
-    assert named == [ChunkVerdict(CHUNK, False, ("bob",), 1)]
-    assert [each.to for each in auditor.hears("ann", "bob") if isinstance(each, SendFrame)] == ["bob"]
-
-
-def test_a_round_that_is_over_is_not_audited_any_more() -> None:
-    auditor = InRound()
-    auditor.hears("ann", "bob")
-    auditor.made.lane(0).on_aborted(9)
-    assert not auditor.auditing.on_timer(30.0), "nobody is named for it"
-    assert not auditor.gets("bob")
 
 
 # ---- the author ------------------------------------------------------------------------------------------------
