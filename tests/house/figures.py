@@ -50,7 +50,6 @@ MODES: Mapping[str, tuple[str, ...]] = {
         "coordinator/run/auditing",
         "coordinator/run/sum_cases",
         "coordinator/run/witness",
-        "coordinator/rounds/audits_first",
         "coordinator/ledger/proofs",
         "coordinator/ledger/evidence",
         "peer/machine/auditing",

@@ -102,7 +102,7 @@ SEATS = (
     Mutant(
         "P15 the only one that can be dialled stays in its stage",
         "coordinator/batches/moving.py",
-        "            return self._doors(worker.stage) != [worker.peer]\n",
+        "            return self._doors(worker.stage) != [worker.peer] or self._is_no_door(worker)\n",
         "            return True\n",
         AT_MOVING,
     ),
