@@ -130,9 +130,10 @@ class Trial:
                 except subprocess.TimeoutExpired:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
-        opened = (
-            set(OPENED.findall(self.opened.read_text(errors="replace"))) if self.opened.exists() else set()
-        )
+        calls = self.opened.read_text(errors="replace").splitlines() if self.opened.exists() else []
+        opened = {path for call in calls for path in OPENED.findall(call)}
+        # What was not there before is nobody else's: compilers make files in /tmp, and open them again.
+        opened -= {path for call in calls if "O_EXCL" in call for path in OPENED.findall(call)}
         lines = log.read_text().strip().splitlines() or [""]
         return opened, self.said.read_bytes() if self.said.exists() else b"", lines[-1]
 
