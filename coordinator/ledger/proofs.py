@@ -53,7 +53,6 @@ from farflung.protocol.signing import peer_id_of, verify
 
 SUFFIX = ".proof"
 FORMAT = 1
-SUM_IS_RIGHT = "the sum is right"
 HEAD_BYTES = 16  # of a payload; the number of its values stands in bytes 8 to 12
 
 
@@ -185,7 +184,7 @@ def _problem_of_sum(
         made = merged(results.codec, elements, payloads, weights)
     except FrameError:
         return ""  # whoever does as it should refuses these bytes, and has no result
-    return SUM_IS_RIGHT if hash_bytes(made) == hash_at(results.hashes, place) else ""
+    return "the sum is right" if hash_bytes(made) == hash_at(results.hashes, place) else ""
 
 
 class WrongSumOfSums(Struct, frozen=True, forbid_unknown_fields=True, tag="wrong_sum_of_sums"):

@@ -43,7 +43,7 @@ KNOWN_FIELDS = {
     "kept",
     "BorderTensor": "dtype shape name",
     "Challenge": "nonce run_id manifest model",
-    "ChunkVerdict": "chunk wrong missing question",
+    "ChunkVerdict": "chunk wrong missing",
     "Commit": "version round_no members weights hashes codec fragment factor",
     "Committed": "session seq commit nonce amended kept",
     "Complaint": "seat damaged",
@@ -51,7 +51,7 @@ KNOWN_FIELDS = {
     "Decided": "session seq decision",
     "Decision": "round_no decision_no weights reasons",
     "DotProducts": "members chunks products",
-    "DrawnChunk": "chunk result hashes question",
+    "DrawnChunk": "chunk result hashes",
     "FragmentBeat": "fragment version digest round_no epoch decision_no ready need dropped shown ahead",
     "FragmentTick": "fragment version digests verified donors round_no sent_seen progress_seen "
     "compare dropped proof nonce_for nonce refuted fellows ahead_no ahead",
