@@ -8,7 +8,7 @@ host has died.  The ways to learn of the new place:
     told     both places stood in the list that the coordinator signed before (`--public` twice); peers have the old URL
     asked    the list named the old place alone; one peer has a URL with both, the others ask their fellows (WHERE)
     file     a peer that was in the run, is started again with the old URL, and kept the list of the first case
-    book     nobody knew the new place: it stands in a phone book (one node of BitTorrent's DHT), which all may ask
+    book     nobody knew the new place: it stands in a phone book (one node of hivemind's DHT), which all may ask
     newcomer somebody who was never in the run, with the old URL and that phone book
 
 Without a book, a newcomer whose URL names the old place alone finds nobody.  Times are from the moment when the new

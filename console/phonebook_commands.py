@@ -20,53 +20,34 @@ from farflung.protocol.errors import Unreachable, UserError
 from farflung.protocol.join_url import Address, JoinUrl
 
 app = typer.Typer()
-BITTORRENT, HIVEMIND = "bittorrent", "hivemind"
-BOOK_HELP = (
-    "A phone book: HOST:PORT of a node, hivemind's /ip4/.../p2p/..., or `public`; may be said several times."
-)
+BOOK_HELP = "A phone book: /ip4/.../p2p/..., as `farflung phonebook` prints it; may be said several times."
 Books = Annotated[list[str] | None, typer.Option("--book", envvar="FARFLUNG_BOOK", help=BOOK_HELP)]
 
 
 @app.command()
 def phonebook(
-    kind: Annotated[str, typer.Option(help="bittorrent or hivemind.")] = BITTORRENT,
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "0.0.0.0:29810",
     node: Annotated[
         list[str] | None,
-        typer.Option(help="Another node of the same book, to begin at; none for the first one."),
+        typer.Option(
+            help="Another node of the same book, to begin at: /ip4/.../p2p/...; none for the first one."
+        ),
     ] = None,
 ) -> None:
     """Run a node of a phone book, until Ctrl-C: for runs that their hosts announce, and for `farflung find`."""
-    if kind not in (BITTORRENT, HIVEMIND):
-        raise UserError(f"--kind {kind}: expected {BITTORRENT} or {HIVEMIND}")
+    from farflung.console.phonebook.book import place_of
+    from farflung.console.phonebook.hivemind_book import HivemindBook
+
+    begin = tuple(map(place_of, node or []))
     ends = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ends.set())
-    with contextlib.ExitStack() as stack:
-        for place in _opened(kind, Address.parse(listen, "--listen", 0), node or [], stack):
+    with contextlib.closing(HivemindBook(begin, Address.parse(listen, "--listen", 0))) as book:
+        for place in book.places:
             typer.echo(place)
         typer.echo("this node is up; announce a run with:  farflung coordinate --announce PLACE", err=True)
         while not ends.wait(3600.0):
             pass
-
-
-def _opened(kind: str, listen: Address, nodes: list[str], stack: contextlib.ExitStack) -> list[str]:
-    """Where others reach it."""
-    from farflung.console.phonebook.book import Book
-
-    if kind == HIVEMIND:
-        from farflung.console.phonebook.hivemind_book import HivemindBook
-
-        maddrs = tuple(Book.parse(each).maddr for each in nodes)
-        if not all(maddrs):
-            raise UserError(f"--node: {nodes}: hivemind's nodes are named as /ip4/.../tcp/.../p2p/...")
-        book = stack.enter_context(contextlib.closing(HivemindBook(maddrs, listen)))
-        return list(book.places)
-    from farflung.console.phonebook.bittorrent import BitTorrentNode
-
-    known = tuple(each for text in nodes for each in Book.parse(text).nodes)
-    made = stack.enter_context(contextlib.closing(BitTorrentNode(listen, known)))
-    return [str(Address(listen.host, made.port))]
 
 
 @app.command()
@@ -81,7 +62,7 @@ def find(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
 ) -> None:
     """Look a run up in a phone book, and print the join URL that leads to it now."""
-    from farflung.console.phonebook.book import Book, wanted
+    from farflung.console.phonebook.book import place_of, wanted
     from farflung.console.phonebook.books import look_up
 
     if not book:
@@ -89,7 +70,7 @@ def find(
             "name a phone book with --book, or in FARFLUNG_BOOK; whoever hosts the run knows which"
         )
     asked = wanted(what)
-    found = look_up(asked, [Book.parse(each) for each in book], time.time)
+    found = look_up(asked, [place_of(each) for each in book], time.time)
     for problem in found.problems:
         typer.echo(f"phone book {problem}", err=True)
     urls: list[JoinUrl] = [each.url(asked.token) for each in found.runs]

@@ -90,15 +90,6 @@ def curve_key_of(public: bytes) -> bytes:
     return ((1 + y) * pow(1 - y, -1, _P) % _P).to_bytes(32, "little")
 
 
-def ed25519_keys_of(curve_key: bytes) -> tuple[bytes, ...]:
-    """The two ed25519 keys of which one belongs to the holder of this CURVE key: y = (u - 1) / (u + 1)."""
-    u = int.from_bytes(curve_key, "little")
-    if len(curve_key) != 32 or u >= _P or (u + 1) % _P == 0:
-        return ()
-    y = (u - 1) * pow(u + 1, -1, _P) % _P
-    return tuple((y | sign << 255).to_bytes(32, "little") for sign in (0, 1))
-
-
 # ---- what its host changes while it goes on: see Terms in protocol/moments.py
 
 

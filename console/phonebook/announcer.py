@@ -20,29 +20,26 @@ from types import TracebackType
 
 import msgspec
 
-from farflung.console.phonebook.bencode import to_sign
-from farflung.console.phonebook.book import LIFE_S, RENEWED_S, Book
-from farflung.console.phonebook.feeding import LINE_BYTES, Became, Record
+from farflung.console.phonebook.book import LIFE_S, RENEWED_S, place_of
+from farflung.console.phonebook.feeding import LINE_BYTES, Became
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl, Whereabouts
 
 AGAIN_S = 30.0  # after a record that no book took
 ENDS_WITHIN_S = 3.0
-KEY_BYTES = 32
 
 log = logging.getLogger("farflung.coordinator")
 
 
 def record_of(
     url: JoinUrl, incarnation: int, number: int, expires_s: int, prove: Callable[[bytes], bytes]
-) -> Record:
+) -> Whereabouts:
     """`prove`: the run's ed25519 key and its signature.  UserError where it has none."""
     addresses = tuple(map(str, url.addresses))
     said = Whereabouts(url.run, incarnation, number, addresses, expires_s, b"").signed(prove)
-    proof = prove(to_sign(said.order, said.raw))
-    if not said.proof or not proof:
+    if not said.proof:
         raise UserError("--announce: coordinator.key is of an older version and can't sign a record")
-    return Record(said.raw, proof[:KEY_BYTES], proof[KEY_BYTES:])
+    return said
 
 
 class Announcer:
@@ -50,11 +47,9 @@ class Announcer:
 
     def __init__(self, books: Sequence[str], words: Sequence[str] = ()) -> None:
         """`books`: as people name them; UserError for what is none.  `words`: what is run, in tests."""
-        self._books = [*dict.fromkeys(books)]
-        for each in self._books:
-            Book.parse(each)
+        places = [*dict.fromkeys(map(place_of, books))]
         module = [sys.executable, "-m", "farflung.console.phonebook.feeding"]
-        self._words = [*(words or module), *self._books]
+        self._words = [*(words or module), *places]
         self._process: subprocess.Popen[str] | None = None
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -75,7 +70,7 @@ class Announcer:
     def begin(self, url: JoinUrl, incarnation: int, prove: Callable[[bytes], bytes]) -> None:
         record_of(url, incarnation, 1, 1, prove)  # a key that can't sign is told at once
 
-        def new_record(number: int) -> Record:
+        def new_record(number: int) -> Whereabouts:
             return record_of(url, incarnation, number, round(time.time()) + LIFE_S, prove)
 
         thread = threading.Thread(target=self._keep, args=(new_record,), name="announcer", daemon=True)
@@ -84,7 +79,7 @@ class Announcer:
 
     # ---- the thread --------------------------------------------------------------------------------------------
 
-    def _keep(self, new_record: Callable[[int], Record]) -> None:
+    def _keep(self, new_record: Callable[[int], Whereabouts]) -> None:
         number = 0
         while not self._stop.is_set():
             number += 1
@@ -95,8 +90,8 @@ class Announcer:
             if self._taken and not self._stop.is_set():
                 self._stop.wait(RENEWED_S - AGAIN_S)
 
-    def _hand_over(self, record: Record) -> None:
-        line = msgspec.json.encode(record).decode() + "\n"
+    def _hand_over(self, record: Whereabouts) -> None:
+        line = msgspec.json.encode(record.raw).decode() + "\n"
         process = self._process
         if process is None or process.poll() is not None:
             if process is not None:
@@ -113,7 +108,7 @@ class Announcer:
             pass  # it has just died: the next record finds another one
 
     def _start(self) -> subprocess.Popen[str]:
-        # Some books have processes of their own, which must end with it.
+        # A book has processes of its own, which must end with it.
         process = subprocess.Popen(
             self._words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )

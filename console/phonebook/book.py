@@ -1,8 +1,8 @@
-"""What a phone book is to us, and what of it is believed: the face of both kinds, and the check of every record.  Pure.
+"""What a phone book is to us, and what of it is believed: the face of one, and the check of every record.  Pure.
 
 A phone book tells where the coordinator of a public run is: to somebody new whose join URL leads to a place that is
 dead, and to whoever looks for a run by its name.  It is optional, and lives in processes of its own: no peer and no
-coordinator needs one, and no frame passes it.  bittorrent.py and hivemind_book.py are two kinds of it.
+coordinator needs one, and no frame passes it.  hivemind_book.py is the real one.
 
 Who may lie: everybody in it.  A record counts only under the run's own key, until it expires, and of several the one
 with the highest number.  So strangers can keep a record back, or give an older one that has not expired, and nothing
@@ -18,28 +18,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from farflung.protocol.errors import UserError
-from farflung.protocol.join_url import Address, JoinUrl, Whereabouts, whereabouts_of
+from farflung.protocol.join_url import JoinUrl, Whereabouts, whereabouts_of
 
 LIFE_S = 3600  # of a record
 RENEWED_S = 600.0
 CLOCKS_APART_S = 300  # at most, of two machines
 LIFE_MOST_S = LIFE_S + CLOCKS_APART_S
+PLACE_CHARS = 300
 NAMES_SHOWN = 32  # anybody may announce a run of any name
-PUBLIC = "public"  # the BitTorrent DHT of everybody
-PUBLIC_NODES = (Address("dht.libtorrent.org", 25401), Address("router.bittorrent.com", 6881))
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What is put into a book."""
-
-    whereabouts: Whereabouts
-    key: bytes  # the run's ed25519 key
-    signature: bytes  # by it, as BEP 44 wants one: the book of that kind checks it itself
 
 
 class PhoneBook(Protocol):
-    def put(self, entry: Entry) -> int:
+    def put(self, said: Whereabouts) -> int:
         """At how many places it is now; 0: nobody took it."""
         ...
 
@@ -48,7 +38,7 @@ class PhoneBook(Protocol):
         ...
 
     def named(self, name: str) -> list[bytes]:
-        """The same of all runs of that name; UserError where a book can't be searched so."""
+        """The same of all runs of that name."""
         ...
 
     def close(self) -> None: ...
@@ -105,24 +95,11 @@ def wanted(text: str) -> Wanted:
     return Wanted(name=text)
 
 
-@dataclass(frozen=True)
-class Book:
-    """One book, as it is named on a command line: `public`, HOST:PORT of a node, or a multiaddress of hivemind's."""
-
-    nodes: tuple[Address, ...] = ()
-    maddr: str = ""
-
-    @classmethod
-    def parse(cls, text: str) -> Book:
-        if text == PUBLIC:
-            return cls(PUBLIC_NODES)
-        if text.startswith("/"):
-            if "/p2p/" not in text or any(each.isspace() for each in text) or len(text) > 300:
-                raise UserError(
-                    f"phone book {text[:60]!r}: expected /ip4/.../tcp/.../p2p/..., as `farflung phonebook` says"
-                )
-            return cls(maddr=text)
-        return cls((Address.parse(text, "phone book"),))
-
-    def __str__(self) -> str:
-        return self.maddr or ", ".join(map(str, self.nodes))
+def place_of(text: str) -> str:
+    """One book, as it is named on a command line: a multiaddress of hivemind's; UserError for anything else."""
+    is_one = text.startswith("/") and "/p2p/" in text and len(text) <= PLACE_CHARS
+    if not is_one or any(each.isspace() for each in text):
+        raise UserError(
+            f"phone book {text[:60]!r}: expected /ip4/.../tcp/.../p2p/..., as `farflung phonebook` says"
+        )
+    return text

@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from farflung.console.phonebook.bittorrent import BitTorrentBook
-from farflung.console.phonebook.book import Book, Entry, PhoneBook, Wanted, by_name, newest
+from farflung.console.phonebook.book import PhoneBook, Wanted, by_name, newest
 from farflung.console.phonebook.hivemind_book import HivemindBook
 from farflung.protocol.errors import FarflungError
 from farflung.protocol.join_url import Whereabouts
 
 
-def opened(book: Book) -> PhoneBook:
+def opened(book: str) -> PhoneBook:
     """For somebody who only asks and puts: no node of it."""
-    return HivemindBook((book.maddr,), client=True) if book.maddr else BitTorrentBook(book.nodes)
+    return HivemindBook((book,), client=True)
 
 
 @dataclass
@@ -29,9 +28,9 @@ class Found:
 
 def look_up(
     wanted: Wanted,
-    books: Sequence[Book],
+    books: Sequence[str],
     wall_s: Callable[[], float],
-    open_book: Callable[[Book], PhoneBook] = opened,
+    open_book: Callable[[str], PhoneBook] = opened,
 ) -> Found:
     """The newest of each run, whichever book has it."""
     found, raws = Found(), list[bytes]()
@@ -56,18 +55,18 @@ def look_up(
 class Putting:
     """Puts each new record into all books; a book that can't be opened is tried again with the next one."""
 
-    books: Sequence[Book]
-    open_book: Callable[[Book], PhoneBook] = opened
-    _open: dict[Book, PhoneBook] = field(default_factory=dict)
+    books: Sequence[str]
+    open_book: Callable[[str], PhoneBook] = opened
+    _open: dict[str, PhoneBook] = field(default_factory=dict)
 
-    def put(self, entry: Entry) -> dict[Book, int | str]:
+    def put(self, said: Whereabouts) -> dict[str, int | str]:
         """At how many places each book has it now; or why it has not."""
-        told: dict[Book, int | str] = {}
+        told: dict[str, int | str] = {}
         for book in self.books:
             try:
                 if book not in self._open:
                     self._open[book] = self.open_book(book)
-                told[book] = self._open[book].put(entry)
+                told[book] = self._open[book].put(said)
             except FarflungError as error:
                 told[book] = str(error)
         return told

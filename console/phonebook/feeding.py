@@ -17,21 +17,11 @@ from typing import Annotated, TextIO
 import msgspec
 from msgspec import Meta, Struct
 
-from farflung.console.phonebook.book import Book, Entry
+from farflung.console.phonebook.book import place_of
 from farflung.console.phonebook.books import Putting
-from farflung.protocol.join_url import whereabouts_of
-from farflung.protocol.limits import WHEREABOUTS_BYTES
-from farflung.protocol.signing import curve_key_of
+from farflung.protocol.join_url import Whereabouts, whereabouts_of
 
 LINE_BYTES = 4096
-
-
-class Record(Struct, frozen=True, forbid_unknown_fields=True):
-    """To this process."""
-
-    whereabouts: Annotated[bytes, Meta(max_length=WHEREABOUTS_BYTES)]
-    key: Annotated[bytes, Meta(min_length=32, max_length=32)]
-    signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
 
 
 class Became(Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,24 +32,23 @@ class Became(Struct, frozen=True, forbid_unknown_fields=True):
     problem: Annotated[str, Meta(max_length=600)] = ""
 
 
-def entry_in(line: str) -> Entry | None:
-    """None: it is none.  The key is the coordinator's business, and checked where records are read."""
+def record_in(line: str) -> Whereabouts | None:
+    """None: it is none.  Whose it is, is the coordinator's business, and checked where records are read."""
     try:
-        said = msgspec.json.decode(line, type=Record)
+        raw = msgspec.json.decode(line, type=bytes)
     except (msgspec.MsgspecError, ValueError):  # a line that is no text, too
         return None
-    whereabouts = whereabouts_of(said.whereabouts, curve_key_of(said.key))
-    return Entry(whereabouts, said.key, said.signature) if whereabouts is not None else None
+    return whereabouts_of(raw, b"")
 
 
 def feed(lines: Iterable[str], putting: Putting, say: Callable[[str], None]) -> None:
     for line in lines:
-        entry = entry_in(line)
-        if entry is None:
+        said = record_in(line)
+        if said is None:
             continue
-        for book, became in putting.put(entry).items():
+        for book, became in putting.put(said).items():
             places, problem = (became, "") if isinstance(became, int) else (0, became[:600])
-            say(msgspec.json.encode(Became(str(book)[:400], places, problem)).decode())
+            say(msgspec.json.encode(Became(book, places, problem)).decode())
 
 
 def main(words: list[str], read: TextIO, write: TextIO) -> int:
@@ -68,7 +57,7 @@ def main(words: list[str], read: TextIO, write: TextIO) -> int:
     def say(line: str) -> None:
         print(line, file=write, flush=True)
 
-    with contextlib.closing(Putting([Book.parse(each) for each in words])) as putting:
+    with contextlib.closing(Putting([place_of(each) for each in words])) as putting:
         feed(read, putting, say)
     return 0
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 
-from farflung.console.phonebook.book import Entry, believed
+from farflung.console.phonebook.book import believed
 from farflung.protocol.errors import Unreachable, UserError
-from farflung.protocol.join_url import Address
+from farflung.protocol.join_url import Address, Whereabouts
 
 NAMED_MOST = 256  # records of one name that are looked at
 CLOCK_S = 2.0  # hivemind's own idea of the time
-NEEDS = "this kind of phone book needs hivemind: pip install 'farflung[hivemind]'"
+NEEDS = "a phone book needs hivemind: pip install 'farflung[hivemind]'"
 
 
 def key_name(key: bytes) -> str:
@@ -74,8 +74,7 @@ class HivemindBook:
         """For others to begin at."""
         return tuple(map(str, self._dht.get_visible_maddrs()))
 
-    def put(self, entry: Entry) -> int:
-        said = entry.whereabouts
+    def put(self, said: Whereabouts) -> int:
         taken = self._dht.store(key_name(said.key), said.raw, float(said.expires_s))
         named = self._dht.store(run_name(said.run), said.raw, float(said.expires_s), subkey=said.key)
         return int(bool(taken)) + int(bool(named))

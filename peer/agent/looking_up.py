@@ -56,7 +56,7 @@ class LookingUp:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # some books have processes of their own, which must end with it
+                start_new_session=True,  # a book has processes of its own, which must end with it
             )
         return []
 

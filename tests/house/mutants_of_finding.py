@@ -88,11 +88,4 @@ FINDING = (
         "False",
         BOOKS,
     ),
-    Mutant(
-        "a stranger's word does not lead into one's own network",
-        "console/phonebook/bittorrent.py",
-        "if not _is_inside(node.at) or _is_inside(at):",
-        "if True:",
-        BOOKS,
-    ),
 )

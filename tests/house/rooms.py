@@ -266,7 +266,6 @@ PURE_MODULES = (
     "console/history/finding",
     "console/history/plots",
     "console/history/stage_stories",
-    "console/phonebook/bencode",
     "console/phonebook/book",
     "console/screen/dashboard",
     "console/screen/health",

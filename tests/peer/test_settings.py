@@ -45,7 +45,7 @@ WRITTEN: dict[str, tuple[str, object]] = {
     "metrics": ("9100", "9100"),
     "data": ("s3://there/tokens", "s3://there/tokens"),
     "start": ("s3://there/a.safetensors", "s3://there/a.safetensors"),
-    "book": ("here.example:29810", "here.example:29810"),
+    "book": ("/ip4/192.0.2.1/tcp/29810/p2p/QmX", "/ip4/192.0.2.1/tcp/29810/p2p/QmX"),
     "cache": ("/tmp/shards", Path("/tmp/shards")),
     "cache_limit": ("40 GB", 40_000_000_000),
 }

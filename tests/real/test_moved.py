@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,20 +40,12 @@ def found(*words: str) -> list[str]:
     return [str(each) for each in json.loads(ended.stdout)["runs"]]
 
 
-def free_udp_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("libtorrent") is None, reason="NOT RUN: libtorrent is not installed"
-)
+@pytest.mark.skipif(importlib.util.find_spec("hivemind") is None, reason="NOT RUN: hivemind is not installed")
 @pytest.mark.hard
 def test_an_old_url_leads_to_a_coordinator_that_moved_without_a_word(tmp_path: Path) -> None:
     run = tmp_path / "run.toml"
     run.write_text('run.name = "moved"\nnet.relay = "off"\n')
-    with running("phonebook", "--listen", f"127.0.0.1:{free_udp_port()}") as place:
+    with running("phonebook", "--listen", f"127.0.0.1:{moved.free_port()}") as place:
         words = ["coordinate", str(run), "--plain", "--json", "--listen", "127.0.0.1:0", "--announce", place]
         with running(*words) as line:
             old = JoinUrl.parse(json.loads(line)["url"])
@@ -71,7 +62,7 @@ def test_an_old_url_leads_to_a_coordinator_that_moved_without_a_word(tmp_path: P
 @pytest.mark.parametrize("how", moved.FOLLOW)
 def test_peers_follow_a_coordinator_that_moved(how: str, tmp_path: Path) -> None:
     """How fast, is for a machine of its own: `python benchmarks/moved.py`."""
-    if how == "book" and importlib.util.find_spec("libtorrent") is None:
-        pytest.skip("NOT RUN: libtorrent is not installed")
+    if how == "book" and importlib.util.find_spec("hivemind") is None:
+        pytest.skip("NOT RUN: hivemind is not installed")
     figures = moved.moved(tmp_path, 2, how)
     assert set(figures) == {how, *{"told": ["file"], "book": ["newcomer"]}.get(how, [])}

@@ -11,10 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.console.phonebook import announcer
 from farflung.console.phonebook.announcer import Announcer
-from farflung.console.phonebook.book import Entry
-from farflung.console.phonebook.feeding import entry_in
+from farflung.console.phonebook.feeding import record_in
 from farflung.protocol.errors import UserError
-from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.join_url import JoinUrl, Whereabouts
 from farflung.protocol.signing import curve_key_of
 from rig.waiting import eventually
 
@@ -39,9 +38,9 @@ def prove(statement: bytes) -> bytes:
     return PUBLIC + SECRET.sign(statement)
 
 
-def told_in(path: Path) -> list[Entry]:
+def told_in(path: Path) -> list[Whereabouts]:
     lines = path.read_text().splitlines() if path.exists() else []
-    return [entry for entry in map(entry_in, lines) if entry is not None]
+    return [said for said in map(record_in, lines) if said is not None]
 
 
 def test_new_records_come_until_a_book_takes_one_and_by_another_process_when_one_dies(
@@ -51,16 +50,16 @@ def test_new_records_come_until_a_book_takes_one_and_by_another_process_when_one
     caplog.set_level(logging.INFO, "farflung.coordinator")
     path = tmp_path / "records"
     words = [sys.executable, "-c", BOOK, str(path), REFUSED, "2"]
-    with Announcer(["one:1", "one:1"], words) as one:
+    with Announcer(["/p2p/one", "/p2p/one"], words) as one:
         one.begin(URL, 4, prove)
         eventually(lambda: len(told_in(path)) >= 5, "five records, by three processes")
-    found = [entry.whereabouts for entry in told_in(path)]
+    found = told_in(path)
     assert [each.order for each in found] == sorted({each.order for each in found}), (
         "each is newer than the last"
     )
     assert {str(each.url()) for each in found} == {str(URL)} and all(each.expires_s for each in found)
     assert [text for text in caplog.messages if "nobody is there" in text] == [
-        "phone book one:1: not there yet: nobody is there"
+        "phone book /p2p/one: not there yet: nobody is there"
     ], "people are told once"
     assert any("ended with exit code 7" in text for text in caplog.messages)
 
@@ -71,7 +70,7 @@ def test_a_record_that_was_taken_is_renewed_much_later(
     monkeypatch.setattr(announcer, "AGAIN_S", 0.05)
     monkeypatch.setattr(announcer, "RENEWED_S", 3600.0)
     path = tmp_path / "records"
-    with Announcer(["one:1"], [sys.executable, "-c", BOOK, str(path), TAKEN, "9"]) as one:
+    with Announcer(["/p2p/one"], [sys.executable, "-c", BOOK, str(path), TAKEN, "9"]) as one:
         one.begin(URL, 4, prove)
         eventually(lambda: one._taken, "the book took it")
         so_far = len(told_in(path))
@@ -82,5 +81,5 @@ def test_a_record_that_was_taken_is_renewed_much_later(
 def test_mistakes_are_told_before_anything_starts() -> None:
     with pytest.raises(UserError, match="phone book"):
         Announcer(["no place"])
-    with Announcer(["one:1"]) as one, pytest.raises(UserError, match="older version"):
+    with Announcer(["/p2p/one"]) as one, pytest.raises(UserError, match="older version"):
         one.begin(URL, 4, lambda statement: b"")

@@ -9,25 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.console.phonebook.announcer import record_of
-from farflung.console.phonebook.bencode import Answer, Node, to_sign
-from farflung.console.phonebook.bittorrent import AT_ONCE, NEAREST, PATIENCE_S, At, Search
 from farflung.console.phonebook.book import (
     LIFE_MOST_S,
     LIFE_S,
-    Book,
-    Entry,
     Wanted,
     believed,
     by_name,
     newest,
+    place_of,
     wanted,
 )
 from farflung.console.phonebook.books import Putting, look_up
-from farflung.console.phonebook.feeding import entry_in, feed
+from farflung.console.phonebook.feeding import feed, record_in
 from farflung.console.phonebook.hivemind_book import is_kept, key_name, run_name
 from farflung.protocol.errors import Unreachable, UserError
 from farflung.protocol.join_url import Address, JoinUrl, Whereabouts
-from farflung.protocol.signing import curve_key_of, ed25519_keys_of, verify
+from farflung.protocol.signing import curve_key_of
 
 NOW_S = 1_800_000_000
 
@@ -97,18 +94,6 @@ def test_what_a_node_of_hiveminds_keeps() -> None:
         assert not is_kept(name, subkey, value, expires, NOW_S), (name, subkey)
 
 
-@given(st.binary(min_size=32, max_size=32))
-def test_a_urls_key_is_that_of_two_ed25519_keys(seed: bytes) -> None:
-    public = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
-    both = ed25519_keys_of(curve_key_of(public))
-    assert public in both and {curve_key_of(each) for each in both} == {curve_key_of(public)}
-
-
-@given(st.binary(max_size=40))
-def test_no_key_raises(key: bytes) -> None:
-    ed25519_keys_of(key)
-
-
 # ---- words -------------------------------------------------------------------------------------------------------
 
 
@@ -123,12 +108,10 @@ def test_what_people_look_for() -> None:
 
 
 def test_how_books_are_named() -> None:
-    assert Book.parse("10.0.0.1:29810").nodes == (Address("10.0.0.1", 29810),)
-    assert Book.parse("/ip4/10.0.0.1/tcp/4001/p2p/QmX").maddr == "/ip4/10.0.0.1/tcp/4001/p2p/QmX"
-    assert len(Book.parse("public").nodes) == 2
-    for wrong in ("", "host", "/ip4/10.0.0.1/tcp/1", "/p2p/a b"):
+    assert place_of("/ip4/10.0.0.1/tcp/4001/p2p/QmX") == "/ip4/10.0.0.1/tcp/4001/p2p/QmX"
+    for wrong in ("", "host", "10.0.0.1:1", "/ip4/10.0.0.1/tcp/1", "/p2p/a b", "/p2p/" + "a" * 300):
         with pytest.raises(UserError, match="phone book"):
-            Book.parse(wrong)
+            place_of(wrong)
 
 
 # ---- announcing and looking up, with books of paper --------------------------------------------------------------
@@ -140,8 +123,8 @@ class Paper:
     def __init__(self, raws: list[bytes], closed: list[int]) -> None:
         self.raws, self.closed = raws, closed
 
-    def put(self, entry: Entry) -> int:
-        self.raws.append(entry.whereabouts.raw)
+    def put(self, said: Whereabouts) -> int:
+        self.raws.append(said.raw)
         return 3
 
     def find(self, key: bytes) -> list[bytes]:
@@ -160,24 +143,24 @@ def test_what_is_announced_is_found_and_leads_to_the_new_place() -> None:
     said: list[str] = []
     raws: list[bytes] = []
     closed: list[int] = []
-    here, away = Book.parse("here:1"), Book.parse("away:1")
+    here, away = "/p2p/here", "/p2p/away"
 
-    def open_book(book: Book) -> Paper:
+    def open_book(book: str) -> Paper:
         if book == away:
             raise Unreachable("no node answers")
         return Paper(raws, closed)
 
     putting = Putting([here, away], open_book)
-    feed([msgspec.json.encode(record).decode(), "rubbish", "{}"], putting, said.append)
+    feed([msgspec.json.encode(record.raw).decode(), "rubbish", "{}"], putting, said.append)
     assert said == [
-        '{"book":"here:1","places":3,"problem":""}',
-        '{"book":"away:1","places":0,"problem":"no node answers"}',
+        '{"book":"/p2p/here","places":3,"problem":""}',
+        '{"book":"/p2p/away","places":0,"problem":"no node answers"}',
     ]
     found = look_up(Wanted(RUN.key, token="tok"), [away, here], lambda: NOW_S, open_book)
     assert [str(each.url("tok")) for each in found.runs] == [
         str(JoinUrl.at(url.addresses, "demo", RUN.key, "tok"))
     ]
-    assert found.problems == ["away:1: no node answers"] and closed == [1]
+    assert found.problems == ["/p2p/away: no node answers"] and closed == [1]
     assert look_up(Wanted(OTHER.key), [here], lambda: NOW_S, open_book).runs == []
     assert look_up(Wanted(RUN.key), [here], lambda: NOW_S + LIFE_S, open_book).runs == [], "it has expired"
     assert [each.key for each in look_up(Wanted(name="demo"), [here], lambda: NOW_S, open_book).runs] == [
@@ -187,75 +170,11 @@ def test_what_is_announced_is_found_and_leads_to_the_new_place() -> None:
 
 def test_the_process_that_speaks_with_strangers_gets_no_key_and_puts_nothing_but_a_runs_own_word() -> None:
     record = record_of(JoinUrl("h", 1, "demo", RUN.key), 4, 7, NOW_S + LIFE_S, RUN.prove)
-    line = msgspec.json.encode(record).decode()
-    entry = entry_in(line)
-    assert entry is not None and verify(
-        RUN.public, to_sign(entry.whereabouts.order, entry.whereabouts.raw), entry.signature
-    )
-    assert RUN.secret.private_bytes_raw() not in msgspec.json.encode(record)
-    other = msgspec.json.encode(msgspec.structs.replace(record, key=OTHER.public)).decode()
-    for wrong in ("", "x", "{}", line[:-2], other, "\udce4"):
-        assert entry_in(wrong) is None
+    line = msgspec.json.encode(record.raw).decode()
+    assert record_in(line) == record
+    assert RUN.secret.private_bytes_raw() not in record.raw
+    forged = msgspec.structs.replace(record, addresses=("evil.example:1",))
+    for wrong in ("", "x", "{}", line[:-2], msgspec.json.encode(forged.raw).decode(), "\udce4"):
+        assert record_in(wrong) is None
     with pytest.raises(UserError, match="older version"):
         record_of(JoinUrl("h", 1, "demo", RUN.key), 4, 7, NOW_S, lambda statement: b"")
-
-
-# ---- a search in the BitTorrent DHT, without a socket ------------------------------------------------------------
-
-
-def last_of(at: At) -> int:
-    return int(at[0].rpartition(".")[2])
-
-
-def numbered(number: int) -> bytes:
-    return number.to_bytes(20, "big")
-
-
-def test_a_search_goes_to_the_nearest_and_ends_when_these_have_answered() -> None:
-    everybody = {(f"8.8.0.{at}", 1): Node(numbered(1 << at), (f"8.8.0.{at}", 1)) for at in range(40)}
-    search, now, asked = Search(bytes(20)), 0.0, list[At]()
-    first = ("8.8.0.39", 1)
-    search.known[first] = Node(b"", first)
-    while not search.is_over(now):
-        batch = search.next(now)
-        assert len(batch) <= AT_ONCE
-        asked += batch
-        for at in batch:
-            mine = last_of(at)
-            nodes = tuple(
-                node
-                for node in everybody.values()
-                if abs(int.from_bytes(node.number, "big").bit_length() - 1 - mine) <= 4
-            )
-            search.on_answer(at, Answer(numbered(1 << mine), nodes, b"t", b""))
-        now += 0.01
-    assert {(f"8.8.0.{at}", 1) for at in range(NEAREST)} <= search.answers.keys()
-    assert len(asked) == len(set(asked))
-
-
-def test_nodes_that_are_silent_or_lie_do_not_hold_a_search_up() -> None:
-    search = Search(bytes(20))
-    search.known[("8.8.0.1", 1)] = Node(b"", ("8.8.0.1", 1))
-    [first] = search.next(0.0)
-    made_up = tuple(Node(numbered(at), (f"8.8.1.{at}", 1)) for at in range(1, 17))
-    search.on_answer(first, Answer(numbered(1 << 100), made_up, b"t", b"record"))
-    inside = Node(numbered(0), ("127.0.0.1", 22))
-    search.on_answer(("8.8.9.9", 1), Answer(numbered(0), (inside,), b"t", b""))
-    assert ("8.8.9.9", 1) not in search.answers, "nobody asked it"
-    now = 0.0
-    while not search.is_over(now):
-        search.next(now)
-        now += PATIENCE_S / 2
-    assert now < 10 * PATIENCE_S and list(search.answers) == [first]
-
-
-def test_a_strangers_word_does_not_make_this_machine_speak_with_its_own_network() -> None:
-    search = Search(bytes(20))
-    search.known[("8.8.0.1", 1)] = Node(b"", ("8.8.0.1", 1))
-    search.next(0.0)
-    told = tuple(
-        Node(numbered(at), (host, 1))
-        for at, host in enumerate(("10.0.0.1", "127.0.0.1", "169.254.0.1", "9.9.9.9"))
-    )
-    search.on_answer(("8.8.0.1", 1), Answer(numbered(7), told, b"t", b""))
-    assert set(search.known) == {("8.8.0.1", 1), ("9.9.9.9", 1)}
