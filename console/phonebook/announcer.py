@@ -23,7 +23,6 @@ import msgspec
 from farflung.console.phonebook.bencode import to_sign
 from farflung.console.phonebook.book import LIFE_S, RENEWED_S, Book
 from farflung.console.phonebook.feeding import LINE_BYTES, Became, Record
-from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl, Whereabouts
 
 AGAIN_S = 30.0  # after a record that no book took
@@ -36,12 +35,10 @@ log = logging.getLogger("farflung.coordinator")
 def record_of(
     url: JoinUrl, incarnation: int, number: int, expires_s: int, prove: Callable[[bytes], bytes]
 ) -> Record:
-    """`prove`: the run's ed25519 key and its signature.  UserError where it has none."""
+    """`prove`: the run's ed25519 key and its signature."""
     addresses = tuple(map(str, url.addresses))
     said = Whereabouts(url.run, incarnation, number, addresses, expires_s, b"").signed(prove)
     proof = prove(to_sign(said.order, said.raw))
-    if not said.proof or not proof:
-        raise UserError("--announce: coordinator.key is of an older version and can't sign a record")
     return Record(said.raw, proof[:KEY_BYTES], proof[KEY_BYTES:])
 
 
@@ -73,8 +70,6 @@ class Announcer:
             each.join(ENDS_WITHIN_S)
 
     def begin(self, url: JoinUrl, incarnation: int, prove: Callable[[bytes], bytes]) -> None:
-        record_of(url, incarnation, 1, 1, prove)  # a key that can't sign is told at once
-
         def new_record(number: int) -> Record:
             return record_of(url, incarnation, number, round(time.time()) + LIFE_S, prove)
 

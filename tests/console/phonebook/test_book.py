@@ -196,8 +196,6 @@ def test_the_process_that_speaks_with_strangers_gets_no_key_and_puts_nothing_but
     other = msgspec.json.encode(msgspec.structs.replace(record, key=OTHER.public)).decode()
     for wrong in ("", "x", "{}", line[:-2], other, "\udce4"):
         assert entry_in(wrong) is None
-    with pytest.raises(UserError, match="older version"):
-        record_of(JoinUrl("h", 1, "demo", RUN.key), 4, 7, NOW_S, lambda statement: b"")
 
 
 # ---- a search in the BitTorrent DHT, without a socket ------------------------------------------------------------
