@@ -66,7 +66,7 @@ EXAMPLES: dict[str, m.Message] = {
     "ask_status": m.AskStatus(run="demo"),
     "probe": m.Probe(padding=b"", want=0, address="", key=b"", look=True),
     "probed": m.Probed(came_from="10.0.0.1", wall_s=1.0, padding=b"", dialled="", port=40001),
-    "challenge": m.Challenge(nonce=H1, run_id=SESSION, manifest=b"{}"),
+    "challenge": m.Challenge(nonce=H1, run_id=SESSION, manifest=b"{}", protocol=limits.PROTOCOL_VERSION),
     "welcome": m.Welcome(
         session=SESSION,
         incarnation=1,
