@@ -76,7 +76,7 @@ def journals() -> dict[str, list[dict[str, Any]]]:
     late = {BOB: "it sent no hash list in time"}
     tell(host, 23, "decided", round=2, decision=1, weights=[1.0, 0.0], reasons=late)
     tell(host, 24, "committed", round=2, version=2, weights=[1.0, 0.0], excluded=late, loss=2.5, **both)
-    tell(host, 30, "departed", peer=BOB, reason="nothing heard for 5 s")
+    tell(host, 30, "departed", peer=BOB, cause="silent", reason="nothing heard for 5 s")
     tell(host, 31, "note", text="bob lost: nothing heard for 5 s")
     return {"run.data/events.jsonl": host, "bob/identity.events.jsonl": bob}
 
