@@ -54,7 +54,7 @@ def journals() -> dict[str, list[dict[str, Any]]]:
         codecs=[],
     )
     tell(bob, 10.2, "sent", round=1, version=0, fragment=0, steps=5, tokens=100)
-    tell(host, 10.5, "note", text="round 1 opened from version 0 with 2 peers")
+    tell(host, 10.5, "note", cause="opened", text="round 1 opened from version 0 with 2 peers")
     tell(host, 11, "decided", round=1, decision=1, weights=[0.5, 0.5], reasons={})
     both = {"members": [ALICE, BOB], "fragment": 0, "tokens": 200, "seconds": 2.0, "tx_bytes": 4_000_000}
     tell(host, 12, "committed", round=1, version=1, weights=[0.5, 0.5], excluded={}, loss=3.0, **both)
