@@ -196,7 +196,7 @@ SAID_BY_ABORTS = {
     "bob is out: it restarted during the round",
     AbortCause.GUARD: "the merged update has norm 9.1, over 2 times the usual 1.0 for so much work",
     AbortCause.DISPUTED: "members claim different states of version 3; the coordinator checks one chunk of it",
-    AbortCause.UNKNOWN: "words of another time",
+    AbortCause.UNKNOWN: "words of another farflung",
 }
 SAID_BY_THE_GONE = {
     DepartureCause.CLOSED: "its connection closed",
@@ -205,7 +205,7 @@ SAID_BY_THE_GONE = {
     DepartureCause.FINISHED: "finished",
     DepartureCause.MISFIT: "data set has 3 samples here, 4 in the run; use the same data",
     DepartureCause.BANNED: "3 strikes, the last one: it lies",
-    DepartureCause.UNKNOWN: "words of another time",
+    DepartureCause.UNKNOWN: "words of another farflung",
 }
 
 
