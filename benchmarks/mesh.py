@@ -42,7 +42,6 @@ from farflung.peer.simulator.scenario import Scenario
 from farflung.peer.simulator.world import Names, World
 from farflung.protocol import envelope
 from farflung.protocol.frames import Kind
-from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.messages import Message
 from farflung.protocol.round_words import BITS_PER_VALUE, SUM_CODEC, Plan
 
@@ -210,12 +209,10 @@ class Homes(World):
             peer.machine.on_lines(set(), coming, self.now)
         super()._peer_tick(peer)
 
-    def _deliver(
-        self, source: str, target: str, message: Message, allowed: Names, key: bytes = b"", version: int = 0
-    ) -> None:
+    def _deliver(self, source: str, target: str, message: Message, allowed: Names, key: bytes = b"") -> None:
         """Every word is the coordinator's, or for it."""
-        self._asked_of_it[1] += len(envelope.encode(message, version or PROTOCOL_VERSION))
-        super()._deliver(source, target, message, allowed, key, version)
+        self._asked_of_it[1] += len(envelope.encode(message))
+        super()._deliver(source, target, message, allowed, key)
 
     def _carry_out(self, machine: RunMachine, effects: list[Effect]) -> None:
         if self._timed is not machine:

@@ -113,9 +113,8 @@ def serve(
         server.asked_to_stop = lambda: bool(stopped)
         with contextlib.ExitStack() as stack, server:
             server.exporter = stack.enter_context(exporter) if exporter is not None else None
-            if keys.signing is not None:
-                server.evidence = EvidenceFolder(data_dir / FOLDER_NAME, journal.run_id, keys.signing)
-                server.provenance = ProvenanceFile(data_dir / FILE_NAME, journal.run_id, keys.signing)
+            server.evidence = EvidenceFolder(data_dir / FOLDER_NAME, journal.run_id, keys.signing)
+            server.provenance = ProvenanceFile(data_dir / FILE_NAME, journal.run_id, keys.signing)
             server.relaying = _relaying(machine, keys, listen_on, data_dir)
             if server.relaying is not None:
                 stack.callback(server.relaying.close)
@@ -165,9 +164,7 @@ def _places(public: Sequence[str], port: int) -> tuple[Address, ...]:
 
 
 def _whereabouts(machine: RunMachine, url: JoinUrl, keys: CoordinatorKeys) -> bytes:
-    """The same, signed, for members; empty where there is no key to sign with."""
-    if keys.signing is None:
-        return b""
+    """The same, signed, for members."""
     addresses = tuple(map(str, url.addresses))
     said = Whereabouts(url.run, machine.core.ledger.incarnation, 0, addresses, 0, b"").signed(keys.prove).raw
     if len(said) > WHEREABOUTS_BYTES:
@@ -184,9 +181,6 @@ def _relaying(
     rate = relay_bytes_per_s(net.relay)
     if rate is None:
         core.members.ways.why_no_relay = 'the host wants none ([net] relay = "off")'
-        return None
-    if keys.signing is None:
-        core.members.ways.why_no_relay = "coordinator.key is of an older version and can't sign tickets"
         return None
     begin = Begin(
         run_id=core.run_id,

@@ -27,7 +27,6 @@ from farflung.coordinator.restoring.restoring import Found, Own, Restoring
 from farflung.coordinator.server import JOURNAL_NAME
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError, UserError
-from farflung.protocol.limits import LAST_PROTOCOL
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import DOOR_IN, FromDoor
 from farflung.protocol.process.networks import network_of
@@ -73,10 +72,6 @@ def ask_peers(
     asked_to_stop: Callable[[], bool],
 ) -> Found | None:
     """What the run is, by what peers show; None: it was told to stop before that was known."""
-    if keys.signing is None:
-        raise UserError(
-            f"--restored: {FILE_NAME} is of an older version, whose run signed nothing: start on a whole copy"
-        )
     key = keys.signing.public_key().public_bytes_raw()
     own = Own(manifest, key)
     if copy is not None:
@@ -130,7 +125,7 @@ class _Loop:
             return
         answer = self._machine.on_door(caller, message, time.monotonic())
         if answer is not None:
-            self._listener.send(routing_id, envelope.encode(answer, LAST_PROTOCOL))
+            self._listener.send(routing_id, envelope.encode(answer))
 
 
 def from_peers(

@@ -504,14 +504,14 @@ class Server:
 
     def _act(self, effect: Action, reply_to: bytes) -> None:
         match effect:
-            case AnswerDoor(caller=caller, message=answer, protocol=protocol):
+            case AnswerDoor(caller=caller, message=answer):
                 before_answer(answer)
-                if not self._door.send(Answer(caller=caller, message=envelope.encode(answer, protocol))):
+                if not self._door.send(Answer(caller=caller, message=envelope.encode(answer))):
                     self.undelivered += 1
-            case Tell(peer="", message=told, protocol=protocol):  # to whoever spoke last: no member of ours
-                self._deliver(reply_to, told, protocol)
-            case Tell(session=session, message=told, protocol=protocol):
-                self._deliver(self._routes.get(session, b""), told, protocol)
+            case Tell(peer="", message=told):  # to whoever spoke last: no member of ours
+                self._deliver(reply_to, told)
+            case Tell(session=session, message=told):
+                self._deliver(self._routes.get(session, b""), told)
             case Allow(key=key):
                 self._allowed.add(key)
                 self.gateways.let(key)
@@ -548,8 +548,8 @@ class Server:
             for descriptor in self._own.silent():  # nobody knows whose: who may come in dials again
                 self._members.cut(descriptor)
 
-    def _deliver(self, routing_id: bytes, message: Message, protocol: int) -> None:
+    def _deliver(self, routing_id: bytes, message: Message) -> None:
         holder = self.gateways if is_held_elsewhere(routing_id) else self._members
-        if not routing_id or not holder.send(routing_id, envelope.encode(message, protocol)):
+        if not routing_id or not holder.send(routing_id, envelope.encode(message)):
             self.undelivered += 1
         after_word(message)

@@ -26,7 +26,7 @@ class AbortCause(StrEnum):
     GUARD = "guard"  # the merged update was far too long
     SHARE_LOST = "share_lost"  # of a synchronous batch: it is computed again, and the others keep theirs
     DISPUTED = "disputed"  # members contradict each other about the state that it started from
-    UNKNOWN = "unknown"  # an older journal tells it in words that nobody knows any more
+    UNKNOWN = "unknown"  # an event journal tells one that is none of these
 
     @property
     def of_the_round(self) -> bool:
@@ -76,7 +76,7 @@ class LeaveCause(StrEnum):
 
     @classmethod
     def of(cls, word: str) -> LeaveCause:
-        """A peer may say anything, and one of the last version says a sentence."""
+        """A peer may say anything."""
         return next((each for each in cls if each == word), cls.LEFT)
 
     @property

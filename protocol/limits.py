@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 PROTOCOL_VERSION = 9
-LAST_PROTOCOL = 8  # whoever speaks this one is understood too, and hears nothing else: see envelope.py
 
 CONTROL_FRAME_BYTES = 320 * 1024  # one control message, before it is parsed
 CONTROL_BIN_BYTES = 192 * 1024  # one bytes field in it (a run's hash list, a status)

@@ -22,7 +22,7 @@ from pydantic import ValidationError, model_validator
 
 from farflung.protocol.caps import wrong_caps
 from farflung.protocol.errors import UserError
-from farflung.protocol.limits import LAST_PROTOCOL, PROTOCOL_VERSION, SEATS_TOLD
+from farflung.protocol.limits import SEATS_TOLD
 from farflung.protocol.manifest_sections import (
     HUGE,
     AdmissionSection,
@@ -51,10 +51,6 @@ from farflung.protocol.outer_numbers import (
 
 MAX_MANIFEST_BYTES = 64 * 1024
 MAX_PROBLEMS = 5  # more than this at once is noise: mend these, then see the rest
-# Keys that came after version 8 of the protocol, and the version that knows them.  At their defaults they are not in
-# the bytes that all agree on: who does not know them follows the same rules, and an older run keeps its digest.
-NEW_KEYS: dict[tuple[str, str], int] = {("round", "group"): 9}
-LAST_MAX_PEERS = 1024  # that the last version takes for a run's most
 _SHOWN_CHARS = 60
 COORDINATORS_OWN: dict[str, Any] = {"admission": True, "net": {"relay", "relay_month"}}  # no peer needs it
 _SAME_VERSION = "are both sides on the same farflung version?"
@@ -119,38 +115,23 @@ class Manifest(Section):
         """Read what `canonical` wrote; anything else is refused, so that equal content has equal bytes."""
         if len(data) > MAX_MANIFEST_BYTES:
             raise UserError(f"run manifest: {len(data)} bytes, at most {MAX_MANIFEST_BYTES} are allowed")
-        manifest = cls.from_older(data)
+        manifest = cls.from_json(data)
         if manifest.canonical() != data:
             raise UserError(f"run manifest: not in canonical form; {_SAME_VERSION}")
         return manifest
 
     @classmethod
-    def from_older(cls, data: bytes) -> Manifest:
-        """What `canonical` of an older farflung wrote: keys that it did not know have their defaults."""
+    def from_json(cls, data: bytes) -> Manifest:
+        """In any form, and with what is the coordinator's own."""
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:
             raise UserError(f"run manifest: {_explain(error)[0]}; {_SAME_VERSION}") from None
 
     def canonical(self) -> bytes:
-        """The one byte string of what all must agree on: JSON, sorted keys, no spaces, defaults spelled out, but for
-        NEW_KEYS."""
+        """The one byte string of what all must agree on: JSON, sorted keys, no spaces, defaults spelled out."""
         content = self.model_dump(mode="json", exclude=COORDINATORS_OWN)
-        for section, key in NEW_KEYS.keys() - self._new_keys:
-            del content[section][key]
         return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
-
-    @property
-    def _new_keys(self) -> set[tuple[str, str]]:
-        """Of NEW_KEYS those that say something else than their defaults."""
-        usual = type(self)()
-        return {at for at in NEW_KEYS if _value(self, *at) != _value(usual, *at)}
-
-    @property
-    def oldest_protocol(self) -> int:
-        """The oldest version that knows all that it says."""
-        large = [PROTOCOL_VERSION] if self.run.max_peers > LAST_MAX_PEERS else []
-        return max([LAST_PROTOCOL, *large, *(NEW_KEYS[at] for at in self._new_keys)])
 
     @property
     def outer_numbers(self) -> StepNumbers:
@@ -183,10 +164,6 @@ class Manifest(Section):
     def digest(self) -> bytes:
         """blake3 of `canonical()`, 32 bytes: the identity of what is trained and how."""
         return blake3(self.canonical()).digest()
-
-
-def _value(manifest: Manifest, section: str, key: str) -> object:
-    return getattr(getattr(manifest, section), key)
 
 
 def _with_codecs(rules: RoundSection, exact: bool) -> RoundSection:

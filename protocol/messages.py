@@ -85,7 +85,7 @@ class _Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Knock(_Message, frozen=True, kw_only=True):
-    protocol: Count  # the newest that I speak; I speak the one before it, too
+    protocol: Count  # the version that I speak
     run: PeerName
     helps: bool = False  # I come without a trainer, and have to be told what the run's model is
 
@@ -95,13 +95,13 @@ class Challenge(_Message, frozen=True, kw_only=True):
     run_id: Session
     manifest: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
     model: ModelSchema | None = None  # to who comes without a trainer; None: nobody brought it yet
-    protocol: Count = 0  # in which the rest is said; 0: a door that knows only the last one
+    protocol: Count
 
 
 class Hello(_Message, frozen=True, kw_only=True):
     """Who I am, signed over the challenge; binds the CURVE key of this session to the identity."""
 
-    protocol: Count  # of the challenge
+    protocol: Count
     run_id: Session
     identity: Bytes32
     key: Bytes32
@@ -131,8 +131,8 @@ class Welcome(_Message, frozen=True, kw_only=True):
     fragments: Annotated[tuple[FragmentNo, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
     # Whom to dial already: the first tick comes several round trips later.  Empty in a crowd: the tick tells it.
     roster: Annotated[tuple[Contact, ...], Meta(max_length=ROSTER_MOST)]
-    # Where the coordinator is to be found, by its own word: see Whereabouts in join_url.py.  Empty: it can't sign.
-    whereabouts: Annotated[bytes, Meta(max_length=WHEREABOUTS_BYTES)] = b""
+    # Where the coordinator is to be found, by its own word: see Whereabouts in join_url.py.
+    whereabouts: Annotated[bytes, Meta(max_length=WHEREABOUTS_BYTES)]
 
 
 class Refuse(_Message, frozen=True, kw_only=True):
@@ -144,7 +144,7 @@ class Refuse(_Message, frozen=True, kw_only=True):
 class StandsBy(_Message, frozen=True, kw_only=True):
     """Whoever knocks here, or asks for the status: another coordinator leads this run, and this one waits for its end.
 
-    Who may lie: nobody but who holds the run's key.  An older peer takes it for silence, and tries the next address.
+    Who may lie: nobody but who holds the run's key.
     """
 
     # Of the one that leads, signed by the run's key: see Whereabouts in join_url.py.  Empty: nobody leads just now.
@@ -352,7 +352,7 @@ class Look(_Message, frozen=True, kw_only=True):
 
 
 class Leave(_FromMember, frozen=True, kw_only=True):
-    reason: Reason  # a `LeaveCause`; the last version says a sentence
+    reason: Reason  # a `LeaveCause`
 
     @property
     def cause(self) -> LeaveCause:

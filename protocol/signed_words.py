@@ -13,7 +13,6 @@ import msgspec
 from msgspec import Meta
 
 from farflung.protocol.digests import bits, hash_bytes, mask_from_bytes
-from farflung.protocol.envelope import spoken
 from farflung.protocol.messages import Hello, ProgressReport, Sent
 from farflung.protocol.round_words import SUM_CODEC, Decision, GroupSums, Hash, Plan
 from farflung.protocol.signing import Kept, peer_id_of, verify
@@ -22,9 +21,8 @@ Signature = Annotated[bytes, Meta(max_length=64)]
 
 
 def hello_part(hello: Hello, nonce: bytes) -> bytes:
-    """The bytes that a hello's signature covers: everything in it, and the challenge; in the version that it names."""
-    bare = spoken(msgspec.structs.replace(hello, signature=b""), hello.protocol)
-    return b"farflung/hello/1\0" + nonce + hash_bytes(msgspec.msgpack.encode(bare))
+    """The bytes that a hello's signature covers: everything in it, and the challenge."""
+    return b"farflung/hello/1\0" + nonce + bare_hash(hello)
 
 
 def sent_part(run_id: bytes, sent: Sent) -> bytes:

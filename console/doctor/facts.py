@@ -28,7 +28,7 @@ from farflung.peer.line.data_line import OUTBOUND_ONLY, address_towards
 from farflung.peer.settings import Caps, OwnConfig, default_path
 from farflung.protocol.errors import FarflungError, Refused, Unreachable
 from farflung.protocol.join_url import Address, JoinUrl
-from farflung.protocol.limits import LAST_PROTOCOL, PROTOCOL_VERSION
+from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Challenge, Knock
 from farflung.protocol.process.host_memory import available_bytes
@@ -84,7 +84,7 @@ def of_the_run(facts: Facts, url: JoinUrl, own: OwnConfig) -> None:
         url = by_who_answers(url, facts.places)
     try:
         with StatusClient(url) as client:
-            said = _challenge(client, url.run)
+            said = client.ask(Knock(protocol=PROTOCOL_VERSION, run=url.run), Challenge, PATIENCE_S)
             facts.manifest = Manifest.from_canonical(said.manifest)
             status = client.fetch(PATIENCE_S)
             facts.run_software = str(status.get("software") or "")
@@ -111,19 +111,9 @@ def of_the_run(facts: Facts, url: JoinUrl, own: OwnConfig) -> None:
         facts.refused = str(error)
 
 
-def _challenge(client: StatusClient, run: str) -> Challenge:
-    """As a peer knocks: with the newest version of the protocol, and with the last one where that is refused."""
-    try:
-        return client.ask(Knock(protocol=PROTOCOL_VERSION, run=run), Challenge, PATIENCE_S)
-    except Refused as error:
-        if error.code != "protocol":
-            raise
-        return client.ask(Knock(protocol=LAST_PROTOCOL, run=run), Challenge, PATIENCE_S)
-
-
 def _relay_of(status: Mapping[str, object], hosts: Sequence[str]) -> Relay | None:
     """As the status tells of it, and whether it can be reached from here, at any of these addresses of its host; with
-    those that members offer.  None: an older coordinator."""
+    those that members offer.  None: it does not tell."""
     told, others = status.get("relay"), status.get("relays_offered")
     if not isinstance(told, Mapping):
         return None

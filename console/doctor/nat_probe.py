@@ -55,7 +55,7 @@ def _by_door(url: JoinUrl, endpoint: str) -> str:
     finally:
         context.destroy(linger=0)
     if not isinstance(said, Probed) or not said.port:
-        return ""  # an older coordinator
+        return ""
     return str(Address(said.came_from.removeprefix("::ffff:"), said.port))
 
 

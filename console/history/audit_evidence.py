@@ -25,53 +25,36 @@ from farflung.protocol.signing import curve_key_of
 
 FILE_BYTES_MAX = 16 << 20  # 64 of the longest hash lists, and a commit
 PROOF_FILE_BYTES_MAX = FILE_BYTES_MAX + PROOF_BYTES_MOST
-# What a hash list did not say before protocol 8: its signature covers other bytes than this farflung would check.
-NOT_SAID_BEFORE = {"seat", "counted"}
-OLDER = "its hash lists are of protocol 7 or older, which this farflung does not read: ask the farflung that made it"
 
 
 def check_evidence(folder: Path, history: History) -> Finding:
     finding = Finding("P9", "hash lists signed by who sent them", "commits")
-    lists = older = 0
+    lists = 0
     for path, found in _all(folder):
-        if found == OLDER:
-            older += 1
-            continue
         problem = found if isinstance(found, str) else found.problem() or _other(found, history)
         finding.expect(not problem, f"{path.name}: {problem}")
         lists += len(found.said) if isinstance(found, Evidence) else 0
-    finding.more = "; ".join(
-        [*([f"{lists} hash lists"] if finding.checked else []), *([_left(older)] if older else [])]
-    )
+    finding.more = f"{lists} hash lists" if finding.checked else ""
     return finding
 
 
 def check_proofs(folder: Path, history: History) -> Finding:
     finding = Finding("P19", "who was found out is convicted by its own signature", "proofs")
-    run_id, older = str(history.coordinators[0].start["run_id"]), 0
+    run_id = str(history.coordinators[0].start["run_id"])
     for path in sorted(folder.rglob(f"*{PROOF_SUFFIX}")):
         found = read_proof(path)
-        if found == OLDER:
-            older += 1
-            continue
         if isinstance(found, str):
             problem = found
         else:
             problem = found.problem() if found.run_id.hex() == run_id else "it is of another run"
         finding.expect(not problem, f"{path.name}: {problem}")
-    finding.more = _left(older) if older else ""
     return finding
-
-
-def _left(older: int) -> str:
-    files = "1 file is" if older == 1 else f"{older} files are"
-    return f"{files} of protocol 7 or older and left out: ask the farflung that made them"
 
 
 def findings(folder: Path, history: History) -> list[Finding]:
     """Of what there is."""
     both = [check_evidence(folder, history), check_proofs(folder, history)]
-    return [finding for finding in both if finding.checked or finding.more]
+    return [finding for finding in both if finding.checked]
 
 
 def judge(file: Path) -> tuple[bool, list[str]]:
@@ -96,7 +79,7 @@ def read_proof(path: Path) -> Proof | str:
     try:
         return proof_from_bytes(raw)
     except UNREADABLE as error:
-        return _why_unreadable(raw, error)
+        return f"cannot be read: {error}"
 
 
 def who_sent(folder: Path, file: Path) -> list[str]:
@@ -155,16 +138,4 @@ def read_evidence(path: Path) -> Evidence | str:
     try:
         return msgspec.msgpack.decode(raw, type=Evidence)
     except UNREADABLE as error:
-        return _why_unreadable(raw, error)
-
-
-def _why_unreadable(raw: bytes, error: Exception) -> str:
-    try:
-        whole = msgspec.msgpack.decode(raw)
-    except UNREADABLE:
         return f"cannot be read: {error}"
-    proof = whole.get("proof", whole) if isinstance(whole, dict) else {}
-    said = proof.get("said", ()) if isinstance(proof, dict) else ()
-    lists = [each.get("sent") for each in said if isinstance(each, dict)] if isinstance(said, list) else []
-    older = any(isinstance(sent, dict) and NOT_SAID_BEFORE.isdisjoint(sent) for sent in lists)
-    return OLDER if older else f"cannot be read: {error}"

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from farflung.coordinator.ledger.old_sentences import with_cause
+from farflung.protocol.causes import AbortCause, DepartureCause, NoteCause
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
 from farflung.protocol.process.journal import OLD, Event, Follower
@@ -21,6 +22,12 @@ PATTERN = "*events.jsonl"
 HOST_FILE = "events.jsonl"  # as coordinators name theirs; those of peers have a name before it
 _OF_THE_WRITER = frozenset({"at", "wall", "pid", "late", "missing"})
 Key = tuple[int, int]  # (fragment, version)
+# Event -> its cause, where it names none that is known here.
+_CAUSES: dict[str, StrEnum] = {
+    "aborted": AbortCause.UNKNOWN,
+    "departed": DepartureCause.UNKNOWN,
+    "note": NoteCause.NEWS,
+}
 
 
 @dataclass
@@ -153,7 +160,7 @@ class History:
         if path not in self.files:
             self.files[path] = Follower(path)
             events += Follower(Path(f"{path}{OLD}")).new_events()
-        for event in each_round(map(with_cause, [*events, *self.files[path].new_events()])):
+        for event in each_round(map(_with_cause, [*events, *self.files[path].new_events()])):
             process = self._open.get((path, event.get("pid")))
             if event.get("event") == "start" and (process is None or not event.get("again")):
                 process = self._begin(path, event)
@@ -209,6 +216,17 @@ def _facts(event: Event) -> bytes:
     """The same, whoever wrote it and when."""
     facts = {name: value for name, value in event.items() if name not in _OF_THE_WRITER}
     return hash_bytes(json.dumps(facts, sort_keys=True).encode())
+
+
+def _with_cause(event: Event) -> Event:
+    """A cause that is not known here is none."""
+    if event.get("event") not in _CAUSES:
+        return event
+    otherwise = _CAUSES[event["event"]]
+    return {
+        **event,
+        "cause": next((each for each in type(otherwise) if each == event.get("cause")), otherwise),
+    }
 
 
 def each_round(events: Iterable[Event]) -> Iterator[Event]:

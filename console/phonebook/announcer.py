@@ -22,7 +22,6 @@ import msgspec
 
 from farflung.console.phonebook.book import LIFE_S, RENEWED_S, place_of
 from farflung.console.phonebook.feeding import LINE_BYTES, Became
-from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl, Whereabouts
 
 AGAIN_S = 30.0  # after a record that no book took
@@ -34,12 +33,9 @@ log = logging.getLogger("farflung.coordinator")
 def record_of(
     url: JoinUrl, incarnation: int, number: int, expires_s: int, prove: Callable[[bytes], bytes]
 ) -> Whereabouts:
-    """`prove`: the run's ed25519 key and its signature.  UserError where it has none."""
+    """`prove`: the run's ed25519 key and its signature."""
     addresses = tuple(map(str, url.addresses))
-    said = Whereabouts(url.run, incarnation, number, addresses, expires_s, b"").signed(prove)
-    if not said.proof:
-        raise UserError("--announce: coordinator.key is of an older version and can't sign a record")
-    return said
+    return Whereabouts(url.run, incarnation, number, addresses, expires_s, b"").signed(prove)
 
 
 class Announcer:
@@ -68,8 +64,6 @@ class Announcer:
             each.join(ENDS_WITHIN_S)
 
     def begin(self, url: JoinUrl, incarnation: int, prove: Callable[[bytes], bytes]) -> None:
-        record_of(url, incarnation, 1, 1, prove)  # a key that can't sign is told at once
-
         def new_record(number: int) -> Whereabouts:
             return record_of(url, incarnation, number, round(time.time()) + LIFE_S, prove)
 

@@ -43,12 +43,11 @@ from farflung.coordinator.door.front_door_words import (
     door_channel,
 )
 from farflung.coordinator.door.hello_check import UNPROVEN, Doorkeeper, Passed, RunFacts, refuse
-from farflung.coordinator.door.keys import CoordinatorKeys
+from farflung.coordinator.door.keys import CurveKeys
 from farflung.coordinator.door.listener import Arrival, Listener
 from farflung.coordinator.door.prober import Caller, Prober
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError, UserError
-from farflung.protocol.limits import LAST_PROTOCOL
 from farflung.protocol.messages import (
     DOOR_IN,
     AskStatus,
@@ -90,7 +89,7 @@ class FrontDoor:
     def __init__(self, begin: Begin, channel: DoorChannel) -> None:
         limits = begin.limits
         self._channel = channel
-        self._keeper = Doorkeeper(RunFacts(begin.name, begin.run_id, begin.manifest, begin.oldest))
+        self._keeper = Doorkeeper(RunFacts(begin.name, begin.run_id, begin.manifest))
         self._led_from = begin.stands_by  # None: from here
         most = min(limits.connections, room_for_connections())
         self._crowd = Crowd(most, limits.connections_of_network, limits.silent_s)
@@ -115,7 +114,7 @@ class FrontDoor:
         self._context: zmq.Context[zmq.SyncSocket] = zmq.Context()
         self._zap = ZapHandler(self._context)
         self._zap.set_policy("door", lambda key: True)
-        keys = CoordinatorKeys(zmq.curve_public(begin.secret), begin.secret)
+        keys = CurveKeys(zmq.curve_public(begin.secret), begin.secret)
         try:
             self._listener = Listener(self._context, "door", keys, begin.host, begin.port, self._on_accepted)
         except UserError:
@@ -191,8 +190,7 @@ class FrontDoor:
                 wrong = self._keeper.wrong_run(message.run)
                 self._say(arrival.routing_id, wrong or StandsBy(whereabouts=self._led_from))
             case Knock():
-                answer = self._keeper.knock(caller, message, os.urandom(32))
-                self._say(arrival.routing_id, answer, envelope.both_speak(message.protocol))
+                self._say(arrival.routing_id, self._keeper.knock(caller, message, os.urandom(32)))
             case Hello():
                 verdict = self._on_hello(arrival, caller, message, now)
             case Probe():
@@ -258,9 +256,9 @@ class FrontDoor:
         while self._waiting and self._channel.send_raw(self._waiting[0]):
             self._waiting_bytes -= len(self._waiting.popleft())
 
-    def _say(self, routing_id: bytes, message: Message, protocol: int = LAST_PROTOCOL) -> None:
+    def _say(self, routing_id: bytes, message: Message) -> None:
         """A caller that does not read it asks again."""
-        self._listener.send(routing_id, envelope.encode(message, protocol))
+        self._listener.send(routing_id, envelope.encode(message))
 
     # ---- the status --------------------------------------------------------------------------------------
 

@@ -106,7 +106,6 @@ def begin_of(facts: RunFacts, secret: bytes, listen: ListenOn, limits: Limits) -
         name=facts.name,
         run_id=facts.run_id,
         manifest=facts.manifest,
-        oldest=facts.oldest,
         secret=secret,
         host=listen.host,
         port=listen.port,

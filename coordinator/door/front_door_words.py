@@ -16,7 +16,6 @@ from farflung.protocol.limits import (
     ADDRESS_CHARS,
     CONTROL_BIN_BYTES,
     CONTROL_FRAME_BYTES,
-    LAST_PROTOCOL,
     WHEREABOUTS_BYTES,
 )
 from farflung.protocol.messages import Bytes32, Hello, Session
@@ -61,7 +60,6 @@ class Begin(_Word, frozen=True, kw_only=True, tag="begin"):
     host: str
     port: int
     limits: Limits = Limits()
-    oldest: int = LAST_PROTOCOL  # the oldest version of the protocol that can follow the run's rules
     # Another coordinator leads, and this is what is told of it: the signed list of its addresses, empty where nobody
     # leads just now.  None: this one leads.
     stands_by: Annotated[bytes, Meta(max_length=WHEREABOUTS_BYTES)] | None = None

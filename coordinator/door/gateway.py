@@ -42,7 +42,7 @@ from farflung.coordinator.door.gateway_words import (
     Shut,
     gateway_channel,
 )
-from farflung.coordinator.door.keys import CoordinatorKeys
+from farflung.coordinator.door.keys import CurveKeys
 from farflung.coordinator.door.listener import GOODBYE_MS, Arrival, Listener
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError, UserError
@@ -78,7 +78,7 @@ class Gateway:
         self._context: zmq.Context[zmq.SyncSocket] = zmq.Context()
         self._zap = ZapHandler(self._context)
         self._zap.set_policy("members", self._allowed.__contains__)
-        keys = CoordinatorKeys(zmq.curve_public(begin.secret), begin.secret)
+        keys = CurveKeys(zmq.curve_public(begin.secret), begin.secret)
         try:
             self._listener = Listener(
                 self._context, "members", keys, begin.host, begin.port, self._on_accepted

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from farflung import __version__
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.envelope import both_speak
-from farflung.protocol.limits import LAST_PROTOCOL, PROTOCOL_VERSION
+from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.messages import Challenge, Hello, Knock, Refuse
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.signed_words import hello_part
@@ -36,7 +35,6 @@ class RunFacts:
     name: str
     run_id: bytes
     manifest: bytes  # canonical
-    oldest: int = LAST_PROTOCOL  # the oldest version of the protocol that can follow its rules
 
 
 @dataclass(frozen=True)
@@ -53,16 +51,14 @@ class Doorkeeper:
         self._facts = facts
         self._manifest_digest = hash_bytes(facts.manifest)
         self.model: ModelSchema | None = None  # the run's, once somebody has brought it
-        # By caller: each with the version of the protocol that its answer is to be in.
-        self._challenges: OrderedDict[bytes, list[tuple[bytes, int]]] = OrderedDict()
+        self._challenges: OrderedDict[bytes, list[bytes]] = OrderedDict()  # by caller
 
     def knock(self, caller: bytes, knock: Knock, nonce: bytes) -> Challenge | Refuse:
-        version = both_speak(knock.protocol)
-        if version < self._facts.oldest:
-            return other_protocol(knock.protocol, self._facts.oldest)
+        if knock.protocol != PROTOCOL_VERSION:
+            return other_protocol(knock.protocol)
         if (wrong := self.wrong_run(knock.run)) is not None:
             return wrong
-        mine = [*self._challenges.get(caller, []), (nonce, version)]
+        mine = [*self._challenges.get(caller, []), nonce]
         self._challenges[caller] = mine[-CHALLENGES_PER_CALLER:]
         self._challenges.move_to_end(caller)
         while len(self._challenges) > CHALLENGES_KEPT:
@@ -70,7 +66,7 @@ class Doorkeeper:
         model = self.model if knock.helps else None
         facts = self._facts
         return Challenge(
-            nonce=nonce, run_id=facts.run_id, manifest=facts.manifest, model=model, protocol=version
+            nonce=nonce, run_id=facts.run_id, manifest=facts.manifest, model=model, protocol=PROTOCOL_VERSION
         )
 
     def wrong_run(self, name: str) -> Refuse | None:
@@ -84,20 +80,18 @@ class Doorkeeper:
             return refuse("challenge", "hello without a fresh challenge; knock first", retry_after_s=0.5)
         if hello.key != key:
             return refuse("key", "the key in the hello is not the key of this connection")
-        proven = [(nonce, version) for nonce, version in asked if is_signed(hello, nonce)]
+        proven = [nonce for nonce in asked if is_signed(hello, nonce)]
         if not proven and len(asked) == CHALLENGES_PER_CALLER:
             # It may be an honest answer to one that is forgotten.
             told = f"the hello answers none of the last {len(asked)} challenges; knock again"
             return refuse("challenge", told, retry_after_s=0.5)
         if not proven:
             return refuse("signature", "the hello is not signed by the identity it names")
-        nonce, version = proven[0]
-        return self._unfit(hello, version) or Passed(hello, nonce, came_from)
+        return self._unfit(hello) or Passed(hello, proven[0], came_from)
 
-    def _unfit(self, hello: Hello, version: int) -> Refuse | None:
-        """`version`: that it was challenged in.  Nobody gets into an older one than both sides speak."""
-        if hello.protocol != version:
-            return other_protocol(hello.protocol, version)
+    def _unfit(self, hello: Hello) -> Refuse | None:
+        if hello.protocol != PROTOCOL_VERSION:
+            return other_protocol(hello.protocol)
         if hello.run_id != self._facts.run_id:
             return refuse(
                 "run", "this is another run under the same name: its run id differs; use its new join URL"
@@ -109,10 +103,8 @@ class Doorkeeper:
         return None
 
 
-def other_protocol(theirs: int, oldest: int = LAST_PROTOCOL) -> Refuse:
-    """To whom speaks none that this run takes."""
-    taken = f"{oldest} or {PROTOCOL_VERSION}" if oldest < PROTOCOL_VERSION else str(PROTOCOL_VERSION)
-    told = f"this peer speaks version {theirs} of the protocol, and the run {taken}"
+def other_protocol(theirs: int) -> Refuse:
+    told = f"this peer speaks version {theirs} of the protocol, and the run {PROTOCOL_VERSION}"
     return refuse("protocol", f'{told}: pip install "farflung=={__version__}" and start it again')
 
 

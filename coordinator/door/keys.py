@@ -2,8 +2,7 @@
 
 Called by the server.  The public half of its CURVE key stands in every join URL, so losing the file makes every URL
 that was handed out useless.  The CURVE key follows from an ed25519 key (protocol/signing.py), which signs states of
-the run; a file of an older version has a CURVE key alone, and its run signs nothing.  Must not know messages or
-runs.
+the run.  Must not know messages or runs.
 """
 
 from __future__ import annotations
@@ -24,26 +23,28 @@ from farflung.protocol.process.sockets import curve_raw, curve_text
 
 FILE_NAME = "coordinator.key"
 _TEXT_BYTES = 40  # a 32-byte key in ZeroMQ's own base 85
-_SEED = b"ed25519:"  # what follows is the secret of both keys; without it, that of the CURVE key alone
+_SEED = b"ed25519:"  # what follows is the secret of both keys
 _REPLACE = "put back a copy of it, or move it away for a new key (and with it a new join URL)"
 
 
 @dataclass(frozen=True)
-class CoordinatorKeys:
+class CurveKeys:
     """Both halves as ZeroMQ wants them; `public_raw` is what a join URL carries."""
 
     public: bytes
     secret: bytes = field(repr=False)
-    signing: Ed25519PrivateKey | None = field(default=None, repr=False, compare=False)
 
     @property
     def public_raw(self) -> bytes:
         return curve_raw(self.public)
 
+
+@dataclass(frozen=True)
+class CoordinatorKeys(CurveKeys):
+    signing: Ed25519PrivateKey = field(repr=False, compare=False)
+
     def prove(self, statement: bytes) -> bytes:
-        """The ed25519 key and its signature; empty where there is none."""
-        if self.signing is None:
-            return b""
+        """The ed25519 key and its signature."""
         return self.signing.public_key().public_bytes_raw() + self.signing.sign(statement)
 
 
@@ -79,13 +80,11 @@ def _load(path: Path) -> CoordinatorKeys:
     finally:
         os.close(descriptor)
     try:
-        secret, signing = text, None
-        if text.startswith(_SEED):
-            seed = curve_raw(text.removeprefix(_SEED))
-            secret, signing = curve_text(_scalar_of(seed)), Ed25519PrivateKey.from_private_bytes(seed)
-        if len(secret) != _TEXT_BYTES:
+        if not text.startswith(_SEED) or len(text) != len(_SEED) + _TEXT_BYTES:
             raise ValueError
-        return CoordinatorKeys(zmq.curve_public(secret), secret, signing)
+        seed = curve_raw(text.removeprefix(_SEED))
+        secret = curve_text(_scalar_of(seed))
+        return CoordinatorKeys(zmq.curve_public(secret), secret, Ed25519PrivateKey.from_private_bytes(seed))
     except (ValueError, KeyError, zmq.ZMQError):
         raise UserError(
             f"{path}: damaged, expected one line of {len(_SEED) + _TEXT_BYTES} characters; {_REPLACE}"

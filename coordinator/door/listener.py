@@ -15,7 +15,7 @@ from typing import cast
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from farflung.coordinator.door.keys import CoordinatorKeys
+from farflung.coordinator.door.keys import CurveKeys
 from farflung.protocol.errors import UserError
 from farflung.protocol.process.descriptors import end, endpoint_of, plain_host
 from farflung.protocol.process.sockets import CONTROL_SERVER, curve_server, opened
@@ -98,7 +98,7 @@ class Listener:
         self,
         context: zmq.Context[zmq.SyncSocket],
         domain: str,
-        keys: CoordinatorKeys,
+        keys: CurveKeys,
         host: str,
         port: int,
         on_accepted: Callable[[int], list[int]] | None = None,

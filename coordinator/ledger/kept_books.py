@@ -32,7 +32,6 @@ from farflung.protocol.signing import KeptCommit, name_of_commit
 
 UNPACKED_BYTES_MOST = 8 << 20  # a hundred times what books may have
 LEASE_BYTES_LEAST = 6  # of each that is held; of two a member it is 8
-ZLIB = b"\x78"  # how such a stream begins; what older coordinators wrote is a map
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def name_of_model(model: ModelSchema) -> bytes:
 
 @lru_cache(maxsize=KEPT_COMMITS)
 def books_in(kept: KeptCommit) -> Books | None:
-    """None: they are not what was signed, or an older farflung can't read them.  Whoever puts a run together again asks
+    """None: they are not what was signed, or can't be read.  Whoever puts a run together again asks
     with each knock of each peer, and leases of thousands take some hundredths of a second to read."""
     try:
         books = _books.decode(kept.books) if kept.is_whole else None
@@ -138,8 +137,6 @@ def kept_leases(leases: Leases, most_bytes: int) -> bytes:
 
 def leases_in(raw: bytes) -> Leases:
     """Errors: ValueError, TypeError, LookupError, and those of msgspec."""
-    if raw[:1] != ZLIB:
-        return _folded(raw)
     inflating = zlib.decompressobj()
     try:
         whole = inflating.decompress(raw, UNPACKED_BYTES_MOST)

@@ -232,7 +232,6 @@ class Ledger:
                 self._depart(record)
             case Folded(ledger=raw):
                 vars(self).update(vars(unpacked(raw, Ledger)))
-                self._guess_holders()
             case DecidedOn() | FoundCheating():
                 pass  # kept for the audit
             case Invited() | Revoked() | Struck() | Banned() | Unbanned() | Paused() | Resumed():
@@ -332,13 +331,13 @@ class Ledger:
         book.trust.update(commit.included)
         for peer in {*commit.members, *(self.here & book.vouched)}:
             book.reaches(peer, commit.version)
-        for peer, tokens in _tokens_by(record).items():
+        for peer, tokens in record.tokens_by.items():
             book.holders[peer].tokens += tokens
         for suspect in record.suspects:
             book.trust[suspect] = 0
         book.last_in.update(dict.fromkeys(commit.included, commit.version))
         # What it brought was learned before it opened: a round that stood still for long made the next work longer.
-        book.work[commit.version] = (record.at_s - record.seconds, _tokens_by(record))
+        book.work[commit.version] = (record.at_s - record.seconds, record.tokens_by)
         _keep_newest(book.work)
         if record.rate is not None:
             book.rates[commit.version] = record.rate
@@ -352,7 +351,7 @@ class Ledger:
             _keep_newest(book.norms)
         if commit.fragment == BOOKS_FRAGMENT:  # the same tokens went into every fragment
             self.tokens += record.tokens
-            self.committed_tokens.update(_tokens_by(record))
+            self.committed_tokens.update(record.tokens_by)
         for used in record.used.values():
             self.leases.acknowledge(used, commit.fragment)
         reach, cursor = self.leases.reach(commit.fragment), self.batches.cursor
@@ -475,31 +474,10 @@ class Ledger:
             if record.peer in book.holders:
                 book.holders[record.peer].reached = NOTHING
 
-    def _guess_holders(self) -> None:
-        """Of a ledger that an older farflung folded: whoever has shown the state may hold the newest."""
-        for book in self.books:
-            commits = sum(book.trust.values())
-            for peer in book.vouched if book.version and not book.holders else ():
-                book.reaches(peer, book.version)
-                book.holders[peer].tokens = self.tokens * book.trust[peer] // commits if commits else 0
-
 
 def _keep_newest(figures: dict[int, Any], most: int = NORMS_KEPT) -> None:
     for old in sorted(figures)[:-most]:
         del figures[old]
-
-
-def _tokens_by(record: CommittedRound) -> dict[str, int]:
-    """Records of older versions have the sum alone: it is shared out by the weights."""
-    if record.tokens_by:
-        return record.tokens_by
-    shares = {
-        member: weight
-        for member, weight in zip(record.commit.members, record.commit.weights, strict=True)
-        if weight > 0.0
-    }
-    whole = sum(shares.values())
-    return {member: round(record.tokens * share / whole) for member, share in shares.items()}
 
 
 @lru_cache(maxsize=256)  # asked for with every beat, of the few versions that members hold

@@ -30,7 +30,6 @@ THICK_LEAST = 8  # so many who may be asked are asked, however thin their lines 
 FRESH_S = 30.0  # so long ago somebody was needed who is told in any case; the others, up to so many
 # So many stay in a list that are not needed now; in very large runs fewer, or their lists would fill the memory here.
 KEPT, KEPT_LEAST, PAIRS_KEPT = ROSTER_MOST, 64, 1 << 19
-KEPT_WHOLE = 64  # in a list that is always told whole
 FORGET_EVERY_S = 10.0
 MET_EVERY_S = 10.0  # those that a member needs as before are marked so rarely as needed now
 # Numbers of these lists are others than those of whole rosters: a run may grow into a crowd, and shrink again.
@@ -102,7 +101,6 @@ class Asking(NamedTuple):
     peer: str
     has_no: int  # the number of the list that it has, by its last beat
     ways: object  # that it is told with the list
-    whole: bool  # it understands no differences
 
 
 @dataclass
@@ -182,7 +180,7 @@ class Acquaintances:
             self._follow(asks.peer, known, here)
         if known.ways != asks.ways:
             known.told.number, known.ways = self._number, asks.ways
-        return known.told.news(asks.has_no, lambda other: here[other].contact, asks.whole)
+        return known.told.news(asks.has_no, lambda other: here[other].contact)
 
     def _follow(self, peer: str, known: _Known, here: Mapping[str, Somebody]) -> None:
         """What was marked gets into the list, or out of it."""
@@ -194,7 +192,7 @@ class Acquaintances:
         known.marked.clear()
 
     def _keep_short(self, asks: Asking, known: _Known, living: int, now: float) -> None:
-        most = KEPT_WHOLE if asks.whole else max(KEPT_LEAST, min(KEPT, PAIRS_KEPT // max(1, living)))
+        most = max(KEPT_LEAST, min(KEPT, PAIRS_KEPT // max(1, living)))
         due = now - known.looked_at >= FORGET_EVERY_S or len(known.needed) > ROSTER_MOST
         if due and len(known.needed) > most:
             known.looked_at = now

@@ -6,7 +6,7 @@ who is in it since which number, not the contacts themselves: those are looked u
 A member names in each beat the number of the list that it has.  Words may cross: it may have heard of a newer list than
 the one that it named last.  So a difference says all that changed *since* a number, and is good for every list from
 that number on.  Whoever names a number that is none of its list's is told the whole list: who lies, lies to itself.
-Must not know who asks, why somebody is in a list, or which version of the protocol is spoken.
+Must not know who asks, or why somebody is in a list.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ class Listing:
             self._known_from = self._gone.pop(oldest)
         return True
 
-    def news(self, has_no: int, contact_of: Callable[[str], Contact], whole: bool = False) -> News:
-        """`has_no`: the number that the member named last; `whole`: it understands no differences."""
+    def news(self, has_no: int, contact_of: Callable[[str], Contact]) -> News:
+        """`has_no`: the number that the member named last."""
         if has_no == self.number:
             return News(self.number, None)
-        if whole or not max(1, self._known_from) <= has_no < self.number:
+        if not max(1, self._known_from) <= has_no < self.number:
             return News(self.number, tuple(map(contact_of, sorted(self._at))))
         fresh = tuple(map(contact_of, sorted(_since(self._at, has_no))))
         return News(self.number, fresh, has_no, tuple(_since(self._gone, has_no)))

@@ -101,7 +101,6 @@ class Relays:
     own: RelayNow | None = None
     usable: dict[str, RelayNow] = field(default_factory=dict)
     at: dict[bytes, str] = field(default_factory=dict)  # which pair meets at which of these
-    only_own: frozenset[bytes] = frozenset()  # pairs that can't be sent to a relay of a member
     _offers: dict[str, _Offer] = field(default_factory=dict)
     _stays: dict[bytes, _Stay] = field(default_factory=dict)
     _number: int = 0  # of the newest order
@@ -212,7 +211,6 @@ class Relays:
         found = [
             (stay is not None and stay.avoids_now(name, now), -self._left(name, load), name)
             for name in self.usable
-            if name == OWN or pair not in self.only_own
             if (load.get(name, 0) < self._places(name) or (stay is not None and stay.at == name))
         ]
         return min(found, default=(True, 0.0, None))[2]

@@ -30,8 +30,6 @@ RELAY_PART = 0.75
 ASKED_S = 1.0  # so long it is waited for what comes of dialling somebody, before the relay is used
 TICKET_S, RENEWED_S = 3600.0, 1800.0
 TRIAL_TICKET_S = 60.0
-# Whoever speaks an older version of the protocol looks for any relay at the coordinator's host.
-HOSTS_SINCE = 9
 KEY_BYTES = 32  # of a proof, which is a key and a signature
 
 Place = tuple[str, str, int]  # whose relay it is, its host, its port
@@ -55,8 +53,6 @@ class Party(Protocol):
     def not_reached(self) -> bool: ...
     @property
     def doubted_until(self) -> float: ...
-    @property
-    def protocol(self) -> int: ...
 
 
 @dataclass
@@ -108,10 +104,6 @@ class Ways:
         if who != self._alone:
             self._alone = who
             self._choose([each.contact for each in alone])
-            old = {each.contact.peer for each in alone if each.protocol < HOSTS_SINCE}
-            self.relays.only_own = frozenset(
-                name for name, pair in self._pairs.items() if old & {each.peer for each in pair}
-            )
         news = self.meetings.turn(self._pairs, self._keys, now, together)
         relayed = tuple(name for name in self._pairs if self.relays.usable and self.meetings.is_relayed(name))
         self.relays.assign(self._pairs, relayed, now, together)

@@ -26,9 +26,8 @@ from farflung.coordinator.ledger.kept_books import books_in, name_of_model
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import Amended, ModelFixed, Record, Restored
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.envelope import both_speak
 from farflung.protocol.errors import UserError
-from farflung.protocol.limits import KEPT_COMMITS, MAX_PEERS
+from farflung.protocol.limits import KEPT_COMMITS, MAX_PEERS, PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import AskStatus, FromDoor, Knock, Refuse
 from farflung.protocol.model_schema import ModelSchema
@@ -113,8 +112,8 @@ class Restoring:
     def on_door(self, caller: bytes, message: FromDoor, now: float) -> AskKept | Refuse | None:
         """The answer.  `caller`: its connection."""
         match message:
-            case Knock(protocol=protocol) if both_speak(protocol) < self._own.manifest.oldest_protocol:
-                return other_protocol(protocol, self._own.manifest.oldest_protocol)
+            case Knock(protocol=protocol) if protocol != PROTOCOL_VERSION:
+                return other_protocol(protocol)
             case Knock(run=run) | AskStatus(run=run) if run != self._own.manifest.run.name:
                 return refuse("run", f"this coordinator runs '{self._own.manifest.run.name}', not '{run}'")
             case Knock():

@@ -17,12 +17,11 @@ reports.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.rounds.weighting import Claim, believed, weighted
-from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.messages import Sent
 from farflung.protocol.round_words import Plan
 
@@ -52,15 +51,10 @@ class Foresight:
             self._needed, self._pause = self._pause, min(ROUNDS_MOST, 2 * self._pause)
 
 
-def can_be_foreseen(plan: Plan, rules: RoundRules, protocols: Iterable[int]) -> bool:
-    """`protocols`: that its members speak.
-
-    Who speaks the last version would take what is foreseen for the decision.  In a mesh sums of groups are compared
-    after it; a batch has everybody in it or fails; and where a gradient is clipped results are measured.
-    """
-    if plan.groups or rules.whole or rules.measures or len(plan.members) < 2:
-        return False
-    return all(protocol >= PROTOCOL_VERSION for protocol in protocols)
+def can_be_foreseen(plan: Plan, rules: RoundRules) -> bool:
+    """In a mesh sums of groups are compared after the decision; a batch has everybody in it or fails; and where a
+    gradient is clipped results are measured."""
+    return not (plan.groups or rules.whole or rules.measures or len(plan.members) < 2)
 
 
 def weights_foreseen(

@@ -166,8 +166,7 @@ class Conductor(Readiness):
         core.write(Opened(plan=plan))
         self._last_holders.begin()
         self.round = flight = InFlight(plan, rules, core.now, core.name, last_holders=self._last_holders)
-        spoken = [core.members.members[peer].protocol for peer in peers]
-        flight.foresees = can_be_foreseen(plan, rules, spoken) and self._foresight.is_on
+        flight.foresees = can_be_foreseen(plan, rules) and self._foresight.is_on
         self.processes = {peer: core.members.members[peer].process for peer in peers}
         self._gone = set()
         of = core.of(self.fragment)

@@ -174,7 +174,7 @@ class Core:
     def tell(self, member: Member, kind: type[ToMember], **body: Any) -> None:
         member.out_seq += 1
         message = kind(session=member.session, seq=member.out_seq, **body)
-        self._effects.append(Tell(member.peer, member.session, message, member.protocol))
+        self._effects.append(Tell(member.peer, member.session, message))
 
     def log(self, text: str, cause: NoteCause = NoteCause.NEWS) -> None:
         """What happens every round: to the log only, or it would push the news off the dashboard."""

@@ -8,7 +8,6 @@ from farflung.coordinator.ledger.proofs import Proof
 from farflung.coordinator.ledger.records import Record
 from farflung.coordinator.reach.relays import Trial
 from farflung.protocol.causes import NoteCause
-from farflung.protocol.limits import LAST_PROTOCOL
 from farflung.protocol.messages import ToDoor, ToMember
 from farflung.protocol.round_words import Commit
 from farflung.protocol.signed_words import Said
@@ -23,7 +22,6 @@ class Write:
 class AnswerDoor:
     caller: bytes  # opaque to the machine: which connection asked
     message: ToDoor
-    protocol: int = LAST_PROTOCOL  # that the caller speaks
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,6 @@ class Tell:
     peer: str
     session: bytes
     message: ToMember
-    protocol: int = LAST_PROTOCOL  # that the member speaks
 
 
 @dataclass(frozen=True, slots=True)

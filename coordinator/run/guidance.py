@@ -268,7 +268,7 @@ class Guidance:
         if not known.has_met(member.peer, (named, [(f.plan.round_no, f.plan.epoch) for f in flights]), now):
             near = [other for flight in flights for other in flight.groups.near(member.peer)]
             known.introduce(member.peer, [*named, *near], now)
-        asks = acquaintances.Asking(member.peer, beat.roster_no, ways, member.hears_whole_lists)
+        asks = acquaintances.Asking(member.peer, beat.roster_no, ways)
         return known.news(asks, members.alive, now), ways
 
     def acquaint(self, circles: Iterable[Iterable[str]]) -> None:

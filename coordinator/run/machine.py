@@ -53,7 +53,6 @@ from farflung.coordinator.run.operator_orders import Amending, GoingBackByOrder,
 from farflung.coordinator.run.status import status_json
 from farflung.protocol.causes import AbortCause, DepartureCause, NoteCause
 from farflung.protocol.digests import HASH_BYTES
-from farflung.protocol.envelope import both_speak
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import (
     AskStatus,
@@ -110,7 +109,7 @@ class RunMachine:
         self.going_back = GoingBack(self.core, self.conductors)
         self.guidance = Guidance(self.core, self.conductors, self.lending, self.going_back, self.batches)
         self.core.acquaint = self.guidance.acquaint
-        self.facts = RunFacts(manifest.run.name, run_id, manifest.canonical(), manifest.oldest_protocol)
+        self.facts = RunFacts(manifest.run.name, run_id, manifest.canonical())
         self.doorkeeper = Doorkeeper(self.facts)
         self.admission = Admission(self.core)
         by_order = GoingBackByOrder(self.core, self.conductors, self.going_back)
@@ -170,8 +169,7 @@ class RunMachine:
         match message:
             case Knock():
                 self.doorkeeper.model = self.core.ledger.model
-                told = self.doorkeeper.knock(caller, message, self._random(32))
-                self.core.do(AnswerDoor(caller, told, both_speak(message.protocol)))
+                self.core.do(AnswerDoor(caller, self.doorkeeper.knock(caller, message, self._random(32))))
             case Hello():
                 said = self.doorkeeper.examine(caller, key, message, came_from)
                 if isinstance(said, Passed):
@@ -372,7 +370,7 @@ class RunMachine:
             roster=core.members.roster() if few else (),
             whereabouts=core.whereabouts,
         )
-        core.do(AnswerDoor(caller, welcome, hello.protocol))
+        core.do(AnswerDoor(caller, welcome))
 
     def _port_for(self, member: Member) -> int:
         """The same for all welcomes of a session, as long as nothing about the gateways changes."""
@@ -405,7 +403,7 @@ class RunMachine:
             contact, session, hello.process, core.now, network, self._fragments_for(hello, peer)
         )
         member.identity, member.fits, member.came_from = hello.identity, hello.fits, passed.came_from
-        member.helps, member.protocol = hello.helps, hello.protocol
+        member.helps = hello.helps
         self._dial_back([member])
         if not again:
             how = "came back" if old is not None else "joined"

@@ -31,7 +31,6 @@ def member_status(
         "state": member.state,
         "alive": member.alive,
         "helps": member.helps,
-        "protocol": member.protocol,
         "participating": member.participating,
         "why": why_not(core, conductors, member)[:WHY_CHARS],
         "version": version,

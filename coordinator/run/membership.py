@@ -24,7 +24,7 @@ from farflung.coordinator.reach.meeting import Together
 from farflung.coordinator.reach.relays import Trial
 from farflung.coordinator.reach.tickets import Run, Sign
 from farflung.coordinator.reach.ways import Ways
-from farflung.protocol.limits import BEAT_LONGEST_S, PROTOCOL_VERSION
+from farflung.protocol.limits import BEAT_LONGEST_S
 from farflung.protocol.messages import Beat, Hello
 from farflung.protocol.round_words import CROWD, Contact
 from farflung.protocol.states import PEER_STATES, PeerEvent, PeerState, Phase
@@ -54,7 +54,6 @@ class Member:
     identity: bytes = b""  # its public key
     fits: tuple[int, ...] = ()  # of a model that is cut: the stages that it could hold
     helps: bool = False  # it has no trainer: it owns chunks and gives state, and contributes nothing
-    protocol: int = PROTOCOL_VERSION  # that is spoken with it: this version or the last one
     in_seq: int = -1
     out_seq: int = 0
     beat: Beat | None = None
@@ -99,11 +98,6 @@ class Member:
         return next(iter(self.standings))
 
     @property
-    def hears_whole_lists(self) -> bool:
-        """It speaks a version that has no differences."""
-        return self.protocol < PROTOCOL_VERSION
-
-    @property
     def dialable(self) -> bool:
         return bool(self.contact.address)
 
@@ -136,8 +130,7 @@ class Member:
     def has_not_spoken_since(self, hello: Hello) -> bool:
         """Its hello comes once more, because the answer was slow or is lost: its session has not begun."""
         same = self.alive and self.process == hello.process and self.contact.key == hello.key
-        said = self.claimed, self.protocol
-        return same and self.in_seq < 0 and said == (hello.address, hello.protocol)
+        return same and self.in_seq < 0 and self.claimed == hello.address
 
     @property
     def trains(self) -> bool:
@@ -468,7 +461,7 @@ class Membership:
         if has_no == self.roster_no or now - member.roster_at < pause_s:
             return News(self.roster_no, None)
         member.roster_at = now
-        return self.everybody.news(has_no, lambda peer: self._alive[peer].contact, member.hears_whole_lists)
+        return self.everybody.news(has_no, lambda peer: self._alive[peer].contact)
 
     def roster(self) -> tuple[Contact, ...]:
         if self._roster_at != self.roster_no:

@@ -23,7 +23,6 @@ from farflung.peer.line.doors import PATIENCE_S, Doors
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError
 from farflung.protocol.join_url import Address, JoinUrl
-from farflung.protocol.limits import LAST_PROTOCOL
 from farflung.protocol.messages import (
     DOOR_OUT,
     MEMBER_OUT,
@@ -78,7 +77,6 @@ class ControlLink:
         self._doors: dict[Address, _Door] = {}
         self._knock: Knock | None = None  # for doors that are tried later
         self._members: zmq.Socket[bytes] | None = None
-        self._protocol = LAST_PROTOCOL  # of the newest knock or hello: all that follows is said in it
         self._greeted_at: float | None = None  # with a hello that is not answered yet
         self._heard_at = clock()  # of the coordinator that let me in
         self.sent_bytes = self.received_bytes = 0  # of messages, without what encryption and TCP add
@@ -104,8 +102,6 @@ class ControlLink:
             yield self._members
 
     def to_door(self, message: FromDoor) -> None:
-        if isinstance(message, Knock | Hello):
-            self._protocol = message.protocol
         if isinstance(message, Knock):
             self._knock = message
             self._doubt(self._clock())
@@ -196,7 +192,7 @@ class ControlLink:
 
     def _send(self, socket: zmq.Socket[bytes], message: Message) -> bool:
         """False: nobody is there yet, or the queue is full because nobody reads.  Later beats repeat every message."""
-        raw = envelope.encode(message, self._protocol)
+        raw = envelope.encode(message)
         try:
             socket.send(raw, zmq.NOBLOCK)
         except zmq.Again:

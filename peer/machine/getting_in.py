@@ -23,7 +23,7 @@ from farflung.protocol.causes import LeaveCause
 from farflung.protocol.errors import UserError
 from farflung.protocol.frames import Payload
 from farflung.protocol.join_url import Address
-from farflung.protocol.limits import LAST_PROTOCOL, PROTOCOL_VERSION
+from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.messages import (
     Challenge,
     Committed,
@@ -129,7 +129,6 @@ class PeerConfig:
     helps: bool = False  # no trainer will come: it owns chunks and gives state, and contributes nothing
     start: str = ""  # where its owner has what the run begins with; empty: nowhere
     kept_commits: bytes = b""  # and the run's newest steps, as its coordinator signed them
-    protocol: int = PROTOCOL_VERSION  # the newest that it speaks; the simulator has peers of the last version
 
     def __post_init__(self) -> None:
         if not self.me.peer or not self.run:
@@ -139,26 +138,17 @@ class PeerConfig:
 
 
 class Doorway:
-    """Which version is spoken, the door's challenge says: the newest that both speak.  A door that knows only the last
-    one refuses a newer knock; the next knock is of that version then, and the one after it of the newest again, since
-    its host may have upgraded.  Nobody between the two can change that: all is said under the key of the join URL.
-    """
-
-    def __init__(
-        self, me: Me, run: str, helps: bool = False, newest: int = PROTOCOL_VERSION, kept: bytes = b""
-    ) -> None:
+    def __init__(self, me: Me, run: str, helps: bool = False, kept: bytes = b"") -> None:
         """`kept`: what a former life of this peer kept of the run; empty: it was never in."""
         self.stand = Stand.KNOCKING
         self.helps, self._told_early = helps, False
-        self.protocol = self._newest = newest  # that is spoken in this session
-        self._falls_back = False  # the newest was refused just now
+        self.other_protocol = ""  # why nobody here speaks with that door
         self.incarnation = 0  # of the coordinator that let me in
         self._answered = bool(kept)  # somebody did, ever
         self.refused = ""  # why it was not let in, the last time it asked
         self._me = me
         self._run = run
         self._nonce = b""
-        self._knocked = newest
         self._awaits_welcome = False  # a hello is out, also while it knocks again because the answer is slow
         self._again_at = 0.0
         self._tries = 0
@@ -193,9 +183,7 @@ class Doorway:
         self._tries += 1
         if self._knocking_since is None:
             self._knocking_since = now
-        protocol = LAST_PROTOCOL if self._falls_back else self._newest
-        self._knocked, self._falls_back = protocol, False
-        return Knock(protocol=protocol, run=self._run, helps=self.helps)
+        return Knock(protocol=PROTOCOL_VERSION, run=self._run, helps=self.helps)
 
     @property
     def _pause_s(self) -> float:
@@ -205,22 +193,15 @@ class Doorway:
         """True when it was expected."""
         if self.stand != Stand.KNOCKING:
             return False
-        self.protocol = challenge.protocol or LAST_PROTOCOL
-        if self.other_protocol:
+        if challenge.protocol != PROTOCOL_VERSION:
+            self.other_protocol = (
+                f"the coordinator speaks version {challenge.protocol} of the protocol, and farflung {__version__} "
+                f"here {PROTOCOL_VERSION}: ask its host which farflung to install here"
+            )
             return False
         self._nonce, self._answered = challenge.nonce, True
         self.stand = Stand.READING
         return True
-
-    @property
-    def other_protocol(self) -> str:
-        """Why nobody here speaks with that door; empty: both can."""
-        if LAST_PROTOCOL <= self.protocol <= self._newest:
-            return ""
-        return (
-            f"the coordinator speaks version {self.protocol} of the protocol, and farflung {__version__} here "
-            f"{LAST_PROTOCOL} or {self._newest}: ask its host to upgrade, or which farflung to install here"
-        )
 
     def help_with(self, challenge: Challenge, now: float) -> list[Effect]:
         """Without a trainer: the model is the run's, as its door tells it."""
@@ -235,7 +216,7 @@ class Doorway:
         self._again_at = now + self._pause_s  # a door with a crowd before it must not hear everybody twice
         me, attached = self._me, offer.attached
         hello = Hello(
-            protocol=self.protocol,
+            protocol=PROTOCOL_VERSION,
             run_id=attached.known.run_id,
             identity=me.identity,
             key=me.key,
@@ -286,9 +267,6 @@ class Doorway:
             return False  # the answer to an older hello: a newer one was welcome
         self.stand, self._awaits_welcome = Stand.KNOCKING, False
         self._again_at = now + max(refuse.retry_after_s, RETRY_S)
-        if refuse.code == "protocol" and self._knocked > LAST_PROTOCOL:
-            self._falls_back = True
-            return False
         self.refused = refuse.reason
         return refuse.code in FINAL_CODES
 

@@ -82,7 +82,7 @@ class PeerMachine:
     def __init__(self, config: PeerConfig, jitter: Callable[[], float]) -> None:
         self.me = config.me
         self.reports = Reporter(config.me.sign)
-        self.doorway = Doorway(config.me, config.run, config.helps, config.protocol, config.kept)
+        self.doorway = Doorway(config.me, config.run, config.helps, config.kept)
         self.seeking = Seeking(config, self.doorway.hurry)
         self.training = Training()
         self.leaving = Leaving()

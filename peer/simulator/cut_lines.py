@@ -31,7 +31,6 @@ from farflung.peer.simulator.invariants import Broken, Invariants, all_is_held
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.scenario import Scenario
 from farflung.peer.simulator.surroundings import RUN_ID
-from farflung.protocol.limits import LAST_PROTOCOL
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Knock, Message
 from farflung.protocol.orders import Amend, GoBack
@@ -216,7 +215,7 @@ class Hall(Protocol):
     def peers(self) -> Mapping[str, VirtualPeer]: ...
     def after(self, delay_s: float, action: Callable[[], object]) -> None: ...
     def note(self, text: str) -> None: ...
-    def answer(self, source: str, message: Message, protocol: int) -> None: ...
+    def answer(self, peer: str, message: Message) -> None: ...
     def start_coordinator(self, restored: bool = False) -> None: ...
 
 
@@ -273,7 +272,7 @@ class LostDisk:
             return
         answer = self._restoring.on_door(source.encode(), message, self._world.now)
         if answer is not None:
-            self._world.answer(source, answer, LAST_PROTOCOL)
+            self._world.answer(source, answer)
 
     def _look(self) -> None:
         machine, world = self._restoring, self._world

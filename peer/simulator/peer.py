@@ -81,7 +81,6 @@ class VirtualPeer:
             pinned=self.world.pinned,
             helps=self.helps,
             kept_commits=self.own.commits,
-            protocol=self.world.protocol,
         )
         self.machine = self.world.machine(config, lambda: 0.5)
         self.asked: dict[int, Show] = {}  # what the coordinator wanted to see, for those that lie about it

@@ -8,8 +8,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from farflung.protocol.limits import LAST_PROTOCOL, PROTOCOL_VERSION
-
 # How members lie about their state: see liars.py.
 LIES = (
     "forge",
@@ -146,14 +144,8 @@ class Scenario:
     # So long a chunk takes on the way up the first peer's line, one after the other; 0: its line is like all others.
     slow_line_s: float = 0.0
     amends: int = 0  # so often the host changes what may change while a run goes on
-    # So many of the first peers speak the last version of the protocol, until they are started again.
-    last_protocol: int = 0
     # The coordinator's disk: "key", all but the key is lost once; "copy", an older state comes back; "": it stays.
     loses: str = ""
-
-    def protocol_of(self, index: int, again: bool) -> int:
-        """Whoever is started again has upgraded."""
-        return LAST_PROTOCOL if index < self.last_protocol and not again else PROTOCOL_VERSION
 
     @property
     def lines_are_good(self) -> bool:
@@ -574,12 +566,6 @@ class Scenario:
             faults_until_s=draw.choice((8.0, 20.0)),
             end_s=240.0,
         )
-
-    @staticmethod
-    def of_versions(seed: int) -> Scenario:
-        """Some of the peers speak the last version of the protocol, until they are started again."""
-        drawn, draw = Scenario.of(seed), random.Random(f"versions {seed}")
-        return replace(drawn, last_protocol=draw.randint(1, drawn.peers), amends=draw.choice((0, 0, 1)))
 
     def scheduled(self, draw: random.Random) -> Scenario:
         kinds = ("blocking", "blocking", "overlap", "streaming" if self.fragments > 1 else "overlap")

@@ -19,7 +19,6 @@ from farflung.peer.machine import effects as do
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.frames import Payload
-from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import Fragment, ModelSchema
 
@@ -100,4 +99,3 @@ class Surroundings:
     forge: Callable[[str, dict[int, Payload]], dict[int, Payload]] = lambda peer, payloads: payloads
     forge_sum: Callable[[str, Merge, bytes], bytes] = lambda peer, effect, made: made
     pinned: bytes = b""  # the coordinator's key; empty: it has none
-    protocol: int = PROTOCOL_VERSION  # the newest version that the peer speaks

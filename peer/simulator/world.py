@@ -229,9 +229,9 @@ class World:
                 case Write(record=record):
                     self._write(record)
                 case AnswerDoor(caller=caller, message=message):
-                    self.answer(caller.decode(), message, effect.protocol)
+                    self.answer(caller.decode(), message)
                 case Tell(peer=peer, message=message):
-                    self._deliver(COORDINATOR, peer, message, _MEMBERS[1], version=effect.protocol)
+                    self._deliver(COORDINATOR, peer, message, _MEMBERS[1])
                 case DialBack():
                     self._dial_back(machine, effect)
                 case RelayPairs() | TryRelay():
@@ -315,7 +315,6 @@ class World:
             forge=self.last.forges,
             forge_sum=self.last.forges_sum,
             pinned=self._changes.pinned,
-            protocol=self.scenario.protocol_of(index, index in self.own),
         )
         self.note(f"{me.peer} starts")
         own = self.own.setdefault(index, OwnDisk.of(self.scenario.results_on_disk, self.scenario.keeps))
@@ -383,15 +382,13 @@ class World:
         copies = 2 if draw.random() < scenario.duplicate else 1
         return [draw.uniform(0.005, 3.0 if draw.random() < scenario.slow else 0.08) for _ in range(copies)]
 
-    def _deliver(
-        self, source: str, target: str, message: Message, allowed: Names, key: bytes = b"", version: int = 0
-    ) -> None:
-        raw = envelope.encode(message, version or self.peers[source].machine.doorway.protocol)
+    def _deliver(self, source: str, target: str, message: Message, allowed: Names, key: bytes = b"") -> None:
+        raw = envelope.encode(message)
         for delay_s in self._delays(source, target):
             self.after(delay_s, lambda: self._arrive(source, target, envelope.decode(raw, allowed), key))
 
-    def answer(self, peer: str, message: Message, protocol: int) -> None:
-        self._deliver(COORDINATOR, peer, message, _DOOR[1], version=protocol)
+    def answer(self, peer: str, message: Message) -> None:
+        self._deliver(COORDINATOR, peer, message, _DOOR[1])
 
     def _arrive(self, source: str, target: str, message: Message, key: bytes) -> None:
         if target == COORDINATOR:

@@ -73,10 +73,12 @@ def coordinator() -> list[Event]:
         opened(3), frames(20),
         {**life, "incarnation": 2, "versions": [2], "era": 0},
         {"event": "started", "incarnation": 2},
-        {"event": "aborted", "round": 3, "fragment": 0, "reason": "the coordinator restarted"},
-        opened(4), {"event": "departed", "peer": "bob", "reason": "its connection closed"},
+        {"event": "aborted", "round": 3, "fragment": 0, "cause": "coordinator_restarted",
+         "reason": "the coordinator restarted"},
+        opened(4),
+        {"event": "departed", "peer": "bob", "cause": "connection_closed", "reason": "its connection closed"},
         committed(4, {"ann": [[3, 240]]}, (1.0, 0.0)) | {"version": 3}, digest(3),
-        {"event": "departed", "peer": "ann", "reason": "the user asked it to leave"},
+        {"event": "departed", "peer": "ann", "cause": "left", "reason": "the user asked it to leave"},
         frames(30), *({"event": "note", "text": "bye"} for _ in range(5)),
     ])  # fmt: skip
 
@@ -120,7 +122,12 @@ def peer(name: str) -> list[Event]:
     return [
         *events,
         {"event": "frozen", "fragment": 0, "slot": 0, "steps": 10, "tokens": 40, "step": 30},
-        {"event": "aborted", "round": 3, "reason": "the coordinator restarted"},
+        {
+            "event": "aborted",
+            "round": 3,
+            "cause": "coordinator_restarted",
+            "reason": "the coordinator restarted",
+        },
         *round_of(4, 3, 20, 40, "rest"),
         {"event": "serves", "to": "cid", "version": 3, "fragment": 0, "era": 0, "digest": "d3"},
         frames(10, tx=5_000_000, rx=0, waiting=0),
@@ -277,7 +284,7 @@ def no_good_bye(files: Files) -> None:
     events = files["run.data/events.jsonl"]
     lost = the(files, "coordinator", "departed", 1)
     events.remove(lost)
-    events.insert(-1, lost | {"reason": "its connection closed"})
+    events.insert(-1, lost | {"cause": "connection_closed", "reason": "its connection closed"})
     files["run.data/events.jsonl"] = numbered(events)
 
 

@@ -54,7 +54,7 @@ def journals() -> dict[str, list[dict[str, Any]]]:
         codecs=[],
     )
     tell(bob, 10.2, "sent", round=1, version=0, fragment=0, steps=5, tokens=100)
-    tell(host, 10.5, "note", text="round 1 opened from version 0 with 2 peers")
+    tell(host, 10.5, "note", cause="opened", text="round 1 opened from version 0 with 2 peers")
     tell(host, 11, "decided", round=1, decision=1, weights=[0.5, 0.5], reasons={})
     both = {"members": [ALICE, BOB], "fragment": 0, "tokens": 200, "seconds": 2.0, "tx_bytes": 4_000_000}
     tell(host, 12, "committed", round=1, version=1, weights=[0.5, 0.5], excluded={}, loss=3.0, **both)
@@ -76,7 +76,7 @@ def journals() -> dict[str, list[dict[str, Any]]]:
     late = {BOB: "it sent no hash list in time"}
     tell(host, 23, "decided", round=2, decision=1, weights=[1.0, 0.0], reasons=late)
     tell(host, 24, "committed", round=2, version=2, weights=[1.0, 0.0], excluded=late, loss=2.5, **both)
-    tell(host, 30, "departed", peer=BOB, reason="nothing heard for 5 s")
+    tell(host, 30, "departed", peer=BOB, cause="silent", reason="nothing heard for 5 s")
     tell(host, 31, "note", text="bob lost: nothing heard for 5 s")
     return {"run.data/events.jsonl": host, "bob/identity.events.jsonl": bob}
 

@@ -24,7 +24,6 @@ from mutants_of_runs import RUN
 from mutants_of_seats import SEATS
 from mutants_of_stages import PIPELINES
 from mutants_of_standby import STANDBY
-from mutants_of_versions import VERSIONS
 
 MUTANTS: tuple[Mutant, ...] = (
     *FRAMES,
@@ -52,6 +51,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *FINDING,
     *STANDBY,
     *KEEPING,
-    *VERSIONS,
     *MESHES,
 )

@@ -33,13 +33,6 @@ FORESIGHT = (
         RULES,
     ),
     Mutant(
-        "who speaks the last version is not told what is foreseen",
-        FORESEEING,
-        "return all(protocol >= PROTOCOL_VERSION for protocol in protocols)",
-        "return True",
-        (*RULES, *WHOLE),
-    ),
-    Mutant(
         "P9 after a mistake rounds have to go as foreseen for a while",
         FORESEEING,
         "self._needed, self._pause = self._pause, min(ROUNDS_MOST, 2 * self._pause)",

@@ -183,20 +183,6 @@ RUN = (
         AMENDING,
     ),
     Mutant(
-        "no amendment shuts out whom the door lets in",
-        "coordinator/run/operator_orders.py",
-        "if terms.plus(asked_for).newest.oldest_protocol <= door:",
-        "if terms.plus(asked_for):",
-        AMENDING,
-    ),
-    Mutant(
-        "a run that asks for newer peers may be changed to what only they know",
-        "coordinator/run/operator_orders.py",
-        "door = terms.first.oldest_protocol",
-        "door = Manifest().oldest_protocol",
-        AMENDING,
-    ),
-    Mutant(
         "the file of any of its amendments is the run's",
         "protocol/moments.py",
         "return any(each.digest == manifest.digest for each in self._manifests)",

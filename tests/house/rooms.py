@@ -292,7 +292,6 @@ PURE_MODULES = (
     "coordinator/ledger/leases",
     "coordinator/ledger/ledger",
     "coordinator/ledger/loss_curve",
-    "coordinator/ledger/old_sentences",
     "coordinator/ledger/pace",
     "coordinator/ledger/provenance",
     "coordinator/ledger/proofs",

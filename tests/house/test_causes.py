@@ -20,17 +20,11 @@ from typing import Any
 import pytest
 
 from farflung.console.history.audit import audit
-from farflung.console.history.history import History, read_folder
+from farflung.console.history.history import History, _with_cause, read_folder
 from farflung.console.history.recording import Recording
 from farflung.console.history.replay import Replay
 from farflung.console.history.round_rows import RunRows
 from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.old_sentences import (
-    abort_cause,
-    departure_cause,
-    exclusion_cause,
-    with_cause,
-)
 from farflung.coordinator.ledger.record_events import Beginning, RecordEvents
 from farflung.coordinator.ledger.records import (
     AbortedRound,
@@ -41,7 +35,7 @@ from farflung.coordinator.ledger.records import (
     from_bytes,
 )
 from farflung.peer.simulator.world import Scenario, World
-from farflung.protocol.causes import AbortCause, DepartureCause, ExclusionCause, NoteCause
+from farflung.protocol.causes import AbortCause, DepartureCause, NoteCause
 from farflung.protocol.process.journal import read_events
 from farflung.protocol.round_words import Plan
 from farflung.protocol.verdicts import Counters
@@ -54,7 +48,7 @@ SENTENCES = NAMES | {"text"}  # as a field or a key; a variable of that name may
 LOOKING = {"startswith", "endswith", "find", "rfind", "index", "count", "split", "partition", "removeprefix"}
 LOOKING |= {"rpartition", "rsplit", "splitlines", "removesuffix"}
 PATTERNS = {"search", "match", "fullmatch", "findall", "finditer", "sub", "subn"}
-# How often each of these may, and why.  (coordinator/ledger/old_sentences.py reads plain texts, and is there for that.)
+# How often each of these may, and why.
 MAY = {
     "peer/local/words.py": (1, 'a trainer\'s reason to leave is "finished" or a sentence'),
     "peer/machine/checkpoint_policy.py": (1, "the same sentence is not told twice in a row"),
@@ -202,7 +196,7 @@ SAID_BY_ABORTS = {
     "bob is out: it restarted during the round",
     AbortCause.GUARD: "the merged update has norm 9.1, over 2 times the usual 1.0 for so much work",
     AbortCause.DISPUTED: "members claim different states of version 3; the coordinator checks one chunk of it",
-    AbortCause.UNKNOWN: "words of another time",
+    AbortCause.UNKNOWN: "words of another farflung",
 }
 SAID_BY_THE_GONE = {
     DepartureCause.CLOSED: "its connection closed",
@@ -211,7 +205,7 @@ SAID_BY_THE_GONE = {
     DepartureCause.FINISHED: "finished",
     DepartureCause.MISFIT: "data set has 3 samples here, 4 in the run; use the same data",
     DepartureCause.BANNED: "3 strikes, the last one: it lies",
-    DepartureCause.UNKNOWN: "words of another time",
+    DepartureCause.UNKNOWN: "words of another farflung",
 }
 
 
@@ -278,11 +272,6 @@ def told_otherwise(event: dict[str, Any]) -> None:
     event |= {key: dict.fromkeys(event[key], NONSENSE) for key in ("reasons", "excluded") if key in event}
 
 
-def without_causes(event: dict[str, Any]) -> None:
-    """As it was written before there were any."""
-    event.pop("cause", None), event.pop("causes", None)
-
-
 def what_programs_find(folder: Path) -> dict[str, Any]:
     """Of the audit, the replay and the export, without the sentences that they quote."""
     history = read_folder(folder)
@@ -326,47 +315,6 @@ def test_what_happened_is_found_whatever_the_sentences_say(kept: Path, tmp_path:
     assert {"lost", "left"} <= {state for members in found["members"] for _, state, _, _ in members}
 
 
-def test_an_event_journal_without_causes_is_read_by_its_sentences(kept: Path, tmp_path: Path) -> None:
-    copied(kept, tmp_path, without_causes)
-    assert '"cause"' not in (tmp_path / "events.jsonl").read_text(encoding="utf-8")
-    assert what_programs_find(tmp_path) == what_programs_find(kept)
-
-
-@pytest.mark.parametrize(("cause", "sentence"), [*SAID_BY_ABORTS.items(), *SAID_BY_THE_GONE.items()])
-def test_an_old_sentence_means_one_cause(cause: AbortCause | DepartureCause, sentence: str) -> None:
-    meaning = abort_cause if isinstance(cause, AbortCause) else departure_cause
-    assert meaning(sentence) is cause
-
-
-@pytest.mark.parametrize(
-    ("cause", "sentence"),
-    [
-        (ExclusionCause.SHORT_LIST, "its hash list names 2 of 3 chunks"),
-        (ExclusionCause.EMPTY, "it has nothing to contribute"),
-        (ExclusionCause.UNSIGNED, "its hash list is not signed by it"),
-        (ExclusionCause.LEASES, "it used lease 4, which is not its own any more"),
-        (ExclusionCause.LEASES, "it names lease 4 twice"),
-        (ExclusionCause.LEASES, "it says it used lease 4 up to 9, outside 1..8"),
-        (ExclusionCause.UNUSABLE, "what abc got from it was unusable: frames of another run"),
-        (ExclusionCause.OTHER_BYTES, "the bytes that abc holds are not the bytes it says it sent"),
-        (ExclusionCause.RESTARTED, "it restarted during the round"),
-        (
-            ExclusionCause.DIRECTION,
-            "its direction is not that of the others: median cosine -0.992, theirs 1.000",
-        ),
-        (ExclusionCause.SHORTENED, "shortened to 0 of its length: norm 9, median 1"),
-        (ExclusionCause.NO_TOKENS, "it counts no tokens"),
-        (ExclusionCause.LOST, "it was lost before its contribution was safe"),
-        (ExclusionCause.NOT_WHOLE, "its contribution was not whole in time"),
-        (ExclusionCause.NO_LIST, "it sent no hash list in time"),
-        (ExclusionCause.UNKNOWN, "words of another time"),
-    ],
-)
-def test_an_old_sentence_says_why_a_member_was_left_out(cause: ExclusionCause, sentence: str) -> None:
-    assert exclusion_cause(sentence) is cause
-    assert set(ExclusionCause) >= {cause}
-
-
-def test_a_cause_of_a_newer_farflung_is_none_that_its_sentence_suggests() -> None:
+def test_a_cause_that_is_not_known_here_is_none() -> None:
     newer = {"event": "departed", "cause": "abducted", "reason": "its connection closed"}
-    assert with_cause(newer)["cause"] is DepartureCause.UNKNOWN
+    assert _with_cause(newer)["cause"] is DepartureCause.UNKNOWN

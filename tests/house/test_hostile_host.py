@@ -31,6 +31,7 @@ from farflung.peer.state.beginning import Beginning
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol import envelope
 from farflung.protocol.errors import FarflungError
+from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import KINDS, Challenge, FragmentTick, Tick, Welcome
 from farflung.protocol.states import Goal
@@ -136,7 +137,11 @@ class Volunteer:
         """As far as being told to found the run, and to read what it begins with."""
         machine = self.machine
         self.carry_out(machine.on_timer(0.0))
-        self.carry_out(machine.on_door(Challenge(nonce=bytes(32), run_id=RUN_ID, manifest=raw), 0.0))
+        self.carry_out(
+            machine.on_door(
+                Challenge(nonce=bytes(32), run_id=RUN_ID, manifest=raw, protocol=PROTOCOL_VERSION), 0.0
+            )
+        )
         if machine.exited or machine.known is None:
             return
         model = build(SIZE, 1)
@@ -148,7 +153,8 @@ class Volunteer:
         self.carry_out(machine.on_attach(schema, "127.0.0.1:1", 0.0))
         fragments = tuple(range(manifest.fragments))
         self.carry_out(machine.on_door(
-            Welcome(session=SESSION, incarnation=1, member_port=4000, fragments=fragments, roster=()), 1.0
+            Welcome(session=SESSION, incarnation=1, member_port=4000, fragments=fragments, roster=(),
+                    whereabouts=b""), 1.0
         ))  # fmt: skip
         words = tuple(FragmentTick(each, 0, (), False, (), 0, False, 0) for each in fragments)
         self.carry_out(machine.on_control(Tick(

@@ -35,7 +35,6 @@ from farflung.protocol.round_words import (
 )
 from farflung.protocol.signing import Amendment, AskKept, Head, Kept, KeptCommit
 from farflung.protocol.verdicts import Verdict
-from rig.last_protocol import unknown_in
 
 ALL = frozenset(m.KINDS)
 H1, H2, SESSION = bytes([1]) * 32, bytes([2]) * 32, bytes(range(16))
@@ -67,7 +66,7 @@ EXAMPLES: dict[str, m.Message] = {
     "ask_status": m.AskStatus(run="demo"),
     "probe": m.Probe(padding=b"", want=0, address="", key=b"", look=True),
     "probed": m.Probed(came_from="10.0.0.1", wall_s=1.0, padding=b"", dialled="", port=40001),
-    "challenge": m.Challenge(nonce=H1, run_id=SESSION, manifest=b"{}"),
+    "challenge": m.Challenge(nonce=H1, run_id=SESSION, manifest=b"{}", protocol=limits.PROTOCOL_VERSION),
     "welcome": m.Welcome(
         session=SESSION,
         incarnation=1,
@@ -284,7 +283,6 @@ MAY_LACK = {
     ("hello", "helps"),
     ("knock", "helps"),
     ("challenge", "model"),
-    ("challenge", "protocol"),
     ("tick", "serve"),
     ("tick", "ways"),
     ("tick", "roster_since"),
@@ -300,7 +298,6 @@ MAY_LACK = {
     ("tick", "relay"),
     ("probe", "look"),
     ("probed", "port"),
-    ("welcome", "whereabouts"),
     ("tick", "amendments"),
     ("tick", "beat_s"),
     ("beat", "amended"),
@@ -361,7 +358,7 @@ FROZEN_PARTS = {
 
 
 def test_control_kinds_and_fields_are_exactly_these() -> None:
-    """A change here is another protocol: see envelope.py on fields and kinds that the last version lacks."""
+    """A change here is another version of the protocol."""
     assert {kind: " ".join(cls.__struct_fields__) for kind, cls in m.KINDS.items()} == FROZEN_FIELDS
     assert {part: " ".join(part.__struct_fields__) for part in FROZEN_PARTS} == FROZEN_PARTS
     assert limits.PROTOCOL_VERSION == 9
@@ -370,13 +367,6 @@ def test_control_kinds_and_fields_are_exactly_these() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_comes_back_as_it_was_sent(kind: str) -> None:
     assert envelope.decode(envelope.encode(EXAMPLES[kind]), frozenset({kind})) == EXAMPLES[kind]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_whoever_speaks_the_last_version_is_sent_what_that_version_said(kind: str) -> None:
-    """The very same bytes, but for messages with news in them: signatures are over bytes."""
-    raw, said = envelope.encode(EXAMPLES[kind]), envelope.encode(EXAMPLES[kind], limits.LAST_PROTOCOL)
-    assert unknown_in(said) == [] and (said == raw) == (unknown_in(raw) == [])
 
 
 def test_a_whole_roster_fits_into_one_message() -> None:

@@ -14,10 +14,11 @@ import zmq
 
 from farflung.protocol import envelope
 from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.messages import Challenge, Message
 from farflung.protocol.process.sockets import curve_raw, curve_server
 
-CHALLENGE = Challenge(nonce=bytes(32), run_id=bytes(16), manifest=b"{}")
+CHALLENGE = Challenge(nonce=bytes(32), run_id=bytes(16), manifest=b"{}", protocol=PROTOCOL_VERSION)
 PUBLIC, SECRET = zmq.curve_keypair()
 
 

@@ -132,6 +132,7 @@ class MadeRun:
         """The next version of the fragment, its digest settled: with the work of these peers."""
         used = used if used is not None else {peer_of("ann"): ()}
         version, peers = self.core.ledger.books[fragment].version + 1, tuple(sorted(used))
+        tokens_by = tokens_by or {peer: (10 + at) // len(peers) for at, peer in enumerate(peers)}
         weights = tuple(1 / len(peers) for _ in peers)
         commit = Commit(version, version, peers, weights, bytes(32), "fp32", fragment)
         self.core.write(
@@ -139,12 +140,12 @@ class MadeRun:
                 commit=commit,
                 used=used,
                 excluded={},
-                tokens=sum(tokens_by.values()) if tokens_by else 10,
+                tokens=sum(tokens_by.values()),
                 steps=1,
                 loss=1.0,
                 seconds=seconds,
                 tx_bytes=0,
-                tokens_by=tokens_by or {},
+                tokens_by=tokens_by,
                 at_s=self.core.now,
             )
         )

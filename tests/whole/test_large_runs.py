@@ -171,11 +171,9 @@ class Rarely(World):
         self.beats, self.members = 0, 0  # all; of rounds, together
         self.settled_s: list[float] = []  # from a commit until two of its round had shown the version
 
-    def _deliver(
-        self, source: str, target: str, message: Message, allowed: Names, key: bytes = b"", version: int = 0
-    ) -> None:
+    def _deliver(self, source: str, target: str, message: Message, allowed: Names, key: bytes = b"") -> None:
         self.beats += isinstance(message, m.Beat)
-        super()._deliver(source, target, message, allowed, key, version)
+        super()._deliver(source, target, message, allowed, key)
 
     def _write(self, record: Record) -> None:
         super()._write(record)

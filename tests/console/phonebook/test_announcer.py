@@ -81,5 +81,3 @@ def test_a_record_that_was_taken_is_renewed_much_later(
 def test_mistakes_are_told_before_anything_starts() -> None:
     with pytest.raises(UserError, match="phone book"):
         Announcer(["no place"])
-    with Announcer(["/p2p/one"]) as one, pytest.raises(UserError, match="older version"):
-        one.begin(URL, 4, lambda statement: b"")

@@ -176,5 +176,3 @@ def test_the_process_that_speaks_with_strangers_gets_no_key_and_puts_nothing_but
     forged = msgspec.structs.replace(record, addresses=("evil.example:1",))
     for wrong in ("", "x", "{}", line[:-2], msgspec.json.encode(forged.raw).decode(), "\udce4"):
         assert record_in(wrong) is None
-    with pytest.raises(UserError, match="older version"):
-        record_of(JoinUrl("h", 1, "demo", RUN.key), 4, 7, NOW_S, lambda statement: b"")

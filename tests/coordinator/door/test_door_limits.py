@@ -31,7 +31,7 @@ from farflung.coordinator.operator_socket import LINE_BYTES, SOCKET_NAME, Operat
 from farflung.peer.identity import Identity
 from farflung.peer.machine.getting_in import Doorway, Offer, me_of
 from farflung.protocol import envelope
-from farflung.protocol.limits import LAST_PROTOCOL, PROTOCOL_VERSION
+from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Challenge, Hello, Knock, Message, Refuse
 from farflung.protocol.model_schema import ModelSchema
@@ -47,7 +47,7 @@ class Door(FrontDoor):
 
     said: list[Message]
 
-    def _say(self, routing_id: bytes, message: Message, protocol: int = LAST_PROTOCOL) -> None:
+    def _say(self, routing_id: bytes, message: Message) -> None:
         self.said.append(message)
 
     def comes(

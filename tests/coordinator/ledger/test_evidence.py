@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from farflung.console.history.audit_evidence import (
-    OLDER,
-    check_evidence,
-    findings,
     read_evidence,
     who_sent,
 )
-from farflung.console.history.history import History, Process
 from farflung.console.main import app
 from farflung.coordinator import evidence_folder
 from farflung.coordinator.door.keys import load_or_create
@@ -185,18 +180,3 @@ def test_the_audit_shows_who_sent_some_bytes(tmp_path: Path) -> None:
     assert who_sent(tmp_path, file) == [
         "nobody signed that it sent these bytes (in the evidence of 1 commits)"
     ]
-
-
-def test_hash_lists_of_an_older_protocol_are_left_out_with_one_line(tmp_path: Path) -> None:
-    folder = kept(tmp_path, said(ANN), said(BOB))
-    [path] = folder.glob("*.evidence")
-    whole = msgspec.msgpack.decode(path.read_bytes())
-    for each in whole["said"]:
-        del each["sent"]["seat"], each["sent"]["counted"]
-    path.write_bytes(msgspec.msgpack.encode(whole))
-    assert read_evidence(path) == OLDER
-    history = History(tmp_path)
-    history.coordinators.append(Process([{"event": "start", "run_id": RUN_ID.hex()}]))
-    finding = check_evidence(folder, history)
-    assert not finding.checked and not finding.broken and finding.more.startswith("1 file is of protocol 7")
-    assert findings(folder, history) == [finding], "it is told though nothing was checked"

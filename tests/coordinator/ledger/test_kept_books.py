@@ -125,11 +125,6 @@ def test_P21_of_many_fragments_the_books_name_those_who_brought_most_and_are_kep
         assert each.vouched == tuple(peer for peer, _, _ in each.holders) and len(each.holders) >= 16
 
 
-def test_leases_of_an_older_coordinator_are_read() -> None:
-    leases = lent(3, 9)
-    assert leases_in(packed(leases)) == leases
-
-
 def changed(raw: bytes, **columns: Any) -> bytes:
     found = msgspec.msgpack.decode(zlib.decompress(raw))
     names = ("rest", "settled", "returned", "held", "ids", "holders", "peers")

@@ -10,8 +10,6 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
-from farflung.console.history.audit_evidence import OLDER, check_proofs
-from farflung.console.history.history import History, Process
 from farflung.console.main import app
 from farflung.coordinator.court.plain_steps import ChunkRules
 from farflung.coordinator.door.keys import load_or_create
@@ -28,7 +26,6 @@ from farflung.coordinator.ledger.proofs import (
 from farflung.coordinator.run.effects import KeepProof
 from farflung.peer.identity import Identity
 from farflung.protocol.digests import root_of
-from farflung.protocol.errors import UserError
 from farflung.protocol.limits import PROOFS_KEPT
 from farflung.protocol.outer_numbers import AdamWNumbers, MuonNumbers, StateForm, Tile
 from farflung.protocol.signed_words import claim_part, results_part
@@ -254,34 +251,6 @@ def test_a_damaged_file_is_refused(tmp_path: Path, raw: bytes) -> None:
     told = CliRunner().invoke(app, ["audit", "--evidence", str(path)])
     assert told.exit_code != 0 and told.exception is not None
     assert "cannot be read" in str(told.exception)
-
-
-def of_protocol_7(raw: bytes) -> bytes:
-    """The same file as its hash lists were before protocol 8: without a seat, and what was counted."""
-    whole = msgspec.msgpack.decode(raw)
-    for said in whole.get("proof", whole)["said"]:
-        del said["sent"]["seat"], said["sent"]["counted"]
-    return msgspec.msgpack.encode(whole)
-
-
-def test_a_file_of_an_older_protocol_is_refused_in_one_line_that_says_so(tmp_path: Path) -> None:
-    [path] = kept(tmp_path, MadeSums(wrong=(2,)).proof(2))
-    path.write_bytes(of_protocol_7(path.read_bytes()))
-    told = CliRunner().invoke(app, ["audit", "--evidence", str(path)])
-    assert isinstance(told.exception, UserError)
-    assert str(told.exception) == f"{path}: {OLDER}" and "\n" not in OLDER and "protocol 7" in OLDER
-
-
-def test_an_audit_leaves_files_of_an_older_protocol_out_and_says_how_many(tmp_path: Path) -> None:
-    """They break no promise: nothing is known of them."""
-    made = MadeSums(wrong=(1, 2))
-    old, _ = kept(tmp_path, made.proof(1), made.proof(2))
-    old.write_bytes(of_protocol_7(old.read_bytes()))
-    history = History(tmp_path)
-    history.coordinators.append(Process([{"event": "start", "run_id": RUN_ID.hex()}]))
-    finding = check_proofs(tmp_path, history)
-    assert not finding.broken and finding.checked == 1
-    assert finding.more == "1 file is of protocol 7 or older and left out: ask the farflung that made them"
 
 
 def test_so_many_proofs_are_kept_and_commits_do_not_push_them_out(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from farflung.coordinator.reach.acquaintances import (
     FRESH_S,
     KEPT,
     KEPT_LEAST,
-    KEPT_WHOLE,
     MET_EVERY_S,
     PAIRS_KEPT,
     THICK_LEAST,
@@ -44,9 +43,8 @@ def news(
     has_no: int = 0,
     now: float = 0.0,
     ways: tuple[str, ...] = (),
-    whole: bool = False,
 ) -> News:
-    return known.news(Asking(peer, has_no, ways, whole), here, now)
+    return known.news(Asking(peer, has_no, ways), here, now)
 
 
 def told(known: Acquaintances, peer: str, here: dict[str, Here], now: float = 0.0) -> list[str]:
@@ -103,19 +101,6 @@ def test_a_list_is_told_until_a_beat_names_it_and_then_what_is_new_in_it() -> No
     newer = news(known, "p00000", here, first.number, 1.0)
     assert newer.number > first.number == newer.since and names_of(newer) == ["p00002"]
     assert not newer.gone and names_of(news(known, "p00000", here)) == ["p00001", "p00002"]
-
-
-def test_whoever_understands_no_differences_is_told_whole_lists_which_are_shorter() -> None:
-    here, known = people(KEPT_WHOLE + 9), Acquaintances()
-    names = list(here)
-    known.introduce(names[0], names[1:4], 0.0)
-    number = news(known, names[0], here, whole=True).number
-    known.introduce(names[0], names[4:], 1.0)
-    later = news(known, names[0], here, number, 1.0, whole=True)
-    assert later.since == 0 and names_of(later) == names[1:], "all of them are needed now"
-    known.introduce(names[0], names[-2:], FRESH_S + 2.0)
-    later = news(known, names[0], here, later.number, FRESH_S + 2.0, whole=True)
-    assert later.since == 0 and len(names_of(later)) == KEPT_WHOLE and set(names[-2:]) <= set(names_of(later))
 
 
 def test_P8_who_has_gone_or_has_another_key_is_told_at_once() -> None:

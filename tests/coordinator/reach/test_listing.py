@@ -19,9 +19,9 @@ def listing(*peers: str) -> Listing:
     return made
 
 
-def told(of: Listing, has_no: int, whole: bool = False) -> tuple[str, int, str]:
+def told(of: Listing, has_no: int) -> tuple[str, int, str]:
     """(who, since, gone)"""
-    found = of.news(has_no, contact, whole)
+    found = of.news(has_no, contact)
     assert found.roster is not None and found.number == of.number
     return " ".join(each.peer for each in found.roster), found.since, " ".join(found.gone)
 
@@ -54,7 +54,6 @@ def test_whoever_names_a_number_that_is_none_of_the_list_is_told_all_of_it() -> 
     for number in (0, 1, 9, 13, 1 << 61):
         assert told(mine, number) == ("ann bob", 0, "")
     assert told(mine, 10) == ("ann bob", 10, ""), "the empty one with which it began"
-    assert told(mine, 11, whole=True) == ("ann bob", 0, ""), "it understands no differences"
 
 
 def test_P8_of_those_that_went_a_bounded_number_is_kept_and_older_lists_are_told_whole() -> None:

@@ -22,7 +22,6 @@ from farflung.coordinator.reach.relays import (
 )
 from farflung.coordinator.reach.tickets import Run, read
 from farflung.coordinator.reach.ways import RENEWED_S, Ways
-from farflung.protocol.limits import LAST_PROTOCOL, PROTOCOL_VERSION
 from farflung.protocol.round_words import Contact, RelayOffer, RelayOrder, Way
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
@@ -44,7 +43,6 @@ class Somebody:
     came_from: str = ""
     not_reached: bool = False
     doubted_until: float = 0.0
-    protocol: int = PROTOCOL_VERSION
 
 
 def somebody(number: int, address: str = "") -> Somebody:
@@ -120,18 +118,6 @@ class Scene:
     @property
     def at(self) -> list[str]:
         return sorted(self.ways.relays.at.values())
-
-
-def test_whoever_speaks_the_last_version_is_sent_to_the_coordinators_relay_alone() -> None:
-    """It is not told a relay's host, and would look for one at the coordinator's."""
-    scene = Scene(own=RelayNow(7001, float(SLOW)))
-    host = scene.use(5, 100 * SLOW)
-    for each, at in ((LAST_PROTOCOL, OWN), (PROTOCOL_VERSION, host.contact.peer)):
-        scene.living[0] = somebody(0)
-        scene.living[0].contact = Contact("peer-0", "name-0", bytes([each]) * 32, "")
-        scene.living[0].protocol = each
-        scene.turn(60.0)
-        assert scene.at == [at]
 
 
 def test_an_offer_is_used_once_bytes_came_through_it_where_its_member_was_dialled() -> None:

@@ -11,7 +11,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from farflung.coordinator.reach.relays import PAIRS_MOST, RelayNow, Relays
 from farflung.coordinator.reach.tickets import Run, pair_of, read
 from farflung.coordinator.reach.ways import ASKED_S, RELAY_PART, RENEWED_S, TICKET_S, Ways
-from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.round_words import Contact
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
@@ -29,7 +28,6 @@ class Somebody:
     came_from: str = ""
     not_reached: bool = False
     doubted_until: float = 0.0
-    protocol: int = PROTOCOL_VERSION
 
 
 def somebody(number: int, address: str = "", **more: object) -> Somebody:

@@ -20,7 +20,6 @@ from farflung.coordinator.rounds.foreseeing import (
 )
 from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.rounds.weighting import token_weights
-from farflung.protocol.limits import LAST_PROTOCOL, PROTOCOL_VERSION
 from farflung.protocol.messages import Sent
 from farflung.protocol.round_words import Plan
 
@@ -80,9 +79,7 @@ def test_what_is_too_few_for_a_round_is_not_foreseen() -> None:
     assert foreseen(said(ann=100), alive={"ann"}) is None
 
 
-NOW = (PROTOCOL_VERSION,) * 3
 CAN_NOT = {
-    "somebody speaks the last version": {"protocols": (PROTOCOL_VERSION, LAST_PROTOCOL, PROTOCOL_VERSION)},
     "groups": {"plan": with_fields(PLAN, groups=(0, 0, 1))},
     "nobody may be left out": {"rules": replace(RULES, whole=frozenset(ALL))},
     "results are measured": {"rules": replace(RULES, measures=True)},
@@ -92,7 +89,7 @@ CAN_NOT = {
 
 @pytest.mark.parametrize("why", CAN_NOT)
 def test_rounds_in_which_it_is_not_told(why: str) -> None:
-    usual = {"plan": PLAN, "rules": RULES, "protocols": NOW}
+    usual = {"plan": PLAN, "rules": RULES}
     assert can_be_foreseen(**usual)  # type: ignore[arg-type]
     assert not can_be_foreseen(**{**usual, **CAN_NOT[why]})  # type: ignore[arg-type]
 

@@ -561,6 +561,11 @@ def test_a_restored_coordinator_is_far_ahead_and_nobody_follows_the_one_before()
     for incarnation, follows in ((1001, True), (3, False), (1002, True)):
         doorway.greet(Offer(Attached(Known(house.manifest, RUN_ID), MODEL), ""), -1, b"", 0.0)
         welcome = m.Welcome(
-            session=bytes(16), incarnation=incarnation, member_port=1, fragments=(0,), roster=()
+            session=bytes(16),
+            incarnation=incarnation,
+            member_port=1,
+            fragments=(0,),
+            roster=(),
+            whereabouts=b"",
         )
         assert doorway.on_welcome(welcome) == follows

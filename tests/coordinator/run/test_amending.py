@@ -13,8 +13,7 @@ from farflung.coordinator.ledger.records import Amended, RolledBack
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.operator_orders import Amending
 from farflung.protocol.errors import UserError
-from farflung.protocol.limits import LAST_PROTOCOL
-from farflung.protocol.manifest import LAST_MAX_PEERS, Manifest
+from farflung.protocol.manifest import Manifest
 from farflung.protocol.moments import Terms
 from farflung.protocol.orders import Amend, Reply
 from farflung.protocol.signing import Amendment, is_hosts
@@ -133,22 +132,6 @@ def test_what_was_reached_before_the_run_went_back_is_not_waited_for() -> None:
     assert office.amends(TEN + "weight_cap = 2.0\n").found == {"amendment": 2, "version": 1}
 
 
-def test_no_amendment_shuts_out_whom_the_door_lets_in() -> None:
-    """The door asks for what the first manifest needs; whoever can't read an amendment follows none after it."""
-    office = Office()
-    large = f"[run]\nmax_peers = {LAST_MAX_PEERS + 1}\n"
-    assert office.refuses(large) == (
-        f"peers with protocol {LAST_PROTOCOL}, which this run takes in, could not read [run] max_peers = "
-        f"{LAST_MAX_PEERS + 1}, and would take part in nothing any more; put the value back, or begin a new run, with "
-        "[start] from a checkpoint of this one"
-    )
-    office.amends(f"[run]\nmax_peers = {LAST_MAX_PEERS}\n")
-    assert office.core.manifest.oldest_protocol == office.core.terms.first.oldest_protocol
-    newer = Office(manifest_of(large))
-    newer.amends(f"[run]\nmax_peers = {LAST_MAX_PEERS + 9}\n")
-    assert newer.core.manifest.run.max_peers == LAST_MAX_PEERS + 9, "its door takes in nobody who could not"
-
-
 def test_what_can_not_be_is_refused_and_leaves_no_trace() -> None:
     office = Office()
     assert office.refuses("") == "nothing in it is otherwise than the run has it already"
@@ -164,9 +147,6 @@ def test_what_can_not_be_is_refused_and_leaves_no_trace() -> None:
     assert office.core.finished
     told = office.refuses("[run]\nrounds = 9\n")
     assert told == "the run is complete: begin a new one, with [start] from its last checkpoint"
-    keyless = Office()
-    keyless.core.prove = lambda statement: b""
-    assert "can't sign" in keyless.refuses(TEN)
 
 
 def test_admission_is_changed_at_once_and_is_no_amendment() -> None:

@@ -30,7 +30,7 @@ from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.status import opens_in_s
 from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.digests import bits, combined, hash_bytes, mask_of, mask_to_bytes
-from farflung.protocol.limits import AMOUNT_MAX, LAST_PROTOCOL, MAX_PEERS
+from farflung.protocol.limits import AMOUNT_MAX, MAX_PEERS
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import AdmissionSection, MergeSection, RoundSection, RunSection
 from farflung.protocol.messages import Beat, Committed, Decided, FragmentBeat, ProgressReport, Sent
@@ -747,13 +747,6 @@ def test_the_first_round_of_a_coordinator_tells_nothing_ahead() -> None:
     stage = Stage()
     stage.opens()
     assert stage.conductor.round is not None and not stage.conductor.round.foresees
-
-
-def test_where_one_speaks_the_last_version_nothing_is_told_ahead() -> None:
-    """It would take it for the decision."""
-    stage = Stage()
-    stage.member("bob").protocol = LAST_PROTOCOL
-    assert not foreseeing(stage)
 
 
 def test_a_round_that_came_to_something_else_is_a_mistake_and_the_next_ones_tell_nothing() -> None:

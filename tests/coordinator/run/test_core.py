@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from farflung.coordinator.ledger.records import CommittedRound, Paused, Resumed, Started, Struck
 from farflung.coordinator.run.core import EVENTS_SHOWN
 from farflung.coordinator.run.effects import Forbid, Note, Tell, Write
-from farflung.protocol.limits import LAST_PROTOCOL, PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import RoundSection, RunSection
 from farflung.protocol.messages import Aborted
@@ -65,17 +64,6 @@ def test_each_member_is_told_things_in_numbered_order_of_its_own() -> None:
     ]  # fmt: skip
     assert {each.session for each in told if each.peer == ann.peer} == {ann.session}
     assert all(each.message.session == each.session for each in told)
-
-
-def test_everybody_is_told_in_the_version_that_it_speaks() -> None:
-    run = MadeRun()
-    ann, bob = run.enters("ann"), run.enters("bob")
-    run.effects()
-    bob.protocol = LAST_PROTOCOL
-    for member in (ann, bob):
-        run.core.tell(member, Aborted, round_no=1, reason="")
-    told = [each for each in run.effects() if isinstance(each, Tell)]
-    assert [each.protocol for each in told] == [PROTOCOL_VERSION, LAST_PROTOCOL]
 
 
 # ---- texts for people ----------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -17,7 +16,6 @@ from farflung.coordinator.ledger.records import (
     Admitted,
     DataFixed,
     Departed,
-    Folded,
     Genesis,
     Granted,
     RolledBack,
@@ -28,7 +26,6 @@ from farflung.coordinator.ledger.records import (
 from farflung.coordinator.run.going_back import GoingBack
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.causes import DepartureCause
-from farflung.protocol.digests import hash_bytes
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import CheckpointSection, NetSection, RoundSection, RunSection
 from farflung.protocol.messages import FragmentBeat, Lease
@@ -370,20 +367,6 @@ def test_who_may_hold_what_outlives_the_coordinator_and_a_folded_journal() -> No
     for each in (ledger, again):
         held = {peer: (holder.reached, holder.tokens) for peer, holder in each.books[0].holders.items()}
         assert held == {peer_of("ann"): (5, 25.0), peer_of("bob"): (-1, 25.0)}
-
-
-def test_of_a_ledger_that_an_older_farflung_folded_all_that_had_shown_the_state_may_hold_the_newest() -> None:
-    run = made_by("ann", "bob")
-    plain = msgspec.msgpack.decode(run.replayed().folded(9).ledger)
-    for name in ("here", "abandoned", "era_reason"):
-        del plain[name]
-    for book in plain["books"]:
-        del book["holders"]
-    raw = msgspec.msgpack.encode(plain)
-    ledger = run.new_ledger()
-    ledger.apply(Folded(position=9, ledger=raw, digest=hash_bytes(raw)))
-    held = {peer: (holder.reached, holder.tokens) for peer, holder in ledger.books[0].holders.items()}
-    assert held == {peer_of("ann"): (5, 25.0), peer_of("bob"): (5, 25.0)}
 
 
 def test_the_host_is_told_once_whom_the_run_waits_for_and_what_it_can_do() -> None:

@@ -19,7 +19,7 @@ from farflung.coordinator.ledger.records import (
     Struck,
     Vouched,
 )
-from farflung.coordinator.reach.acquaintances import FELLOWS_TOLD, WHOLE_ROSTER, in_turn_from
+from farflung.coordinator.reach.acquaintances import FELLOWS_TOLD, in_turn_from
 from farflung.coordinator.run.going_back import GoingBack
 from farflung.coordinator.run.guidance import (
     DIGESTS_TOLD,
@@ -35,7 +35,6 @@ from farflung.coordinator.run.guidance import (
 )
 from farflung.coordinator.run.lending import Lending
 from farflung.coordinator.run.membership import ROSTER_ENTRIES_PER_S, Member
-from farflung.protocol.limits import LAST_PROTOCOL
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import CheckpointSection, RoundSection, RunSection
 from farflung.protocol.messages import Committed, Decided, FragmentTick, Message, OpenRound, Tick
@@ -749,20 +748,6 @@ def test_the_roster_is_told_once_and_again_when_somebody_comes_or_goes() -> None
     assert (tick.roster, tick.roster_gone) == ((), (bob.peer,))
     tick = run.tick(ann, 0, roster_no=first)
     assert (tick.roster, tick.roster_since, tick.roster_gone) == ((), first, (bob.peer,))
-
-
-@pytest.mark.parametrize("crowd", [False, True])
-def test_whoever_speaks_the_last_version_is_told_whole_rosters(crowd: bool) -> None:
-    run = Guide(0)
-    ann, bob = run.comes("ann"), run.comes("bob")
-    others = [run.comes(f"{number:03}") for number in range(WHOLE_ROSTER if crowd else 1)]
-    ann.protocol = LAST_PROTOCOL
-    run.core.members.acquaintances.introduce(ann.peer, [bob.peer], 0.0)
-    tick = run.tick(ann, 0)
-    run.core.members.acquaintances.introduce(ann.peer, [others[0].peer], 0.0)
-    run.core.members.everybody.number += 1
-    tick = run.tick(ann, 0, roster_no=tick.roster_no)
-    assert tick.roster is not None and tick.roster_since == 0 and bob.contact in tick.roster
 
 
 def test_in_a_crowd_the_roster_is_told_with_pauses() -> None:

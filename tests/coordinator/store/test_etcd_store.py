@@ -225,7 +225,7 @@ def test_a_fold_whose_answer_was_lost_is_known_to_what_is_written_after_it(
 def test_records_that_a_fold_has_taken_up_are_not_read_again(
     cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path
 ) -> None:
-    """A store of an older farflung may have some, which arrived late; parts that they name are gone."""
+    """Some may have arrived late; parts that they name are gone."""
     store = led(at(cluster, tmp_path.name, open_all, lease_s=LONG_S))
     store.append([record(1), record(2)])
     store.fold(folded(b"both"))

@@ -29,7 +29,7 @@ HELLO = Hello(
     signature=bytes(64),
 )  # fmt: skip
 KNOCK = Knock(protocol=PROTOCOL_VERSION, run="demo")
-CHALLENGE = Challenge(nonce=bytes(32), run_id=bytes(16), manifest=b"{}")
+CHALLENGE = Challenge(nonce=bytes(32), run_id=bytes(16), manifest=b"{}", protocol=PROTOCOL_VERSION)
 HEARD = frozenset({"knock", "hello", "ask_status"})
 
 

@@ -10,6 +10,7 @@ from farflung.peer.machine.effects import Assist, Effect, Exit, Note, ToDoor
 from farflung.peer.machine.getting_in import EARLY_S, Me, PeerConfig
 from farflung.peer.machine.machine import PeerMachine
 from farflung.protocol.frames import Kind
+from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import MergeSection, OuterSection, PipelineSection, RunSection
 from farflung.protocol.messages import Beat, Challenge, FragmentTick, Gone, Hello, Knock, Tick, Welcome
@@ -24,7 +25,9 @@ ME = Me("hal", "hal", b"i" * 32, b"k" * 32, b"p" * 16, "test", lambda message: b
 
 def challenge(model: ModelSchema | None, **more: Any) -> Challenge:
     manifest = Manifest(run=RunSection(name="demo"), **more).canonical()
-    return Challenge(nonce=bytes(32), run_id=RUN_ID, manifest=manifest, model=model)
+    return Challenge(
+        nonce=bytes(32), run_id=RUN_ID, manifest=manifest, protocol=PROTOCOL_VERSION, model=model
+    )
 
 
 def knocking() -> PeerMachine:
@@ -39,7 +42,8 @@ def let_in(machine: PeerMachine, session: bytes, now: float) -> list[Effect]:
     if machine.offer is None:
         machine.on_attach(MODEL, "host:1", now)
     return machine.on_door(
-        Welcome(session=session, incarnation=1, member_port=4000, fragments=(0,), roster=()), now
+        Welcome(session=session, incarnation=1, member_port=4000, fragments=(0,), roster=(), whereabouts=b""),
+        now,
     )
 
 

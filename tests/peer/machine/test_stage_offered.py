@@ -22,6 +22,7 @@ from farflung.peer.machine.effects import (
 from farflung.peer.machine.getting_in import PeerConfig, me_of
 from farflung.peer.machine.machine import PeerMachine
 from farflung.protocol.causes import LeaveCause
+from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Beat, Challenge, FragmentTick, Gone, Hello, Leave, Tick, Welcome
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
@@ -48,11 +49,15 @@ def machine() -> PeerMachine:
 
 
 def challenge(stages: int = 3) -> Challenge:
-    return Challenge(nonce=bytes(32), run_id=RUN_ID, manifest=manifest_of(stages).canonical())
+    return Challenge(
+        nonce=bytes(32), run_id=RUN_ID, manifest=manifest_of(stages).canonical(), protocol=PROTOCOL_VERSION
+    )
 
 
 def welcome(*fragments: int) -> Welcome:
-    return Welcome(session=SESSION, incarnation=1, member_port=4000, fragments=fragments, roster=())
+    return Welcome(
+        session=SESSION, incarnation=1, member_port=4000, fragments=fragments, roster=(), whereabouts=b""
+    )
 
 
 def known(stages: int = 3) -> PeerMachine:
