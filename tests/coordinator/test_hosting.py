@@ -336,6 +336,7 @@ def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [b"", b"short", b"\xff" * 40, zmq.curve_keypair()[1], b"a b" * 13 + b"a", b"ed25519:" + b"\xff" * 40],
+    ids=["empty", "short", "no text", "without a seed", "no key", "no key with a head"],
 )
 def test_a_damaged_key_is_not_replaced(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "coordinator.key"
