@@ -15,7 +15,7 @@ from farflung.console.screen.text import Record, clean, count, known, number, re
 from farflung.protocol.process.units import duration
 from farflung.protocol.states import PeerState, RunPhase
 
-INSIDE = ("", "round", "data", "told", "fetching", "founding")  # causes of a peer that was let in
+INSIDE = ("", "round", "data", "told", "fetching", "reading", "founding")  # causes of a peer that was let in
 TEXT_MOST = 400
 _ENDS = {
     "loading": "then it asks to be let in",

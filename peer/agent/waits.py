@@ -30,6 +30,7 @@ class Cause(StrEnum):
     ENTERING = "entering"
     FOUNDING = "founding"
     FETCHING = "fetching"
+    READING = "reading"
     TOLD = "told"  # by the coordinator, in its words
     DATA = "data"
     ROUND = "round"
@@ -64,6 +65,8 @@ def wait_of(machine: PeerMachine, share: float = 0.0) -> Wait:
     match tick.goal:
         case Goal.FOUND:
             return Wait(Cause.FOUNDING, "giving the run its first weights")
+        case Goal.WAIT | Goal.ALONE if machine.joined is not None and machine.joined.reads:
+            return Wait(Cause.READING, "reading the run's state from a disk")
         case Goal.SYNC:
             return Wait(Cause.FETCHING, fetching(share))
         case Goal.WAIT | Goal.ALONE:

@@ -281,9 +281,14 @@ class Joined:
 
     # ---- what the disk has to say ------------------------------------------------------------------------------
 
+    @property
+    def reads(self) -> bool:
+        """What is read here, or hashed, may be the run's newest state: the coordinator has not heard of it yet."""
+        return self.recalling.is_open or any(lane.filling or lane.sealing for lane in self.lanes)
+
     def why_waiting(self, tick: Tick) -> list[do.Effect]:
-        """Once, and not while this peer's own disk may end it."""
-        if self.recalling.is_open or not (news := self.waiting.hear(tick.reason)):
+        """Once, and not while this peer itself may end it."""
+        if self.reads or not (news := self.waiting.hear(tick.reason)):
             return []
         waits = tick.goal in (Goal.WAIT, Goal.ALONE)
         behind = tick.goal == Goal.SYNC and self.part.is_behind(tick.fragments)

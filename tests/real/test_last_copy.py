@@ -58,7 +58,7 @@ def test_a_lone_peer_goes_on_from_the_newest_committed_version_after_any_end(sta
     made = committed(stage)
     assert made == list(range(1, len(made) + 1)), "a version was made twice"
     log = stage.log("ann")
-    assert "nobody online has" not in log, "it has it itself"
+    assert "nobody online has" not in log, log
     assert log.count("of the state lies on this peer's own disk") == 4, log
     assert "Traceback" not in log
     kept = stage.folder / "state"

@@ -82,7 +82,7 @@ def calm(seed: int, kind: type[Watched] = Watched, **changes: object) -> Watched
 def test_where_nothing_happens_nearly_every_round_is_foreseen_and_no_result_leaves_twice(seed: int) -> None:
     world = calm(seed, drop=0.0, duplicate=0.0, slow=0.0, policy="mean")
     rounds = {record.commit.round_no for record in world.commits}
-    assert len(world.foreseen & rounds) >= 0.5 * len(rounds) and len(world.early) >= 0.3 * len(rounds)
+    assert len(world.foreseen & rounds) >= 0.5 * len(rounds) and len(world.early) >= 0.25 * len(rounds)
     assert set(world.decided.values()) == {1} and not world.twice
     assert max(world.copies.values()) == 1
 

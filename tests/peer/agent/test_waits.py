@@ -22,6 +22,7 @@ def machine(
     known: bool = True,
     offer: bool = True,
     joined: bool = True,
+    reads: bool = False,
     **training: object,
 ) -> Any:
     """A peer machine, as far as its wait depends on it."""
@@ -39,7 +40,7 @@ def machine(
         training=SimpleNamespace(**usual | training),
         known=known or None,
         offer=offer or None,
-        joined=joined or None,
+        joined=SimpleNamespace(reads=reads) if joined else None,
     )
 
 
@@ -59,6 +60,7 @@ NEW = {"known": False, "offer": False, "joined": False, "goal": None}
         (machine(goal=Goal.FOUND), Cause.FOUNDING, "giving the run its first weights"),
         (machine(goal=Goal.SYNC), Cause.FETCHING, "downloading the model: 43%"),
         (machine(goal=Goal.WAIT, reason="nobody has it"), Cause.TOLD, "nobody has it"),
+        (machine(goal=Goal.WAIT, reads=True, reason="nobody has it"), Cause.READING, "from a disk"),
         (machine(goal=Goal.ALONE, reason="the host paused it"), Cause.TOLD, "the host paused it"),
         (machine(attached=False), Cause.TRAINER, "starting the trainer"),
         (machine(waiting=True, reason="1 of 2"), Cause.ROUND, "waiting for the next round: 1 of 2"),
