@@ -44,6 +44,8 @@ class Training:
             None  # what its model computes, at the newest version of which it said so
         )
         self.unsure = False  # nobody here knows how far the leases are acknowledged: the coordinator is asked
+        # Leases that were forgotten though other fragments may owe work on them: the coordinator says which are void.
+        self._doubtful: set[int] = set()
         # Leases that every fragment has learned from to their end.
         self._done: deque[int] = deque(maxlen=DONE_KEPT)
         self._finish_told = False
@@ -232,10 +234,13 @@ class Training:
         self.unsure = False
         self.want = max(0, self.want - sum(lease.stop - lease.upto for lease in fresh.values()))
         self.leases |= fresh
+        self._doubtful -= self.leases.keys()
         return self._cut_leases() or self._tell_leases()
 
     def forget_leases(self) -> list[Effect]:
         """Nobody here knows how far they were acknowledged: the coordinator tells them again, as they are now."""
+        if len(self.works) > 1:
+            self._doubtful |= self.leases.keys()
         self.leases.clear()
         self.unsure = True
         return self._tell_leases()
@@ -260,12 +265,17 @@ class Training:
             return []
         for lease_id in mine:
             self.leases.pop(lease_id, None)
+        self._doubtful -= mine
         return self._drop_all(versions)
 
     @property
     def known_leases(self) -> set[int]:
-        """Leases that I think are mine, and those behind work that stands frozen."""
-        return self.leases.keys() | {u.lease for work in self.works.values() for u in _used(work)}
+        """Leases that I think are mine, and those behind work that stands frozen or may be owed."""
+        return (
+            self.leases.keys()
+            | self._doubtful
+            | {u.lease for work in self.works.values() for u in _used(work)}
+        )
 
     def _tell_leases(self) -> list[Effect]:
         """Where each fragment's work goes on: behind what is committed, and behind what stands frozen."""

@@ -168,3 +168,23 @@ def test_P7_a_restarted_trainer_reads_again_what_only_some_fragments_have() -> N
     training.on_attach()
     [now] = told(training.load(0, 0, None), LeasesNow)
     assert now.leases == (Lease.at(1, 0, 0, 8, (6, 4)),)
+
+
+def test_P7_a_lease_that_one_fragment_lost_track_of_is_still_named_for_the_work_of_the_others() -> None:
+    """The coordinator says which are void: the other fragment owes work on their samples, though nothing is frozen."""
+    training = attached(fragments=2)
+    training.on_leases((Lease(1, 0, 0, 8, 0), Lease(2, 0, 8, 16, 8)))
+    training.forget_leases()
+    assert training.known_leases == {1, 2} and not training.leases
+    training.on_leases((Lease(2, 0, 8, 16, 8),))
+    assert training.known_leases == {1, 2}
+    drops = told(training.on_void((1,), versions={0: 5, 1: 4}), Load)
+    assert [(load.fragment, load.keep) for load in drops] == [(0, "drop"), (1, "drop")]
+    assert training.known_leases == {2} and not training.on_void((1,), versions={0: 5, 1: 4})
+
+
+def test_of_a_single_fragment_all_work_is_dropped_with_its_leases() -> None:
+    training = attached()
+    training.on_leases((Lease(1, 0, 0, 8, 0),))
+    training.forget_leases()
+    assert not training.known_leases
