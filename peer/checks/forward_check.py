@@ -1,11 +1,11 @@
 """What a model computes, in a few numbers: peers whose code differs have other ones at the same weights.
 
 Called by the inner loop before a step, where the model holds a version of the run and nothing else.
-Must not know: versions, rounds, words.
+Must not know: rounds, words, what others compute.
 
 Names, shapes and dtypes of the parameters are compared when a peer is let in; GELU here and ReLU there have the same
 ones.  So the script's own first call is looked at, and the model is called once more with made-up input of such a form:
-the same for everybody, and nothing of anybody's data.  What comes out is folded into `NUMBERS` sums.
+the same for everybody, and nothing of anybody's data.  What comes out is folded into `FORWARD_NUMBERS` sums.
 
 It may find nothing, and says nothing then: a compiled wrapper that is called in the model's place, inputs that are no
 tensors, a model that takes no other sizes, one that gives other results each time.
@@ -48,9 +48,8 @@ class ForwardCheck:
     """Of one model.  The hook lies in the user's module until its first call in training."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = getattr(
-            model, "_orig_mod", model
-        )  # of a compiled one: other sizes would compile it once more
+        # What a compiled one wraps: other sizes would compile it once more.
+        self._model = getattr(model, "_orig_mod", model)
         self._made: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._form = b""
         self._tried = False

@@ -3,8 +3,8 @@
 Part of the peer machine.  The coordinator names the chunks, the weights, and the hashes of all contributions, as their
 authors signed them; the authors keep their bytes for two more commits.  In a mesh that may be what a group adds to a
 result, or the result, and what goes in are then the sums of groups, which their makers keep as long.  An audit waits
-for rounds, takes one chunk at a time and asks few authors at once, so that it costs a line little.  What it found is
-said again whenever it is asked.
+for rounds, but not if it is of the one that was just committed; it takes one chunk at a time and asks few authors at
+once, so that it costs a line little.  What it found is said again whenever it is asked.
 
 Nobody believes an accusation: whoever makes one keeps the contributions, until the coordinator has seen them and has
 done the sum itself.

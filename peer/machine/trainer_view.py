@@ -40,9 +40,8 @@ class Training:
         self.samples = 0
         self.data = b""  # the fingerprint of the data set
         self.want = 0
-        self.forward: Forward | None = (
-            None  # what its model computes, at the newest version of which it said so
-        )
+        # What its model computes, at the newest version of which it said so.
+        self.forward: Forward | None = None
         self.unsure = False  # nobody here knows how far the leases are acknowledged: the coordinator is asked
         # Leases that were forgotten though other fragments may owe work on them: the coordinator says which are void.
         self._doubtful: set[int] = set()

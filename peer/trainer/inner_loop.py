@@ -248,10 +248,10 @@ class InnerLoop:
 
     def _say_what_is_computed(self) -> None:
         """Of each version, where the model holds it and nothing that is learned since."""
-        if self._forward is None or self._forward_of == self.version or self.finished:
-            return
+        if self._forward is None or self._loaded_at != self.step_count or self.finished:
+            return  # nearly every step
         versions = {account.version for account in self.machine.accounts}
-        if len(versions) > 1 or self._loaded_at != self.step_count or any(p.has_owed for p in self.parts):
+        if len(versions) > 1 or self._forward_of in versions or any(part.has_owed for part in self.parts):
             return
         self._forward_of = self.version
         if (found := self._forward.read(self.version)) is not None:
