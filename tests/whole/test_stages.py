@@ -309,7 +309,7 @@ def test_P15_no_batch_is_held_up_for_ever_by_neighbours_that_can_t_work_with_eac
 @pytest.mark.hard
 def test_P17_peers_move_to_where_the_run_is_slow_again_and_again_and_every_batch_counts_once() -> None:
     moves = 0
-    for seed in (1, 2, 3, 15, 16, 17):
+    for seed in (1, 2, 3, 4, 6, 15, 16, 17, 22, 25):
         world = World(seed, Scenario.of_moves(seed))
         try:
             report = world.run()
@@ -320,7 +320,7 @@ def test_P17_peers_move_to_where_the_run_is_slow_again_and_again_and_every_batch
         moves += len(world.invariants.moves)
         if world.scenario.is_calm:
             assert not world.invariants.again, "who moves has nothing in its sums"
-    assert moves >= 15
+    assert moves >= 15, f"{moves} moves in ten worlds: this shows too little"
 
 
 def test_a_stage_that_is_left_empty_is_filled_by_a_peer_of_another_one() -> None:
