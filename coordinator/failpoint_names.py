@@ -21,7 +21,6 @@ from farflung.coordinator.ledger.records import (
     Opened,
     Record,
     RolledBack,
-    WonBack,
 )
 from farflung.protocol.messages import Aborted, Committed, Decided, Message, OpenRound, Welcome
 from farflung.protocol.process.failpoints import hit, is_armed
@@ -38,7 +37,6 @@ _RECORDS: dict[type, str] = {
     AbortedRound: "abort",
     DigestFixed: "digest",
     RolledBack: "go_back",
-    WonBack: "win_back",
 }
 _WORDS: dict[type, str] = {
     OpenRound: "open.mid_announce",

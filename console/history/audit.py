@@ -100,7 +100,7 @@ def check_commits(history: History) -> Finding:
                 over = ends.get(each["round"]) == "committed"
                 finding.expect(not over, f"round {each['round']} was committed and is aborted")
                 ends[each["round"]] = "aborted"
-            case "rolled_back" | "won_back":
+            case "rolled_back":
                 newest = dict(enumerate(each["versions"]))
     for peer, process in history.lives:
         for each in process.of("committed"):
@@ -175,14 +175,10 @@ def check_states(history: History) -> Finding:
             for fragment, version in enumerate(each["versions"]):
                 finding.expect(version <= newest.get(fragment, 0), "the run went back to what it never was")
                 newest[fragment] = version
-        elif each["event"] == "won_back":
-            for fragment, version in enumerate(each["versions"]):
-                finding.expect(version >= newest.get(fragment, 0), "to win a state back cost a newer one")
-                newest[fragment] = version
     return finding
 
 
-_NEW_ERA = ("rolled_back", "won_back")
+_NEW_ERA = ("rolled_back",)
 
 
 def check_durability(history: History) -> Finding:

@@ -74,7 +74,7 @@ def check_batches(history: History) -> Finding:
                 together = each.get("of_batch", 1) == stages
                 finding.expect(together, f"version {each['version']} is not committed in all stages at once")
                 _commit(each, story, finding)
-            case "data" | "genesis" | "rolled_back" | "won_back":
+            case "data" | "genesis" | "rolled_back":
                 story.begin(None)
                 story.seats.clear()
     return finding

@@ -142,21 +142,13 @@ class Books:
     held: dict[int, Held] = field(default_factory=dict)
     done: dict[tuple[int, int], Ranges] = field(default_factory=dict)  # by (fragment, epoch)
     commits: list[Learned] = field(default_factory=list)
-    past: list[list[Learned]] = field(default_factory=list)  # of each era that is over
 
     def of(self, fragment: int, epoch: int) -> Ranges:
         return self.done.setdefault((fragment, epoch), Ranges())
 
     def go_back(self, versions: list[int]) -> None:
         """Leases from before count no more, and only what the versions that are left had used is done."""
-        self._go_on(self.commits, versions)
-
-    def win_back(self, of_era: int, versions: list[int]) -> None:
-        """That era goes on, and what was made since is void."""
-        self._go_on(self.past[of_era], versions)
-
-    def _go_on(self, commits: list[Learned], versions: list[int]) -> None:
-        self.commits = [each for each in commits if each[1] <= versions[each[0]]]
+        self.commits = [each for each in self.commits if each[1] <= versions[each[0]]]
         self.held, self.done = {}, {}
         for fragment, _, ranges in self.commits:
             for epoch, start, stop in ranges:
@@ -186,14 +178,9 @@ def check_samples(history: History) -> Finding:
                 versions[each["fragment"]] = each["version"]
                 _acknowledge(each, books, finding)
             case "rolled_back":
-                books.past.append(books.commits)
                 # Where no keeper lost a version, the books stay as they are.
                 if any(each["versions"][keeper] < versions[keeper] for keeper in keepers):
                     books.go_back(each["versions"])
-                versions = list(each["versions"])
-            case "won_back":
-                books.past.append(books.commits)
-                books.win_back(each["of_era"], each["versions"])
                 versions = list(each["versions"])
     return finding
 

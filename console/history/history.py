@@ -198,8 +198,6 @@ class History:
                     now.withdraw(each["fragment"], each["version"])
                 case "rolled_back":
                     self.eras.append(now.back_to(each["versions"]))
-                case "won_back":
-                    self.eras.append(self.eras[each["of_era"]].back_to(each["versions"]))
 
     def _tell_once(self) -> None:
         """Of several places from which a run was led: who takes over writes down what it finds, too."""

@@ -202,8 +202,6 @@ class Story:
     def _on_rolled_back(self, event: Event, _: str, at: float) -> None:
         self.version = min(event.get("versions") or [0])
 
-    _on_won_back = _on_rolled_back
-
     def _on_note(self, event: Event, _: str, at: float) -> None:
         if NoteCause(event["cause"]) in (NoteCause.OPENED, NoteCause.COMMITTED):
             return  # the list of rounds says that

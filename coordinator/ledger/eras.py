@@ -1,11 +1,8 @@
-"""Who may hold which version of a fragment, and what a run was before it went back.  Pure.
+"""Who may hold which version of a fragment, and what the books said of it.  Pure.
 
 Held by the ledger, changed only for records that are written.  A peer may hold a version that was committed while it
 was here and had shown the run's state, or in whose round it was.  It may hold nothing any more when it said good-bye or
 was sent away: whoever left without a word may be alive behind a cut line, with the newest state in its memory.
-
-An era that the run went back from is kept here until the run has gone further than it: a member that comes back with
-its state can win it back (coordinator/run/winning_back.py).  One is kept, the one that had come furthest.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ from dataclasses import dataclass
 
 from farflung.coordinator.ledger.leases import Reach
 from farflung.protocol.causes import DepartureCause
-from farflung.protocol.round_words import Commit
 
 NOTHING = -1
 # Its process does not come back with what it held: it said so, or it was told to end.
@@ -46,55 +42,6 @@ class Mark:
     tokens: int
     loss: float | None
     cursor: tuple[int, int] = (0, 0)  # of synchronous batches: where the next one begins
-
-
-@dataclass(frozen=True)
-class AbandonedBook:
-    """What was known of one fragment when the run went back."""
-
-    version: int
-    forked: int  # the version that it went back to: all before it belongs to both eras
-    digests: dict[int, bytes]
-    shown: dict[int, bytes]  # what holders show under the versions' nonces
-    commits: dict[int, Commit]
-    norms: dict[int, tuple[float, float]]
-    rates: dict[int, float]
-    marks: dict[int, Mark]
-    reached: dict[str, int]  # what each peer may hold of it
-
-    def forked_at(self, version: int) -> AbandonedBook:
-        """The run went back once more: what both eras have in common is less."""
-        return AbandonedBook(
-            self.version,
-            min(self.forked, version),
-            self.digests,
-            self.shown,
-            self.commits,
-            self.norms,
-            self.rates,
-            self.marks,
-            self.reached,
-        )
-
-
-@dataclass(frozen=True)
-class Abandoned:
-    """An era that the run went back from."""
-
-    era: int
-    books: tuple[AbandonedBook, ...]  # of each fragment
-
-    @property
-    def versions(self) -> tuple[int, ...]:
-        return tuple(book.version for book in self.books)
-
-    def is_beyond(self, versions: Sequence[int]) -> bool:
-        """Some fragment had come further than this."""
-        return any(book.version > version for book, version in zip(self.books, versions, strict=True))
-
-    def forked_at(self, versions: Sequence[int]) -> Abandoned:
-        books = zip(self.books, versions, strict=True)
-        return Abandoned(self.era, tuple(book.forked_at(version) for book, version in books))
 
 
 def are_accounted_for(holders: Mapping[str, Holder], version: int, present: Sequence[str]) -> bool:

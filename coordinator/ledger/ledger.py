@@ -16,8 +16,6 @@ from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat
 from farflung.coordinator.ledger.eras import (
     ACCOUNTED_FOR,
     NOTHING,
-    Abandoned,
-    AbandonedBook,
     Holder,
     Mark,
 )
@@ -65,7 +63,6 @@ from farflung.coordinator.ledger.records import (
     Unbanned,
     Unseated,
     Vouched,
-    WonBack,
 )
 from farflung.coordinator.ledger.register import Register
 from farflung.coordinator.ledger.snapshot import packed, unpacked
@@ -155,7 +152,7 @@ class Ledger:
     committed_tokens: Counter[str] = field(default_factory=Counter)
     here: set[str] = field(default_factory=set)  # peers that came in and have not gone, since the last start
     amendments: list[Amendment] = field(default_factory=list)
-    abandoned: Abandoned | None = None  # the era that can be won back
+    furthest: int = 0  # the newest version that was lost by going back
     register: Register = field(default_factory=Register)
     batches: BatchBook = field(default_factory=BatchBook)  # where updates are synchronous batches
     link: Link = field(default_factory=Link)  # what peers keep for a coordinator that loses all this
@@ -185,7 +182,7 @@ class Ledger:
                 self.here.clear()
                 self.secret = secret or self.secret
             case ModelFixed(model=model):
-                self.model, self.abandoned = model, None
+                self.model = model
                 for book in self.books:
                     book.digests.clear()  # only before anything was learned: version 0 must be founded for this model
             case DataFixed() | StreamEnded() | CutShort():
@@ -214,10 +211,10 @@ class Ledger:
                     book.dropped_round, book.dropped_at = record.round_no, book.version
             case DigestFixed() | ShownFixed() | DigestWithdrawn() | DigestRefuted() | Vouched():
                 self._know_state(self.books[record.fragment], record)
-            case RolledBack() | WonBack():
-                self._begin_era(record)
+            case RolledBack():
+                self._go_back(record)
             case Amended(amendment=amendment):
-                self.amendments, self.abandoned = [*self.amendments, amendment], None
+                self.amendments.append(amendment)
             case Restored():
                 _restore(self, record)
             case Granted(peer=peer, lease=lease):
@@ -256,7 +253,6 @@ class Ledger:
             data=record.data,
             stream=record.samples == UNKNOWN_LENGTH,
         )
-        self.abandoned = None  # it had learned from other data
         self.batches.start_at((0, 0))
 
     def _on_batch(self, record: OfBatches) -> None:
@@ -377,19 +373,13 @@ class Ledger:
         far = version <= newest - self.every_rounds * SAVED_KEPT
         return version > newest - DIGESTS_KEPT or (self.is_saved(version) and not far)
 
-    # ---- going back, and forward again --------------------------------------------------------------------
+    # ---- going back ------------------------------------------------------------------------------------------
 
-    def _begin_era(self, record: RolledBack | WonBack) -> None:
-        if isinstance(record, RolledBack):
-            self._go_back(record.versions, record.final)
-        else:
-            self._win_back(record.versions)
-        self.era_reason = record.reason
-        self.link = self.link.then(self.incarnation, (), repr((self.era, record.versions)).encode("ascii"))
-
-    def _go_back(self, versions: tuple[int, ...], final: bool) -> None:
+    def _go_back(self, record: RolledBack) -> None:
         """Samples that only the lost versions had used are leased again; no lease from before counts any more."""
-        self._abandon(versions, final)
+        versions = record.versions
+        if not record.undone:
+            self.furthest = max(self.furthest, *(book.version for book in self.books))
         self.era += 1
         reaches = []
         for fragment, (book, version) in enumerate(zip(self.books, versions, strict=True)):
@@ -399,50 +389,8 @@ class Ledger:
                 holder.reached = min(holder.reached, version)
         self.leases.go_back(reaches)
         self._forget_rounds_after(versions)
-
-    def _abandon(self, versions: tuple[int, ...], final: bool) -> None:
-        """Keep what the run was until now, or what it was before that, if it had come further then."""
-        before = self.abandoned.forked_at(versions) if self.abandoned is not None else None
-        books = tuple(
-            AbandonedBook(
-                book.version,
-                version,
-                dict(book.digests),
-                dict(book.shown),
-                dict(book.commits),
-                dict(book.norms),
-                dict(book.rates),
-                dict(book.marks),
-                {peer: holder.reached for peer, holder in book.holders.items()},
-            )
-            for book, version in zip(self.books, versions, strict=True)
-        )
-        now = Abandoned(self.era, books)
-        further = before is not None and sum(before.versions) >= sum(now.versions)
-        self.abandoned = None if final else before if further else now
-
-    def _win_back(self, versions: tuple[int, ...]) -> None:
-        """The abandoned era goes on from these versions of it.  Samples that only the younger one had used are leased
-        again; no lease from before counts any more."""
-        abandoned = self.abandoned
-        if abandoned is None:
-            raise ValueError("a journal that wins back what was never abandoned")
-        self.era += 1
-        reaches = []
-        for fragment, (old, version) in enumerate(zip(abandoned.books, versions, strict=True)):
-            book = self.books[fragment]
-            marks = {**old.marks, **{v: mark for v, mark in book.marks.items() if v <= old.forked}}
-            reaches.append(self._return_to(fragment, version, marks))
-            book.digests, book.shown, book.commits = dict(old.digests), dict(old.shown), dict(old.commits)
-            book.norms, book.rates, book.marks = dict(old.norms), dict(old.rates), dict(old.marks)
-            book.forget_after(version)
-            for peer, reached in old.reached.items():
-                book.reaches(peer, reached)
-            for holder in book.holders.values():
-                holder.reached = min(holder.reached, version)
-        self.leases.go_back(reaches)
-        self._forget_rounds_after([book.forked for book in abandoned.books])
-        self.abandoned = abandoned.forked_at(versions) if abandoned.is_beyond(versions) else None
+        self.era_reason = record.reason
+        self.link = self.link.then(self.incarnation, (), repr((self.era, versions)).encode("ascii"))
 
     def _return_to(self, fragment: int, version: int, marks: Mapping[int, Mark]) -> Reach:
         """The fragment is at this version.  Returns what it has learned from."""
@@ -509,7 +457,7 @@ def _put_back(ledger: Ledger, head: Head, books: Books) -> None:
     ledger.link = Link(head.number, head.before, head.after, head.incarnation, head.commits)
     ledger.incarnation = max(ledger.incarnation, head.incarnation)
     ledger.era, ledger.era_reason, ledger.delivered = head.era, books.era_reason, books.delivered
-    ledger.tokens, ledger.loss, ledger.abandoned = books.tokens, books.loss, None
+    ledger.tokens, ledger.loss = books.tokens, books.loss
     ledger.round_no = max(ledger.round_no, books.round_no)
     ledger.leases = leases_in(books.leases)
     ledger.batches.begin_again(books.cursor, books.last_seat, books.table_no + NUMBERS_AHEAD)

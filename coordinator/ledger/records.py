@@ -180,22 +180,12 @@ class DigestRefuted(_Record, frozen=True, kw_only=True, tag="refuted"):
 class RolledBack(_Record, frozen=True, kw_only=True, tag="rolled_back"):
     """The newest state was lost with all who held it: the run goes on from an older version of its own.
 
-    The versions after it are made again, by other commits; `era` in the ledger counts how often that happened.
-    What they were is kept: see coordinator/ledger/eras.py.
+    The versions after it are given up, and made again by other commits; `era` in the ledger counts how often.
     """
 
     versions: tuple[int, ...]  # of each fragment, from now on
     reason: str
-    final: bool = False  # the host undid the versions after it: nobody wins them back
-
-
-class WonBack(_Record, frozen=True, kw_only=True, tag="won_back"):
-    """Somebody came back with a state of the era that the run had gone back from, newer than what the run has made
-    since: that era goes on, and what was made since is void.  It begins a new era, as going back does."""
-
-    of_era: int  # the one that goes on
-    versions: tuple[int, ...]  # of each fragment, from now on
-    reason: str
+    undone: bool = False  # by the host, who did not like what was learned: nothing was lost
 
 
 class Granted(_Record, frozen=True, kw_only=True, tag="granted"):
@@ -385,7 +375,6 @@ Record = (
     | DigestWithdrawn
     | DigestRefuted
     | RolledBack
-    | WonBack
     | Granted
     | Released
     | BatchBegun

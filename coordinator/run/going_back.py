@@ -9,8 +9,8 @@ it such a run goes on.  Else the host decides (operator_orders.py).
 A run of stages waits for nobody's word.  Nothing can go on behind a cut connection, since every version of it is one
 record of this coordinator; and one dead peer is often the only one with its stage's newest version.  So it goes back by
 one version within seconds, in all stages, and further after `go_back_after_s`.
-The record `RolledBack` begins a new era; what peers say of versions in an older era does not count any more, unless
-they win it back (winning_back.py).
+The record `RolledBack` begins a new era; what peers say of versions in an older era does not count any more, and what
+they hold of it is given up: they take the run's state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from farflung.coordinator.ledger.eras import are_accounted_for
-from farflung.coordinator.ledger.records import RolledBack, WonBack
+from farflung.coordinator.ledger.records import RolledBack
 from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.membership import Member
@@ -179,10 +179,7 @@ class GoingBack:
         does may be about to read it, or lie, and is waited for as long as for any other."""
         if not self._in_stages:
             return False
-        abandoned = self._core.ledger.abandoned
-        furthest = max(
-            [each.book.version for each in self._conductors] + list(abandoned.versions if abandoned else ())
-        )
+        furthest = max(self._core.ledger.furthest, *(each.book.version for each in self._conductors))
         short = [
             each for each, since in zip(self._conductors, self._lost_since, strict=True) if since is not None
         ]
@@ -210,7 +207,7 @@ class GoingBack:
         return False
 
     def _are_accounted_for(self, versions: Sequence[int]) -> bool:
-        """Nobody who is away can win what the run would give up; or too few to matter.  Of a pipeline nobody can."""
+        """Nobody who is away holds what the run would give up; or too few to matter.  Of a pipeline nobody can."""
         if self._in_stages:
             return True
         present = [member.peer for member in self._core.members.alive.values() if member.beat is not None]
@@ -257,28 +254,19 @@ class GoingBack:
 
     # ---- a new era ---------------------------------------------------------------------------------------
 
-    def go_back(self, versions: Sequence[int], reason: str, final: bool = False) -> None:
-        """`final`: what is given up was undone by the host, and nobody wins it back."""
+    def go_back(self, versions: Sequence[int], reason: str, undone: bool = False) -> None:
+        """`undone`: by the host, though somebody has it."""
         core = self._core
         if min(versions) > 0 or self.newest_held(self._conductors[0], settled=True) == 0:
             core.note(f"the run went back from version {self._versions} to {_listed(versions)}: {reason}")
         else:
             core.note(f"the run starts again at version {_listed(versions)}: {reason}")
-        self.begin_era(RolledBack(versions=tuple(versions), reason=reason, final=final), "an older state")
-
-    def win_back(self, of_era: int, versions: Sequence[int], reason: str) -> None:
-        self._core.note(f"the run goes on from version {_listed(versions)}: {reason}")
-        record = WonBack(of_era=of_era, versions=tuple(versions), reason=reason)
-        self.begin_era(record, "a newer state that was won back")
-
-    def begin_era(self, record: RolledBack | WonBack, what: str) -> None:
-        core = self._core
         for conductor in self._conductors:
             if conductor.round is not None:
-                conductor.abort(AbortCause.WENT_BACK, f"the run goes to {what}")
+                conductor.abort(AbortCause.WENT_BACK, "the run goes to an older state")
         self._lost_since = [None] * len(self._conductors)
         self._short_since = None
-        core.write(record)
+        core.write(RolledBack(versions=tuple(versions), reason=reason, undone=undone))
         for member in core.members.alive.values():
             for standing in member.standings.values():
                 standing.verified = standing.vouched = False

@@ -22,7 +22,6 @@ from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.going_back import GoingBack
 from farflung.coordinator.run.lending import Lending
 from farflung.coordinator.run.membership import LOOK_S_PER_MEMBER, Member, Standing
-from farflung.coordinator.run.winning_back import WinningBack
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.limits import AMENDMENTS_TOLD
 from farflung.protocol.messages import Beat, Committed, FragmentBeat, FragmentTick, Tick
@@ -150,7 +149,6 @@ class Guidance:
         self._alike = Alike(
             lambda peer: m.joined_no if (m := alive.get(peer)) else None, core.name, core.note
         )
-        self._winning_back = WinningBack(core, conductors, going_back)
         self._conductors = conductors
         self._lending = lending
         self._batches = batches
@@ -169,8 +167,8 @@ class Guidance:
     def on_beat(self, member: Member, beat: Beat) -> str | None:
         """Take a beat in and answer it.  Returns why the member must go, if it must."""
         core = self._core
-        won_back = self._winning_back.hear(member, beat)
-        era, why_era = self._winning_back.era_of(member), self._winning_back.why_of_era(member, beat)
+        # Why another era than the member's began; empty if that is no news to it.
+        why_era = core.ledger.era_reason if beat.era < core.ledger.era else ""
         self._going_back.shelves.hear(member, beat)
         if beat.era == core.ledger.era:
             self._alike.hear(member.peer, member.process, beat.forward, beat.era)
@@ -208,7 +206,7 @@ class Guidance:
             **news.told,
             leases=leases,
             void=void,
-            era=era,
+            era=core.ledger.era,
             era_because=why_era,
             advice=member.advice,
             batch=batch,
@@ -223,8 +221,6 @@ class Guidance:
         core.tell_to_keep(member, beat.kept)
         for said in beat.fragments:
             self._repeat_what_is_missing(member, said, self._conductors[said.fragment])
-        if won_back:
-            self.recheck_all()
         return None
 
     def _serves(self, member: Member) -> int:
@@ -234,9 +230,6 @@ class Guidance:
 
     def _where(self, member: Member, beat: Beat) -> tuple[Goal, str, tuple[FragmentTick, ...]]:
         """(goal, reason, what the run is) for this member."""
-        apart = self._winning_back.words(member)
-        if apart is not None:
-            return apart
         goal, reason = self._judge(member, beat)
         return goal, reason, self._fragment_ticks(member)
 

@@ -193,8 +193,8 @@ def _which(who: str, found: list[str], what: str) -> str:
 # ---- older states: go-back and rewind -------------------------------------------------------------------
 #
 # To go back is for a run that lost its newest state: it goes to the newest version that somebody who is here holds or
-# has a checkpoint of, without waiting for those who are away; whoever comes back with newer state wins it back.  To
-# rewind is to undo rounds that somebody may well hold, because they were found to be spoiled: nobody wins those back.
+# has a checkpoint of, without waiting for those who are away; what they hold is given up.  To rewind is to undo rounds
+# that somebody may well hold, because they were found to be spoiled.
 class Amending:
     """The host's amendments of what holds: checked against what may change, numbered, signed."""
 
@@ -326,8 +326,8 @@ class GoingBackByOrder:
         awaited = self._awaited(versions)
         told = (
             f"nobody online has version {self._listed(now)}. Going back to version {self._listed(versions)} discards "
-            f"{self._rounds(versions)}; their samples are trained again. {awaited}Whoever comes back with them before "
-            "the run has gone as far again wins them back"
+            f"{self._rounds(versions)} for good; their samples are trained again. {awaited}Whoever comes back with them"
+            " drops them, and takes the run's state"
         )
         return self._done(order, versions, told)
 
@@ -350,7 +350,7 @@ class GoingBackByOrder:
         return (
             f"nobody online has any version of {what}{useless}. This restarts training from the oldest peer's initial "
             f"weights and discards all that was learned: {lost}. {wait}{self._awaited(nothing)}Whoever comes back with "
-            "them before the run has gone as far again wins them back; checkpoints of them are not read any more"
+            "them drops them, and checkpoints of them are not read any more"
         )
 
     def _may_bring(self, there: Sequence[int]) -> str:
@@ -392,7 +392,7 @@ class GoingBackByOrder:
             raise UserError(f"nobody online has version {order.to}, or a checkpoint of it; {self._offers()}")
         told = (
             f"Rewinding to version {self._listed(versions)} undoes {self._rounds(versions)} for good: every peer drops "
-            "them, nobody wins them back, and their samples are trained again"
+            "them, and their samples are trained again"
         )
         return self._done(order, versions, told)
 
@@ -419,13 +419,13 @@ class GoingBackByOrder:
         if not order.sure:
             return Reply(text=told, found=found)
         why = f" ({order.reason})" if order.reason else ""
-        final = isinstance(order, Rewind)
+        undone = isinstance(order, Rewind)
         what = (
             f"the host undid the rounds after version {self._listed(versions)}"
-            if final
+            if undone
             else "the host said so"
         )
-        self._going_back.go_back(versions, f"{what}{why}; what was learned after it is void", final)
+        self._going_back.go_back(versions, f"{what}{why}; what was learned after it is void", undone)
         return Reply(
             text=f"the run is at version {self._listed(versions)}, era {self._core.ledger.era}", found=found
         )

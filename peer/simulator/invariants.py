@@ -29,7 +29,6 @@ from farflung.coordinator.ledger.records import (
     Genesis,
     Record,
     RolledBack,
-    WonBack,
 )
 from farflung.coordinator.run.effects import KeepEvidence, KeepProof
 from farflung.peer.machine.effects import Encode, KeepContribution, SaveFragment, ServePiece
@@ -162,8 +161,6 @@ class Invariants:
                 self.geneses |= set(digests)
             case RolledBack(versions=versions):
                 self._on_rolled_back(versions)
-            case WonBack(of_era=of_era, versions=versions):
-                self._on_won_back(of_era, versions)
 
     def on_evidence(self, kept: KeepEvidence) -> None:
         """Each member in the commit signed for its bytes, and these are the bytes that it made."""
@@ -191,16 +188,6 @@ class Invariants:
         """What the coordinator lost with its disk, and nobody who lives could prove, never was: as an aborted round."""
         self.eras[-1], self._fresh = self.eras[-1].back_to(versions), set()
         self._recount()
-
-    def _on_won_back(self, of_era: int, versions: tuple[int, ...]) -> None:
-        """Forward only, and to what that era was."""
-        won = self.eras[of_era]
-        for key in enumerate(versions):
-            self._require("P4", key in won.digests, f"the run wins {key} back, which it never was")
-            self._require("P20", key[1] >= self.version_of(key[0]), f"to win {key} back lost newer versions")
-        gained = any(version > self.version_of(fragment) for fragment, version in enumerate(versions))
-        self._require("P20", gained, f"{versions} was won back and is no newer")
-        self._begin_era(won.back_to(versions))
 
     def _begin_era(self, era: Era) -> None:
         self.eras.append(era)

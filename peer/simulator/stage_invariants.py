@@ -34,7 +34,6 @@ from farflung.coordinator.ledger.records import (
     RolledBack,
     Seated,
     Unseated,
-    WonBack,
 )
 from farflung.peer.local.words import Hand
 from farflung.peer.machine.effects import Encode
@@ -95,7 +94,7 @@ class StageInvariants(BatchInvariants):
                 self._require(
                     "P13", False, f"the run goes back to other versions in other stages: {versions}"
                 )
-            case RolledBack() | WonBack() | Genesis() | DataFixed():
+            case RolledBack() | Genesis() | DataFixed():
                 self._seats.clear()  # what was counted is of no use
         super().on_record(record)
 

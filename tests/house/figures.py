@@ -60,7 +60,6 @@ MODES: Mapping[str, tuple[str, ...]] = {
     "recovery": (
         "coordinator/restoring",
         "coordinator/run/going_back",
-        "coordinator/run/winning_back",
         "coordinator/ledger/eras",
         "coordinator/ledger/keeping",
         "coordinator/ledger/kept_books",

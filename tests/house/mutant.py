@@ -82,8 +82,8 @@ AUDITS = ("tests/coordinator/run/test_auditing.py", "tests/whole/test_wrong_sums
 PROVEN = ("tests/coordinator/ledger/test_proofs.py",)
 WITNESS = ("tests/coordinator/run/test_conductor.py", "tests/coordinator/run/test_witness.py")
 AUDITOR = ("tests/peer/machine/test_auditing.py",)
-WON = (
-    "tests/coordinator/run/test_winning_back.py",
+OLDER_ERAS = (
+    "tests/coordinator/run/test_older_eras.py",
     "tests/coordinator/run/test_going_back.py",
     "tests/coordinator/run/test_going_back_orders.py",
     "tests/whole/test_going_back.py",

@@ -74,13 +74,6 @@ HELPERS = (
         MOVING,
     ),
     Mutant(
-        "one that hears late of a new era holds up no stages",
-        "coordinator/run/winning_back.py",
-        "stages > 1 and not all(map(self._may_claim, self._conductors)):",
-        "stages > 1 and False:",
-        ("tests/coordinator/run/test_stages_go_back.py",),
-    ),
-    Mutant(
         "results are compared with those of the same weights alone",
         "coordinator/court/alike.py",
         "if (f.version, f.form) == (said.version, said.form)",

@@ -365,13 +365,6 @@ STATE = (
         ("tests/coordinator/run/test_amending.py",),
     ),
     Mutant(
-        "what was given up is not won back by other terms",
-        "coordinator/ledger/ledger.py",
-        "self.amendments, self.abandoned = [*self.amendments, amendment], None",
-        "self.amendments, self.abandoned = [*self.amendments, amendment], self.abandoned",
-        ("tests/coordinator/run/test_amending.py",),
-    ),
-    Mutant(
         "P6 a slot that is written again loses nothing that is carried in it",
         "peer/trainer/unmerged.py",
         "if self._ahead is not None and self._ahead.data_ptr() == out.data_ptr():",

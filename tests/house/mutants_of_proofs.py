@@ -1,4 +1,4 @@
-"""Mutants of what is proven and computed: state, sums, data, eras that are won back or undone.  See mutant_list.py."""
+"""Mutants of what is proven and computed: state, sums, data, and going back.  See mutant_list.py."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from mutant import (
     CONDUCTOR,
     COURT,
     DATA,
+    OLDER_ERAS,
     PROVEN,
     UNDONE,
     WEIGHTS,
     WITNESS,
-    WON,
     Mutant,
 )
 
@@ -316,77 +316,28 @@ SUMS = (
     ),
 )
 
-# Eras: going back, winning back, and what the host undoes.
+# Eras: going back, and what the host undoes.
 ERAS = (
-    Mutant(
-        "P20 what is won back is newer than what the run has",
-        "coordinator/run/winning_back.py",
-        "if versions is not None and all(map(int.__ge__, versions, now)) and versions != now:",
-        "if versions is not None and versions != now:",
-        WON,
-    ),
-    Mutant(
-        "P20 what is won back is shown, not said",
-        "coordinator/run/winning_back.py",
-        "and shown == book.shown.get(version)",
-        "",
-        WON,
-    ),
-    Mutant(
-        "P20 whoever was not there wins nothing back",
-        "coordinator/run/winning_back.py",
-        "may_hold = book.reached.get(member.peer, NOTHING) >= version",
-        "may_hold = True",
-        WON,
-    ),
-    Mutant(
-        "P20 a claim is answered in its own era until it is decided",
-        "coordinator/run/winning_back.py",
-        "return self._core.ledger.era if claim is None or claim.answer else claim.beat.era",
-        "return self._core.ledger.era",
-        WON,
-    ),
-    Mutant(
-        "P20 whoever shows the drawn chunk of a version of its own wins nothing back",
-        "coordinator/run/winning_back.py",
-        "said.digest == book.digests.get(version) and",
-        "",
-        WON,
-    ),
-    Mutant(
-        "P20 what was never settled is not waited for",
-        "coordinator/run/winning_back.py",
-        "return version in book.digests",
-        "return True",
-        WON,
-    ),
     Mutant(
         "P20 the newest held state may be away with who said no good-bye",
         "coordinator/ledger/eras.py",
         "return can.keys() == here or 2 * sum(can[peer] for peer in here) > sum(can.values())",
         "return True",
-        WON,
+        OLDER_ERAS,
     ),
     Mutant(
         "P20 whoever brought nothing has no say in going back",
         "coordinator/ledger/eras.py",
         "can = {peer: holder.tokens for peer, holder in holders.items() if holder.reached > version}",
         "can = {peer: 1 for peer, holder in holders.items() if holder.reached > version}",
-        WON,
+        OLDER_ERAS,
     ),
     Mutant(
-        "P20 the era that came furthest is the one that is kept",
-        "coordinator/ledger/ledger.py",
-        "further = before is not None and sum(before.versions) >= sum(now.versions)",
-        "further = False",
-        WON,
-    ),
-    Mutant(
-        "P20 what the host undid is not won back",
-        "coordinator/ledger/ledger.py",
-        "self.abandoned = None if final else before if further else now",
-        "self.abandoned = before if further else now",
-        WON,
+        "a run of stages that went back once gives up no second version in a hurry",
+        "coordinator/run/going_back.py",
+        "furthest = max(self._core.ledger.furthest, *",
+        "furthest = max(0, *",
+        ("tests/coordinator/run/test_stages_go_back.py",),
     ),
     Mutant(
         "a rewind undoes something",
@@ -403,10 +354,10 @@ ERAS = (
         UNDONE,
     ),
     Mutant(
-        "a rewind is for good",
+        "what the host undid was not lost",
         "coordinator/run/operator_orders.py",
-        "final = isinstance(order, Rewind)",
-        "final = False",
+        "undone = isinstance(order, Rewind)",
+        "undone = False",
         UNDONE,
     ),
     Mutant(

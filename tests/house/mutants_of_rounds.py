@@ -381,13 +381,6 @@ ROUNDS = (
         CONDUCTOR,
     ),
     Mutant(
-        "P20 half a model wins no run back that is founded anew",
-        "coordinator/run/winning_back.py",
-        "if both and (book.forked or self._is_held(conductor)):",
-        "if both:",
-        ("tests/coordinator/run/test_winning_back.py",),
-    ),
-    Mutant(
         "where not all donors are told, others are told later",
         "coordinator/run/guidance.py",
         "return acquaintances.some_of(fit, member.peer, told, int(self._core.now // DONORS_TURN_S))",

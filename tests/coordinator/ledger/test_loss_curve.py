@@ -9,6 +9,7 @@ import pytest
 
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.loss_curve import POINTS_MOST, LossCurve
+from farflung.coordinator.ledger.records import RolledBack
 from farflung.coordinator.run.status import CONTRIBUTORS_SHOWN, build_status, status_json
 from farflung.peer.simulator.scenario import Scenario
 from farflung.peer.simulator.world import World
@@ -85,7 +86,7 @@ def test_a_run_that_went_back_tells_the_curve_of_what_it_still_has() -> None:
     world.run()
     assert world.coordinator is not None
     ledger = world.coordinator.core.ledger
-    ledger._go_back((4,), final=True)
+    ledger.apply(RolledBack(versions=(4,), reason="it was lost"))
     assert [point.version for point in ledger.curve.points] == [1, 2, 3, 4]
 
 

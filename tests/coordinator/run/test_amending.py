@@ -156,16 +156,6 @@ def test_admission_is_changed_at_once_and_is_no_amendment() -> None:
     assert office.core.manifest.admission.mode == "token" and office.written == []
 
 
-def test_what_was_given_up_can_not_be_won_back_by_other_terms() -> None:
-    office = Office()
-    for _ in range(4):
-        office.commits({ANN: (), BOB: ()})
-    ledger = office.core.ledger
-    ledger.abandoned = object()  # type: ignore[assignment]
-    office.amends(TEN)
-    assert ledger.abandoned is None
-
-
 def test_a_coordinator_that_is_started_again_goes_on_with_what_was_amended(tmp_path: Path) -> None:
     """With the file that it began with, or with the one that says what holds now; by the journal, folded or not."""
     keys, path = load_or_create(tmp_path), tmp_path / "journal.sqlite"

@@ -76,9 +76,9 @@ def test_the_host_goes_back_to_the_newest_that_is_here_without_those_who_are_awa
     told = run.says_so(GoBack())
     assert run.records() == [] and run.versions == [8], "first it is told what is lost"
     assert told.text == (
-        "nobody online has version 8. Going back to version 5 discards 3 rounds; their samples are trained again. "
-        "ann and bob may hold them and did not say good-bye. Whoever comes back with them before the run has gone as "
-        "far again wins them back"
+        "nobody online has version 8. Going back to version 5 discards 3 rounds for good; their samples are trained "
+        "again. ann and bob may hold them and did not say good-bye. Whoever comes back with them drops them, and takes "
+        "the run's state"
     )
     assert told.found == {"from": [8], "to": [5], "done": False}
     assert run.says_so(GoBack(sure=True, reason="bob's disk died")).text == "the run is at version 5, era 1"
@@ -86,7 +86,6 @@ def test_the_host_goes_back_to_the_newest_that_is_here_without_those_who_are_awa
     assert record == RolledBack(
         versions=(5,), reason="the host said so (bob's disk died); what was learned after it is void"
     )
-    assert run.core.ledger.abandoned is not None, "it can be won back"
 
 
 def test_a_checkpoint_of_somebody_who_is_here_is_as_good_as_the_state() -> None:
@@ -168,8 +167,8 @@ def test_rounds_are_undone_for_good_though_everybody_holds_them() -> None:
     assert told.text.startswith("Rewinding to version 6 undoes 2 rounds for good: every peer drops them")
     run.says_so(Rewind(to=6, sure=True, reason="zoe cheated"))
     [record] = run.records()
-    assert isinstance(record, RolledBack) and record.final and "(zoe cheated)" in record.reason
-    assert run.versions == [6] and run.core.ledger.abandoned is None
+    assert isinstance(record, RolledBack) and record.undone and "(zoe cheated)" in record.reason
+    assert run.versions == [6] and run.core.ledger.furthest == 0, "nothing was lost"
 
 
 def test_a_version_that_nobody_has_is_refused_with_what_is_there() -> None:
