@@ -30,7 +30,7 @@ KNOBS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("collectives.round.asking", "ARRIVING_PATIENCE", FEWER_OR_MORE),
     ("collectives.round.asking", "BACKOFF_MOST", FEWER_OR_MORE),
     ("collectives.round.asking", "IN_VAIN", FEWER_OR_MORE),
-    # Longer, a round of these worlds is over before what follows from the doubt is done (seed 551): round_timeout_s is 12.
+    # Longer, a round of 12 s, as in these worlds, is over before what follows from the doubt is done (seed 551).
     ("collectives.round.deciding", "DOUBTED_S", (0.25, 0.5)),
     ("collectives.round.kept", "ASKED_AGAIN_S", SHORTER_OR_LONGER),
     ("collectives.round.kept", "GIVEN_MOST", FEWER_OR_MORE),
