@@ -7,7 +7,7 @@ in the same state (P5).  Pure: no clock, no I/O, and nothing that is not in a re
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -378,12 +378,11 @@ class Ledger:
     def _go_back(self, record: RolledBack) -> None:
         """Samples that only the lost versions had used are leased again; no lease from before counts any more."""
         versions = record.versions
-        if not record.undone:
-            self.furthest = max(self.furthest, *(book.version for book in self.books))
+        self.furthest = 0 if record.undone else max(self.furthest, *(book.version for book in self.books))
         self.era += 1
         reaches = []
         for fragment, (book, version) in enumerate(zip(self.books, versions, strict=True)):
-            reaches.append(self._return_to(fragment, version, book.marks))
+            reaches.append(self._return_to(fragment, version))
             book.forget_after(version)
             for holder in book.holders.values():
                 holder.reached = min(holder.reached, version)
@@ -392,11 +391,11 @@ class Ledger:
         self.era_reason = record.reason
         self.link = self.link.then(self.incarnation, (), repr((self.era, versions)).encode("ascii"))
 
-    def _return_to(self, fragment: int, version: int, marks: Mapping[int, Mark]) -> Reach:
+    def _return_to(self, fragment: int, version: int) -> Reach:
         """The fragment is at this version.  Returns what it has learned from."""
         book = self.books[fragment]
         # Of version 0 there is no mark.
-        mark = marks.get(version, Mark(Reach(0, 0, ()), 0, None))
+        mark = book.marks.get(version, Mark(Reach(0, 0, ()), 0, None))
         stays = version == book.version and mark == book.marks.get(version, mark)
         if fragment == BOOKS_FRAGMENT and not stays:
             self.tokens, self.loss = mark.tokens, mark.loss

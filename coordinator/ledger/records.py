@@ -318,8 +318,7 @@ class Unbanned(_Record, frozen=True, kw_only=True, tag="unbanned"):
 
 
 class Amended(_Record, frozen=True, kw_only=True, tag="amended"):
-    """The host changed what holds from a version on.  What was given up before can't be won back: it may have gone
-    past that version by other terms."""
+    """The host changed what holds from a version on."""
 
     amendment: Amendment
     at_s: float  # on the run's clock

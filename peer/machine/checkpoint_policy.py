@@ -72,7 +72,7 @@ class Saving:
 
     def begin_era(self, ticks: Sequence[FragmentTick], lanes: Sequence[Lane]) -> None:
         """The run is at another version again, and makes the later ones anew.  What was saved is of it still if it is
-        not later, and the run went back; where it went forward, that is not known."""
+        not later, and the run went back."""
         self._tried = NO_VERSION
         version, mine = min(tick.version for tick in ticks), min(lane.version for lane in lanes)
         if self.saved > version or version > mine:

@@ -122,9 +122,7 @@ class LostHolders(World):
             self.seen.commits_s.append(self.now)
         if isinstance(record, RolledBack) and self.coordinator is not None:
             # It is in the books already.
-            abandoned = self.coordinator.core.ledger.abandoned
-            if abandoned is not None:
-                self.seen.given_up.append(max(abandoned.versions) - max(record.versions))
+            self.seen.given_up.append(self.coordinator.core.ledger.furthest - max(record.versions))
         super()._write(record)
 
 

@@ -218,7 +218,7 @@ def test_P13_go_back_after_s_of_zero_leaves_it_to_the_host() -> None:
     assert hall.order(GoBack(sure=True)) == "the run is at version 1, era 1"
 
 
-def test_P13_a_stage_does_not_win_back_what_the_others_do_not_have() -> None:
+def test_P13_a_stage_that_comes_back_with_what_the_others_do_not_have_takes_the_runs_version() -> None:
     hall = with_versions(3)
     says_it_can_bring(hall, 2)
     bob = hall.peers["bob"]
