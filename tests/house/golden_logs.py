@@ -1,10 +1,12 @@
-"""Golden logs of the simulator: what 360 seeded runs wrote down, as one hash each.
+"""Golden logs of the simulator: what some 700 seeded runs wrote down, as one hash each.
 
 A change that only moves code leaves every one of them as it is.  Used by test_golden_logs.py, and by hand:
 
     python tests/house/golden_logs.py            # compares all of them; says which seeds differ
     python tests/house/golden_logs.py --write    # after a change of behaviour that was meant
 
+Flat runs, most with faults; 40 of each mode; and outcomes: of runs without faults what was committed and what the
+state was then, which stays as it is when other frames, or other effects, lead there.
 The hashes lie in golden_logs.txt, one line a run.
 """
 
@@ -12,31 +14,81 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
+from farflung.coordinator.ledger.records import CommittedBatch, CommittedRound, DigestFixed, from_bytes
 from farflung.peer.simulator.world import Scenario, World
+from farflung.protocol.round_words import Commit
 
 FILE = Path(__file__).with_name("golden_logs.txt")
 PLAIN = tuple(f"plain {seed}" for seed in range(300))
 HOSTILE = tuple(f"hostile {seed}" for seed in range(60))
-ALL = PLAIN + HOSTILE
+MODES: Mapping[str, Callable[[int], Scenario]] = MappingProxyType(
+    {
+        "batches": Scenario.of_batches,
+        "stages": Scenario.of_stages,
+        "local-stages": Scenario.of_local_stages,
+        "moves": Scenario.of_moves,
+        "groups": Scenario.of_sums,
+        "liars": Scenario.of_liars,
+        "lost-disks": Scenario.of_lost_disks,
+    }
+)
+OF_MODES = tuple(f"{mode} {seed}" for mode in MODES for seed in range(40))
+OUTCOMES = tuple(f"outcome {seed}" for seed in range(100))
+ALL = PLAIN + HOSTILE + OF_MODES + OUTCOMES
+CALM = {
+    "drop": 0.0,
+    "duplicate": 0.0,
+    "slow": 0.0,
+    "kill_per_effect": 0.0,
+    "cut_per_s": 0.0,
+    "trainer_crash_per_s": 0.0,
+}
 
 
 def hash_of(name: str) -> str:
-    """Of one run's log: `plain SEED`, or `hostile SEED`, in which one member spoils half of its frames."""
+    """Of one run's log: `plain SEED`; `hostile SEED`, in which one member spoils half of its frames; `MODE SEED`.  Of
+    `outcome SEED` that of its commits."""
     kind, _, number = name.partition(" ")
     seed = int(number)
-    scenario = Scenario.of(seed)
+    scenario = MODES.get(kind, Scenario.of)(seed)
     if kind == "hostile":
         scenario = replace(
             scenario, peers=max(4, scenario.peers), hostile=0.5, hostile_until_s=scenario.end_s
         )
-    log = World(seed, scenario).run().log
-    return hashlib.sha256("\n".join(log).encode()).hexdigest()
+    if kind == "outcome":
+        scenario = replace(scenario, **CALM)
+    world = World(seed, scenario)
+    log = world.run().log
+    told = commits_of(world) if kind == "outcome" else log
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()
+
+
+def commits_of(world: World) -> list[str]:
+    """Of each version what went into it and came out of it, in an order that time has no part in."""
+    found = []
+    for record in map(from_bytes, world.journal):
+        match record:
+            case CommittedRound(commit=each):
+                found.append(_of_commit(each))
+            case CommittedBatch(rounds=rounds):
+                found += [_of_commit(each.commit) for each in rounds]
+            case DigestFixed(fragment=fragment, version=version, digest=digest):
+                found.append(f"{fragment} {version} is {digest.hex()}")
+    return sorted(found)
+
+
+def _of_commit(commit: Commit) -> str:
+    weights = " ".join(
+        f"{who}:{weight!r}" for who, weight in zip(commit.members, commit.weights, strict=True)
+    )
+    return f"{commit.fragment} {commit.version} of {weights}, times {commit.factor!r}: {commit.hashes.hex()}"
 
 
 def recorded() -> dict[str, str]:

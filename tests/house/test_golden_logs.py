@@ -1,6 +1,7 @@
 """The simulator's golden logs: a change that only moves code changes none of them.
 
-Here every ninth run; `python tests/house/golden_logs.py` compares all 360, and says how to record them anew.
+Here every ninth flat run, one of each mode and ten outcomes, in `make hard` every fourth of a mode;
+`python tests/house/golden_logs.py` compares all of them, and says how to record them again.
 """
 
 from __future__ import annotations
@@ -18,8 +19,26 @@ SHARDS = 4
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_the_simulator_writes_down_what_it_always_did(shard: int) -> None:
-    different = golden_logs.changed(golden_logs.ALL[9 * shard :: 9 * SHARDS])
-    assert not different, f"after a change of behaviour that was meant: record them anew; {different}"
+    flat = golden_logs.PLAIN + golden_logs.HOSTILE
+    _are_as_recorded(flat[9 * shard :: 9 * SHARDS])
+
+
+def test_one_run_of_each_mode_does_what_it_always_did() -> None:
+    _are_as_recorded(golden_logs.OF_MODES[::40])
+
+
+def test_runs_without_faults_commit_what_they_always_did() -> None:
+    _are_as_recorded(golden_logs.OUTCOMES[::10])
+
+
+@pytest.mark.hard
+def test_every_fourth_run_of_each_mode_does_what_it_always_did() -> None:
+    _are_as_recorded(golden_logs.OF_MODES[::4] + golden_logs.OUTCOMES[::4])
+
+
+def _are_as_recorded(names: tuple[str, ...]) -> None:
+    different = golden_logs.changed(names)
+    assert not different, f"after a change of behaviour that was meant: record them again; {different}"
 
 
 def test_every_golden_log_is_of_a_run_that_is_known() -> None:
