@@ -2,7 +2,7 @@
 
 The run of `farflung demo` (its model, its three peers, nobody killed), with a checkpoint after each version and 21
 versions, of which one peer archives the results and what everybody sent.  Then every process of the run is gone, and
-one process computes 20 versions and their sums anew.  Prints the command, the time, and the bytes.
+one process computes 20 versions anew.  Prints the command, the time, and the bytes.
 """
 
 from __future__ import annotations
