@@ -456,13 +456,6 @@ MESHES = (
         WRONG,
     ),
     Mutant(
-        "of rounds in groups nothing is archived that can't be merged again",
-        "peer/machine/gathering.py",
-        "kept = manifest.merge.audit > 0 and not manifest.round.group",
-        "kept = manifest.merge.audit > 0",
-        ("tests/peer/machine/test_gathering.py",),
-    ),
-    Mutant(
         "an archived part of a commit is a part of the signed one",
         "console/history/audit_replay.py",
         "return bare[0] == bare[1] and weighed[0] <= weighed[1]",

@@ -305,7 +305,7 @@ def test_P1_what_each_stage_kept_is_computed_anew_to_the_same_digests(stage: Any
     Muon's steps, in chunks with rows of matrices, parts of rows, and vectors."""
     place = str(stage.folder / "kept")
     run = RUN.replace('"adamw"', '"muon"') if mode == "sync" else local_run(2)
-    start(stage, "int8", run + KEPT, "--checkpoints", place, "--archive", "--archive-contributions")
+    start(stage, "int8", run + KEPT, "--checkpoints", place, "--archive")
     finish(stage)
     versions = 3 * (ROUNDS - 1)  # the first checkpoint is of version 1
     alone = stage.call("audit", "--replay", place, "--url", stage.url)

@@ -21,7 +21,7 @@ def test_P1_twenty_versions_of_a_run_are_computed_anew_to_the_same_digests(stage
     run_toml.write_text(run_toml.read_text().replace("[round]\n", CODECS))
     stage.coordinate("--exit-when-done")
     place = str(stage.folder / "kept")
-    stage.join("ann", "--checkpoints", place, "--archive", "--archive-contributions")
+    stage.join("ann", "--checkpoints", place, "--archive")
     stage.join("bob")
     assert [stage.wait(name) for name in ("ann", "bob", "coordinator")] == [0, 0, 0]
     alone = stage.call("audit", "--replay", place, "--url", stage.url)
