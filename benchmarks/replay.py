@@ -1,8 +1,8 @@
 """What an archive of the demo's run costs, and its replay: `python -m farflung.benchmarks.replay`.
 
 The run of `farflung demo` (its model, its three peers, nobody killed), with a checkpoint after each version and 21
-versions, of which one peer archives the results and what everybody sent.  Then every process of the run is gone, and
-one process computes 20 versions and their sums anew.  Prints the command, the time, and the bytes.
+versions, of which one peer archives the results.  Then every process of the run is gone, and
+one process computes 20 versions anew.  Prints the command, the time, and the bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ArchivedDemo(Demo):
 
     def archive_of(self, number: int) -> list[str]:
         place = str(self.folder / "kept")
-        return ["--checkpoints", place, "--archive", "--archive-contributions"] if number == 1 else []
+        return ["--checkpoints", place, "--archive"] if number == 1 else []
 
     def run(self) -> None:
         toml = RUN_TOML.replace("rounds = 40", f"rounds = {ROUNDS}") + CHECKPOINTS
@@ -48,9 +48,8 @@ def main() -> None:
         demo.run()
         print(f"{PEERS} peers, {ROUNDS} versions in {time.monotonic() - began:.0f} s")
         kept = demo.folder / "kept"
-        for what, pattern in (("results", "*.round"), ("what members sent", "*.sent")):
-            sizes = [file.stat().st_size for file in kept.rglob(pattern)]
-            print(f"{what}: {len(sizes)} files, {si(sum(sizes))}B")
+        sizes = [file.stat().st_size for file in kept.rglob("*.round")]
+        print(f"results: {len(sizes)} files, {si(sum(sizes))}B")
         words = ["audit", "--replay", str(kept), "--url", str(demo.url), str(demo.folder)]
         began = time.monotonic()
         done = subprocess.run(

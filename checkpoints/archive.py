@@ -31,7 +31,7 @@ from farflung.protocol.signing import Amendment, Amendments
 FORMAT = 1
 ENDING = "-archive"  # of the folder; what comes before it is the beginning of the run's id
 _RUN_FILE, _AMENDMENTS_FILE = "run.json", "amendments.json"
-LENGTH_BYTES = 8  # of a head, before it
+_LENGTH_BYTES = 8  # of a head, before it
 HEAD_BYTES_MAX = 1 << 20
 _AMENDMENTS_BYTES = 4 * AMENDMENTS_MOST * AMENDMENT_BYTES
 _NAME = re.compile(r"e(\d{4,})-f(\d{2,})-v(\d{8,})\.round")
@@ -73,18 +73,20 @@ class Archive:
 
     def begin(self, run_id: bytes, manifest: Manifest) -> None:
         """StoreError if nothing can be written there."""
-        if _RUN_FILE not in self._files.files(folder_of(run_id)):
-            self._files.write(folder_of(run_id), _RUN_FILE, [manifest.canonical()])
+        if _RUN_FILE not in self._files.files(_folder_of(run_id)):
+            self._files.write(_folder_of(run_id), _RUN_FILE, [manifest.canonical()])
 
     def amend(self, run_id: bytes, amendments: Sequence[Amendment]) -> None:
         """What the host has changed so far, in place of what stood there."""
-        self._files.write(folder_of(run_id), _AMENDMENTS_FILE, [msgspec.json.encode(amendments)])
+        self._files.write(_folder_of(run_id), _AMENDMENTS_FILE, [msgspec.json.encode(amendments)])
 
     def put(self, head: RoundHead, payloads: Sequence[Payload]) -> None:
         """All of one version of a fragment, unless it is there already."""
-        folder, name = folder_of(head.run_id), name_of(*head.key)
+        folder, name = _folder_of(head.run_id), _name_of(*head.key)
         if name not in self._files.files(folder):
-            self._files.write(folder, name, (framed(head), *map(bytes, payloads)))
+            raw = msgspec.msgpack.encode(head)
+            length = len(raw).to_bytes(_LENGTH_BYTES, "little")
+            self._files.write(folder, name, (length + raw, *map(bytes, payloads)))
 
     # ---- reading -------------------------------------------------------------------------------------------
 
@@ -121,22 +123,22 @@ class Archive:
     def payloads(self, run: str, key: Key) -> Iterator[bytes]:
         """Chunk by chunk, each checked against its hash in the commit; CheckpointError at the first that differs."""
         head, at = self._open(run, key)
-        pieces = self._files.pieces(run + ENDING, name_of(*key), (at, *head.sizes))
+        pieces = self._files.pieces(run + ENDING, _name_of(*key), (at, *head.sizes))
         next(pieces)
         for place, (piece, expected) in enumerate(zip(pieces, split_hashes(head.commit.hashes), strict=True)):
             if hash_bytes(piece) != expected:
                 raise CheckpointError(
-                    f"{self._where(run, name_of(*key))}: the result of chunk {place} is damaged"
+                    f"{self._where(run, _name_of(*key))}: the result of chunk {place} is damaged"
                 )
             yield piece
 
     def _open(self, run: str, key: Key) -> tuple[RoundHead, int]:
         """The head, and where the payloads begin."""
-        name, folder = name_of(*key), run + ENDING
-        raw = self._files.read(folder, name, LENGTH_BYTES + HEAD_BYTES_MAX)
-        at = LENGTH_BYTES + int.from_bytes(raw[:LENGTH_BYTES], "little")
+        name, folder = _name_of(*key), run + ENDING
+        raw = self._files.read(folder, name, _LENGTH_BYTES + HEAD_BYTES_MAX)
+        at = _LENGTH_BYTES + int.from_bytes(raw[:_LENGTH_BYTES], "little")
         try:
-            head = msgspec.msgpack.decode(raw[LENGTH_BYTES:at], type=RoundHead)
+            head = msgspec.msgpack.decode(raw[_LENGTH_BYTES:at], type=RoundHead)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise CheckpointError(f"{self._where(run, name)}: damaged; remove it, or take a copy") from None
         whole = self._files.files(folder).get(name) == at + sum(head.sizes)
@@ -151,15 +153,9 @@ class Archive:
         return f"{self.url.rstrip('/')}/{run}{ENDING}/{name}"
 
 
-def folder_of(run_id: bytes) -> str:
+def _folder_of(run_id: bytes) -> str:
     return run_id.hex()[:8] + ENDING
 
 
-def name_of(era: int, fragment: int, version: int) -> str:
+def _name_of(era: int, fragment: int, version: int) -> str:
     return f"e{era:04d}-f{fragment:02d}-v{version:08d}.round"
-
-
-def framed(head: Struct) -> bytes:
-    """The first bytes of a file: what it says of itself, and how long that is."""
-    raw = msgspec.msgpack.encode(head)
-    return len(raw).to_bytes(LENGTH_BYTES, "little") + raw

@@ -162,9 +162,6 @@ class OwnConfig:
     archive: bool = _setting(
         False, "Keep what rounds were made of beside the checkpoints, for `audit --replay`.", _yes
     )
-    archive_contributions: bool = _setting(
-        False, "With --archive: and what members sent, so that sums can be made again.", _yes
-    )
     metrics: str = _setting("", METRICS_HELP)
     data: str = _setting("", _DATA_HELP, place_of)
     start: str = _setting("", _START_HELP, place_of)
@@ -252,8 +249,6 @@ def refuse_contradictions(own: OwnConfig) -> None:
     """What has no place without another setting.  Not for the trainer, which sees some of them alone."""
     if own.archive and not own.checkpoints:
         raise UserError("archive: it lies beside checkpoints; name a place for both with --checkpoints")
-    if own.archive_contributions and not own.archive:
-        raise UserError("archive_contributions: they are a part of an archive; ask for it with --archive")
 
 
 def _text_of(value: object) -> str:

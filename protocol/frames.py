@@ -36,7 +36,6 @@ class Kind(IntEnum):
     PING = 7  # "answer me": `chunk` is its number; a longer payload probes the line
     PONG = 8
     LATER = 9  # donor -> joiner: "a round goes first; what you asked for of this chunk comes after it"
-    SENT = 10  # author -> archiver: the signed list of what it sent in a round that was committed
     ACTIVATION = 11  # stage s -> s + 1: what one microbatch sends over their border
     GRADIENT = 12  # stage s + 1 -> s: the gradient of it
     HELD = 13  # stage s + 1 -> s: the microbatches here whose holder in stage s is gone
@@ -50,7 +49,6 @@ class Kind(IntEnum):
     WANT_LOGGED = 19
     WANT_MANIFEST = 20
     WANT_STATE = 21
-    WANT_SENT = 22
     WANT_ACTIVATION = 23
     WANT_GRADIENT = 24
     WANT_HELD = 25

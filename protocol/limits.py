@@ -59,7 +59,6 @@ EVIDENCE_COMMITS_KEPT = 64  # whose signed hash lists the coordinator keeps
 EVIDENCE_BYTES_MOST = 256 << 20  # of all of these; the newest one is always kept
 
 AUDITED_AT_ONCE = 32  # chunks in one message: their contributions' hashes fit in well
-SIGNED_MORE_BYTES = 64 * 1024  # of a signed list of hashes, besides these: who, what samples, the signature
 ROUNDS_KEPT = 2  # committed ones, whose contributions their authors keep for audits
 PROOFS_KEPT = 64  # files that show who cheated
 PROOF_BYTES_MOST = 256 << 20  # of all contributions to one chunk: more are not gathered to judge it

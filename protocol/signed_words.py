@@ -1,6 +1,6 @@
 """What exactly a signature of a member covers: a hello, a hash list, merged chunks, a digest that it claims.  Pure.
 
-Called by whoever signs (the peer) and whoever checks (the front door, the witness, an archiving peer, the audit).
+Called by whoever signs (the peer) and whoever checks (the front door, the witness, the audit).
 Must not hold a private key.
 """
 

@@ -1,10 +1,9 @@
 """What a member gave to the rounds that were committed last: kept, so that others can merge a chunk of it again.  Pure.
 
 That is what it contributed, and in a mesh what it added up of its group.  Owned by the part that a peer has in one
-fragment, which tells it of every commit.  Any member may ask for a piece, or for the signed list of all that it
-contributed; who does so is an auditor or an archiver, and waits.  So a question during a round
-is put off once, and nobody is given a piece more often than it needs it: a question of 96 bytes must not draw
-megabytes without end.
+fragment, which tells it of every commit.  Any member may ask for a piece; who does so is an auditor, and waits.
+So a question during a round is put off once, and nobody is given a piece more often than it needs it: a question of
+96 bytes must not draw megabytes without end.
 
 It costs the bytes of `ROUNDS_KEPT` encoded contributions, which lie in a file (peer/state), in a mesh as often the
 sums of the member's own chunks in memory, and nothing where the run audits nothing.
@@ -19,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from farflung.collectives.round.effects import DataEffect, SendFrame
 from farflung.collectives.round.member import MemberRound
 from farflung.collectives.round.pieces import ANSWER_TO, Piece
-from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.verdicts import Verdict
 
@@ -27,7 +25,6 @@ ASKED_AGAIN_S = 0.5  # sooner nobody asks again
 GIVEN_MOST = 3  # times, of one piece to one member: what was on its way may be lost
 
 _Question = tuple[str, int, int, Kind]  # (who asks, round, chunk, for what)
-ANSWERED_BY = ANSWER_TO | {Kind.WANT_SENT: Kind.SENT}
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,6 @@ class KeptContributions:
         self._first_chunk = first_chunk
         self._rounds_most = rounds_most
         self._rounds: dict[int, Given] = {}
-        self._lists: dict[int, Piece] = {}  # by round: what I signed of it (`Said`)
         self._asked_at: dict[_Question, float] = {}
         self._given: Counter[_Question] = Counter()
 
@@ -78,30 +74,19 @@ class KeptContributions:
             self._rounds[round_no] = given
         for old in list(self._rounds)[: -self._rounds_most or None]:
             del self._rounds[old]
-            self._lists.pop(old, None)
         for question in [each for each in self._asked_at if each[1] not in self._rounds]:
             del self._asked_at[question]
             self._given.pop(question, None)
 
-    def on_signed(self, round_no: int, said: bytes) -> None:
-        """`said`: my signed list of what I sent in that round; empty if I sent nothing."""
-        if said and self._rounds.get(round_no, Given()).contribution:
-            self._lists[round_no] = Piece(said, hash_bytes(said))
-
     def piece(self, round_no: int, chunk: int, kind: Kind = Kind.CONTRIBUTION) -> Piece | None:
         return self._rounds.get(round_no, Given()).of(kind).get(chunk - self._first_chunk)
-
-    def signed_list(self, round_no: int) -> Piece | None:
-        return self._lists.get(round_no)
 
     def on_want(
         self, sender: str, header: Header, in_round: bool, now: float
     ) -> tuple[Verdict, list[DataEffect]]:
         """An auditor asks.  Whoever is not answered asks again, or says that it could not get it."""
-        kind, round_no = ANSWERED_BY[header.kind], header.round_no
-        piece = self.signed_list(round_no)
-        if kind != Kind.SENT:
-            piece = self.piece(round_no, header.chunk, kind)
+        kind = ANSWER_TO[header.kind]
+        piece = self.piece(header.round_no, header.chunk, kind)
         if piece is None:
             return Verdict.STALE, []
         question = (sender, header.round_no, header.chunk, header.kind)

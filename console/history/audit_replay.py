@@ -19,13 +19,10 @@ from msgspec.structs import replace
 
 from farflung.checkpoints.archive import Archive, Key, RoundHead
 from farflung.checkpoints.checkpoint_manifest import CheckpointManifest, chunk_hash
-from farflung.checkpoints.sent_files import SentFiles
 from farflung.checkpoints.stages import Saved
 from farflung.checkpoints.store import Store
 from farflung.console.history.audit_evidence import evidence_below
 from farflung.console.history.audit_factors import Factors, OtherFactor
-from farflung.console.history.audit_merges import Merged, Merges, OtherSum
-from farflung.console.history.audit_shares import OtherShare, Shares
 from farflung.console.history.history import History, read_folder
 from farflung.coordinator.court.plain_steps import ChunkRules
 from farflung.coordinator.ledger.evidence import Evidence
@@ -42,12 +39,6 @@ SHOWN_CHARS = 16  # of a digest
 KEEP_IT = "farflung join --checkpoints FOLDER --archive keeps them, at every peer that is asked to"
 
 
-NOT_MERGED = (
-    "rounds in groups: results are taken as they were committed, and not merged again, since an archive does not have "
-    "who was in which group"
-)
-
-
 class Differs(Exception):
     """What was computed is not what the run says.  The text names the version, the fragment and the chunk."""
 
@@ -58,9 +49,7 @@ class Outcome:
     settled: int = 0  # of these, so many that the run settled, by its signature or its journal
     gaps: list[str] = field(default_factory=list)
     difference: str = ""
-    merged: Merged = field(default_factory=Merged)  # from contributions, where the archive has them
     factors: str = ""  # how many were made again, where the run clips the gradient of a batch
-    shares: str = ""  # of how many rounds, where it learns by batches
 
     @property
     def told(self) -> str:
@@ -68,8 +57,7 @@ class Outcome:
             return f"DIFFERS  {self.difference}"
         missing = f"; missing: {len(self.gaps)} (named above)" if self.gaps else ""
         same = f"{self.replayed} versions replayed, bit for bit the same"
-        more = f"{self.factors}{self.merged.told}{self.shares}"
-        return f"{same}; {self.settled} of them settled by the run{missing}{more}"
+        return f"{same}; {self.settled} of them settled by the run{missing}{self.factors}"
 
 
 @dataclass(frozen=True)
@@ -168,23 +156,18 @@ def run_replay(place: str, run: str, run_key: bytes, folder: Path | None, say: C
 def replay(sources: Sources, say: Callable[[str], None]) -> Outcome:
     """All that is there, era by era and stage by stage, up to the first difference.  `say` is told a line for each
     version."""
-    factors, shares = Factors(sources.manifest), Shares(sources.manifest)
-    in_groups = bool(sources.manifest.round.group)
-    merges = Merges(SentFiles(sources.archive.url), sources.run, shares, say, sources.of_part, in_groups)
-    outcome = Outcome(merged=merges.merged)
-    if in_groups:
-        say(NOT_MERGED)
+    factors, outcome = Factors(sources.manifest), Outcome()
     keys: dict[int, list[Key]] = defaultdict(list)
     for key in sources.archive.keys(sources.run):
         keys[key[0]].append(key)
-    shared = _Shared(sources, outcome, merges, factors, say)
+    shared = _Shared(sources, outcome, factors, say)
     try:
         for era, there in sorted(keys.items()):
             for stage in sources.stages:
                 _Replay(shared, era, stage, [key for key in there if stage in (None, key[1])]).run()
     except Differs as difference:
         outcome.difference = str(difference)
-    outcome.factors, outcome.shares = factors.told, shares.told
+    outcome.factors = factors.told
     if not outcome.replayed and not outcome.difference:
         say_why = "\n".join(outcome.gaps) or f"nothing is in the archive; {KEEP_IT}"
         raise UserError(f"{sources.store.url}: nothing can be replayed: {say_why}")
@@ -197,7 +180,6 @@ class _Shared:
 
     sources: Sources
     outcome: Outcome
-    merges: Merges
     factors: Factors
     say: Callable[[str], None]
 
@@ -208,8 +190,7 @@ class _Replay:
     def __init__(self, shared: _Shared, era: int, stage: int | None, keys: list[Key]) -> None:
         """`keys`: of what is in the archive."""
         self._sources, self._outcome, self._say = shared.sources, shared.outcome, shared.say
-        self._merges, self._factors = shared.merges, shared.factors
-        self._era, self._stage = era, stage
+        self._factors, self._era, self._stage = shared.factors, era, stage
         self._there = set(keys)
         newest = {fragment: version for _, fragment, version in keys}
         self._first, self._last = min((key[2] for key in keys), default=0), min(newest.values(), default=0)
@@ -312,7 +293,6 @@ class _Replay:
         if len(expected) != fragment.count:
             raise Differs(f"version {version} of {self._kind} {fragment.number} has {len(expected)} chunks")
         self._check_commit(head)
-        merged = self._merge_again(key, head, fragment, rules.form.elements)
         squares: list[float] = []
         for chunk, payload, told in zip(fragment.chunks, payloads, expected, strict=True):
             where = self._named(version, fragment, chunk)
@@ -328,17 +308,7 @@ class _Replay:
             self._state[chunk] = state
             squares.append(self._factors.square_of(rules, chunk, payload))
         self._check_factor(head, squares)
-        self._tell(head, self._look_elsewhere(*key, head.digest.hex()), merged)
-
-    def _merge_again(self, key: Key, head: RoundHead, fragment: Fragment, elements: int) -> str:
-        """The results from what the members sent, where the archive has that."""
-        try:
-            return self._merges.check(key, head, elements)
-        except OtherSum as other:
-            where = self._named(head.commit.version, fragment, fragment.first + other.chunk)
-            raise Differs(f"{where}: {other.told}") from None
-        except OtherShare as other:
-            raise Differs(f"version {head.commit.version}, {self._kind} {fragment.number}: {other}") from None
+        self._tell(head, self._look_elsewhere(*key, head.digest.hex()))
 
     def _check_factor(self, head: RoundHead, squares: list[float]) -> None:
         """By which the results of all stages are multiplied: it follows from the length of all of them."""
@@ -387,13 +357,11 @@ class _Replay:
         weighed = [set(zip(each.members, each.weights, strict=True)) for each in (told, whole)]
         return bare[0] == bare[1] and weighed[0] <= weighed[1]
 
-    def _tell(self, head: RoundHead, settled: str, merged: str) -> None:
+    def _tell(self, head: RoundHead, settled: str) -> None:
         commit = head.commit
         self._outcome.replayed += 1
         self._outcome.settled += bool(settled)
         of = self._sources.of_part(commit.fragment)
         era = f" in era {self._era}" if self._era else ""
         how = f"as {settled} it" if settled else "as the archive has it"
-        self._say(
-            f"version {commit.version}{of}{era}: digest {head.digest.hex()[:SHOWN_CHARS]} {how}{merged}"
-        )
+        self._say(f"version {commit.version}{of}{era}: digest {head.digest.hex()[:SHOWN_CHARS]} {how}")

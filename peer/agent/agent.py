@@ -411,9 +411,6 @@ class Agent:
                 self._exit = effect
             case do.Assist(model=model):
                 self._assist(model)
-            case do.KeepContribution():
-                if self._hands is not None and self._hands.archive is not None:
-                    self._hands.archive.contributed(effect)
             case do.HandOver() | do.KeepCrossing() | do.ForgetCrossings() | do.SendCrossing():
                 if self._hands is not None and self._hands.crossings is not None:
                     self._hands.crossings.carry_out(effect)

@@ -44,7 +44,6 @@ from farflung.peer.worker import Submit, nothing
 from farflung.protocol.digests import HASH_BYTES
 from farflung.protocol.errors import UserError
 from farflung.protocol.frames import Frame
-from farflung.protocol.limits import SIGNED_MORE_BYTES
 from farflung.protocol.moments import Attached, Known, Terms
 from farflung.protocol.process.log_lines import Say
 
@@ -181,7 +180,7 @@ def largest_payload_bytes(attached: Attached) -> int:
     manifest, model = attached.known.manifest, attached.model
     hashes_bytes = HASH_BYTES * max(fragment.count for fragment in attached.fragments)
     results_bytes = payload_bytes_most(manifest.round, model.chunk_elements)
-    largest = max(attached.form.size_bytes, hashes_bytes + SIGNED_MORE_BYTES, results_bytes)
+    largest = max(attached.form.size_bytes, hashes_bytes, results_bytes)
     if not model.stages:
         return largest
     try:
@@ -215,12 +214,4 @@ def _archive_of(attached: Attached, tools: Tools) -> Archiving | None:
             "nothing is archived: this run saves no checkpoints ([checkpoint] every_rounds in run.toml)"
         )
         return None
-    if tools.own.archive_contributions and not attached.known.manifest.merge.audit:
-        tools.say(
-            "contributions are not archived: in this run nobody keeps them ([merge] audit = 0 in run.toml)"
-        )
-    elif tools.own.archive_contributions and attached.known.manifest.round.group:
-        tools.say(
-            "contributions are not archived: rounds in groups ([round] group in run.toml) have too many"
-        )
     return Archiving(Archive(tools.own.checkpoints), attached, tools.arithmetic.submit, tools.say)

@@ -57,7 +57,6 @@ def config_of(
         results_limit_bytes=own.results_limit,
         saves=saves,
         keeps_in=str(folder) if own.keep else "",
-        gathers=own.archive_contributions,
         recalls=True,
         pinned=url.key,
         places=url.addresses,

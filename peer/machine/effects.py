@@ -14,8 +14,7 @@ from farflung.protocol.manifest_sections import StartSection
 from farflung.protocol.messages import FromDoor, FromMember, Show
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.moments import Attached, Terms
-from farflung.protocol.round_words import Commit, Contact, Way
-from farflung.protocol.signed_words import Said
+from farflung.protocol.round_words import Contact, Way
 
 Digests = tuple[tuple[int, bytes], ...]  # (version, digest)
 
@@ -220,16 +219,6 @@ class FetchShown:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepContribution:
-    """What a member sent in a committed round, for the archive; a chunk that could not be got is empty."""
-
-    era: int
-    commit: Commit
-    said: Said
-    payloads: tuple[Payload, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class SaveFragment:
     """The state of a fragment, as it is now, belongs into the checkpoint of this version: copy it, and go on."""
 
@@ -361,7 +350,6 @@ Effect = (
     | Undo
     | ProveHolding
     | FetchShown
-    | KeepContribution
     | SaveFragment
     | DropSave
     | KeepBase

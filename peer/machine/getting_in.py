@@ -122,7 +122,6 @@ class PeerConfig:
     saves: bool = False  # the shell has a place for checkpoints: to write them, and to read them back
     recalls: bool = False  # the shell keeps what arrives of the state, and may have some of a former life
     keeps_in: str = ""  # where the shell keeps the newest version of the state; empty: nowhere
-    gathers: bool = False  # the shell keeps what members sent in committed rounds
     pinned: bytes = b""  # the coordinator's key, as the join URL has it; empty: not known
     places: tuple[Address, ...] = ()  # where the join URL says that it is
     kept: bytes = b""  # the list of its addresses that a former life of this peer kept

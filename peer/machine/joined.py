@@ -32,7 +32,6 @@ from farflung.peer.machine.checkpoint_policy import (
 from farflung.peer.machine.crossings import Crossings, MyStage
 from farflung.peer.machine.exchange import Exchange
 from farflung.peer.machine.founding import Founding
-from farflung.peer.machine.gathering import Gathering, may_gather
 from farflung.peer.machine.getting_in import Amending, Offer, PeerConfig
 from farflung.peer.machine.lane import Lane
 from farflung.peer.machine.lanes import Participation
@@ -64,7 +63,6 @@ class Joined:
     waiting: Waiting
     restoring: Restoring
     recalling: Recalling
-    gathering: Gathering
     founding: Founding
     amending: Amending
     shelf: Shelf
@@ -102,7 +100,6 @@ class Joined:
             Waiting(),
             Restoring(config.saves, _worth_rolling_on(attached, config)),
             Recalling(config.recalls),
-            Gathering(me, known, part, config.gathers and may_gather(known.manifest)),
             founding,
             Amending(known, config.pinned),
             Shelf(),
@@ -207,17 +204,10 @@ class Joined:
             effects += self.training.on_opened(plan.fragment, uses=lane.contribution is not None)
         return effects
 
-    def on_commit(
-        self, committed: Committed, reports: Reporter, identity: bytes, now: float
-    ) -> list[do.Effect]:
-        commit = committed.commit
-        lane = self.part.lanes.get(commit.fragment)
-        if lane is None:
-            return []
-        flight = lane.round
-        lane.on_commit(commit, now, committed.nonce)
-        lane.kept.on_signed(commit.round_no, reports.said_in(commit, identity))
-        return self.gathering.on_commit(commit, reports.era, flight, now)
+    def on_commit(self, committed: Committed, now: float) -> None:
+        lane = self.part.lanes.get(committed.commit.fragment)
+        if lane is not None:
+            lane.on_commit(committed.commit, now, committed.nonce)
 
     def on_aborted(self, aborted: Aborted) -> list[do.Effect]:
         """Who is in no round any more may be in the next one."""
@@ -275,7 +265,6 @@ class Joined:
         void."""
         reports.era = tick.era
         self.begin_era(tick)
-        self.gathering.go_back()
         reports.vitals.saved = self.saving.saved
         return self.exchange.go_back(tick.fragments, tick.era_because, self.undoing, tick.era)
 

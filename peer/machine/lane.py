@@ -551,9 +551,6 @@ class Lane:
 
     def on_round_frame(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[Effect]]:
         header = frame.header
-        if header.kind == Kind.WANT_SENT:
-            verdict, answer = self.kept.on_want(sender, header, self.round is not None, now)
-            return verdict, [*answer]
         if self.round is not None and header.round_no == self.round.plan.round_no:
             if header.kind == Kind.WANT_CONTRIBUTION:
                 self.ahead.on_lacked(sender, header.chunk)

@@ -39,11 +39,9 @@ _ROUND_KINDS = frozenset(
     {
         Kind.CONTRIBUTION,
         Kind.RESULT,
-        Kind.SENT,
         Kind.SUM,
         Kind.WANT_CONTRIBUTION,
         Kind.WANT_RESULT,
-        Kind.WANT_SENT,
         Kind.WANT_SUM,
     }
 )

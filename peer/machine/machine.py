@@ -219,7 +219,8 @@ class PeerMachine:
             case Decided(decision=decision):
                 effects = part.on_decision(decision, now)
             case Committed():
-                effects = joined.on_commit(message, self.reports, self.me.identity, now)
+                joined.on_commit(message, now)
+                effects = []
             case Show():
                 effects = joined.on_show(message, self.reports, now)
             case Aborted():
@@ -273,7 +274,7 @@ class PeerMachine:
             self.reports.leave(LeaveCause.MOVES),
             do.LeaveMembers(),
         ]
-        effects += [*joined.gathering.finish(), do.Vacate()]
+        effects.append(do.Vacate())
         self.doorway.leave(self._now, 0.0)
         self.joined, self.offer, self.tick, self._vacating, self._vacant = None, None, None, True, True
         self.training = Training.of(joined.attached.known.manifest)
@@ -305,9 +306,8 @@ class PeerMachine:
             return self.seeking.on_frame(sender, frame, self.counters, now)
         if crossings is not None and is_crossing(frame.header):
             return crossings.on_frame(sender, frame, now)
-        for taker in (self.joined.auditing, self.joined.gathering):
-            if taker.takes(sender, frame, now):
-                return taker.on_timer(now)
+        if self.joined.auditing.takes(sender, frame, now):
+            return self.joined.auditing.on_timer(now)
         return part.on_frame(sender, frame, now) + self._move_on(part.lane_of_chunk(frame.header.chunk))
 
     def on_spoiled(self, sender: str, spoiled: Spoiled, now: float) -> list[do.Effect]:
@@ -324,7 +324,6 @@ class PeerMachine:
         if self.joined is not None:
             self.joined.part.on_lines(unreached, arriving, now)
             self.joined.auditing.on_arriving(arriving, now)
-            self.joined.gathering.on_arriving(arriving, now)
             if self.joined.crossings is not None:
                 self.joined.crossings.on_lines(unreached)
 
@@ -537,8 +536,7 @@ class PeerMachine:
 
     def _exit(self, code: str, reason: str) -> list[do.Effect]:
         self.exited = True
-        kept = self.joined.gathering.finish() if self.joined is not None else []
-        return [*kept, do.Tell(Stop(code=code, reason=reason)), do.Exit(code, reason)]
+        return [do.Tell(Stop(code=code, reason=reason)), do.Exit(code, reason)]
 
     # ---- time ------------------------------------------------------------------------------------------------
 
@@ -561,11 +559,7 @@ class PeerMachine:
         usual_s, in_round = joined.net.heartbeat_s, joined.is_in_round
         if self._beats.is_lost(usual_s, joined.net.dead_after_s, in_round, now):
             return self._lose_contact(joined, f"silent for {joined.net.dead_after_s:g} s")
-        effects = [
-            *joined.on_timer(now),
-            *joined.auditing.on_timer(now),
-            *joined.gathering.on_timer(now),
-        ]
+        effects = [*joined.on_timer(now), *joined.auditing.on_timer(now)]
         if self._beats.is_due(usual_s, in_round, now) or joined.has_news(now) or self.reports.has_news:
             effects += self._beat()
         return effects + self._move_on()

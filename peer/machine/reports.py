@@ -42,7 +42,6 @@ from farflung.protocol.moments import Known
 from farflung.protocol.round_words import (
     THE_RESULT,
     ChunkVerdict,
-    Commit,
     GroupSums,
     Plan,
     RelayOffer,
@@ -56,7 +55,6 @@ from farflung.protocol.signed_words import (
     sent_part,
     sums_of_groups_part,
 )
-from farflung.protocol.signed_words import Said as SignedList
 from farflung.protocol.states import Phase
 
 PROGRESS_EVERY_S = 0.25  # how often a partial progress is told; a complete one is told at once
@@ -260,13 +258,6 @@ class Reporter:
         return ToCoordinator(
             Audited(session=self.session, seq=self._next(), round_no=round_no, chunks=chunks, group=group)
         )
-
-    def said_in(self, commit: Commit, identity: bytes) -> bytes:
-        """What I signed of my contribution to this commit's round, for others to keep; empty if I sent nothing."""
-        said = self._said.get(commit.fragment)
-        if said is None or said.sent is None or said.sent.round_no != commit.round_no:
-            return b""
-        return msgspec.msgpack.encode(SignedList(identity, said.sent)) if said.sent.hashes else b""
 
     # ---- what the coordinator asks to see -----------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from farflung.coordinator.ledger.records import (
     RolledBack,
 )
 from farflung.coordinator.run.effects import KeepEvidence, KeepProof
-from farflung.peer.machine.effects import Encode, KeepContribution, SaveFragment, ServePiece
+from farflung.peer.machine.effects import Encode, SaveFragment, ServePiece
 from farflung.peer.machine.lanes import Participation
 from farflung.peer.simulator.peer import VirtualPeer
 from farflung.peer.simulator.surroundings import Sample
@@ -109,8 +109,6 @@ class Invariants:
         self.groups_of: dict[int, tuple[int, ...]] = {}  # of each member of a round
         self.sums_of_groups: list[int] = []  # of each chunk that a mesh committed: how many were added up
         self.checks = 0
-        # (archiver, fragment, version) -> author -> all that it sent is kept
-        self.archived: dict[tuple[str, int, int], dict[str, bool]] = {}
         self.liars: set[str] = set()  # whom the scenario has lie to the coordinator
         self.lied: dict[tuple[str, int], int] = {}  # (liar, fragment) -> the version that it lied about first
         self.lies_to_itself = False  # an echo of the truth, which nobody but the liar is worse off by
@@ -413,22 +411,6 @@ class Invariants:
             if lane is not None and mine is not None and mine.frozen is lane.ahead.frozen:
                 sent_ahead = self.contributions[_process_of(peer), lane.ahead.encode_no]
                 self.contributions[peer.peer, message.round_no] = sent_ahead
-
-    def _saw_kept(self, details: tuple[VirtualPeer, KeepContribution]) -> None:
-        """What an archive has of a commit is what its author sent, and nothing that was not committed."""
-        peer, kept = details
-        commit, author = kept.commit, kept.said.peer
-        known = [era.commits.get((commit.fragment, commit.version)) for era in self.eras]
-        self._require(
-            "P19", commit in known, f"{peer.peer} keeps contributions to {commit.round_no}, which is none"
-        )
-        truth = self.contributions[author, commit.round_no].payloads
-        for chunk, payload in enumerate(kept.payloads):
-            same = payload in (b"", truth[chunk])
-            self._require("P19", same, f"{peer.peer} keeps other bytes of {author} than it sent")
-        missing = kept.payloads.count(b"")
-        whole = self.archived.setdefault((peer.peer, commit.fragment, commit.version), {})
-        whole[author] = not missing
 
     def _saw_serve(self, details: tuple[VirtualPeer, int, int, int]) -> None:
         peer, fragment, version, era = details

@@ -52,7 +52,6 @@ class VirtualPeer:
     address: str = ""  # where others dial it; empty: nowhere
     disk: VirtualDisk | None = None
     own: OwnDisk = field(default_factory=OwnDisk)  # it survives every kill
-    gathers: bool = False  # it keeps what others sent in committed rounds
     offers: tuple[int, ...] = ()  # the stages of a model that is cut into some, which it could hold
     pace: float = 1.0  # so many times as long a microbatch takes it as others
     helps: bool = False  # it has no trainer
@@ -77,7 +76,6 @@ class VirtualPeer:
             saves=self.disk is not None,
             recalls=True,
             keeps_in="kept" if self.own.kept is not None else "",
-            gathers=self.gathers,
             pinned=self.world.pinned,
             helps=self.helps,
             kept_commits=self.own.commits,
@@ -237,8 +235,6 @@ class VirtualPeer:
                 self.calculate(self._vacated)
             case do.Assist(model=model):
                 self._attach(model)
-            case do.KeepContribution():
-                self.world.observe("kept", (self, effect))
             case do.SaveFragment() | do.DropSave() | do.Restore() | do.ListShelf():
                 self._checkpoint(effect)
             case do.KeepBase() | do.KeepAhead():

@@ -114,7 +114,6 @@ class Scenario:
     accuses: bool = False  # the last peer calls every sum wrong that it audits
     mutes: bool = False  # it says nothing of what it audits
     withholds: bool = False  # it gives what it contributed to owners, and not to auditors
-    archivers: int = 0  # so many of the first peers keep what others sent in committed rounds
     # The coordinator is cut off from the first so many peers, for so long; 0: from nobody.
     cut_off: int = 0
     cut_off_at_s: float = 0.0

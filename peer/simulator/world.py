@@ -327,7 +327,6 @@ class World:
             address,
             self._disk_of(index),
             own,
-            index < self.scenario.archivers,
             helps=0 <= self.scenario.peers - 1 - index < self.scenario.helpers,
             offers=self.scenario.offers[index] if self.scenario.offers else (),
             pace=self.scenario.slow_peers[index] if self.scenario.slow_peers else 1.0,

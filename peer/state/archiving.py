@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from farflung.checkpoints.archive import Archive, RoundHead
-from farflung.checkpoints.sent_files import SentFiles, SentHead
 from farflung.collectives.round.effects import Install, Roll, Seal
-from farflung.peer.machine.effects import KeepContribution
 from farflung.peer.worker import Job, Submit, Worker, nothing
 from farflung.protocol.digests import root_of
 from farflung.protocol.errors import StoreError
@@ -44,7 +42,6 @@ class Archiving:
 
     def __init__(self, archive: Archive, attached: Attached, submit: Submit, say: Say) -> None:
         self._archive, self._attached, self._say = archive, attached, say
-        self._sent_files = SentFiles(archive.url)
         self._worker = Worker("archive", submit)
         self._coming = [_Coming() for _ in attached.fragments]
         self._told = ""  # the last problem: said once
@@ -97,26 +94,11 @@ class Archiving:
         head, payloads = coming.whole
         coming.whole = None
         told = f"version {head.commit.version} of fragment {head.commit.fragment}"
-        self._write(lambda: self._archive.put(head, payloads), told, sum(head.sizes))
-
-    def contributed(self, kept: KeepContribution) -> None:
-        """What a member sent for a version, as far as it could be got."""
-        head = SentHead(
-            run_id=self._attached.known.run_id,
-            era=kept.era,
-            fragment=kept.commit.fragment,
-            version=kept.commit.version,
-            said=kept.said,
-            sizes=tuple(map(len, kept.payloads)),
-        )
-        told = f"what {kept.said.peer} sent for version {head.version} of fragment {head.fragment}"
-        self._write(lambda: self._sent_files.put(head, kept.payloads), told, sum(head.sizes))
-
-    def _write(self, job: Job, told: str, size_bytes: int) -> None:
+        size_bytes = sum(head.sizes)
         if self._worker.waiting_bytes > max(BEHIND_BYTES, size_bytes):
             self._tell(f"{told} is not kept: {self._archive.url} does not keep up")
         else:
-            self._do(job, told, size_bytes)
+            self._do(lambda: self._archive.put(head, payloads), told, size_bytes)
 
     def close(self, finished: bool) -> None:
         for coming in self._coming:

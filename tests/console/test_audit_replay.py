@@ -15,12 +15,16 @@ from typer.testing import CliRunner
 from farflung.checkpoints.archive import Archive, RoundHead
 from farflung.checkpoints.store import Store
 from farflung.collectives.round.effects import Install
+from farflung.console.history.audit_evidence import evidence_below
 from farflung.console.history.audit_replay import Outcome, replay, sources_at
 from farflung.console.main import app
 from farflung.coordinator.court.plain_codecs import encode
+from farflung.coordinator.ledger.evidence import FORMAT, Evidence
 from farflung.peer.identity import Identity
 from farflung.protocol.errors import CheckpointError, UserError
-from rig.made_archive import ELEMENTS, FRAGMENTS, RUN_ID, RUN_KEY, WITH_ADAMW, Kept
+from farflung.protocol.messages import Sent
+from farflung.protocol.signed_words import Said, sent_part
+from rig.made_archive import ELEMENTS, FRAGMENTS, HOST, MANIFEST, ME, RUN_ID, RUN_KEY, WITH_ADAMW, Kept
 
 
 @pytest.fixture
@@ -99,6 +103,48 @@ def test_what_the_run_signed_counts_and_not_what_the_archive_says(kept: Kept) ->
     outcome, _ = replayed(kept)
     assert outcome.difference.startswith("version 6, fragment 0: the digest is")
     assert "the run signed" in outcome.difference
+
+
+def test_commits_are_compared_with_what_the_coordinator_signed_of_them(kept: Kept, tmp_path: Path) -> None:
+    head = Archive(kept.place).head(RUN_ID.hex()[:8], (0, 1, 4))
+    bare = Sent(
+        session=bytes(16), seq=1, round_no=head.commit.round_no, hashes=bytes(32), tokens=1, steps=1, loss=None,
+        used=(), seat=0, counted=b"", signature=b"",
+    )  # fmt: skip
+    said = Said(ME.public, msgspec.structs.replace(bare, signature=ME.sign(sent_part(RUN_ID, bare))))
+    for weights, differs in (
+        (head.commit.weights, ""),
+        ((0.5,), "version 4, fragment 1: its members, weights"),
+    ):
+        commit = msgspec.structs.replace(head.commit, weights=weights)
+        unsigned = Evidence(FORMAT, RUN_ID, commit, (said,), HOST.public)
+        whole = msgspec.structs.replace(unsigned, signature=HOST.sign(unsigned.signed_part()))
+        (tmp_path / whole.name).write_bytes(msgspec.msgpack.encode(whole))
+        signed = evidence_below(tmp_path, RUN_KEY)
+        assert signed and not evidence_below(tmp_path, bytes(32))
+        told = difference_from(kept, signed)
+        assert told.startswith(differs) and bool(told) == bool(differs)
+
+
+def test_of_rounds_in_groups_a_commit_names_as_much_as_a_peer_was_told(tmp_path: Path) -> None:
+    in_groups = MANIFEST.model_copy(update={"round": MANIFEST.round.model_copy(update={"group": 2})})
+    flat, grouped = (
+        seven_versions(Kept(tmp_path / str(manifest.round.group), manifest=manifest))
+        for manifest in (MANIFEST, in_groups)
+    )
+    for kept, weights, differs in (
+        (grouped, (0.25, 1.0), False),
+        (grouped, (0.25, 0.5), True),
+        (flat, (0.25, 1.0), True),  # of a flat round all are told all
+    ):
+        commit = Archive(kept.place).head(RUN_ID.hex()[:8], (0, 1, 4)).commit
+        of_all = msgspec.structs.replace(commit, members=("another", *commit.members), weights=weights)
+        evidence = {(of_all.round_no, 1): Evidence(FORMAT, RUN_ID, of_all, (), HOST.public)}
+        assert bool(difference_from(kept, evidence)) == differs
+
+
+def difference_from(kept: Kept, evidence: dict[tuple[int, int], Evidence]) -> str:
+    return replay(sources_at(kept.place, "", RUN_KEY, None, evidence), lambda line: None).difference
 
 
 def test_damage_is_told_from_a_lie(kept: Kept) -> None:

@@ -21,15 +21,7 @@ from farflung.protocol.errors import CheckpointError, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import OuterSection
 from farflung.protocol.round_words import Commit, result_name
-from rig.made_archive import (
-    RUN_ID,
-    RUN_KEY,
-    STAGED,
-    STAGED_MODEL,
-    KeptShares,
-    KeptStages,
-    KeptStagesWithShares,
-)
+from rig.made_archive import RUN_ID, RUN_KEY, STAGED, STAGED_MODEL, KeptStages
 
 OF_LOCAL_STEPS = STAGED.model_copy(
     update={
@@ -140,56 +132,6 @@ def test_a_factor_that_is_not_the_one_of_the_coordinators_journal_is_found(
     assert outcome.difference == (
         "version 5, stage 1: its factor is not the one that the coordinator's journal has"
     )
-
-
-# ---- what members signed ---------------------------------------------------------------------------------------
-
-
-def with_shares(place: Path) -> KeptStagesWithShares:
-    run = KeptStagesWithShares(place / "kept")
-    for version in range(1, 5):
-        run.roll(version)
-        if version == 2:
-            run.save(version)
-    return run
-
-
-def test_P11_every_microbatch_is_there_once_in_each_stage_by_what_members_signed(tmp_path: Path) -> None:
-    run = with_shares(tmp_path)
-    run.close()
-    outcome, _ = replayed(run.place)
-    assert not outcome.difference and (outcome.merged.done, outcome.merged.due) == (12, 12)
-    told = "; 12 of 12 chunks merged again from what members sent; 6 of 6 rounds with every microbatch once, by what"
-    assert f"{told} members signed" in outcome.told
-
-
-@pytest.mark.parametrize(
-    ("counted", "tokens", "told"),
-    [
-        ((0b1111, 0b11111000), (30, 50), "microbatch 3 is in the sums of"),
-        ((0b111, 0b1111000), (30, 50), "microbatch 7 is not in the sums of this stage and of stage 0 alike"),
-        ((0b111, 0b11111000), (30, 40), "the committed weights are not those of the tokens that its members"),
-    ],
-)
-def test_P11_shares_that_make_no_batch_are_found(
-    tmp_path: Path, counted: tuple[int, int], tokens: tuple[int, int], told: str
-) -> None:
-    run = with_shares(tmp_path)
-    wrong = run.peers[1]
-    assert isinstance(wrong, KeptShares)
-    wrong.counted, wrong.tokens = counted, tokens
-    run.roll(5)
-    run.close()
-    outcome, _ = replayed(run.place)
-    assert outcome.difference.startswith(f"version 5, stage 1: {told}")
-
-
-def test_where_one_member_is_missing_the_others_are_looked_at(tmp_path: Path) -> None:
-    run = with_shares(tmp_path)
-    run.close()
-    next((Path(run.place) / f"{RUN_ID.hex()[:8]}-archive").glob("e0000-f01-v00000004-*.sent")).unlink()
-    outcome, _ = replayed(run.place)
-    assert not outcome.difference and outcome.shares.startswith("; 5 of 6 rounds with every microbatch once")
 
 
 def test_of_the_stages_that_are_there_each_is_replayed_and_who_may_have_the_rest_is_said(

@@ -53,7 +53,6 @@ MODES: Mapping[str, tuple[str, ...]] = {
         "coordinator/ledger/proofs",
         "coordinator/ledger/evidence",
         "peer/machine/auditing",
-        "peer/machine/gathering",
         "peer/machine/grounds",
     ),
     "reach": ("coordinator/reach", "coordinator/relay"),

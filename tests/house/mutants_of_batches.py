@@ -324,25 +324,4 @@ BATCHES = (
         "        if False:\n",
         AT_REPLAY,
     ),
-    Mutant(
-        "P11 a microbatch in two members' sums is found in what they signed",
-        "console/history/audit_shares.py",
-        "            if twice := mine & counted:\n",
-        "            if twice := 0:\n",
-        AT_REPLAY,
-    ),
-    Mutant(
-        "P11 stages of one version have the same microbatches",
-        "console/history/audit_shares.py",
-        "        if counted != first.counted:\n",
-        "        if False:\n",
-        AT_REPLAY,
-    ),
-    Mutant(
-        "weights that are not those of the signed tokens are found",
-        "console/history/audit_shares.py",
-        "        if token_weights([sent.tokens for sent in there], math.inf) != due:\n",
-        "        if False:\n",
-        AT_REPLAY,
-    ),
 )

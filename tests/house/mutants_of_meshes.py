@@ -456,24 +456,10 @@ MESHES = (
         WRONG,
     ),
     Mutant(
-        "of rounds in groups nothing is archived that can't be merged again",
-        "peer/machine/gathering.py",
-        "kept = manifest.merge.audit > 0 and not manifest.round.group",
-        "kept = manifest.merge.audit > 0",
-        ("tests/peer/machine/test_gathering.py",),
-    ),
-    Mutant(
-        "contributions of a mesh are not merged in one go by a replay",
-        "console/history/audit_merges.py",
-        "self._authors = {} if in_groups else files.authors(run)",
-        "self._authors = files.authors(run)",
-        ("tests/console/test_audit_merges.py",),
-    ),
-    Mutant(
         "an archived part of a commit is a part of the signed one",
         "console/history/audit_replay.py",
         "return bare[0] == bare[1] and weighed[0] <= weighed[1]",
         "return bare[0] == bare[1]",
-        ("tests/console/test_audit_merges.py",),
+        ("tests/console/test_audit_replay.py",),
     ),
 )

@@ -188,7 +188,6 @@ ROOMS: dict[str, Room] = {
             "coordinator/court",
             "coordinator/ledger",
             "coordinator/rounds/clipping",
-            "coordinator/rounds/weighting",
             "checkpoints",
             *PROTOCOL,
         )

@@ -41,7 +41,6 @@ WRITTEN: dict[str, tuple[str, object]] = {
     "results_on_disk": ("yes", True),
     "crossings_limit": ("250 MB", 250_000_000),
     "archive": ("yes", True),
-    "archive_contributions": ("yes", True),
     "metrics": ("9100", "9100"),
     "data": ("s3://there/tokens", "s3://there/tokens"),
     "start": ("s3://there/a.safetensors", "s3://there/a.safetensors"),
@@ -49,7 +48,7 @@ WRITTEN: dict[str, tuple[str, object]] = {
     "cache": ("/tmp/shards", Path("/tmp/shards")),
     "cache_limit": ("40 GB", 40_000_000_000),
 }
-FLAGS = {"archive", "archive_contributions", "leave_router", "results_on_disk"}
+FLAGS = {"archive", "leave_router", "results_on_disk"}
 ONLY_WRITTEN_DOWN = {
     "stuck_after",
     "cache",

@@ -41,19 +41,8 @@ def bulk_verdict(raw: bytes, payload: bytes = PAYLOAD, run_tag: bytes = TAG, mos
 
 
 def test_bulk_kinds_and_their_numbers_are_exactly_these() -> None:
-    plain = [
-        "CONTRIBUTION",
-        "RESULT",
-        "LOGGED",
-        "MANIFEST",
-        "STATE",
-        "MISSING",
-        "PING",
-        "PONG",
-        "LATER",
-        "SENT",
-    ]
-    wants = ["WANT_CONTRIBUTION", "WANT_RESULT", "WANT_LOGGED", "WANT_MANIFEST", "WANT_STATE", "WANT_SENT"]
+    plain = ["CONTRIBUTION", "RESULT", "LOGGED", "MANIFEST", "STATE", "MISSING", "PING", "PONG", "LATER"]
+    wants = ["WANT_CONTRIBUTION", "WANT_RESULT", "WANT_LOGGED", "WANT_MANIFEST", "WANT_STATE"]
     crossings = dict(enumerate(["ACTIVATION", "GRADIENT", "HELD", "ROOM", "IDLE", "GIVEN_BACK"], start=11))
     crossings |= dict(enumerate(["WANT_ACTIVATION", "WANT_GRADIENT", "WANT_HELD", "WANT_BACK"], start=23))
     numbers = dict(enumerate(plain, start=1)) | dict(enumerate(wants, start=17)) | crossings

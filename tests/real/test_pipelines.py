@@ -305,15 +305,13 @@ def test_P1_what_each_stage_kept_is_computed_anew_to_the_same_digests(stage: Any
     Muon's steps, in chunks with rows of matrices, parts of rows, and vectors."""
     place = str(stage.folder / "kept")
     run = RUN.replace('"adamw"', '"muon"') if mode == "sync" else local_run(2)
-    start(stage, "int8", run + KEPT, "--checkpoints", place, "--archive", "--archive-contributions")
+    start(stage, "int8", run + KEPT, "--checkpoints", place, "--archive")
     finish(stage)
     versions = 3 * (ROUNDS - 1)  # the first checkpoint is of version 1
     alone = stage.call("audit", "--replay", place, "--url", stage.url)
     assert alone.returncode == 0, alone.stdout + alone.stderr
     assert f"{versions} versions replayed, bit for bit the same" in alone.stdout
     assert f"; {versions // 3} of {versions // 3} factors" in alone.stdout or mode == "local"
-    assert " chunks merged again from what members sent" in alone.stdout
-    assert " rounds with every microbatch once, by what members signed" in alone.stdout
     with_journals = stage.call("audit", "--replay", place, str(stage.folder))
     assert with_journals.returncode == 0, with_journals.stderr
     assert f"the same; {versions} of them settled by the run" in with_journals.stdout

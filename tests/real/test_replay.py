@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
@@ -22,23 +21,21 @@ def test_P1_twenty_versions_of_a_run_are_computed_anew_to_the_same_digests(stage
     run_toml.write_text(run_toml.read_text().replace("[round]\n", CODECS))
     stage.coordinate("--exit-when-done")
     place = str(stage.folder / "kept")
-    stage.join("ann", "--checkpoints", place, "--archive", "--archive-contributions")
+    stage.join("ann", "--checkpoints", place, "--archive")
     stage.join("bob")
     assert [stage.wait(name) for name in ("ann", "bob", "coordinator")] == [0, 0, 0]
     alone = stage.call("audit", "--replay", place, "--url", stage.url)
     assert alone.returncode == 0, alone.stderr
     assert "40 versions replayed, bit for bit the same" in alone.stdout
-    made = re.search(r"; (\d+) of (\d+) chunks merged again from what members sent", alone.stdout)
-    assert made is not None and int(made[1]) >= 20, "the rounds of this run hardly pause: some, not all"
     with_journals = stage.call("audit", "--replay", place, str(stage.folder))
     assert with_journals.returncode == 0, with_journals.stderr
     *lines, told = with_journals.stdout.splitlines()
-    assert told.startswith("40 versions replayed, bit for bit the same; 40 of them settled by the run; ")
+    assert told.startswith("40 versions replayed, bit for bit the same; 40 of them settled by the run")
     sealed = {
         (e["version"], e["fragment"]): e["digest"] for e in stage.events("bob") if e["event"] == "sealed"
     }
     for version in range(2, ROUNDS + 1):  # the first checkpoint is of version 1
-        line = f"version {version}: digest {sealed[version, 0][:16]} as the run settled it; "
+        line = f"version {version}: digest {sealed[version, 0][:16]} as the run settled it"
         assert any(each.startswith(line) for each in lines)
     told = stage.call(
         "audit", "--provenance", str(stage.folder / "run.data/provenance.jsonl"), "--url", stage.url

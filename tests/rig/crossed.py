@@ -118,10 +118,6 @@ def _helped(drawn: Scenario, draw: Draw) -> Scenario:
     return replace(drawn, helpers=1, peers=drawn.peers + 1)
 
 
-def _archived(drawn: Scenario, draw: Draw) -> Scenario:
-    return replace(drawn, archivers=1)
-
-
 def _audited(drawn: Scenario, draw: Draw) -> Scenario:
     return replace(drawn, audit=1.0)
 
@@ -141,7 +137,6 @@ LAYERS: Mapping[str, tuple[float, Layer]] = MappingProxyType(
         "bad lines": (0.3, _bad_lines),
         "undialled": (0.2, _undialled),
         "helped": (0.1, _helped),
-        "archived": (0.1, _archived),
         "audited": (0.3, _audited),
     }
 )
@@ -158,7 +153,6 @@ def _why_not(layer: str, drawn: Scenario) -> str:
         ("in groups", drawn.peers < 4, "too few for two groups"),
         ("helped", drawn.stages > 1 or lied or cut, "the last peers of these have another part to play"),
         ("spoiled", lied or cut or drawn.stages > 1, "the last peer has another part to play"),
-        ("archived", lied or bool(drawn.batch), "what liars sent is nobody's truth"),
         ("undialled", drawn.stages > 1 or lied, "seats beside each other would need ways to each other"),
         *(
             (name, lied or cut, "nothing but the lie, or the cut, may explain what an honest peer loses")

@@ -1,12 +1,11 @@
 """An archive as a peer's own hand writes it, from a state that torch moves; without a network or a round.
 
-For tests of its replay.  The members' contributions come from a generator of random numbers.
+For tests of its replay.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,16 +18,13 @@ from farflung.checkpoints.parts import Part
 from farflung.checkpoints.store import Store
 from farflung.collectives.round.effects import Install, Measure, Roll, Seal
 from farflung.coordinator.court.plain_codecs import encode
-from farflung.coordinator.court.plain_steps import merged
 from farflung.coordinator.rounds.clipping import clipped
 from farflung.coordinator.rounds.steps import Done
-from farflung.coordinator.rounds.weighting import token_weights
 from farflung.optim.recipes import outer_of
 from farflung.peer.identity import Identity
-from farflung.peer.machine.effects import KeepContribution
 from farflung.peer.state.archiving import Archiving
 from farflung.peer.state.outer_state import OuterState
-from farflung.protocol.digests import hash_bytes, mask_to_bytes, root_of, split_hashes
+from farflung.protocol.digests import hash_bytes, root_of, split_hashes
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import (
     CheckpointSection,
@@ -37,11 +33,9 @@ from farflung.protocol.manifest_sections import (
     PipelineSection,
     RoundSection,
 )
-from farflung.protocol.messages import Sent
 from farflung.protocol.model_schema import Fragment, ModelSchema, StageSpec
 from farflung.protocol.moments import Attached, Known
 from farflung.protocol.round_words import Commit
-from farflung.protocol.signed_words import Said, sent_part
 from farflung.protocol.signing import curve_key_of, statement_of
 
 RUN_ID = bytes(range(16))
@@ -65,17 +59,6 @@ STAGED = Manifest(
 )
 ME, HOST = Identity.generate(), Identity.generate()
 RUN_KEY = curve_key_of(HOST.public)
-
-
-def commit_of(
-    fragment: Fragment,
-    version: int,
-    payloads: Iterable[bytes],
-    members: tuple[str, ...],
-    weights: tuple[float, ...],
-) -> Commit:
-    hashes = b"".join(map(hash_bytes, payloads))
-    return Commit(version, version, members, weights, hashes, "int8", fragment.number)
 
 
 class Kept:
@@ -132,7 +115,8 @@ class Kept:
     def made(self, fragment: Fragment, version: int) -> tuple[list[bytes], Commit]:
         """The results of a round, and its commit."""
         payloads = [encode("int8", self.noise(ELEMENTS).numpy()) for _ in fragment.chunks]
-        return payloads, commit_of(fragment, version, payloads, ("ann",), (1.0,))
+        hashes = b"".join(map(hash_bytes, payloads))
+        return payloads, Commit(version, version, (ME.peer_id,), (1.0,), hashes, "int8", fragment.number)
 
     def save(self, version: int, era: int = 0) -> None:
         """A checkpoint, as the run's coordinator signs it."""
@@ -193,11 +177,9 @@ class Kept:
 class KeptStages:
     """A peer in each stage, with one place for all of them; each version is one record of all stages."""
 
-    kind: type[Kept] = Kept
-
     def __init__(self, place: Path, manifest: Manifest = STAGED, model: ModelSchema = STAGED_MODEL) -> None:
         count = manifest.pipeline.stages
-        self.peers = [self.kind(place, HOST, manifest, model, stage) for stage in range(count)]
+        self.peers = [Kept(place, HOST, manifest, model, stage) for stage in range(count)]
         self.place, self.clip = str(place), manifest.batch_clip
         self.factors: dict[int, float] = {}  # by version
 
@@ -236,69 +218,3 @@ class KeptStages:
         for peer in self.peers:
             peer.hand.close(finished=True)
             assert not peer.told
-
-
-class KeptWithWork(Kept):
-    """It keeps the contributions of three members too, of whom one is out in every round."""
-
-    def __init__(self, place: Path, manifest: Manifest = MANIFEST) -> None:
-        made = (Identity.generate() for _ in range(3))
-        self.members = tuple(sorted(made, key=lambda each: each.peer_id))
-        self.weights = (0.25, 0.0, 0.75)
-        self.scaled = 1.0  # the first member signs and gives to archivers so many times what was merged
-        super().__init__(place, manifest=manifest)
-
-    def made(self, fragment: Fragment, version: int) -> tuple[list[bytes], Commit]:
-        included = [(m, w) for m, w in zip(self.members, self.weights, strict=True) if w]
-        values = {m.peer_id: [self.noise(ELEMENTS).numpy() for _ in fragment.chunks] for m, _ in included}
-        first = included[0][0].peer_id
-        sent = {peer: [encode("int4", each) for each in chunks] for peer, chunks in values.items()}
-        columns = zip(*sent.values(), strict=True)
-        results = [merged("int8", ELEMENTS, column, [w for _, w in included]) for column in columns]
-        names = tuple(member.peer_id for member in self.members)
-        commit = commit_of(fragment, version, results, names, self.weights)
-        for member, _ in included:
-            factor = np.float32(self.scaled if member.peer_id == first else 1.0)
-            told = [encode("int4", each * factor) for each in values[member.peer_id]]
-            self.hand.contributed(
-                KeepContribution(self.era, commit, said_by(member, version, told), tuple(told))
-            )
-        return results, commit
-
-    def sent_file(self, member: int, fragment: int, version: int) -> Path:
-        name = f"e0000-f{fragment:02d}-v{version:08d}-{self.members[member].peer_id}.sent"
-        return Path(self.place) / f"{RUN_ID.hex()[:8]}-archive" / name
-
-
-class KeptShares(Kept):
-    """It keeps what both peers of its stage sent: of a batch of 8 microbatches 3 and 5, of 10 tokens each."""
-
-    counted = (0b111, 0b11111000)
-    tokens = (30, 50)
-
-    def made(self, fragment: Fragment, version: int) -> tuple[list[bytes], Commit]:
-        members = sorted((Identity.generate() for _ in self.counted), key=lambda each: each.peer_id)
-        sent = [[encode("int4", self.noise(ELEMENTS).numpy()) for _ in fragment.chunks] for _ in members]
-        weights = token_weights([30, 50], math.inf)
-        results = [merged("int8", ELEMENTS, column, weights) for column in zip(*sent, strict=True)]
-        commit = commit_of(fragment, version, results, tuple(m.peer_id for m in members), tuple(weights))
-        for member, payloads, mask, tokens in zip(members, sent, self.counted, self.tokens, strict=True):
-            said = said_by(member, version, payloads, mask, tokens)
-            self.hand.contributed(KeepContribution(self.era, commit, said, tuple(payloads)))
-        return results, commit
-
-
-class KeptStagesWithShares(KeptStages):
-    kind = KeptShares
-
-
-def said_by(
-    member: Identity, round_no: int, payloads: Iterable[bytes], counted: int = 0, tokens: int = 1
-) -> Said:
-    """Its signed list of what it sent."""
-    bare = Sent(
-        session=bytes(16), seq=1, round_no=round_no, hashes=b"".join(map(hash_bytes, payloads)), tokens=tokens, steps=1,
-        loss=None, used=(), seat=0, counted=mask_to_bytes(counted), signature=b"",
-    )  # fmt: skip
-    sent = msgspec.structs.replace(bare, signature=member.sign(sent_part(RUN_ID, bare)))
-    return Said(member.public, sent)

@@ -252,6 +252,14 @@ def test_contributions_are_kept_until_the_commit_after_next() -> None:
     assert kept.size_bytes == 0 and want(kept, 9.0) is Verdict.STALE
 
 
+def test_a_commit_that_is_told_again_takes_nothing_from_what_is_kept() -> None:
+    """The second time the round is over, and has nothing to show."""
+    kept = KeptContributions(TAG, 4, ROUNDS_KEPT)
+    kept.on_commit(1, Given(1, {0: Piece(b"mine", hash_bytes(b"mine"))}))
+    kept.on_commit(1, Given())
+    assert kept.piece(1, 4) is not None
+
+
 def test_where_the_run_audits_nothing_nothing_is_kept() -> None:
     kept = KeptContributions(TAG, 4, 0)
     kept.on_commit(1, Given(1, pieces()))
