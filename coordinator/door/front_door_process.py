@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from farflung.coordinator.door.allowance import Quota
 from farflung.coordinator.door.front_door_words import (
     FROM_DOOR,
     DoorSettings,
@@ -21,6 +22,8 @@ from farflung.coordinator.door.front_door_words import (
 from farflung.coordinator.door.hello_check import RunFacts
 from farflung.coordinator.door.listener import ListenOn
 from farflung.protocol.process.child import KeptChild, Spawn, started
+
+NOTES_PER_S = 16.0  # as many as it says itself; of one that was taken over, people's log takes no more
 
 
 def settings_of(facts: RunFacts, secret: bytes, listen: ListenOn, limits: Limits) -> DoorSettings:
@@ -43,6 +46,7 @@ class DoorProcess(KeptChild[DoorSettings, FromDoor]):
     def __init__(self, begin: DoorSettings, note: Callable[[str], None], spawn: Spawn = started) -> None:
         super().__init__(begin, note, spawn)
         self.memory_bytes = begin.limits.memory_bytes
+        self._notes: Quota[str] = Quota(NOTES_PER_S, NOTES_PER_S)
 
     def stand_by(self, whereabouts: bytes) -> None:
         """Of who leads, from now on; also for a door that is started again."""
@@ -53,5 +57,6 @@ class DoorProcess(KeptChild[DoorSettings, FromDoor]):
     def receive(self, now: float) -> Iterator[FromDoor]:
         for word in super().receive(now):
             for note in word.notes if isinstance(word, FramesCounted) else ():
-                self._note(note)
+                if self._notes.take("", now):
+                    self._note(note)
             yield word

@@ -179,10 +179,14 @@ class KeptChild(Generic[Settings, Said]):
         self.watch(now)
 
     def hear(self, now: float, most: int = WORDS_PER_TURN) -> Iterator[Said]:
-        for word in self.channel.receive(most) if self.channel is not None else ():
+        """What it says after its channel has ended, or after it could not listen, is not heard."""
+        channel = self.channel if self._gone_at is None else None
+        for word in channel.receive(most) if channel is not None else ():
             self._hangs_at = now + self._patience_s
             if isinstance(word, CannotListen):
                 self.on_cannot_listen(word.reason, now)
+                yield word
+                return
             if not isinstance(word, Listening):
                 yield word
             elif self.port is None:
@@ -193,6 +197,7 @@ class KeptChild(Generic[Settings, Said]):
 
     def on_cannot_listen(self, reason: str, now: float) -> None:
         """It ends by itself then."""
+        self._end_channel(now)
         if self.starts > 1:
             log.warning("%s: %s", self.name, reason)
 
@@ -203,9 +208,8 @@ class KeptChild(Generic[Settings, Said]):
                 self.start(now)
             return False
         code, hangs = self._handle.poll(), now >= self._hangs_at
-        if self.channel is not None and self.channel.closed and self._gone_at is None:
-            self._gone_at = now
-            self.generation += 1  # there is nothing to wait for on this channel
+        if self.channel is not None and self.channel.closed:
+            self._end_channel(now)
         gone = self._gone_at is not None and now - self._gone_at >= DIES_WITHIN_S
         if code is None and not hangs and not gone:
             return False
@@ -221,6 +225,12 @@ class KeptChild(Generic[Settings, Said]):
         self._again_at = now + self._pause_s
         self._note(f"{self.name}: {self.lost.format(why)}; it is started again in {self._pause_s:.1f} s")
         return True
+
+    def _end_channel(self, now: float) -> None:
+        """There is nothing to wait for on it."""
+        if self.channel is not None and self._gone_at is None:
+            self.channel.closed, self._gone_at = True, now
+            self.generation += 1
 
     def _how_it_ended(self, code: int | None, hangs: bool) -> str:
         if hangs and self.port is None:

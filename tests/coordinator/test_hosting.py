@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
 from farflung.console.screen.status_client import StatusClient
 from farflung.coordinator.door.front_door_words import FROM_DOOR
+from farflung.coordinator.door.gateway_words import FROM_GATEWAY
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.hosting import QuietEnd, _places, _whereabouts
@@ -36,6 +38,7 @@ from farflung.protocol.process.run_file import read_manifest
 from farflung.protocol.process.sockets import curve_text
 from farflung.protocol.round_words import Commit
 from farflung.protocol.signing import curve_key_of, proves, statement_of
+from farflung.protocol.verdicts import Verdict
 from rig.in_thread import InThread
 from rig.waiting import PATIENCE_S
 
@@ -302,6 +305,21 @@ def test_a_word_between_the_processes_that_is_no_text_ends_their_channel() -> No
     channel = Channel(ours, FROM_DOOR)
     theirs.send(packed(CannotListen(reason="abc")).replace(b"abc", b"\xe4bc"))
     assert list(channel.receive()) == [] and channel.closed
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("counters", [{"no verdict": 1}, {"stale": -1}, {"stale": 1 << 32}, {"stale": "1"}])
+@pytest.mark.parametrize("heard", [FROM_DOOR, FROM_GATEWAY])
+def test_P8_what_a_door_or_a_gateway_counted_is_believed_only_of_verdicts(
+    heard: msgspec.msgpack.Decoder[Any], counters: dict[str, Any]
+) -> None:
+    ours, theirs = pair()
+    said = {"word": "counted", "arrived": 1, "counters": {"stale": 1}, "connections": 0}
+    for each in (said, said | {"counters": counters}):
+        theirs.send(packed(each))
+    channel = Channel(ours, heard)
+    assert [word.counters for word in channel.receive()] == [{Verdict.STALE: 1}] and channel.closed
     ours.close()
     theirs.close()
 

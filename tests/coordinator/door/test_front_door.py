@@ -15,7 +15,8 @@ import pytest
 import zmq
 
 from farflung.console.screen.status_client import StatusClient
-from farflung.coordinator.door.front_door_words import Limits
+from farflung.coordinator.door.front_door_process import NOTES_PER_S, DoorProcess, settings_of
+from farflung.coordinator.door.front_door_words import FROM_DOOR, FramesCounted, Limits
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.ledger.journal import Journal
@@ -42,6 +43,7 @@ from farflung.protocol.messages import (
     Welcome,
 )
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.process.channel import Channel, packed, pair
 from farflung.protocol.process.networks import Crowd
 from farflung.protocol.process.sockets import curve_raw, curve_text
 from farflung.protocol.signed_words import hello_part
@@ -70,6 +72,19 @@ def test_a_full_door_makes_room_by_cutting_off_who_is_silent() -> None:
     crowd.heard(1, 4.0)
     assert crowd.comes(4, "", 6.5) == [2]
     assert len(crowd) == 2
+
+
+def test_people_hear_only_so_much_from_a_door_that_was_taken_over() -> None:
+    ours, theirs = pair()
+    facts, news = RunMachine(MANIFEST, bytes(16), [], os.urandom).facts, list[str]()
+    door = DoorProcess(settings_of(facts, bytes(40), ListenOn("127.0.0.1", 0), Limits()), news.append)
+    door.channel, door._again_at = Channel(ours, FROM_DOOR), 9.0
+    for now, times, told in ((0.0, 30, NOTES_PER_S), (0.5, 1, NOTES_PER_S + 8)):
+        for _ in range(times):
+            theirs.send(packed(FramesCounted(arrived=0, counters={}, connections=0, notes=("lies",) * 8)))
+        assert len(list(door.receive(now))) == times and len(news) == told
+    door.close()
+    theirs.close()
 
 
 # ---- a real one ----------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from farflung.protocol.errors import UserError
@@ -249,11 +250,28 @@ def test_P8_a_port_that_is_said_twice_is_the_first() -> None:
     kid.start(0.0)
     assert isinstance(kid._handle, Mute)
     channel = Channel(kid._handle.end, TrialChild.heard)
-    for word in (Listening(port=7), Listening(port=8), CannotListen(reason="no")):
+    for word in (Listening(port=7), Listening(port=8)):
         channel.send(word)
-    assert list(kid.hear(1.0)) == [CannotListen(reason="no")]
+    list(kid.hear(1.0))
     assert kid.port == kid.begin.port == 7 and not news
     assert not kid.watch(1.0 + HANGS_AFTER_S - 0.1) and kid.watch(1.0 + HANGS_AFTER_S)
+
+
+def test_P8_one_that_cannot_listen_or_says_what_is_no_word_is_not_heard_after_that() -> None:
+    for last, heard in (
+        (msgspec.msgpack.encode(CannotListen(reason="no")), [CannotListen(reason="no")]),
+        (b"\xff", []),
+    ):
+        kid = kept([], spawn=mute)
+        kid.start(0.0)
+        assert isinstance(kid._handle, Mute)
+        for raw in (last, *[msgspec.msgpack.encode(CannotListen(reason="again"))] * 3):
+            kid._handle.end.send(raw)
+        generation = kid.generation
+        assert list(kid.receive(1.0)) == heard
+        assert kid.generation == generation + 1, "nobody waits for more"
+        assert list(kid.receive(1.1)) == []
+        assert kid.watch(2.0)
 
 
 def test_it_ends_with_a_parent_that_is_killed() -> None:
