@@ -21,8 +21,8 @@ import zmq
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.coordinator.reach.tickets import Run, Sign, Ticket, pair_of, side_of, written
-from farflung.coordinator.relay.relay_process import RelayProcess
-from farflung.coordinator.relay.relay_words import Begin
+from farflung.coordinator.relay.relay_words import RelaySettings
+from farflung.coordinator.relaying import RelayProcess
 from farflung.protocol.process.sockets import Keys, Socket, curve_client, curve_raw, curve_server
 
 RUN = Run(b"r" * 16, 1)
@@ -43,7 +43,7 @@ class Rig:
         key = Ed25519PrivateKey.generate()
         self._sign: Sign = key.sign
         public = key.public_key().public_bytes_raw()
-        begin = Begin(
+        begin = RelaySettings(
             run_id=RUN.run_id, incarnation=1, public=public, host="127.0.0.1", port=0, bytes_per_s=bytes_per_s
         )
         self.relay = RelayProcess(begin, print)

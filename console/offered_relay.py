@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from farflung.coordinator.relay.relay_process import RelayProcess
-from farflung.coordinator.relay.relay_words import Begin
-from farflung.coordinator.relaying import KeptRelay, Month
+from farflung.coordinator.relay.relay_words import RelaySettings
+from farflung.coordinator.relaying import KeptRelay, Month, RelayProcess
 from farflung.peer.line.offering import RelayTerms
 from farflung.peer.settings import OwnConfig, default_path
 from farflung.protocol.caps import relay_bytes_per_s
@@ -48,7 +47,7 @@ class OfferedRelay:
         if self._kept is not None:
             self._port = self._kept.process.port or self._port
             self._kept.close()
-        begin = Begin(
+        begin = RelaySettings(
             run_id=terms.run_id,
             incarnation=terms.incarnation,
             public=terms.public,

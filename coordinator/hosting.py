@@ -22,10 +22,9 @@ from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.evidence_folder import FOLDER_NAME, EvidenceFolder
 from farflung.coordinator.ledger.record_events import Beginning, RecordEvents
 from farflung.coordinator.provenance_file import FILE_NAME, ProvenanceFile
-from farflung.coordinator.relay.relay_process import RelayProcess
-from farflung.coordinator.relay.relay_words import Begin
+from farflung.coordinator.relay.relay_words import RelaySettings
 from farflung.coordinator.relaying import FILE_NAME as RELAY_NAME
-from farflung.coordinator.relaying import Month, Relaying
+from farflung.coordinator.relaying import Month, Relaying, RelayProcess
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import Server
 from farflung.coordinator.standby import Asked, held
@@ -182,7 +181,7 @@ def _relaying(
     if rate is None:
         core.members.ways.why_no_relay = 'the host wants none ([net] relay = "off")'
         return None
-    begin = Begin(
+    begin = RelaySettings(
         run_id=core.run_id,
         incarnation=core.ledger.incarnation,
         public=keys.signing.public_key().public_bytes_raw(),

@@ -1,8 +1,8 @@
 """The relay as the run machine knows it: is there one just now, what did it pass, and is the month's share used up?
 
-Owned by the server, around the relay's process (relay/relay_process.py); what a member offers is kept in the same way
-(console/offered_relay.py).  A relay that dies is back within a second,
-and on the same port: the machine hears of it only if that lasts, so that no round is given up for a hiccup.
+Owned by the server, around the relay's process (relay/relay.py); what a member offers is kept in the same way
+(console/offered_relay.py).  A relay that dies is back within a second, and on the same port: the machine hears of it
+only if that lasts, so that no round is given up for a hiccup.  Must not know who is joined.
 """
 
 from __future__ import annotations
@@ -10,21 +10,74 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.coordinator.reach.relays import RelayNow
 from farflung.coordinator.reach.ways import Usage
-from farflung.coordinator.relay.relay_process import RelayProcess
+from farflung.coordinator.relay.relay_words import (
+    FROM_RELAY,
+    FromRelay,
+    PairsCounted,
+    RelaySettings,
+    Wanted,
+)
 from farflung.coordinator.run.effects import Effect
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol.process import own_files
+from farflung.protocol.process.child import KeptChild, Spawn, started
 
 FILE_NAME = "relay.json"
 BACK_WITHIN_S = 15.0
 SAVED_EVERY_S = 60.0
+TRIES_AGAIN_S = 30.0  # where it could not listen
 
 log = logging.getLogger("farflung.coordinator")
+
+
+class RelayProcess(KeptChild[RelaySettings, FromRelay]):
+    """A run needs no relay to go on: whoever has another way is not touched by its death, and those that it joined come
+    again.  So nobody waits for it, and it is no error if it can't listen."""
+
+    name = "relay"
+    module = "farflung.coordinator.relay.relay"
+    memory_bytes = 256 << 20
+    heard = FROM_RELAY
+
+    def __init__(self, begin: RelaySettings, note: Callable[[str], None], spawn: Spawn = started) -> None:
+        super().__init__(begin, note, spawn)
+        self._wanted = Wanted(pairs=())
+        self._told: Wanted | None = None  # what this one knows of them
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.begin.bytes_per_s
+
+    def want(self, pairs: tuple[bytes, ...], clock_ahead_s: float = 0.0) -> None:
+        """Who may meet there from now on.  `clock_ahead_s`: where tickets end by the clock of another machine."""
+        self._wanted = Wanted(pairs=pairs, clock_ahead_s=clock_ahead_s)
+        self._say_wanted()
+
+    def close(self, why: str = "") -> None:
+        self._told = None
+        super().close(why)
+
+    def receive(self, now: float) -> Iterator[PairsCounted]:
+        for word in super().receive(now):
+            if isinstance(word, PairsCounted):
+                yield word
+        if self._told != self._wanted:
+            self._say_wanted()
+
+    def on_cannot_listen(self, reason: str, now: float) -> None:
+        self._note(f"relay: {reason}; peers that nobody can dial reach only those who can be dialled")
+        self.close(reason)
+        self._again_at = now + TRIES_AGAIN_S
+
+    def _say_wanted(self) -> None:
+        if self.port is not None and self.send(self._wanted):
+            self._told = self._wanted
 
 
 @dataclass

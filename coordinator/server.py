@@ -21,20 +21,14 @@ import zmq
 from msgspec.structs import replace
 
 from farflung.coordinator.allowlist import Allowlist
-from farflung.coordinator.door import gateway_words, gateways
+from farflung.coordinator.door import gateway_words
 from farflung.coordinator.door.allowance import Allowance, Tally
 from farflung.coordinator.door.dialer import Dialer, Target
-from farflung.coordinator.door.front_door_process import (
-    STARTS_WITHIN_S,
-    DoorProcess,
-    Spawn,
-    begin_of,
-    in_process,
-)
+from farflung.coordinator.door.front_door_process import DoorProcess, settings_of
 from farflung.coordinator.door.front_door_words import (
     Answer,
     Brings,
-    Counted,
+    FramesCounted,
     FromDoor,
     Limits,
     ModelNow,
@@ -82,6 +76,7 @@ from farflung.protocol.errors import FrameError, UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.messages import MEMBER_IN, FromMember, Look, Message
 from farflung.protocol.orders import Order, Reply
+from farflung.protocol.process.child import STARTS_WITHIN_S, CannotListen, Spawn, started
 from farflung.protocol.process.descriptors import network_at, room_for_connections
 from farflung.protocol.process.exporter import Exporter
 from farflung.protocol.process.lines import LEFT_OPEN_S, Lines
@@ -120,13 +115,12 @@ class Server:
         listen: ListenOn,
         events: RecordEvents | None = None,
         folder: Path | None = None,
-        spawn: Spawn = in_process,
+        spawn: Spawn = started,
         limits: Limits | None = None,
     ) -> None:
         """`folder`: where the operator's socket and the allowlist are; None: there are none."""
         self._spawn = spawn
         self.asked_to_stop: Callable[[], bool] = lambda: False  # while it opens
-        self.spawn_gateway: Spawn = gateways.in_process
         self.gateways = Gateways([], self._on_news)  # none listens before all do
         self._limits = limits or Limits()
         self._machine = machine
@@ -162,11 +156,10 @@ class Server:
             on_failure.callback(self._zap.close)
             self._zap.set_policy("members", self._allowed.__contains__)
             host = self._listen.host
-            begin = begin_of(self._machine.facts, self._keys.secret, self._listen, self._limits)
+            begin = settings_of(self._machine.facts, self._keys.secret, self._listen, self._limits)
             self._door = self.front_door = DoorProcess(begin, self._on_news, self._spawn)
-            self._door.asked_to_stop = self.asked_to_stop
             on_failure.callback(self._door.close)
-            self._door.open()
+            self._door.open(self.asked_to_stop)
             self._dialer = Dialer(self._context, (self._keys.public, self._keys.secret))
             on_failure.callback(self._dialer.close)
             self._trials = Trials()
@@ -174,7 +167,7 @@ class Server:
             port = self._listen.member_port
             self._members = Listener(self._context, "members", self._keys, host, port, self._on_accepted)
             on_failure.callback(self._members.close)
-            self.gateways = Gateways(self._begins(), self._on_news, self.spawn_gateway)
+            self.gateways = Gateways(self._begins(), self._on_news, self._spawn, lambda: list(self._allowed))
             on_failure.callback(self.gateways.close)
             self._await_gateways()
             if self._folder is not None:
@@ -195,7 +188,7 @@ class Server:
     @property
     def port(self) -> int:
         """Of the door: what a join URL names."""
-        return self._door.port
+        return self._door.begin.port
 
     @property
     def counts(self) -> dict[str, Any]:
@@ -264,9 +257,9 @@ class Server:
 
     # ---- gateways ------------------------------------------------------------------------------------
 
-    def _begins(self) -> list[gateway_words.Begin]:
+    def _begins(self) -> list[gateway_words.GatewaySettings]:
         net, listen = self._machine.core.manifest.net, self._listen
-        bare = gateway_words.Begin(
+        bare = gateway_words.GatewaySettings(
             secret=self._keys.secret,
             host=listen.host,
             port=0,
@@ -277,11 +270,11 @@ class Server:
 
     def _await_gateways(self) -> None:
         """Members are to find them from the first one on; who can't listen says so, and the others do its work."""
-        self.gateways.watch(time.monotonic(), lambda: [])
+        self.gateways.watch(time.monotonic())
         until = time.monotonic() + STARTS_WITHIN_S
         while len(self.gateways.ports) < len(list(self.gateways)) and time.monotonic() < until:
             for _, word in self.gateways.receive(time.monotonic()):
-                if isinstance(word, gateway_words.CannotListen):
+                if isinstance(word, CannotListen):
                     raise UserError(f"--gateways: {word.reason}")
             zmq.select(list(self.gateways.channels()), [], [], TICK_S)
         self._machine.member_ports = self.gateways.ports
@@ -299,15 +292,18 @@ class Server:
                 self._execute(self._machine.on_look(key, DOORS[1], endpoint, time.monotonic()))
             case gateway_words.Misbehaved(route=route, key=key, why=why):
                 self._cut_off_for(route_of(gateway, route), key, why)
-            case gateway_words.Counted(arrived=arrived, counters=counters, undelivered=undelivered):
-                self.arrived += arrived
-                self.undelivered += undelivered
-                for name, count in counters.items():
-                    self._machine.counters.count(Verdict(name), count)
+            case FramesCounted():
+                self._on_counted(word)
+
+    def _on_counted(self, word: FramesCounted) -> None:
+        self.arrived += word.arrived
+        self.undelivered += word.undelivered
+        for verdict, count in word.counters.items():
+            self._machine.counters.count(verdict, count)
 
     def _watch_gateways(self, now: float) -> None:
         """Whose gateway has died is not gone: it dials again, or falls silent."""
-        for number in self.gateways.watch(now, lambda: list(self._allowed)):
+        for number in self.gateways.watch(now):
             routes = [route for route in self._speakers if route[0] == number]
             for route in routes:
                 self._routes.pop(self._speakers.pop(route).session, None)
@@ -369,10 +365,8 @@ class Server:
                 self._execute(self._machine.on_look(key, DOORS[0], endpoint, now))
             case WantsStatus():
                 self._door.send(StatusNow(status=self._machine.status(now)))
-            case Counted(arrived=arrived, counters=counters):
-                self.arrived += arrived
-                for name, count in counters.items():
-                    self._machine.counters.count(Verdict(name), count)
+            case FramesCounted():
+                self._on_counted(word)
 
     def _on_member_frame(self, arrival: Arrival) -> None:
         is_own = arrival.descriptor != NO_DESCRIPTOR

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from farflung.coordinator.door.front_door_process import DoorProcess, begin_of
+from farflung.coordinator.door.front_door_process import DoorProcess, settings_of
 from farflung.coordinator.door.front_door_words import Limits
 from farflung.coordinator.door.hello_check import RunFacts
 from farflung.coordinator.door.keys import FILE_NAME as KEY_NAME
@@ -254,11 +254,11 @@ class _Standby:
         self._store.check_rules(kept, asked.manifest)
         _check_belongs(asked.data_dir, self._store, kept)
         facts = RunFacts(asked.manifest.run.name, kept.run_id, kept.manifest)
-        begin = begin_of(facts, self._keys.secret, asked.listen, Limits())
+        begin = settings_of(facts, self._keys.secret, asked.listen, Limits())
         self._door = DoorProcess(begin, lambda text: log.info("%s", text))
         self._door.stand_by(b"")
         self._door.open()
-        self._listen = replace(asked.listen, port=self._door.port)
+        self._listen = replace(asked.listen, port=self._door.begin.port)
 
     def _wait(self, until: float) -> None:
         while (left_s := until - time.monotonic()) > 0:

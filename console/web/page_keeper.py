@@ -8,34 +8,43 @@ nor HTTP: not a byte of a viewer is read in this process.
 from __future__ import annotations
 
 import logging
-import os
+import math
 import socket
-import subprocess
-import sys
 import threading
 import time
+from functools import partial
 from types import TracebackType
 
 import msgspec
 
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.limits import WEB_CONNECTIONS
+from farflung.protocol.limits import WEB_CONNECTIONS, WEB_MEMORY_BYTES
+from farflung.protocol.process.child import CannotListen, ChildSettings, KeptChild, Listening, started
 from farflung.protocol.process.exporter import parse_address
 
-BACKOFF_S, BACKOFF_MAX_S = 0.5, 30.0
-WELL_AFTER_S = 60.0  # a process that lived so long is started again at once
-ENDS_WITHIN_S = 3.0
+LOOK_S = 0.5
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}
 
 log = logging.getLogger("farflung.page")
 
 
-class Begin(msgspec.Struct, frozen=True):
-    """The one line on the input of the process."""
-
+class PageSettings(ChildSettings, frozen=True, kw_only=True, tag="begin"):
+    listener: int  # the descriptor of the socket that is bound to the port
     url: str  # for who joins
     ask_host: str  # where this machine reaches the coordinator
+
+
+class PageProcess(KeptChild[PageSettings, Listening | CannotListen]):
+    name, lost = "the page", "its process was {}; the run is not affected"
+    module = "farflung.console.web.page_process"
+    memory_bytes = WEB_MEMORY_BYTES
+    heard = msgspec.msgpack.Decoder(Listening | CannotListen)
+    silent_most_s = math.inf  # once it listens it has nothing more to say
+    ends_within_s = 3.0  # it closes its viewers' connections first
+
+    def signal_name(self, number: int) -> str:
+        return f"signal {number}"
 
 
 class PageKeeper:
@@ -43,7 +52,6 @@ class PageKeeper:
 
     def __init__(self, address: str) -> None:
         self.host, self._wanted_port = parse_address(address, "--web")
-        self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
 
@@ -67,70 +75,24 @@ class PageKeeper:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._end(self._process)
         if self._thread is not None:
-            self._thread.join(2 * ENDS_WITHIN_S)
+            self._thread.join(2 * PageProcess.ends_within_s)
         self._listener.close()
 
     def show(self, url: JoinUrl, listens_on: str) -> None:
         """`listens_on`: where the coordinator listens, which need not be where others reach it."""
-        begin = Begin(str(url), _EVERYWHERE.get(listens_on, listens_on))
+        descriptor, ask_host = self._listener.fileno(), _EVERYWHERE.get(listens_on, listens_on)
+        begin = PageSettings(port=self.port, listener=descriptor, url=str(url), ask_host=ask_host)
+        page = PageProcess(begin, log.warning, partial(started, also=[descriptor]))
         host = url.host if self.host in _EVERYWHERE else self.host
         log.info("the page of this run: http://%s:%d/", f"[{host}]" if ":" in host else host, self.port)
-        self._thread = threading.Thread(target=self._keep, args=(begin,), name="page", daemon=True)
+        self._thread = threading.Thread(target=self._keep, args=(page,), name="page", daemon=True)
         self._thread.start()
 
-    # ---- the thread ----------------------------------------------------------------------------------------------
-
-    def _keep(self, begin: Begin) -> None:
-        wait_s = BACKOFF_S
-        while not self._stop.is_set():
-            started_at = time.monotonic()
-            self._process = process = self._start(begin)
-            if self._stop.is_set():
-                self._end(process)
-            code = process.wait()
-            if self._stop.is_set():
-                return
-            wait_s = (
-                BACKOFF_S if time.monotonic() - started_at >= WELL_AFTER_S else min(BACKOFF_MAX_S, 2 * wait_s)
-            )
-            why = f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            log.warning(
-                "the page: its process was %s; the run is not affected; it is started again in %.1f s",
-                why,
-                wait_s,
-            )
-            self._stop.wait(wait_s)
-
-    def _start(self, begin: Begin) -> subprocess.Popen[bytes]:
-        words = [sys.executable, "-m", "farflung.console.web.page_process", str(self._listener.fileno())]
-        # Each arena of the allocator takes address space as if it were memory.
-        process = subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[self._listener.fileno()],
-            env=os.environ | {"MALLOC_ARENA_MAX": "2"},
-        )
-        assert process.stdin is not None
+    def _keep(self, page: PageProcess) -> None:
         try:
-            process.stdin.write(msgspec.json.encode(begin) + b"\n")
-            process.stdin.flush()  # it stays open: its end is what the process waits for
-        except OSError:
-            pass  # it is dead already, which is found out at once
-        return process
-
-    @staticmethod
-    def _end(process: subprocess.Popen[bytes] | None) -> None:
-        if process is None:
-            return
-        if process.stdin is not None:
-            try:
-                process.stdin.close()
-            except OSError:
-                pass
-        try:
-            process.wait(ENDS_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
+            while not self._stop.wait(LOOK_S):
+                for _ in page.receive(time.monotonic()):
+                    pass
+        finally:
+            page.close()

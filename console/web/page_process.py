@@ -1,21 +1,16 @@
 """The process that serves a run's page: asks the coordinator for its status as strangers may, and hands the page out.
 
-Started by page_keeper.py with a bound socket; it ends when its input does, so it outlives nobody.  It holds no key of
-the run, its memory is capped, and it yields to the coordinator; whatever its viewers do to it, the coordinator is asked
-for one status in a while, and for fewer where nobody looks.
+Started by page_keeper.py with a bound socket; it ends with the coordinator.  It holds no key of the run, its memory is
+capped, and it yields to the coordinator; whatever its viewers do to it, the coordinator is asked for one status in a
+while, and for fewer where nobody looks.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
-import os
-import resource
 import secrets
-import signal
 import socket
-import sys
 import threading
 import time
 from importlib import resources
@@ -26,15 +21,17 @@ import msgspec
 from farflung.console.screen.status_client import StatusClient
 from farflung.console.screen.text import Record, number
 from farflung.console.web.page import ICON, event_of, page_of, parts_of, shape_of, update_of, whole_of
-from farflung.console.web.page_keeper import Begin
+from farflung.console.web.page_keeper import PageSettings
 from farflung.console.web.public import shown
 from farflung.console.web.requests import CSS, SCRIPT, Said, gzipped, said
 from farflung.console.web.requests import ICON as ICON_KIND
 from farflung.console.web.server import Asset, Edition, PageServer
 from farflung.protocol.errors import FarflungError
 from farflung.protocol.join_url import Address, JoinUrl
-from farflung.protocol.limits import ADDRESSES_MOST, WEB_MEMORY_BYTES
+from farflung.protocol.limits import ADDRESSES_MOST
 from farflung.protocol.process import log_lines
+from farflung.protocol.process.channel import Channel
+from farflung.protocol.process.child import Listening, live, serve_parent
 
 EVERY_S, EVERY_OF_A_CROWD_S = 2.0, 5.0
 CROWD = 100  # members: of more a status takes the coordinator tens of milliseconds
@@ -98,7 +95,7 @@ def assets() -> tuple[dict[str, Asset], str]:
 class Looking:
     """The thread that looks at the run and publishes what it sees."""
 
-    def __init__(self, begin: Begin, press: Press, server: PageServer) -> None:
+    def __init__(self, begin: PageSettings, press: Press, server: PageServer) -> None:
         url = JoinUrl.parse(begin.url)
         # Peers may dial another port than this machine does, where a router stands in between.
         places = dict.fromkeys((Address(begin.ask_host, url.port), *url.addresses))
@@ -138,38 +135,36 @@ class Looking:
                 return
 
 
-def _until_hung_up(server: PageServer, descriptor: int) -> None:
-    with contextlib.suppress(OSError):
-        while os.read(descriptor, 4096):
-            pass
-    server.stop()
+class Page:
+    """`run` returns when the coordinator is gone."""
+
+    def __init__(self, begin: PageSettings, channel: Channel[PageSettings]) -> None:
+        found, version = assets()
+        self._channel = channel
+        self._begin, self._press = begin, Press(begin.url, version)
+        self._server = PageServer(socket.socket(fileno=begin.listener), found)
+
+    def run(self) -> None:
+        self._channel.send(Listening(port=self._begin.port))
+        threading.Thread(target=self._until_hung_up, daemon=True, name="end").start()
+        looking = Looking(self._begin, self._press, self._server)
+        try:
+            self._server.serve()
+        finally:
+            looking.close()
+
+    def _until_hung_up(self) -> None:
+        while not self._channel.closed:
+            self._channel.wait(1.0)
+            for _ in self._channel.receive():
+                pass  # it was told all at the beginning
+        self._server.stop()
 
 
-def serve_page(listener: socket.socket, begin: Begin, end: int) -> None:
-    """Until the descriptor `end` is at its end."""
-    found, version = assets()
-    server = PageServer(listener, found)
-    threading.Thread(target=_until_hung_up, args=(server, end), daemon=True, name="end").start()
-    looking = Looking(begin, Press(begin.url, version), server)
-    try:
-        server.serve()
-    finally:
-        looking.close()
-
-
-def main() -> int:
-    """`python -m farflung.console.web.page_process DESCRIPTOR`, by the coordinator's command alone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, which then hangs up
-    resource.setrlimit(resource.RLIMIT_AS, (WEB_MEMORY_BYTES, WEB_MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(NICE)
-    log_lines.set_up_logging()
-    line = sys.stdin.buffer.readline(8192)
-    begin = msgspec.json.decode(line, type=Begin)
-    with socket.socket(fileno=int(sys.argv[1])) as listener:
-        serve_page(listener, begin, sys.stdin.fileno())
-    return 0
+def serve(end: socket.socket) -> None:
+    serve_parent(Channel(end, msgspec.msgpack.Decoder(PageSettings)), PageSettings, Page)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    log_lines.set_up_logging()
+    live(serve, NICE)

@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
-import signal
 import socket
-import sys
 import time
 from collections import deque
 from typing import cast
@@ -24,23 +21,20 @@ from typing import cast
 import zmq
 
 from farflung.coordinator.door.allowance import Quota, Tally
-from farflung.coordinator.door.channel import packed
 from farflung.coordinator.door.dialer import Dialer
 from farflung.coordinator.door.front_door_words import (
     LOOKS_PER_S,
+    TO_DOOR,
     Answer,
-    Begin,
     Brings,
-    CannotListen,
-    Counted,
-    DoorChannel,
+    DoorSettings,
+    FramesCounted,
     LedFrom,
-    Listening,
     ModelNow,
     Saw,
     StatusNow,
+    ToDoor,
     WantsStatus,
-    door_channel,
 )
 from farflung.coordinator.door.hello_check import UNPROVEN, Doorkeeper, Passed, RunFacts, refuse
 from farflung.coordinator.door.keys import CurveKeys
@@ -60,6 +54,8 @@ from farflung.protocol.messages import (
     StandsBy,
     StatusReply,
 )
+from farflung.protocol.process.channel import Channel, packed
+from farflung.protocol.process.child import Listening, live, serve_parent
 from farflung.protocol.process.descriptors import network_at, room_for_connections
 from farflung.protocol.process.networks import Crowd, network_of
 from farflung.protocol.process.zap import ZapHandler
@@ -86,7 +82,7 @@ log = logging.getLogger("farflung.coordinator")
 class FrontDoor:
     """`run` returns when the coordinator is gone."""
 
-    def __init__(self, begin: Begin, channel: DoorChannel) -> None:
+    def __init__(self, begin: DoorSettings, channel: Channel[ToDoor]) -> None:
         limits = begin.limits
         self._channel = channel
         self._keeper = Doorkeeper(RunFacts(begin.name, begin.run_id, begin.manifest))
@@ -296,9 +292,9 @@ class FrontDoor:
             return
         counts = self._counters.as_dict()
         news = {name: count - self._told.get(name, 0) for name, count in counts.items()}
-        said = Counted(
+        said = FramesCounted(
             arrived=self._arrived - self._told_arrived,
-            counters={name: count for name, count in news.items() if count},
+            counters={Verdict(name): count for name, count in news.items() if count},
             connections=len(self._crowd),
             notes=tuple(self._notes[:8]),
         )
@@ -306,34 +302,9 @@ class FrontDoor:
             self._told, self._told_arrived, self._notes, self._last_told = counts, self._arrived, [], now
 
 
-def serve_strangers(end: socket.socket) -> None:
-    """Until the coordinator hangs up.  The first word must be `Begin`."""
-    channel = door_channel(end)
-    while not channel.closed:
-        for word in channel.receive():
-            if isinstance(word, Begin):
-                try:
-                    door = FrontDoor(word, channel)
-                except UserError as error:
-                    channel.send(CannotListen(reason=str(error)))
-                    return
-                door.run()
-                return
-        zmq.select([end], [], [], 1.0)
-
-
-def main() -> int:
-    """`python -m farflung.coordinator.door.front_door DESCRIPTOR MEMORY_BYTES`, by the coordinator alone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, which then hangs up
-    descriptor, memory_bytes = int(sys.argv[1]), int(sys.argv[2])
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(NICE)
-    with socket.socket(fileno=descriptor) as end:
-        end.setblocking(False)
-        serve_strangers(end)
-    return 0
+def serve(end: socket.socket) -> None:
+    serve_parent(Channel(end, TO_DOOR), DoorSettings, FrontDoor)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    live(serve, NICE)

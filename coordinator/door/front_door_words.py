@@ -1,17 +1,15 @@
-"""What the coordinator and its front door say to each other, over a channel (channel.py).
+"""What the coordinator and its front door say to each other, over a channel (protocol/process/channel.py).
 
 The front door is a process of its own and talks to strangers, so its words are bounded and typed like anybody's.
 """
 
 from __future__ import annotations
 
-import socket
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
-from farflung.coordinator.door.channel import Channel
 from farflung.protocol.limits import (
     ADDRESS_CHARS,
     CONTROL_BIN_BYTES,
@@ -20,6 +18,8 @@ from farflung.protocol.limits import (
 )
 from farflung.protocol.messages import Bytes32, Hello, Session
 from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.process.child import CannotListen, ChildSettings, ChildWord, Listening
+from farflung.protocol.verdicts import Verdict
 
 # At the front door, of everybody and of one network (protocol/process/networks.py).
 CONNECTIONS_MOST = 1024
@@ -31,10 +31,6 @@ HELLOS_PER_S = 200.0  # of everybody: what is passed on to the coordinator
 LOOKS_PER_S = 200.0  # the same, of members that show from where they are seen
 MEMORY_BYTES = 512 << 20  # address space of the whole process
 Caller = Annotated[bytes, Meta(max_length=512)]
-
-
-class _Word(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="word"):
-    pass
 
 
 # ---- to the front door ---------------------------------------------------------------------------------
@@ -52,35 +48,34 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     memory_bytes: int = MEMORY_BYTES
 
 
-class Begin(_Word, frozen=True, kw_only=True, tag="begin"):
+class DoorSettings(ChildSettings, frozen=True, kw_only=True, tag="begin"):
     name: str
     run_id: Session
     manifest: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
     secret: bytes  # the coordinator's CURVE key: the join URL pins one for both sockets
     host: str
-    port: int
     limits: Limits = Limits()
     # Another coordinator leads, and this is what is told of it: the signed list of its addresses, empty where nobody
     # leads just now.  None: this one leads.
     stands_by: Annotated[bytes, Meta(max_length=WHEREABOUTS_BYTES)] | None = None
 
 
-class LedFrom(_Word, frozen=True, kw_only=True, tag="led_from"):
+class LedFrom(ChildWord, frozen=True, kw_only=True, tag="led_from"):
     """To a door that stands by: where the leader is now."""
 
     whereabouts: Annotated[bytes, Meta(max_length=WHEREABOUTS_BYTES)]
 
 
-class Answer(_Word, frozen=True, kw_only=True, tag="answer"):
+class Answer(ChildWord, frozen=True, kw_only=True, tag="answer"):
     caller: Caller
     message: Annotated[bytes, Meta(max_length=CONTROL_FRAME_BYTES)]
 
 
-class StatusNow(_Word, frozen=True, kw_only=True, tag="status"):
+class StatusNow(ChildWord, frozen=True, kw_only=True, tag="status"):
     status: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
 
 
-class ModelNow(_Word, frozen=True, kw_only=True, tag="model"):
+class ModelNow(ChildWord, frozen=True, kw_only=True, tag="model"):
     """What those are told who come without a trainer."""
 
     model: ModelSchema
@@ -89,15 +84,7 @@ class ModelNow(_Word, frozen=True, kw_only=True, tag="model"):
 # ---- from the front door -------------------------------------------------------------------------------
 
 
-class Listening(_Word, frozen=True, kw_only=True, tag="listening"):
-    port: Annotated[int, Meta(ge=1, le=65535)]
-
-
-class CannotListen(_Word, frozen=True, kw_only=True, tag="cannot_listen"):
-    reason: Annotated[str, Meta(max_length=1000)]
-
-
-class Brings(_Word, frozen=True, kw_only=True, tag="brings"):
+class Brings(ChildWord, frozen=True, kw_only=True, tag="brings"):
     """Somebody whose hello is signed and fits the run."""
 
     caller: Caller
@@ -106,32 +93,30 @@ class Brings(_Word, frozen=True, kw_only=True, tag="brings"):
     came_from: Annotated[str, Meta(max_length=128)]
 
 
-class Saw(_Word, frozen=True, kw_only=True, tag="saw"):
+class Saw(ChildWord, frozen=True, kw_only=True, tag="saw"):
     """A connection that proved this key came from there, and says that it is a member's."""
 
     key: Bytes32
     endpoint: Annotated[str, Meta(max_length=ADDRESS_CHARS)]
 
 
-class WantsStatus(_Word, frozen=True, kw_only=True, tag="wants_status"):
+class WantsStatus(ChildWord, frozen=True, kw_only=True, tag="wants_status"):
     pass
 
 
-class Counted(_Word, frozen=True, kw_only=True, tag="counted"):
-    """Since the last time; said twice a second, so that its silence means that it hangs."""
+class FramesCounted(ChildWord, frozen=True, kw_only=True, tag="counted"):
+    """Since the last time; said twice a second, so that its silence means that it hangs.  Of a gateway, too: what it
+    passed on counts where it is decided."""
 
     arrived: Annotated[int, Meta(ge=0, lt=1 << 32)]
-    counters: Annotated[dict[str, int], Meta(max_length=16)]
+    counters: Annotated[dict[Verdict, Annotated[int, Meta(ge=0, lt=1 << 32)]], Meta(max_length=16)]
     connections: Annotated[int, Meta(ge=0, lt=1 << 32)]
+    undelivered: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
     notes: Annotated[tuple[Annotated[str, Meta(max_length=300)], ...], Meta(max_length=8)] = ()
 
 
-ToDoor = Begin | LedFrom | Answer | StatusNow | ModelNow
-FromDoor = Listening | CannotListen | Brings | Saw | WantsStatus | Counted
+ToDoor = DoorSettings | LedFrom | Answer | StatusNow | ModelNow
+FromDoor = Listening | CannotListen | Brings | Saw | WantsStatus | FramesCounted
 
-_decoder: msgspec.msgpack.Decoder[ToDoor | FromDoor] = msgspec.msgpack.Decoder(ToDoor | FromDoor)
-DoorChannel = Channel[ToDoor | FromDoor]
-
-
-def door_channel(end: socket.socket) -> DoorChannel:
-    return Channel(end, _decoder)
+TO_DOOR: msgspec.msgpack.Decoder[ToDoor] = msgspec.msgpack.Decoder(ToDoor)
+FROM_DOOR: msgspec.msgpack.Decoder[FromDoor] = msgspec.msgpack.Decoder(FromDoor)

@@ -11,42 +11,37 @@ message means; the one that it answers for is `Look`, which is about the connect
 
 from __future__ import annotations
 
-import os
-import resource
-import signal
 import socket
-import sys
 import time
 from collections import deque
 
 import zmq
 
 from farflung.coordinator.door.allowance import Allowance, Tally
-from farflung.coordinator.door.channel import packed
+from farflung.coordinator.door.front_door_words import FramesCounted
 from farflung.coordinator.door.gateway_words import (
     KEYS_AT_ONCE,
     LOT_BYTES,
     LOT_FRAMES,
-    Begin,
-    CannotListen,
-    Counted,
+    TO_GATEWAY,
     Ended,
     FromGateway,
-    GatewayChannel,
+    GatewaySettings,
     Heard,
     Let,
-    Listening,
     Looked,
     Misbehaved,
     Say,
     Shut,
-    gateway_channel,
+    ToGateway,
 )
 from farflung.coordinator.door.keys import CurveKeys
 from farflung.coordinator.door.listener import GOODBYE_MS, Arrival, Listener
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError, UserError
 from farflung.protocol.messages import MEMBER_IN, Look
+from farflung.protocol.process.channel import Channel, packed
+from farflung.protocol.process.child import Listening, live, serve_parent
 from farflung.protocol.process.descriptors import network_at, room_for_connections
 from farflung.protocol.process.lines import LEFT_OPEN_S, Lines
 from farflung.protocol.process.sockets import take_all_descriptors
@@ -64,7 +59,7 @@ _OF_MEMBERS = frozenset(MEMBER_IN)
 class Gateway:
     """`run` returns when the coordinator is gone."""
 
-    def __init__(self, begin: Begin, channel: GatewayChannel) -> None:
+    def __init__(self, begin: GatewaySettings, channel: Channel[ToGateway]) -> None:
         self._channel = channel
         self._allowed: set[bytes] = set()
         self._allowance = Allowance(begin.heartbeat_s, begin.fragments)
@@ -242,9 +237,9 @@ class Gateway:
         self._told_at = now
         counts = self._counters.as_dict()
         news = {name: count - self._told.get(name, 0) for name, count in counts.items()}
-        said = Counted(
+        said = FramesCounted(
             arrived=self._arrived,
-            counters={name: count for name, count in news.items() if count},
+            counters={Verdict(name): count for name, count in news.items() if count},
             connections=len(self._lines),
             undelivered=self._undelivered,
         )
@@ -252,35 +247,10 @@ class Gateway:
         self._pass_on(said)
 
 
-def serve_members(end: socket.socket) -> None:
-    """Until the coordinator hangs up.  The first word must be `Begin`."""
-    channel = gateway_channel(end)
-    while not channel.closed:
-        for word in channel.receive(1):
-            if isinstance(word, Begin):
-                try:
-                    gateway = Gateway(word, channel)
-                except UserError as error:
-                    channel.send(CannotListen(reason=str(error)))
-                    return
-                gateway.run()
-                return
-        zmq.select([end], [], [], 1.0)
-
-
-def main() -> int:
-    """`python -m farflung.coordinator.door.gateway DESCRIPTOR MEMORY_BYTES`, by the coordinator alone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, which then hangs up
-    descriptor, memory_bytes = int(sys.argv[1]), int(sys.argv[2])
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    take_all_descriptors()
-    os.set_inheritable(descriptor, False)
-    with socket.socket(fileno=descriptor) as end:
-        end.setblocking(False)
-        serve_members(end)
-    return 0
+def serve(end: socket.socket) -> None:
+    serve_parent(Channel(end, TO_GATEWAY), GatewaySettings, Gateway)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    take_all_descriptors()
+    live(serve)

@@ -1,4 +1,4 @@
-"""The coordinator's hold on its gateways: starts them, listens to them, and starts again the one that dies or hangs.
+"""The coordinator's hold on its gateways: what they are told, in lots, and what they say.
 
 Called by the server.  A member whose gateway dies keeps its session: it dials again, the same port or, if that stays
 silent, the door, which names another one.  Nothing is lost by it that the next beat does not bring, and its death is no
@@ -7,111 +7,65 @@ sign that a member has gone.  Must not know members: a route names a connection,
 
 from __future__ import annotations
 
-import logging
 import socket
-import subprocess
 from collections import deque
 from collections.abc import Callable, Iterator
 
-import msgspec
-
-from farflung.coordinator.door.channel import packed, pair
-from farflung.coordinator.door.front_door_process import (
-    BACKOFF_MAX_S,
-    BACKOFF_S,
-    DIES_WITHIN_S,
-    HANGS_AFTER_S,
-    STARTS_WITHIN_S,
-    WELL_AFTER_S,
-    Handle,
-    ServedInThread,
-    Spawn,
-    how_it_ended,
-    started,
-)
-from farflung.coordinator.door.gateway import serve_members
 from farflung.coordinator.door.gateway_words import (
+    FROM_GATEWAY,
     KEYS_AT_ONCE,
     LOT_BYTES,
     LOT_FRAMES,
-    Begin,
-    CannotListen,
-    Counted,
+    MEMORY_BYTES,
     FromGateway,
-    GatewayChannel,
+    GatewaySettings,
     Let,
-    Listening,
     Say,
     Shut,
-    ToGateway,
-    gateway_channel,
 )
+from farflung.protocol.process.channel import packed
+from farflung.protocol.process.child import KeptChild, Spawn, started
 
 WORDS_PER_TURN = 4  # of one gateway: the others, the door and the clock wait for no more
 # Of answers that a gateway has not taken; the next beats make good what is dropped.
 WAITING_BYTES_MOST = 32 << 20
 
-log = logging.getLogger("farflung.coordinator")
 
+class GatewayProcess(KeptChild[GatewaySettings, FromGateway]):
+    """One of them.  `number`: from 1, the first byte of its routes; libzmq's own begin with 0.  `keys`: who may come in
+    when it starts."""
 
-def in_process(end: socket.socket, memory_bytes: int) -> Handle:
-    return started("farflung.coordinator.door.gateway", end, memory_bytes)
+    lost = "{}; its members dial again, and keep what they have"
+    module = "farflung.coordinator.door.gateway"
+    memory_bytes = MEMORY_BYTES
+    heard = FROM_GATEWAY
 
-
-def in_thread(end: socket.socket, memory_bytes: int) -> Handle:
-    """For tests: the same code, without a process and without the cap."""
-    return ServedInThread(end, serve_members, "gateway")
-
-
-class GatewayProcess:
-    """One of them.  `number`: from 1, the first byte of its routes; libzmq's own begin with 0."""
-
-    def __init__(self, number: int, begin: Begin, note: Callable[[str], None], spawn: Spawn) -> None:
-        self.number = number
-        self._begin, self._note, self._spawn = begin, note, spawn
-        self._handle: Handle | None = None
-        self.channel: GatewayChannel | None = None
-        self.generation = 0  # grows when `channel` is another one
-        self.port: int | None = None  # where it listens now
-        self.starts = self.connections = 0
+    def __init__(
+        self,
+        number: int,
+        begin: GatewaySettings,
+        note: Callable[[str], None],
+        spawn: Spawn,
+        keys: Callable[[], list[bytes]],
+    ) -> None:
+        super().__init__(begin, note, spawn)
+        self.number, self.name = number, f"gateway {number}"
+        self._keys = keys
         self._lot: list[tuple[bytes, bytes]] = []
         self._lot_bytes = 0
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
-        self._started_at = self._heard_at = self._again_at = 0.0
-        self._pause_s = BACKOFF_S
-        self._gone_at: float | None = None
 
-    @property
-    def pid(self) -> int | None:
-        return getattr(self._handle, "pid", None)
-
-    def start(self, now: float, keys: list[bytes]) -> None:
-        ours, theirs = pair()
-        with theirs:
-            self._handle = self._spawn(theirs, self._begin.memory_bytes)
-        self.channel = gateway_channel(ours)
-        self.generation += 1
-        self.starts += 1
-        self._started_at, self._heard_at, self._gone_at = now, now + STARTS_WITHIN_S, None
-        self.tell(self._begin)
+    def start(self, now: float) -> None:
+        super().start(now)
+        keys = self._keys()
         for at in range(0, len(keys), KEYS_AT_ONCE):
             self.tell(Let(keys=tuple(keys[at : at + KEYS_AT_ONCE])))
 
-    def close(self) -> None:
-        self.port, self._lot, self._lot_bytes, self._waiting_bytes = None, [], 0, 0
+    def close(self, why: str = "") -> None:
+        self._lot, self._lot_bytes, self._waiting_bytes = [], 0, 0
         self._waiting.clear()
-        if self.channel is not None:
-            self.channel.socket.close()
-            self.channel = None
-            self.generation += 1
-        if self._handle is not None:
-            self._handle.kill()
-            if isinstance(self._handle, subprocess.Popen):
-                self._handle.wait()
-            self._handle = None
-
-    # ---- to it -------------------------------------------------------------------------------------------
+        super().close(why)
 
     def say(self, route: bytes, raw: bytes) -> bool:
         """With the lot that leaves at the end of this turn."""
@@ -123,7 +77,7 @@ class GatewayProcess:
         self._lot_bytes += len(raw)
         return True
 
-    def tell(self, word: ToGateway) -> None:
+    def tell(self, word: Let | Shut) -> None:
         """After all that was said before: who is shut out may still read its last word."""
         self._send_lot()
         self._queue(packed(word))
@@ -143,59 +97,19 @@ class GatewayProcess:
         self._waiting.append(raw)
         self._waiting_bytes += len(raw)
 
-    # ---- from it -----------------------------------------------------------------------------------------
-
-    def receive(self, now: float) -> Iterator[FromGateway]:
-        for word in self.channel.receive(WORDS_PER_TURN) if self.channel is not None else ():
-            self._heard_at = now
-            match word:
-                case Listening(port=port):
-                    self.port = port
-                    # The same one when it is started again: members dial it, and firewalls let it through.
-                    self._begin = msgspec.structs.replace(self._begin, port=port)
-                    if self.starts > 1:
-                        self._note(f"gateway {self.number}: open again on port {port}")
-                case CannotListen(reason=reason):
-                    log.warning("gateway %d: %s", self.number, reason)
-                    yield word
-                case Counted(connections=connections):
-                    self.connections = connections
-                    yield word
-                case Begin() | Let() | Shut() | Say():
-                    pass  # not its word to say
-                case _:
-                    yield word
-
-    def is_over(self, now: float) -> bool:
-        """True once, when it has died or hangs: it was closed here, and is due to start again a moment later."""
-        if self._handle is None:
-            return False
-        code, hangs = self._handle.poll(), now - self._heard_at >= HANGS_AFTER_S
-        if self.channel is not None and self.channel.closed and self._gone_at is None:
-            self._gone_at = now
-            self.generation += 1  # there is nothing to wait for on this channel
-        gone = self._gone_at is not None and now - self._gone_at >= DIES_WITHIN_S
-        if code is None and not hangs and not gone:
-            return False
-        why = f"said nothing for {HANGS_AFTER_S:g} s" if hangs else how_it_ended(code)
-        self.close()
-        well = now - self._started_at >= WELL_AFTER_S
-        self._pause_s = BACKOFF_S if well else min(BACKOFF_MAX_S, 2 * self._pause_s)
-        self._again_at = now + self._pause_s
-        told = "its members dial again, and keep what they have"
-        self._note(f"gateway {self.number}: {why}; {told}; it is started again in {self._pause_s:.1f} s")
-        return True
-
-    def is_due(self, now: float) -> bool:
-        return self._handle is None and now >= self._again_at
-
 
 class Gateways:
     """All of them.  Without any everything here does nothing."""
 
-    def __init__(self, begins: list[Begin], note: Callable[[str], None], spawn: Spawn = in_process) -> None:
+    def __init__(
+        self,
+        begins: list[GatewaySettings],
+        note: Callable[[str], None],
+        spawn: Spawn = started,
+        keys: Callable[[], list[bytes]] = list,
+    ) -> None:
         self._all = {
-            number: GatewayProcess(number, begin, note, spawn) for number, begin in enumerate(begins, 1)
+            number: GatewayProcess(number, begin, note, spawn, keys) for number, begin in enumerate(begins, 1)
         }
 
     def __iter__(self) -> Iterator[GatewayProcess]:
@@ -216,17 +130,13 @@ class Gateways:
             if each.channel is not None and not each.channel.closed:
                 yield each.channel.socket
 
-    def watch(self, now: float, keys: Callable[[], list[bytes]]) -> set[int]:
-        """The numbers of those that have just died.  `keys`: who may come in, for those that are started now."""
-        over = {each.number for each in self if each.is_over(now)}
-        for each in self:
-            if each.is_due(now):
-                each.start(now, keys())
-        return over
+    def watch(self, now: float) -> set[int]:
+        """The numbers of those that have just died."""
+        return {each.number for each in self if each.watch(now)}
 
     def receive(self, now: float) -> Iterator[tuple[GatewayProcess, FromGateway]]:
         for each in self:
-            for word in each.receive(now):
+            for word in each.hear(now, WORDS_PER_TURN):
                 yield each, word
 
     def send(self, route: bytes, raw: bytes) -> bool:

@@ -1,6 +1,6 @@
 """The relay: a process that passes bytes between two peers that can't dial each other.  It cannot read them.
 
-Started by the coordinator (relay_process.py), which starts it again if it dies.  Peers ask it, by SOCKS5, for the name
+Started by the coordinator (relaying.py), which starts it again if it dies.  Peers ask it, by SOCKS5, for the name
 that is their ticket (coordinator/reach/tickets.py); two with the tickets of one pair are joined.  What passes is CURVE,
 from one peer to the other: the relay sees lengths and times, and can delay, damage or drop.
 
@@ -12,28 +12,26 @@ left, so that a slow reader holds up its own pair, in buffers of a fixed size.  
 from __future__ import annotations
 
 import contextlib
-import resource
 import select
-import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from farflung.coordinator.reach.tickets import Run, read
 from farflung.coordinator.relay.relay_words import (
-    Begin,
-    CannotListen,
-    Counted,
-    Listening,
-    RelayChannel,
+    TO_RELAY,
+    PairsCounted,
+    RelaySettings,
+    ToRelay,
     Wanted,
-    relay_channel,
 )
 from farflung.coordinator.relay.socks import JOINED, NOT_ALLOWED, WHERE, Greeting, seen
 from farflung.coordinator.relay.switchboard import Switchboard
 from farflung.coordinator.relay.turns import Turns
+from farflung.protocol.errors import UserError
+from farflung.protocol.process.channel import Channel
+from farflung.protocol.process.child import Listening, live, serve_parent
 from farflung.protocol.process.networks import network_of
 from farflung.protocol.process.splice import Pipe
 
@@ -79,7 +77,7 @@ class _End:
 class Relay:
     """`run` returns when the coordinator is gone."""
 
-    def __init__(self, begin: Begin, channel: RelayChannel) -> None:
+    def __init__(self, begin: RelaySettings, channel: Channel[ToRelay]) -> None:
         now = time.monotonic()
         self._channel = channel
         self._run = Run(begin.run_id, begin.incarnation, begin.relay)
@@ -90,7 +88,11 @@ class Relay:
         self._pairs: dict[bytes, tuple[_End, _End]] = {}
         self._moved_bytes = self._refused = 0
         self._told_at = self._ticked_at = float("-inf")
-        self._listener = _listener(begin)
+        try:
+            self._listener = _listener(begin)
+        except OSError as error:
+            told = f"cannot listen on {begin.host} port {begin.port}: {error.strerror}"
+            raise UserError(told) from error
         self._epoll = select.epoll()
         for each in (self._listener, channel.socket):
             self._epoll.register(each.fileno(), select.EPOLLIN)
@@ -282,7 +284,7 @@ class Relay:
         if now - self._told_at < TELL_EVERY_S:
             return
         board, moved, refused = self._board, self._moved_bytes, self._refused
-        said = Counted(
+        said = PairsCounted(
             pairs=board.joined,
             waiting=board.waiting,
             guests=board.guests,
@@ -295,7 +297,7 @@ class Relay:
             self._refused -= refused
 
 
-def _listener(begin: Begin) -> socket.socket:
+def _listener(begin: RelaySettings) -> socket.socket:
     host = "::" if begin.host in ("*", "") else begin.host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -307,7 +309,7 @@ def _listener(begin: Begin) -> socket.socket:
     return listener
 
 
-def _bound(family: int, host: str, begin: Begin) -> socket.socket:
+def _bound(family: int, host: str, begin: RelaySettings) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family == socket.AF_INET6:
@@ -344,37 +346,9 @@ def _sent(connection: socket.socket, reply: bytes) -> bool:
         return False
 
 
-def serve_pairs(end: socket.socket) -> None:
-    """Until the coordinator hangs up.  The first word must be `Begin`."""
-    channel = relay_channel(end)
-    while not channel.closed:
-        for word in channel.receive():
-            if isinstance(word, Begin):
-                try:
-                    relay = Relay(word, channel)
-                except OSError as error:
-                    channel.send(
-                        CannotListen(
-                            reason=f"cannot listen on {word.host} port {word.port}: {error.strerror}"
-                        )
-                    )
-                    return
-                relay.run()
-                return
-        select.select([end], [], [], 1.0)
-
-
-def main() -> int:
-    """`python -m farflung.coordinator.relay.relay DESCRIPTOR MEMORY_BYTES`, by the coordinator alone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, which then hangs up
-    descriptor, memory_bytes = int(sys.argv[1]), int(sys.argv[2])
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with socket.socket(fileno=descriptor) as end:
-        end.setblocking(False)
-        serve_pairs(end)
-    return 0
+def serve(end: socket.socket) -> None:
+    serve_parent(Channel(end, TO_RELAY), RelaySettings, Relay)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    live(serve)

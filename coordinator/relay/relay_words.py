@@ -6,38 +6,32 @@ secret: with what it knows, tickets can be read and not written.
 
 from __future__ import annotations
 
-import socket
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from farflung.coordinator.door.channel import Channel
 from farflung.coordinator.reach.tickets import PAIR_BYTES
 from farflung.coordinator.relay.switchboard import PAIRS_MOST
+from farflung.protocol.process.child import CannotListen, ChildSettings, ChildWord, Listening
 from farflung.protocol.round_words import Count, Hash
 
 Pair = Annotated[bytes, Meta(min_length=PAIR_BYTES, max_length=PAIR_BYTES)]
 
 
-class _Word(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="word"):
-    pass
-
-
 # ---- to the relay --------------------------------------------------------------------------------------------
 
 
-class Begin(_Word, frozen=True, kw_only=True, tag="begin"):
+class RelaySettings(ChildSettings, frozen=True, kw_only=True, tag="begin"):
     run_id: Annotated[bytes, Meta(min_length=16, max_length=16)]
     incarnation: Count
     public: Hash  # the ed25519 key that signs tickets
     host: str
-    port: int
     bytes_per_s: float
     relay: Annotated[str, Meta(max_length=64)] = ""  # for whose tickets: see tickets.py
 
 
-class Wanted(_Word, frozen=True, kw_only=True, tag="wanted"):
+class Wanted(ChildWord, frozen=True, kw_only=True, tag="wanted"):
     """All pairs that may meet from now on: others are hung up on."""
 
     pairs: Annotated[tuple[Pair, ...], Meta(max_length=PAIRS_MOST)]
@@ -47,15 +41,7 @@ class Wanted(_Word, frozen=True, kw_only=True, tag="wanted"):
 # ---- from the relay ------------------------------------------------------------------------------------------
 
 
-class Listening(_Word, frozen=True, kw_only=True, tag="listening"):
-    port: Annotated[int, Meta(ge=1, le=65535)]
-
-
-class CannotListen(_Word, frozen=True, kw_only=True, tag="cannot_listen"):
-    reason: Annotated[str, Meta(max_length=1000)]
-
-
-class Counted(_Word, frozen=True, kw_only=True, tag="counted"):
+class PairsCounted(ChildWord, frozen=True, kw_only=True, tag="counted"):
     """Said twice a second, so that its silence means that it hangs.  Bytes and refusals: since the last time."""
 
     pairs: Count  # joined now
@@ -65,14 +51,8 @@ class Counted(_Word, frozen=True, kw_only=True, tag="counted"):
     refused: Count  # connections that showed no good ticket
 
 
-ToRelay = Begin | Wanted
-FromRelay = Listening | CannotListen | Counted
+ToRelay = RelaySettings | Wanted
+FromRelay = Listening | CannotListen | PairsCounted
 
-_decoder: msgspec.msgpack.Decoder[ToRelay | FromRelay] = msgspec.msgpack.Decoder(ToRelay | FromRelay)
-
-
-RelayChannel = Channel[ToRelay | FromRelay]
-
-
-def relay_channel(end: socket.socket) -> RelayChannel:
-    return Channel(end, _decoder)
+TO_RELAY: msgspec.msgpack.Decoder[ToRelay] = msgspec.msgpack.Decoder(ToRelay)
+FROM_RELAY: msgspec.msgpack.Decoder[FromRelay] = msgspec.msgpack.Decoder(FromRelay)

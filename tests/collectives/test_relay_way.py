@@ -14,7 +14,7 @@ import pytest
 from farflung.collectives.link import undialled
 from farflung.collectives.link.link import Relayed
 from farflung.collectives.link.relay_way import RelayWay, Stand
-from farflung.coordinator.relay.relay_process import in_thread
+from rig.in_thread import InThread
 from rig.link_ends import PAYLOAD_MAX, End, frame, until, ways
 from rig.relay_rig import CHOSEN, JOINED, RelayRig
 from rig.waiting import eventually
@@ -250,7 +250,7 @@ def test_told_another_relay_both_go_there_though_the_first_one_still_passes_byte
     ends: tuple[End, End], rig: RelayRig
 ) -> None:
     ann, bob = ends
-    with RelayRig(spawn=in_thread) as another:
+    with RelayRig(spawn=InThread) as another:
         another.want((ann.key, bob.key))
         meet(ends, ways(rig, ends))
         ann.link.send("bob", frame(0, b"by the first"))

@@ -33,7 +33,6 @@ from farflung.console.inspect_commands import run_doctor
 from farflung.console.screen.gpu import gpus_in
 from farflung.coordinator.door import prober
 from farflung.coordinator.door.dialer import Target
-from farflung.coordinator.door.front_door_process import in_thread
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.door.prober import Caller, Prober
@@ -46,6 +45,7 @@ from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import OuterSection, RoundSection, RunSection
 from farflung.protocol.messages import Message, Probe, Probed, Refuse
 from farflung.protocol.process import exit_codes
+from rig.in_thread import InThread
 from rig.relay_rig import RelayRig
 from rig.waiting import PATIENCE_S
 
@@ -223,7 +223,7 @@ def url(tmp_path: Path) -> Iterator[JoinUrl]:
     def serve() -> None:
         with Journal.open_or_create(tmp_path / JOURNAL_NAME, manifest, lambda: bytes(16)) as journal:
             machine = RunMachine(manifest, journal.run_id, [], lambda size: bytes(size))
-            with Server(machine, journal, keys, ListenOn("127.0.0.1", 0), spawn=in_thread) as server:
+            with Server(machine, journal, keys, ListenOn("127.0.0.1", 0), spawn=InThread) as server:
                 found.append(JoinUrl("127.0.0.1", server.port, manifest.run.name, keys.public_raw))
                 ready.set()
                 server.run_until(stop.is_set)

@@ -141,9 +141,9 @@ def test_a_gateway_takes_the_ports_after_those_that_were_named() -> None:
 def test_what_a_gateway_does_not_take_is_dropped_at_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may hang; the coordinator's memory must not grow by all that is said meanwhile."""
     monkeypatch.setattr("farflung.coordinator.door.gateways.WAITING_BYTES_MOST", 1 << 20)
-    begin = words.Begin(secret=bytes(40), host="127.0.0.1", port=0, heartbeat_s=1.0, fragments=1)
-    made = Gateways([begin], lambda text: None, lambda end, memory_bytes: Hung())
-    made.watch(0.0, lambda: [])
+    begin = words.GatewaySettings(secret=bytes(40), host="127.0.0.1", port=0, heartbeat_s=1.0, fragments=1)
+    made = Gateways([begin], lambda text: None, lambda module, end, memory_bytes: Hung())
+    made.watch(0.0)
     (gateway,) = made
     gateway.port = 1
     taken = sum(made.send(b"\x01route", bytes(65536)) for _ in range(200))
@@ -152,6 +152,9 @@ def test_what_a_gateway_does_not_take_is_dropped_at_a_bound(monkeypatch: pytest.
 
 
 class Hung:
+    def wait(self, timeout: float | None = None) -> int:
+        return 0
+
     def poll(self) -> int | None:
         return None
 

@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
 from farflung.console.screen.status_client import StatusClient
-from farflung.coordinator.door.channel import packed, pair
-from farflung.coordinator.door.front_door_process import in_thread
-from farflung.coordinator.door.front_door_words import CannotListen, door_channel
+from farflung.coordinator.door.front_door_words import FROM_DOOR
+from farflung.coordinator.door.gateway_words import FROM_GATEWAY
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.hosting import QuietEnd, _places, _whereabouts
@@ -32,10 +32,14 @@ from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import Address, JoinUrl, whereabouts_of
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import RunSection
+from farflung.protocol.process.channel import Channel, packed, pair
+from farflung.protocol.process.child import CannotListen
 from farflung.protocol.process.run_file import read_manifest
 from farflung.protocol.process.sockets import curve_text
 from farflung.protocol.round_words import Commit
 from farflung.protocol.signing import curve_key_of, proves, statement_of
+from farflung.protocol.verdicts import Verdict
+from rig.in_thread import InThread
 from rig.waiting import PATIENCE_S
 
 ROUNDS = 5
@@ -132,7 +136,7 @@ def test_a_journal_that_cannot_be_written_stops_the_server_in_words(
             pytest.raises(
                 UserError, match="cannot be written: database or disk is full; what was committed is"
             ),
-            Server(machine, journal, load_or_create(tmp_path), ListenOn("127.0.0.1", 0), spawn=in_thread),
+            Server(machine, journal, load_or_create(tmp_path), ListenOn("127.0.0.1", 0), spawn=InThread),
         ):
             pass
 
@@ -143,7 +147,7 @@ def test_a_taken_port_is_said(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, journal:
         port = taken.getsockname()[1]
         server = Server(
-            machine, journal, load_or_create(tmp_path), ListenOn("127.0.0.1", port), spawn=in_thread
+            machine, journal, load_or_create(tmp_path), ListenOn("127.0.0.1", port), spawn=InThread
         )
         with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1 port {port}: Address"), server:
             pass
@@ -298,9 +302,24 @@ def test_whoever_listens_everywhere_offers_both_families() -> None:
 def test_a_word_between_the_processes_that_is_no_text_ends_their_channel() -> None:
     """The front door talks to strangers: whoever takes it over must not end the coordinator."""
     ours, theirs = pair()
-    channel = door_channel(ours)
+    channel = Channel(ours, FROM_DOOR)
     theirs.send(packed(CannotListen(reason="abc")).replace(b"abc", b"\xe4bc"))
     assert list(channel.receive()) == [] and channel.closed
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("counters", [{"no verdict": 1}, {"stale": -1}, {"stale": 1 << 32}, {"stale": "1"}])
+@pytest.mark.parametrize("heard", [FROM_DOOR, FROM_GATEWAY])
+def test_P8_what_a_door_or_a_gateway_counted_is_believed_only_of_verdicts(
+    heard: msgspec.msgpack.Decoder[Any], counters: dict[str, Any]
+) -> None:
+    ours, theirs = pair()
+    said = {"word": "counted", "arrived": 1, "counters": {"stale": 1}, "connections": 0}
+    for each in (said, said | {"counters": counters}):
+        theirs.send(packed(each))
+    channel = Channel(ours, heard)
+    assert [word.counters for word in channel.receive()] == [{Verdict.STALE: 1}] and channel.closed
     ours.close()
     theirs.close()
 

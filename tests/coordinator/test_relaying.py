@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from farflung.coordinator.relay.relay_words import Counted
+from farflung.coordinator.relay.relay_words import PairsCounted
 from farflung.coordinator.relaying import BACK_WITHIN_S, SAVED_EVERY_S, Month, Relaying
 from farflung.coordinator.run.effects import Note
 from farflung.coordinator.run.machine import RunMachine
@@ -24,10 +24,10 @@ class Process:
         self.port: int | None = None
         self.why_not = "it has not begun to listen yet"
         self.bytes_per_s = 1e6
-        self.says: list[Counted] = []
+        self.says: list[PairsCounted] = []
         self.closed = False
 
-    def receive(self, now: float) -> Iterator[Counted]:
+    def receive(self, now: float) -> Iterator[PairsCounted]:
         says, self.says = self.says, []
         yield from says
 
@@ -35,8 +35,8 @@ class Process:
         self.closed = True
 
 
-def counted(moved: int, pairs: int = 1) -> Counted:
-    return Counted(pairs=pairs, waiting=0, guests=0, moved_bytes=moved, refused=2)
+def counted(moved: int, pairs: int = 1) -> PairsCounted:
+    return PairsCounted(pairs=pairs, waiting=0, guests=0, moved_bytes=moved, refused=2)
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ ROOMS: dict[str, Room] = {
     ),
     "coordinator/door": Room(PROTOCOL),
     "coordinator/reach": Room(("coordinator/door/allowance", "protocol"), pure=True),
-    "coordinator/relay": Room(("coordinator/door", "coordinator/reach", *PROTOCOL)),
+    "coordinator/relay": Room(("coordinator/reach", *PROTOCOL)),
     "coordinator/run": Room(
         (
             "coordinator/rounds",

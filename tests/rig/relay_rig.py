@@ -15,10 +15,10 @@ from dataclasses import replace
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.collectives.link.link import Relayed
-from farflung.coordinator.door.front_door_process import Spawn
 from farflung.coordinator.reach.tickets import Run, Sign, Ticket, pair_of, side_of, written
-from farflung.coordinator.relay.relay_process import RelayProcess, in_process
-from farflung.coordinator.relay.relay_words import Begin, Counted
+from farflung.coordinator.relay.relay_words import PairsCounted, RelaySettings
+from farflung.coordinator.relaying import RelayProcess
+from farflung.protocol.process.child import Spawn, started
 from rig.waiting import eventually
 
 RUN = Run(b"r" * 16, 1)
@@ -28,13 +28,13 @@ TICKET_S = 600.0
 
 
 class RelayRig:
-    def __init__(self, bytes_per_s: float = 1.25e9, spawn: Spawn = in_process) -> None:
+    def __init__(self, bytes_per_s: float = 1.25e9, spawn: Spawn = started) -> None:
         key = Ed25519PrivateKey.generate()
         self.sign: Sign = key.sign
         self.public = key.public_key().public_bytes_raw()
         self.relay = ""  # for which relay tickets are: the coordinator's, or that of somebody by this name
         self.at = 0  # where guests go, if not to this relay
-        begin = Begin(
+        begin = RelaySettings(
             run_id=RUN.run_id,
             incarnation=RUN.incarnation,
             public=self.public,
@@ -43,7 +43,7 @@ class RelayRig:
             bytes_per_s=bytes_per_s,
         )
         self.notes: list[str] = []
-        self.said: list[Counted] = []
+        self.said: list[PairsCounted] = []
         self.process = RelayProcess(begin, self.notes.append, spawn)
         self._lock = threading.Lock()
         self._stop = threading.Event()

@@ -16,8 +16,6 @@ import msgspec
 import zmq
 
 from farflung.console.screen.status_client import StatusClient
-from farflung.coordinator.door.front_door_process import in_thread
-from farflung.coordinator.door.gateways import in_thread as gateway_in_thread
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.ledger.journal import Journal
@@ -44,6 +42,7 @@ from farflung.protocol.messages import (
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.process.sockets import curve_raw, curve_text
 from farflung.protocol.signed_words import hello_part
+from rig.in_thread import InThread
 from rig.waiting import PATIENCE_S
 
 # Nobody is lost by silence: it takes longer than any wait here.
@@ -76,8 +75,7 @@ class Running:
             keys = load_or_create(self._folder)
             machine = self._machine = RunMachine(MANIFEST, journal.run_id, journal.records(), os.urandom)
             listen = ListenOn("127.0.0.1", 0, gateways=self._gateways)
-            server = Server(machine, journal, keys, listen, folder=self._folder, spawn=in_thread)
-            server.spawn_gateway = gateway_in_thread
+            server = Server(machine, journal, keys, listen, folder=self._folder, spawn=InThread)
             with server:
                 self.server = server
                 self.url = JoinUrl("127.0.0.1", server.port, MANIFEST.run.name, keys.public_raw)

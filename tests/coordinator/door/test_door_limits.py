@@ -14,9 +14,8 @@ import pytest
 import zmq
 
 from farflung.coordinator.door import front_door
-from farflung.coordinator.door.channel import pair
 from farflung.coordinator.door.front_door import BURST_S, BYTES_BURST, HELLOS_AT_ONCE, STRIKES, FrontDoor
-from farflung.coordinator.door.front_door_words import BYTES_PER_S, FRAMES_PER_S, Begin, door_channel
+from farflung.coordinator.door.front_door_words import BYTES_PER_S, FRAMES_PER_S, TO_DOOR, DoorSettings
 from farflung.coordinator.door.hello_check import (
     CHALLENGES_KEPT,
     CHALLENGES_PER_CALLER,
@@ -37,6 +36,7 @@ from farflung.protocol.messages import Challenge, Hello, Knock, Message, Refuse
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.moments import Attached, Known
 from farflung.protocol.orders import Reply
+from farflung.protocol.process.channel import Channel, pair
 
 KNOCK = envelope.encode(Knock(protocol=PROTOCOL_VERSION, run="demo"))
 MODEL = ModelSchema((), 4, 1, 1, bytes(32))
@@ -63,7 +63,7 @@ class Door(FrontDoor):
 def door() -> Iterator[Door]:
     ours, theirs = pair()
     _, secret = zmq.curve_keypair()
-    begin = Begin(
+    begin = DoorSettings(
         name="demo",
         run_id=bytes(16),
         manifest=Manifest().canonical(),
@@ -71,7 +71,7 @@ def door() -> Iterator[Door]:
         host="127.0.0.1",
         port=0,
     )
-    opened = Door(begin, door_channel(ours))
+    opened = Door(begin, Channel(ours, TO_DOOR))
     opened.said = []
     yield opened
     opened.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,10 +15,8 @@ import pytest
 import zmq
 
 from farflung.console.screen.status_client import StatusClient
-from farflung.coordinator.door import front_door_process
-from farflung.coordinator.door.channel import pair
-from farflung.coordinator.door.front_door_process import DoorProcess, Handle, Spawn, begin_of, in_thread
-from farflung.coordinator.door.front_door_words import Counted, Limits, Listening, door_channel
+from farflung.coordinator.door.front_door_process import NOTES_PER_S, DoorProcess, settings_of
+from farflung.coordinator.door.front_door_words import FROM_DOOR, FramesCounted, Limits
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.ledger.journal import Journal
@@ -28,7 +25,7 @@ from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.peer.identity import Identity
 from farflung.protocol import envelope
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.errors import FarflungError, UserError
+from farflung.protocol.errors import FarflungError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
@@ -46,6 +43,7 @@ from farflung.protocol.messages import (
     Welcome,
 )
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.process.channel import Channel, packed, pair
 from farflung.protocol.process.networks import Crowd
 from farflung.protocol.process.sockets import curve_raw, curve_text
 from farflung.protocol.signed_words import hello_part
@@ -76,24 +74,17 @@ def test_a_full_door_makes_room_by_cutting_off_who_is_silent() -> None:
     assert len(crowd) == 2
 
 
-def test_a_channel_bounds_and_types_its_words() -> None:
+def test_people_hear_only_so_much_from_a_door_that_was_taken_over() -> None:
     ours, theirs = pair()
-    channel, other = door_channel(ours), door_channel(theirs)
-    assert channel.send(Listening(port=7)) and list(other.receive()) == [Listening(port=7)]
-    said = Counted(arrived=1, counters={"accepted": 1}, connections=1)
-    sent = 0
-    while channel.send(said):
-        sent += 1
-    assert sent > 10 and not channel.closed, "a full channel never blocks"
+    facts, news = RunMachine(MANIFEST, bytes(16), [], os.urandom).facts, list[str]()
+    door = DoorProcess(settings_of(facts, bytes(40), ListenOn("127.0.0.1", 0), Limits()), news.append)
+    door.channel, door._again_at = Channel(ours, FROM_DOOR), 9.0
+    for now, times, told in ((0.0, 30, NOTES_PER_S), (0.5, 1, NOTES_PER_S + 8)):
+        for _ in range(times):
+            theirs.send(packed(FramesCounted(arrived=0, counters={}, connections=0, notes=("lies",) * 8)))
+        assert len(list(door.receive(now))) == times and len(news) == told
+    door.close()
     theirs.close()
-    assert not channel.send(said) and channel.closed
-    ours.close()
-    ours, theirs = pair()
-    theirs.send(b"\xff no word")
-    channel = door_channel(ours)
-    assert list(channel.receive()) == [] and channel.closed
-    theirs.close()
-    ours.close()
 
 
 # ---- a real one ----------------------------------------------------------------------------------------------
@@ -245,85 +236,3 @@ def test_a_flood_of_parts_costs_no_member_a_beat_and_strangers_are_answered_agai
         member.beats()
     finally:
         server.stop()
-
-
-class Mute:
-    """A front door that never says a word; `code`: it has died of that."""
-
-    def __init__(self, end: socket.socket, code: int | None = None) -> None:
-        self.end, self.code = end.dup(), code
-
-    def poll(self) -> int | None:
-        return self.code
-
-    def kill(self) -> None:
-        self.end.close()
-
-
-def door_of(spawn: Spawn, news: list[str]) -> DoorProcess:
-    facts = RunMachine(MANIFEST, bytes(16), [], os.urandom).facts
-    secret = zmq.curve_keypair()[1]
-    return DoorProcess(begin_of(facts, secret, ListenOn("127.0.0.1", 0), Limits()), news.append, spawn)
-
-
-def test_a_front_door_that_hangs_is_started_again_and_each_time_it_gets_longer() -> None:
-    """Decided on the coordinator's clock alone: here it is moved by hand.  Where the machine starves, each start of
-    another one starves it more."""
-    started: list[Mute] = []
-    news: list[str] = []
-
-    def spawn(end: socket.socket, memory_bytes: int) -> Mute:
-        started.append(Mute(end))
-        return started[-1]
-
-    door = door_of(spawn, news)
-    door._start(0.0)
-    assert list(door.receive(119.0)) == [] and len(started) == 1, "Python alone may take a minute to start"
-    assert list(door.receive(120.0)) == [] and "did not start in 120 s; members are not affected" in news[0]
-    assert list(door.receive(120.1)) == [] and len(started) == 1, "not at once"
-    now = 121.0
-    for patience_s in (20.0, 40.0, 80.0, 160.0, 160.0):
-        list(door.receive(now))
-        door._listens, door._heard_at = True, now
-        count = len(started)
-        list(door.receive(now + patience_s - 0.1))
-        assert len(started) == count and door._handle is not None
-        now += patience_s
-        list(door.receive(now))
-        assert door._handle is None and f"said nothing for {patience_s:g} s" in news[-1]
-        now += 40.0
-    door.close()
-
-
-def test_a_front_door_that_dies_while_it_starts_is_started_again() -> None:
-    news: list[str] = []
-    count = 0
-
-    def spawn(end: socket.socket, memory_bytes: int) -> Handle:
-        nonlocal count
-        count += 1
-        return Mute(end, -9) if count < 3 else in_thread(end, memory_bytes)
-
-    door = door_of(spawn, news)
-    door.open()
-    try:
-        assert door.port and door.starts == 3
-        assert sum("killed by SIGKILL" in each for each in news) == 2
-    finally:
-        door.close()
-
-
-def test_a_front_door_that_never_starts_ends_the_coordinator_in_words(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(front_door_process, "BACKOFF_MAX_S", 0.01)
-    door = door_of(lambda end, memory_bytes: Mute(end, 1), [])
-    with pytest.raises(UserError, match="the front door did not start, 8 times; its last words are above"):
-        door.open()
-
-
-def test_a_coordinator_that_waits_for_its_front_door_can_be_stopped() -> None:
-    door = door_of(lambda end, memory_bytes: Mute(end), [])
-    door.asked_to_stop = lambda: True
-    with pytest.raises(UserError, match="asked to stop before the front door was open"):
-        door.open()

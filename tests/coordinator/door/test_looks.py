@@ -14,10 +14,15 @@ import zmq
 from msgspec.structs import replace
 
 from farflung.collectives.link.zmq_link import ZmqLink
-from farflung.coordinator.door.channel import pair
 from farflung.coordinator.door.front_door import FrontDoor
-from farflung.coordinator.door.front_door_process import in_thread
-from farflung.coordinator.door.front_door_words import LOOKS_PER_S, Begin, DoorChannel, Saw, door_channel
+from farflung.coordinator.door.front_door_words import (
+    FROM_DOOR,
+    LOOKS_PER_S,
+    TO_DOOR,
+    DoorSettings,
+    FromDoor,
+    Saw,
+)
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import Arrival, ListenOn
 from farflung.coordinator.ledger.journal import Journal
@@ -30,8 +35,10 @@ from farflung.protocol import envelope
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import FragmentTick, Probe, Tick
+from farflung.protocol.process.channel import Channel, pair
 from farflung.protocol.process.sockets import curve_raw
 from farflung.protocol.round_words import Meet
+from rig.in_thread import InThread
 from rig.waiting import eventually
 
 LOOK = envelope.encode(Probe(padding=b"", want=0, address="", key=b"", look=True))
@@ -43,19 +50,21 @@ TICK = Tick(
 
 
 @pytest.fixture
-def door() -> Iterator[tuple[FrontDoor, DoorChannel]]:
+def door() -> Iterator[tuple[FrontDoor, Channel[FromDoor]]]:
     ours, theirs = pair()
     _, secret = zmq.curve_keypair()
     manifest = Manifest().canonical()
-    begin = Begin(name="demo", run_id=bytes(16), manifest=manifest, secret=secret, host="127.0.0.1", port=0)
-    opened = FrontDoor(begin, door_channel(ours))
-    yield opened, door_channel(theirs)
+    begin = DoorSettings(
+        name="demo", run_id=bytes(16), manifest=manifest, secret=secret, host="127.0.0.1", port=0
+    )
+    opened = FrontDoor(begin, Channel(ours, TO_DOOR))
+    yield opened, Channel(theirs, FROM_DOOR)
     opened.close()
     ours.close()
     theirs.close()
 
 
-def saws(channel: DoorChannel) -> list[Saw]:
+def saws(channel: Channel[FromDoor]) -> list[Saw]:
     found: list[Saw] = []
     while words := list(channel.receive()):
         found += [word for word in words if isinstance(word, Saw)]
@@ -63,7 +72,7 @@ def saws(channel: DoorChannel) -> list[Saw]:
 
 
 def test_only_so_many_looks_are_passed_on(
-    door: tuple[FrontDoor, DoorChannel], monkeypatch: pytest.MonkeyPatch
+    door: tuple[FrontDoor, Channel[FromDoor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front, channel = door
     monkeypatch.setattr(front._listener, "comes_from", lambda arrival: "9.9.9.9:40000")
@@ -75,7 +84,7 @@ def test_only_so_many_looks_are_passed_on(
     assert saws(channel) == [Saw(key=bytes(32), endpoint="9.9.9.9:40000")]
 
 
-def test_a_connection_that_has_gone_is_nobodys(door: tuple[FrontDoor, DoorChannel]) -> None:
+def test_a_connection_that_has_gone_is_nobodys(door: tuple[FrontDoor, Channel[FromDoor]]) -> None:
     front, channel = door
     front._on_frame(Arrival(b"r", bytes(32), 99, LOOK, "9.9.9.9"), 0.0)
     assert not saws(channel)
@@ -100,7 +109,7 @@ def hall(tmp_path: Path) -> Iterator[Hall]:
     def serve() -> None:
         with Journal.open_or_create(tmp_path / JOURNAL_NAME, manifest, lambda: bytes(16)) as journal:
             machine = RunMachine(manifest, journal.run_id, [], bytes)
-            with Server(machine, journal, keys, ListenOn("127.0.0.1", 0), spawn=in_thread) as server:
+            with Server(machine, journal, keys, ListenOn("127.0.0.1", 0), spawn=InThread) as server:
                 url = JoinUrl("127.0.0.1", server.port, manifest.run.name, keys.public_raw)
                 found.append(Hall(server, url))
                 ready.set()

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from farflung.coordinator.relay.relay_process import in_thread
 from farflung.coordinator.relay.socks import NOT_ALLOWED
 from farflung.coordinator.relay.switchboard import GUEST_PATIENCE_S
+from rig.in_thread import InThread
 from rig.relay_rig import GREETING, JOINED, RelayRig
 from rig.waiting import eventually
 
@@ -22,7 +22,7 @@ ANN, BOB, CYD, EVE = (name * 32 for name in (b"a", b"b", b"c", b"e"))
 
 @pytest.fixture
 def rig() -> Iterator[RelayRig]:
-    with RelayRig(spawn=in_thread) as found:
+    with RelayRig(spawn=InThread) as found:
         found.want((ANN, BOB), (ANN, CYD))
         yield found
 
@@ -68,7 +68,7 @@ def test_it_is_no_open_proxy(rig: RelayRig, kind: str) -> None:
     if kind == "made up":
         name = "localhost"
     elif kind == "another run's":
-        with RelayRig(spawn=in_thread) as other:
+        with RelayRig(spawn=InThread) as other:
             name = other.ticket(ANN, BOB)
     else:
         name = rig.ticket(ANN, BOB, lasts_s=-2.0) if kind == "expired" else rig.ticket(ANN, EVE)
@@ -179,7 +179,7 @@ def test_killed_it_comes_back_on_the_same_port_and_knows_who_may_meet() -> None:
 def test_where_it_cannot_listen_people_are_told_and_nothing_else_happens() -> None:
     with RelayRig() as rig:
         other = RelayRig()
-        other.process._begin = type(other.process._begin)(
+        other.process.begin = type(other.process.begin)(
             run_id=bytes(16),
             incarnation=1,
             public=bytes(32),

@@ -11,9 +11,9 @@ import pytest
 
 from farflung.coordinator.reach.relays import Trial
 from farflung.coordinator.relay import trials
-from farflung.coordinator.relay.relay_process import in_thread
 from farflung.coordinator.relay.socks import CHOSEN, JOINED
 from farflung.coordinator.relay.trials import Trials
+from rig.in_thread import InThread
 from rig.relay_rig import RelayRig
 from rig.waiting import eventually
 
@@ -41,7 +41,7 @@ def trial_at(port: int, *tickets: str) -> Trial:
 
 
 def test_bytes_come_through_a_relay_that_knows_its_pair() -> None:
-    with RelayRig(spawn=in_thread) as rig:
+    with RelayRig(spawn=InThread) as rig:
         tickets = rig.ticket(ONE, OTHER), rig.ticket(OTHER, ONE)
         assert "refused" in outcome(trial_at(rig.port, *tickets)), "nobody told it of this pair"
         rig.want((ONE, OTHER))

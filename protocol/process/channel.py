@@ -1,12 +1,13 @@
-"""A channel of words between the coordinator and a child of its: the front door, the relay.
+"""A channel of words between a process and a child of its (child.py).
 
-The children talk to strangers, so their words are bounded and typed like anybody's (msgpack, nothing is executed).  The
+A child may talk to strangers, so its words are bounded and typed like anybody's (msgpack, nothing is executed).  The
 channel never blocks: a word that does not fit is not said, and whoever waited for it asks again.  Must not know the
-words: whoever opens a channel brings their decoder.
+words: whoever opens a channel brings the decoder of those that the other side may say.
 """
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -18,7 +19,7 @@ from farflung.protocol.limits import CONTROL_FRAME_BYTES
 WORD_BYTES = CONTROL_FRAME_BYTES + 8192
 WORDS_PER_TURN = 64
 
-Word = TypeVar("Word")
+Said = TypeVar("Said")
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -36,15 +37,13 @@ def packed(word: object) -> bytes:
     return _encoder.encode(word)
 
 
-class Channel(Generic[Word]):
-    """`decoder`: of all words that either side may say."""
-
-    def __init__(self, end: socket.socket, decoder: msgspec.msgpack.Decoder[Word]) -> None:
+class Channel(Generic[Said]):
+    def __init__(self, end: socket.socket, decoder: msgspec.msgpack.Decoder[Said]) -> None:
         self.socket = end
         self.closed = False  # by the other side
         self._decoder = decoder
 
-    def send(self, word: Word) -> bool:
+    def send(self, word: object) -> bool:
         """False: the other side does not read, or is gone."""
         return self.send_raw(packed(word))
 
@@ -58,7 +57,7 @@ class Channel(Generic[Word]):
             return False
         return True
 
-    def receive(self, most: int = WORDS_PER_TURN) -> Iterator[Word]:
+    def receive(self, most: int = WORDS_PER_TURN) -> Iterator[Said]:
         """What has come so far, a bounded number; a word that is none ends the channel."""
         for _ in range(most):
             try:
@@ -75,3 +74,9 @@ class Channel(Generic[Word]):
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 self.closed = True
                 return
+
+    def wait(self, most_s: float) -> None:
+        """Until something has come, or the other side is gone.  By poll(2): descriptors may have any number."""
+        looking = select.poll()
+        looking.register(self.socket, select.POLLIN)
+        looking.poll(round(1000 * most_s))
