@@ -26,7 +26,7 @@ from farflung.checkpoints.checkpoint_manifest import (
     chunk_hash,
     shards_of,
 )
-from farflung.checkpoints.parts import Part
+from farflung.checkpoints.parts import PartFile
 from farflung.checkpoints.store import Store
 from farflung.peer.identity import Identity
 from farflung.protocol.digests import root_of
@@ -52,7 +52,7 @@ def write(store: Store, version: int, me: Identity) -> None:
     draft = store.draft(RUN_ID, 0, version, me.peer_id, FORM)
     draft.parts.add(
         [
-            Part(first, hashes[first : first + count], lambda chunk: raw, lambda chunks: None)
+            PartFile(first, hashes[first : first + count], lambda chunk: raw, lambda chunks: None)
             for first, count in shards_of(0, CHUNKS, FORM)
         ]
     )

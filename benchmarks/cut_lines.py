@@ -20,9 +20,9 @@ from collections.abc import Callable
 
 import torch
 
-from farflung.peer.simulator.invariants import Broken
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import World
+from farflung.simulator.invariants import Broken
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.world import World
 
 WORLDS: dict[str, Callable[[int], Scenario]] = {
     "cut off from all": Scenario.cut_off_from_all,

@@ -24,7 +24,7 @@ from pathlib import Path
 # rig/ is what tests and benchmarks share.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from farflung.console.bench.bench import BenchOptions, Party
+from farflung.console.bench.bench import BenchOptions, BenchParty
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process.journal import JOURNAL_VARIABLE
 from rig.lab.emulator import HostSpec
@@ -93,7 +93,7 @@ class FirstState(LabRun):
         super().__init__(FirstSetting(options, hosts, home, timeout_s=60 + 6 * asked.once_s))
         self.asked, self.others = asked, others
 
-    def _join(self, name: str, url: str, number: int) -> Party:
+    def _join(self, name: str, url: str, number: int) -> BenchParty:
         script = str(Path(__file__).with_name("join_worker.py"))
         environ = os.environ | {"OMP_NUM_THREADS": "1", JOURNAL_VARIABLE: str(self.folder / f"{name}.events")}
         command = [sys.executable, script, "--url", url, "--told", str(self.folder / f"{name}.told")]
@@ -101,7 +101,7 @@ class FirstState(LabRun):
         command += ["--value", str(number), "--go", str(self.folder / ("first.go" if not number else "go"))]
         with (self.folder / f"{name}.log").open("w") as log:
             process = self.lab.hosts[name].popen(command, stdout=log, stderr=log, text=True, env=environ)
-        return Party(name, process, self.folder)
+        return BenchParty(name, process, self.folder)
 
     def told(self, name: str, what: str) -> list[float]:
         path = self.folder / f"{name}.told"

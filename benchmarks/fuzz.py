@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from live_table import Table
 
 from farflung.checkpoints import checkpoint_manifest as checkpoint
-from farflung.checkpoints.parts import Note
+from farflung.checkpoints.parts import PartsNote
 from farflung.compression.codec import codec_named, codec_names
 from farflung.console.history.audit_evidence import read_evidence
 from farflung.console.run_toml import TEMPLATE
@@ -68,7 +68,7 @@ from farflung.protocol.messages import KINDS
 from farflung.protocol.outer_numbers import StateForm
 from farflung.protocol.process.exporter import Exporter
 from farflung.protocol.process.journal import Follower
-from farflung.protocol.signed_words import Said
+from farflung.protocol.signed_words import SignedList
 from rig.steered import KINDS as KINDS_OF_RUNS
 from rig.steered import steered
 
@@ -273,7 +273,7 @@ def stored_targets(said: dict[str, Any], folder: Path) -> Iterator[Target]:
     yield Target(
         "checkpoint note",
         [note],
-        lambda raw: msgspec.json.decode(raw, type=Note),
+        lambda raw: msgspec.json.decode(raw, type=PartsNote),
         (msgspec.MsgspecError, UnicodeDecodeError, RecursionError),
         0.1,
     )
@@ -344,7 +344,7 @@ def checkpoint_target() -> Target:
 
 def evidence_target(said: dict[str, Any], folder: Path) -> Target:
     path = folder / "one.evidence"
-    lists = (Said(bytes(32), said["sent"]),)
+    lists = (SignedList(bytes(32), said["sent"]),)
     raw = msgspec.msgpack.encode(
         Evidence(1, bytes(16), said["committed"].commit, lists, bytes(32), bytes(64))
     )

@@ -23,7 +23,7 @@ import torch.multiprocessing
 from farflung.peer.island.group import GlooGroup
 from farflung.peer.island.island import Island
 from farflung.peer.island.looks import SEEN, Outlook
-from farflung.peer.local.words import FromTrainer, Resume, ToTrainer
+from farflung.peer.local.words import FromTrainer, ResumeSteps, ToTrainer
 
 
 class Quiet:
@@ -81,7 +81,7 @@ def rank(number: int, ranks: int, port: int, steps: int, step_s: float) -> None:
     os.environ |= {"RANK": str(number), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
     os.environ["MASTER_PORT"] = str(port)
     dist.init_process_group("gloo")
-    for name, word in (("no word", None), ("a word", Resume(spare=1))):
+    for name, word in (("no word", None), ("a word", ResumeSteps(spare=1))):
         looked, passed, all_s = looks(word, steps, step_s)
         if number == 0:
             print(

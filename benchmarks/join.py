@@ -29,7 +29,7 @@ from typing import Any
 # rig/ is what tests and benchmarks share.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from farflung.console.bench.bench import BenchOptions, Party
+from farflung.console.bench.bench import BenchOptions, BenchParty
 from farflung.protocol.errors import FarflungError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process.journal import JOURNAL_VARIABLE, Event, read_events
@@ -101,10 +101,10 @@ class JoinRun(LabRun):
         self.asked, self._liar = asked, liar
         self._joins = 0
 
-    def _join(self, name: str, url: str, number: int) -> Party:
+    def _join(self, name: str, url: str, number: int) -> BenchParty:
         self.url = url
         if name == JOINER:
-            return Party(name, subprocess.Popen(["true"], text=True), self.folder)
+            return BenchParty(name, subprocess.Popen(["true"], text=True), self.folder)
         more = {}
         if name == self._liar:
             place = self.folder / "liar"
@@ -114,14 +114,14 @@ class JoinRun(LabRun):
             more["PYTHONPATH"] = f"{place}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
         return self._worker(name, name, ["--pause", str(self.asked.pause_s)], more)
 
-    def _worker(self, host: str, name: str, words: list[str], more: dict[str, str]) -> Party:
+    def _worker(self, host: str, name: str, words: list[str], more: dict[str, str]) -> BenchParty:
         script = str(Path(__file__).with_name("join_worker.py"))
         environ = os.environ | {"OMP_NUM_THREADS": "1"} | more
         environ[JOURNAL_VARIABLE] = str(self.folder / f"{name}.events")
         command = [sys.executable, script, "--url", self.url, "--told", str(self.folder / f"{name}.told")]
         command += ["--identity", str(self.folder / f"{host}.pem"), *words]
         with (self.folder / f"{name}.log").open("w") as log:
-            return Party(
+            return BenchParty(
                 name,
                 self.lab.hosts[host].popen(command, stdout=log, stderr=log, text=True, env=environ),
                 self.folder,
@@ -166,7 +166,7 @@ class JoinRun(LabRun):
 
     # ---- joining -------------------------------------------------------------------------------------------
 
-    def start_joiner(self) -> Party:
+    def start_joiner(self) -> BenchParty:
         self._joins += 1
         name = f"{JOINER}-{self._joins}"
         party = self._worker(JOINER, name, ["--joiner", "--go", str(self.folder / f"{name}.go")], {})
@@ -174,29 +174,29 @@ class JoinRun(LabRun):
         self.wait_until(lambda: bool(self.told(name, "ready")), "a joiner")
         return party
 
-    def go(self, party: Party) -> None:
+    def go(self, party: BenchParty) -> None:
         (self.folder / f"{party.name}.go").touch()
 
-    def pieces(self, party: Party) -> list[int]:
+    def pieces(self, party: BenchParty) -> list[int]:
         return [event["chunk"] for event in read_events(party.journal) if event["event"] == "piece"]
 
-    def has_fetched(self, party: Party, pieces: float) -> bool:
+    def has_fetched(self, party: BenchParty, pieces: float) -> bool:
         return len(self.pieces(party)) >= pieces
 
-    def seconds(self, party: Party) -> tuple[float, float]:
+    def seconds(self, party: BenchParty) -> tuple[float, float]:
         """From when to when the join lasted."""
         self.wait_until(lambda: party.process.poll() is not None, "the join")
         if party.process.returncode:
             raise FarflungError(f"the joiner ended: {self.log(party.name)[-800:]}")
         return self.told(party.name, "attach")[0]["at"], self.told(party.name, "load")[0]["at"]
 
-    def kill(self, party: Party) -> None:
+    def kill(self, party: BenchParty) -> None:
         """With its agent, at once."""
         start: Event = next(event for event in read_events(party.journal) if event["event"] == "start")
         os.kill(start["pid"], signal.SIGKILL)
         party.process.kill()
         party.process.wait()
-        self.parties[JOINER] = Party(JOINER, subprocess.Popen(["true"], text=True), self.folder)
+        self.parties[JOINER] = BenchParty(JOINER, subprocess.Popen(["true"], text=True), self.folder)
 
     def late_ms(self) -> float:
         return 1000 * self.lab.effort().worst_late_s

@@ -19,7 +19,17 @@ from pathlib import Path
 
 from farflung.console.bench.trainer import POLL_S, TERMINATED, Floats, block, model_of, write_base
 from farflung.peer.local.memory import SharedState
-from farflung.peer.local.words import Attach, Finish, Frozen, Load, Loaded, Provide, Provided, Shared, Stop
+from farflung.peer.local.words import (
+    Attach,
+    Finish,
+    Frozen,
+    Loaded,
+    LoadState,
+    Provide,
+    Provided,
+    Shared,
+    Stop,
+)
 from farflung.peer.trainer.agent_process import AgentProcess
 from farflung.protocol.errors import Refused
 from farflung.protocol.manifest import Manifest
@@ -54,7 +64,7 @@ class Worker:
                     assert self._shared is not None
                     self._shared.anchor.fill_(self._asked.value)
                     channel.send(Provided())
-                case Load() as load:
+                case LoadState() as load:
                     self.tell("load", version=load.version)
                     channel.send(Loaded(version=load.version, fragment=load.fragment))
                     if self._asked.joiner:
@@ -65,7 +75,7 @@ class Worker:
                 case Finish():
                     return
 
-    def _freeze(self, load: Load) -> None:
+    def _freeze(self, load: LoadState) -> None:
         """After the inner steps, of which there are none: they take their time."""
         time.sleep(self._asked.pause)
         assert self._shared is not None

@@ -1,6 +1,6 @@
 """Members that lie about the run's state, over many seeds: python benchmarks/liars.py [SEEDS] [FIRST]
 
-Of 3, 5 or 10 simulated peers some lie, in one of the ways of peer/simulator/liars.py: any number but one about the
+Of 3, 5 or 10 simulated peers some lie, in one of the ways of simulator/byzantine.py: any number but one about the
 state, fewer than half about the work of others.  Printed: by way and size of the league, how many runs ended well; how
 many rounds a lie was told until its teller was out; and of the rounds with liars, in how many honest work counted.
 A run whose `min_peers` lets liars make its last rounds among themselves, and keep them, is counted by itself: nobody
@@ -14,9 +14,9 @@ from collections import Counter, defaultdict
 from statistics import mean, median
 
 from farflung.coordinator.ledger.records import Banned, CommittedRound, from_bytes
-from farflung.peer.simulator.invariants import Broken
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import AMONG_LIARS, World
+from farflung.simulator.invariants import Broken
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.world import AMONG_LIARS, World
 
 
 def main() -> int:

@@ -123,7 +123,7 @@ class Table:
         keep, self.say = self.say, lambda socket, sham, message: said.append(envelope.encode(message))  # type: ignore
         first = self.shams[0]
         first.beat(self.now)
-        plan = next((c.round.plan for c in self.machine.conductors if c.round is not None), None)
+        plan = next((c.round.plan for c in self.machine.drivers if c.round is not None), None)
         if plan is None:
             plan = Plan(
                 9, 1, 1, tuple(sorted(s.peer for s in self.shams)), (0,) * 96, ("fp32",) * len(self.shams)
@@ -154,7 +154,7 @@ class Table:
         number = max(member.in_seq, first.seq) + 1
         first.seq = number
         changed = {"session": member.session, "seq": number}
-        flights = [c.round.plan.round_no for c in self.machine.conductors if c.round is not None]
+        flights = [c.round.plan.round_no for c in self.machine.drivers if c.round is not None]
         if flights and hasattr(message, "round_no") and self._chance.random() < 0.8:
             changed["round_no"] = flights[0]
         self._carry_out(

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from farflung.peer.data.token_shards import TokenShards
 from farflung.peer.local.memory import SharedState
-from farflung.peer.local.words import LeasesNow, Load
+from farflung.peer.local.words import LeasesNow, LoadState
 from farflung.peer.trainer.api import Run
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.run_optimizer import RunSteps
@@ -55,7 +55,7 @@ def leased_run(folder: Path, rows: int, batch: int) -> Run:
     )
     loop = InnerLoop(channel, model, Manifest.from_toml(text, "run.toml"))
     shared = SharedState.create(folder, loop.layout.total_elements)
-    words += [shared.as_message(), Load(version=0, keep="drop", slot=0, tokens=0, steps=0, spare=0)]
+    words += [shared.as_message(), LoadState(version=0, keep="drop", slot=0, tokens=0, steps=0, spare=0)]
     loop.attach()
     words.append(LeasesNow(leases=(Lease(1, 0, 0, rows, 0),)))
     optimizer = RunSteps(torch.optim.SGD(model.parameters(), lr=0.1), loop.after_step, loop.before_step)

@@ -15,7 +15,16 @@ from typing import NamedTuple
 
 from pages import write_between
 
-from farflung.peer.footprint import Model, Need, Row, Rules, need_of, of_helper, of_peer, of_stage
+from farflung.peer.footprint import (
+    FootprintRow,
+    MemoryNeed,
+    MemoryRules,
+    ModelSize,
+    need_of,
+    of_helper,
+    of_peer,
+    of_stage,
+)
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "memory.md"
 SIZES = (("1B", 1.0e9), ("7B", 6.74e9), ("10B", 10.2e9))
@@ -24,32 +33,32 @@ STAGES = 4
 
 class Mode(NamedTuple):
     name: str
-    rows: Callable[[float], list[Row]]  # of a model with so many values
+    rows: Callable[[float], list[FootprintRow]]  # of a model with so many values
 
 
 def modes() -> list[Mode]:
-    int8 = Rules(2)
-    overlap = Rules(2, codec="auto", goes_on=True)
+    int8 = MemoryRules(2)
+    overlap = MemoryRules(2, codec="auto", goes_on=True)
     # What is summed over a batch goes out as it is.
-    batch = Rules(3, codec="fp32", gather_codec="fp32", is_batch=True)
-    local = Rules(2, is_batch=True, is_local=True)
+    batch = MemoryRules(3, codec="fp32", gather_codec="fp32", is_batch=True)
+    local = MemoryRules(2, is_batch=True, is_local=True)
 
-    def bf16(values: float) -> Model:
-        return Model(values, value_bytes=2, optimizer_bytes=4, on_gpu=True)
+    def bf16(values: float) -> ModelSize:
+        return ModelSize(values, value_bytes=2, optimizer_bytes=4, on_gpu=True)
 
-    def fp32(values: float) -> Model:
-        return Model(values, on_gpu=True)
+    def fp32(values: float) -> ModelSize:
+        return ModelSize(values, on_gpu=True)
 
     return [
         Mode("`blocking`, int8, a bf16 model", lambda n: of_peer(int8, bf16(n))),
-        Mode("... with `[merge] audit = 0`", lambda n: of_peer(Rules(2, is_audited=False), bf16(n))),
-        Mode("... with `results_on_disk`", lambda n: of_peer(Rules(2, results_on_disk=True), bf16(n))),
+        Mode("... with `[merge] audit = 0`", lambda n: of_peer(MemoryRules(2, is_audited=False), bf16(n))),
+        Mode("... with `results_on_disk`", lambda n: of_peer(MemoryRules(2, results_on_disk=True), bf16(n))),
         Mode("`blocking`, int8, an fp32 model", lambda n: of_peer(int8, fp32(n))),
-        Mode("... without a GPU", lambda n: of_peer(int8, Model(n))),
-        Mode("... fp32 both ways", lambda n: of_peer(Rules(2, "fp32", "fp32"), fp32(n))),
-        Mode('... `step = "adamw"` or `"muon"`', lambda n: of_peer(Rules(3), fp32(n))),
+        Mode("... without a GPU", lambda n: of_peer(int8, ModelSize(n))),
+        Mode("... fp32 both ways", lambda n: of_peer(MemoryRules(2, "fp32", "fp32"), fp32(n))),
+        Mode('... `step = "adamw"` or `"muon"`', lambda n: of_peer(MemoryRules(3), fp32(n))),
         Mode("`overlap` or `streaming`, auto, bf16", lambda n: of_peer(overlap, bf16(n))),
-        Mode("`overlap`, int4, bf16", lambda n: of_peer(Rules(2, "int4", "int4", True), bf16(n))),
+        Mode("`overlap`, int4, bf16", lambda n: of_peer(MemoryRules(2, "int4", "int4", True), bf16(n))),
         Mode("8 ranks, FSDP2, `blocking` int8, fp32", lambda n: of_peer(int8, fp32(n), 8)),
         Mode("8 ranks, FSDP2, `overlap` auto, bf16", lambda n: of_peer(overlap, bf16(n), 8)),
         Mode("8 ranks, DDP, `blocking` int8, bf16", lambda n: of_peer(int8, bf16(n), 8, sharded=False)),
@@ -59,7 +68,7 @@ def modes() -> list[Mode]:
     ]
 
 
-def stage(rules: Rules, values: float) -> list[Row]:
+def stage(rules: MemoryRules, values: float) -> list[FootprintRow]:
     return of_stage(rules, 8 * values, values, values)
 
 
@@ -77,7 +86,7 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def _bytes_of(need: Need, values: float) -> str:
+def _bytes_of(need: MemoryNeed, values: float) -> str:
     sizes = need.gpu_bytes, need.host_bytes, need.disk_bytes
     return " | ".join(f"{size / values:.1f}" if size else "" for size in sizes)
 

@@ -4,7 +4,7 @@
                               [--rough] [--policy robust] [--period 30] [--seed 1] [--json]
 
 The machines are the program's own, as in the simulator, and every promise is checked at every event: each committed
-result is held to a reference of the two sums, bit by bit (peer/simulator/invariants.py).  New here are lines: frames
+result is held to a reference of the two sums, bit by bit (simulator/invariants.py).  New here are lines: frames
 of contributions, sums and results pass one after the other up the sender's line and down the receiver's, as if a
 contribution were so many megabytes; what waits for a peer that dies takes nobody's line.
 Each peer's line is drawn from `PLANS`, which are plans as they are sold to homes,
@@ -37,13 +37,13 @@ from farflung.collectives.round.effects import SendFrame
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Opened, Record
 from farflung.coordinator.run.effects import Effect
 from farflung.coordinator.run.machine import RunMachine
-from farflung.peer.simulator.peer import VirtualPeer
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import Names, World
 from farflung.protocol import envelope
 from farflung.protocol.frames import Kind
 from farflung.protocol.messages import Message
 from farflung.protocol.round_words import BITS_PER_VALUE, SUM_CODEC, Plan
+from farflung.simulator.peer import VirtualPeer
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.world import Names, World
 
 # (Mbit/s down, Mbit/s up, how many of a hundred homes)
 PLANS = (

@@ -51,7 +51,7 @@ def statuses(members: int) -> tuple[list[bytes], float]:
             machine.core.ledger.committed_tokens[peer] += round(chance.expovariate(1e-6))
         machine.core.now = 5.0 * number
         begun = time.process_time()
-        raw = status_json(machine.core, machine.conductors, machine.counters, machine.core.now)
+        raw = status_json(machine.core, machine.drivers, machine.counters, machine.core.now)
         spent_s += time.process_time() - begun
         curve = public_status(tick=number)["curve"]
         made.append(json.dumps(json.loads(raw) | {"curve": curve, "version": number, "target": 100}).encode())

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from pages import write_between
 
-from farflung.collectives.flow.stage_rates import Crossed
-from farflung.console.doctor.stage_advice import Stage, use_of
+from farflung.collectives.pipeline.stage_rates import BorderTraffic
+from farflung.console.doctor.stage_advice import StageFacts, use_of
 from farflung.protocol.process.units import si
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "pipelines.md"
@@ -42,9 +42,9 @@ class Model:
 
     def share(self, mbit: float, codec: str) -> float:
         """Of a GPU in a stage in the middle, behind a line of so many Mbit/s both ways."""
-        crossed = Crossed(POSITIONS * self.width, 0)
+        crossed = BorderTraffic(POSITIONS * self.width, 0)
         held = 4 * self.parameters / self.stages
-        stages = [Stage(2 * held, held, self.unit_s, 1, crossed) for _ in range(self.stages)]
+        stages = [StageFacts(2 * held, held, self.unit_s, 1, crossed) for _ in range(self.stages)]
         use = use_of(stages, 1, (codec, codec), mbit * 1e6 / 8, mbit * 1e6 / 8)
         if use is None:
             raise ValueError(f"{self.name} takes no time")

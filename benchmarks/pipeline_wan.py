@@ -28,7 +28,7 @@ from pathlib import Path
 
 import msgspec
 
-from farflung.console.bench.crowd import Asked as CrowdAsked
+from farflung.console.bench.crowd import CrowdOptions as CrowdAsked
 from farflung.console.bench.pipeline_bench import RUN_TOML
 from farflung.console.bench.sham_stage import CHUNKS
 from farflung.protocol.errors import FarflungError

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 import zmq
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from farflung.coordinator.reach.tickets import Run, Sign, Ticket, pair_of, side_of, written
+from farflung.coordinator.reach.tickets import Sign, Ticket, TicketScope, pair_of, side_of, written
 from farflung.coordinator.relay.relay_words import RelaySettings
 from farflung.coordinator.relaying import RelayProcess
 from farflung.protocol.process.sockets import Keys, Socket, curve_client, curve_raw, curve_server
 
-RUN = Run(b"r" * 16, 1)
+RUN = TicketScope(b"r" * 16, 1)
 FRAME_BYTES = 1 << 20
 READY_S = 20.0
 

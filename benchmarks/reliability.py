@@ -197,13 +197,13 @@ ROWS = [
         "12",
         "NaN, infinities",
         "out of the round, told why",
-        "tests/whole/test_hostile_members.py, tests/peer/machine/test_trainer_view.py",
+        "tests/whole/test_hostile_members.py, tests/peer/machine/test_trainer_proxy.py",
     ),
     Row(
         "13, 14",
         "a contribution 1000 times too long, or with its sign flipped",
         "shortened to the median length, or out of the mean; told why (from four peers on)",
-        "tests/coordinator/rounds/test_screening.py, benchmarks/learning/malicious.py",
+        "tests/coordinator/rounds/test_outliers.py, benchmarks/learning/malicious.py",
     ),
     Row(
         "15, 16",
@@ -342,7 +342,7 @@ ROWS = [
         "37",
         "... its trainer",
         "its seat and its sums are gone; the agent starts it again, and it gets another seat",
-        f"{PIPELINES}, tests/peer/machine/test_crossings.py",
+        f"{PIPELINES}, tests/peer/machine/test_stage_transfers.py",
     ),
     Row(
         "37",
@@ -360,13 +360,13 @@ ROWS = [
         "38",
         "a stage is left with a single seat, or with too few",
         "a peer of another stage moves there between two batches; nothing is computed twice",
-        f"{PIPELINES}, {STAGES}, tests/coordinator/batches/test_moving.py",
+        f"{PIPELINES}, {STAGES}, tests/coordinator/batches/test_rebalancing.py",
     ),
     Row(
         "38",
         "... whoever moves dies while it fetches, or never comes",
         "as if it had left; the next look is taken",
-        f"{STAGES}, tests/coordinator/batches/test_moving.py",
+        f"{STAGES}, tests/coordinator/batches/test_rebalancing.py",
     ),
     Row(
         "39",

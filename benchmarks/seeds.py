@@ -3,7 +3,7 @@
     python benchmarks/seeds.py stages local_stages moves dense_stages neighbours [--seeds 4000] [--first 0]
                                [--processes 2] [--json]
 
-Each word names a world of peer/simulator/scenario.py (`Scenario.of_stages`, ...); without a word it is the plain one.
+Each word names a world of simulator/scenario.py (`Scenario.of_stages`, ...); without a word it is the plain one.
 The promises are checked at every event of a run.  A seed that breaks one is named with its command, which plays it
 again; one that ends before its run does has to wait by the rules, as for a state whose last holder is gone.
 """
@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import simulate
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.world import simulate
 
 PLAIN, AT_ONCE = "plain", 50  # seeds that a process plays before it says how they went
 
@@ -44,9 +44,7 @@ def play(world: str, first: int, count: int) -> tuple[str, Counter[str], list[st
         except Exception as error:  # whatever it is, it is this seed's, and the others are to be played
             seen["bad"] += 1
             again = " ".join(world.split("_")) if world != PLAIN else ""
-            bad.append(
-                f"python -m farflung.peer.simulator.world {seed} {again}: {type(error).__name__}: {error}"
-            )
+            bad.append(f"python -m farflung.simulator.world {seed} {again}: {type(error).__name__}: {error}")
             continue
         seen["finished" if report.outcome == "finished" else "waited"] += 1
         seen["kills"] += report.kills

@@ -22,7 +22,7 @@ from pathlib import Path
 # rig/ is what tests and benchmarks share.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from farflung.peer.simulator.scenario import Report
+from farflung.simulator.scenario import SimulationReport
 from rig.crossed import crossed
 from rig.knobs import turned
 from rig.replays import ReplayingWorld
@@ -46,7 +46,7 @@ def swept(seed: int, with_log: bool = False) -> Swept:
     with turned(seed) as knobs:
         world = ReplayingWorld(seed, scenario)
         try:
-            report: Report | None = world.run()
+            report: SimulationReport | None = world.run()
             broken = ""
         except (
             Exception

@@ -24,8 +24,8 @@ from farflung.protocol.errors import CheckpointError, UserError
 from farflung.protocol.frames import Payload
 from farflung.protocol.limits import AMENDMENT_BYTES, AMENDMENTS_MOST, CHUNKS_PER_FRAGMENT
 from farflung.protocol.manifest import MAX_MANIFEST_BYTES, Manifest
-from farflung.protocol.moments import Terms
 from farflung.protocol.round_words import Commit, Count, Hash, HashList
+from farflung.protocol.run_terms import Terms
 from farflung.protocol.signing import Amendment, Amendments
 
 FORMAT = 1

@@ -32,7 +32,7 @@ class Arrived:
     digest: bytes  # of the fragment at that version, as the coordinator told it; empty if it had not yet
 
 
-class Arrivals:
+class ChunkArrivals:
     def __init__(self, path: Path, what: bytes, chunks: int, chunk_bytes: int) -> None:
         """`what`: names the run and the model, at most 4 KiB; a file of anything else is begun anew.  StoreError."""
         self._path, self._chunks = path, chunks

@@ -35,7 +35,7 @@ _OF_ADAPTER = re.compile(
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedTensors:
     """What a run has made, under the names that files have.  `named`: that name, by the one in the run."""
 
     schema: ModelSchema
@@ -86,7 +86,7 @@ def base_folder(named: str, with_weights: bool) -> Path:
         ) from None
 
 
-def write_hf_folder(trained: Trained, base: Path, out: Path, max_shard_size: int | str) -> None:
+def write_hf_folder(trained: TrainedTensors, base: Path, out: Path, max_shard_size: int | str) -> None:
     """Whole, or nothing: UserError if what the run trained is not what the base's config says."""
     with made_aside(out) as aside:
         if (base / _ADAPTER_CONFIG).is_file():
@@ -99,7 +99,7 @@ def write_hf_folder(trained: Trained, base: Path, out: Path, max_shard_size: int
 # ---- an adapter
 
 
-def _write_adapter(trained: Trained, base: Path, folder: Path) -> None:
+def _write_adapter(trained: TrainedTensors, base: Path, folder: Path) -> None:
     """As peft does: the trained values under names without the adapter's own."""
     config = json.loads((base / _ADAPTER_CONFIG).read_text(encoding="utf-8"))
     kind = config.get("peft_type")
@@ -140,7 +140,7 @@ def _is_set(value: object) -> bool:
 # ---- a whole model
 
 
-def _write_model(trained: Trained, base: Path, folder: Path, max_shard_size: int | str) -> None:
+def _write_model(trained: TrainedTensors, base: Path, folder: Path, max_shard_size: int | str) -> None:
     transformers = _transformers()
     model = _empty_model(transformers, base, trained.untied)
     values = trained.tensors
@@ -221,7 +221,7 @@ def _of_base(
     return {name: found[name].to(dtypes.get(name, found[name].dtype)) for name in wanted}
 
 
-def _same_frozen(trained: Trained, values: Mapping[str, Tensor], base: Path) -> None:
+def _same_frozen(trained: TrainedTensors, values: Mapping[str, Tensor], base: Path) -> None:
     """As the hello of every peer was compared: the raw bytes, in the order of their names in the run."""
     hasher = blake3()
     for spec in trained.frozen:

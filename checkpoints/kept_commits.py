@@ -19,12 +19,20 @@ from farflung.protocol.limits import KEPT_COMMITS
 from farflung.protocol.messages import Committed, Keep, ToMember
 from farflung.protocol.round_words import Commit
 from farflung.protocol.signed_words import kept_part
-from farflung.protocol.signing import AskKept, Head, Kept, KeptCommit, curve_key_of, name_of_commit, proves
+from farflung.protocol.signing import (
+    AskKept,
+    KeptCommit,
+    KeptReceipts,
+    SignedHead,
+    curve_key_of,
+    name_of_commit,
+    proves,
+)
 
 
 class _Page(msgspec.Struct, frozen=True, array_like=True):
     heads: tuple[KeptCommit, ...] = ()
-    about: Kept | None = None
+    about: KeptReceipts | None = None
 
 
 _pages: msgspec.msgpack.Decoder[_Page] = msgspec.msgpack.Decoder(_Page)
@@ -43,7 +51,7 @@ class KeptCommits:
         self.about = page.about  # what else is told of the run; None: nothing is known of it
 
     @property
-    def newest(self) -> Head | None:
+    def newest(self) -> SignedHead | None:
         return self._heads[-1].head if self._heads else None
 
     @property
@@ -79,9 +87,9 @@ class KeptCommits:
         named = {name for each in self._heads for name in each.head.commits}
         self._commits = {name: commit for name, commit in self._commits.items() if name in named}
 
-    def answer(self, asked: AskKept, sign: Callable[[bytes], bytes]) -> Kept:
+    def answer(self, asked: AskKept, sign: Callable[[bytes], bytes]) -> KeptReceipts:
         older = [each for each in self._heads if each.head.number < asked.below]
-        told = Kept(identity=self._identity, kept=None)
+        told = KeptReceipts(identity=self._identity, kept=None)
         if older and self.about is not None:
             commits = tuple(self._commits[name] for name in older[-1].head.commits if name in self._commits)
             told = msgspec.structs.replace(

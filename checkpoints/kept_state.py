@@ -37,7 +37,7 @@ _MOST_PAYLOAD = 1 << 32
 
 
 @dataclass
-class Results:
+class VersionResults:
     """Of one version, as far as they lie there."""
 
     places: dict[int, tuple[int, int, bytes]] = field(default_factory=dict)  # chunk -> where, length, hash
@@ -47,7 +47,7 @@ class Results:
 
 
 @dataclass(frozen=True)
-class Way:
+class BasePath:
     """How a fragment comes to a version: its base, and the results of each version since."""
 
     era: int
@@ -64,7 +64,7 @@ class KeptState:
         self.folder, self._head, self._chunk_bytes = folder, hash_bytes(what), chunk_bytes
         self._fragments = {each.number: each for each in fragments}
         self._bases: dict[Key, bytes] = {}  # their digests
-        self._results: dict[Key, Results] = {}
+        self._results: dict[Key, VersionResults] = {}
         with _told(folder):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(folder, os.O_RDONLY)
@@ -77,16 +77,16 @@ class KeptState:
 
     # ---- what is there -----------------------------------------------------------------------------------
 
-    def ways(self, fragment: int) -> list[Way]:
+    def ways(self, fragment: int) -> list[BasePath]:
         """To every version that can be had of it, the newest of the newest era first."""
         found = []
         for (era, number, base), digest in self._bases.items():
             if number == fragment:
-                found.append(Way(era, number, base, base, digest))
+                found.append(BasePath(era, number, base, base, digest))
                 version = base
                 while (made := self._made(era, number, version + 1)) is not None:
                     version += 1
-                    found.append(Way(era, number, base, version, made.digest))
+                    found.append(BasePath(era, number, base, version, made.digest))
         # Of two ways to one version the one with less to apply.
         return sorted(found, key=lambda way: (way.era, way.version, way.base), reverse=True)
 
@@ -95,7 +95,7 @@ class KeptState:
         way = next((way for way in self.ways(fragment) if way.era == era), None)
         return (way.base, way.version) if way is not None else (-1, -1)
 
-    def _made(self, era: int, fragment: int, version: int) -> Results | None:
+    def _made(self, era: int, fragment: int, version: int) -> VersionResults | None:
         found = self._results.get((era, fragment, version))
         whole = found is not None and len(found.places) == self._fragments[fragment].count
         return found if found is not None and whole and found.digest else None
@@ -114,7 +114,7 @@ class KeptState:
         count = self._fragments[fragment].count
         return HASH_BYTES * (1 + count) + count * self._chunk_bytes
 
-    def base_chunks(self, way: Way) -> Iterator[tuple[int, bytes]]:
+    def base_chunks(self, way: BasePath) -> Iterator[tuple[int, bytes]]:
         """The base of this way, chunk by chunk; StoreError at the first that is not as it was written."""
         path, chunks = (
             self._path(way.era, way.fragment, way.base, "base"),
@@ -150,12 +150,12 @@ class KeptState:
         """Results of a version, by chunk.  What lies there of another round, as of one that was aborted, gives way."""
         key = (era, fragment, version)
         hashes = {chunk: hash_bytes(payload) for chunk, payload in payloads.items()}
-        found = self._results.get(key, Results())
+        found = self._results.get(key, VersionResults())
         there = {chunk: found.places[chunk][2] for chunk in hashes if chunk in found.places}
         if found.digest or any(hashes[chunk] != written for chunk, written in there.items()):
             if there == hashes:
                 return  # it was all there
-            found = Results()
+            found = VersionResults()
         lacking = [chunk for chunk in hashes if chunk not in found.places]
         if not lacking:
             return
@@ -168,7 +168,7 @@ class KeptState:
                 file.write(failpoints.passing("keep.mid_result", bytes(payloads[chunk])))
                 places[chunk] = (at + len(record), len(payloads[chunk]), hashes[chunk])
                 at += len(record) + len(payloads[chunk])
-        self._results[key] = Results(places, at)
+        self._results[key] = VersionResults(places, at)
 
     def sync(self, era: int, fragment: int, version: int) -> None:
         """What was put of this version is on the disk when this returns."""
@@ -195,11 +195,11 @@ class KeptState:
         found.digest, found.factor, found.end = digest, factor, found.end + _RECORD.size
         return True
 
-    def begin(self, era: int, fragment: int, version: int, digest: bytes, hashes: list[bytes]) -> Draft:
+    def begin(self, era: int, fragment: int, version: int, digest: bytes, hashes: list[bytes]) -> BaseDraft:
         """A new base; `hashes`: of its chunks, in order."""
-        return Draft(self._path(era, fragment, version, "base"), self._head, digest, hashes)
+        return BaseDraft(self._path(era, fragment, version, "base"), self._head, digest, hashes)
 
-    def publish(self, draft: Draft, era: int, fragment: int, version: int) -> None:
+    def publish(self, draft: BaseDraft, era: int, fragment: int, version: int) -> None:
         """It is whole: it counts from now on, and what it makes superfluous goes."""
         draft.publish()
         with _told(self.folder):
@@ -249,7 +249,11 @@ class KeptState:
 
     def _read(self, key: Key, path: Path) -> bool:
         """By its records alone; what was torn at the end is cut off, so that more can be appended."""
-        chunks, size, found = self._fragments[key[1]].chunks, path.stat().st_size, Results(end=HASH_BYTES)
+        chunks, size, found = (
+            self._fragments[key[1]].chunks,
+            path.stat().st_size,
+            VersionResults(end=HASH_BYTES),
+        )
         with path.open("r+b") as file:
             if file.read(HASH_BYTES) != self._head:
                 return False
@@ -273,7 +277,7 @@ class KeptState:
         return self.folder / f"e{era}-f{fragment}-v{version}.{ending}"
 
 
-class Draft:
+class BaseDraft:
     """A base that is being written.  It does not exist until `KeptState.publish`."""
 
     def __init__(self, path: Path, head: bytes, digest: bytes, hashes: list[bytes]) -> None:

@@ -40,7 +40,7 @@ LOOK_S = 0.5
 NOTE_BYTES_MAX = 4096
 
 
-class Note(Struct, frozen=True, forbid_unknown_fields=True):
+class PartsNote(Struct, frozen=True, forbid_unknown_fields=True):
     size_bytes: Count
     blake3: Hex32
     chunks: Hex32  # root of the hashes of the chunks in it
@@ -48,7 +48,7 @@ class Note(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class Part:
+class PartFile:
     """One file: its chunks, what they must hash to, and how to get them.  `done`: somebody has written it."""
 
     first: int
@@ -74,11 +74,11 @@ class Parts:
         self.folder = folder
         self.shards: list[ShardFile] = []
         self._files, self._writer, self._form = files, writer, form
-        self._missing: list[Part] = []
+        self._missing: list[PartFile] = []
 
     # ---- writing -------------------------------------------------------------------------------------------
 
-    def add(self, parts: list[Part]) -> None:
+    def add(self, parts: list[PartFile]) -> None:
         """Write of these what nobody else has begun."""
         # Everybody begins elsewhere.
         self._missing += sorted(parts, key=lambda part: hash_bytes(f"{self._writer} {part.name}".encode()))
@@ -119,7 +119,7 @@ class Parts:
 
     # ---- who writes what -----------------------------------------------------------------------------------
 
-    def _unclaimed(self) -> Part | None:
+    def _unclaimed(self) -> PartFile | None:
         there = self._look()
         claimed = {name.partition(".")[0] for name in there if self._is_of_another(name)}
         return next((part for part in self._missing if part.stem not in claimed), None)
@@ -135,16 +135,16 @@ class Parts:
                 self._take_over(part, there[part.name])
         return there
 
-    def _take_over(self, part: Part, size_bytes: int) -> None:
+    def _take_over(self, part: PartFile, size_bytes: int) -> None:
         raw = self._files.read(self.folder, f"{part.stem}.json", NOTE_BYTES_MAX)
         try:
-            note = msgspec.json.decode(raw, type=Note)
+            note = msgspec.json.decode(raw, type=PartsNote)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return  # it is written anew
         if note.size_bytes == size_bytes and note.chunks == _root(part):
             self._have(part, note)
 
-    def _have(self, part: Part, note: Note) -> None:
+    def _have(self, part: PartFile, note: PartsNote) -> None:
         self._missing.remove(part)
         count = len(part.hashes)
         self.shards.append(ShardFile(part.name, part.first, count, note.size_bytes, note.blake3, note.writer))
@@ -152,7 +152,7 @@ class Parts:
 
     # ---- one file ------------------------------------------------------------------------------------------
 
-    def _write(self, part: Part) -> None:
+    def _write(self, part: PartFile) -> None:
         self._files.write(self.folder, f"{part.stem}.{self._writer}.claim", [b""])
         seen = ShardHash()
 
@@ -165,10 +165,10 @@ class Parts:
                 yield seen.update(raw)
 
         self._files.write(self.folder, part.name, pieces())
-        note = Note(seen.bytes, seen.hex(), _root(part), self._writer)
+        note = PartsNote(seen.bytes, seen.hex(), _root(part), self._writer)
         self._files.write(self.folder, f"{part.stem}.json", [msgspec.json.encode(note)])
         self._have(part, note)
 
 
-def _root(part: Part) -> str:
+def _root(part: PartFile) -> str:
     return root_of(bytes.fromhex(each) for each in part.hashes).hex()

@@ -25,7 +25,7 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedStages:
     """What is there of one version of one run."""
 
     parts: tuple[Saved, ...]  # one of each stage that is there, in their order; or the whole model
@@ -64,7 +64,7 @@ class Joined:
         return f"stage{'s' if many else ''} {listed} of {self.stages} {'are' if many else 'is'} missing"
 
 
-def joined(found: Iterable[Saved]) -> list[Joined]:
+def joined(found: Iterable[Saved]) -> list[JoinedStages]:
     """In the order given, by the first part of each.  Only what is of one run, version and model belongs together."""
     groups: dict[object, dict[object, Saved]] = {}
     for saved in found:
@@ -73,7 +73,7 @@ def joined(found: Iterable[Saved]) -> list[Joined]:
         key = (manifest.run_id, manifest.age, manifest.manifest, manifest.model.hash, whole)
         groups.setdefault(key, {}).setdefault(manifest.first_fragment, saved)
     return [
-        Joined(tuple(sorted(parts.values(), key=lambda each: each.manifest.first_fragment)))
+        JoinedStages(tuple(sorted(parts.values(), key=lambda each: each.manifest.first_fragment)))
         for parts in groups.values()
     ]
 

@@ -32,7 +32,7 @@ from farflung.protocol.process import failpoints
 
 
 @dataclass
-class Listing:
+class CheckpointListing:
     complete: list[Saved] = field(default_factory=list)  # newest first
     problems: list[str] = field(default_factory=list)  # of what looked like a checkpoint and is none: named
     unfinished: list[str] = field(default_factory=list)  # folders without a manifest
@@ -45,9 +45,9 @@ class Store:
 
     # ---- looking -----------------------------------------------------------------------------------------
 
-    def list_saved(self, run_id: str = "") -> Listing:
+    def list_saved(self, run_id: str = "") -> CheckpointListing:
         """All checkpoints, or those of one run.  Contents are not read: `chunks` and `problems_of` check them."""
-        found = Listing()
+        found = CheckpointListing()
         for folder in self.files.folders():
             if not folder.startswith(run_id[:8]):
                 continue
@@ -128,11 +128,11 @@ class Store:
 
     def draft(
         self, run_id: str, era: int, version: int, writer: str, form: StateForm, stage: int | None = None
-    ) -> Draft:
+    ) -> CheckpointDraft:
         """Peers that share this place, and hold the same stage if there are any, write into one folder."""
         of_stage = "" if stage is None else f"-s{stage:02d}"
         folder = f"{run_id[:8]}-e{era:04d}-v{version:08d}{of_stage}"
-        return Draft(self.files, Parts(self.files, folder, writer, form))
+        return CheckpointDraft(self.files, Parts(self.files, folder, writer, form))
 
     def retain(self, run_id: str, keep: int) -> None:
         """Remove what is older than the newest `keep` versions of this run (stages.py); the newest whole one always
@@ -169,7 +169,7 @@ def _named(folder: str) -> _Named | None:
     return _Named((int(found[1]), int(found[2])), found[3] or "") if found else None
 
 
-class Draft:
+class CheckpointDraft:
     """A checkpoint that is being written.  It does not exist until `publish`."""
 
     def __init__(self, files: Folder, parts: Parts) -> None:

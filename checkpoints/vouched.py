@@ -1,7 +1,8 @@
 """Lists of hashes that lead to digests of the run, and which pieces of state stand as they were checked by them.  Pure.
 
-Owned by a catch-up (catch_up.py), which finds out whether a list leads to a digest, and a piece to a hash; kept here is
-what it found, for the pieces that come, and for fellows to whom it gives them on.  Must not know who brought what.
+Owned by a catch-up (state_sync.py), which finds out whether a list leads to a digest, and a piece to a hash; kept
+here is what it found, for the pieces that come, and for fellows to whom it gives them on.  Must not know who brought
+what.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import KeysView, Mapping
 
 
-class Vouched:
+class SignedDigests:
     def __init__(self) -> None:
         self._lists: dict[int, list[bytes]] = {}  # by version
         self._roots: dict[int, bytes] = {}  # version -> digest under which pieces of it were taken

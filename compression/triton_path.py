@@ -211,19 +211,19 @@ class ThroughDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _DeviceChoice:
     path: TritonPath | None
     reason: str
 
 
-class _Choices:
+class _DeviceChoices:
     """Made at most once a process: at the first use of each codec on each device."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._made: dict[tuple[str, torch.device], _Choice] = {}
+        self._made: dict[tuple[str, torch.device], _DeviceChoice] = {}
 
-    def of(self, codec: DeviceLayout, device: torch.device) -> _Choice:
+    def of(self, codec: DeviceLayout, device: torch.device) -> _DeviceChoice:
         key = codec.format.name, device
         choice = self._made.get(key)
         if choice is None:
@@ -233,29 +233,29 @@ class _Choices:
         return choice
 
 
-_choices = _Choices()
+_choices = _DeviceChoices()
 
 
-def choose(codec: DeviceLayout, device: torch.device) -> _Choice:
+def choose(codec: DeviceLayout, device: torch.device) -> _DeviceChoice:
     name = codec.format.name
     if name not in CODECS:
-        return _Choice(None, f"there are Triton kernels for {' and '.join(CODECS)} only")
+        return _DeviceChoice(None, f"there are Triton kernels for {' and '.join(CODECS)} only")
     try:
         from triton.errors import TritonError
 
         from farflung.compression import triton_kernels
     except ImportError as error:
-        return _Choice(None, f"Triton cannot be imported: {error}")
+        return _DeviceChoice(None, f"Triton cannot be imported: {error}")
     try:
         path = TritonPath(triton_kernels, codec, device)
         through = ThroughDevice(codec, path, device)
         difference = first_difference(codec.using(None), through, INPUTS)
     except (TritonError, *_FAILURES) as error:
         first_line = (str(error).strip() or "no reason given").splitlines()[0]
-        return _Choice(None, f"the Triton kernels cannot run: {type(error).__name__}: {first_line}")
+        return _DeviceChoice(None, f"the Triton kernels cannot run: {type(error).__name__}: {first_line}")
     if difference:
-        return _Choice(None, f"the Triton kernels differ from the torch code: {difference}")
-    return _Choice(path, f"Triton kernels, checked on {device}")
+        return _DeviceChoice(None, f"the Triton kernels differ from the torch code: {difference}")
+    return _DeviceChoice(path, f"Triton kernels, checked on {device}")
 
 
 def device_path_for(codec: DeviceLayout, device: torch.device) -> TritonPath | None:

@@ -62,7 +62,7 @@ def allreduce(**words: object) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class PipelineOptions:
+class PipelineArguments:
     stages: Annotated[int, typer.Option(help="Into how many stages the model is cut.")] = 4
     seats: Annotated[str, typer.Option(help="Peers in each stage: 4, or one number for each, 3,5,5,3.")] = "4"
     unit_ms: Annotated[
@@ -111,7 +111,7 @@ def pipeline(**words: object) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class FreezingOptions:
+class FreezingArguments:
     schedule: Annotated[str, typer.Option(help="Of [outer] schedule; with commas, one after the other.")] = (
         "blocking,overlap"
     )
@@ -156,8 +156,8 @@ def _with_options(function: object, options: type) -> None:
 
 for command, options in (
     (allreduce, AllreduceOptions),
-    (pipeline, PipelineOptions),
-    (freezing, FreezingOptions),
+    (pipeline, PipelineArguments),
+    (freezing, FreezingArguments),
 ):
     _with_options(command, options)
     app.command()(command)

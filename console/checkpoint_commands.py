@@ -24,7 +24,7 @@ from farflung.protocol.join_url import JoinUrl
 
 if TYPE_CHECKING:
     from farflung.checkpoints.export import Exported
-    from farflung.checkpoints.stages import Joined
+    from farflung.checkpoints.stages import JoinedStages
     from farflung.checkpoints.store import Store
 
 LARGE_BYTES = 200_000_000
@@ -173,7 +173,7 @@ def _is_free(target: Path, force: bool, is_folder: bool, is_dcp: bool) -> None:
         raise UserError(f"{target} exists; choose another name with --out, or add --force to overwrite it")
 
 
-def read_model(store: Store, found: Joined) -> Exported:
+def read_model(store: Store, found: JoinedStages) -> Exported:
     """CheckpointError where a file of it is damaged."""
     from farflung.checkpoints.export import tensors_of
 
@@ -182,7 +182,12 @@ def read_model(store: Store, found: Joined) -> Exported:
 
 
 def _write_alone(
-    found: Joined, exported: Exported, target: Path, tied_once: bool, provenance: Path | None, is_dcp: bool
+    found: JoinedStages,
+    exported: Exported,
+    target: Path,
+    tied_once: bool,
+    provenance: Path | None,
+    is_dcp: bool,
 ) -> None:
     from farflung.checkpoints.export import as_state_dict, write_dcp
 
@@ -196,10 +201,10 @@ def _write_alone(
 
 
 def write_for_transformers(
-    found: Joined, exported: Exported, hf: str, folder: Path, max_shard_size: str
+    found: JoinedStages, exported: Exported, hf: str, folder: Path, max_shard_size: str
 ) -> None:
     """Under the names that `from_pretrained` loads, whatever the run called them."""
-    from farflung.checkpoints.hf_folder import Trained, base_folder, write_hf_folder
+    from farflung.checkpoints.hf_folder import TrainedTensors, base_folder, write_hf_folder
 
     names = [*exported.tensors, *exported.frozen]
     in_parts = all(name.partition(".")[0].isdecimal() for name in names)
@@ -209,11 +214,11 @@ def write_for_transformers(
         from farflung.peer.pipeline.hf import hf_names
 
         named = hf_names(base, names)
-    trained = Trained(found.manifest.model, exported, named, untied=in_parts)
+    trained = TrainedTensors(found.manifest.model, exported, named, untied=in_parts)
     write_hf_folder(trained, base, folder, max_shard_size)
 
 
-def _head_of(found: Joined, provenance: Path | None) -> dict[str, str]:
+def _head_of(found: JoinedStages, provenance: Path | None) -> dict[str, str]:
     """Of the model's file."""
     manifest = found.manifest
     facts = {"run": manifest.run, "run_id": manifest.run_id, "version": str(manifest.version)}
@@ -244,7 +249,7 @@ def _whole(file: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def _contributors(found: Joined, file: Path | None) -> dict[str, str]:
+def _contributors(found: JoinedStages, file: Path | None) -> dict[str, str]:
     """For the head of the model's file: who contributed, if that is as the run that signed the checkpoint says."""
     from farflung.console.history.audit_provenance import facts_of, provenance_in
 
@@ -259,7 +264,9 @@ def _contributors(found: Joined, file: Path | None) -> dict[str, str]:
     return {"provenance": facts_of(told)}
 
 
-def candidates(looked: tuple[list[Joined], list[str]], place: str, version: int | None) -> Iterator[Joined]:
+def candidates(
+    looked: tuple[list[JoinedStages], list[str]], place: str, version: int | None
+) -> Iterator[JoinedStages]:
     """Newest first; all of one run, and whole."""
     found, problems = looked
     tell([f"not used: {problem}" for problem in problems])
@@ -291,7 +298,7 @@ def store_at(place: str) -> Store:
     return Store(place_of(place))
 
 
-def look(store: Store, run: str, url: str | None = None) -> tuple[list[Joined], list[str]]:
+def look(store: Store, run: str, url: str | None = None) -> tuple[list[JoinedStages], list[str]]:
     """With a URL: only what its coordinator has signed, and the rest is a problem."""
     from farflung.checkpoints.stages import joined
 
@@ -314,13 +321,13 @@ def tell(problems: list[str]) -> None:
         print(f"farflung: {problem}", file=sys.stderr)
 
 
-def tell_if_large(found: Joined) -> None:
+def tell_if_large(found: JoinedStages) -> None:
     """All of it is read, which takes a while."""
     if found.size_bytes >= LARGE_BYTES:
         tell([f"reads version {found.manifest.version}, {found.size_bytes / 1e9:.1f} GB"])
 
 
-def _facts(found: Joined) -> dict[str, Any]:
+def _facts(found: JoinedStages) -> dict[str, Any]:
     """`stages`: how many the model has; `folders` and `missing`: which of them are there, and which are not."""
     manifest = found.manifest
     facts: dict[str, Any] = {
@@ -341,7 +348,7 @@ def _facts(found: Joined) -> dict[str, Any]:
     return facts
 
 
-def _line(found: Joined) -> str:
+def _line(found: JoinedStages) -> str:
     manifest = found.manifest
     size = f"{found.size_bytes / 1e6:.1f} MB"
     signed = "signed by its run" if found.run_key else "not signed by a run"

@@ -62,7 +62,7 @@ dead_after_s = 3.0
 
 
 @dataclass
-class Party:
+class DemoProcess:
     """A process of the demo and what it wrote."""
 
     name: str
@@ -80,15 +80,15 @@ class Party:
 class Demo:
     folder: Path
     url: JoinUrl | None = None
-    peers: list[Party] = field(default_factory=list)
-    victim: Party | None = None
+    peers: list[DemoProcess] = field(default_factory=list)
+    victim: DemoProcess | None = None
     last: dict[str, Any] = field(default_factory=dict)
     killed_at_version: int = -1
     began_at: float = field(default_factory=time.monotonic)
 
     # ---- the processes -----------------------------------------------------------------------------------
 
-    def start_coordinator(self, run_toml: str = RUN_TOML) -> Party:
+    def start_coordinator(self, run_toml: str = RUN_TOML) -> DemoProcess:
         (self.folder / "run.toml").write_text(run_toml, encoding="utf-8")
         words = [
             "coordinate",
@@ -106,7 +106,7 @@ class Demo:
         self.url = JoinUrl.parse(json.loads(line)["url"])
         return party
 
-    def start_peer(self, more: Sequence[str] = ()) -> Party:
+    def start_peer(self, more: Sequence[str] = ()) -> DemoProcess:
         number = len(self.peers) + 1
         model = self.folder / f"peer-{number}.safetensors"
         identity = self.folder / f"peer-{number}.pem"
@@ -117,7 +117,7 @@ class Demo:
         self.peers.append(party)
         return party
 
-    def _start(self, name: str, words: list[str], stdout: int | None = None) -> Party:
+    def _start(self, name: str, words: list[str], stdout: int | None = None) -> DemoProcess:
         log = self.folder / f"{name.replace(' ', '-')}.log"
         with log.open("w") as file:
             process = subprocess.Popen(
@@ -128,9 +128,9 @@ class Demo:
                 text=True,
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
             )
-        return Party(name, process, log)
+        return DemoProcess(name, process, log)
 
-    def stop_everybody(self, coordinator: Party) -> None:
+    def stop_everybody(self, coordinator: DemoProcess) -> None:
         for party in [*self.peers, coordinator]:
             if party.process.poll() is None:
                 party.process.terminate()
@@ -143,7 +143,7 @@ class Demo:
 
     # ---- the story -----------------------------------------------------------------------------------------
 
-    def follow(self, client: StatusClient, screen: Screen, coordinator: Party) -> None:
+    def follow(self, client: StatusClient, screen: Screen, coordinator: DemoProcess) -> None:
         """Watch the run to its end; half-way one peer dies and a fresh one comes."""
         moved_at, moved_to = time.monotonic(), -1
         while time.monotonic() < moved_at + PATIENCE_S:

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from farflung.console.doctor.advice import FAIL, OK, WARN, Finding, examine
+from farflung.console.doctor.advice import FAIL, OK, WARN, Advice, examine
 from farflung.console.doctor.facts import of_the_run, of_this_machine
 from farflung.console.history.history import read_folder
 from farflung.console.history.recording import Recording
@@ -48,7 +48,7 @@ def run_doctor(url: JoinUrl | None, own: OwnConfig, as_json: bool) -> int:
     return exit_codes.BLOCKED if failed else exit_codes.OK
 
 
-def _show(findings: list[Finding], failed: list[str], with_run: bool) -> None:
+def _show(findings: list[Advice], failed: list[str], with_run: bool) -> None:
     console = Console(highlight=False, soft_wrap=True)
     width = max(len(finding.name) for finding in findings)
     for finding in findings:

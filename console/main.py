@@ -235,14 +235,14 @@ def _host(
     from farflung.console.history.tracking import Tracking
     from farflung.console.phonebook.announcer import Announcer
     from farflung.console.web.page_keeper import PageKeeper
-    from farflung.coordinator.hosting import Opened, serve
+    from farflung.coordinator.hosting import OpenedRun, serve
 
     with contextlib.ExitStack() as stack:
         page = stack.enter_context(PageKeeper(web)) if web is not None else None
         tracking = stack.enter_context(Tracking(chosen, "the run"))
         announcer = stack.enter_context(Announcer(books)) if books else None
 
-        def opened(found: Opened) -> None:
+        def opened(found: OpenedRun) -> None:
             if announcer is not None:
                 announcer.begin(found.url, found.incarnation, found.prove)
 
@@ -323,7 +323,7 @@ def assist(
     raise typer.Exit(take_part(JoinOptions(parsed, own, helps=True, relay=partial(_offered_relay, own))))
 
 
-def _offered_relay(own: OwnConfig, say: log_lines.Say) -> RelayHere | None:
+def _offered_relay(own: OwnConfig, say: log_lines.LineWriter) -> RelayHere | None:
     """What a relay needs takes a second to load."""
     if not own.relay:
         return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from farflung.checkpoints.stages import Joined
+from farflung.checkpoints.stages import JoinedStages
 from farflung.console.history.history import History
 from farflung.coordinator.ledger.provenance import Provenance
 from farflung.protocol.errors import UserError
@@ -21,7 +21,7 @@ SHOWN_PEERS = 50
 
 
 @dataclass(frozen=True)
-class Said:
+class PublisherWord:
     """What no journal knows: the publisher's word."""
 
     license: str = ""
@@ -37,7 +37,7 @@ class Contributor:
 
 
 @dataclass(frozen=True)
-class Facts:
+class CardFacts:
     run: str
     run_id: str
     version: int
@@ -49,7 +49,7 @@ class Facts:
     ended: float | None
     loss: float | None  # of the last version's round, as its peers told it
     signed: bool  # the checkpoint has the coordinator's signature
-    said: Said
+    said: PublisherWord
 
     @property
     def tokens(self) -> int:
@@ -62,7 +62,7 @@ class Facts:
         return {"run": self.run, "run_id": self.run_id, "version": self.version, "digests": digests}
 
 
-def facts_of(found: Joined, history: History, told: Provenance, said: Said) -> Facts:
+def facts_of(found: JoinedStages, history: History, told: Provenance, said: PublisherWord) -> CardFacts:
     """UserError where the three do not tell of the same state, or nobody vouches for it."""
     manifest = found.manifest
     runs = {"the journal": history.coordinators[0].run_id, "the provenance": told.run_id}
@@ -95,7 +95,7 @@ def facts_of(found: Joined, history: History, told: Provenance, said: Said) -> F
     walls = [float(each["wall"]) for each in commits if each.get("wall")]
     starts = [float(each.start["wall"]) for each in history.coordinators if each.start.get("wall")]
     last = next((each for each in commits if each["version"] == manifest.version), {})
-    return Facts(
+    return CardFacts(
         run=manifest.run,
         run_id=manifest.run_id,
         version=manifest.version,
@@ -125,7 +125,7 @@ def _is_entry(event: dict[str, Any]) -> bool:
     return event.get("event") == "admitted"
 
 
-def card_of(facts: Facts, library: str, base: str = "") -> str:
+def card_of(facts: CardFacts, library: str, base: str = "") -> str:
     """README.md of a model's repository.  `base`: the model that an adapter is for."""
     head = {"library_name": library, "tags": ["farflung"], "farflung": facts.mark}
     head |= {"license": facts.said.license} if facts.said.license else {}
@@ -161,7 +161,7 @@ def card_of(facts: Facts, library: str, base: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(facts: Facts) -> list[tuple[str, str]]:
+def _table(facts: CardFacts) -> list[tuple[str, str]]:
     energy = facts.said.energy_kwh
     void = f"; {facts.void} more are void, the run went back behind them" if facts.void else ""
     found = [
@@ -176,7 +176,7 @@ def _table(facts: Facts) -> list[tuple[str, str]]:
     return found + [(name.format(number), f"`{each}`") for number, each in sorted(facts.digests.items())]
 
 
-def _rows(facts: Facts) -> list[str]:
+def _rows(facts: CardFacts) -> list[str]:
     total = max(1, facts.tokens)
     rows = [
         f"| {_plain(each.name or each.peer)} | {each.tokens:,} | {_share(each.tokens, total)} | {each.versions:,} |"

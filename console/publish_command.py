@@ -31,9 +31,9 @@ from farflung.protocol.errors import CheckpointError, UserError
 from farflung.protocol.process.model_folder import made_aside
 
 if TYPE_CHECKING:
-    from farflung.checkpoints.stages import Joined
+    from farflung.checkpoints.stages import JoinedStages
     from farflung.checkpoints.store import Store
-    from farflung.console.model_card import Facts
+    from farflung.console.model_card import CardFacts
 
 PROVENANCE = "provenance.jsonl"
 app = typer.Typer(help="Publish models.")
@@ -76,13 +76,13 @@ def publish(
     from farflung.console.history.audit_provenance import provenance_in
     from farflung.console.history.history import read_folder
     from farflung.console.hub import hub_of
-    from farflung.console.model_card import Said, facts_of
+    from farflung.console.model_card import PublisherWord, facts_of
 
     opened = hub_of() if hub is not None else None
     store = store_at(place)
     found = _whole(store, place, run, url, version)
     told = provenance_in(journal / PROVENANCE, found.run_key, found.manifest.version)
-    facts = facts_of(found, read_folder(journal), told, Said(license_name, energy_kwh))
+    facts = facts_of(found, read_folder(journal), told, PublisherWord(license_name, energy_kwh))
     with ExitStack() as ends:
         folder = out or Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="farflung-"))) / "model"
         with made_aside(folder) as aside:
@@ -95,7 +95,7 @@ def publish(
             typer.echo(f"published: {opened.publish(hub, folder, facts.mark, private, force)}")
 
 
-def _whole(store: Store, place: str, run: str, url: str | None, version: int | None) -> Joined:
+def _whole(store: Store, place: str, run: str, url: str | None, version: int | None) -> JoinedStages:
     """What is published is the newest state, or the one that was asked for: never silently an older one."""
     found, problems = look(store, run, url)
     newest = max((each.manifest.age for each in found), default=None)
@@ -110,14 +110,14 @@ def _whole(store: Store, place: str, run: str, url: str | None, version: int | N
     return chosen
 
 
-def _write(store: Store, found: Joined, hf: str, folder: Path, max_shard_size: str) -> None:
+def _write(store: Store, found: JoinedStages, hf: str, folder: Path, max_shard_size: str) -> None:
     damaged = [problem for part in found.parts for problem in store.problems_of(part)]
     if damaged:
         raise CheckpointError(f"version {found.manifest.version} is damaged: {damaged[0]}")
     write_for_transformers(found, read_model(store, found), hf, folder, max_shard_size)
 
 
-def _add_card(facts: Facts, journal: Path, folder: Path) -> None:
+def _add_card(facts: CardFacts, journal: Path, folder: Path) -> None:
     from farflung.console.model_card import card_of
 
     adapter = folder / "adapter_config.json"

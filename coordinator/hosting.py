@@ -20,14 +20,14 @@ from pathlib import Path
 from farflung.coordinator.door.keys import CoordinatorKeys
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.evidence_folder import FOLDER_NAME, EvidenceFolder
-from farflung.coordinator.ledger.record_events import Beginning, RecordEvents
+from farflung.coordinator.ledger.record_events import CoordinatorStart, RecordEvents
 from farflung.coordinator.provenance_file import FILE_NAME, ProvenanceFile
 from farflung.coordinator.relay.relay_words import RelaySettings
 from farflung.coordinator.relaying import FILE_NAME as RELAY_NAME
 from farflung.coordinator.relaying import Month, Relaying, RelayProcess
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import Server
-from farflung.coordinator.standby import Asked, held
+from farflung.coordinator.standby import StandbyOptions, held
 from farflung.protocol.caps import parse_bytes, relay_bytes_per_s
 from farflung.protocol.errors import Deposed, UserError
 from farflung.protocol.join_url import Address, JoinUrl, Whereabouts
@@ -65,7 +65,7 @@ class Hosting:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedRun:
     """A coordinator that peers can join now."""
 
     url: JoinUrl
@@ -76,7 +76,7 @@ class Opened:
 def serve(
     asked_for: Hosting,
     announce: Callable[[str], None] = print,
-    on_open: Callable[[Opened], None] | None = None,
+    on_open: Callable[[OpenedRun], None] | None = None,
 ) -> None:
     """Run a coordinator until it is told to stop; `announce` gets the join URL once peers can use it, and `on_open`
     what else somebody beside it may need."""
@@ -86,7 +86,7 @@ def serve(
     manifest = read_manifest(asked_for.run_toml, asked_for.changes)
     _make_folder(data_dir)
     public = asked_for.public or listen_on.hosts_for_others()
-    wanted = Asked(
+    wanted = StandbyOptions(
         data_dir, manifest, listen_on, asked_for.store, asked_for.restored, partial(_places, public)
     )
     with contextlib.ExitStack() as waiting:
@@ -100,7 +100,7 @@ def serve(
         machine.core.prove = keys.prove
         events = RecordEvents(data_dir / EVENTS_NAME)
         failpoints.arm(os.environ, events.on_failpoint)
-        events.write_start(Beginning(manifest, journal.run_id, machine.core.ledger, records))
+        events.write_start(CoordinatorStart(manifest, journal.run_id, machine.core.ledger, records))
         failpoints.hit("start.before_listen")
         end = QuietEnd()
 
@@ -123,7 +123,7 @@ def serve(
             journal.announce(machine.core.whereabouts)
             announce(str(server.url))
             if on_open is not None:
-                on_open(Opened(server.url, machine.core.ledger.incarnation, keys.prove))
+                on_open(OpenedRun(server.url, machine.core.ledger.incarnation, keys.prove))
             with _deposed_in(events, server):
                 server.run_until(lambda: bool(stopped) or done() or machine.drained)
         drained = "drained" if machine.drained else "the run is complete"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from farflung.coordinator.ledger.provenance import ROW_BYTES_MAX, Chain
+from farflung.coordinator.ledger.provenance import ROW_BYTES_MAX, ProvenanceChain
 from farflung.coordinator.run.effects import KeepEvidence
 from farflung.protocol.process import own_files
 
@@ -27,7 +27,7 @@ class ProvenanceFile:
     def __init__(self, path: Path, run_id: bytes, signing: Ed25519PrivateKey) -> None:
         self._path = path
         key = signing.public_key().public_bytes_raw()
-        self._chain = Chain(run_id, key, signing.sign, self._last_line())
+        self._chain = ProvenanceChain(run_id, key, signing.sign, self._last_line())
 
     def keep(self, effect: KeepEvidence) -> None:
         line = self._chain.next(effect.commit, effect.said)

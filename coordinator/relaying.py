@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.coordinator.reach.relays import RelayNow
-from farflung.coordinator.reach.ways import Usage
+from farflung.coordinator.reach.routes import Usage
 from farflung.coordinator.relay.relay_words import (
     FROM_RELAY,
     FromRelay,

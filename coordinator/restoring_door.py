@@ -23,7 +23,7 @@ from farflung.coordinator.door.listener import Listener, ListenOn
 from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import Record
-from farflung.coordinator.restoring.restoring import Found, Own, Restoring
+from farflung.coordinator.restoring.restoring import FoundRun, Own, Restoring
 from farflung.coordinator.server import JOURNAL_NAME
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError, UserError
@@ -43,7 +43,7 @@ log = logging.getLogger("farflung.coordinator")
 
 
 @dataclass(frozen=True)
-class Copy:
+class JournalCopy:
     """The journal of the folder, or what a store has of the run, as it is."""
 
     run_id: bytes
@@ -67,10 +67,10 @@ class Copy:
 def ask_peers(
     manifest: Manifest,
     keys: CoordinatorKeys,
-    copy: Copy | None,
+    copy: JournalCopy | None,
     listen: ListenOn,
     asked_to_stop: Callable[[], bool],
-) -> Found | None:
+) -> FoundRun | None:
     """What the run is, by what peers show; None: it was told to stop before that was known."""
     key = keys.signing.public_key().public_bytes_raw()
     own = Own(manifest, key)
@@ -99,7 +99,7 @@ class _Loop:
         self._machine, self._zap, self._listener, self._stop = machine, zap, listener, stop
         self._frames: Quota[str] = Quota(FRAMES_PER_S, FRAMES_BURST)
 
-    def run(self) -> Found | None:
+    def run(self) -> FoundRun | None:
         poller = zmq.Poller()
         for readable in (self._zap.socket, *self._listener.readable):
             poller.register(readable, zmq.POLLIN)
@@ -130,13 +130,13 @@ class _Loop:
 
 def from_peers(
     data_dir: Path, manifest: Manifest, listen: ListenOn, asked_to_stop: Callable[[], bool]
-) -> Found | None:
+) -> FoundRun | None:
     """What peers give back, for a journal that is an old copy or was lost; None: it was told to stop before."""
     check_key(data_dir)
     path, copy = data_dir / JOURNAL_NAME, None
     if path.exists():
         with Journal.open_or_create(path, manifest, lambda: os.urandom(16), restored=True) as journal:
-            copy = Copy(journal.run_id, journal.manifest, journal.records())
+            copy = JournalCopy(journal.run_id, journal.manifest, journal.records())
     return ask_peers(manifest, load_or_create(data_dir), copy, listen, asked_to_stop)
 
 

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from farflung import __version__
-from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
+from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol.process.metrics import Family, by_label, counter, gauge, of_process, text_of
 
 
 def run_metrics(
-    core: Core, conductors: Sequence[Conductor], counts: dict[str, Any], slowest_turn_s: float
+    core: Core, drivers: Sequence[RoundDriver], counts: dict[str, Any], slowest_turn_s: float
 ) -> bytes:
     """`counts`: the server's own; `slowest_turn_s`: of its loop since the last time."""
     families = [
@@ -27,7 +27,7 @@ def run_metrics(
         ),
         *_of_run(core),
         *_of_members(core),
-        *_of_rounds(core, conductors),
+        *_of_rounds(core, drivers),
         by_label("frames_total", "Frames by what became of them.", "verdict", counts["counters"]),
         counter("frames_arrived_total", "Frames, and connections that were never let in.", counts["arrived"]),
         counter("answers_undelivered_total", "Answers whose reader was gone.", counts["undelivered"]),
@@ -94,10 +94,10 @@ def _of_relay(core: Core) -> list[Family]:
     ]
 
 
-def _of_rounds(core: Core, conductors: Sequence[Conductor]) -> list[Family]:
+def _of_rounds(core: Core, drivers: Sequence[RoundDriver]) -> list[Family]:
     ledger = core.ledger
     last = ledger.rounds[-1] if ledger.rounds else None
-    flights = [each.round for each in conductors if each.round is not None]
+    flights = [each.round for each in drivers if each.round is not None]
     families = [
         counter("rounds_total", "Rounds that were opened.", ledger.round_no),
         gauge("rounds_in_flight", "Rounds that are going on now.", len(flights)),

@@ -26,18 +26,18 @@ from farflung.coordinator.door.allowance import Allowance, Tally
 from farflung.coordinator.door.dialer import Dialer, Target
 from farflung.coordinator.door.front_door_process import DoorProcess, settings_of
 from farflung.coordinator.door.front_door_words import (
-    Answer,
     Brings,
+    DoorAnswer,
+    DoorLimits,
     FramesCounted,
     FromDoor,
-    Limits,
     ModelNow,
     Saw,
     StatusNow,
     WantsStatus,
 )
 from farflung.coordinator.door.gateways import GatewayProcess, Gateways, is_held_elsewhere, route_of
-from farflung.coordinator.door.hello_check import Passed
+from farflung.coordinator.door.hello_check import HelloPassed
 from farflung.coordinator.door.keys import CoordinatorKeys
 from farflung.coordinator.door.listener import (
     GOODBYE_MS,
@@ -52,7 +52,7 @@ from farflung.coordinator.ledger.records import Record
 from farflung.coordinator.ledger.run_store import RunStore
 from farflung.coordinator.operator_socket import OperatorSocket
 from farflung.coordinator.provenance_file import ProvenanceFile
-from farflung.coordinator.reach.meeting import DOORS
+from farflung.coordinator.reach.hole_punching import DOORS
 from farflung.coordinator.relay.trials import Trials
 from farflung.coordinator.relaying import Relaying
 from farflung.coordinator.run.effects import (
@@ -116,13 +116,13 @@ class Server:
         events: RecordEvents | None = None,
         folder: Path | None = None,
         spawn: Spawn = started,
-        limits: Limits | None = None,
+        limits: DoorLimits | None = None,
     ) -> None:
         """`folder`: where the operator's socket and the allowlist are; None: there are none."""
         self._spawn = spawn
         self.asked_to_stop: Callable[[], bool] = lambda: False  # while it opens
         self.gateways = Gateways([], self._on_news)  # none listens before all do
-        self._limits = limits or Limits()
+        self._limits = limits or DoorLimits()
         self._machine = machine
         self._events = events if events is not None else RecordEvents(None)
         self._journal = journal
@@ -228,7 +228,7 @@ class Server:
         if self.exporter is not None and self.exporter.is_due(now):
             counts = self.counts | {"undelivered": self.undelivered}
             self.exporter.tell(
-                run_metrics(self._machine.core, self._machine.conductors, counts, self._slowest_turn_s)
+                run_metrics(self._machine.core, self._machine.drivers, counts, self._slowest_turn_s)
             )
             self._slowest_turn_s = 0.0
 
@@ -359,7 +359,7 @@ class Server:
     def _on_door_word(self, word: FromDoor, now: float) -> None:
         match word:
             case Brings():
-                passed = Passed(word.hello, word.nonce, word.came_from)
+                passed = HelloPassed(word.hello, word.nonce, word.came_from)
                 self._execute(self._machine.on_hello(word.caller, passed, now))
             case Saw(key=key, endpoint=endpoint):
                 self._execute(self._machine.on_look(key, DOORS[0], endpoint, now))
@@ -500,7 +500,7 @@ class Server:
         match effect:
             case AnswerDoor(caller=caller, message=answer):
                 before_answer(answer)
-                if not self._door.send(Answer(caller=caller, message=envelope.encode(answer))):
+                if not self._door.send(DoorAnswer(caller=caller, message=envelope.encode(answer))):
                     self.undelivered += 1
             case Tell(peer="", message=told):  # to whoever spoke last: no member of ours
                 self._deliver(reply_to, told)

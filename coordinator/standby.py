@@ -19,19 +19,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from farflung.coordinator.door.front_door_process import DoorProcess, settings_of
-from farflung.coordinator.door.front_door_words import Limits
-from farflung.coordinator.door.hello_check import RunFacts
+from farflung.coordinator.door.front_door_words import DoorLimits
+from farflung.coordinator.door.hello_check import DoorFacts
 from farflung.coordinator.door.keys import FILE_NAME as KEY_NAME
 from farflung.coordinator.door.keys import CoordinatorKeys, load_or_create
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.ledger.journal import Journal, locked
 from farflung.coordinator.ledger.run_store import RunStore
-from farflung.coordinator.restoring.restoring import Found
-from farflung.coordinator.restoring_door import Copy, ask_peers, check_key, from_peers
+from farflung.coordinator.restoring.restoring import FoundRun
+from farflung.coordinator.restoring_door import JournalCopy, ask_peers, check_key, from_peers
 from farflung.coordinator.server import JOURNAL_NAME
 from farflung.coordinator.store.etcd_store import EtcdStore
 from farflung.coordinator.store.etcd_url import StoreUrl
-from farflung.coordinator.store.waiting import LOOK_EVERY_S, Claim, Kept, Say, Show, Step, Waiting
+from farflung.coordinator.store.standby_rules import (
+    LOOK_EVERY_S,
+    ShowLeader,
+    StandbyNote,
+    StandbyRules,
+    Step,
+    StoredRun,
+    TryToLead,
+)
 from farflung.protocol.errors import Unreachable, UserError
 from farflung.protocol.join_url import Address
 from farflung.protocol.manifest import Manifest
@@ -44,7 +52,7 @@ log = logging.getLogger("farflung.coordinator")
 
 
 @dataclass(frozen=True)
-class Asked:
+class StandbyOptions:
     """What the host said of it."""
 
     data_dir: Path
@@ -56,7 +64,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Held:
+class RunLead:
     """This process leads the run, and nobody else does."""
 
     store: RunStore
@@ -65,7 +73,7 @@ class Held:
 
 
 @contextlib.contextmanager
-def held(asked: Asked, stopped: Callable[[], bool]) -> Iterator[Held | None]:
+def held(asked: StandbyOptions, stopped: Callable[[], bool]) -> Iterator[RunLead | None]:
     """None: it was stopped while it stood by."""
     folder = asked.data_dir
     belongs = folder / BELONGS_NAME
@@ -87,7 +95,7 @@ def held(asked: Asked, stopped: Callable[[], bool]) -> Iterator[Held | None]:
         ) as journal:
             if given_back is not None:
                 journal.append(given_back.records)
-            yield Held(journal, load_or_create(folder), asked.listen)
+            yield RunLead(journal, load_or_create(folder), asked.listen)
         return
     if (folder / JOURNAL_NAME).exists():
         raise UserError(
@@ -100,8 +108,8 @@ def held(asked: Asked, stopped: Callable[[], bool]) -> Iterator[Held | None]:
 
 
 def _led(
-    asked: Asked, url: StoreUrl, stack: contextlib.ExitStack, stopped: Callable[[], bool]
-) -> Held | None:
+    asked: StandbyOptions, url: StoreUrl, stack: contextlib.ExitStack, stopped: Callable[[], bool]
+) -> RunLead | None:
     store = EtcdStore(url, asked.restored)
     stack.callback(store.close)
     kept = _first_look(store, stopped)
@@ -109,18 +117,22 @@ def _led(
         check_key(asked.data_dir)
     keys = _keys(asked.data_dir, kept, store.where)
     places = asked.places(asked.listen.port) if asked.listen.port else ()
-    waiting = Waiting(store.where, keys.public_raw, asked.manifest.run.name, places)
+    waiting = StandbyRules(store.where, keys.public_raw, asked.manifest.run.name, places)
     listen = _Standby(asked, store, keys, waiting).until_it_leads(stopped)
     if listen is None:
         return None
     if not _begun(asked, store, keys, listen, stopped):
         return None
     _write_belongs(asked.data_dir / BELONGS_NAME, _belongs(store, store.run_id))
-    return Held(store, keys, listen)
+    return RunLead(store, keys, listen)
 
 
 def _begun(
-    asked: Asked, store: EtcdStore, keys: CoordinatorKeys, listen: ListenOn, stopped: Callable[[], bool]
+    asked: StandbyOptions,
+    store: EtcdStore,
+    keys: CoordinatorKeys,
+    listen: ListenOn,
+    stopped: Callable[[], bool],
 ) -> bool:
     """The run is there, with all that is to be in it before it goes on.  False: it was told to stop."""
 
@@ -134,7 +146,7 @@ def _begun(
         store.begin(asked.manifest, keys.public_raw, lambda: os.urandom(16))
     if not asked.restored:
         return True
-    copy = Copy(store.run_id, store.manifest, store.records()) if kept is not None else None
+    copy = JournalCopy(store.run_id, store.manifest, store.records()) if kept is not None else None
     found = ask_peers(asked.manifest, keys, copy, listen, is_to_stop)
     if found is None:
         return False
@@ -146,7 +158,7 @@ def _begun(
     return True
 
 
-def _first_look(store: EtcdStore, stopped: Callable[[], bool]) -> Kept | None:
+def _first_look(store: EtcdStore, stopped: Callable[[], bool]) -> StoredRun | None:
     until = time.monotonic() + START_PATIENCE_S
     while True:
         try:
@@ -158,7 +170,7 @@ def _first_look(store: EtcdStore, stopped: Callable[[], bool]) -> Kept | None:
                 ) from None
 
 
-def _keys(folder: Path, kept: Kept | None, where: str) -> CoordinatorKeys:
+def _keys(folder: Path, kept: StoredRun | None, where: str) -> CoordinatorKeys:
     """A new key for a run that has one would be a URL that nobody was given."""
     if kept is not None and not os.path.lexists(folder / KEY_NAME):
         raise UserError(
@@ -168,7 +180,7 @@ def _keys(folder: Path, kept: Kept | None, where: str) -> CoordinatorKeys:
     return load_or_create(folder)
 
 
-def _check_belongs(folder: Path, store: EtcdStore, kept: Kept | None) -> None:
+def _check_belongs(folder: Path, store: EtcdStore, kept: StoredRun | None) -> None:
     run_id = _run_of(folder)
     if run_id and (kept is None or kept.run_id.hex() != run_id):
         raise UserError(
@@ -178,7 +190,7 @@ def _check_belongs(folder: Path, store: EtcdStore, kept: Kept | None) -> None:
         )
 
 
-def _check_found(folder: Path, found: Found) -> None:
+def _check_found(folder: Path, found: FoundRun) -> None:
     """With the key alone it is the run that most peers show."""
     run_id = _run_of(folder)
     if run_id not in ("", found.run_id.hex()):
@@ -210,7 +222,9 @@ def _belongs(store: EtcdStore, run_id: bytes) -> str:
 class _Standby:
     """Asks the store, and has a door as long as somebody else leads."""
 
-    def __init__(self, asked: Asked, store: EtcdStore, keys: CoordinatorKeys, waiting: Waiting) -> None:
+    def __init__(
+        self, asked: StandbyOptions, store: EtcdStore, keys: CoordinatorKeys, waiting: StandbyRules
+    ) -> None:
         self._asked, self._store, self._keys, self._waiting = asked, store, keys, waiting
         self._door: DoorProcess | None = None
         self._listen = asked.listen
@@ -239,22 +253,22 @@ class _Standby:
 
     def _take(self, step: Step) -> bool:
         match step:
-            case Claim():
+            case TryToLead():
                 return self._store.try_to_lead(f"{socket.gethostname()} (process {os.getpid()})")
-            case Show(whereabouts=whereabouts):
+            case ShowLeader(whereabouts=whereabouts):
                 if self._door is not None:
                     self._door.stand_by(whereabouts)
-            case Say(text=text):
+            case StandbyNote(text=text):
                 log.info("%s", text)
         return False
 
-    def _open(self, kept: Kept) -> None:
+    def _open(self, kept: StoredRun) -> None:
         """What is wrong with this coordinator's own files is found now, not when it is needed."""
         asked = self._asked
         self._store.check_rules(kept, asked.manifest)
         _check_belongs(asked.data_dir, self._store, kept)
-        facts = RunFacts(asked.manifest.run.name, kept.run_id, kept.manifest)
-        begin = settings_of(facts, self._keys.secret, asked.listen, Limits())
+        facts = DoorFacts(asked.manifest.run.name, kept.run_id, kept.manifest)
+        begin = settings_of(facts, self._keys.secret, asked.listen, DoorLimits())
         self._door = DoorProcess(begin, lambda text: log.info("%s", text))
         self._door.stand_by(b"")
         self._door.open()

@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from farflung.peer.machine.lane_states import ROLES, STANDS, Empty, Idle
+from farflung.peer.machine.replica_states import ROLES, STANDS, Empty, Idle
 from farflung.protocol.states import GONE, HERE, PEER_STATES, PeerState
 
 PAGE = Path(__file__).with_name("architecture.md")
@@ -20,12 +20,12 @@ WORDS = """## States
 Three tables say which event leads from which state to which; any other event in a state is a mistake in the program
 and raises `IllegalMove` (`protocol/states.py`). An arrow carries the events that lead along it.
 """
-STAND_WORDS = """What a lane holds of its fragment's outer state (`Stand`, `peer/machine/lane_states.py`). Chunks are
-served and saved in `Whole` alone, and there only once the coordinator has confirmed the digest (P4).
+STAND_WORDS = """What a replica holds of its fragment's state (`ReplicaState` in `peer/machine/replica_states.py`).
+Chunks are served and saved in `Current` alone, and there only once the coordinator has confirmed the digest (P4).
 Whatever writes all values at once (the trainer, a checkpoint, `[start]`, pieces that had arrived before a crash) does
 so in `Filling`, one at a time, and there nothing that arrives is used.
 """
-ROLE_WORDS = """What part the lane has in a round, and what became of the work that it sent (`Role`, in the same file).
+ROLE_WORDS = """What part it has in a round, and what became of the work that it sent (`Role`, in the same file).
 `Unsure` and `Merged` are why a peer that missed a commit loses no step, and counts none twice (P6, P7).
 """
 PEER_WORDS = """Where a peer is, as the status shows it (`protocol/states.py`). Beats are looks at a peer, and

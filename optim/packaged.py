@@ -26,7 +26,7 @@ PROJECTED_AGAIN_STEPS = 200  # after so many a new projection is chosen; both pa
 
 
 @dataclass(frozen=True)
-class Asked:
+class OptimizerOptions:
     """What an optimizer is made for."""
 
     model: nn.Module
@@ -57,29 +57,29 @@ class Asked:
 class Packaged:
     module: str  # that has it
     install: str  # for pip
-    make: Callable[[Any, Asked], Optimizer]
+    make: Callable[[Any, OptimizerOptions], Optimizer]
 
 
-def _adamw8bit(module: Any, asked: Asked) -> Optimizer:
+def _adamw8bit(module: Any, asked: OptimizerOptions) -> Optimizer:
     """Moments in 8 bits, in blocks; of tensors with less than 4,096 values in 32."""
     made: Optimizer = module.AdamW8bit(asked.trained, **asked.usual)
     return made
 
 
-def _galore(module: Any, asked: Asked) -> Optimizer:
+def _galore(module: Any, asked: OptimizerOptions) -> Optimizer:
     """`scale` 1: the paper's quarter would make `lr` another thing than AdamW's."""
     groups = _few_dimensions(asked, scale=1.0, proj_type="std")
     made: Optimizer = module.GaLoreAdamW(groups, **asked.usual, no_deprecation_warning=True)
     return made
 
 
-def _apollo(module: Any, asked: Asked) -> Optimizer:
+def _apollo(module: Any, asked: OptimizerOptions) -> Optimizer:
     groups = _few_dimensions(asked, scale=1.0, proj_type="std", proj="random", scale_type="channel")
     made: Optimizer = module.APOLLOAdamW(groups, **asked.usual)
     return made
 
 
-def _apollo_mini(module: Any, asked: Asked) -> Optimizer:
+def _apollo_mini(module: Any, asked: OptimizerOptions) -> Optimizer:
     """One dimension, and one scale for a whole matrix: the paper's own factor makes up for that."""
     options = {"scale": 128.0, "proj_type": "std", "proj": "random", "scale_type": "tensor"}
     matrices = {
@@ -92,7 +92,7 @@ def _apollo_mini(module: Any, asked: Asked) -> Optimizer:
     return made
 
 
-def _few_dimensions(asked: Asked, **options: Any) -> list[dict[str, Any]]:
+def _few_dimensions(asked: OptimizerOptions, **options: Any) -> list[dict[str, Any]]:
     """Embeddings, norms and the like as in AdamW; matrices by their shorter side, since a group has one rank."""
     by_rank: dict[int, list[nn.Parameter]] = {}
     for matrix in asked.matrices:
@@ -104,7 +104,7 @@ def _few_dimensions(asked: Asked, **options: Any) -> list[dict[str, Any]]:
     return [{"params": asked.rest}, *groups]
 
 
-def _adam_mini(module: Any, asked: Asked) -> Optimizer:
+def _adam_mini(module: Any, asked: OptimizerOptions) -> Optimizer:
     """One rate for each row of a matrix.  It goes by names, which are told to it: its own are those of a few models."""
     named = [(name, p) for name, p in asked.model.named_parameters() if p.requires_grad]
     made = module.Adam_mini(named, **asked.usual, verbose=False)
@@ -115,7 +115,7 @@ def _adam_mini(module: Any, asked: Asked) -> Optimizer:
     return found
 
 
-def _soap(module: Any, asked: Asked) -> Optimizer:
+def _soap(module: Any, asked: OptimizerOptions) -> Optimizer:
     """Adam in the directions of Shampoo's preconditioner, which the first step only measures.  The rest as in Adam: few
     rows of a table of tokens have a gradient at each step."""
     groups = [{"params": asked.matrices}, {"params": asked.rest, "max_precondition_dim": 1}]
@@ -148,7 +148,7 @@ def inner_optimizer(
     "adamw", "muon", and of packages that have to be installed: "adamw8bit", "galore", "apollo", "apollo-mini",
     "adam-mini", "soap".  `lr` is meant as for AdamW.  `adamw`: names of matrices that are treated like an embedding.
     """
-    asked = Asked(model, lr, betas, weight_decay, adamw)
+    asked = OptimizerOptions(model, lr, betas, weight_decay, adamw)
     if word == "adamw":
         return AdamW(asked.trained, lr, betas, weight_decay=weight_decay)
     if word == "muon":

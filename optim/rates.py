@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from farflung.optim.schedule import Rules
+from farflung.optim.schedule import ScheduleRules
 from farflung.protocol.manifest import Manifest
 
 
@@ -31,13 +31,13 @@ class RunPlace:
     on where training waits for rounds; elsewhere a peer goes on for one period while the version is on its way.
     """
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: ScheduleRules) -> None:
         self._rules = rules
         self._steps_before: Callable[[int], int] = lambda version: version * rules.period_steps
         self._has_frozen = False  # since it was loaded last
         self.step = 0
 
-    def follow(self, rules: Rules, steps_before: Callable[[int], int]) -> None:
+    def follow(self, rules: ScheduleRules, steps_before: Callable[[int], int]) -> None:
         """`steps_before`: the run's own, until a version, where not all its periods are of one length."""
         self._rules, self._steps_before = rules, steps_before
 
@@ -58,7 +58,7 @@ class RunPlace:
 
 
 @dataclass(frozen=True)
-class Rates:
+class LearningRates:
     """`last`: the rate at the end, as a share of the whole one."""
 
     schedule: str
@@ -79,9 +79,9 @@ class Rates:
         return self.last + (1.0 - self.last) * left
 
 
-def rates_of(manifest: Manifest, total_steps: int | None = None) -> Rates:
+def rates_of(manifest: Manifest, total_steps: int | None = None) -> LearningRates:
     """`total_steps`: of the run, where not all its periods are of one length."""
     inner, total = manifest.inner, manifest.total_steps if total_steps is None else total_steps
     last = 0.1 if isinstance(inner.last_lr, str) else inner.last_lr / inner.lr
     decay = total // 5 if isinstance(inner.decay_steps, str) else inner.decay_steps
-    return Rates(inner.schedule, total, inner.warmup_steps, last, decay)
+    return LearningRates(inner.schedule, total, inner.warmup_steps, last, decay)

@@ -15,7 +15,7 @@ from farflung.optim.inner import hidden_matrices
 from farflung.optim.outer import Fused, OuterStep, outer_step_for
 from farflung.optim.packaged import FOR_HIDDEN_MATRICES, inner_optimizer
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.moments import Terms
+from farflung.protocol.run_terms import Terms
 
 
 def outer_of(manifest: Manifest, fused: Fused | None = None) -> OuterStep:

@@ -26,7 +26,7 @@ OVERLAP_MIX = 0.5  # how much of its own values a peer keeps where it takes a re
 
 
 @dataclass(frozen=True)
-class Rules:
+class ScheduleRules:
     schedule: str
     period_steps: int
     fragments: int = 1
@@ -42,7 +42,7 @@ class Rules:
 
     @property
     def goes_ahead(self) -> bool:
-        """After a freeze, a peer goes ahead by what the momentum will do (ahead.py)."""
+        """After a freeze, a peer goes ahead by what the momentum will do (lookahead.py)."""
         return self.schedule == "overlap"
 
     @property
@@ -56,7 +56,7 @@ class Rules:
 
 
 class Schedule:
-    def __init__(self, rules: Rules, now: float = 0.0) -> None:
+    def __init__(self, rules: ScheduleRules, now: float = 0.0) -> None:
         self.rules = rules
         self._done: set[int] = set()  # frozen in this period
         self._since: dict[int, int] = {}  # steps since the fragment was frozen last
@@ -144,10 +144,10 @@ class Schedule:
         return steps >= max(1, int(share * rules.period_steps))
 
 
-def rules_of(manifest: Manifest) -> Rules:
+def rules_of(manifest: Manifest) -> ScheduleRules:
     outer, rounds = manifest.outer, manifest.round
     mix = (OVERLAP_MIX if outer.schedule == "overlap" else 0.0) if isinstance(outer.mix, str) else outer.mix
-    return Rules(
+    return ScheduleRules(
         outer.schedule,
         rounds.sync_every,
         rounds.fragments,

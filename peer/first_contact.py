@@ -28,7 +28,7 @@ from farflung.protocol.errors import FrameError, Refused, Unreachable
 from farflung.protocol.join_url import Address, JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.messages import DOOR_OUT, Knock, Message, Refuse
-from farflung.protocol.process.log_lines import Say
+from farflung.protocol.process.log_lines import LineWriter
 from farflung.protocol.process.sockets import STRANGER, Options, curve_client, opened
 
 TCP_S = 1.0  # for an address to take a connection, or to refuse it
@@ -50,19 +50,19 @@ class How(StrEnum):
 
 
 @dataclass(frozen=True)
-class Found:
+class DoorAnswers:
     how: How
     why: str = ""  # as the system says it
 
 
-def problem_of(found: Mapping[Address, Found]) -> str:
+def problem_of(found: Mapping[Address, DoorAnswers]) -> str:
     """Why nobody can be reached by this URL; empty: somebody answers, or may still do so.  Pure."""
     if any(each.how in (How.ANSWERS, How.SILENT) for each in found.values()):
         return ""
     return "; ".join(_sentence(place, each) for place, each in found.items())
 
 
-def _sentence(place: Address, found: Found) -> str:
+def _sentence(place: Address, found: DoorAnswers) -> str:
     if found.how == How.REFUSES:
         return (
             f"cannot connect to {place}: {found.why}; check that the coordinator is running and that the join URL is "
@@ -74,7 +74,7 @@ def _sentence(place: Address, found: Found) -> str:
     )
 
 
-def check(url: JoinUrl, own: OwnConfig, say: Say) -> None:
+def check(url: JoinUrl, own: OwnConfig, say: LineWriter) -> None:
     """Unreachable or Refused where there is no point in going on."""
     try:
         problem = problem_of(look(url))
@@ -90,19 +90,19 @@ def check(url: JoinUrl, own: OwnConfig, say: Say) -> None:
         raise Unreachable(problem)
 
 
-def look(url: JoinUrl) -> dict[Address, Found]:
+def look(url: JoinUrl) -> dict[Address, DoorAnswers]:
     """By address; those of the URL side by side."""
     found = _connections(url.addresses)
     open_ = [place for place, each in found.items() if each.how == How.ANSWERS]
     return found | (_knock(url, open_) if open_ else {})
 
 
-def _connections(places: tuple[Address, ...]) -> dict[Address, Found]:
+def _connections(places: tuple[Address, ...]) -> dict[Address, DoorAnswers]:
     """Who takes a TCP connection.  In threads, since looking up a name can't be given up."""
-    results: queue.SimpleQueue[tuple[Address, Found]] = queue.SimpleQueue()
+    results: queue.SimpleQueue[tuple[Address, DoorAnswers]] = queue.SimpleQueue()
     for place in places:
         threading.Thread(target=lambda at=place: results.put((at, _connect(at))), daemon=True).start()
-    found = dict.fromkeys(places, Found(How.SILENT))
+    found = dict.fromkeys(places, DoorAnswers(How.SILENT))
     until = time.monotonic() + 1.5 * TCP_S
     for _ in places:
         try:
@@ -115,19 +115,19 @@ def _connections(places: tuple[Address, ...]) -> dict[Address, Found]:
     return found
 
 
-def _connect(place: Address) -> Found:
+def _connect(place: Address) -> DoorAnswers:
     try:
         socket.create_connection((place.host, place.port), TCP_S).close()
     except TimeoutError:
-        return Found(How.SILENT)
+        return DoorAnswers(How.SILENT)
     except OSError as error:
-        return Found(How.REFUSES, (error.strerror or str(error)).lower())
-    return Found(How.ANSWERS)
+        return DoorAnswers(How.REFUSES, (error.strerror or str(error)).lower())
+    return DoorAnswers(How.ANSWERS)
 
 
-def _knock(url: JoinUrl, places: list[Address]) -> dict[Address, Found]:
+def _knock(url: JoinUrl, places: list[Address]) -> dict[Address, DoorAnswers]:
     """Who of them answers a knock under the URL's key, until the first one does."""
-    found = dict.fromkeys(places, Found(How.SILENT))
+    found = dict.fromkeys(places, DoorAnswers(How.SILENT))
     broken = dict.fromkeys(places, 0)
     context: zmq.Context[zmq.SyncSocket] = zmq.Context()
     try:
@@ -147,12 +147,12 @@ def _knock(url: JoinUrl, places: list[Address]) -> dict[Address, Found]:
             for place, (door, news) in doors.items():
                 if door in ready:
                     _heard(door.recv())
-                    return {**found, place: Found(How.ANSWERS)}
+                    return {**found, place: DoorAnswers(How.ANSWERS)}
                 if news in ready:
                     recv_monitor_message(news)
                     broken[place] += 1
                     if broken[place] >= CLOSED_TWICE:
-                        found[place] = Found(How.BREAKS_OFF)
+                        found[place] = DoorAnswers(How.BREAKS_OFF)
     finally:
         context.destroy(linger=0)
     return found

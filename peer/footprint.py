@@ -41,7 +41,7 @@ OPTIMIZER_BYTES = {
 }
 
 
-class Row(NamedTuple):
+class FootprintRow(NamedTuple):
     owner: Owner
     place: Place
     what: str
@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rules:
+class MemoryRules:
     """Of a run, and of this volunteer, what decides about memory."""
 
     state_parts: int
@@ -69,7 +69,7 @@ class Rules:
     @classmethod
     def of(
         cls, manifest: Manifest, results_limit_bytes: int = RESULTS_BYTES, results_on_disk: bool = False
-    ) -> Rules:
+    ) -> MemoryRules:
         rounds, pipeline = manifest.round, manifest.pipeline
         return cls(
             state_parts=manifest.outer_numbers.parts,
@@ -88,7 +88,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelSize:
     """What a trainer holds of one: `value_bytes` of its own dtype; `is_here`: its weights have their memory already."""
 
     values: float
@@ -98,39 +98,39 @@ class Model:
     is_here: bool = False
 
 
-class Need(NamedTuple):
+class MemoryNeed(NamedTuple):
     gpu_bytes: float
     host_bytes: float  # `shared_bytes` are in it
     shared_bytes: float
     disk_bytes: float
 
-    def within(self, room: Room) -> bool:
+    def within(self, room: FreeMemory) -> bool:
         """Where no GPU computes, all of it is the host's."""
         if room.gpu_bytes is None:
             return self.gpu_bytes + self.host_bytes <= room.host_bytes
         return self.gpu_bytes <= room.gpu_bytes and self.host_bytes <= room.host_bytes
 
 
-class Room(NamedTuple):
+class FreeMemory(NamedTuple):
     """Bytes that are free.  `gpu_bytes` is None where the host computes."""
 
     gpu_bytes: float | None
     host_bytes: float
 
 
-def need_of(rows: Iterable[Row]) -> Need:
+def need_of(rows: Iterable[FootprintRow]) -> MemoryNeed:
     """Of what is always there."""
     sums = {"GPU": 0.0, "host": 0.0, "shared": 0.0, "disk": 0.0}
     for row in rows:
         if not row.only_when:
             sums[row.place] += row.size_bytes
-    return Need(sums["GPU"], sums["host"] + sums["shared"], sums["shared"], sums["disk"])
+    return MemoryNeed(sums["GPU"], sums["host"] + sums["shared"], sums["shared"], sums["disk"])
 
 
 # ---- who takes part, and how
 
 
-def of_peer(rules: Rules, model: Model, ranks: int = 1, sharded: bool = True) -> list[Row]:
+def of_peer(rules: MemoryRules, model: ModelSize, ranks: int = 1, sharded: bool = True) -> list[FootprintRow]:
     """Of a plain peer, or of an island with so many ranks on the agent's node, GPU memory being that of one rank.
     `sharded`: each rank holds its share of the model; else each holds all of it."""
     share = model.values / ranks if sharded else model.values
@@ -141,90 +141,94 @@ def of_peer(rules: Rules, model: Model, ranks: int = 1, sharded: bool = True) ->
     ]
 
 
-def of_rank(rules: Rules, model: Model, share: float, ranks: int = 1) -> list[Row]:
+def of_rank(rules: MemoryRules, model: ModelSize, share: float, ranks: int = 1) -> list[FootprintRow]:
     """Of the trainers of a node.  `share`: the values that each of them holds."""
     computes: Place = "GPU" if model.on_gpu else "host"
     many = 1 if model.on_gpu else ranks
     size, copies = model.value_bytes, ranks * share
     rows = [
-        Row("trainer", computes, "gradients", many * size * share),
-        Row("trainer", computes, "inner optimizer", many * model.optimizer_bytes * share),
+        FootprintRow("trainer", computes, "gradients", many * size * share),
+        FootprintRow("trainer", computes, "inner optimizer", many * model.optimizer_bytes * share),
     ]
     if not model.is_here:
-        rows.insert(0, Row("trainer", computes, "weights", many * size * share))
+        rows.insert(0, FootprintRow("trainer", computes, "weights", many * size * share))
     if model.on_gpu:
-        rows.append(Row("trainer", "GPU", "tiles on their way", GPU_TILES_BYTES))
+        rows.append(FootprintRow("trainer", "GPU", "tiles on their way", GPU_TILES_BYTES))
     late = "" if rules.goes_on else "after a round that was missed"
     rows += [
-        Row("trainer", "host", "what was loaded", size * copies),
-        Row("trainer", "host", "what is carried", VALUE_BYTES * copies, late),
+        FootprintRow("trainer", "host", "what was loaded", size * copies),
+        FootprintRow("trainer", "host", "what is carried", VALUE_BYTES * copies, late),
     ]
     if rules.fragments > 1:
-        rows.append(Row("trainer", "host", "before a step", size * copies, "where a lease is read again"))
+        rows.append(
+            FootprintRow("trainer", "host", "before a step", size * copies, "where a lease is read again")
+        )
     return rows
 
 
-def of_stage(rules: Rules, compute_bytes: float, values: float, trained: float) -> list[Row]:
+def of_stage(rules: MemoryRules, compute_bytes: float, values: float, trained: float) -> list[FootprintRow]:
     """`compute_bytes`: parameters, buffers and sums of gradients."""
     rows = [*of_shared(rules, values), *of_agent(rules, values)]
-    rows.append(Row("trainer", "GPU", "weights, buffers, sums of gradients", compute_bytes))
+    rows.append(FootprintRow("trainer", "GPU", "weights, buffers, sums of gradients", compute_bytes))
     if rules.is_local:
-        rows.append(Row("trainer", "GPU", "inner optimizer", ADAM_BYTES * trained))
-        rows.append(Row("trainer", "host", "what was loaded", VALUE_BYTES * values))
+        rows.append(FootprintRow("trainer", "GPU", "inner optimizer", ADAM_BYTES * trained))
+        rows.append(FootprintRow("trainer", "host", "what was loaded", VALUE_BYTES * values))
     return rows
 
 
-def of_helper(rules: Rules, values: float) -> list[Row]:
+def of_helper(rules: MemoryRules, values: float) -> list[FootprintRow]:
     """No trainer, no contributions of its own: no slot is ever written."""
     state = [row for row in of_shared(rules, values) if not row.what.startswith("slots")]
     theirs = [row for row in of_agent(rules, values) if not row.what.startswith("own")]
     return [*state, *theirs]
 
 
-def of_processes(trainers: int = 1) -> list[Row]:
+def of_processes(trainers: int = 1) -> list[FootprintRow]:
     """Before there is any model.  What CUDA takes of a host comes on top, and was never measured."""
     return [
-        Row("agent", "host", "Python and torch", AGENT_BYTES),
-        Row("trainer", "host", "Python and torch", trainers * TRAINER_BYTES),
+        FootprintRow("agent", "host", "Python and torch", AGENT_BYTES),
+        FootprintRow("trainer", "host", "Python and torch", trainers * TRAINER_BYTES),
     ]
 
 
 # ---- the agent's
 
 
-def of_shared(rules: Rules, values: float) -> list[Row]:
+def of_shared(rules: MemoryRules, values: float) -> list[FootprintRow]:
     copy = VALUE_BYTES * values
     waits = not (rules.goes_on or rules.is_batch)
     slots = SLOTS_OF_WAITING if waits else SLOTS_USUAL
     rows = [
-        Row("agent", "shared", "parameters and moments", rules.state_parts * copy),
-        Row("agent", "shared", "slots of what was learned", slots * copy),
+        FootprintRow("agent", "shared", "parameters and moments", rules.state_parts * copy),
+        FootprintRow("agent", "shared", "slots of what was learned", slots * copy),
     ]
     late = "after a round that failed"
-    rows.append(Row("agent", "shared", "slots more", (SLOTS - slots) * copy, late))
+    rows.append(FootprintRow("agent", "shared", "slots more", (SLOTS - slots) * copy, late))
     return rows
 
 
-def of_agent(rules: Rules, values: float) -> list[Row]:
+def of_agent(rules: MemoryRules, values: float) -> list[FootprintRow]:
     sent, result = payload_bytes(rules.codec, values), payload_bytes(rules.gather_codec, values)
     kept = ROUNDS_KEPT if rules.is_audited else 0
     rows = [
-        Row("agent", "host", "others' contributions to its chunks", sent),
-        Row("agent", "host", "results of this round", result),
-        Row("agent", "host", "results of past rounds", _results_kept(rules, result) * result),
+        FootprintRow("agent", "host", "others' contributions to its chunks", sent),
+        FootprintRow("agent", "host", "results of this round", result),
+        FootprintRow("agent", "host", "results of past rounds", _results_kept(rules, result) * result),
     ]
     if rules.group:
         # Its own ones of this round and of those before, and as a root those of all groups to a part of its chunks.
         sums = payload_bytes(SUM_CODEC, values) / rules.group
-        rows.append(Row("agent", "host", "sums of groups", (2 + kept) * sums))
+        rows.append(FootprintRow("agent", "host", "sums of groups", (2 + kept) * sums))
     if rules.codec == AUTO or rules.codec in ("int4", "int2", "topk"):
         late = "once a coarse codec was used" if rules.codec == AUTO else ""
-        rows.append(Row("agent", "host", "own error feedback", VALUE_BYTES * values, late))
-    rows.append(Row("agent", "disk", "own contribution", sent))
-    rows.append(Row("agent", "disk", "own contributions, kept for audits", kept * sent))
-    rows.append(Row("agent", "disk", "state before the round", rules.state_parts * VALUE_BYTES * values))
+        rows.append(FootprintRow("agent", "host", "own error feedback", VALUE_BYTES * values, late))
+    rows.append(FootprintRow("agent", "disk", "own contribution", sent))
+    rows.append(FootprintRow("agent", "disk", "own contributions, kept for audits", kept * sent))
+    rows.append(
+        FootprintRow("agent", "disk", "state before the round", rules.state_parts * VALUE_BYTES * values)
+    )
     if rules.results_on_disk:
-        rows.append(Row("agent", "disk", "results of past rounds", rules.keep_results * result))
+        rows.append(FootprintRow("agent", "disk", "results of past rounds", rules.keep_results * result))
     return rows
 
 
@@ -233,14 +237,14 @@ def payload_bytes(codec: str, values: float) -> float:
     return BITS_PER_VALUE[LADDER[0] if codec == AUTO else codec] / 8 * values
 
 
-def _results_kept(rules: Rules, result_bytes: float) -> int:
+def _results_kept(rules: MemoryRules, result_bytes: float) -> int:
     """Rounds, the newest of which is always kept."""
     if rules.results_on_disk or not result_bytes:
         return 1
     return max(1, min(rules.keep_results, int(rules.results_limit_bytes // result_bytes)))
 
 
-def files_bytes(rules: Rules, values: float) -> float:
+def files_bytes(rules: MemoryRules, values: float) -> float:
     """That /dev/shm must have free: all slots may be written in the worst of rounds."""
     return (rules.state_parts + SLOTS) * VALUE_BYTES * values
 
@@ -248,13 +252,13 @@ def files_bytes(rules: Rules, values: float) -> float:
 # ---- does it fit
 
 
-class Told(NamedTuple):
+class FitAnswer(NamedTuple):
     fits: bool
     text: str  # what is needed, and what is here
     todo: str  # empty: nothing
 
 
-def told(rows: list[Row], rules: Rules, values: float, room: Room) -> Told:
+def told(rows: list[FootprintRow], rules: MemoryRules, values: float, room: FreeMemory) -> FitAnswer:
     """In one line."""
     need = need_of(rows)
     if room.gpu_bytes is None:
@@ -268,11 +272,11 @@ def told(rows: list[Row], rules: Rules, values: float, room: Room) -> Told:
             f"{si(room.host_bytes, 'B')} free"
         )
     if need.within(room):
-        return Told(True, text, "")
-    return Told(False, text, _todo(rows, rules, values, room))
+        return FitAnswer(True, text, "")
+    return FitAnswer(False, text, _todo(rows, rules, values, room))
 
 
-def _of(rows: Iterable[Row], place: Place, owner: Owner | None = None) -> float:
+def _of(rows: Iterable[FootprintRow], place: Place, owner: Owner | None = None) -> float:
     return sum(
         row.size_bytes
         for row in rows
@@ -285,7 +289,7 @@ def _split(parts: tuple[float, float, float]) -> str:
     return f"{shared} shared, {agent} the agent's, {trainer} the trainer's"
 
 
-def _todo(rows: list[Row], rules: Rules, values: float, room: Room) -> str:
+def _todo(rows: list[FootprintRow], rules: MemoryRules, values: float, room: FreeMemory) -> str:
     """What this volunteer can change, if that is enough; else what its host can; else another machine."""
     need = need_of(rows)
     if room.gpu_bytes is not None and need.gpu_bytes > room.gpu_bytes:

@@ -23,7 +23,7 @@ from farflung.peer.settings import default_path
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.process.log_lines import Say
+from farflung.protocol.process.log_lines import LineWriter
 
 # A process that was interrupted a moment ago says so within it, and one whose parent was killed has noticed.
 MOMENT_S = 0.2
@@ -35,25 +35,25 @@ _LEAVING = "leaving"
 _NO_PLACE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSPC})
 
 
-class Holder(NamedTuple):
+class LockHolder(NamedTuple):
     pid: int  # the process to stop: of a script's agent the script
     host: str
     leaving: bool
 
     @classmethod
-    def parse(cls, text: str) -> Holder:
+    def parse(cls, text: str) -> LockHolder:
         """Nothing is known of one that has not written it yet."""
         pid, host, leaving, *_ = (*text.split(), "", "", "")
         return cls(int(pid) if pid.isdecimal() else 0, host, leaving == _LEAVING)
 
 
-def patience_s(holder: Holder, host: str, lives: Callable[[int], bool]) -> float:
+def patience_s(holder: LockHolder, host: str, lives: Callable[[int], bool]) -> float:
     """How long it is worth waiting for this one.  Pure but for `lives(pid)`, asked of this machine's alone."""
     dying = holder.pid > 0 and holder.host == host and not lives(holder.pid)
     return LEAVING_S if holder.leaving or dying else MOMENT_S
 
 
-def refusal(holder: Holder, host: str) -> str:
+def refusal(holder: LockHolder, host: str) -> str:
     """In one line, with what to do."""
     who = "another process on this machine"
     if holder.pid:
@@ -77,7 +77,7 @@ class InUse:
         self._whose = ""
 
     @classmethod
-    def take(cls, path: Path, pid: int, say: Say) -> InUse:
+    def take(cls, path: Path, pid: int, say: LineWriter) -> InUse:
         """`pid`: the process that a person would stop.  UserError while another one holds it and does not leave."""
         descriptor = _opened(path)
         if descriptor is None:
@@ -118,7 +118,7 @@ def _opened(path: Path) -> int | None:
         raise UserError(f"{path}: cannot use this file: {error.strerror}; is --identity right?") from error
 
 
-def _wait_for(descriptor: int, say: Say) -> bool:
+def _wait_for(descriptor: int, say: LineWriter) -> bool:
     """False: this disk has no locks."""
     host, since, told = socket.gethostname(), time.monotonic(), False
     while True:
@@ -131,7 +131,7 @@ def _wait_for(descriptor: int, say: Say) -> bool:
             if error.errno in _NO_PLACE:
                 return False
             raise
-        holder = Holder.parse(os.pread(descriptor, _WORDS_BYTES, 0).decode("utf-8", "replace"))
+        holder = LockHolder.parse(os.pread(descriptor, _WORDS_BYTES, 0).decode("utf-8", "replace"))
         waited_s, worth_s = time.monotonic() - since, patience_s(holder, host, _lives)
         if waited_s >= worth_s:
             raise UserError(refusal(holder, host))

@@ -16,13 +16,13 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import KEPT_BOOKS_BYTES, KEPT_COMMITS, WHEREABOUTS_BYTES
 from farflung.protocol.process import own_files
-from farflung.protocol.process.log_lines import Say
+from farflung.protocol.process.log_lines import LineWriter
 
 COMMITS_BYTES = (KEPT_COMMITS + 8) * KEPT_BOOKS_BYTES  # with what else is told of the run
 
 
 class RememberedPlaces:
-    def __init__(self, folder: Path, url: JoinUrl, say: Say) -> None:
+    def __init__(self, folder: Path, url: JoinUrl, say: LineWriter) -> None:
         """`folder`: of this peer's state; made when there is something to keep."""
         name = hash_bytes(b"farflung/places/1\0" + url.key + url.run.encode()).hex()[:32]
         self.path = folder / f"coordinator-{name}.places"

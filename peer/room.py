@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from farflung.peer.footprint import Model, Room, Row, Rules, of_agent, of_rank, of_shared, told
+from farflung.peer.footprint import (
+    FootprintRow,
+    FreeMemory,
+    MemoryRules,
+    ModelSize,
+    of_agent,
+    of_rank,
+    of_shared,
+    told,
+)
 from farflung.peer.settings import own_config
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process.host_memory import available_bytes
@@ -37,20 +46,20 @@ _KEPT = {
 _KEPT_USUAL = 2
 
 
-def rules_here(manifest: Manifest) -> Rules:
+def rules_here(manifest: Manifest) -> MemoryRules:
     own = own_config({})
-    return Rules.of(manifest, own.results_limit, own.results_on_disk)
+    return MemoryRules.of(manifest, own.results_limit, own.results_on_disk)
 
 
-def room_on(device: torch.device) -> Room:
+def room_on(device: torch.device) -> FreeMemory:
     if device.type != "cuda":
-        return Room(None, available_bytes())
-    return Room(torch.cuda.mem_get_info(device)[0], available_bytes())
+        return FreeMemory(None, available_bytes())
+    return FreeMemory(torch.cuda.mem_get_info(device)[0], available_bytes())
 
 
 def rows_here(
-    values: int, here: Sequence[Tensor], optimizer: Optimizer, rules: Rules, ranks: int = 1
-) -> list[Row]:
+    values: int, here: Sequence[Tensor], optimizer: Optimizer, rules: MemoryRules, ranks: int = 1
+) -> list[FootprintRow]:
     """Of this peer, or of this island as far as it is on this node.
 
     `here`: what this rank holds of the model, which has its memory by now; `ranks`: on this node.
@@ -58,7 +67,7 @@ def rows_here(
     share = sum(each.numel() for each in here)
     size = sum(each.nbytes for each in here) / max(1, share)
     on_gpu = any(each.is_cuda for each in here)
-    held = Model(values, size, optimizer_bytes(optimizer, size), on_gpu, is_here=True)
+    held = ModelSize(values, size, optimizer_bytes(optimizer, size), on_gpu, is_here=True)
     return [*of_shared(rules, values), *of_agent(rules, values), *of_rank(rules, held, share, ranks)]
 
 
@@ -73,7 +82,9 @@ def optimizer_bytes(optimizer: Optimizer, value_bytes: float) -> float:
     return moments * value_bytes
 
 
-def say_whether_it_fits(rows: list[Row], rules: Rules, values: float, device: torch.device) -> None:
+def say_whether_it_fits(
+    rows: list[FootprintRow], rules: MemoryRules, values: float, device: torch.device
+) -> None:
     """One line: what is needed, what is here, and, where that is less, what to change."""
     found = told(rows, rules, values, room_on(device))
     say = Teller.from_environment("trainer")

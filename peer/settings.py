@@ -188,7 +188,7 @@ class OwnConfig:
         return msgspec.convert(json.loads(text), cls, dec_hook=lambda kind, value: kind(value))
 
 
-class Said(NamedTuple):
+class WrittenValue(NamedTuple):
     """A value as a person wrote it."""
 
     where: str  # the option, the variable, or the file and the key in it
@@ -207,7 +207,7 @@ class Setting:
     # Which of the values counts, or what of all of them; what goes first comes first.  `all` would do for permissions.
     merge: Callable[[Iterator[object]], object] = next
 
-    def parsed(self, said: Said) -> object:
+    def parsed(self, said: WrittenValue) -> object:
         try:
             return self.parse(said.text)
         except UserError as error:
@@ -231,11 +231,11 @@ def own_config(
     variables = {name: _PREFIX + name.upper() for name in SETTINGS}
     layers = [
         {
-            name: Said(name, _text_of(value))
+            name: WrittenValue(name, _text_of(value))
             for name, value in given.items()
             if value is not None and value is not False
         },
-        {name: Said(key, value) for name, key in variables.items() if (value := environ.get(key))},
+        {name: WrittenValue(key, value) for name, key in variables.items() if (value := environ.get(key))},
         _read(file if file is not None else default_path(environ).with_name("config.toml")),
     ]
     found: dict[str, Any] = {}
@@ -255,7 +255,7 @@ def _text_of(value: object) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-def _read(path: Path) -> dict[str, Said]:
+def _read(path: Path) -> dict[str, WrittenValue]:
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -269,7 +269,7 @@ def _read(path: Path) -> dict[str, Said]:
             raise UserError(f"{path}: {key}: no such setting; {hint}")
         if not isinstance(value, str | int):
             raise UserError(f"{path}: {key}: expected text or a whole number, found {value!r}")
-    return {key: Said(f"{path}: {key}", _text_of(value)) for key, value in found.items()}
+    return {key: WrittenValue(f"{path}: {key}", _text_of(value)) for key, value in found.items()}
 
 
 @dataclass(frozen=True)

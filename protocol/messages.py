@@ -53,12 +53,12 @@ from farflung.protocol.round_words import (
     Reason,
     RelayOffer,
     RelayOrder,
+    RelayRoute,
     ShelvedList,
     SumOf,
     Used,
-    Way,
 )
-from farflung.protocol.signing import PROOF_BYTES, Amendments, AskKept, Head, Kept, KeptCommit
+from farflung.protocol.signing import PROOF_BYTES, Amendments, AskKept, KeptCommit, KeptReceipts, SignedHead
 from farflung.protocol.verdicts import Verdict
 
 Bytes32 = Hash
@@ -120,7 +120,9 @@ class Hello(_Message, frozen=True, kw_only=True):
     # Where a model is cut: all stages that it could hold, also when it holds one of them.
     fits: Annotated[tuple[FragmentNo, ...], Meta(max_length=FRAGMENTS_MAX)] = ()
     helps: bool = False  # I have no trainer: I own chunks and give state, and contribute nothing
-    kept: Head | None = None  # the newest that I keep: a coordinator that started on an old copy hears of it
+    kept: SignedHead | None = (
+        None  # the newest that I keep: a coordinator that started on an old copy hears of it
+    )
 
 
 class Welcome(_Message, frozen=True, kw_only=True):
@@ -228,7 +230,7 @@ class BatchBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=True
 
 
 class SeatRow(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A line of the table of seats: see collectives/flow/seats.py."""
+    """A line of the table of seats: see collectives/pipeline/seats.py."""
 
     number: Annotated[int, Meta(ge=1, lt=1 << 32)]
     peer: PeerName
@@ -456,7 +458,7 @@ class Tick(_ToMember, frozen=True, kw_only=True, omit_defaults=True):
     # The stage of the model that this member is to serve from now on, if that is another one than it holds.
     serve: Annotated[int, Meta(ge=-1, lt=FRAGMENTS_MAX)] = -1
     # With a roster: how those are reached whom I can't dial and who can't dial me.
-    ways: Annotated[tuple[Way, ...], Meta(max_length=WAYS_MOST)] = ()
+    ways: Annotated[tuple[RelayRoute, ...], Meta(max_length=WAYS_MOST)] = ()
     look: bool = False  # show me from where your line's port is seen: see `Look`
     # With whom to connect at which instant; told again until all tries are over.
     meets: Annotated[tuple[Meet, ...], Meta(max_length=MEETS_AT_ONCE)] = ()
@@ -549,7 +551,7 @@ DOOR_IN: dict[str, type[Struct]] = {
     "hello": Hello,
     "ask_status": AskStatus,
     "probe": Probe,
-    "kept": Kept,
+    "kept": KeptReceipts,
 }
 DOOR_OUT: dict[str, type[Struct]] = {
     "challenge": Challenge,
@@ -586,7 +588,7 @@ _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
 FromMember = Beat | Sent | ProgressReport | Shown | Audited | Leave
 ToMember = Tick | OpenRound | Decided | Committed | Aborted | Show | AuditChunks | Gone | Keep
-FromDoor = Knock | Hello | AskStatus | Probe | Kept
+FromDoor = Knock | Hello | AskStatus | Probe | KeptReceipts
 ToDoor = Challenge | Welcome | Refuse | StandsBy | StatusReply | Probed | AskKept
 Message = FromMember | Look | ToMember | FromDoor | ToDoor
 

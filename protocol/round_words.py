@@ -49,7 +49,7 @@ Group = Annotated[int, Meta(ge=0, lt=GROUPS_MOST)]
 SUM_CODEC = "bf16"
 
 
-class Column(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class MeshColumn(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Of a mesh, for one member: by whom the chunks that it owns are added up in the other groups, and where the sums
     of all groups come together."""
 
@@ -82,7 +82,7 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
     groups: Annotated[tuple[Group, ...], Meta(max_length=MEMBERS_PER_MESH)] | UnsetType = UNSET
     roots: Annotated[tuple[Group, ...], Meta(max_length=CHUNKS_PER_FRAGMENT)] | UnsetType = UNSET
     # Of a mesh, as one member hears of it: all else here is then of its group alone.
-    column: Column | UnsetType = UNSET
+    column: MeshColumn | UnsetType = UNSET
 
     @property
     def count(self) -> int:
@@ -184,7 +184,7 @@ class Contact(Struct, frozen=True, forbid_unknown_fields=True):
     address: Annotated[str, Meta(max_length=ADDRESS_CHARS)]
 
 
-class Way(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class RelayRoute(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """How I reach somebody whom I can't dial and who can't dial me: we meet at a relay."""
 
     peer: PeerName

@@ -15,7 +15,7 @@ from msgspec import Meta
 from farflung.protocol.digests import bits, hash_bytes, mask_from_bytes
 from farflung.protocol.messages import Hello, ProgressReport, Sent
 from farflung.protocol.round_words import SUM_CODEC, Decision, GroupSums, Hash, Plan
-from farflung.protocol.signing import Kept, peer_id_of, verify
+from farflung.protocol.signing import KeptReceipts, peer_id_of, verify
 
 Signature = Annotated[bytes, Meta(max_length=64)]
 
@@ -30,12 +30,12 @@ def sent_part(run_id: bytes, sent: Sent) -> bytes:
     return b"farflung/sent/1\0" + run_id + bare_hash(sent)
 
 
-def kept_part(kept: Kept, nonce: bytes) -> bytes:
+def kept_part(kept: KeptReceipts, nonce: bytes) -> bytes:
     """The bytes that a peer signs when it shows what it keeps: so nobody answers for another one."""
     return b"farflung/shows-kept/1\0" + nonce + bare_hash(kept)
 
 
-class Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SignedList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one member signed: a hash list that convinces somebody who was not there."""
 
     identity: Hash

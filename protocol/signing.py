@@ -90,7 +90,7 @@ def curve_key_of(public: bytes) -> bytes:
     return ((1 + y) * pow(1 - y, -1, _P) % _P).to_bytes(32, "little")
 
 
-# ---- what its host changes while it goes on: see Terms in protocol/moments.py
+# ---- what its host changes while it goes on: see Terms in protocol/run_terms.py
 
 
 class Amendment(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -132,7 +132,7 @@ def is_hosts(amendment: Amendment, run_id: bytes, pinned: bytes) -> bool:
 # ---- what peers keep for a coordinator that loses its disk: see coordinator/ledger/kept_books.py
 
 
-class Head(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class SignedHead(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """The run after one more step of its history: a commit, a beginning, a way back.  Signed over all of it."""
 
     run_id: Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -165,7 +165,7 @@ class Head(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
 
 
 class KeptCommit(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    head: Head
+    head: SignedHead
     # For the coordinator alone.  They grow with the members: of many some keep them, the others the head.
     books: Annotated[bytes, Meta(max_length=KEPT_BOOKS_BYTES)]
 
@@ -185,7 +185,7 @@ class AskKept(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     below: Count
 
 
-class Kept(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KeptReceipts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The answer, signed over the nonce by who gives it; what is kept has the run's own signature."""
 
     identity: Hash

@@ -1,7 +1,7 @@
 """Declared states: a table of which event leads from which state to which, and the one of where a peer is.  Pure.
 
 A table is checked at every move and drawn into docs/architecture.md (docs/make_states.py).  A room that has declared
-states uses it: a fragment's lane (peer/machine/lane_states.py), and below a peer as people see it.
+states uses it: a fragment's lane (peer/machine/replica_states.py), and below a peer as people see it.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def _name(state: object) -> str:
 #
 # Three say where a peer is, and each has its own words, which travel as they stand here:
 #
-#     Phase      the peer, in its beat: what its machine is doing         (peer/machine/reports.py)
-#     Goal       the coordinator, in its tick: what the peer is to do     (coordinator/run/guidance.py)
+#     Phase      the peer, in its beat: what its machine is doing         (peer/machine/heartbeat.py)
+#     Goal       the coordinator, in its tick: what the peer is to do     (coordinator/run/ticks.py)
 #     PeerState  the coordinator's status, for people: one word of both   (coordinator/run/membership.py, console/)
 #
 # `state_after` makes the third of the first two, by `PEER_STATES`.  What a member is in each fragment (verified,

@@ -25,19 +25,19 @@ from farflung.collectives.round.effects import Seal
 from farflung.compression.codec import codec_named
 from farflung.coordinator.ledger.leases import Leases
 from farflung.coordinator.ledger.records import CommittedRound, Opened, Record
-from farflung.optim.schedule import Rules
+from farflung.optim.schedule import ScheduleRules
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, build, evaluate
 from farflung.peer.data.sampling import permuted_index
-from farflung.peer.simulator.invariants import Invariants
-from farflung.peer.simulator.peer import VirtualPeer
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.surroundings import Learned, Surroundings
-from farflung.peer.simulator.trainer import VirtualTrainer
-from farflung.peer.simulator.world import COORDINATOR, World
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.simulator.invariants import Invariants
+from farflung.simulator.peer import VirtualPeer
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.trainer import VirtualTrainer
+from farflung.simulator.trainer_surroundings import Learned, TrainerSurroundings
+from farflung.simulator.world import COORDINATOR, World
 
 CONFIG = GPTConfig(layers=2, width=32, heads=2, context=32)
 BATCH, STEPS, SAMPLES, SEED = 8, 10, 8000, 0
@@ -51,7 +51,7 @@ class Learner(VirtualTrainer):
 
     samples_per_step, dataset_samples = BATCH, SAMPLES
 
-    def __init__(self, host: VirtualPeer, world: Surroundings, rules: Rules) -> None:
+    def __init__(self, host: VirtualPeer, world: TrainerSurroundings, rules: ScheduleRules) -> None:
         super().__init__(host, world, rules)
         self._model = build(CONFIG, SEED)
         self._layout = ModelLayout.of(self._model, CHUNK - 1)

@@ -2,7 +2,7 @@
 
 The coordinator, the peers' machines, the rounds, the codecs with their error feedback, the outer step, the leases
 and the schedules are the program's own; only the network and the clock are the simulator's
-(farflung.peer.simulator.world), and of the trainer only the inner step is written here.  How long a step and a
+(farflung.simulator.world), and of the trainer only the inner step is written here.  How long a step and a
 transfer take is chosen by the experiment.
 """
 
@@ -26,15 +26,15 @@ from farflung.optim.recipes import inner_of, outer_of
 from farflung.peer.builtin.corpus import load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, build, evaluate
 from farflung.peer.data.sampling import permuted_range
-from farflung.peer.simulator.invariants import Invariants
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.surroundings import Learned
-from farflung.peer.simulator.trainer import Part, VirtualTrainer
-from farflung.peer.simulator.world import World
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.frames import Header, Kind
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import BOOKS_FRAGMENT
+from farflung.simulator.invariants import Invariants
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.trainer import VirtualPart, VirtualTrainer
+from farflung.simulator.trainer_surroundings import Learned
+from farflung.simulator.world import World
 
 CONFIG = GPTConfig(layers=2, width=32, heads=4, context=64)
 CHUNK_KB, STEP_S, WARMUP = 32, 1.0, 50
@@ -140,13 +140,13 @@ class Learner(VirtualTrainer):
         if setting.learns:
             self._descend(setting, samples)
 
-    def _train_on(self, part: Part, slot: int) -> None:
+    def _train_on(self, part: VirtualPart, slot: int) -> None:
         if self.setting.eager == "published":
             self._as_published(part, slot)
         elif self.setting.eager != "stay":
             super()._train_on(part, slot)
 
-    def _as_published(self, part: Part, slot: int) -> None:
+    def _as_published(self, part: VirtualPart, slot: int) -> None:
         """Train on from where https://arxiv.org/abs/2502.12996 does, and not from where the peer stands.
 
         There each peer steps by G(r) = d(r)/N + (mean(r-1) - d(r-1)/N): the own part is new, the others' a round old.

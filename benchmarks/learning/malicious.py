@@ -27,17 +27,16 @@ from farflung.collectives.round.member import MemberRound
 from farflung.compression.codec import codec_named
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.rounds import shares
-from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import rules_for
-from farflung.coordinator.rounds.steps import Done, Moved, Settled
-from farflung.coordinator.run.witness import FAR_TOO_LONG
+from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.steps import Done, OwnersMoved, RoundCommitted
+from farflung.coordinator.run.signed_results import FAR_TOO_LONG
 from farflung.optim.outer import Nesterov
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, evaluate
 from farflung.peer.data.sampling import permuted_range
 from farflung.peer.machine.effects import Encode
-from farflung.peer.machine.reports import Reporter
-from farflung.peer.simulator.hostile import forged
+from farflung.peer.machine.heartbeat import HeartbeatBuilder
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.digests import mask_from_bytes
@@ -47,6 +46,7 @@ from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import MergeSection, RoundSection
 from farflung.protocol.messages import ProgressReport, Sent
 from farflung.protocol.round_words import Commit, Plan
+from farflung.simulator.hostile import forged
 
 CONFIG = GPTConfig(layers=2, width=64, heads=4, context=64)
 BATCH, CHUNK_ELEMENTS, SEED = 8, 8192, 0
@@ -91,7 +91,7 @@ class Peer:
         return payloads if self.attack == "none" else forged(payloads, CHUNK_ELEMENTS, self.attack)
 
 
-class Round:
+class WatchedRound:
     """One round in one room: what a member sends arrives at once, what it reports too."""
 
     def __init__(self, number: int, peers: list[Peer], manifest: Manifest, book: FragmentBook) -> None:
@@ -102,14 +102,14 @@ class Round:
         robust = manifest.merge.policy == "robust"
         self.peers = {peer.name: peer for peer in peers}
         self.members = {name: MemberRound(name, plan, RUN_TAG, 1.0, 0.0, compare=robust) for name in names}
-        self.reporters = {name: Reporter(lambda said: bytes(64)) for name in names}
-        self.flight = InFlight(plan, rules_for(manifest, book, names), 0.0)
+        self.reporters = {name: HeartbeatBuilder(lambda said: bytes(64)) for name in names}
+        self.flight = Round(plan, rules_for(manifest, book, names), 0.0)
         self.reported_s = 0.0
         self.todo: deque[tuple[str, DataEffect]] = deque()
         for reporter in self.reporters.values():
             reporter.begin_round(0)
 
-    def run(self, payloads: dict[str, dict[int, Payload]], tokens: int) -> tuple[Done, Settled]:
+    def run(self, payloads: dict[str, dict[int, Payload]], tokens: int) -> tuple[Done, RoundCommitted]:
         for name, parts in payloads.items():
             self.do([(name, self.members[name].on_encoded(parts))])
             hashes = self.members[name].hashes()
@@ -119,15 +119,15 @@ class Round:
                 loss=None, used=(), signature=bytes(64),
             )  # fmt: skip
             self.flight.on_sent(name, sent)
-        settled: Settled | None = None
+        settled: RoundCommitted | None = None
         everybody = set(self.members)
         for _ in range(100):
             self.report()
             step = self.flight.next_step(0.0, everybody, everybody)
             match step:
-                case Moved(plan=plan):
+                case OwnersMoved(plan=plan):
                     self.do([(name, member.on_plan(plan, 0.0)) for name, member in self.members.items()])
-                case Settled(decision=decision):
+                case RoundCommitted(decision=decision):
                     settled = step
                     self.do(
                         [(name, member.on_decision(decision, 0.0)) for name, member in self.members.items()]
@@ -165,7 +165,7 @@ class Round:
                     self.todo += [(who, each) for each in self.members[who].on_calculated(effect, made)]
 
 
-def train(attack: str, merge: MergeSection, asked: argparse.Namespace) -> tuple[Curve, Settled]:
+def train(attack: str, merge: MergeSection, asked: argparse.Namespace) -> tuple[Curve, RoundCommitted]:
     """(round, held-out loss) from time to time, the last decision"""
     corpus = load_corpus()
     data = ByteWindows(corpus.train, CONFIG.context)
@@ -184,7 +184,7 @@ def train(attack: str, merge: MergeSection, asked: argparse.Namespace) -> tuple[
         payloads = {
             peer.name: peer.learn(data, first + i * per_peer, asked.steps) for i, peer in enumerate(peers)
         }
-        round_ = Round(number + 1, peers, manifest, book)
+        round_ = WatchedRound(number + 1, peers, manifest, book)
         done, settled = round_.run(payloads, per_peer * CONFIG.context)
         apply(done.commit, round_)
         remember(done, round_, book)
@@ -194,7 +194,7 @@ def train(attack: str, merge: MergeSection, asked: argparse.Namespace) -> tuple[
     return curve, settled
 
 
-def remember(done: Done, round_: Round, book: FragmentBook) -> None:
+def remember(done: Done, round_: WatchedRound, book: FragmentBook) -> None:
     """As the ledger does with a commit."""
     book.version = done.commit.version
     book.trust.update(done.commit.included)
@@ -206,7 +206,7 @@ def remember(done: Done, round_: Round, book: FragmentBook) -> None:
         book.norms[done.commit.version] = (done.norm, sum(tokens) / len(tokens))
 
 
-def apply(commit: Commit, round_: Round) -> None:
+def apply(commit: Commit, round_: WatchedRound) -> None:
     for name, peer in round_.peers.items():
         for chunk, piece in round_.members[name].results.items():
             peer.state.roll(Roll(chunk, commit.version, piece.payload))

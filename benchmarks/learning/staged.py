@@ -41,10 +41,10 @@ from farflung.optim.schedule import rules_of
 from farflung.peer.builtin.corpus import load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, next_byte_loss, untied_parts
 from farflung.peer.data.sampling import permuted_range
-from farflung.peer.pipeline.local_pipeline import Crossing
+from farflung.peer.pipeline.local_pipeline import BorderCrossing
 from farflung.peer.pipeline.parts import Stage, Tensors
-from farflung.peer.pipeline.replica import Replica
-from farflung.peer.pipeline.stage_loop import Micro, StageLoop
+from farflung.peer.pipeline.stage_loop import MicroActivations, StageLoop
+from farflung.peer.pipeline.stage_optimizer import StageOptimizer
 from farflung.peer.trainer.stage_machine import LocalSteps
 from farflung.protocol.manifest import Manifest
 
@@ -55,7 +55,9 @@ WINDOWS = (CORPUS.train.numel() - 1) // CONFIG.context
 HELD_OUT = 64  # windows
 PEERS, CUT, SAMPLES = 8, 2, 4
 LR = 6e-3
-Item = tuple[Micro, list[Tensors], list[int]]  # on its way: what each stage was given, and its seat there
+Item = tuple[
+    MicroActivations, list[Tensors], list[int]
+]  # on its way: what each stage was given, and its seat there
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Seat:
 
     def __init__(self, stage: Stage, manifest: Manifest, is_last: bool, local: bool) -> None:
         self.loop = StageLoop(stage, manifest.run.seed, next_byte_loss if is_last else None)
-        self.replica = Replica(self.loop, manifest, is_last) if local else None
+        self.replica = StageOptimizer(self.loop, manifest, is_last) if local else None
         self.steps = LocalSteps(manifest.pipeline.local_micros, rules_of(manifest))
         self.tokens = 0
 
@@ -179,7 +181,7 @@ class Crew:
             [[torch.zeros(p.numel()) for _ in range(self.outer.parts - 1)] for p in anchor]
             for anchor in self.anchors
         ]
-        self.crossing = Crossing(setting.codec, turn=False)
+        self.crossing = BorderCrossing(setting.codec, turn=False)
         self._chance = random.Random(f"seats {manifest.run.seed}")
         self._in_flight = setting.in_flight if setting.stages > 1 else 1
 
@@ -190,7 +192,7 @@ class Crew:
         values = statistics.mean(sum(p.numel() for p in anchor) for anchor in self.anchors)
         return 2 * (seats - 1) / seats * values * 4
 
-    def batch(self, version: int, micros: list[tuple[Micro, Tensors]]) -> None:
+    def batch(self, version: int, micros: list[tuple[MicroActivations, Tensors]]) -> None:
         for seats, anchor in zip(self.stages, self.anchors, strict=True):
             for seat in seats:
                 seat.load(anchor, version)
@@ -211,14 +213,14 @@ class Crew:
         self._chance.shuffle(seats)
         return seats
 
-    def _there(self, micro: Micro, given: Tensors, seats: list[int]) -> Item:
+    def _there(self, micro: MicroActivations, given: Tensors, seats: list[int]) -> Item:
         inputs = [given]
         for stage, seat in list(zip(self.stages, seats, strict=True))[:-1]:
             gave = stage[seat].loop.forward(micro, inputs[-1])
             inputs.append(self.crossing.pass_on(gave))
         return micro, inputs, seats
 
-    def _back(self, micro: Micro, inputs: list[Tensors], seats: list[int]) -> None:
+    def _back(self, micro: MicroActivations, inputs: list[Tensors], seats: list[int]) -> None:
         gradients: Tensors = ()
         for number in reversed(range(len(self.stages))):
             seat = self.stages[number][seats[number]]
@@ -253,7 +255,7 @@ class Crew:
         return float(next_byte_loss(x, {"labels": rows[:, 1:]}))
 
 
-def samples(seed: int, first: int, version: int, count: int) -> Iterator[tuple[Micro, Tensors]]:
+def samples(seed: int, first: int, version: int, count: int) -> Iterator[tuple[MicroActivations, Tensors]]:
     for number in range(count):
         start = (first + number) * SAMPLES
         places = [
@@ -263,7 +265,7 @@ def samples(seed: int, first: int, version: int, count: int) -> Iterator[tuple[M
         at = [place * CONFIG.context for place in places]
         rows = torch.stack([CORPUS.train[each : each + CONFIG.context + 1] for each in at]).long()
         labels = rows[:, 1:]
-        yield Micro(version, number, labels.numel(), {"labels": labels}), (rows[:, :-1],)
+        yield MicroActivations(version, number, labels.numel(), {"labels": labels}), (rows[:, :-1],)
 
 
 def learn(setting: Setting, seed: int, micros: int, period: int) -> Row:

@@ -1,8 +1,8 @@
-"""A connection between two peers without ZeroMQ: plain TCP, every frame sealed by AES-256-GCM (records.py).
+"""A connection between two peers without ZeroMQ: plain TCP, every frame sealed by AES-256-GCM (sealed_records.py).
 
-Made by lean_side.py, owned by a line (line.py); zmq_link.py reads and writes what is ready.  libzmq's encryption is
-calculated, this one is in the processor: a byte costs half.  Nothing is copied but by sealing and opening: the kernel
-takes what was sealed in pieces, and writes what comes in where it is opened.
+Made by lean_side.py, owned by a line (peer_connections.py); zmq_link.py reads and writes what is ready.  libzmq's
+encryption is calculated, this one is in the processor: a byte costs half.  Nothing is copied but by sealing and
+opening: the kernel takes what was sealed in pieces, and writes what comes in where it is opened.
 
 Who may lie: nobody but the contact, since what anybody else says does not open, and ends the connection.  The contact
 may claim any length; memory is taken for one that is allowed.  Must not know rounds, limits or other connections.
@@ -16,13 +16,13 @@ import struct
 from collections import deque
 from dataclasses import dataclass, field
 
-from farflung.collectives.link.bookkeeping import Waiting
-from farflung.collectives.link.line import Bearer
-from farflung.collectives.link.records import (
+from farflung.collectives.link.frame_queue import QueuedFrame
+from farflung.collectives.link.peer_connections import Bearer
+from farflung.collectives.link.sealed_records import (
     HEAD_BYTES,
     TAG_BYTES,
-    Refused,
-    Ways,
+    BadRecord,
+    SealedDirections,
     answer,
     check_answer,
     hello,
@@ -71,7 +71,7 @@ class Lean(Bearer):
     peer: str
     socket: socket.socket
     watch: Watch
-    ways: Ways
+    ways: SealedDirections
     payload_most: int
     ticket: bytes  # of one that we dialled, until it is answered
     until: float  # it stands by then, or never
@@ -97,7 +97,7 @@ class Lean(Bearer):
 
     # ---- out -------------------------------------------------------------------------------------------------
 
-    def offer(self, item: Waiting) -> bool:
+    def offer(self, item: QueuedFrame) -> bool:
         if not self.up or self._out_bytes >= WAITING_BYTES_MOST:
             return False
         if self.ways.out.is_spent:
@@ -158,7 +158,7 @@ class Lean(Bearer):
                     self._answered()
                 elif (frame := self._step()) is not None:
                     return frame
-        except Refused:
+        except BadRecord:
             self.end()
         return None
 
@@ -176,7 +176,7 @@ class Lean(Bearer):
         self._header = opened_header(self._head, self.ways.back)  # before anything else in it is believed
         self._wanted = sealed_payload_bytes(self._head)
         if self._wanted > self.payload_most + TAG_BYTES:
-            raise Refused
+            raise BadRecord
         if not self._wanted:
             header, self._header, self._wanted = self._header, None, HEAD_BYTES
             return header, b""

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from farflung.collectives.link.lean import Lean, Watch
-from farflung.collectives.link.line import Over
-from farflung.collectives.link.records import (
+from farflung.collectives.link.peer_connections import ConnectionKind
+from farflung.collectives.link.sealed_records import (
     HALF_BYTES,
     HELLO_BYTES,
     TICKET_BYTES,
+    BadRecord,
     Grant,
-    Refused,
-    Ways,
+    SealedDirections,
     check_hello,
     grant_of,
     ticket_in,
@@ -57,7 +57,7 @@ class _Stranger:
 @dataclass
 class _Ticket:
     peer: str
-    ways: Ways
+    ways: SealedDirections
     until: float
 
 
@@ -240,7 +240,7 @@ class LeanSide:
             return None
         try:
             check_hello(stranger.heard, ticket.ways.back)
-        except Refused:
+        except BadRecord:
             del self._tickets[name]  # its count has gone on
             self._send_away(stranger)
             return None
@@ -260,9 +260,9 @@ class LeanSide:
         if self.gate is not None:
             self.gate.ends(stranger.line)
 
-    def _lean(self, peer: str, line: socket.socket, ways: Ways, ticket: bytes) -> Lean:
+    def _lean(self, peer: str, line: socket.socket, ways: SealedDirections, ticket: bytes) -> Lean:
         return Lean(
-            tcp=self._tcp, over=Over.LEAN, descriptor=self._tcp.watch(line), peer=peer, socket=line,
+            tcp=self._tcp, over=ConnectionKind.LEAN, descriptor=self._tcp.watch(line), peer=peer, socket=line,
             watch=self.watch, ways=ways, payload_most=self.payload_most, ticket=ticket,
             until=self._clock() + HANDSHAKE_S,
         )  # fmt: skip

@@ -46,7 +46,7 @@ class FrameCounts:
     verdicts: Counters = field(default_factory=Counters)
 
 
-class Moved(NamedTuple):
+class MovedBytes(NamedTuple):
     """Bytes since the beginning, connections that are gone included."""
 
     sent_bytes: int  # and acknowledged, where the transport can tell
@@ -155,7 +155,7 @@ class Link(Protocol):
         honest peer asks again; the same holds for crossings of microbatches.  What a round sends is bounded by the
         round.
 
-        Words and crossings go before bulk (urgency.py), which keeps a quarter of the bytes while crossings wait too.
+        Words and crossings go before bulk (priorities.py), which keeps a quarter of the bytes while crossings wait too.
         """
         ...
 
@@ -203,7 +203,7 @@ class Link(Protocol):
         """Bytes that could not leave yet, as far as the transport can tell; 0 only if nothing waits."""
         ...
 
-    def moved(self) -> Moved: ...
+    def moved(self) -> MovedBytes: ...
 
     def probe(self) -> None:
         """Once in the life of a link, while nothing else is on the line: see what it carries."""

@@ -1,9 +1,10 @@
 """One way over a relay: this peer's connection to it, and the local socket by which libzmq uses that.
 
-Owned by a line (line.py) of zmq_link.py, which looks at it in each of its turns.  It asks the relay for its ticket's
-pair (SOCKS5), waits there until the other side has come, and then passes bytes between the relay and a local socket
-that libzmq connects to.  libzmq speaks SOCKS itself, but 4.3.5 ends the whole process where a socket is closed after a
-proxy refused it (it takes a descriptor out of its epoll twice), and a relay must not have that in its hands.
+Owned by a line (peer_connections.py) of zmq_link.py, which looks at it in each of its turns.  It asks the relay for
+its ticket's pair (SOCKS5), waits there until the other side has come, and then passes bytes between the relay and a
+local socket that libzmq connects to.  libzmq speaks SOCKS itself, but 4.3.5 ends the whole process where a socket is
+closed after a proxy refused it (it takes a descriptor out of its epoll twice), and a relay must not have that in its
+hands.
 
 The relay may lie about everything: what comes from it is CURVE's, from end to end, and read by libzmq alone.  Must not
 know peers, keys or frames.
@@ -31,7 +32,7 @@ _CHOSEN = b"\x05\x00"
 _ANSWER_BYTES = 10
 
 
-class Stand(StrEnum):
+class RelayState(StrEnum):
     CONNECTING = "connecting"
     GREETED = "greeted"
     WAITING = "waiting"  # it has shown its ticket
@@ -42,7 +43,7 @@ class Stand(StrEnum):
 class RelayWay:
     def __init__(self, way: Relayed, now: float) -> None:
         self.way = way
-        self.stand = Stand.CONNECTING
+        self.stand = RelayState.CONNECTING
         self.why_over = ""
         self._since = now
         self._heard = b""
@@ -74,13 +75,13 @@ class RelayWay:
 
     def sockets(self) -> Iterator[tuple[int, int]]:
         """What to poll, and for what."""
-        if self.stand == Stand.OVER:
+        if self.stand == RelayState.OVER:
             return
-        if self.stand == Stand.CONNECTING:
+        if self.stand == RelayState.CONNECTING:
             yield self.descriptor, select.POLLOUT
         elif self._pipes is None or self._local is None:
             yield self.descriptor, select.POLLIN
-            if self.stand == Stand.JOINED:
+            if self.stand == RelayState.JOINED:
                 yield self._listener.fileno(), select.POLLIN
         else:
             from_relay, to_relay = self._pipes
@@ -94,9 +95,9 @@ class RelayWay:
 
     def turn(self, now: float) -> None:
         """Whatever can be done without waiting."""
-        if self.stand in (Stand.CONNECTING, Stand.GREETED, Stand.WAITING):
+        if self.stand in (RelayState.CONNECTING, RelayState.GREETED, RelayState.WAITING):
             self._ask(now)
-        if self.stand == Stand.JOINED and self._local is None:
+        if self.stand == RelayState.JOINED and self._local is None:
             self._let_in()
         if self._pipes is not None and self._local is not None:
             self._pass(self._local, *self._pipes)
@@ -107,15 +108,15 @@ class RelayWay:
     # ---- until both sides are there ----------------------------------------------------------------------------
 
     def _ask(self, now: float) -> None:
-        if self.stand == Stand.CONNECTING:
+        if self.stand == RelayState.CONNECTING:
             self._connected()
-        patience_s = WAITS_S if self.stand == Stand.WAITING else ASKS_WITHIN_S
-        if self.stand == Stand.OVER:
+        patience_s = WAITS_S if self.stand == RelayState.WAITING else ASKS_WITHIN_S
+        if self.stand == RelayState.OVER:
             return
         if now - self._since >= patience_s:
             self._end("the relay said nothing")
             return
-        wanted = _ANSWER_BYTES if self.stand == Stand.WAITING else len(_CHOSEN)
+        wanted = _ANSWER_BYTES if self.stand == RelayState.WAITING else len(_CHOSEN)
         try:
             # Not one byte more than its answer: what comes next is for libzmq.
             came = self._remote.recv(wanted - len(self._heard))
@@ -137,19 +138,19 @@ class RelayWay:
         if error:
             self._end(f"no way to the relay at {self.way.relay}: {os.strerror(error)}")
         else:
-            self._say(_GREETING, Stand.GREETED)
+            self._say(_GREETING, RelayState.GREETED)
 
     def _on_answer(self, now: float) -> None:
         heard, self._heard, self._since = self._heard, b"", now
-        if self.stand == Stand.GREETED and heard == _CHOSEN:
+        if self.stand == RelayState.GREETED and heard == _CHOSEN:
             name = self.way.ticket.encode("ascii", "replace")
-            self._say(b"\x05\x01\x00\x03" + bytes((len(name),)) + name + b"\x00\x01", Stand.WAITING)
-        elif self.stand == Stand.WAITING and heard[:2] == b"\x05\x00":
-            self.stand = Stand.JOINED
+            self._say(b"\x05\x01\x00\x03" + bytes((len(name),)) + name + b"\x00\x01", RelayState.WAITING)
+        elif self.stand == RelayState.WAITING and heard[:2] == b"\x05\x00":
+            self.stand = RelayState.JOINED
         else:
             self._end("the relay did not take the ticket")
 
-    def _say(self, word: bytes, then: Stand) -> None:
+    def _say(self, word: bytes, then: RelayState) -> None:
         try:
             sent = self._remote.send(word)  # into an empty buffer
         except OSError as error:
@@ -193,9 +194,9 @@ class RelayWay:
                 return
 
     def _end(self, why: str) -> None:
-        if self.stand == Stand.OVER:
+        if self.stand == RelayState.OVER:
             return
-        self.stand, self.why_over = Stand.OVER, why
+        self.stand, self.why_over = RelayState.OVER, why
         for each in (self._remote, self._listener, self._local):
             if each is not None:
                 each.close()

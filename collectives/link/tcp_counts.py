@@ -1,10 +1,11 @@
 """What the kernel knows of the TCP connections behind the data plane: bytes that really crossed the line.
 
-Owned by zmq_link.py and line.py, which pass on the news of their sockets' monitors.  A frame that a socket took is not
-yet sent, and may wait for seconds in buffers; a frame that was read may have arrived long before.  What the other side
-acknowledged, and what arrived here, the kernel counts for each connection.  It tells so on Linux; elsewhere
-`is_known` is false.  Through the same descriptors the kernel is told to pace what it sends: a chunk that may pass as
-a whole would otherwise fill the queue of a slow line at once.  Must not know peers, frames or why there is a pace.
+Owned by zmq_link.py and peer_connections.py, which pass on the news of their sockets' monitors.  A frame that a
+socket took is not yet sent, and may wait for seconds in buffers; a frame that was read may have arrived long before.
+What the other side acknowledged, and what arrived here, the kernel counts for each connection.  It tells so on Linux;
+elsewhere `is_known` is false.  Through the same descriptors the kernel is told to pace what it sends: a chunk that
+may pass as a whole would otherwise fill the queue of a slow line at once.  Must not know peers, frames or why there
+is a pace.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _OURS = 1 << 30
 LOOK_EVERY_S = 0.01
 
 
-class Crossed(NamedTuple):
+class TcpTraffic(NamedTuple):
     sent: int  # and acknowledged, also what the other side holds beyond a gap
     received: int
     waiting: int  # in the kernel's queues, because the line takes no more at once
@@ -45,7 +46,7 @@ class Crossed(NamedTuple):
         return self.sent - self.beyond_gap
 
 
-NOTHING = Crossed(0, 0, 0, 0)
+NOTHING = TcpTraffic(0, 0, 0, 0)
 
 
 class TcpCounts:
@@ -53,7 +54,7 @@ class TcpCounts:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._open: dict[int, socket.socket] = {}
-        self._last: dict[int, Crossed] = {}  # of each, when it was read last
+        self._last: dict[int, TcpTraffic] = {}  # of each, when it was read last
         self._totals = NOTHING
         self._clock, self._looked_at = clock, -math.inf
         self._pace = _UNPACED
@@ -109,7 +110,7 @@ class TcpCounts:
                 _set_pace(each, wanted)
 
     @property
-    def totals(self) -> Crossed:
+    def totals(self) -> TcpTraffic:
         """Since the beginning, connections that are gone included; at most LOOK_EVERY_S old.  It is asked for with
         every frame, and to read every connection each time would cost more than the frames."""
         if self._clock() - self._looked_at >= LOOK_EVERY_S:
@@ -122,7 +123,7 @@ class TcpCounts:
         for name in self._open:
             self.of(name)
 
-    def of(self, name: int) -> Crossed:
+    def of(self, name: int) -> TcpTraffic:
         """Of one connection; nothing where it is gone, or not known."""
         watched = self._open.get(name)
         if watched is None:
@@ -135,9 +136,9 @@ class TcpCounts:
         """On all other connections, now."""
         return sum(self.of(name).waiting for name in self._open if name not in names)
 
-    def _count(self, name: int, now: Crossed) -> None:
+    def _count(self, name: int, now: TcpTraffic) -> None:
         before, self._last[name] = self._last[name], now
-        self._totals = Crossed(
+        self._totals = TcpTraffic(
             *(whole - old + new for whole, old, new in zip(self._totals, before, now, strict=True))
         )
 
@@ -149,7 +150,7 @@ class TcpCounts:
         watched = self._open.get(name)
         if watched is not None:
             last = self.of(name)
-            self._count(name, Crossed(last.sent, last.received, 0, 0))  # what waited there waits no more
+            self._count(name, TcpTraffic(last.sent, last.received, 0, 0))  # what waited there waits no more
             del self._open[name], self._last[name]
             watched.close()
 
@@ -169,7 +170,7 @@ def _set_pace(watched: socket.socket, bytes_per_s: int) -> None:
         watched.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=I", bytes_per_s))
 
 
-def _read(watched: socket.socket) -> Crossed | None:
+def _read(watched: socket.socket) -> TcpTraffic | None:
     try:
         raw = watched.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _FIELDS.size)
     except OSError:
@@ -179,7 +180,7 @@ def _read(watched: socket.socket) -> Crossed | None:
     segment_bytes, flying, beyond_gap, acknowledged, received, waiting = _FIELDS.unpack(raw)
     # Without them, a lost packet would look like a line that stops, and then carries twice what it can.
     beyond = segment_bytes * beyond_gap
-    return Crossed(acknowledged + beyond, received, waiting, flying, beyond)
+    return TcpTraffic(acknowledged + beyond, received, waiting, flying, beyond)
 
 
 # ---- of which peers bytes come in, also while no frame is whole yet -----------------------------------
@@ -191,7 +192,7 @@ NEWS_BYTES = 16384  # since the last news: more than questions, pings and acknow
 
 
 class Counts(Protocol):
-    def of(self, descriptor: int) -> Crossed: ...
+    def of(self, descriptor: int) -> TcpTraffic: ...
 
 
 class Incoming:

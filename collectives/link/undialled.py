@@ -18,9 +18,9 @@ from typing import Protocol
 
 import zmq
 
-from farflung.collectives.link.line import Connection, Line, Over
 from farflung.collectives.link.link import Appointment, Relayed
-from farflung.collectives.link.relay_way import RelayWay, Stand
+from farflung.collectives.link.peer_connections import ConnectionKind, PeerConnections, ZmqConnection
+from farflung.collectives.link.relay_way import RelayState, RelayWay
 from farflung.collectives.link.tcp_counts import TcpCounts
 from farflung.protocol.limits import HANDSHAKE_S
 from farflung.protocol.process.sockets import (
@@ -50,7 +50,7 @@ LEAST_PORT = 1024  # whatever a coordinator says
 
 
 class Open(Protocol):
-    def __call__(self, over: Over, *presets: Options) -> Connection | None: ...
+    def __call__(self, over: ConnectionKind, *presets: Options) -> ZmqConnection | None: ...
 
 
 @dataclass
@@ -71,21 +71,21 @@ class Undialled:
 
     # ---- at the relay ------------------------------------------------------------------------------------------
 
-    def tell_way(self, line: Line, way: Relayed | None) -> None:
+    def tell_way(self, line: PeerConnections, way: Relayed | None) -> None:
         before, line.way = line.way, way
         if way is not None and before is None:
-            line.close(Over.DIALLED, Over.LEAN)  # what was opened leads another way
+            line.close(ConnectionKind.DIALLED, ConnectionKind.LEAN)  # what was opened leads another way
             line.again_at, line.pause_s, line.retires_at = 0.0, MEET_AGAIN_S, None
         elif way is not None and before is not None and way.relay != before.relay:
             # Whatever stands there: a relay that lets nothing through may well keep its connections.
-            line.close(Over.RELAYED)
+            line.close(ConnectionKind.RELAYED)
             line.again_at, line.pause_s = 0.0, MEET_AGAIN_S
         elif way is None and line.is_punched:
             line.retires_at = self.clock() + RETIRES_S if line.relay_way is not None else None
         elif way is None and before is not None:
-            line.close(Over.RELAYED)
+            line.close(ConnectionKind.RELAYED)
 
-    def unmet(self, lines: Mapping[str, Line]) -> set[str]:
+    def unmet(self, lines: Mapping[str, PeerConnections]) -> set[str]:
         """To be asked in each turn."""
         now, found = self.clock(), set()
         for peer, line in lines.items():
@@ -97,7 +97,7 @@ class Undialled:
                 found.add(peer)
         return found
 
-    def meet_at_relay(self, line: Line, way: Relayed) -> None:
+    def meet_at_relay(self, line: PeerConnections, way: Relayed) -> None:
         """One connection, for both directions."""
         now = self.clock()
         if line.relay_way is None and now >= line.again_at:
@@ -105,13 +105,13 @@ class Undialled:
             line.relay_way = RelayWay(way, now)
             self.tcp.on_news(zmq.EVENT_CONNECTED, line.relay_way.descriptor)
 
-    def follow_relay(self, line: Line, taken: RelayWay) -> None:
+    def follow_relay(self, line: PeerConnections, taken: RelayWay) -> None:
         """A turn of the way over the relay.  libzmq connects once the other side is there."""
-        now, opened = self.clock(), line.over(Over.RELAYED)
+        now, opened = self.clock(), line.over(ConnectionKind.RELAYED)
         taken.turn(now)
-        if taken.stand == Stand.JOINED and not opened:
+        if taken.stand == RelayState.JOINED and not opened:
             line.pause_s = MEET_AGAIN_S
-            connection = self._connection(line, BULK_RELAYED, Over.RELAYED)
+            connection = self._connection(line, BULK_RELAYED, ConnectionKind.RELAYED)
             if connection is None:
                 return
             connection.carried_by = taken.descriptor
@@ -119,9 +119,9 @@ class Undialled:
             line.opened.append(connection)
         is_retired = line.retires_at is not None and now >= line.retires_at
         is_renewed = line.way != taken.way and not any(each.up for each in opened)
-        if taken.stand == Stand.OVER or is_retired or is_renewed:
+        if taken.stand == RelayState.OVER or is_retired or is_renewed:
             self.tcp.forget(taken.descriptor)
-            line.close(Over.RELAYED)
+            line.close(ConnectionKind.RELAYED)
 
     # ---- at an instant -----------------------------------------------------------------------------------------
 
@@ -138,7 +138,9 @@ class Undialled:
             self._every, self._port = host, int(self._kept.getsockname()[1])
         return self._port if host == self._every else 0
 
-    def set_appointments(self, lines: Mapping[str, Line], appointments: Mapping[str, Appointment]) -> None:
+    def set_appointments(
+        self, lines: Mapping[str, PeerConnections], appointments: Mapping[str, Appointment]
+    ) -> None:
         for peer, appointment in appointments.items():
             line = lines.get(peer)
             if (
@@ -157,23 +159,28 @@ class Undialled:
         same_family = (ip.version == 6) == (":" in self._every)
         return bool(self._port) and same_family and port.isdecimal() and LEAST_PORT <= int(port) <= 65535
 
-    def follow_meeting(self, line: Line) -> None:
+    def follow_meeting(self, line: PeerConnections) -> None:
         """A turn of meeting somebody: is a try due, is one over?"""
         now = self.clock()
-        for each in line.over(Over.PUNCHED):
+        for each in line.over(ConnectionKind.PUNCHED):
             if each.is_over or (not each.up and now >= line.try_until):
-                line.close(Over.PUNCHED)
+                line.close(ConnectionKind.PUNCHED)
             elif each.descriptor >= 0 and not each.is_abrupt:
                 end_abruptly(each.descriptor)
                 each.is_abrupt, line.try_until = True, now + HANDSHAKE_S
         due = self._next_at(line, now)
-        if due is not None and now >= due and not line.over(Over.PUNCHED) and line.appointment is not None:
+        if (
+            due is not None
+            and now >= due
+            and not line.over(ConnectionKind.PUNCHED)
+            and line.appointment is not None
+        ):
             self._try(line, line.appointment.endpoint, now)
 
-    def _try(self, line: Line, endpoint: str, now: float) -> None:
+    def _try(self, line: PeerConnections, endpoint: str, now: float) -> None:
         # Of one family: libzmq would else take an IPv4 port through an IPv6 socket.
         family: Options = {zmq.IPV6: int(":" in self._every)}
-        connection = self._connection(line, {**BULK_MEETING, **family}, Over.PUNCHED)
+        connection = self._connection(line, {**BULK_MEETING, **family}, ConnectionKind.PUNCHED)
         line.tries, line.try_until = line.tries + 1, now + MEET_EVERY_S
         if connection is None:
             return
@@ -184,7 +191,7 @@ class Undialled:
         else:
             line.opened.append(connection)
 
-    def _next_at(self, line: Line, now: float) -> float | None:
+    def _next_at(self, line: PeerConnections, now: float) -> float | None:
         """When the next try is due; tries whose instant has gone by are left out."""
         if line.appointment is None:
             return None
@@ -195,18 +202,20 @@ class Undialled:
         shift_s = SHIFTS_S[line.tries] if self._is_lesser(line) else 0.0
         return line.appointment.at + line.tries * MEET_EVERY_S + shift_s
 
-    def idle_s(self, lines: Iterable[Line], now: float) -> float:
+    def idle_s(self, lines: Iterable[PeerConnections], now: float) -> float:
         """Until the next try."""
-        due = (self._next_at(line, now) for line in lines if not line.over(Over.PUNCHED))
+        due = (self._next_at(line, now) for line in lines if not line.over(ConnectionKind.PUNCHED))
         return min((max(0.0, at - now) for at in due if at is not None), default=60.0)
 
     # ---- both --------------------------------------------------------------------------------------------------
 
-    def _is_lesser(self, line: Line) -> bool:
+    def _is_lesser(self, line: PeerConnections) -> bool:
         """Of two alike, one must do what the other doesn't: by their keys both know which."""
         return curve_raw(self.keys[0]) < line.contact.key
 
-    def _connection(self, line: Line, preset: Options, over: Over) -> Connection | None:
+    def _connection(
+        self, line: PeerConnections, preset: Options, over: ConnectionKind
+    ) -> ZmqConnection | None:
         theirs = line.contact.key
         if self._is_lesser(line):
             # Whoever comes, only the contact itself shakes hands.

@@ -5,11 +5,11 @@ them, and nothing of rounds.  Keys, clock and caps are arguments.  It has a Zero
 encrypts: a word to the coordinator must not wait until megabytes for other peers are through.
 
 A peer that can be dialled is dialled, one connection for each direction, or several where one is not enough for the
-line (rates.py).  Where both sides take lean connections, bulk goes over these, and ZeroMQ's carries what the two links
-have to agree on; as long as none stands, it carries all.  One that cannot be dialled keeps connections to all who can,
-and is answered over them.  Two of these connect to each other at one instant, or meet at a relay, as they are told
-(undialled.py).  A socket takes only a few frames at a time; the rest waits in its line (line.py), as references to
-bytes that their owner keeps.
+line (rates.py).  Where both sides take lean connections, bulk goes over these, and ZeroMQ's carries what the two
+links have to agree on; as long as none stands, it carries all.  One that cannot be dialled keeps connections to all
+who can, and is answered over them.  Two of these connect to each other at one instant, or meet at a relay, as they
+are told (undialled.py).  A socket takes only a few frames at a time; the rest waits in its line
+(peer_connections.py), as references to bytes that their owner keeps.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from dataclasses import dataclass, field
 
 import zmq
 
-from farflung.collectives.link.bookkeeping import Intake
+from farflung.collectives.link.frame_queue import Intake
 from farflung.collectives.link.lean import Lean
 from farflung.collectives.link.lean_side import LeanSide
-from farflung.collectives.link.line import Connection, Line, Over
-from farflung.collectives.link.link import Appointment, FrameCounts, Moved, Pollable, Relayed
+from farflung.collectives.link.link import Appointment, FrameCounts, MovedBytes, Pollable, Relayed
 from farflung.collectives.link.pacer import Pacer
+from farflung.collectives.link.peer_connections import ConnectionKind, PeerConnections, ZmqConnection
 from farflung.collectives.link.pings import Pings
 from farflung.collectives.link.port import LINES_OF_CONTACT, ZAP_DOMAIN, Port
+from farflung.collectives.link.priorities import Rank, Sharing, has_room
 from farflung.collectives.link.rates import AtLeast, connections_wanted, streams_wanted
-from farflung.collectives.link.tails import Around
+from farflung.collectives.link.stalled_streams import Around
 from farflung.collectives.link.tcp_counts import Incoming, TcpCounts
 from farflung.collectives.link.undialled import Undialled, domain_of
-from farflung.collectives.link.urgency import Rank, Sharing, has_room
 from farflung.protocol.errors import UserError
 from farflung.protocol.frames import ONE_STAGE_KINDS, Frame, Header, Kind, Spoiled, with_payload
 from farflung.protocol.process.sockets import (
@@ -83,7 +83,7 @@ class ZmqLink:
     def __init__(self, keys: Keys, settings: LinkSettings | None = None) -> None:
         """`keys`: of this session."""
         self.settings = settings if settings is not None else LinkSettings()
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, PeerConnections] = {}
         self.stalls = self.given_up = 0
         self._intake = Intake()
         self._pings = Pings(bytes(8), 0)
@@ -152,7 +152,7 @@ class ZmqLink:
         self._port.shut_out(gone)
         for peer, contact in contacts.items():
             if peer not in self.lines:
-                self.lines[peer] = Line(contact)
+                self.lines[peer] = PeerConnections(contact)
                 self._port.let_in(contact.key, peer)
         # Connections stand before they are needed: a round does not wait for handshakes, a peer that can't be dialled
         # is answered over them, and it is known which peers can't be reached.
@@ -206,17 +206,17 @@ class ZmqLink:
         both_ends = bulk(self._intake.payload_max, self.settings.download.bytes_per_s)
         return opened(self._context, kind, both_ends, *presets)
 
-    def _dial(self, line: Line) -> None:
+    def _dial(self, line: PeerConnections) -> None:
         """Open what the line needs, if the other side can be dialled."""
         if line.way is not None:
             self._undialled.meet_at_relay(line, line.way)
         elif line.contact.address and not line.undialable and self._clock() >= line.refused.again_at:
             self._dial_directly(line)
 
-    def _dial_directly(self, line: Line) -> None:
-        lean = any(each.up for each in line.over(Over.LEAN))
-        while len(line.over(Over.DIALLED)) < (1 if lean else self._wanted(line)):
-            connection = self._connection(Over.DIALLED, curve_client(self._keys, line.contact.key))
+    def _dial_directly(self, line: PeerConnections) -> None:
+        lean = any(each.up for each in line.over(ConnectionKind.LEAN))
+        while len(line.over(ConnectionKind.DIALLED)) < (1 if lean else self._wanted(line)):
+            connection = self._connection(ConnectionKind.DIALLED, curve_client(self._keys, line.contact.key))
             if connection is None:
                 return  # what waits for this line is stuck, and so it is dialled again
             try:
@@ -229,15 +229,15 @@ class ZmqLink:
                 return
             line.opened.append(connection)
 
-    def _wanted(self, line: Line) -> int:
+    def _wanted(self, line: PeerConnections) -> int:
         return max(1, self.settings.connections, line.wanted)
 
-    def _connection(self, over: Over, *presets: Options) -> Connection | None:
+    def _connection(self, over: ConnectionKind, *presets: Options) -> ZmqConnection | None:
         """None: this process has as many sockets as it may have."""
         dealer = None
         try:
             dealer = self._opened(zmq.DEALER, BULK_CLIENT, *presets)
-            return Connection.watched(dealer, self._tcp, over)
+            return ZmqConnection.watched(dealer, self._tcp, over)
         except zmq.ZMQError as error:
             if dealer is not None:
                 dealer.close(linger=0)
@@ -259,10 +259,10 @@ class ZmqLink:
         for line in self.lines.values():
             if line.relay_way is not None:
                 yield from line.relay_way.sockets()
-            waits = line.waits and not any(each.up for each in line.over(Over.LEAN))
+            waits = line.waits and not any(each.up for each in line.over(ConnectionKind.LEAN))
             for connection in line.opened:
                 events = may_read | (may_write if waits and connection.up else 0)
-                if events and isinstance(connection, Connection):
+                if events and isinstance(connection, ZmqConnection):
                     yield connection.socket, events
         if self.settings.lean and may_read:
             yield self._lean.watch.reading, zmq.POLLIN
@@ -315,22 +315,22 @@ class ZmqLink:
         streams = sum(len(line.dialled) for line in self.lines.values())
         around = Around(self._carried.bytes_per_s, speeds, sum(map(len, busy)), streams)
         for peer, line in self.lines.items():
-            for each in line.over(Over.LEAN):
+            for each in line.over(ConnectionKind.LEAN):
                 if line.tails.look(now, each.speed, each.held_bytes, around, self._pings.rtt_s.get(peer)):
                     self.given_up += 1
                     line.give_up(each)
 
-    def _look_at_lean(self, peer: str, line: Line, now: float) -> None:
+    def _look_at_lean(self, peer: str, line: PeerConnections, now: float) -> None:
         """Which ended, and whether another one is due."""
-        for ended in [each for each in line.over(Over.LEAN) if each.has_failed(now)]:
+        for ended in [each for each in line.over(ConnectionKind.LEAN) if each.has_failed(now)]:
             ended.close()
             line.opened.remove(ended)
             self._lean.failed(peer)
         for ended in [each for each in line.accepted if each.is_over]:
             ended.close()
             line.accepted.remove(ended)
-        lean = line.over(Over.LEAN)
-        dialled = any(each.up for each in line.over(Over.DIALLED))
+        lean = line.over(ConnectionKind.LEAN)
+        dialled = any(each.up for each in line.over(ConnectionKind.DIALLED))
         wanted = max(self._wanted(line), streams_wanted(self._pings.rtt_s.get(peer), len(self.lines)))
         if self.settings.lean and dialled and line.way is None and len(lean) < wanted:
             half = self._lean.ask(peer)
@@ -382,13 +382,13 @@ class ZmqLink:
         """What the line takes no more of at once, by the kernel's word; what waits in front of it is counted as one."""
         return max(self._tcp.totals.waiting, int(any(line.waits for line in self.lines.values())))
 
-    def moved(self) -> Moved:
+    def moved(self) -> MovedBytes:
         """The kernel's word where there is one: what a socket took may still wait here, and what is read now may have
         arrived long before."""
         if self._tcp.is_known:
             totals = self._tcp.totals
-            return Moved(totals.sent, totals.received)
-        return Moved(self.counts.sent_bytes, self.counts.arrived_bytes)
+            return MovedBytes(totals.sent, totals.received)
+        return MovedBytes(self.counts.sent_bytes, self.counts.arrived_bytes)
 
     # ---- sending -------------------------------------------------------------------------------------------
 
@@ -412,7 +412,7 @@ class ZmqLink:
     def flush(self) -> None:
         self._flush_lines(self.lines.values())
 
-    def _flush_lines(self, lines: Iterable[Line]) -> None:
+    def _flush_lines(self, lines: Iterable[PeerConnections]) -> None:
         """A frame of each line in turn, so that a cap is shared by all of them: it may let one frame go at a time."""
         upload, self._deep = self.settings.upload, False
         able = sorted((line for line in lines if line.waits), key=lambda line: line.served_no)
@@ -437,7 +437,7 @@ class ZmqLink:
             if line.waits:
                 able.append(line)
 
-    def _due(self, able: list[Line], now: float) -> tuple[Line, Rank] | None:
+    def _due(self, able: list[PeerConnections], now: float) -> tuple[PeerConnections, Rank] | None:
         """What leaves next.  None: too much waits in sockets already for what could."""
         rows = {rank: [line for line in able if line.waiting.has(rank)] for rank in Rank}
         if words := rows[Rank.WORD]:
@@ -457,7 +457,7 @@ class ZmqLink:
         """Others merge nothing before they have mine: results, which nobody needs so soon, take what those leave."""
         return any(line.brings_contributions(now) for line in self.lines.values())
 
-    def _has_room(self, line: Line, rank: Rank, now: float) -> bool:
+    def _has_room(self, line: PeerConnections, rank: Rank, now: float) -> bool:
         """Over connections that others opened, the kernel knows only what it could not send yet."""
         first = line.waiting.first(rank)
         frame_bytes = first.size if first is not None else 0
@@ -497,7 +497,7 @@ class ZmqLink:
             if line.appointment is not None:
                 self._undialled.follow_meeting(line)
             for connection in list(line.opened):
-                if isinstance(connection, Connection):
+                if isinstance(connection, ZmqConnection):
                     yield from self._receive_from(connection.socket, peer)
         if self._router is not None:
             yield from self._receive_from(self._router, None)
@@ -578,7 +578,9 @@ class ZmqLink:
             if granted is not None:
                 line.put(with_payload(Header(Kind.LEAN_GRANTED, header.run_tag), granted))
         elif header.kind == Kind.LEAN_GRANTED:
-            far_ends = (self._tcp.far_end(each.descriptor) for each in line.over(Over.DIALLED) if each.up)
+            far_ends = (
+                self._tcp.far_end(each.descriptor) for each in line.over(ConnectionKind.DIALLED) if each.up
+            )
             made = self._lean.dial(peer, line.contact.key, next(far_ends, ""), frame.payload)
             if made is not None:
                 line.opened.append(made)

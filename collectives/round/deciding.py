@@ -19,7 +19,7 @@ from farflung.protocol.round_words import Decision
 DOUBTED_S = 2.0  # with every result here and no commit for so long: some owner may tell what nobody can prove
 
 
-class News(Enum):
+class DecisionNews(Enum):
     NONE = auto()  # an older word, or one that is known
     STANDS = auto()  # what was foreseen is decided: all that was made by it is worth something
     OTHER = auto()  # other weights than before: what was made by those is worth nothing
@@ -29,15 +29,15 @@ class Deciding:
     def __init__(self) -> None:
         self.newest: Decision | None = None  # by which results are made now
 
-    def hear(self, decision: Decision) -> News:
+    def hear(self, decision: Decision) -> DecisionNews:
         known = self.newest
         if known is None or decision.decision_no > known.decision_no:
             self.newest = decision
-            return News.OTHER
+            return DecisionNews.OTHER
         if decision.decision_no < known.decision_no or decision.foreseen or not known.foreseen:
-            return News.NONE
+            return DecisionNews.NONE
         self.newest = decision
-        return News.STANDS if decision.weights == known.weights else News.OTHER
+        return DecisionNews.STANDS if decision.weights == known.weights else DecisionNews.OTHER
 
     @property
     def is_made(self) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from farflung.collectives.round.effects import DataEffect, SendFrame
 from farflung.collectives.round.member import MemberRound
-from farflung.collectives.round.pieces import ANSWER_TO, Piece
+from farflung.collectives.round.pieces import ANSWER_TO, ChunkPiece
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.verdicts import Verdict
 
@@ -32,8 +32,8 @@ class Given:
     """What I gave to one round, by chunk of the fragment."""
 
     round_no: int = 0
-    contribution: Mapping[int, Piece] = field(default_factory=dict)
-    sums: Mapping[int, Piece] = field(default_factory=dict)
+    contribution: Mapping[int, ChunkPiece] = field(default_factory=dict)
+    sums: Mapping[int, ChunkPiece] = field(default_factory=dict)
 
     @staticmethod
     def to(flight: MemberRound) -> Given:
@@ -41,7 +41,7 @@ class Given:
         sums = flight.sums.of_group(flight.columns.group, mine)
         return Given(flight.plan.round_no, flight.mine, sums)
 
-    def of(self, kind: Kind) -> Mapping[int, Piece]:
+    def of(self, kind: Kind) -> Mapping[int, ChunkPiece]:
         return self.sums if kind == Kind.SUM else self.contribution
 
 
@@ -78,7 +78,7 @@ class KeptContributions:
             del self._asked_at[question]
             self._given.pop(question, None)
 
-    def piece(self, round_no: int, chunk: int, kind: Kind = Kind.CONTRIBUTION) -> Piece | None:
+    def piece(self, round_no: int, chunk: int, kind: Kind = Kind.CONTRIBUTION) -> ChunkPiece | None:
         return self._rounds.get(round_no, Given()).of(kind).get(chunk - self._first_chunk)
 
     def on_want(

@@ -20,9 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from farflung.collectives.round.asking import Asking
-from farflung.collectives.round.columns import Columns, Sums
-from farflung.collectives.round.deciding import Deciding, Doubt, News
+from farflung.collectives.round.deciding import Deciding, DecisionNews, Doubt
+from farflung.collectives.round.dot_products import Weighing
 from farflung.collectives.round.effects import (
     DataEffect,
     Measure,
@@ -32,18 +31,19 @@ from farflung.collectives.round.effects import (
     Weigh,
     WeighSums,
 )
+from farflung.collectives.round.mesh_backups import keeps, moved, proofs, spare_of
+from farflung.collectives.round.mesh_columns import GroupSumsHere, MeshColumns
 from farflung.collectives.round.pieces import (
     ANSWER_TO,
     IN_GROUP,
     OVERTAKING,
     WANT_FOR,
-    Piece,
+    ChunkPiece,
     Progress,
     by_owner,
     encoding_order,
 )
-from farflung.collectives.round.spares import keeps, moved, proofs, spare_of
-from farflung.collectives.round.weighing import Weighing
+from farflung.collectives.round.result_requests import ResultRequests
 from farflung.protocol.digests import (
     bits,
     combined,
@@ -79,12 +79,12 @@ class MemberRound:
         self.plan = plan
         self.run_tag = run_tag
         self._deciding = Deciding()
-        self.mine: dict[int, Piece] = {}  # my contribution, by chunk, as far as it is encoded
-        self.held: dict[int, dict[str, Piece]] = {}  # chunk -> member -> contribution
-        self.results: dict[int, Piece] = {}
+        self.mine: dict[int, ChunkPiece] = {}  # my contribution, by chunk, as far as it is encoded
+        self.held: dict[int, dict[str, ChunkPiece]] = {}  # chunk -> member -> contribution
+        self.results: dict[int, ChunkPiece] = {}
         self.merged: dict[int, bytes] = {}  # what I made myself, by its hash
-        self.columns = Columns(me, plan)
-        self.sums = Sums()  # of groups, where there are several
+        self.columns = MeshColumns(me, plan)
+        self.sums = GroupSumsHere()  # of groups, where there are several
         self._freed = False  # results of these may be encoded at last
         self.weighing = Weighing(full_mask(len(plan.members)), compare)
         # Chunk -> (a result's hash, its length), where the gradient is clipped: by both together I prove to hold it.
@@ -100,7 +100,7 @@ class MemberRound:
         self._spoiled: dict[str, int] = {}
         self._answered_at: dict[tuple[str, Kind, int], float] = {}  # (asker, kind of want, chunk)
         self._quiet_s = quiet_s
-        self._asking = Asking(self._near, quiet_s, now)
+        self._asking = ResultRequests(self._near, quiet_s, now)
 
     # ---- the coordinator's words -------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ class MemberRound:
         if plan.epoch <= self.plan.epoch:
             return []
         before, self.plan = self.plan, plan
-        columns, self.columns = self.columns, Columns(self.me, plan)
+        columns, self.columns = self.columns, MeshColumns(self.me, plan)
         self.weighing.changed = True
         self._my_chunks = plan.chunks_of(self.me)
         self._asking.begin_anew(self._near, now)
@@ -132,7 +132,7 @@ class MemberRound:
                 effects += self._spread(chunk, self.results[chunk])
         return effects + self._on_roots(columns, kept) + self._merge_ready()
 
-    def _on_roots(self, before: Columns, kept: int) -> list[DataEffect]:
+    def _on_roots(self, before: MeshColumns, kept: int) -> list[DataEffect]:
         """Sums of chunks that I still own go elsewhere now."""
         effects: list[DataEffect] = []
         for chunk in self._my_chunks:
@@ -159,11 +159,11 @@ class MemberRound:
 
     def on_decision(self, decision: Decision, now: float) -> list[DataEffect]:
         news = self._deciding.hear(decision)
-        if news is News.NONE:
+        if news is DecisionNews.NONE:
             return []
         self.weighing.active = self.weighing.active and not self._deciding.is_made
         self._asking.start_patience(self._near, now)
-        if news is News.STANDS:
+        if news is DecisionNews.STANDS:
             return []
         self.results.clear()  # results of an earlier decision have other weights: they are worth nothing
         self.merged.clear()
@@ -186,11 +186,11 @@ class MemberRound:
         """Some of my chunks; the first are on their way before the last are encoded."""
         effects: list[DataEffect] = []
         for chunk, payload in payloads.items():
-            self.mine[chunk] = Piece(payload, hash_bytes(payload))
+            self.mine[chunk] = ChunkPiece(payload, hash_bytes(payload))
             effects += self._deliver(chunk) + self._weigh_ready(chunk)
         return effects + self._merge_ready()
 
-    def on_sent_ahead(self, pieces: Mapping[int, Piece]) -> list[DataEffect]:
+    def on_sent_ahead(self, pieces: Mapping[int, ChunkPiece]) -> list[DataEffect]:
         """My contribution was encoded before the round began, and most owners have it."""
         self.mine.update(pieces)
         return [effect for chunk in self._my_chunks for effect in self._deliver(chunk)]
@@ -233,7 +233,7 @@ class MemberRound:
         self._merging.discard(index)
         if self.plan.owner_of(index) != self.me or self.columns.root(index) != self.me:
             return []  # ownership moved while I computed
-        return self._publish(index, Piece(payload, hash_bytes(payload)))
+        return self._publish(index, ChunkPiece(payload, hash_bytes(payload)))
 
     def _on_summed(self, decision_no: int, chunk: int, payload: Payload) -> list[DataEffect]:
         """What my group adds to the result."""
@@ -241,7 +241,7 @@ class MemberRound:
             return []
         index = chunk - self.first_chunk
         self._merging.discard(index)
-        self.sums.put(index, self.columns.group, Piece(payload, hash_bytes(payload)))
+        self.sums.put(index, self.columns.group, ChunkPiece(payload, hash_bytes(payload)))
         return self._pass_sum_on(index) + self._merge_ready(index)
 
     def _pass_sum_on(self, chunk: int) -> list[DataEffect]:
@@ -317,7 +317,7 @@ class MemberRound:
         self._asking.on_heard(sender, now)
         if sender in self._faulty:
             return Verdict.UNAUTHORISED, []
-        if not self.sums.put(chunk, group, Piece(frame.payload, frame.header.hash)):
+        if not self.sums.put(chunk, group, ChunkPiece(frame.payload, frame.header.hash)):
             return Verdict.DUPLICATE, []
         return Verdict.ACCEPTED, self._merge_ready(chunk)
 
@@ -332,7 +332,7 @@ class MemberRound:
             return Verdict.UNAUTHORISED, []
         if sender in shelf:
             return Verdict.DUPLICATE, []
-        shelf[sender] = Piece(frame.payload, frame.header.hash)
+        shelf[sender] = ChunkPiece(frame.payload, frame.header.hash)
         self._shelved += is_mine
         follows = self._weigh_ready(chunk) + self._merge_ready(chunk) if is_mine else []
         return Verdict.ACCEPTED, follows
@@ -376,7 +376,7 @@ class MemberRound:
         self._asking.on_heard(sender, now)
         if chunk in self.results:
             return Verdict.DUPLICATE, []
-        self.results[chunk] = piece = Piece(frame.payload, frame.header.hash)
+        self.results[chunk] = piece = ChunkPiece(frame.payload, frame.header.hash)
         passed_on = self._spread(chunk, piece) if owner == self.me else []
         return Verdict.ACCEPTED, [*passed_on, *self._measure(chunk)]
 
@@ -455,7 +455,7 @@ class MemberRound:
         )
 
     @property
-    def _measured(self) -> dict[int, Piece]:
+    def _measured(self) -> dict[int, ChunkPiece]:
         """Results that I can prove to hold: where the gradient is clipped, by their length too."""
         if not self._measures:
             return self.results
@@ -526,12 +526,12 @@ class MemberRound:
             to = spare_of(self.plan, chunk)
         return self._answer(to, Kind.CONTRIBUTION, chunk, self.mine[chunk]) if to else []
 
-    def _answer(self, to: str, kind: Kind, chunk: int, piece: Piece | None) -> list[DataEffect]:
+    def _answer(self, to: str, kind: Kind, chunk: int, piece: ChunkPiece | None) -> list[DataEffect]:
         if piece is None:
             return [SendFrame(to, Frame(self._header(Kind.MISSING, chunk)))]
         return [SendFrame(to, with_payload(self._header(kind, chunk), piece.payload, piece.hash))]
 
-    def _publish(self, chunk: int, piece: Piece) -> list[DataEffect]:
+    def _publish(self, chunk: int, piece: ChunkPiece) -> list[DataEffect]:
         self.results[chunk] = piece
         self.merged[chunk] = piece.hash
         return [*self._spread(chunk, piece), *self._measure(chunk)]
@@ -543,7 +543,7 @@ class MemberRound:
         piece = self.results[chunk]
         return [Measure(self.plan.round_no, self.first_chunk + chunk, piece.hash, piece.payload)]
 
-    def _spread(self, chunk: int, piece: Piece) -> list[DataEffect]:
+    def _spread(self, chunk: int, piece: ChunkPiece) -> list[DataEffect]:
         effects: list[DataEffect] = []
         for member in (*self.columns.others(chunk), *self.plan.members):
             if member != self.me:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from farflung.collectives.round.weighing import Dots
+from farflung.collectives.round.dot_products import Dots
 from farflung.protocol.digests import combined
 from farflung.protocol.frames import Kind, Payload
 from farflung.protocol.round_words import Plan
@@ -29,7 +29,7 @@ IN_GROUP = frozenset({Kind.CONTRIBUTION, Kind.WANT_CONTRIBUTION})  # contributio
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ChunkPiece:
     payload: Payload
     hash: bytes
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from farflung.console.bench.exchange import Collector, Line, send_report
+from farflung.console.bench.exchange import BenchLine, Collector, send_report
 from farflung.console.bench.figures import Killed, result_of
 from farflung.coordinator.door.listener import ListenOn
 from farflung.peer.local.folder import sweep_stale
@@ -150,7 +150,7 @@ def check(asked: BenchOptions) -> Manifest:
 def bench_allreduce(asked: BenchOptions, announce: Callable[[str], None]) -> dict[str, Any]:
     """The figures, as they are printed with --json; `announce` gets what --serve says at once."""
     with tempfile.TemporaryDirectory(prefix="farflung-bench-") as name, stopped_in_good_order():
-        stage = Stage(Path(name))
+        stage = BenchProcesses(Path(name))
         try:
             if asked.join is not None:
                 return _join(stage, asked)
@@ -180,7 +180,7 @@ def stopped_in_good_order() -> Iterator[None]:
 
 
 def _local(
-    stage: Stage, asked: BenchOptions, manifest: Manifest, announce: Callable[[str], None]
+    stage: BenchProcesses, asked: BenchOptions, manifest: Manifest, announce: Callable[[str], None]
 ) -> tuple[list[dict[str, Any]], Killed | None]:
     url = stage.coordinate(manifest, "127.0.0.1:0")
     parties = [stage.start_peer(url, check=number == 0) for number in range(asked.peers)]
@@ -194,7 +194,7 @@ def _local(
 
 
 def _serve(
-    stage: Stage, asked: BenchOptions, manifest: Manifest, announce: Callable[[str], None]
+    stage: BenchProcesses, asked: BenchOptions, manifest: Manifest, announce: Callable[[str], None]
 ) -> tuple[list[dict[str, Any]], Killed | None]:
     assert asked.serve is not None
     listen = ListenOn.parse(asked.serve)
@@ -202,7 +202,7 @@ def _serve(
         raise UserError(f"--serve {asked.serve}: expected HOST:PORT; PORT and the two after it are used")
     host = f"[{listen.host}]" if ":" in listen.host else listen.host
     first = stage.coordinate(manifest, f"{host}:{listen.port}:{listen.port + 1}")
-    with Collector(stage.folder, listen.host, Line.of(first)) as collector:
+    with Collector(stage.folder, listen.host, BenchLine.of(first)) as collector:
         announce(json.dumps({"url": str(first)}))
         party = stage.start_peer(first, check=True)
         stage.wait_for([party], None)
@@ -214,7 +214,7 @@ def _serve(
     return reports, dead[0] if dead else None
 
 
-def _join(stage: Stage, asked: BenchOptions) -> dict[str, Any]:
+def _join(stage: BenchProcesses, asked: BenchOptions) -> dict[str, Any]:
     assert asked.join is not None
     if asked.serve is not None:
         raise UserError("--join: not together with --serve: one host serves, the others join")
@@ -241,7 +241,7 @@ def _join(stage: Stage, asked: BenchOptions) -> dict[str, Any]:
 
 
 @dataclass
-class Party:
+class BenchParty:
     name: str
     process: subprocess.Popen[str]
     folder: Path
@@ -271,7 +271,7 @@ class Aim:
     A round that was over before it was looked at is not the last one: then it is the next in which that is seen.
     """
 
-    victim: Party
+    victim: BenchParty
     fraction: float
     rounds: int
     killed: Killed = field(init=False)
@@ -302,13 +302,13 @@ class Aim:
             self.done, self.killed.version = True, self._version
 
 
-class Stage:
+class BenchProcesses:
     """What runs on this machine.  Everything is ended by `close`, by process id."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._parties: list[Party] = []
-        self._coordinator: Party | None = None
+        self._parties: list[BenchParty] = []
+        self._coordinator: BenchParty | None = None
 
     def coordinate(self, manifest: Manifest, listen: str) -> JoinUrl:
         (self.folder / "run.toml").write_text(as_toml(manifest), encoding="utf-8")
@@ -328,21 +328,23 @@ class Stage:
             raise RuntimeError("no coordinator is started")
         return self._coordinator.process.pid
 
-    def start_peer(self, url: JoinUrl, check: bool) -> Party:
+    def start_peer(self, url: JoinUrl, check: bool) -> BenchParty:
         name = f"peer-{len(self._parties)}"
         words = ["--url", str(url), "--identity", str(self.folder / f"{name}.pem")]
         words += ["--check"] if check else []
         journal = {JOURNAL_VARIABLE: str(self.folder / f"{name}.events")}
         return self.start(name, "farflung.console.bench.trainer", words, journal)
 
-    def start(self, name: str, module: str, words: list[str], more: dict[str, str] | None = None) -> Party:
+    def start(
+        self, name: str, module: str, words: list[str], more: dict[str, str] | None = None
+    ) -> BenchParty:
         """A process that tells its figures at its end; `more`: in its environment."""
         words = ["-m", module, *words, "--figures", str(self.folder / f"{name}.json")]
         party = self._start(name, words, more or {}, None)
         self._parties.append(party)
         return party
 
-    def _start(self, name: str, words: list[str], more: dict[str, str], stdout: int | None) -> Party:
+    def _start(self, name: str, words: list[str], more: dict[str, str], stdout: int | None) -> BenchParty:
         with (self.folder / f"{name}.log").open("w") as log:
             # A group of its own: Ctrl-C reaches the bench alone, which then ends all in good order.
             process = subprocess.Popen(
@@ -354,9 +356,9 @@ class Stage:
                 env=os.environ | {"OMP_NUM_THREADS": "1"} | more,
                 process_group=0,
             )
-        return Party(name, process, self.folder)
+        return BenchParty(name, process, self.folder)
 
-    def wait_for(self, parties: list[Party], aim: Aim | None) -> None:
+    def wait_for(self, parties: list[BenchParty], aim: Aim | None) -> None:
         """Until all have told their figures, the one that is to die aside."""
         quiet_since, seen = time.monotonic(), -1
         while True:

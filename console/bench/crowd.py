@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from farflung.console.bench.deaths import Deaths, Plan
+from farflung.console.bench.deaths import DeathPlan, Deaths
 from farflung.console.bench.forked import Forked, forked
 from farflung.console.bench.sham_stage import ShamTrainer, Shape, model_of
 from farflung.peer.agent.main import main as agent_main
@@ -38,7 +38,7 @@ TERMINATED = 143
 
 
 @dataclass(frozen=True)
-class Asked:
+class CrowdOptions:
     """As JSON on the command line."""
 
     url: str
@@ -49,12 +49,12 @@ class Asked:
     coordinator_pid: int
     memory: str = ""
     movable: bool = False  # each peer could hold any stage
-    deaths: Plan = field(default_factory=Plan)
+    deaths: DeathPlan = field(default_factory=DeathPlan)
     slow_stage: int = -1  # somebody there becomes slow in the middle of each batch
 
 
-class Crowd:
-    def __init__(self, asked: Asked, manifest: Manifest) -> None:
+class BenchCrowd:
+    def __init__(self, asked: CrowdOptions, manifest: Manifest) -> None:
         self._asked = asked
         self.folder = Path(asked.folder)
         self.url = JoinUrl.parse(asked.url)
@@ -167,9 +167,9 @@ def main() -> int:
     parser.add_argument("--figures", required=True, type=Path, help="where to write them at the end")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    asked = msgspec.json.decode(options.asked, type=Asked)
+    asked = msgspec.json.decode(options.asked, type=CrowdOptions)
     manifest = Manifest.from_toml((Path(asked.folder) / "run.toml").read_text(encoding="utf-8"), "run.toml")
-    crowd = Crowd(asked, manifest)
+    crowd = BenchCrowd(asked, manifest)
     try:
         try:
             crowd.start()

@@ -25,7 +25,7 @@ COUNTED_PART = 0.5  # of a batch, at a death while it is counted
 STATUS_S = 5.0
 
 
-class Crowd(Protocol):
+class PeersAtRisk(Protocol):
     """Who lives, and who may be killed."""
 
     here: dict[str, ShamTrainer]  # by name
@@ -42,7 +42,7 @@ class Crowd(Protocol):
 
 
 @dataclass(frozen=True)
-class Plan:
+class DeathPlan:
     every_s: float = 0.0  # 0: nobody dies by the clock
     return_after_s: float = 3.0
     moments: tuple[Moment, ...] = ()  # one death in each batch from version 1 on
@@ -63,7 +63,7 @@ class Death:
 
 
 class Deaths:
-    def __init__(self, plan: Plan, crowd: Crowd, too_many: bool = False) -> None:
+    def __init__(self, plan: DeathPlan, crowd: PeersAtRisk, too_many: bool = False) -> None:
         """`too_many`: stages have more peers than seats, and those beyond go when the first batch is committed."""
         self._plan, self._crowd, self._too_many = plan, crowd, too_many
         self.thinned_at: float | None = None
@@ -72,7 +72,7 @@ class Deaths:
         self._coming: list[tuple[float, str]] = []  # who is back when
         self._left = list(plan.moments)
         self._version = 0  # of the death by a moment that is next
-        self._aim: Aim | None = None
+        self._aim: DeathAim | None = None
         self.all: list[Death] = []
 
     @property
@@ -130,7 +130,7 @@ class Deaths:
         if self._aim is None and whole and crowd.version > self._version:
             victim = self._dice.choice(sorted(crowd.here.values(), key=lambda each: each.name))
             self._version = crowd.version
-            self._aim = Aim(self._left[0], victim, crowd)
+            self._aim = DeathAim(self._left[0], victim, crowd)
         aim = self._aim
         if aim is None:
             return
@@ -144,10 +144,10 @@ class Deaths:
             self._aim = None
 
 
-class Aim:
+class DeathAim:
     """One peer dies when its batch has come so far."""
 
-    def __init__(self, moment: Moment, victim: ShamTrainer, crowd: Crowd) -> None:
+    def __init__(self, moment: Moment, victim: ShamTrainer, crowd: PeersAtRisk) -> None:
         self.moment, self.victim = moment, victim
         self._crowd, self._version = crowd, crowd.version
         self._plans = {each.name: self._follower(each) for each in crowd.here.values()}

@@ -25,18 +25,18 @@ SEND_S = 60.0
 
 
 @dataclass(frozen=True)
-class Line:
+class BenchLine:
     port: int
 
     @classmethod
-    def of(cls, url: JoinUrl) -> Line:
+    def of(cls, url: JoinUrl) -> BenchLine:
         return cls(url.port + ABOVE_THE_DOOR)
 
 
 class Collector:
     """Use as a context manager: the port is open inside it."""
 
-    def __init__(self, data: Path, host: str, line: Line) -> None:
+    def __init__(self, data: Path, host: str, line: BenchLine) -> None:
         self._keys = load_or_create(data)
         self._host = host
         self._line = line
@@ -74,10 +74,12 @@ def send_report(url: JoinUrl, report: dict[str, Any]) -> None:
     socket = opened(context, zmq.REQ, CLIENT, curve_client(zmq.curve_keypair(), url.key))
     try:
         host = f"[{url.host}]" if ":" in url.host else url.host
-        socket.connect(f"tcp://{host}:{Line.of(url).port}")
+        socket.connect(f"tcp://{host}:{BenchLine.of(url).port}")
         socket.send(json.dumps(report).encode())
         if not socket.poll(round(1000 * SEND_S)):
-            raise Unreachable(f"{url.host} took no figures on port {Line.of(url).port} within {SEND_S:g} s")
+            raise Unreachable(
+                f"{url.host} took no figures on port {BenchLine.of(url).port} within {SEND_S:g} s"
+            )
         socket.recv()
     finally:
         socket.close()

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from farflung.peer.local.memory import SharedState
-from farflung.peer.local.words import FromTrainer, Frozen, Load, Loaded, Provide, Resume, ToTrainer
+from farflung.peer.local.words import FromTrainer, Frozen, Loaded, LoadState, Provide, ResumeSteps, ToTrainer
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
@@ -108,7 +108,7 @@ class StandIn:
 
     def begin(self, shared: SharedState) -> None:
         self.shared = shared
-        begin = Load(version=0, keep="drop", slot=0, tokens=0, steps=0, spare=0)
+        begin = LoadState(version=0, keep="drop", slot=0, tokens=0, steps=0, spare=0)
         self.words += [shared.as_message(), Provide(), begin]  # a model of zeros would carry nothing
 
     def send(self, word: FromTrainer) -> None:
@@ -118,7 +118,7 @@ class StandIn:
             self.frozen = word
             self.on_frozen()
             if self.overlaps:
-                self.words.append(Resume(spare=1 - word.slot))
+                self.words.append(ResumeSteps(spare=1 - word.slot))
             else:
                 self.commit()
 
@@ -130,7 +130,7 @@ class StandIn:
         self.shared.anchor.sub_(slot, alpha=0.7)
         self.version += 1
         self.words.append(
-            Load(
+            LoadState(
                 version=self.version,
                 keep="rest",
                 slot=work.slot,

@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
-from farflung.console.bench.bench import Stage, stopped_in_good_order
-from farflung.console.bench.crowd import Asked
-from farflung.console.bench.deaths import MOMENTS, Moment, Plan
-from farflung.console.bench.pipeline_figures import Setting, result_of
+from farflung.console.bench.bench import BenchProcesses, stopped_in_good_order
+from farflung.console.bench.crowd import CrowdOptions
+from farflung.console.bench.deaths import MOMENTS, DeathPlan, Moment
+from farflung.console.bench.pipeline_figures import BenchSetting, result_of
 from farflung.console.bench.sham_stage import CHUNKS, border_of, model_of
 from farflung.peer.settings import own_config
 from farflung.protocol.errors import UserError
@@ -88,7 +88,7 @@ class Checked:
 
     seats: tuple[int, ...]
     unit_s: tuple[float, ...]
-    plan: Plan
+    plan: DeathPlan
     manifest: Manifest
 
 
@@ -139,7 +139,7 @@ def check(asked: PipelineOptions) -> Checked:
     return Checked(
         seats,
         tuple(each / 1000 for each in unit_ms),
-        Plan(asked.kill_every, asked.return_after, moments),
+        DeathPlan(asked.kill_every, asked.return_after, moments),
         _manifest(asked, held),
     )
 
@@ -182,10 +182,10 @@ def bench_pipeline(asked: PipelineOptions) -> dict[str, Any]:
     checked = check(asked)
     manifest = checked.manifest
     with tempfile.TemporaryDirectory(prefix="farflung-bench-") as name, stopped_in_good_order():
-        stage = Stage(Path(name))
+        stage = BenchProcesses(Path(name))
         try:
             url = stage.coordinate(manifest, "127.0.0.1:0")
-            told = Asked(
+            told = CrowdOptions(
                 str(url),
                 name,
                 checked.seats,
@@ -205,7 +205,7 @@ def bench_pipeline(asked: PipelineOptions) -> dict[str, Any]:
         events = read_events(Path(name) / "events.jsonl")
         peers = {each.name: read_events(each) for each in Path(name).glob("peer-*.events.jsonl")}
     border = border_of(model_of(manifest, asked.crossing_kb), manifest)
-    setting = Setting(
+    setting = BenchSetting(
         checked.seats,
         checked.unit_s,
         asked.batch,
@@ -215,5 +215,5 @@ def bench_pipeline(asked: PipelineOptions) -> dict[str, Any]:
     return result_of(setting, events, crowd, peers)
 
 
-def _as_json(told: Asked) -> str:
+def _as_json(told: CrowdOptions) -> str:
     return msgspec.json.encode(dataclasses.asdict(told)).decode()

@@ -25,7 +25,7 @@ DETECTED_S = 1.0  # within which somebody is to be found gone
 
 
 @dataclass(frozen=True)
-class Setting:
+class BenchSetting:
     """What was asked for."""
 
     seats: tuple[int, ...]
@@ -53,7 +53,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Batch:
+class MeasuredBatch:
     """One that was committed."""
 
     version: int  # that it was learned from
@@ -65,7 +65,9 @@ class Batch:
     counted_once: tuple[bool | None, ...]
 
 
-def batches_of(setting: Setting, events: Sequence[Event], works: Sequence[Mapping[str, Any]]) -> list[Batch]:
+def batches_of(
+    setting: BenchSetting, events: Sequence[Event], works: Sequence[Mapping[str, Any]]
+) -> list[MeasuredBatch]:
     """`events`: of the coordinator; `works`: of the crowd.  Without the first one."""
     commits = [event for event in events if event["event"] == "committed_batch"]
     begun = {event["version"]: event["at"] for event in events if event["event"] == "batch"}
@@ -82,7 +84,7 @@ def batches_of(setting: Setting, events: Sequence[Event], works: Sequence[Mappin
         for phase, end in zip(PHASES, ends, strict=True):
             phases[phase], at = max(0.0, end - at), max(at, end)
         batches.append(
-            Batch(
+            MeasuredBatch(
                 version,
                 commit["at"] - before["at"],
                 phases,
@@ -101,7 +103,7 @@ def _mask(raw: str) -> int:
     return int.from_bytes(bytes.fromhex(raw), "little")
 
 
-def counts_once(setting: Setting, batch: Batch) -> bool:
+def counts_once(setting: BenchSetting, batch: MeasuredBatch) -> bool:
     """By what the coordinator committed, and by the merged sums of each stage, where anybody could tell."""
     whole = (1 << setting.batch) - 1
     for of_stage in batch.counted:
@@ -114,7 +116,7 @@ def counts_once(setting: Setting, batch: Batch) -> bool:
 
 
 def result_of(
-    setting: Setting,
+    setting: BenchSetting,
     events: Sequence[Event],
     crowd: Mapping[str, Any],
     peers: Mapping[str, Sequence[Event]],
@@ -154,7 +156,7 @@ def result_of(
 
 
 def moved_of(
-    setting: Setting, events: Sequence[Event], thinned_at: float, batches: Sequence[Batch]
+    setting: BenchSetting, events: Sequence[Event], thinned_at: float, batches: Sequence[MeasuredBatch]
 ) -> dict[str, Any]:
     """Who moved to where when, and how near the best the run was in each batch."""
     moves = [event for event in events if event["event"] == "moving" and event["at"] > thinned_at]
@@ -174,7 +176,10 @@ def moved_of(
 
 
 def deaths_of(
-    setting: Setting, events: Sequence[Event], deaths: Sequence[Mapping[str, Any]], batches: Sequence[Batch]
+    setting: BenchSetting,
+    events: Sequence[Event],
+    deaths: Sequence[Mapping[str, Any]],
+    batches: Sequence[MeasuredBatch],
 ) -> list[dict[str, Any]]:
     """What each cost: to the next commit, and how long that may take."""
     commits = [event["at"] for event in events if event["event"] == "committed_batch"]
@@ -208,8 +213,8 @@ def deaths_of(
 
 
 def used_of(
-    setting: Setting,
-    batches: Sequence[Batch],
+    setting: BenchSetting,
+    batches: Sequence[MeasuredBatch],
     peers: Mapping[str, Sequence[Event]],
     cpu: Sequence[Mapping[str, float]],
 ) -> dict[str, Any]:

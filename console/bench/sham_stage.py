@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from farflung.collectives.flow.crossing import Border, border_after, pack
+from farflung.collectives.pipeline.crossing import Border, border_after, pack
 from farflung.compression.codec import codec_named, payload_bytes
-from farflung.peer.local.belt import MADE, PLACES, Belt, slot_of
 from farflung.peer.local.memory import SharedState
-from farflung.peer.local.words import FINISHED, Anew, Begin, Frozen, Hand, Need, Shared
+from farflung.peer.local.shared_slots import MADE, PLACES, SharedSlots, slot_of
+from farflung.peer.local.words import FINISHED, Anew, Begin, Frozen, MicrobatchWork, NeedSamples, Shared
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.agent_process import AgentProcess
 from farflung.peer.trainer.stage_machine import StageMachine
@@ -98,7 +98,7 @@ class Shape:
         )
         return there, back
 
-    def takes_s(self, name: str, stage: int, hand: Hand) -> float:
+    def takes_s(self, name: str, stage: int, hand: MicrobatchWork) -> float:
         """How long this work takes this peer, if it begins now."""
         part = {"forward": FORWARD_PART, "backward": 1.0 - FORWARD_PART, "both": 1.0}[hand.way]
         late = 2 * self.works[stage, hand.version].made >= self.manifest.pipeline.batch
@@ -132,10 +132,10 @@ class ShamTrainer:
         self.peer = ""
         self.frozen_at = -1  # the version whose sums it has frozen last
         self._stages, self._shape, self._crossing = stages, shape, crossing
-        self._work: Hand | None = None
+        self._work: MicrobatchWork | None = None
         self._ends_at = self._takes_s = 0.0  # of this work: when it ends, how long it takes
         self._shared: SharedState | None = None
-        self._belt: Belt | None = None
+        self._belt: SharedSlots | None = None
         self._momentum: tuple[int, Floats] | None = None  # as it was at a version
 
     @property
@@ -193,18 +193,18 @@ class ShamTrainer:
     # ---- effects
 
     def _attach(self) -> list[do.Effect]:
-        model, need = self._shape.model, Need(samples=self._shape.samples, want=0)
+        model, need = self._shape.model, NeedSamples(samples=self._shape.samples, want=0)
         longest = max(map(len, self._crossing))
         return self.machine.attach(model, os.getpid(), self._stages, longest, need)
 
     def _carry_out(self, effects: list[do.Effect]) -> None:
         for effect in effects:
             match effect:
-                case do.Say(word):
+                case do.SayWord(word):
                     if isinstance(word, Frozen):
                         self.frozen_at = self.machine.version
                     self.agent.channel.send(word)
-                case do.Refuse(code, reason):
+                case do.EndWithRefusal(code, reason):
                     raise Refused(code, f"{self.name}: {reason}")
                 case do.OpenShared(word):
                     self._open(word)
@@ -214,9 +214,9 @@ class ShamTrainer:
                     self._look_at_result(version)
                 case do.WriteSums(slot, tokens):
                     self._write_sums(slot, tokens)
-                case do.Work(word):
+                case do.StageWork(word):
                     self._work = word
-                case do.DropSums() | do.Wait() | do.Over():
+                case do.DropSums() | do.WaitBefore() | do.RunOver():
                     pass
                 case _:
                     raise RuntimeError(f"{type(effect).__name__} is no effect of a stage")
@@ -229,7 +229,7 @@ class ShamTrainer:
 
     def _open(self, word: Shared) -> None:
         self._shared = SharedState.open(word)
-        self._belt = Belt.open(word.belt, PLACES, max(map(len, self._crossing)))
+        self._belt = SharedSlots.open(word.belt, PLACES, max(map(len, self._crossing)))
 
     def _write_sums(self, slot: int, tokens: int) -> None:
         values: Floats = self._there.slots[slot].numpy()

@@ -30,11 +30,11 @@ from farflung.peer.local.words import (
     Attach,
     Finish,
     Frozen,
-    Load,
     Loaded,
+    LoadState,
     Provide,
     Provided,
-    Resume,
+    ResumeSteps,
     Shared,
     Stop,
 )
@@ -123,7 +123,7 @@ class BenchTrainer:
         self._check = check
         self._values = values_of(manifest)
         self._shared: SharedState | None = None
-        self._loaded: dict[int, Load] = {}  # the newest of each fragment
+        self._loaded: dict[int, LoadState] = {}  # the newest of each fragment
         self._written: set[int] = set()  # slots that hold the base
         self._source = block()
         self.before_last: Floats | None = None  # the anchor before the last round
@@ -147,9 +147,9 @@ class BenchTrainer:
                 case Provide():
                     self.anchor().fill(0.0)
                     channel.send(Provided())
-                case Resume() if self._pause_s:
+                case ResumeSteps() if self._pause_s:
                     self._freezes_at = min(self._freezes_at, time.monotonic() + self._pause_s)
-                case Load():
+                case LoadState():
                     channel.send(Loaded(version=message.version, fragment=message.fragment))
                     self._on_load(message)
                 case Stop():
@@ -157,7 +157,7 @@ class BenchTrainer:
                 case Finish():
                     return
 
-    def _on_load(self, load: Load) -> None:
+    def _on_load(self, load: LoadState) -> None:
         self._loaded[load.fragment] = load
         if load.fragment == 0:
             used = {"all": 0, "rest": load.tokens}.get(load.keep)
@@ -168,7 +168,7 @@ class BenchTrainer:
             # A version that comes while it computes changes nothing about when that is done.
             self._freezes_at = min(self._freezes_at, time.monotonic() + self._pause_s)
 
-    def _freeze(self, loads: list[Load]) -> None:
+    def _freeze(self, loads: list[LoadState]) -> None:
         """All fragments at once, when all of them are at the same version."""
         load, rounds = loads[0], self._manifest.run.rounds
         if load.version >= rounds:

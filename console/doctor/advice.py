@@ -9,14 +9,14 @@ import ipaddress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from farflung.console.doctor.stage_advice import GOOD_SHARE, Stage, fitting, line_words, memory_words
+from farflung.console.doctor.stage_advice import GOOD_SHARE, StageFacts, fitting, line_words, memory_words
 from farflung.console.screen.gpu import Gpu
 from farflung.peer.footprint import (
     OPTIMIZER_BYTES,
-    Model,
-    Need,
-    Room,
-    Rules,
+    FreeMemory,
+    MemoryNeed,
+    MemoryRules,
+    ModelSize,
     files_bytes,
     need_of,
     of_peer,
@@ -33,13 +33,13 @@ GIB = 1 << 30
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 SLOW_RTT_S = 0.5
 CLOCK_S = 5.0
-LEAST_PORT = 1024  # see coordinator/reach/meeting.py
+LEAST_PORT = 1024  # see coordinator/reach/hole_punching.py
 LITTLE_DISK_BYTES = 1 << 30
 LEAST_DISK_BYTES = 64 << 20  # a journal alone may take half of it
 RESERVE = 1.3  # of memory: less is a warning
 
 
-class Finding(NamedTuple):
+class Advice(NamedTuple):
     name: str
     verdict: str
     text: str
@@ -47,7 +47,7 @@ class Finding(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
+class LineToCoordinator:
     """To the coordinator, as line_probe.py measures it."""
 
     rtt_s: float
@@ -59,7 +59,7 @@ class Line:
     bounded: bool
 
 
-class Place(NamedTuple):
+class CheckpointPlace(NamedTuple):
     """One address of the join URL."""
 
     address: str
@@ -67,7 +67,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Relay:
+class RelayFacts:
     """Where peers meet that nobody can dial, as the status tells of it."""
 
     port: int = 0
@@ -78,7 +78,7 @@ class Relay:
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenPort:
     """One port of this machine, as two sockets of the coordinator see it: HOST:PORT, empty where one did not say."""
 
     local_port: int
@@ -87,7 +87,7 @@ class Seen:
 
 
 @dataclass
-class Facts:
+class MachineFacts:
     """What was found out; None and empty where it was not."""
 
     farflung: str
@@ -106,17 +106,17 @@ class Facts:
     run_software: str = ""
     alive: int = 0
     model_bytes: int | None = None
-    line: Line | None = None
+    line: LineToCoordinator | None = None
     unreachable: str = ""  # why the coordinator could not be asked
     refused: str = ""
-    places: tuple[Place, ...] = ()  # that the join URL names
+    places: tuple[CheckpointPlace, ...] = ()  # that the join URL names
     local_address: str = ""
     dialled: tuple[str, str] | None = None  # the address, and what came of it
     wants_dialling: bool = True
-    relay: Relay | None = None  # of the coordinator
-    seen: Seen | None = None  # None: this coordinator names no instants
+    relay: RelayFacts | None = None  # of the coordinator
+    seen: SeenPort | None = None  # None: this coordinator names no instants
     limits: tuple[float | None, float | None] = (None, None)  # own caps, up and down, bytes per second
-    stages: tuple[Stage, ...] = ()  # of a model that is cut, as far as somebody has brought it
+    stages: tuple[StageFacts, ...] = ()  # of a model that is cut, as far as somebody has brought it
     results_limit_bytes: int = RESULTS_BYTES  # of past rounds, as the volunteer says
     results_on_disk: bool = False
     notes: list[str] = field(default_factory=list)
@@ -134,7 +134,7 @@ class Facts:
         return int(max(self.stages[number].state_bytes for number in fit)) if fit else None
 
 
-def examine(facts: Facts) -> list[Finding]:
+def examine(facts: MachineFacts) -> list[Advice]:
     findings = [_versions(facts), _gpu(facts), _cpu(facts), _memory(facts), _shared(facts), _disk(facts)]
     if facts.unreachable or facts.refused:
         findings.append(_no_answer(facts))
@@ -161,120 +161,120 @@ def examine(facts: Facts) -> list[Finding]:
 # ---- this machine -----------------------------------------------------------------------------------------
 
 
-def _versions(facts: Facts) -> Finding:
+def _versions(facts: MachineFacts) -> Advice:
     here = f"farflung {facts.farflung}, Python {facts.python}, torch {facts.torch or 'not installed'}"
     if not facts.torch:
-        return Finding("versions", FAIL, here, "install torch: https://pytorch.org/get-started")
+        return Advice("versions", FAIL, here, "install torch: https://pytorch.org/get-started")
     if facts.run_software and facts.run_software != facts.farflung:
         both = f"{here}; the coordinator has farflung {facts.run_software}"
-        return Finding("versions", WARN, both, "install the same farflung version as the coordinator")
-    return Finding("versions", OK, here)
+        return Advice("versions", WARN, both, "install the same farflung version as the coordinator")
+    return Advice("versions", OK, here)
 
 
-def _gpu(facts: Facts) -> Finding:
+def _gpu(facts: MachineFacts) -> Advice:
     if not facts.gpus:
-        return Finding("GPU", WARN, "none found (no nvidia-smi): training runs on the CPU, slowly")
+        return Advice("GPU", WARN, "none found (no nvidia-smi): training runs on the CPU, slowly")
     first = facts.gpus[0]
     busy = f", {first.used:.0%} in use now" if first.used is not None and first.used > 0.2 else ""
     memory = f"{si(first.memory_used_bytes, 'B')} of {si(first.memory_bytes, 'B')} used"
     text = f"{len(facts.gpus)} x {first.name}, driver {first.driver}, {memory}{busy}"
     if facts.cuda:
-        return Finding(
+        return Advice(
             "GPU",
             FAIL,
             f"{text}, but torch cannot use it: {facts.cuda}",
             "install a torch built for this driver",
         )
     if first.memory_used_bytes > 0.5 * first.memory_bytes > 0:
-        return Finding("GPU", WARN, text, "another program holds most of its memory: end it first")
-    return Finding("GPU", OK, text)
+        return Advice("GPU", WARN, text, "another program holds most of its memory: end it first")
+    return Advice("GPU", OK, text)
 
 
-def _cpu(facts: Facts) -> Finding:
+def _cpu(facts: MachineFacts) -> Advice:
     if facts.cores < 2:
-        return Finding("CPU", WARN, "1 core: trainer and network share it", "rounds will take longer here")
-    return Finding("CPU", OK, f"{facts.cores} cores")
+        return Advice("CPU", WARN, "1 core: trainer and network share it", "rounds will take longer here")
+    return Advice("CPU", OK, f"{facts.cores} cores")
 
 
-def _memory(facts: Facts) -> Finding:
+def _memory(facts: MachineFacts) -> Advice:
     if facts.stages:
         return _memory_for_a_stage(facts)
     if facts.model_bytes is None:
         have = f"{si(facts.memory_bytes, 'B')} free"
-        return Finding("memory", OK, f"{have}; the model's size is not known yet")
+        return Advice("memory", OK, f"{have}; the model's size is not known yet")
     rules, room, values = _rules(facts), _room_here(facts), facts.model_bytes / VALUE_BYTES
     # The weights' dtype is not known before somebody trains here: of the largest one.
-    model = Model(values, optimizer_bytes=_optimizer_bytes(facts), on_gpu=room.gpu_bytes is not None)
+    model = ModelSize(values, optimizer_bytes=_optimizer_bytes(facts), on_gpu=room.gpu_bytes is not None)
     rows = [*of_processes(), *of_peer(rules, model)]
     found = told(rows, rules, values, room)
     if not found.fits:
-        return Finding("memory", FAIL, found.text, found.todo)
+        return Advice("memory", FAIL, found.text, found.todo)
     tight = not _with_reserve(need_of(rows)).within(room)
-    return Finding("memory", WARN if tight else OK, found.text)
+    return Advice("memory", WARN if tight else OK, found.text)
 
 
-def _with_reserve(need: Need) -> Need:
+def _with_reserve(need: MemoryNeed) -> MemoryNeed:
     """For what nobody knows on paper."""
     return need._replace(gpu_bytes=RESERVE * need.gpu_bytes, host_bytes=RESERVE * need.host_bytes)
 
 
-def _optimizer_bytes(facts: Facts) -> float:
+def _optimizer_bytes(facts: MachineFacts) -> float:
     return OPTIMIZER_BYTES["adamw" if facts.manifest is None else facts.manifest.inner.optimizer]
 
 
-def _rules(facts: Facts) -> Rules:
-    return Rules.of(facts.manifest or Manifest(), facts.results_limit_bytes, facts.results_on_disk)
+def _rules(facts: MachineFacts) -> MemoryRules:
+    return MemoryRules.of(facts.manifest or Manifest(), facts.results_limit_bytes, facts.results_on_disk)
 
 
-def _memory_for_a_stage(facts: Facts) -> Finding:
+def _memory_for_a_stage(facts: MachineFacts) -> Advice:
     fit, text = memory_words(facts.stages, _room_here(facts), _rules(facts))
     if not fit:
-        return Finding(
+        return Advice(
             "memory", FAIL, text, "end other programs, or ask for a run with more [pipeline] stages"
         )
-    return Finding("memory", OK, text)
+    return Advice("memory", OK, text)
 
 
-def _fitting(facts: Facts) -> list[int]:
+def _fitting(facts: MachineFacts) -> list[int]:
     return fitting(facts.stages, _room_here(facts), _rules(facts))
 
 
-def _room_here(facts: Facts) -> Room:
+def _room_here(facts: MachineFacts) -> FreeMemory:
     computes = bool(facts.gpus) and not facts.cuda
     free = facts.gpus[0].memory_bytes - facts.gpus[0].memory_used_bytes if computes else None
-    return Room(free, facts.memory_bytes)
+    return FreeMemory(free, facts.memory_bytes)
 
 
-def _shared(facts: Facts) -> Finding:
+def _shared(facts: MachineFacts) -> Advice:
     need = files_bytes(_rules(facts), (facts.held_bytes or 0) / VALUE_BYTES)
     text = f"{si(facts.shared_bytes, 'B')} free in /dev/shm" + (f", {si(need, 'B')} needed" if need else "")
     todo = "a file in /tmp is used instead, which may be slow; in Docker: --shm-size"
     if facts.shared_problem:
-        return Finding("shared memory", WARN, f"/dev/shm can't be written: {facts.shared_problem}", todo)
+        return Advice("shared memory", WARN, f"/dev/shm can't be written: {facts.shared_problem}", todo)
     if need > facts.shared_bytes:
-        return Finding("shared memory", WARN, text, todo)
-    return Finding("shared memory", OK, text)
+        return Advice("shared memory", WARN, text, todo)
+    return Advice("shared memory", OK, text)
 
 
-def _disk(facts: Facts) -> Finding:
+def _disk(facts: MachineFacts) -> Advice:
     """What chunks were before a round is kept there, and results if asked: for as long as the run lasts."""
     keeps = (
         "a peer keeps its key, its state and its log there: make room, or set FARFLUNG_HOME to another folder"
     )
     if facts.disk_problem:
-        return Finding("disk", FAIL, f"{facts.home} can't be written: {facts.disk_problem}", keeps)
+        return Advice("disk", FAIL, f"{facts.home} can't be written: {facts.disk_problem}", keeps)
     free = f"{si(facts.disk_bytes, 'B')} free at {facts.home}"
     if facts.disk_bytes < LEAST_DISK_BYTES:
-        return Finding("disk", FAIL, free, keeps)
+        return Advice("disk", FAIL, free, keeps)
     values = (facts.held_bytes or 0) / VALUE_BYTES
-    need = need_of(of_peer(_rules(facts), Model(values))).disk_bytes
+    need = need_of(of_peer(_rules(facts), ModelSize(values))).disk_bytes
     text = (
         f"{free}, {si(need, 'B')} needed for what the state was before a round and what was sent"
         if need
         else free
     )
     little = facts.disk_bytes < max(need, LITTLE_DISK_BYTES)
-    return Finding(
+    return Advice(
         "disk", WARN if little else OK, text, "make room for that, for logs and checkpoints" if little else ""
     )
 
@@ -282,37 +282,37 @@ def _disk(facts: Facts) -> Finding:
 # ---- the way to the run -----------------------------------------------------------------------------------
 
 
-def _no_answer(facts: Facts) -> Finding:
+def _no_answer(facts: MachineFacts) -> Advice:
     if facts.refused:
-        return Finding("coordinator", FAIL, facts.refused, "ask whoever gave you the URL for a new one")
-    return Finding("coordinator", FAIL, facts.unreachable, "without it nobody can join")
+        return Advice("coordinator", FAIL, facts.refused, "ask whoever gave you the URL for a new one")
+    return Advice("coordinator", FAIL, facts.unreachable, "without it nobody can join")
 
 
-def _places(places: tuple[Place, ...]) -> Finding:
+def _places(places: tuple[CheckpointPlace, ...]) -> Advice:
     dead = [each for each in places if each.problem]
     if not dead:
-        return Finding("addresses", OK, f"the coordinator answers at all {len(places)} that the URL names")
+        return Advice("addresses", OK, f"the coordinator answers at all {len(places)} that the URL names")
     told = "; ".join(f"{each.address}: {each.problem}" for each in dead)
     if len(dead) == len(places):
-        return Finding("addresses", FAIL, told, "ask whoever gave you the URL for a new one")
+        return Advice("addresses", FAIL, told, "ask whoever gave you the URL for a new one")
     text = f"{len(places) - len(dead)} of {len(places)} answer; {told}"
-    return Finding("addresses", WARN, text, "you can join by the others; tell the host of the run")
+    return Advice("addresses", WARN, text, "you can join by the others; tell the host of the run")
 
 
-def _rtt(line: Line) -> Finding:
+def _rtt(line: LineToCoordinator) -> Advice:
     text = (
         f"answers after {max(1.0, 1000 * line.rtt_s):.0f} ms; it sees this machine at {line.came_from or '?'}"
     )
-    return Finding("coordinator", WARN if line.rtt_s > SLOW_RTT_S else OK, text)
+    return Advice("coordinator", WARN if line.rtt_s > SLOW_RTT_S else OK, text)
 
 
-def _clock(line: Line) -> Finding:
+def _clock(line: LineToCoordinator) -> Advice:
     ahead = line.clock_ahead_s
     if abs(ahead) < CLOCK_S:
-        return Finding("clock", OK, f"within {max(0.1, abs(ahead)):.1f} s of the coordinator's")
+        return Advice("clock", OK, f"within {max(0.1, abs(ahead)):.1f} s of the coordinator's")
     word = "ahead of" if ahead > 0 else "behind"
     text = f"{duration(abs(ahead))} {word} the coordinator's: training does not mind, times in logs differ"
-    return Finding("clock", WARN, text, "set the clock (timedatectl set-ntp true)")
+    return Advice("clock", WARN, text, "set the clock (timedatectl set-ntp true)")
 
 
 def nat_kind(local: str, seen: str) -> str:
@@ -325,17 +325,17 @@ def nat_kind(local: str, seen: str) -> str:
     return "behind the NAT of a provider" if shared else "behind a NAT"
 
 
-def _reach(facts: Facts) -> Finding:
+def _reach(facts: MachineFacts) -> Advice:
     seen = facts.line.came_from if facts.line is not None else ""
     nat = nat_kind(facts.local_address, seen)
     if not facts.wants_dialling:
-        return Finding(
+        return Advice(
             "reachable", OK, f"not asked for (--listen off), {nat}: whoever can be dialled owns its chunks"
         )
     assert facts.dialled is not None
     address, said = facts.dialled
     if said == "yes":
-        return Finding(
+        return Advice(
             "reachable", OK, f"the coordinator dialled {address}; {nat}. Other peers may still be blocked"
         )
     forward = f"forward a port of your router and use --listen 0.0.0.0:PORT --advertise {seen or 'HOST'}:PORT"
@@ -344,14 +344,14 @@ def _reach(facts: Facts) -> Finding:
     )
     todo += f"Better for all: {forward}"
     if said == "no":
-        return Finding("reachable", WARN, f"nobody can dial {address} ({nat})", todo)
-    return Finding("reachable", WARN, f"{address}: {said} ({nat})", todo)
+        return Advice("reachable", WARN, f"nobody can dial {address} ({nat})", todo)
+    return Advice("reachable", WARN, f"{address}: {said} ({nat})", todo)
 
 
-def _router(seen: Seen, is_dialled: bool) -> Finding:
+def _router(seen: SeenPort, is_dialled: bool) -> Advice:
     """Can others behind routers meet this machine?  From one port both sockets must see one."""
     if not seen.by_door:
-        return Finding(
+        return Advice(
             "router", OK if is_dialled else WARN, "the coordinator did not say from which port it sees you"
         )
     door_port = int(seen.by_door.rpartition(":")[2])
@@ -359,20 +359,20 @@ def _router(seen: Seen, is_dialled: bool) -> Finding:
         told = f"another port for each connection (it shows {seen.by_door} and {seen.by_relay}): nobody can meet you"
         todo = "others reach you over the relay; where the router has such a setting, let it keep ports (a NAT that is "
         todo += "`endpoint-independent`, `full cone` or `open`), or forward a port"
-        return Finding("router", OK if is_dialled else WARN, told, "" if is_dialled else todo)
+        return Advice("router", OK if is_dialled else WARN, told, "" if is_dialled else todo)
     if door_port < LEAST_PORT:
-        return Finding(
+        return Advice(
             "router", WARN, f"it shows you at port {door_port}: nobody is sent to one below {LEAST_PORT}"
         )
     if seen.by_relay:
         why = f"one port for all connections ({seen.by_door})"
-        return Finding("router", OK, f"{why}: others behind routers can meet you, unless theirs forbids it")
+        return Advice("router", OK, f"{why}: others behind routers can meet you, unless theirs forbids it")
     kept = "the same as here, so probably" if door_port == seen.local_port else "it is not known whether"
     told = f"the door sees port {door_port}, {kept} others behind routers meet you; no relay can be asked as well"
-    return Finding("router", OK, told)
+    return Advice("router", OK, told)
 
 
-def _relay(relay: Relay, is_needed: bool) -> Finding:
+def _relay(relay: RelayFacts, is_needed: bool) -> Advice:
     more = ""
     if relay.offered:
         count = len(relay.offered)
@@ -380,24 +380,24 @@ def _relay(relay: Relay, is_needed: bool) -> Finding:
         more = f"{more}, {si(8 * sum(relay.offered), 'bit/s')}"
     if more and (relay.why_not or relay.silent):
         why = relay.why_not or f"port {relay.port} of the coordinator does not answer ({relay.silent})"
-        return Finding("relay", OK, f"{more}; none of the host's: {why}")
+        return Advice("relay", OK, f"{more}; none of the host's: {why}")
     if relay.why_not:
         todo = "somebody in the run must be dialable: forward a port of your router" if is_needed else ""
-        return Finding("relay", WARN if is_needed else OK, f"this run has none: {relay.why_not}", todo)
+        return Advice("relay", WARN if is_needed else OK, f"this run has none: {relay.why_not}", todo)
     if relay.silent:
         todo = f"ask the host to let TCP port {relay.port} through its firewall (docs/host.md)"
         told = f"port {relay.port} of the coordinator does not answer: {relay.silent}"
-        return Finding("relay", WARN if is_needed else OK, told, todo)
+        return Advice("relay", WARN if is_needed else OK, told, todo)
     rate = si(8 * relay.bytes_per_s, "bit/s")
     use = "it is what those reach you by who can't otherwise" if is_needed else "not needed here"
     more = f", and {more}" if more else ""
-    return Finding("relay", OK, f"answers on port {relay.port}, {rate} for all who use it{more}; {use}")
+    return Advice("relay", OK, f"answers on port {relay.port}, {rate} for all who use it{more}; {use}")
 
 
-def _bandwidth(line: Line) -> Finding:
+def _bandwidth(line: LineToCoordinator) -> Advice:
     up, down = si(8 * line.up_bytes_per_s, "bit/s"), si(8 * line.down_bytes_per_s, "bit/s")
     least = "at least " if line.bounded else ""
-    return Finding("line", OK, f"{least}{up} up, {down} down, measured to the coordinator; peers may differ")
+    return Advice("line", OK, f"{least}{up} up, {down} down, measured to the coordinator; peers may differ")
 
 
 # ---- what it means for the run ----------------------------------------------------------------------------
@@ -410,10 +410,10 @@ def round_bytes(model_bytes: float, codec: str, gather_codec: str, peers: int) -
     return values * both * (peers - 1) / max(peers, 1)
 
 
-def _round(facts: Facts, manifest: Manifest, line: Line) -> Finding:
+def _round(facts: MachineFacts, manifest: Manifest, line: LineToCoordinator) -> Advice:
     held = facts.held_bytes
     if held is None:
-        return Finding("a round here", OK, "cannot be told yet: the first peer brings the model")
+        return Advice("a round here", OK, "cannot be told yet: the first peer brings the model")
     others = max((stage.seats for stage in facts.stages), default=0) if facts.is_in_stages else facts.alive
     rules, peers = manifest.round, max(2, others + 1)
     up, down = _within(line.up_bytes_per_s, facts.limits[0]), _within(line.down_bytes_per_s, facts.limits[1])
@@ -426,36 +426,36 @@ def _round(facts: Facts, manifest: Manifest, line: Line) -> Finding:
     )
     if took_s > rules.round_timeout_s:
         todo = "use coarser codecs, or raise round_timeout_s in run.toml"
-        return Finding("a round here", FAIL, f"{text}; the run gives {rules.round_timeout_s:g} s", todo)
+        return Advice("a round here", FAIL, f"{text}; the run gives {rules.round_timeout_s:g} s", todo)
     if sending_s > rules.scatter_grace_s and rules.codec != AUTO:
         todo = 'codec = "auto" or a coarser one; or raise scatter_grace_s in run.toml'
         late = f"{text}; sending takes {duration(sending_s)}, others wait {rules.scatter_grace_s:g} s"
-        return Finding("a round here", WARN, late, todo)
-    return Finding("a round here", OK, text)
+        return Advice("a round here", WARN, late, todo)
+    return Advice("a round here", OK, text)
 
 
-def _crossings(facts: Facts, manifest: Manifest, line: Line) -> Finding:
+def _crossings(facts: MachineFacts, manifest: Manifest, line: LineToCoordinator) -> Advice:
     """Does the line keep a GPU busy?  A microbatch crosses it once for each border of the stage, each way."""
     fit, pipeline = _fitting(facts), manifest.pipeline
     if not fit:
         why = "no stage fits this machine" if facts.stages else "the first peer brings the model"
-        return Finding("a stage here", OK, f"cannot be told yet: {why}")
+        return Advice("a stage here", OK, f"cannot be told yet: {why}")
     up, down = _within(line.up_bytes_per_s, facts.limits[0]), _within(line.down_bytes_per_s, facts.limits[1])
     share, text, todo = line_words(facts.stages, fit, (pipeline.codec, pipeline.gradient_codec), (up, down))
     if share is not None and share < GOOD_SHARE:
-        return Finding(
+        return Advice(
             "a stage here", WARN, text, todo or "a run whose peers take local steps asks less of a line"
         )
-    return Finding("a stage here", OK, text, todo)
+    return Advice("a stage here", OK, text, todo)
 
 
 def _within(rate: float, limit: float | None) -> float:
     return rate if limit is None else min(rate, limit)
 
 
-def _room(facts: Facts, manifest: Manifest) -> Finding:
+def _room(facts: MachineFacts, manifest: Manifest) -> Advice:
     run = manifest.run
     text = f"'{run.name}': {facts.alive} of at most {run.max_peers} peers are there"
     if facts.alive >= run.max_peers:
-        return Finding("the run", FAIL, text, "wait until somebody leaves, or raise max_peers in run.toml")
-    return Finding("the run", OK, text)
+        return Advice("the run", FAIL, text, "wait until somebody leaves, or raise max_peers in run.toml")
+    return Advice("the run", OK, text)

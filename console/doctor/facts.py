@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from farflung import __version__
-from farflung.console.doctor.advice import Facts, Relay
+from farflung.console.doctor.advice import MachineFacts, RelayFacts
 from farflung.console.doctor.dial_back import dial_back
 from farflung.console.doctor.line_probe import measure
 from farflung.console.doctor.nat_probe import look
@@ -40,11 +40,11 @@ TRIED_BYTES = 256 * 1024  # more than a key, a lock and the first lines of a jou
 GREETING, ANSWER = b"\x05\x01\x00", b"\x05\x00"  # of SOCKS5
 
 
-def of_this_machine() -> Facts:
+def of_this_machine() -> MachineFacts:
     home = default_path().parent
     place = next(folder for folder in (home, *home.parents) if folder.is_dir())
     gpus = read_gpus()
-    return Facts(
+    return MachineFacts(
         farflung=__version__,
         python=platform.python_version(),
         torch=_version_of("torch"),
@@ -74,7 +74,7 @@ def why_not_writable(folder: Path) -> str:
     return ""
 
 
-def of_the_run(facts: Facts, url: JoinUrl, own: OwnConfig) -> None:
+def of_the_run(facts: MachineFacts, url: JoinUrl, own: OwnConfig) -> None:
     """Adds what the run needs, and how the way there is."""
     facts.results_limit_bytes, facts.results_on_disk = own.results_limit, own.results_on_disk
     facts.wants_dialling = own.listen != OUTBOUND_ONLY
@@ -111,7 +111,7 @@ def of_the_run(facts: Facts, url: JoinUrl, own: OwnConfig) -> None:
         facts.refused = str(error)
 
 
-def _relay_of(status: Mapping[str, object], hosts: Sequence[str]) -> Relay | None:
+def _relay_of(status: Mapping[str, object], hosts: Sequence[str]) -> RelayFacts | None:
     """As the status tells of it, and whether it can be reached from here, at any of these addresses of its host; with
     those that members offer.  None: it does not tell."""
     told, others = status.get("relay"), status.get("relays_offered")
@@ -120,13 +120,13 @@ def _relay_of(status: Mapping[str, object], hosts: Sequence[str]) -> Relay | Non
     listed = [each for each in others if isinstance(each, Mapping)] if isinstance(others, list) else []
     offered = tuple(float(each.get("bytes_per_s") or 0.0) for each in listed if each.get("on") is True)
     if told.get("on") is not True:
-        return Relay(why_not=str(told.get("why_not") or "its host does not say why"), offered=offered)
+        return RelayFacts(why_not=str(told.get("why_not") or "its host does not say why"), offered=offered)
     port, rate = int(told.get("port") or 0), float(told.get("bytes_per_s") or 0.0)
     silent = ""
     for host in dict.fromkeys(hosts):
         if not (silent := _silence_of(host, port)):
             break
-    return Relay(port, rate, silent=silent, offered=offered)
+    return RelayFacts(port, rate, silent=silent, offered=offered)
 
 
 def _silence_of(host: str, port: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 
-from farflung.console.doctor.advice import Line
+from farflung.console.doctor.advice import LineToCoordinator
 from farflung.console.screen.status_client import StatusClient
 from farflung.protocol.errors import Refused
 from farflung.protocol.limits import CONTROL_BIN_BYTES
@@ -22,7 +22,7 @@ LONG_ENOUGH_S = 0.5  # a transfer that took so long says something
 PATIENCE_S = 20.0  # for one piece: 10 kB/s
 
 
-def measure(client: StatusClient) -> Line:
+def measure(client: StatusClient) -> LineToCoordinator:
     """Takes some seconds on a slow line."""
     took, probed = [], Probed(came_from="", wall_s=0.0, padding=b"", dialled="")
     for _ in range(PINGS):
@@ -32,7 +32,7 @@ def measure(client: StatusClient) -> Line:
     ahead_s = time.time() - probed.wall_s - min(took) / 2
     up, up_bounded = _rate(client, up=True)
     down, down_bounded = _rate(client, up=False)
-    return Line(
+    return LineToCoordinator(
         statistics.median(took),
         up,
         down,

@@ -13,7 +13,7 @@ import struct
 
 import zmq
 
-from farflung.console.doctor.advice import Seen
+from farflung.console.doctor.advice import SeenPort
 from farflung.peer.line.data_line import both_ends
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError
@@ -27,7 +27,7 @@ _GREETING, _CHOSEN = b"\x05\x01\x00", b"\x05\x00"
 _HOST_BYTES = {1: 4, 4: 16}  # by the kind of address in a SOCKS5 answer
 
 
-def look(url: JoinUrl, relay_port: int) -> Seen:
+def look(url: JoinUrl, relay_port: int) -> SeenPort:
     """`relay_port`: 0 where there is none.  OSError where there is no way to the coordinator."""
     _, there = both_ends(url)
     every = "[::]" if ":" in there else "0.0.0.0"
@@ -37,7 +37,7 @@ def look(url: JoinUrl, relay_port: int) -> Seen:
         port = int(kept.getsockname()[1])
         door = _by_door(url, f"tcp://{every}:{port};{there}:{url.port}")
         relay = _by_relay(kept.family, port, (there.strip("[]"), relay_port)) if relay_port else ""
-    return Seen(port, door, relay)
+    return SeenPort(port, door, relay)
 
 
 def _by_door(url: JoinUrl, endpoint: str) -> str:

@@ -11,7 +11,7 @@ import time
 
 import zmq
 
-from farflung.console.doctor.advice import Place
+from farflung.console.doctor.advice import CheckpointPlace
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError
 from farflung.protocol.join_url import Address, JoinUrl
@@ -23,7 +23,7 @@ SILENT = "nobody answers there"
 _ANSWERS = frozenset({"challenge", "refuse", "stands_by"})
 
 
-def ask_each(url: JoinUrl, patience_s: float) -> tuple[Place, ...]:
+def ask_each(url: JoinUrl, patience_s: float) -> tuple[CheckpointPlace, ...]:
     """In the order of the URL; waits for all of them, or so long."""
     context: zmq.Context[zmq.SyncSocket] = zmq.Context()
     told: dict[Address, str] = {}
@@ -43,10 +43,10 @@ def ask_each(url: JoinUrl, patience_s: float) -> tuple[Place, ...]:
                 told[lines.pop(line)] = _word(line.recv())
     finally:
         context.destroy(linger=0)
-    return tuple(Place(str(each), told.get(each, SILENT)) for each in url.addresses)
+    return tuple(CheckpointPlace(str(each), told.get(each, SILENT)) for each in url.addresses)
 
 
-def by_who_answers(url: JoinUrl, places: tuple[Place, ...]) -> JoinUrl:
+def by_who_answers(url: JoinUrl, places: tuple[CheckpointPlace, ...]) -> JoinUrl:
     """The same URL, with the addresses first at which somebody answered."""
     good = {each.address for each in places if not each.problem}
     ordered = sorted(url.addresses, key=lambda each: str(each) not in good)

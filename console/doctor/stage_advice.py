@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from farflung.collectives.flow.stage_rates import LINE_UP, Crossed, Traffic, line_rate, traffic_of
+from farflung.collectives.pipeline.stage_rates import LINE_UP, BorderTraffic, Traffic, line_rate, traffic_of
 from farflung.console.screen.text import Record, known, number, records
-from farflung.peer.footprint import Need, Room, Rules, need_of, of_stage
+from farflung.peer.footprint import FreeMemory, MemoryNeed, MemoryRules, need_of, of_stage
 from farflung.protocol.outer_numbers import VALUE_BYTES
 from farflung.protocol.process.units import si
 
@@ -23,28 +23,28 @@ _WORTH_SAYING = 0.1  # what a coarser codec must win
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageFacts:
     """One, as the run's status tells it."""
 
     compute_bytes: float  # parameters, buffers and sums of gradients
     state_bytes: float  # one part of the outer state
     unit_s: float | None  # busy seconds of its usual seat for one microbatch
     seats: int
-    gives: Crossed  # to the next one
+    gives: BorderTraffic  # to the next one
 
-    def need(self, rules: Rules) -> Need:
+    def need(self, rules: MemoryRules) -> MemoryNeed:
         """A little more than the script's, which knows what of it are buffers and has the last word."""
         values = self.state_bytes / VALUE_BYTES
         return need_of(of_stage(rules, self.compute_bytes, values, values))
 
 
-def stages_in(status: Record) -> tuple[Stage, ...]:
+def stages_in(status: Record) -> tuple[StageFacts, ...]:
     """Empty: the model is in one piece, or nobody has brought it yet."""
     rows = records(status, "stages")
     if not rows or any(known(row, "state_bytes") is None for row in rows):
         return ()
     return tuple(
-        Stage(
+        StageFacts(
             compute_bytes=number(row, "compute_bytes"),
             state_bytes=number(row, "state_bytes"),
             unit_s=known(row, "unit_s"),
@@ -55,19 +55,19 @@ def stages_in(status: Record) -> tuple[Stage, ...]:
     )
 
 
-def _gives(said: object) -> Crossed:
+def _gives(said: object) -> BorderTraffic:
     told = said if isinstance(said, Mapping) else {}
-    return Crossed(int(number(told, "values")), int(number(told, "raw_bytes")))
+    return BorderTraffic(int(number(told, "values")), int(number(told, "raw_bytes")))
 
 
 # ---- memory ------------------------------------------------------------------------------------------------
 
 
-def fitting(stages: Sequence[Stage], room: Room, rules: Rules) -> list[int]:
+def fitting(stages: Sequence[StageFacts], room: FreeMemory, rules: MemoryRules) -> list[int]:
     return [number for number, stage in enumerate(stages) if stage.need(rules).within(room)]
 
 
-def memory_words(stages: Sequence[Stage], room: Room, rules: Rules) -> tuple[list[int], str]:
+def memory_words(stages: Sequence[StageFacts], room: FreeMemory, rules: MemoryRules) -> tuple[list[int], str]:
     """(the stages that fit, a sentence)."""
     fit = fitting(stages, room, rules)
     where = "memory" if room.gpu_bytes is None else "GPU memory"
@@ -93,7 +93,7 @@ def memory_words(stages: Sequence[Stage], room: Room, rules: Rules) -> tuple[lis
     )
 
 
-def _need(need: Need, room: Room) -> str:
+def _need(need: MemoryNeed, room: FreeMemory) -> str:
     if room.gpu_bytes is None:
         return si(need.gpu_bytes + need.host_bytes, "B")
     return f"{si(need.gpu_bytes, 'B')} (and {si(need.host_bytes, 'B')} of the host's)"
@@ -117,7 +117,7 @@ class Use(NamedTuple):
 
 
 def use_of(
-    stages: Sequence[Stage],
+    stages: Sequence[StageFacts],
     stage: int,
     codecs: tuple[str, str],
     up_bytes_per_s: float,
@@ -131,12 +131,12 @@ def use_of(
     return Use(stage, carries, way, 1.0 / unit_s, min(1.0, carries * unit_s))
 
 
-def _traffic(stages: Sequence[Stage], stage: int, codecs: tuple[str, str]) -> Traffic:
+def _traffic(stages: Sequence[StageFacts], stage: int, codecs: tuple[str, str]) -> Traffic:
     return traffic_of([each.gives for each in stages[:-1]], stage, *codecs)
 
 
 def line_words(
-    stages: Sequence[Stage], fit: Sequence[int], codecs: tuple[str, str], rates: tuple[float, float]
+    stages: Sequence[StageFacts], fit: Sequence[int], codecs: tuple[str, str], rates: tuple[float, float]
 ) -> tuple[float | None, str, str]:
     """(the least share of a GPU that would work here, a sentence, what to do about it).
 
@@ -161,7 +161,9 @@ def line_words(
     return worst.share, told, _coarser(stages, worst, codecs, rates)
 
 
-def _coarser(stages: Sequence[Stage], now: Use, codecs: tuple[str, str], rates: tuple[float, float]) -> str:
+def _coarser(
+    stages: Sequence[StageFacts], now: Use, codecs: tuple[str, str], rates: tuple[float, float]
+) -> str:
     """The finest codec that makes the line no hindrance, else the coarsest; empty: none helps."""
     for name in CODECS[CODECS.index(max(codecs, key=CODECS.index)) + 1 :]:
         then = use_of(stages, now.stage, (name, name), *rates)

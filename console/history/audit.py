@@ -26,7 +26,7 @@ SLACK_S = 5.0  # for a busy machine
 
 
 @dataclass
-class Report:
+class AuditReport:
     findings: list[Finding] = field(default_factory=list)
     facts: str = ""
     stages: list[StageStory] = field(default_factory=list)  # of a model in several
@@ -44,9 +44,9 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def audit(history: History) -> Report:
+def audit(history: History) -> AuditReport:
     checks = (*CHECKS, check_batches) if has_batches(history) else CHECKS
-    report = Report([check(history) for check in checks])
+    report = AuditReport([check(history) for check in checks])
     report.stages = stage_stories((float(each.get("wall") or 0.0), each) for each in history.records)
     lives = len(history.lives)
     killed = sum(process.ended is None for _, process in history.lives)

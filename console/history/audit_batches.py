@@ -15,7 +15,7 @@ from farflung.protocol.process.journal import Event
 
 
 @dataclass
-class Story:
+class AuditedBatch:
     """Where the records have come to."""
 
     batch: Event | None = None  # that is counted
@@ -47,7 +47,7 @@ def has_batches(history: History) -> bool:
 
 
 def check_batches(history: History) -> Finding:
-    finding, story = Finding("P11", "every microbatch once", "seats, grants and commits"), Story()
+    finding, story = Finding("P11", "every microbatch once", "seats, grants and commits"), AuditedBatch()
     if history.coordinators[0].start["versions"] != [0] * history.rules["fragments"]:
         return finding  # the beginning is gone: who holds which seat is not known
     stages = history.rules.get("stages", 1)
@@ -84,14 +84,14 @@ def _mask(span: Event) -> int:
     return int((1 << span["stop"]) - (1 << span["first"]))
 
 
-def _begin(batch: Event, story: Story, finding: Finding) -> None:
+def _begin(batch: Event, story: AuditedBatch, finding: Finding) -> None:
     epoch, end = story.ends.get(batch["version"], (batch["epoch"], batch["start"]))
     follows = (batch["epoch"], batch["start"]) in ((epoch, end), (epoch + 1, 0))
     finding.expect(follows, f"the batch from version {batch['version']} does not begin where the last ended")
     story.begin(batch)
 
 
-def _grant(granted: Event, story: Story, finding: Finding) -> None:
+def _grant(granted: Event, story: AuditedBatch, finding: Finding) -> None:
     seat, mask = granted["seat"], _mask(granted)
     taken = sum(story.granted.values())
     name = f"microbatches {granted['first']} to {granted['stop']} for seat {seat}"
@@ -102,7 +102,7 @@ def _grant(granted: Event, story: Story, finding: Finding) -> None:
     story.granted[seat] = story.granted.get(seat, 0) | mask
 
 
-def _skip(skipped: Event, story: Story) -> None:
+def _skip(skipped: Event, story: AuditedBatch) -> None:
     story.skipped |= 1 << skipped["micro"]
     if story.batch is not None and not story.due():
         story.ends[story.batch["version"]] = (story.batch["epoch"], story.batch["stop"])
@@ -110,7 +110,7 @@ def _skip(skipped: Event, story: Story) -> None:
         story.seats.clear()
 
 
-def _commit(commit: Event, story: Story, finding: Finding) -> None:
+def _commit(commit: Event, story: AuditedBatch, finding: Finding) -> None:
     """Of one stage; the batch is over with the last one of them."""
     seen, version, stage = 0, commit["version"], commit["fragment"]
     where = f"version {version} of stage {stage}" if commit.get("of_batch") else f"version {version}"

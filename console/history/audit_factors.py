@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from farflung.coordinator.court.plain_codecs import Bytes
 from farflung.coordinator.court.plain_steps import ChunkRules, square_length
-from farflung.coordinator.rounds.clipping import factor_of, total
+from farflung.coordinator.rounds.gradient_clip import factor_of, total
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.round_words import Commit
 

@@ -30,9 +30,9 @@ from farflung.protocol.digests import split_hashes
 from farflung.protocol.errors import CheckpointError, FrameError, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import Fragment
-from farflung.protocol.moments import Terms
 from farflung.protocol.process import exit_codes
 from farflung.protocol.round_words import Commit, result_name
+from farflung.protocol.run_terms import Terms
 from farflung.protocol.signing import is_hosts
 
 SHOWN_CHARS = 16  # of a digest
@@ -44,7 +44,7 @@ class Differs(Exception):
 
 
 @dataclass
-class Outcome:
+class ReplayOutcome:
     replayed: int = 0  # versions, of each fragment
     settled: int = 0  # of these, so many that the run settled, by its signature or its journal
     gaps: list[str] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Sources:
+class ReplaySources:
     """Where everything lies, and whom to believe about digests."""
 
     store: Store
@@ -121,7 +121,7 @@ def sources_at(
     run_key: bytes,
     history: History | None,
     evidence: Mapping[tuple[int, int], Evidence] = MappingProxyType({}),
-) -> Sources:
+) -> ReplaySources:
     """UserError if there is nothing to replay, or more than one run."""
     archive, store = Archive(place), Store(place)
     runs = [each for each in archive.runs() if each.startswith(run[:8])]
@@ -141,7 +141,7 @@ def sources_at(
         )
     mine = {key: each for key, each in evidence.items() if each.run_id.hex().startswith(runs[0])}
     manifest = archive.manifest(runs[0])
-    return Sources(store, archive, runs[0], manifest, tuple(found), run_key, history, mine)
+    return ReplaySources(store, archive, runs[0], manifest, tuple(found), run_key, history, mine)
 
 
 def run_replay(place: str, run: str, run_key: bytes, folder: Path | None, say: Callable[[str], None]) -> int:
@@ -153,10 +153,10 @@ def run_replay(place: str, run: str, run_key: bytes, folder: Path | None, say: C
     return exit_codes.UNEXPECTED if outcome.difference else exit_codes.OK
 
 
-def replay(sources: Sources, say: Callable[[str], None]) -> Outcome:
+def replay(sources: ReplaySources, say: Callable[[str], None]) -> ReplayOutcome:
     """All that is there, era by era and stage by stage, up to the first difference.  `say` is told a line for each
     version."""
-    factors, outcome = Factors(sources.manifest), Outcome()
+    factors, outcome = Factors(sources.manifest), ReplayOutcome()
     keys: dict[int, list[Key]] = defaultdict(list)
     for key in sources.archive.keys(sources.run):
         keys[key[0]].append(key)
@@ -178,8 +178,8 @@ def replay(sources: Sources, say: Callable[[str], None]) -> Outcome:
 class _Shared:
     """By the replays of all eras and stages."""
 
-    sources: Sources
-    outcome: Outcome
+    sources: ReplaySources
+    outcome: ReplayOutcome
     factors: Factors
     say: Callable[[str], None]
 

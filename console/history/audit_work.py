@@ -17,7 +17,7 @@ from farflung.protocol.process.journal import Event
 
 
 @dataclass
-class Account:
+class StepAccount:
     """One fragment at one trainer: the unmerged steps at a moment, and the trainer's own count then."""
 
     steps: int
@@ -35,7 +35,7 @@ def check_work(history: History) -> Finding:
 
 def _follow(peer: str, process: Process, history: History, finding: Finding) -> int:
     """One agent's life.  Returns the steps that it told its trainer to give up."""
-    accounts: dict[int, Account] = {}
+    accounts: dict[int, StepAccount] = {}
     sent: dict[int, list[Event]] = {}  # what it contributed and has loaded no answer to, by fragment
     dropped = era = 0
     for each in process.events:
@@ -52,7 +52,7 @@ def _follow(peer: str, process: Process, history: History, finding: Finding) -> 
                     new = each["step"] - before.step if before.step is not None else 0
                     told = f"{peer}: {each['steps']} unmerged steps at step {each['step']}, not {before.steps + new}"
                     finding.expect(each["steps"] >= before.steps + new, told)
-                accounts[fragment] = Account(each["steps"], each["step"])
+                accounts[fragment] = StepAccount(each["steps"], each["step"])
             case "load":
                 account = accounts.get(each["fragment"])
                 mine = sent.get(each["fragment"], [])
@@ -72,11 +72,11 @@ def _follow(peer: str, process: Process, history: History, finding: Finding) -> 
     return dropped
 
 
-def _after(load: Event, account: Account | None) -> Account:
+def _after(load: Event, account: StepAccount | None) -> StepAccount:
     if load["keep"] in ("drop", "restore") or account is None:
-        return Account(load["steps"] if load["keep"] == "restore" else 0, None)
+        return StepAccount(load["steps"] if load["keep"] == "restore" else 0, None)
     taken = load["steps"] if load["keep"] == "rest" else 0
-    return Account(max(0, account.steps - taken), account.step)
+    return StepAccount(max(0, account.steps - taken), account.step)
 
 
 def _used(peer: str, settled: list[Event], history: History) -> Event | None:
@@ -116,7 +116,7 @@ class Ranges:
 
 
 @dataclass
-class Held:
+class LeasedRange:
     peer: str
     epoch: int
     stop: int
@@ -131,7 +131,7 @@ Learned = tuple[int, int, list[tuple[int, int, int]]]
 
 
 @dataclass
-class Books:
+class AuditedBooks:
     """What was leased and what was acknowledged, folded from the coordinator's events.
 
     `keepers` are the fragments whose commits acknowledge samples; in each of them a sample counts once.
@@ -139,7 +139,7 @@ class Books:
 
     fragments: int
     keepers: set[int]
-    held: dict[int, Held] = field(default_factory=dict)
+    held: dict[int, LeasedRange] = field(default_factory=dict)
     done: dict[tuple[int, int], Ranges] = field(default_factory=dict)  # by (fragment, epoch)
     commits: list[Learned] = field(default_factory=list)
 
@@ -162,11 +162,11 @@ def check_samples(history: History) -> Finding:
         return finding  # the beginning is gone: what each peer holds is not known
     commits = [each for found in history.by_round.values() for each in found]
     keepers = {each["fragment"] for each in commits if any(each["used"].values())} or {BOOKS_FRAGMENT}
-    books, versions = Books(fragments, keepers), [0] * fragments
+    books, versions = AuditedBooks(fragments, keepers), [0] * fragments
     for each in history.records:
         match each["event"]:
             case "data":
-                books = Books(fragments, keepers)
+                books = AuditedBooks(fragments, keepers)
             case "granted":
                 _grant(each, books, finding)
             case "released":
@@ -185,7 +185,7 @@ def check_samples(history: History) -> Finding:
     return finding
 
 
-def _grant(granted: Event, books: Books, finding: Finding) -> None:
+def _grant(granted: Event, books: AuditedBooks, finding: Finding) -> None:
     epoch, start, stop = granted["epoch"], granted["start"], granted["stop"]
     uptos = list(granted.get("uptos") or [granted["upto"]] * books.fragments)
     name = f"lease {granted['lease']} of samples {start} to {stop} in epoch {epoch}"
@@ -197,10 +197,10 @@ def _grant(granted: Event, books: Books, finding: Finding) -> None:
         if held.epoch == epoch and held.upto(books.keepers) < stop and start < held.stop
     ]
     finding.expect(not twice, f"{name}: some are held by lease {twice[:1]}")
-    books.held[granted["lease"]] = Held(granted["peer"], epoch, stop, uptos)
+    books.held[granted["lease"]] = LeasedRange(granted["peer"], epoch, stop, uptos)
 
 
-def _cut_short(told: Event, books: Books) -> None:
+def _cut_short(told: Event, books: AuditedBooks) -> None:
     """What its holder can't read of these leases is for others."""
     for lease in told["leases"]:
         held = books.held.get(lease)
@@ -210,7 +210,7 @@ def _cut_short(told: Event, books: Books) -> None:
                 del books.held[lease]
 
 
-def _acknowledge(commit: Event, books: Books, finding: Finding) -> None:
+def _acknowledge(commit: Event, books: AuditedBooks, finding: Finding) -> None:
     fragment, version, ranges = commit["fragment"], commit["version"], []
     for peer, used in commit["used"].items():
         for lease, upto in used:

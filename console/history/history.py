@@ -64,7 +64,7 @@ Told = tuple[Process, Event]
 
 
 @dataclass
-class Era:
+class RunEra:
     """What the run is, until it goes back."""
 
     commits: dict[Key, Event] = field(default_factory=dict)
@@ -75,11 +75,11 @@ class Era:
         for key in [key for key in self.digests if key[0] == fragment and key[1] >= version]:
             del self.digests[key]
 
-    def back_to(self, versions: list[int]) -> Era:
+    def back_to(self, versions: list[int]) -> RunEra:
         """What is newer is made again, as something else."""
         newer = {key for key in {**self.commits, **self.digests} if key[1] > versions[key[0]]}
         commits = {key: commit for key, commit in self.commits.items() if key not in newer}
-        return Era(commits, {key: digest for key, digest in self.digests.items() if key not in newer})
+        return RunEra(commits, {key: digest for key, digest in self.digests.items() if key not in newer})
 
 
 class History:
@@ -93,7 +93,7 @@ class History:
         self.agents: list[Process] = []
         self.files: dict[Path, Follower] = {}
         self.records: list[Event] = []  # what became durable, as it was written
-        self.eras: list[Era] = [Era()]
+        self.eras: list[RunEra] = [RunEra()]
         self.geneses: set[str] = set()
         self.by_round: dict[int, list[Event]] = {}  # commits
         self._folder, self._keep = folder, keep
@@ -128,7 +128,7 @@ class History:
         told = "no event journals below it that tell a run's story: no journal of a coordinator"
         return UserError(f"{self._folder}: {told} (its data folder has {HOST_FILE})")
 
-    def era(self, number: int) -> Era:
+    def era(self, number: int) -> RunEra:
         return self.eras[min(number, len(self.eras) - 1)]
 
     def new_events(self) -> list[Told]:

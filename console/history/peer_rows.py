@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from farflung.console.history.round_rows import Row
+from farflung.console.history.round_rows import PlotRow
 from farflung.protocol.model_schema import BOOKS_FRAGMENT
 from farflung.protocol.process.journal import Event
 
@@ -29,14 +29,14 @@ class PeerRows:
         self._rounds = 0
         self._version: float | None = None
 
-    def take(self, events: Iterable[Event]) -> list[Row]:
+    def take(self, events: Iterable[Event]) -> list[PlotRow]:
         return [
             row
             for event in events
             if event.get("pid") == self._pid and (row := self._tell(event)) is not None
         ]
 
-    def _tell(self, event: Event) -> Row | None:
+    def _tell(self, event: Event) -> PlotRow | None:
         match event.get("event"):
             case "start" if not event.get("again"):
                 self._begin(event)
@@ -59,7 +59,7 @@ class PeerRows:
         self.rules = {"run": self.group, "peer": peer, "software": event.get("software")}
         self.finished, self._last, self._rounds, self._version = False, None, 0, None
 
-    def _row(self, event: Event) -> Row:
+    def _row(self, event: Event) -> PlotRow:
         step, wall, tokens = (float(event.get(key) or 0.0) for key in ("step", "wall", "tokens"))
         values = {self.key: step, "peer/tokens": tokens, "peer/rounds": float(self._rounds)}
         values |= {
@@ -70,4 +70,4 @@ class PeerRows:
         if self._last is not None and wall > self._last[0] and tokens >= self._last[1]:
             values["peer/tokens_per_s"] = (tokens - self._last[1]) / (wall - self._last[0])
         self._last = (wall, tokens)
-        return Row(int(step), wall, values)
+        return PlotRow(int(step), wall, values)

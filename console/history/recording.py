@@ -91,7 +91,7 @@ class _Member:
 
 
 @dataclass
-class Story:
+class RecordedStatus:
     """The fold: `tell` each moment in order, then ask for the status."""
 
     recording: Recording

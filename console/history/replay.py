@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from farflung.console.history.recording import Recording, Status, Story
+from farflung.console.history.recording import RecordedStatus, Recording, Status
 from farflung.console.screen.text import Record
 from farflung.protocol.process.units import duration
 
@@ -28,7 +28,7 @@ class Replay:
         self._speed = speed
         self._paused = False
         self._looked_at = time.monotonic()
-        self._story, self._told = Story(recording), 0
+        self._story, self._told = RecordedStatus(recording), 0
 
     def status(self) -> Status:
         now = time.monotonic()
@@ -40,7 +40,10 @@ class Replay:
     def status_at(self, at_s: float) -> Status:
         moments = self._recording.moments
         if self._told and moments[self._told - 1].at_s > at_s:
-            self._story, self._told = Story(self._recording), 0  # back in time: told again from the beginning
+            self._story, self._told = (
+                RecordedStatus(self._recording),
+                0,
+            )  # back in time: told again from the beginning
         while self._told < len(moments) and moments[self._told].at_s <= at_s:
             self._story.tell(moments[self._told])
             self._told += 1

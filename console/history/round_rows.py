@@ -18,7 +18,7 @@ KEPT_ROUNDS = 256  # what peers told of rounds that were never committed is forg
 
 
 @dataclass(frozen=True)
-class Row:
+class PlotRow:
     """One committed round; of a peer's own rows one look at it."""
 
     number: int  # of the round: only ever grows, also where a run has fragments or goes back to an earlier version
@@ -49,9 +49,9 @@ class RunRows:
         done = sum(version >= rounds for version in self._versions.values())
         return rounds > 0 and done >= fragments
 
-    def take(self, told: Iterable[Told]) -> list[Row]:
+    def take(self, told: Iterable[Told]) -> list[PlotRow]:
         """The rounds that were committed."""
-        rows: list[Row] = []
+        rows: list[PlotRow] = []
         for process, event in told:
             if not process.is_host:
                 self._tell_peers(process.peer, event)
@@ -67,7 +67,7 @@ class RunRows:
             if frozen is not None:
                 self._sent[int(event["round"]), peer] = frozen
 
-    def _tell(self, event: Event) -> Row | None:
+    def _tell(self, event: Event) -> PlotRow | None:
         """An event of the coordinator's journal; a row if it is a commit."""
         match event.get("event"):
             case "start":
@@ -90,7 +90,7 @@ class RunRows:
         if not event.get("again"):
             self._alive.clear()  # whoever is still there is admitted anew
 
-    def _row(self, event: Event) -> Row:
+    def _row(self, event: Event) -> PlotRow:
         round_no, wall, fragment = int(event["round"]), float(event["wall"]), int(event.get("fragment") or 0)
         self._versions[fragment] = int(event["version"])
         shares = dict(
@@ -118,7 +118,7 @@ class RunRows:
                 f"{key}/{name}": float(frozen[key]) for key in ("loss", "step") if frozen.get(key) is not None
             }
         self._sent = {key: told for key, told in self._sent.items() if round_no - KEPT_ROUNDS < key[0]}
-        return Row(round_no, wall, values)
+        return PlotRow(round_no, wall, values)
 
     def _learned(self, event: Event, wall: float) -> dict[str, float]:
         tokens = int(event.get("tokens") or 0)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from farflung.console.history.history import History
-from farflung.console.history.round_rows import Row, RunRows
+from farflung.console.history.round_rows import PlotRow, RunRows
 from farflung.protocol.errors import UserError
 
 LOOK_EVERY_S = 2.0
@@ -49,7 +49,7 @@ class About(Protocol):
 
 
 class Tracker(Protocol):
-    def write(self, row: Row) -> None: ...
+    def write(self, row: PlotRow) -> None: ...
 
     def close(self) -> None: ...
 
@@ -98,7 +98,7 @@ class TensorBoard:
             raise UserError(f"--tensorboard {folder}: cannot write: {error.strerror}") from error
         self._writer.add_text("run", f"{about.name} ({about.run_id})", 0)
 
-    def write(self, row: Row) -> None:
+    def write(self, row: PlotRow) -> None:
         for name, value in row.values.items():
             self._writer.add_scalar(name, value, row.number, row.wall)
 
@@ -116,7 +116,7 @@ class Wandb:
             project=project, name=about.name, id=about.run_id, resume="allow", config=about.rules, **group
         )
 
-    def write(self, row: Row) -> None:
+    def write(self, row: PlotRow) -> None:
         self._run.log({**row.values, "wall": row.wall}, step=row.number)
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class Mlflow:
             self._client.log_param(made.info.run_id, key, value)
         return str(made.info.run_id)
 
-    def write(self, row: Row) -> None:
+    def write(self, row: PlotRow) -> None:
         if row.number <= self._has:
             return
         at_ms = round(1000 * row.wall)
@@ -173,7 +173,7 @@ class JsonLines:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
 
-    def write(self, row: Row) -> None:
+    def write(self, row: PlotRow) -> None:
         self._say(json.dumps({"round": row.number, "wall": row.wall, **row.values}))
 
     def close(self) -> None:

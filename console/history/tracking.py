@@ -24,17 +24,17 @@ import msgspec
 
 from farflung.console.history.history import History
 from farflung.console.history.peer_rows import PeerRows
-from farflung.console.history.round_rows import Row, RunRows
+from farflung.console.history.round_rows import PlotRow, RunRows
 from farflung.console.history.trackers import LOOK_EVERY_S, About, Chosen, Tracker
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.process import exit_codes
 from farflung.protocol.process.journal import JOURNAL_VARIABLE, Follower
-from farflung.protocol.process.log_lines import Say, Teller, text_of
+from farflung.protocol.process.log_lines import LineWriter, Teller, text_of
 
 ENDS_WITHIN_S = 20.0  # to hand over the last rows, and say good-bye to a server
 
 
-class Begin(msgspec.Struct, frozen=True):
+class TrackingOptions(msgspec.Struct, frozen=True):
     """The one line on the input of the process."""
 
     source: str  # a run's folder, or a peer's journal
@@ -48,10 +48,10 @@ class Begin(msgspec.Struct, frozen=True):
 class Tracking:
     """Use as a context manager around what is tracked.  Nothing is done where no tracker is chosen."""
 
-    def __init__(self, chosen: Chosen, who: str, say: Say | None = None) -> None:
+    def __init__(self, chosen: Chosen, who: str, say: LineWriter | None = None) -> None:
         """`who`: is not affected, for the one line that says that tracking has ended."""
         chosen.check()
-        self._say: Say = say if say is not None else Teller.from_environment("tracking")
+        self._say: LineWriter = say if say is not None else Teller.from_environment("tracking")
         self._chosen = chosen
         self._who = who
         self._process: subprocess.Popen[bytes] | None = None
@@ -82,7 +82,7 @@ class Tracking:
         if not chosen.options:
             return
         folder = str(chosen.tensorboard.absolute()) if chosen.tensorboard is not None else None
-        begin = Begin(source, pid, offset, folder, chosen.wandb, chosen.mlflow)
+        begin = TrackingOptions(source, pid, offset, folder, chosen.wandb, chosen.mlflow)
         self._words = Path(self._stack.enter_context(tempfile.TemporaryDirectory())) / "words"
         with self._words.open("wb") as words:  # trackers talk much
             self._process = process = subprocess.Popen(
@@ -131,7 +131,7 @@ class Tracking:
 # ---- the process -------------------------------------------------------------------------------------------------
 
 
-def _reader(begin: Begin) -> tuple[About, Callable[[], list[Row]], Callable[[], bool]]:
+def _reader(begin: TrackingOptions) -> tuple[About, Callable[[], list[PlotRow]], Callable[[], bool]]:
     """Whose rows, the new ones, and whether it is known yet whose they are."""
     if begin.pid:
         follower, peer = Follower(Path(begin.source), begin.offset), PeerRows(begin.pid)
@@ -140,13 +140,13 @@ def _reader(begin: Begin) -> tuple[About, Callable[[], list[Row]], Callable[[], 
     return run, lambda: run.take(history.new_events()), lambda: bool(run.run_id)
 
 
-def track(begin: Begin, over: Callable[[float], bool]) -> None:
+def track(begin: TrackingOptions, over: Callable[[float], bool]) -> None:
     """Until `over(seconds)`, which waits for so long, says so; what is there by then is handed on, too."""
     folder = Path(begin.tensorboard) if begin.tensorboard is not None else None
     chosen = Chosen(tensorboard=folder, wandb=begin.wandb, mlflow=begin.mlflow)
     about, news, begun = _reader(begin)
     trackers: list[Tracker] = []
-    waiting: list[Row] = []
+    waiting: list[PlotRow] = []
     with ExitStack() as stack:
         ends = False
         while True:
@@ -167,7 +167,7 @@ def main() -> int:
     """`python -m farflung.console.history.tracking`, by the commands alone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever is tracked, which then hangs up
     os.nice(10)
-    begin = msgspec.json.decode(sys.stdin.buffer.readline(), type=Begin)
+    begin = msgspec.json.decode(sys.stdin.buffer.readline(), type=TrackingOptions)
     try:
         track(begin, lambda wait_s: bool(select.select([sys.stdin], [], [], wait_s)[0]))
     except FarflungError as error:

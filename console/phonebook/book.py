@@ -71,7 +71,7 @@ def by_name(found: Iterable[bytes], wall_s: float, name: str) -> list[Whereabout
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RunQuery:
     """A run by its key, or all runs of a name."""
 
     key: bytes = b""
@@ -79,20 +79,20 @@ class Wanted:
     token: str | None = None  # of the URL that was given
 
 
-def wanted(text: str) -> Wanted:
+def wanted(text: str) -> RunQuery:
     """NAME, KEY (what stands behind k= in a join URL), or a join URL that leads nowhere any more."""
     if text.startswith("farflung:"):
         url = JoinUrl.parse(text)
-        return Wanted(url.key, url.run, url.token)
+        return RunQuery(url.key, url.run, url.token)
     try:
         key = base64.b64decode(text + "=", altchars=b"-_", validate=True) if len(text) == 43 else b""
     except (binascii.Error, ValueError):
         key = b""
     if len(key) == 32:
-        return Wanted(key)
+        return RunQuery(key)
     if not 1 <= len(text) <= 64 or set(text) - set("abcdefghijklmnopqrstuvwxyz0123456789-"):
         raise UserError(f"{text[:60]!r}: expected a run's name, its key (k= in its join URL), or a join URL")
-    return Wanted(name=text)
+    return RunQuery(name=text)
 
 
 def place_of(text: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from farflung.console.phonebook.book import PhoneBook, Wanted, by_name, newest
+from farflung.console.phonebook.book import PhoneBook, RunQuery, by_name, newest
 from farflung.console.phonebook.hivemind_book import HivemindBook
 from farflung.protocol.errors import FarflungError
 from farflung.protocol.join_url import Whereabouts
@@ -21,19 +21,19 @@ def opened(book: str) -> PhoneBook:
 
 
 @dataclass
-class Found:
+class FoundRuns:
     runs: list[Whereabouts] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)  # of books that could not be asked
 
 
 def look_up(
-    wanted: Wanted,
+    wanted: RunQuery,
     books: Sequence[str],
     wall_s: Callable[[], float],
     open_book: Callable[[str], PhoneBook] = opened,
-) -> Found:
+) -> FoundRuns:
     """The newest of each run, whichever book has it."""
-    found, raws = Found(), list[bytes]()
+    found, raws = FoundRuns(), list[bytes]()
     for book in books:
         try:
             asked = open_book(book)

@@ -36,7 +36,7 @@ DEFAULT_SIZE = (100, 40)
 Status = dict[str, Any]
 
 
-class Source(Protocol):
+class StatusSource(Protocol):
     @property
     def holds(self) -> bool:
         """It pauses by itself."""
@@ -129,7 +129,7 @@ class Screen:
             print(plain_line(status), flush=True)
 
 
-def interact(source: Source) -> Status | None:
+def interact(source: StatusSource) -> Status | None:
     """The screen with keys, until the person or the source ends it; returns what was shown last."""
     view, shown, drawn_at = View(), None, 0.0
     with Terminal(reads_keys=True) as terminal:

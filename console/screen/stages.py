@@ -25,7 +25,7 @@ _WORTH_CHANGING = 1.5  # a batch that would be so many times as long, or as shor
 _WORTH_SHARE = 0.05  # of the time
 
 
-class _Column(NamedTuple):
+class _StageColumn(NamedTuple):
     """A column of the table.  Those of the highest rank are dropped first; rank 0 stays."""
 
     title: str
@@ -34,16 +34,16 @@ class _Column(NamedTuple):
 
 
 _COLUMNS = (
-    _Column("stage", 5, 0),
-    _Column("seats", 5, 0),
-    _Column("peers", 5, 4),
-    _Column("counted", 9, 0),
-    _Column("micro/s", 7, 0),
-    _Column("each", 7, 3),
-    _Column("waiting", 7, 1),
-    _Column("version", 7, 2),
-    _Column("up", 6, 5),
-    _Column("down", 6, 5),
+    _StageColumn("stage", 5, 0),
+    _StageColumn("seats", 5, 0),
+    _StageColumn("peers", 5, 4),
+    _StageColumn("counted", 9, 0),
+    _StageColumn("micro/s", 7, 0),
+    _StageColumn("each", 7, 3),
+    _StageColumn("waiting", 7, 1),
+    _StageColumn("version", 7, 2),
+    _StageColumn("up", 6, 5),
+    _StageColumn("down", 6, 5),
 )
 _LAST = 22  # of the last column, at least
 
@@ -129,7 +129,7 @@ def _chosen(stages: list[Record], most: int) -> list[int]:
     return sorted(sorted(range(len(stages)), key=rank)[:most])
 
 
-def _row(at: int, stage: Record, status: Record, columns: list[_Column]) -> Text:
+def _row(at: int, stage: Record, status: Record, columns: list[_StageColumn]) -> Text:
     batch = status.get("batch")
     due = count(batch, "microbatches") if isinstance(batch, Mapping) and batch.get("microbatches") else "?"
     rate, unit_s = known(stage, "micros_per_s"), known(stage, "unit_s")

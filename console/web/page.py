@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from farflung.console.web.chart import chart, loss_words
-from farflung.console.web.public import Leader, Person, Shown, Stage
+from farflung.console.web.public import Leader, Person, PublicStage, PublicStatus
 from farflung.protocol.process.units import duration, si
 
 RELOAD_S = 30  # without JavaScript
@@ -31,7 +31,7 @@ _NOBODY = {
 }
 
 
-def parts_of(seen: Shown) -> dict[str, str]:
+def parts_of(seen: PublicStatus) -> dict[str, str]:
     """By id.  A row of a table is a part of its own, so that an update needs no more than the rows that changed."""
     parts = {
         "verdict": _verdict(seen),
@@ -52,7 +52,7 @@ def parts_of(seen: Shown) -> dict[str, str]:
     return parts
 
 
-def shape_of(seen: Shown) -> str:
+def shape_of(seen: PublicStatus) -> str:
     """What an update can't change: of another shape the page is loaded anew."""
     return f"{seen.run}/{seen.software}/{seen.admission}/{len(seen.stages)}"
 
@@ -88,7 +88,7 @@ def event_of(number: str, shape: str, parts: Mapping[str, str]) -> bytes:
     return f"id: {number}\ndata: {told}\n\n".encode()
 
 
-def page_of(seen: Shown, parts: Mapping[str, str], number: str, url: str, version: str) -> bytes:
+def page_of(seen: PublicStatus, parts: Mapping[str, str], number: str, url: str, version: str) -> bytes:
     """The whole page.  `number`: of the newest update that is in it; `url`: for who joins, shown where anybody may;
     `version`: of the style sheet and the script, so that browsers keep them."""
     name = escape(seen.run)
@@ -131,7 +131,7 @@ _LIVE = (
 )
 
 
-def _verdict(seen: Shown) -> str:
+def _verdict(seen: PublicStatus) -> str:
     verdict = seen.verdict
     return (
         f'<p id="verdict"><strong class="chip {verdict.tone}">{escape(verdict.word)}</strong> '
@@ -139,7 +139,7 @@ def _verdict(seen: Shown) -> str:
     )
 
 
-def _progress(seen: Shown) -> str:
+def _progress(seen: PublicStatus) -> str:
     rounds = f"Round {seen.version:,.0f} of {seen.target:,.0f}" if seen.target else "No round yet"
     left = "" if seen.eta_s is None or seen.finished else f"about {duration(seen.eta_s)} to go"
     right = left or ("complete" if seen.finished else f"{seen.share:.0%}")
@@ -150,7 +150,7 @@ def _progress(seen: Shown) -> str:
     )
 
 
-def _tiles(seen: Shown) -> str:
+def _tiles(seen: PublicStatus) -> str:
     tiles = (
         ("Loss", "–", "no round yet")
         if seen.loss is None
@@ -171,7 +171,7 @@ def _tokens(count: float) -> str:
     return si(count).replace("G", "B")
 
 
-def _foot(seen: Shown) -> str:
+def _foot(seen: PublicStatus) -> str:
     software = f" farflung {escape(seen.software)}." if seen.software else ""
     return (
         f'<footer id="foot"><p>The run began {duration(seen.elapsed_s)} ago.{software} '
@@ -202,7 +202,7 @@ def _cells(key: str, name: str, cells: Sequence[tuple[str, str]], style: str = "
     return f'<tr id="{key}" class="{style}"><th scope="row">{name}</th>{rest}</tr>'
 
 
-def _here(seen: Shown) -> str:
+def _here(seen: PublicStatus) -> str:
     more = seen.alive - len(seen.people)
     if not seen.alive:
         return "Nobody is here now."
@@ -211,7 +211,7 @@ def _here(seen: Shown) -> str:
     )
 
 
-def _people(seen: Shown, parts: Mapping[str, str]) -> str:
+def _people(seen: PublicStatus, parts: Mapping[str, str]) -> str:
     stage = [("Stage", "number")] if seen.stages else []
     titles = [("Peer", ""), ("Now", ""), *stage, ("Here for", "number"), ("Tokens/s", "number")]
     return _section(
@@ -258,7 +258,7 @@ def _leader(rank: int, leader: Leader, key: str) -> str:
     return _cells(key, name, cells)
 
 
-def _stages(seen: Shown, parts: Mapping[str, str]) -> str:
+def _stages(seen: PublicStatus, parts: Mapping[str, str]) -> str:
     if not seen.stages:
         return ""
     titles = [
@@ -272,7 +272,7 @@ def _stages(seen: Shown, parts: Mapping[str, str]) -> str:
     return _section("stages", "Stages", parts["narrow"] + _table("stages", titles, body), "wide")
 
 
-def _stage(stage: Stage, key: str) -> str:
+def _stage(stage: PublicStage, key: str) -> str:
     rate = stage.micros_per_s
     narrow = ' <span class="chip warn">narrow</span>' if stage.narrow else ""
     cells = [
@@ -284,13 +284,13 @@ def _stage(stage: Stage, key: str) -> str:
     return _cells(key, f"Stage {stage.number}{narrow}", cells)
 
 
-def _narrow(stages: Sequence[Stage]) -> str:
+def _narrow(stages: Sequence[PublicStage]) -> str:
     told = "The model is cut into stages; every batch passes through all of them."
     held = [f" Stage {stage.number} holds the others up: {stage.narrow}." for stage in stages if stage.narrow]
     return told + "".join(held)
 
 
-def _join(seen: Shown, url: str) -> str:
+def _join(seen: PublicStatus, url: str) -> str:
     if seen.finished:
         return _section(
             "join", "Take part", "<p>The run is complete: there is nothing left to train.</p>", "join"

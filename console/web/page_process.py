@@ -23,7 +23,7 @@ from farflung.console.screen.text import Record, number
 from farflung.console.web.page import ICON, event_of, page_of, parts_of, shape_of, update_of, whole_of
 from farflung.console.web.page_keeper import PageSettings
 from farflung.console.web.public import shown
-from farflung.console.web.requests import CSS, SCRIPT, Said, gzipped, said
+from farflung.console.web.requests import CSS, SCRIPT, StreamPiece, gzipped, said
 from farflung.console.web.requests import ICON as ICON_KIND
 from farflung.console.web.server import Asset, Edition, PageServer
 from farflung.protocol.errors import FarflungError
@@ -66,7 +66,7 @@ class Press:
         seen = shown(status)
         parts, shape, before = parts_of(seen), shape_of(seen), self._number
         changed = update_of(self._parts, parts)
-        news: Said | None = None
+        news: StreamPiece | None = None
         if changed or shape != self._shape:
             self._count += 1
             news = said(event_of(self._number, shape, changed if shape == self._shape else {}))

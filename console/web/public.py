@@ -54,7 +54,7 @@ _NARROW = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class HealthWord:
     tone: str  # "good", "busy", "warn" or "bad": a class of the style sheet
     word: str
     text: str
@@ -83,7 +83,7 @@ class Leader:
 
 
 @dataclass(frozen=True)
-class Stage:
+class PublicStage:
     """Of a model in several."""
 
     number: int
@@ -96,10 +96,10 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Shown:
+class PublicStatus:
     run: str
     software: str
-    verdict: Verdict
+    verdict: HealthWord
     phase: str
     version: float
     target: float
@@ -115,7 +115,7 @@ class Shown:
     curve: tuple[tuple[float, float], ...]  # (version, loss)
     people: tuple[Person, ...]
     leaders: tuple[Leader, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[PublicStage, ...]
     finished: bool
     answers: bool  # the coordinator has been heard of lately
 
@@ -124,7 +124,7 @@ class Shown:
         return min(1.0, self.version / self.target) if self.target > 0 else 0.0
 
 
-def shown(status: Record) -> Shown:
+def shown(status: Record) -> PublicStatus:
     members = [member for member in records(status, "members") if member.get("alive") is True]
     part = sum(takes_part(member) for member in members)
     mode = clean(status.get("admission"), 20)
@@ -135,7 +135,7 @@ def shown(status: Record) -> Shown:
     alive = round(counted[0]) if counted[0] is not None else len(members)
     taking_part = round(counted[1]) if counted[1] is not None else part
     phase = clean(status.get("phase"), 20)
-    return Shown(
+    return PublicStatus(
         run=clean(status.get("run"), 64) or "a run",
         software=clean(status.get("software"), 20),
         verdict=_verdict(status, alive, taking_part),
@@ -160,34 +160,38 @@ def shown(status: Record) -> Shown:
     )
 
 
-def _verdict(status: Record, alive: int, taking_part: int) -> Verdict:
+def _verdict(status: Record, alive: int, taking_part: int) -> HealthWord:
     """The word that `farflung watch` has, with a sentence that names nobody."""
     of = f"{taking_part} of {alive}"
     match health(status).word:
         case "DONE":
-            return Verdict("good", "Complete", "Every round is done. Thank you to everybody who took part.")
+            return HealthWord(
+                "good", "Complete", "Every round is done. Thank you to everybody who took part."
+            )
         case "CONNECTING":
-            return Verdict("busy", "Starting", "The coordinator has not answered yet.")
+            return HealthWord("busy", "Starting", "The coordinator has not answered yet.")
         case "NO ANSWER":
-            return Verdict(
+            return HealthWord(
                 "warn",
                 "No answer",
                 "The coordinator is away; training goes on without it, and it may come back.",
             )
         case "BROKEN":
-            return Verdict("bad", "Broken", "Peers at one version hold different models. The host must look.")
+            return HealthWord(
+                "bad", "Broken", "Peers at one version hold different models. The host must look."
+            )
         case "WAITING" if not alive and (version := round(number(status, "version"))):
             told = f"Nobody is here. The run is at version {version:,} and goes on when a peer that has it is back."
-            return Verdict("busy", "Waiting", told)
+            return HealthWord("busy", "Waiting", told)
         case "WAITING" if not alive:
-            return Verdict("busy", "Waiting", "Nobody is here. The first peer to join starts the run.")
+            return HealthWord("busy", "Waiting", "Nobody is here. The first peer to join starts the run.")
         case "WAITING":
-            return Verdict("busy", "Waiting", "More peers are needed before the next round can open.")
+            return HealthWord("busy", "Waiting", "More peers are needed before the next round can open.")
         case "GOING WELL":
-            return Verdict(
+            return HealthWord(
                 "good", "Going well", f"{of} here take part." if alive > 1 else "One peer takes part."
             )
-    return Verdict("warn", "Going on", f"{of} here take part; the others are held up or were lost lately.")
+    return HealthWord("warn", "Going on", f"{of} here take part; the others are held up or were lost lately.")
 
 
 def _phase(status: Record, phase: str) -> str:
@@ -260,11 +264,11 @@ def _leaders(status: Record) -> tuple[Leader, ...]:
     )
 
 
-def _stages(status: Record) -> tuple[Stage, ...]:
+def _stages(status: Record) -> tuple[PublicStage, ...]:
     batch = status.get("batch")
     due = number(batch, "microbatches") if isinstance(batch, Mapping) else 0.0
     return tuple(
-        Stage(
+        PublicStage(
             number=at,
             peers=number(stage, "members"),
             counted=number(stage, "counted"),

@@ -109,7 +109,7 @@ _LEVEL = 5
 
 
 @dataclass(frozen=True)
-class Said:
+class StreamPiece:
     """A piece of an event stream, as it is and packed.  A packed piece begins afresh and ends on a whole byte, so that
     it may follow any other: viewers that came at different times are handed the same bytes."""
 
@@ -120,9 +120,9 @@ class Said:
         return self.packed if gzip else self.plain
 
 
-def said(plain: bytes) -> Said:
+def said(plain: bytes) -> StreamPiece:
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-    return Said(plain, packer.compress(plain) + packer.flush(zlib.Z_FULL_FLUSH))
+    return StreamPiece(plain, packer.compress(plain) + packer.flush(zlib.Z_FULL_FLUSH))
 
 
 def gzipped(body: bytes) -> bytes:

@@ -24,7 +24,7 @@ from farflung.console.web.requests import (
     FRESH,
     HTML,
     Request,
-    Said,
+    StreamPiece,
     Wrong,
     answer,
     gzipped,
@@ -44,7 +44,7 @@ from farflung.protocol.limits import (
     WEB_REQUESTS_PER_S,
     WEB_SLOW_S,
 )
-from farflung.protocol.process.networks import Crowd, network_of
+from farflung.protocol.process.networks import StrangerCounts, network_of
 
 KEEP_ALIVE_S = 15.0
 GOODBYE_S = 1.0  # for the other side to take the last bytes and close
@@ -59,7 +59,7 @@ log = logging.getLogger("farflung.page")
 
 
 @dataclass(frozen=True)
-class Limits:
+class PageLimits:
     """What holds at the port; tests have others."""
 
     connections: int = WEB_CONNECTIONS
@@ -79,8 +79,8 @@ class Edition:
     number: str
     page: bytes
     packed_page: bytes
-    whole: Said  # for a viewer of whom it is not known what it has
-    news: Said | None  # for who has `before`; None: nothing is different
+    whole: StreamPiece  # for a viewer of whom it is not known what it has
+    news: StreamPiece | None  # for who has `before`; None: nothing is different
     before: str = ""
 
 
@@ -123,14 +123,14 @@ class PageServer:
     """`listener`: bound already.  `serve` is the thread's whole life; `publish` and `idle_s` are for others."""
 
     def __init__(
-        self, listener: socket.socket, assets: Mapping[str, Asset], limits: Limits | None = None
+        self, listener: socket.socket, assets: Mapping[str, Asset], limits: PageLimits | None = None
     ) -> None:
-        self._limits = limits or Limits()
+        self._limits = limits or PageLimits()
         self._listener = listener
         self._assets = dict(assets)
         self._edition: Edition | None = None
         self._lines: dict[int, _Line] = {}
-        self._crowd = Crowd(self._limits.connections, self._limits.connections_of_network, SILENT_S)
+        self._crowd = StrangerCounts(self._limits.connections, self._limits.connections_of_network, SILENT_S)
         self._asks: Quota[str] = Quota(self._limits.requests_per_s, self._limits.requests_burst)
         self._refused: Quota[str] = Quota(1 / 60.0, 1.0)  # lines of the log, for each network
         self._wake, self._woken = socket.socketpair()

@@ -1,7 +1,7 @@
 """Synchronous batches: begins them, seats trainers, grants microbatches, and says when the round of a batch may open.
 
 One of the parts of the run machine, where `[pipeline] batch` asks for it: the guidance tells it every beat and asks
-what to answer, the conductor asks it who must be in a round, the run machine lets it look at every turn.  What is
+what to answer, the driver asks it who must be in a round, the run machine lets it look at every turn.  What is
 granted to whom is durable (coordinator/ledger/batch_book.py); which microbatches are counted is what living members
 say, and is said again with every beat.  Must not know rounds, digests, or how members come in.  Pure.
 
@@ -19,27 +19,34 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from farflung.coordinator.batches.batch_times import BatchTimes
-from farflung.coordinator.batches.beginning import Beginning
-from farflung.coordinator.batches.complaints import Complaints, GivesUp
-from farflung.coordinator.batches.micros import Masks, Pace, believed_unit_s, first_of, patience_s, to_grant
-from farflung.coordinator.batches.moving import Moves
-from farflung.coordinator.batches.reach import WHY_GIVEN_UP, Reach
-from farflung.coordinator.batches.stage_rows import Row, Seen, stage_rows
-from farflung.coordinator.batches.telling import row_of, staged_tick_of, tick_of
-from farflung.coordinator.batches.words import (
+from farflung.coordinator.batches.batch_members import (
     NAMED_MOST,
-    Desk,
-    Heard,
-    House,
-    NotFinite,
-    Share,
-    Worker,
+    BatchDesk,
+    BatchMembers,
+    BatchWorker,
+    SeatShare,
+    SeatWord,
+    UnusableMicros,
     is_of,
     names_of,
     wants,
 )
-from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat, mask_of_spans, spans_of_mask
+from farflung.coordinator.batches.batch_start import BatchStart
+from farflung.coordinator.batches.batch_ticks import row_of, staged_tick_of, tick_of
+from farflung.coordinator.batches.batch_times import BatchTimes
+from farflung.coordinator.batches.complaints import Complaints, GivesUp
+from farflung.coordinator.batches.grants import (
+    GrantPace,
+    Masks,
+    believed_unit_s,
+    first_of,
+    patience_s,
+    to_grant,
+)
+from farflung.coordinator.batches.rebalancing import Rebalancing
+from farflung.coordinator.batches.stage_reach import WHY_GIVEN_UP, StageReach
+from farflung.coordinator.batches.stage_rows import BatchView, Row, stage_rows
+from farflung.coordinator.ledger.batch_book import Batch, BatchBook, BookedSeat, mask_of_spans, spans_of_mask
 from farflung.coordinator.ledger.records import (
     BatchBegun,
     GrantedMicros,
@@ -61,23 +68,23 @@ NOTHING = BatchBeat(-1, 0, 0, b"", b"", False, 0.0)  # what counts of a member t
 
 @dataclass
 class Batches:
-    desk: Desk
-    house: House
-    _heard: dict[int, Heard] = field(default_factory=dict)  # by seat
+    desk: BatchDesk
+    house: BatchMembers
+    _heard: dict[int, SeatWord] = field(default_factory=dict)  # by seat
     # Trainers that held work for long and did nothing.
     _idle: set[tuple[str, int]] = field(default_factory=set)
     _seated_at: dict[str, float] = field(default_factory=dict)  # by peer: when it got its last seat
-    _not_finite: NotFinite = field(default_factory=NotFinite)
+    _not_finite: UnusableMicros = field(default_factory=UnusableMicros)
     _complaints: Complaints = field(init=False)
-    _reach: Reach = field(default_factory=Reach)
+    _reach: StageReach = field(default_factory=StageReach)
     _was: object = None  # what members were told of last
     _masks: Masks | None = None
     _why_not: tuple[object, str] | None = None  # what the batch lacks, and when that was looked for
     _times: BatchTimes = field(default_factory=BatchTimes)
 
     def __post_init__(self) -> None:
-        self.moves = Moves(self.desk, self.house, self._take_seat)
-        self._beginning = Beginning(self.desk, self.house, self.moves)
+        self.moves = Rebalancing(self.desk, self.house, self._take_seat)
+        self._beginning = BatchStart(self.desk, self.house, self.moves)
         self._complaints = Complaints(self.desk.manifest.net.heartbeat_s)
 
     @property
@@ -105,7 +112,7 @@ class Batches:
             self._masks = Masks(self.book.stamp, masks)
         return self._masks
 
-    def _now_counts(self, seat: Seat, heard: Heard, counted: int) -> None:
+    def _now_counts(self, seat: BookedSeat, heard: SeatWord, counted: int) -> None:
         if heard.counted & ~counted:
             self._masks = None  # it may have been the only one that had these
         elif self._masks is not None:
@@ -123,12 +130,12 @@ class Batches:
         """A stage's round is in flight: those of the others belong to it, or its work would be for nothing."""
         return any(self.house.flying(stage) for stage in range(self.stages))
 
-    def _of(self, number: int) -> Heard:
-        return self._heard.setdefault(number, Heard(since=self.desk.now))
+    def _of(self, number: int) -> SeatWord:
+        return self._heard.setdefault(number, SeatWord(since=self.desk.now))
 
     # ---- a beat ------------------------------------------------------------------------------------------
 
-    def on_beat(self, worker: Worker, beat: Beat) -> BatchTick | None:
+    def on_beat(self, worker: BatchWorker, beat: Beat) -> BatchTick | None:
         """Take it in, and say what the member is to do."""
         batch, said = self.book.batch, beat.batch
         if said is None or batch is None:
@@ -156,13 +163,15 @@ class Batches:
         freeze = self.complete and self._of(seat.number).counted != 0
         return self._tick(batch, seat, freeze, seat.stage, said)
 
-    def _tick(self, batch: Batch, seat: Seat | None, freeze: bool, stage: int, said: BatchBeat) -> BatchTick:
+    def _tick(
+        self, batch: Batch, seat: BookedSeat | None, freeze: bool, stage: int, said: BatchBeat
+    ) -> BatchTick:
         if self.stages == 1:
             return tick_of(batch, seat, freeze)
         doubted = () if self.complete else self._complaints.doubted(self.book.seats)
         return staged_tick_of(self.book, batch, seat, freeze, stage, said.table_no, doubted)
 
-    def _may_sit(self, worker: Worker, said: BatchBeat) -> bool:
+    def _may_sit(self, worker: BatchWorker, said: BatchBeat) -> bool:
         served = self.book.of_stage(worker.stage)
         if served and self._complaints.bars(worker.peer):
             return False
@@ -174,7 +183,7 @@ class Batches:
         able = able and not self.moves.is_due(worker.peer)
         return rested and room and able and not self.complete and self.house.fits(worker.peer)
 
-    def _hear(self, seat: Seat, said: BatchBeat, beat: Beat) -> None:
+    def _hear(self, seat: BookedSeat, said: BatchBeat, beat: Beat) -> None:
         heard, batch = self._of(seat.number), self.book.batch
         heard.at_all = True
         if batch is None or (said.version, said.seat) != (batch.version, seat.number):
@@ -197,7 +206,7 @@ class Batches:
             each.ready and each.version == batch.version and each.round_no == 0 for each in beat.fragments
         )
 
-    def _grant(self, seat: Seat) -> None:
+    def _grant(self, seat: BookedSeat) -> None:
         free = self.book.free & ~self._not_finite.of(0, seat.peer)
         living = self.house.living()
         busy = [
@@ -207,7 +216,8 @@ class Batches:
             or (wants(living.get(each.peer), each) and free & ~self._not_finite.of(0, each.peer))
         ]
         paces = {
-            each.number: Pace(self._open(each).bit_count(), self._of(each.number).unit_s) for each in busy
+            each.number: GrantPace(self._open(each).bit_count(), self._of(each.number).unit_s)
+            for each in busy
         }
         heartbeat_s = self.desk.manifest.net.heartbeat_s
         count = to_grant(seat.number, paces, free.bit_count(), heartbeat_s, self._on_the_way)
@@ -225,7 +235,7 @@ class Batches:
         sources = sum(worker.stage == 0 for worker in self._beginning.able)
         return min(ON_THE_WAY * self.stages, self.book.free.bit_count() // (2 * max(1, sources)))
 
-    def _open(self, seat: Seat) -> int:
+    def _open(self, seat: BookedSeat) -> int:
         """The mask of what it is to compute and has not: nothing of what the batch goes without by now."""
         whole = self.book.batch.whole if self.book.batch is not None else 0
         return seat.mask & whole & ~self._of(seat.number).counted
@@ -274,7 +284,7 @@ class Batches:
             if served and (peer not in living or living[peer].stage in served)
         }
 
-    def _why_gone(self, seat: Seat) -> str:
+    def _why_gone(self, seat: BookedSeat) -> str:
         desk, worker = self.desk, self.house.living().get(seat.peer)
         if worker is None:
             # After a restart those who hold seats have a while to come back.
@@ -289,7 +299,7 @@ class Batches:
             return "its trainer was lost, and its sums with it"
         return self._why_idle(seat)
 
-    def _why_idle(self, seat: Seat) -> str:
+    def _why_idle(self, seat: BookedSeat) -> str:
         heard = self._of(seat.number)
         has_work = bool(self._open(seat)) if self.stages == 1 else heard.holds > 0
         late = self.complete and heard.counted != 0 and not heard.ready
@@ -315,7 +325,7 @@ class Batches:
             if peer != than and worker.stage == stage
         )
 
-    def _unseat(self, seat: Seat, why: str, contested: bool = False) -> None:
+    def _unseat(self, seat: BookedSeat, why: str, contested: bool = False) -> None:
         lost = self._of(seat.number).counted.bit_count() if self.book.batch is not None else 0
         self.desk.write(Unseated(number=seat.number, peer=seat.peer, reason=why, contested=contested))
         if lost:
@@ -381,7 +391,7 @@ class Batches:
                 self._idle.add((seat.peer, seat.trainer))
                 self._unseat(seat, "it gets no finite gradient out of one")
 
-    def _void(self, seats: list[Seat], why: str) -> None:
+    def _void(self, seats: list[BookedSeat], why: str) -> None:
         """Stages behind the one that got no gradient have the microbatch in their sums already: those are void, and
         what a round makes of them."""
         for seat in seats:
@@ -440,7 +450,7 @@ class Batches:
 
     # ---- the round ---------------------------------------------------------------------------------------
 
-    def shares(self, stage: int = 0) -> tuple[dict[str, Share], str]:
+    def shares(self, stage: int = 0) -> tuple[dict[str, SeatShare], str]:
         """(who must be in the round of this batch in this stage, and with what; why it can't open yet)."""
         batch = self.book.batch
         if batch is None:
@@ -451,11 +461,11 @@ class Batches:
         if late:
             return {}, f"every microbatch is counted: waiting for the sums of {names_of(self.desk, late)}"
         return {
-            seat.peer: Share(seat.number, mask_to_bytes(self._of(seat.number).counted))
+            seat.peer: SeatShare(seat.number, mask_to_bytes(self._of(seat.number).counted))
             for seat in self._with_sums(stage)
         }, ""
 
-    def _with_sums(self, stage: int) -> list[Seat]:
+    def _with_sums(self, stage: int) -> list[BookedSeat]:
         return [seat for seat in self.book.of_stage(stage) if self._of(seat.number).counted]
 
     def _late(self, stage: int) -> list[str]:
@@ -480,7 +490,7 @@ class Batches:
         nobody = f"; nobody serves stage {', '.join(empty)}" if empty else ""
         return f"{told} in stage {done.index(min(done))}{nobody}{self._apart()}"
 
-    def problem(self, share: Share | None, sent: Sent) -> str:
+    def problem(self, share: SeatShare | None, sent: Sent) -> str:
         """Why this word does not go with the share that the round was opened with; empty: it does."""
         if share is None or (sent.seat, sent.counted) == (share.seat, share.counted):
             return ""
@@ -506,7 +516,7 @@ class Batches:
 
     def told_of_stages(self) -> list[Row]:
         """For the status: how far each is, and which one holds the run up."""
-        seen = Seen(self.book, self._heard, self.house.living())
+        seen = BatchView(self.book, self._heard, self.house.living())
         return stage_rows(seen, self.desk.ledger.model, self.desk.manifest.pipeline)
 
     @property

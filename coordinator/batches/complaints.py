@@ -1,9 +1,9 @@
 """Which seat is given up where neighbours say that they can't work with each other.  Pure.
 
-Asked by `batches.py` at every turn.  What a seat says of its neighbours comes with every beat and is what it sees now:
-one does not answer, or what comes from it is damaged.  Nobody can prove either, so nobody is believed alone.  What
-hangs between two seats moves only when one of them is gone (collectives/flow/seats.py, R1), so one of them goes, and
-the other one keeps what it has counted:
+Asked by `batches.py` at every turn.  What a seat says of its neighbours comes with every beat and is what it sees
+now: one does not answer, or what comes from it is damaged.  Nobody can prove either, so nobody is believed alone.
+What hangs between two seats moves only when one of them is gone (collectives/pipeline/seats.py, R1), so one of them
+goes, and the other one keeps what it has counted:
 
 1. whoever complains of most seats of a stage, two at least, while others of its own stage get on with them: its line;
 2. whoever most seats of a stage complain of, two at least, where those have another one to turn to;
@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from farflung.coordinator.ledger.batch_book import Seat
+from farflung.coordinator.ledger.batch_book import BookedSeat
 from farflung.protocol.messages import Complaint
 
 HEAR_OTHERS_S = 10.0  # so long those beside a seat have to find out whether they get on with its neighbour
@@ -80,17 +80,17 @@ class Complaints:
         """It gave seats up again and again: it gets none as long as somebody else of its stage has one."""
         return peer in self._out
 
-    def doubted(self, seats: Mapping[int, Seat]) -> list[int]:
+    def doubted(self, seats: Mapping[int, BookedSeat]) -> list[int]:
         """Somebody complains of these: others are to look whether they get on with them."""
         return sorted({about for _, about in self._standing(seats)})
 
-    def stuck(self, seats: Mapping[int, Seat], now: float) -> list[Pair]:
+    def stuck(self, seats: Mapping[int, BookedSeat], now: float) -> list[Pair]:
         """Pairs that nothing helps but their line."""
         if self.verdict(seats, now) is not None:
             return []
         return [p for p in self._standing(seats) if now - self._since[p] >= self._patience_s(p, seats)]
 
-    def verdict(self, seats: Mapping[int, Seat], now: float) -> GivesUp | None:
+    def verdict(self, seats: Mapping[int, BookedSeat], now: float) -> GivesUp | None:
         """`seats`: all living ones, by number.  One at a time: what others say may be over then."""
         standing = self._standing(seats)
         for pair in standing:
@@ -104,7 +104,7 @@ class Complaints:
                     return found
         return None
 
-    def _standing(self, seats: Mapping[int, Seat]) -> list[Pair]:
+    def _standing(self, seats: Mapping[int, BookedSeat]) -> list[Pair]:
         """Oldest first.  A complaint of a seat that is no neighbour, or nobody's, is none."""
         near = [
             pair
@@ -113,13 +113,13 @@ class Complaints:
         ]
         return sorted(near, key=lambda pair: (self._since[pair], pair))
 
-    def _patience_s(self, pair: Pair, seats: Mapping[int, Seat]) -> float:
+    def _patience_s(self, pair: Pair, seats: Mapping[int, BookedSeat]) -> float:
         others = _beside(pair[0], seats)
         asked = any((other, pair[1]) not in self._since for other in others)
         return self.heartbeat_s * SETTLED_BEATS + (HEAR_OTHERS_S if asked else 0.0)
 
     def _of_most(
-        self, pair: Pair, standing: list[Pair], seats: Mapping[int, Seat], now: float
+        self, pair: Pair, standing: list[Pair], seats: Mapping[int, BookedSeat], now: float
     ) -> GivesUp | None:
         who, about = pair
         mine, its = seats[who].stage, seats[about].stage
@@ -138,7 +138,7 @@ class Complaints:
             return GivesUp(about, who, len(accusers), damaged >= 2 and 2 * damaged > _count(mine, seats))
         return None
 
-    def _of_two(self, pair: Pair, standing: list[Pair], seats: Mapping[int, Seat]) -> GivesUp | None:
+    def _of_two(self, pair: Pair, standing: list[Pair], seats: Mapping[int, BookedSeat]) -> GivesUp | None:
         who, about = pair
         others_get_on = any((other, about) not in self._since for other in _beside(who, seats))
         has_another = self._has_another(pair, seats)
@@ -148,20 +148,20 @@ class Complaints:
             return GivesUp(who, about, 0, False)
         return GivesUp(about, who, 1, False) if has_another else None
 
-    def _has_another(self, pair: Pair, seats: Mapping[int, Seat]) -> bool:
+    def _has_another(self, pair: Pair, seats: Mapping[int, BookedSeat]) -> bool:
         """Whoever complains has somebody else of that stage, of whom it does not complain."""
         who, about = pair
         return any((who, other) not in self._since for other in _beside(about, seats))
 
 
-def _stages_on(pair: Pair, seats: Mapping[int, Seat]) -> int:
+def _stages_on(pair: Pair, seats: Mapping[int, BookedSeat]) -> int:
     return seats[pair[1]].stage - seats[pair[0]].stage
 
 
-def _count(stage: int, seats: Mapping[int, Seat]) -> int:
+def _count(stage: int, seats: Mapping[int, BookedSeat]) -> int:
     return sum(seat.stage == stage for seat in seats.values())
 
 
-def _beside(number: int, seats: Mapping[int, Seat]) -> list[int]:
+def _beside(number: int, seats: Mapping[int, BookedSeat]) -> list[int]:
     """The other seats of its stage."""
     return [n for n, seat in seats.items() if n != number and seat.stage == seats[number].stage]

@@ -1,7 +1,7 @@
 """How many microbatches a second a peer does in a stage, and all seats of it together.  Pure.
 
-Called by whoever moves peers between stages (moving.py) and by the batches, which tell the wiring of each seat's share.
-Must not know seats, records or members: it is given what each peer says of itself.
+Called by whoever moves peers between stages (rebalancing.py) and by the batches, which tell the wiring of each seat's
+share. Must not know seats, records or members: it is given what each peer says of itself.
 
 A peer's rate is one over the slowest of three: computing a microbatch, sending what it gives, receiving what it gets.
 What members say of themselves is believed within bounds of what is usual, so that a liar gains nothing by it: nobody
@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from farflung.collectives.flow.stage_rates import Traffic, borders_of, seat_pace, traffic_of
-from farflung.coordinator.batches.micros import BELIEVED, UNIT_LEAST_S, believed_unit_s
+from farflung.collectives.pipeline.stage_rates import Traffic, borders_of, seat_pace, traffic_of
+from farflung.coordinator.batches.grants import BELIEVED, UNIT_LEAST_S, believed_unit_s
 from farflung.protocol.manifest_sections import PipelineSection
 from farflung.protocol.model_schema import ModelSchema
 
@@ -40,7 +40,7 @@ def traffic_of_stages(model: ModelSchema | None, pipeline: PipelineSection) -> l
     return [traffic_of(borders, stage, *codecs) for stage in range(pipeline.stages)]
 
 
-class Rates:
+class SeatRates:
     def __init__(self, crew: Iterable[Mate], traffic: Sequence[Traffic]) -> None:
         """`crew`: of all stages; `traffic`: of each."""
         self.crew, self._traffic = tuple(crew), traffic

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from farflung.collectives.flow.stage_rates import (
-    Crossed,
-    Pace,
+from farflung.collectives.pipeline.stage_rates import (
+    BorderTraffic,
+    SeatPace,
     border_after,
     borders_of,
     narrowest,
@@ -22,7 +22,7 @@ from farflung.collectives.flow.stage_rates import (
     stage_rate,
     traffic_of,
 )
-from farflung.coordinator.batches.words import Heard, Worker
+from farflung.coordinator.batches.batch_members import BatchWorker, SeatWord
 from farflung.coordinator.ledger.batch_book import BatchBook
 from farflung.protocol.manifest_sections import PipelineSection
 from farflung.protocol.model_schema import ModelSchema
@@ -34,15 +34,15 @@ Row = dict[str, object]
 
 
 @dataclass(frozen=True)
-class Seen:
+class BatchView:
     """What the batches know now.  `heard`: by seat; `living`: by peer."""
 
     book: BatchBook
-    heard: Mapping[int, Heard]
-    living: Mapping[str, Worker]
+    heard: Mapping[int, SeatWord]
+    living: Mapping[str, BatchWorker]
 
 
-def stage_rows(seen: Seen, model: ModelSchema | None, pipeline: PipelineSection) -> list[Row]:
+def stage_rows(seen: BatchView, model: ModelSchema | None, pipeline: PipelineSection) -> list[Row]:
     """One of each stage, in their order."""
     borders = borders_of(model, pipeline.micro) if model is not None and model.stages else ()
     paces = [_paces(seen, stage, borders, pipeline) for stage in range(pipeline.stages)]
@@ -59,7 +59,7 @@ def stage_rows(seen: Seen, model: ModelSchema | None, pipeline: PipelineSection)
     return rows
 
 
-def _here(seen: Seen, stage: int) -> int:
+def _here(seen: BatchView, stage: int) -> int:
     """Who serves it, or will as soon as a batch begins."""
     seats = {seat.peer for seat in seen.book.of_stage(stage)}
     return len(
@@ -67,7 +67,9 @@ def _here(seen: Seen, stage: int) -> int:
     )
 
 
-def _paces(seen: Seen, stage: int, borders: Sequence[Crossed], pipeline: PipelineSection) -> list[Pace]:
+def _paces(
+    seen: BatchView, stage: int, borders: Sequence[BorderTraffic], pipeline: PipelineSection
+) -> list[SeatPace]:
     traffic = traffic_of(borders, stage, pipeline.codec, pipeline.gradient_codec)
     found = []
     for seat in seen.book.of_stage(stage):
@@ -80,7 +82,7 @@ def _paces(seen: Seen, stage: int, borders: Sequence[Crossed], pipeline: Pipelin
     return found
 
 
-def _work(seen: Seen, stage: int, paces: Sequence[Pace]) -> Row:
+def _work(seen: BatchView, stage: int, paces: Sequence[SeatPace]) -> Row:
     seats = seen.book.of_stage(stage)
     said = [seen.heard[seat.number] for seat in seats if seat.number in seen.heard]
     counted = 0
@@ -110,7 +112,7 @@ def _sizes(model: ModelSchema, stage: int) -> Row:
     return {"compute_bytes": held, "state_bytes": 4 * model.stages[stage].chunk_count * model.chunk_elements}
 
 
-def _crossings(borders: Sequence[Crossed], stage: int, pipeline: PipelineSection) -> Row:
+def _crossings(borders: Sequence[BorderTraffic], stage: int, pipeline: PipelineSection) -> Row:
     traffic = traffic_of(borders, stage, pipeline.codec, pipeline.gradient_codec)
     after = border_after(borders, stage)
     return {

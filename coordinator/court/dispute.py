@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from farflung.coordinator.court.questions import Answer, Questions, Wanted
+from farflung.coordinator.court.questions import MemberAnswer, Questions, WantedProof
 from farflung.protocol.digests import HASH_BYTES, hash_at, hash_bytes, root_of, split_hashes
 from farflung.protocol.errors import FrameError
 from farflung.protocol.messages import What
@@ -39,7 +39,7 @@ IsSigned = Callable[[str, bytes, bytes], bool]  # (peer, the digest that it clai
 
 
 @dataclass(frozen=True)
-class Case:
+class DisputedVersion:
     """What the run knows about the version in dispute."""
 
     fragment: Fragment
@@ -77,7 +77,7 @@ class Refuted:
 
 
 @dataclass
-class _Attempt:
+class _Showing:
     """One member's way to show what the chunk was, and the results since."""
 
     by: str
@@ -101,19 +101,19 @@ class _Step:
 
 
 class Dispute:
-    def __init__(self, case: Case, questions: Questions) -> None:
+    def __init__(self, case: DisputedVersion, questions: Questions) -> None:
         self.case = case
         self.refuted: dict[bytes, Refuted] = {}  # by digest
         self.unproven: dict[str, str] = {}  # members that do not hold what they named, and why that is so
         self.groundless: dict[str, str] = {}  # members that can't show how they came to it
         self.silent: set[str] = set()  # of these: those that did not even say so
         self._questions = questions
-        self._mine: dict[int, Callable[[Answer], None]] = {}
+        self._mine: dict[int, Callable[[MemberAnswer], None]] = {}
         self._lists: dict[bytes, ClaimList] = {}
-        self._attempts: dict[tuple[str, int], _Attempt] = {}  # by member and chunk: each thing is asked once
+        self._attempts: dict[tuple[str, int], _Showing] = {}  # by member and chunk: each thing is asked once
         self._base_lists: dict[int, tuple[bytes, ...]] = {}  # of settled versions before it
         self._looked_at: dict[int, _Step] = {}  # by chunk: what was calculated
-        self._asked_of: set[tuple[str, Wanted]] = set()
+        self._asked_of: set[tuple[str, WantedProof]] = set()
 
     def step(self, claims: Mapping[bytes, list[str]], now: float) -> bool:
         """`claims`: who names which digest, of members that are here.  True when it is over: at most one digest is
@@ -161,22 +161,22 @@ class Dispute:
 
     # ---- asking ----------------------------------------------------------------------------------------------
 
-    def _wants_hashes(self, version: int) -> Wanted:
+    def _wants_hashes(self, version: int) -> WantedProof:
         fragment = self.case.fragment
         most = HASH_BYTES * fragment.count
-        return Wanted(What.HASHES, fragment.number, version, fragment.first, most)
+        return WantedProof(What.HASHES, fragment.number, version, fragment.first, most)
 
     def _ask_list(self, peer: str, digest: bytes, now: float) -> None:
         self._ask(
             peer, self._wants_hashes(self.case.version), now, lambda answer: self._on_list(answer, digest)
         )
 
-    def _ask(self, peer: str, wanted: Wanted, now: float, take: Callable[[Answer], None]) -> None:
+    def _ask(self, peer: str, wanted: WantedProof, now: float, take: Callable[[MemberAnswer], None]) -> None:
         if (peer, wanted) not in self._asked_of:
             self._asked_of.add((peer, wanted))
             self._mine[self._questions.ask(peer, wanted, now)] = take
 
-    def on_answer(self, answer: Answer) -> bool:
+    def on_answer(self, answer: MemberAnswer) -> bool:
         """True if it was an answer to a question of this dispute."""
         take = self._mine.pop(answer.number, None)
         if take is None:
@@ -202,11 +202,11 @@ class Dispute:
 
     def _try(self, peer: str, chunk: int, now: float) -> None:
         """Ask this member for whatever its proof of the chunk still lacks."""
-        attempt = self._attempts.setdefault((peer, chunk), _Attempt(peer, chunk))
+        attempt = self._attempts.setdefault((peer, chunk), _Showing(peer, chunk))
         number, case = self.case.fragment.number, self.case
         if not attempt.before:
             most = VERSION_BYTES + case.state_bytes
-            self._ask(peer, Wanted(What.BEFORE, number, case.version, chunk, most), now, self._on_before)
+            self._ask(peer, WantedProof(What.BEFORE, number, case.version, chunk, most), now, self._on_before)
         elif attempt.base not in self._base_lists:
             self._ask(peer, self._wants_hashes(attempt.base), now, self._on_base_list)
         elif self._base_lists[attempt.base][chunk - case.fragment.first] != hash_bytes(attempt.before):
@@ -215,12 +215,12 @@ class Dispute:
         else:
             for version in range(attempt.base + 1, case.version + 1):
                 if version not in attempt.results:
-                    wanted = Wanted(What.RESULT, number, version, chunk, case.result_bytes_most)
+                    wanted = WantedProof(What.RESULT, number, version, chunk, case.result_bytes_most)
                     self._ask(peer, wanted, now, self._on_result)
 
     # ---- answers -----------------------------------------------------------------------------------------------
 
-    def _on_list(self, answer: Answer, digest: bytes) -> None:
+    def _on_list(self, answer: MemberAnswer, digest: bytes) -> None:
         hashes = tuple(split_hashes(answer.raw or b""))
         if len(hashes) != self.case.fragment.count or root_of(hashes) != digest:
             self._prove_nothing(
@@ -233,7 +233,7 @@ class Dispute:
             for step in self._looked_at.values():
                 self._refute_by(step)  # it came when that chunk had been calculated
 
-    def _on_base_list(self, answer: Answer) -> None:
+    def _on_base_list(self, answer: MemberAnswer) -> None:
         hashes, version = tuple(split_hashes(answer.raw or b"")), answer.wanted.version
         if len(hashes) != self.case.fragment.count or root_of(hashes) != self.case.digests[version]:
             told = f"the hashes that it shows of version {version} are not those that the run settled"
@@ -241,7 +241,7 @@ class Dispute:
         else:
             self._base_lists[version] = hashes
 
-    def _on_before(self, answer: Answer) -> None:
+    def _on_before(self, answer: MemberAnswer) -> None:
         raw, case, attempt = answer.raw or b"", self.case, self._attempts[answer.of, answer.wanted.chunk]
         base = int.from_bytes(raw[:VERSION_BYTES], "little")
         if len(raw) != VERSION_BYTES + case.state_bytes or base >= case.version:
@@ -253,7 +253,7 @@ class Dispute:
         attempt.base, attempt.before = base, raw[VERSION_BYTES:]
         return None
 
-    def _on_result(self, answer: Answer) -> None:
+    def _on_result(self, answer: MemberAnswer) -> None:
         raw, wanted = answer.raw or b"", answer.wanted
         index = wanted.chunk - self.case.fragment.first
         if hash_bytes(raw) != hash_at(self.case.commits[wanted.version].hashes, index):
@@ -265,7 +265,7 @@ class Dispute:
             self._decide(attempt)
         return None
 
-    def _decide(self, attempt: _Attempt) -> None:
+    def _decide(self, attempt: _Showing) -> None:
         state = attempt.before
         base_hashes = self._base_lists[attempt.base]  # or no result had been asked for
         results = tuple(attempt.results[version] for version in sorted(attempt.results))

@@ -34,12 +34,12 @@ _MAX_ELEMENTS = 2**31 - 1
 _BF16_LARGEST = np.array(0x7F7F0000, np.uint32).view(np.float32)[()]
 
 
-class NotFinite(ValueError):
+class NotFiniteInCourt(ValueError):
     """A vector with NaN or an infinite value, which no codec encodes."""
 
 
 @dataclass(frozen=True)
-class PlainCodec:
+class CourtCodec:
     """One codec by its name.  Every method is a function of its arguments alone."""
 
     name: str
@@ -85,7 +85,7 @@ class PlainCodec:
         finite_n = np.isfinite(values_n)
         if not finite_n.all():
             place = int(finite_n.argmin())
-            raise NotFinite(f"value {place} is {values_n[place]}: only finite values can be encoded")
+            raise NotFiniteInCourt(f"value {place} is {values_n[place]}: only finite values can be encoded")
         blocks = self._blocks
         with np.errstate(all="ignore"):
             body = self._written(values_n) if blocks is None else _blocks_of(blocks, values_n)
@@ -112,20 +112,20 @@ class PlainCodec:
             raise FrameError(Verdict.MALFORMED, f"{self.name} payload: {otherwise}")
 
 
-def codec_named(name: str) -> PlainCodec:
+def codec_named(name: str) -> CourtCodec:
     if name not in _NUMBERS:
         known = ", ".join(sorted(_NUMBERS))
         raise UserError(f'codec "{name}" is not known to this version; it knows: {known}')
-    return PlainCodec(name)
+    return CourtCodec(name)
 
 
-def codec_in(payload: Bytes) -> PlainCodec:
+def codec_in(payload: Bytes) -> CourtCodec:
     """The codec that the payload's head names; FrameError if it names none.  Nothing else is checked."""
     head = bytes(memoryview(payload).cast("B")[:HEADER_BYTES])
     name = _NAMES.get(head[len(_MAGIC)]) if len(head) == HEADER_BYTES else None
     if name is None:
         raise FrameError(Verdict.MALFORMED, f"a payload that begins with {head.hex()}, which names no codec")
-    return PlainCodec(name)
+    return CourtCodec(name)
 
 
 def decode(payload: Bytes, elements: int) -> Floats:

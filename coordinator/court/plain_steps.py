@@ -17,13 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.coordinator.court.plain_codecs import Bytes, NotFinite, codec_in, codec_named
+from farflung.coordinator.court.plain_codecs import Bytes, NotFiniteInCourt, codec_in, codec_named
 from farflung.coordinator.court.plain_muon import Parts, muon, sum_by_halves
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import FrameError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.moments import Terms
 from farflung.protocol.outer_numbers import (
     EPS,
     GRADIENT_MOST,
@@ -34,6 +33,7 @@ from farflung.protocol.outer_numbers import (
     StepNumbers,
     Tile,
 )
+from farflung.protocol.run_terms import Terms
 from farflung.protocol.verdicts import Verdict
 
 Floats = NDArray[np.float32]
@@ -58,7 +58,7 @@ def merged(codec_name: str, elements: int, payloads: Sequence[Bytes], weights: S
         total_n = total_n.clip(-_LARGEST, _LARGEST)  # each value is finite, but their sum need not be
     try:
         return codec_named(codec_name).encode(total_n)
-    except NotFinite as error:
+    except NotFiniteInCourt as error:
         raise FrameError(Verdict.MALFORMED, f"the sum of {len(payloads)} contributions: {error}") from None
 
 

@@ -18,7 +18,7 @@ PATIENCE_S = 20.0  # without a new part; on a line that carries 6 KB/s a part co
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedProof:
     """One thing that a member may hold."""
 
     what: What
@@ -31,12 +31,12 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Answer:
+class MemberAnswer:
     """`raw` is None where the member has none, or does not answer."""
 
     number: int
     of: str  # which member showed it
-    wanted: Wanted
+    wanted: WantedProof
     raw: bytes | None
     signature: bytes = b""
     why_none: str = ""
@@ -44,9 +44,9 @@ class Answer:
 
 
 @dataclass
-class _Open:
+class _OpenQuestion:
     of: str
-    wanted: Wanted
+    wanted: WantedProof
     parts: bytearray = field(default_factory=bytearray)
     signature: bytes = b""
     asked_at: float | None = None
@@ -56,17 +56,17 @@ class _Open:
 
 class Questions:
     def __init__(self) -> None:
-        self._open: dict[int, _Open] = {}
-        self._answers: list[Answer] = []
+        self._open: dict[int, _OpenQuestion] = {}
+        self._answers: list[MemberAnswer] = []
         self._number = 0
 
-    def ask(self, of: str, wanted: Wanted, now: float) -> int:
+    def ask(self, of: str, wanted: WantedProof, now: float) -> int:
         """The same question of the same member is asked once: its number is the one that it has."""
         for number, each in self._open.items():
             if (each.of, each.wanted) == (of, wanted):
                 return number
         self._number += 1
-        self._open[self._number] = _Open(of, wanted, news_at=now)
+        self._open[self._number] = _OpenQuestion(of, wanted, news_at=now)
         return self._number
 
     def drop(self, number: int) -> None:
@@ -108,7 +108,7 @@ class Questions:
                 asks.append((each.of, _fields(number, each)))
         return asks
 
-    def take_answers(self) -> list[Answer]:
+    def take_answers(self) -> list[MemberAnswer]:
         answers, self._answers = self._answers, []
         return answers
 
@@ -119,10 +119,12 @@ class Questions:
 
     def _end(self, number: int, raw: bytes | None, why_none: str, silent: bool = False) -> None:
         asked = self._open.pop(number)
-        self._answers.append(Answer(number, asked.of, asked.wanted, raw, asked.signature, why_none, silent))
+        self._answers.append(
+            MemberAnswer(number, asked.of, asked.wanted, raw, asked.signature, why_none, silent)
+        )
 
 
-def _fields(number: int, asked: _Open) -> dict[str, object]:
+def _fields(number: int, asked: _OpenQuestion) -> dict[str, object]:
     """Of a `Show`, but for the session and its number."""
     wanted = asked.wanted
     return {

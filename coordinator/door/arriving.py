@@ -28,24 +28,24 @@ WAITING_MOST, WAITING_OF_NETWORK = 1024, 64
 
 
 @dataclass
-class Turn:
+class NewcomerTurn:
     network: str
     until: float
 
 
 @dataclass(frozen=True)
-class Wait:
+class WaitOutside:
     code: str
     told: str
     retry_s: float
 
 
-class Pace(Protocol):
+class ArrivalPace(Protocol):
     @property
     def fetched_at(self) -> float: ...
 
 
-class Member(Protocol):
+class WaitingMember(Protocol):
     """Of coordinator/run/membership.py."""
 
     @property
@@ -55,20 +55,24 @@ class Member(Protocol):
     @property
     def has_shown(self) -> bool: ...
     @property
-    def pace(self) -> Pace: ...
+    def pace(self) -> ArrivalPace: ...
 
 
-class Arrivals:
+class NewcomerQueue:
     """`look` at who is here, then `ask`."""
 
     def __init__(self) -> None:
         self._now, self._learned = 0.0, False
-        self._turns: OrderedDict[str, Turn] = OrderedDict()  # by peer, in the order in which they came
+        self._turns: OrderedDict[str, NewcomerTurn] = (
+            OrderedDict()
+        )  # by peer, in the order in which they came
         self._rate: Quota[str] = Quota(1.0, 1.0)  # as the rules say when somebody comes
         self._fetching: Counter[str] = Counter()  # by network, at the last look and let in since then
         self._unproven: Counter[str] = Counter()  # that have not shown the run's state yet
 
-    def ask(self, peer: str, network: str, rules: AdmissionSection, learned: bool, now: float) -> Wait | None:
+    def ask(
+        self, peer: str, network: str, rules: AdmissionSection, learned: bool, now: float
+    ) -> WaitOutside | None:
         """None: it may come in now.  `learned`: there is something to fetch."""
         self._now, self._learned, per_minute = now, learned, float(rules.joins_per_minute)
         self._rate.change(per_minute / 60.0, per_minute)  # the host may have amended it
@@ -84,21 +88,23 @@ class Arrivals:
             self._keep_turn(peer, network, now + max(TURN_KEPT_S, wait.retry_s + BUSY_RETRY_S))
         return wait
 
-    def _held_up(self, network: str, before: int, of_network: int, rules: AdmissionSection) -> Wait | None:
+    def _held_up(
+        self, network: str, before: int, of_network: int, rules: AdmissionSection
+    ) -> WaitOutside | None:
         arriving = self._fetching.total()
         if self._learned and arriving + before >= rules.joins_at_once:
             next_one = f"{before} others are before you" if before else "yours is next"
-            return Wait(
+            return WaitOutside(
                 "busy", f"{arriving} newcomers are fetching the model already; {next_one}", BUSY_RETRY_S
             )
         if self._room_of(network, rules) <= of_network:
             mine = self._fetching[network]
             told = f"{mine} newcomers of your network ({network}) are fetching the model already"
-            return Wait("busy", f"{told}; {of_network} others of it are before you", BUSY_RETRY_S)
+            return WaitOutside("busy", f"{told}; {of_network} others of it are before you", BUSY_RETRY_S)
         wait_s = self._rate.wait_s(network, self._now, 1.0 + of_network) if network else 0.0
         if wait_s > 0:
             told = f"more than {rules.joins_per_minute} newcomers a minute from your network ({network})"
-            return Wait("rate", f"{told}; waiting", min(60.0, max(1.0, wait_s)))
+            return WaitOutside("rate", f"{told}; waiting", min(60.0, max(1.0, wait_s)))
         return None
 
     def _room_of(self, network: str, rules: AdmissionSection) -> float:
@@ -136,17 +142,17 @@ class Arrivals:
         self._turns.pop(peer, None)  # it came too late
         mine = sum(turn.network == network for turn in self._turns.values()) if network else 0
         if mine < WAITING_OF_NETWORK and len(self._turns) < WAITING_MOST:
-            self._turns[peer] = Turn(network, until)
+            self._turns[peer] = NewcomerTurn(network, until)
 
     # ---- those that are in ---------------------------------------------------------------------------------
 
-    def look(self, here: Iterable[Member], now: float) -> None:
+    def look(self, here: Iterable[WaitingMember], now: float) -> None:
         """At everybody, or not at each hello where those are many: whoever came since then is not through yet."""
         unproven = [member for member in here if not member.has_shown]
         self._unproven = Counter(member.network for member in unproven)
         self._fetching = Counter(member.network for member in unproven if _fetches(member, now))
 
 
-def _fetches(member: Member, now: float) -> bool:
+def _fetches(member: WaitingMember, now: float) -> bool:
     last = max(member.admitted_at, member.pace.fetched_at)
     return now - member.admitted_at < ARRIVING_S and now - last < FETCHES_WITHIN_S

@@ -30,7 +30,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class _Attempt:
+class _Dial:
     target: Target
     socket: Socket
     monitor: Socket
@@ -49,7 +49,7 @@ class Dialer:
         self._keys = keys
         self._clock = clock
         self._queue: list[Target] = []
-        self._open: list[_Attempt] = []
+        self._open: list[_Dial] = []
 
     def dial(self, target: Target) -> None:
         self._queue.append(target)
@@ -78,10 +78,10 @@ class Dialer:
             self._end(attempt)
         self._open.clear()
 
-    def _begin(self, target: Target, now: float) -> _Attempt | None:
+    def _begin(self, target: Target, now: float) -> _Dial | None:
         socket = opened(self._context, zmq.DEALER, ONE_ATTEMPT, curve_client(self._keys, target.key))
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | _OVER)
-        attempt = _Attempt(target, socket, monitor, now + DIAL_S)
+        attempt = _Dial(target, socket, monitor, now + DIAL_S)
         try:
             socket.connect(f"tcp://{target.address}")
         except zmq.ZMQError:  # not an address after all
@@ -90,7 +90,7 @@ class Dialer:
         return attempt
 
     @staticmethod
-    def _end(attempt: _Attempt) -> None:
+    def _end(attempt: _Dial) -> None:
         attempt.socket.disable_monitor()
         attempt.monitor.close(linger=0)
         attempt.socket.close(linger=0)

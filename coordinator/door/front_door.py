@@ -25,8 +25,8 @@ from farflung.coordinator.door.dialer import Dialer
 from farflung.coordinator.door.front_door_words import (
     LOOKS_PER_S,
     TO_DOOR,
-    Answer,
     Brings,
+    DoorAnswer,
     DoorSettings,
     FramesCounted,
     LedFrom,
@@ -36,7 +36,7 @@ from farflung.coordinator.door.front_door_words import (
     ToDoor,
     WantsStatus,
 )
-from farflung.coordinator.door.hello_check import UNPROVEN, Doorkeeper, Passed, RunFacts, refuse
+from farflung.coordinator.door.hello_check import UNPROVEN, DoorFacts, Doorkeeper, HelloPassed, refuse
 from farflung.coordinator.door.keys import CurveKeys
 from farflung.coordinator.door.listener import Arrival, Listener
 from farflung.coordinator.door.prober import Caller, Prober
@@ -57,7 +57,7 @@ from farflung.protocol.messages import (
 from farflung.protocol.process.channel import Channel, packed
 from farflung.protocol.process.child import Listening, live, serve_parent
 from farflung.protocol.process.descriptors import network_at, room_for_connections
-from farflung.protocol.process.networks import Crowd, network_of
+from farflung.protocol.process.networks import StrangerCounts, network_of
 from farflung.protocol.process.zap import ZapHandler
 from farflung.protocol.verdicts import Counters, Verdict
 
@@ -85,10 +85,10 @@ class FrontDoor:
     def __init__(self, begin: DoorSettings, channel: Channel[ToDoor]) -> None:
         limits = begin.limits
         self._channel = channel
-        self._keeper = Doorkeeper(RunFacts(begin.name, begin.run_id, begin.manifest))
+        self._keeper = Doorkeeper(DoorFacts(begin.name, begin.run_id, begin.manifest))
         self._led_from = begin.stands_by  # None: from here
         most = min(limits.connections, room_for_connections())
-        self._crowd = Crowd(most, limits.connections_of_network, limits.silent_s)
+        self._crowd = StrangerCounts(most, limits.connections_of_network, limits.silent_s)
         self._frames: Quota[str] = Quota(limits.frames_per_s, BURST_S * limits.frames_per_s)
         self._bytes: Quota[str] = Quota(limits.bytes_per_s, float(BYTES_BURST))
         self._hellos: Quota[str] = Quota(limits.hellos_per_s, HELLOS_AT_ONCE)
@@ -238,7 +238,7 @@ class FrontDoor:
             self._say(arrival.routing_id, refuse("busy", why, HELLO_RETRY_S))
         return Verdict.ACCEPTED
 
-    def _bring(self, caller: bytes, passed: Passed) -> bool:
+    def _bring(self, caller: bytes, passed: HelloPassed) -> bool:
         """False: too much waits for the coordinator already."""
         came_from = passed.came_from[:128]
         raw = packed(Brings(caller=caller, hello=passed.hello, nonce=passed.nonce, came_from=came_from))
@@ -275,7 +275,7 @@ class FrontDoor:
 
     def _hear_coordinator(self) -> None:
         for word in self._channel.receive():
-            if isinstance(word, Answer):
+            if isinstance(word, DoorAnswer):
                 self._listener.send(word.caller[:-KEY_BYTES], word.message)
             elif isinstance(word, LedFrom):
                 self._led_from = word.whereabouts

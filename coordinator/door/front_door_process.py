@@ -13,20 +13,20 @@ import msgspec
 from farflung.coordinator.door.allowance import Quota
 from farflung.coordinator.door.front_door_words import (
     FROM_DOOR,
+    DoorLimits,
     DoorSettings,
     FramesCounted,
     FromDoor,
     LedFrom,
-    Limits,
 )
-from farflung.coordinator.door.hello_check import RunFacts
+from farflung.coordinator.door.hello_check import DoorFacts
 from farflung.coordinator.door.listener import ListenOn
 from farflung.protocol.process.child import KeptChild, Spawn, started
 
 NOTES_PER_S = 16.0  # as many as it says itself; of one that was taken over, people's log takes no more
 
 
-def settings_of(facts: RunFacts, secret: bytes, listen: ListenOn, limits: Limits) -> DoorSettings:
+def settings_of(facts: DoorFacts, secret: bytes, listen: ListenOn, limits: DoorLimits) -> DoorSettings:
     return DoorSettings(
         name=facts.name,
         run_id=facts.run_id,

@@ -36,7 +36,7 @@ Caller = Annotated[bytes, Meta(max_length=512)]
 # ---- to the front door ---------------------------------------------------------------------------------
 
 
-class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DoorLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What holds at a door; tests have others."""
 
     connections: int = CONNECTIONS_MOST
@@ -54,7 +54,7 @@ class DoorSettings(ChildSettings, frozen=True, kw_only=True, tag="begin"):
     manifest: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
     secret: bytes  # the coordinator's CURVE key: the join URL pins one for both sockets
     host: str
-    limits: Limits = Limits()
+    limits: DoorLimits = DoorLimits()
     # Another coordinator leads, and this is what is told of it: the signed list of its addresses, empty where nobody
     # leads just now.  None: this one leads.
     stands_by: Annotated[bytes, Meta(max_length=WHEREABOUTS_BYTES)] | None = None
@@ -66,7 +66,7 @@ class LedFrom(ChildWord, frozen=True, kw_only=True, tag="led_from"):
     whereabouts: Annotated[bytes, Meta(max_length=WHEREABOUTS_BYTES)]
 
 
-class Answer(ChildWord, frozen=True, kw_only=True, tag="answer"):
+class DoorAnswer(ChildWord, frozen=True, kw_only=True, tag="answer"):
     caller: Caller
     message: Annotated[bytes, Meta(max_length=CONTROL_FRAME_BYTES)]
 
@@ -115,7 +115,7 @@ class FramesCounted(ChildWord, frozen=True, kw_only=True, tag="counted"):
     notes: Annotated[tuple[Annotated[str, Meta(max_length=300)], ...], Meta(max_length=8)] = ()
 
 
-ToDoor = DoorSettings | LedFrom | Answer | StatusNow | ModelNow
+ToDoor = DoorSettings | LedFrom | DoorAnswer | StatusNow | ModelNow
 FromDoor = Listening | CannotListen | Brings | Saw | WantsStatus | FramesCounted
 
 TO_DOOR: msgspec.msgpack.Decoder[ToDoor] = msgspec.msgpack.Decoder(ToDoor)

@@ -29,7 +29,7 @@ def refuse(code: str, reason: str, retry_after_s: float = 0.0) -> Refuse:
 
 
 @dataclass(frozen=True)
-class RunFacts:
+class DoorFacts:
     """What is fixed about a run."""
 
     name: str
@@ -38,7 +38,7 @@ class RunFacts:
 
 
 @dataclass(frozen=True)
-class Passed:
+class HelloPassed:
     """A hello that its identity signed over this challenge, from a connection with the key that it names."""
 
     hello: Hello
@@ -47,7 +47,7 @@ class Passed:
 
 
 class Doorkeeper:
-    def __init__(self, facts: RunFacts) -> None:
+    def __init__(self, facts: DoorFacts) -> None:
         self._facts = facts
         self._manifest_digest = hash_bytes(facts.manifest)
         self.model: ModelSchema | None = None  # the run's, once somebody has brought it
@@ -73,7 +73,7 @@ class Doorkeeper:
         here = self._facts.name
         return None if name == here else refuse("run", f"this coordinator runs '{here}', not '{name}'")
 
-    def examine(self, caller: bytes, key: bytes, hello: Hello, came_from: str = "") -> Refuse | Passed:
+    def examine(self, caller: bytes, key: bytes, hello: Hello, came_from: str = "") -> Refuse | HelloPassed:
         """Uses up the caller's challenges."""
         asked = self._challenges.pop(caller, [])
         if not asked:
@@ -87,7 +87,7 @@ class Doorkeeper:
             return refuse("challenge", told, retry_after_s=0.5)
         if not proven:
             return refuse("signature", "the hello is not signed by the identity it names")
-        return self._unfit(hello) or Passed(hello, proven[0], came_from)
+        return self._unfit(hello) or HelloPassed(hello, proven[0], came_from)
 
     def _unfit(self, hello: Hello) -> Refuse | None:
         if hello.protocol != PROTOCOL_VERSION:

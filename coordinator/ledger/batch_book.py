@@ -8,7 +8,7 @@ gone, all that it was granted goes back to the pool, also what it had counted.  
 one seat at any time, and what a commit takes are the shares of seats that were there: no microbatch counts twice.
 
 Where a model is cut into stages a seat is a place in one of them.  Grants are for seats of the first stage; who has a
-microbatch in a later one follows from the numbered table of seats (collectives/flow/seats.py), which is kept here.
+microbatch in a later one follows from the numbered table of seats (collectives/pipeline/seats.py), which is kept here.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from farflung.collectives.flow.seats import Seat as Row
-from farflung.collectives.flow.seats import Table
+from farflung.collectives.pipeline.seats import Seat as Row
+from farflung.collectives.pipeline.seats import Table
 from farflung.protocol.digests import mask_from_bytes
 
 Span = tuple[int, int]  # [first, stop) of microbatches
@@ -42,7 +42,7 @@ def spans_of_mask(mask: int) -> list[Span]:
 
 
 @dataclass
-class Seat:
+class BookedSeat:
     number: int
     peer: str
     process: bytes
@@ -77,15 +77,15 @@ class _Places:
     """Who sits where, so that in a crowd not every question looks at every seat."""
 
     stamp: tuple[int, int]  # of the seats that it follows from
-    of_stage: dict[int, list[Seat]]
-    of_peer: dict[str, Seat]
+    of_stage: dict[int, list[BookedSeat]]
+    of_peer: dict[str, BookedSeat]
 
 
 @dataclass
 class BatchBook:
     cursor: Cursor = (0, 0)
     batch: Batch | None = None
-    seats: dict[int, Seat] = field(default_factory=dict)
+    seats: dict[int, BookedSeat] = field(default_factory=dict)
     last_seat: int = 0
     skipped_samples: int = 0  # ever
     moved_at_s: float = float("-inf")  # on the run's clock: when a peer was last sent to another stage
@@ -126,10 +126,10 @@ class BatchBook:
             self._known_places = found
         return self._known_places
 
-    def of_stage(self, stage: int) -> list[Seat]:
+    def of_stage(self, stage: int) -> list[BookedSeat]:
         return list(self._places.of_stage.get(stage, ()))
 
-    def again(self, seat: Seat) -> int:
+    def again(self, seat: BookedSeat) -> int:
         """The mask of what it is to compute and a seat that is gone was to compute before."""
         return seat.mask & mask_of_spans(self.released)
 
@@ -141,7 +141,7 @@ class BatchBook:
             taken |= seat.mask
         return self.batch.whole & ~taken if self.batch is not None else 0
 
-    def seat_of(self, peer: str) -> Seat | None:
+    def seat_of(self, peer: str) -> BookedSeat | None:
         return self._places.of_peer.get(peer)
 
     def next_batch(self, version: int, samples: int, most: int, micro: int) -> Batch:
@@ -166,7 +166,7 @@ class BatchBook:
         self.seats, self.rows, self._known_places = {}, (), None
         self.cursor, self.last_seat, self.table_no = cursor, last_seat, table_no
 
-    def sit_down(self, seat: Seat) -> None:
+    def sit_down(self, seat: BookedSeat) -> None:
         self.seats[seat.number] = seat
         self.last_seat = seat.number
         self._keep(self.table.seated(seat.number, seat.peer, seat.stage))

@@ -22,7 +22,7 @@ CHECK_BYTES = 8  # that are kept of it
 
 
 @dataclass(frozen=True)
-class Chain:
+class RecordChain:
     """Up to one record.  `position` is that record's, counted from 1."""
 
     start: bytes
@@ -30,22 +30,22 @@ class Chain:
     value: bytes
 
     @classmethod
-    def of(cls, run_id: bytes, manifest: bytes) -> Chain:
+    def of(cls, run_id: bytes, manifest: bytes) -> RecordChain:
         start = hash_bytes(b"farflung books %d\0" % SCHEMA_VERSION, run_id, manifest)
         return cls(start, 0, start)
 
-    def then(self, body: bytes) -> Chain:
+    def then(self, body: bytes) -> RecordChain:
         position = self.position + 1
         value = keyed_hash(self.value, position.to_bytes(8, "big"), body)
         return replace(self, position=position, value=value)
 
-    def through(self, bodies: Iterable[bytes]) -> Chain:
+    def through(self, bodies: Iterable[bytes]) -> RecordChain:
         chain = self
         for body in bodies:
             chain = chain.then(body)
         return chain
 
-    def before_fold_at(self, position: int) -> Chain:
+    def before_fold_at(self, position: int) -> RecordChain:
         return replace(self, position=position - 1, value=self.start)
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from farflung.coordinator.ledger.leases import Reach
+from farflung.coordinator.ledger.leases import CoveredRange
 from farflung.protocol.causes import DepartureCause
 
 NOTHING = -1
@@ -27,7 +27,7 @@ ACCOUNTED_FOR = frozenset(
 
 
 @dataclass
-class Holder:
+class HolderMark:
     """A peer and one fragment."""
 
     reached: int = NOTHING  # the newest version that it may hold
@@ -38,13 +38,13 @@ class Holder:
 class Mark:
     """What the books said when a version was committed: to be said again if the run goes back to it."""
 
-    reach: Reach
+    reach: CoveredRange
     tokens: int
     loss: float | None
     cursor: tuple[int, int] = (0, 0)  # of synchronous batches: where the next one begins
 
 
-def are_accounted_for(holders: Mapping[str, Holder], version: int, present: Sequence[str]) -> bool:
+def are_accounted_for(holders: Mapping[str, HolderMark], version: int, present: Sequence[str]) -> bool:
     """May the run go back to this version, held by somebody who is here, while nobody here holds more?
 
     Yes, if nobody who is away can hold more; or if of those who can, by their committed tokens, more than half are here

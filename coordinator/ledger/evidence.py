@@ -1,7 +1,7 @@
 """Evidence: which peer said that it sent which bytes, in a form that convinces somebody who was not there.
 
 Each hash list (`Sent`) is signed by its author's identity key, with the run, the session and the round in it.  A
-conductor's `Witness` checks that when it comes, and hands the lists over with the commit that they led to; the
+driver's `Witness` checks that when it comes, and hands the lists over with the commit that they led to; the
 coordinator signs both together and keeps them (coordinator/evidence_folder.py).  The audit reads them
 (console/history/audit_evidence.py). What a hash list means, and who is right, is not judged here.  Pure.
 """
@@ -16,7 +16,7 @@ from farflung.protocol.digests import split_hashes
 from farflung.protocol.limits import MEMBERS_PER_MESH
 from farflung.protocol.messages import Session
 from farflung.protocol.round_words import Commit, Hash
-from farflung.protocol.signed_words import Said, Signature, bare_hash, is_signed
+from farflung.protocol.signed_words import Signature, SignedList, bare_hash, is_signed
 from farflung.protocol.signing import verify
 
 SUFFIX = ".evidence"
@@ -29,7 +29,7 @@ class Evidence(Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     run_id: Session
     commit: Commit
-    said: Annotated[tuple[Said, ...], Meta(max_length=MEMBERS_PER_MESH)]
+    said: Annotated[tuple[SignedList, ...], Meta(max_length=MEMBERS_PER_MESH)]
     key: Hash  # the coordinator's, ed25519
     signature: Signature = b""
 

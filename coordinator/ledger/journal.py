@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from farflung.coordinator.ledger.chain import SCHEMA_VERSION, Chain, damaged
+from farflung.coordinator.ledger.chain import SCHEMA_VERSION, RecordChain, damaged
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import UNREADABLE, Amended, Folded, Record, from_bytes, to_bytes
 from farflung.coordinator.ledger.snapshot import unpacked
@@ -27,8 +27,8 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import COORDINATORS_OWN, Manifest
 from farflung.protocol.manifest_sections import NetSection
-from farflung.protocol.moments import Terms
 from farflung.protocol.process import failpoints, own_files
+from farflung.protocol.run_terms import Terms
 from farflung.protocol.signing import Amendment
 
 FOLD_AFTER_BYTES = 16 << 20  # of records since it was folded last
@@ -65,7 +65,7 @@ class Journal:
         self.run_id = b""
         self.manifest = Manifest()  # that the run began with
         self.restored = False  # it takes the place of another one, which must not be followed any more
-        self._chain = Chain.of(b"", b"")  # through the newest record
+        self._chain = RecordChain.of(b"", b"")  # through the newest record
         self._grown_bytes = 0  # since it was folded
         self._lock = -1
         self._db: sqlite3.Connection | None = None
@@ -193,7 +193,7 @@ class Journal:
         self._check_kind(meta)
         if tables != [(table,) for table in _TABLES]:
             raise self._damaged("its tables are described wrongly", [])
-        self._chain = Chain.of(meta["run_id"], meta["manifest"])
+        self._chain = RecordChain.of(meta["run_id"], meta["manifest"])
         if meta["sum"] != self._chain.check:
             raise self._damaged("its run id or its rules do not match their checksum", [])
         self._sound_bodies()
@@ -203,7 +203,7 @@ class Journal:
 
     def _create(self, db: sqlite3.Connection, manifest: Manifest, run_id: bytes) -> None:
         self._check_witness(0, [])
-        start = Chain.of(run_id, manifest.canonical())
+        start = RecordChain.of(run_id, manifest.canonical())
         values = (b"%d" % SCHEMA_VERSION, run_id, manifest.canonical(), start.check, start.head)
         with db:
             db.execute("BEGIN")

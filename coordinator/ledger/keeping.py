@@ -15,7 +15,7 @@ from farflung.coordinator.ledger.ledger import FragmentBook, Ledger
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import KEPT_BOOKS_BYTES
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.signing import Head, KeptCommit
+from farflung.protocol.signing import KeptCommit, SignedHead
 
 HOLDERS_KEPT = 256  # of a fragment, those that brought most
 HOLDERS_BYTES = KEPT_BOOKS_BYTES * 3 // 4  # of all fragments; the rest is for leases
@@ -34,7 +34,7 @@ def kept_commit(
     raw = msgspec.msgpack.encode(_books_of(ledger, ledger.model))
     if len(raw) > KEPT_BOOKS_BYTES:
         return None
-    head = Head(
+    head = SignedHead(
         run_id,
         manifest,
         link.number,

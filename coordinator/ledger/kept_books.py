@@ -1,7 +1,7 @@
 """What peers keep of the books, signed: enough to go on from, where the journal is lost with its disk.  Pure.
 
 Made by keeping.py as soon as a commit is written; read by restoring.py, and by the ledger, which puts it back with the
-record `Restored`.  Must not know the ledger.  Each head names all that came before it (`Link`), so two heads of one
+record `Restored`.  Must not know the ledger.  Each head names all that came before it (`HeadLink`), so two heads of one
 number are a fork that shows.
 
 What the books of a commit say is true of that moment.  What was granted, released or said after it is not in them: a
@@ -22,7 +22,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from farflung.coordinator.ledger.leases import Held, Leases, Range
+from farflung.coordinator.ledger.leases import HeldLease, Leases, Range
 from farflung.coordinator.ledger.snapshot import packed, unpacked
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import FRAGMENTS_MAX, KEPT_COMMITS
@@ -35,7 +35,7 @@ LEASE_BYTES_LEAST = 6  # of each that is held; of two a member it is 8
 
 
 @dataclass(frozen=True)
-class Link:
+class HeadLink:
     """The newest step of the run's history, and a name of all of them."""
 
     number: int = 0
@@ -48,11 +48,11 @@ class Link:
     def order(self) -> tuple[int, int]:
         return self.incarnation, self.number
 
-    def then(self, incarnation: int, commits: Iterable[Commit], what: bytes = b"") -> Link:
+    def then(self, incarnation: int, commits: Iterable[Commit], what: bytes = b"") -> HeadLink:
         """`what`: names a step without commits."""
         named = tuple(map(name_of_commit, commits))
         after = hash_bytes(self.after, incarnation.to_bytes(8, "big"), what, *named)
-        return Link(self.number + 1, self.after, after, incarnation, named)
+        return HeadLink(self.number + 1, self.after, after, incarnation, named)
 
 
 class FragmentBooks(Struct, frozen=True, array_like=True):
@@ -104,7 +104,7 @@ def books_in(kept: KeptCommit) -> Books | None:
 # lost is dropped, as it is with leases that are younger than the commit.
 
 
-class Columns(Struct, frozen=True, array_like=True):
+class RangeColumns(Struct, frozen=True, array_like=True):
     """Of ranges, in their order: how much later each begins than the one before it has ended, and so on."""
 
     epochs: tuple[int, ...]
@@ -116,8 +116,8 @@ class Columns(Struct, frozen=True, array_like=True):
 class KeptLeases(Struct, frozen=True, array_like=True):
     rest: bytes  # nearly all else, as in a folded ledger
     settled: bool  # without the leases it would seem that all samples are committed
-    returned: Columns
-    held: Columns
+    returned: RangeColumns
+    held: RangeColumns
     ids: tuple[int, ...]  # of those held: how much more each is than the one before
     holders: tuple[int, ...]
     peers: tuple[str, ...]
@@ -149,7 +149,7 @@ def leases_in(raw: bytes) -> Leases:
     leases.settled, leases.returned = found.settled, list(_in_columns(found.returned, leases.fragments))
     held = _in_columns(found.held, leases.fragments)
     for lease_id, holder, each in zip(accumulate(found.ids), found.holders, held, strict=True):
-        leases.held[lease_id] = Held(found.peers[holder], each.epoch, each.start, each.stop, each.uptos)
+        leases.held[lease_id] = HeldLease(found.peers[holder], each.epoch, each.start, each.stop, each.uptos)
     leases.after_unpacking()
     return leases
 
@@ -174,9 +174,9 @@ def _compressed(leases: Leases) -> bytes:
     return zlib.compress(msgspec.msgpack.encode(kept))
 
 
-def _columns(ranges: Iterable[Range], fragments: int) -> Columns:
+def _columns(ranges: Iterable[Range], fragments: int) -> RangeColumns:
     found = list(ranges)
-    return Columns(
+    return RangeColumns(
         _differences(each.epoch for each in found),
         tuple(each.start - before.stop for before, each in pairwise([Range(0, 0, 0, ()), *found])),
         tuple(each.stop - each.start for each in found),
@@ -184,7 +184,7 @@ def _columns(ranges: Iterable[Range], fragments: int) -> Columns:
     )
 
 
-def _in_columns(columns: Columns, fragments: int) -> Iterator[Range]:
+def _in_columns(columns: RangeColumns, fragments: int) -> Iterator[Range]:
     count, ended = len(columns.epochs), 0
     if len(columns.learned) != count * fragments:
         raise ValueError(f"{len(columns.learned)} numbers of {fragments} fragments for {count} leases")

@@ -36,7 +36,7 @@ class Range:
 
 
 @dataclass
-class Held:
+class HeldLease:
     peer: str
     epoch: int
     start: int
@@ -57,7 +57,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Reach:
+class CoveredRange:
     """What one fragment had not learned from when it made some version: these ranges, and all from the cursor on."""
 
     epoch: int
@@ -75,14 +75,16 @@ class Leases:
     epoch: int = 0
     cursor: int = 0
     next_id: int = 1
-    held: dict[int, Held] = field(default_factory=dict)
+    held: dict[int, HeldLease] = field(default_factory=dict)
     returned: list[Range] = field(default_factory=list)
     returned_samples: int = 0  # ever
     data: bytes = b""  # the fingerprint of the run's data set, where it has one
     stream: bool = False  # its length was unknown at first
     settled: bool = False  # something that was leased is committed: this data set is the run's for good
     before_end: int = 0  # the cursor when the end of a stream was found; it may have been beyond
-    _by_peer: dict[str, dict[int, Held]] = field(default_factory=dict)  # of `held`: asked for at every beat
+    _by_peer: dict[str, dict[int, HeldLease]] = field(
+        default_factory=dict
+    )  # of `held`: asked for at every beat
 
     def after_unpacking(self) -> None:
         self._by_peer = {}
@@ -144,7 +146,7 @@ class Leases:
         """Leases of a peer that has no more than so many samples, and can't read them to their ends."""
         return [lease_id for lease_id, held in self._by_peer.get(peer, {}).items() if held.stop > samples]
 
-    def of(self, peer: str) -> dict[int, Held]:
+    def of(self, peer: str) -> dict[int, HeldLease]:
         return dict(self._by_peer.get(peer, {}))
 
     def foreign(self, peer: str, lease_ids: Iterable[int]) -> tuple[int, ...]:
@@ -181,7 +183,7 @@ class Leases:
             )
         else:
             self.epoch, self.cursor = lease.epoch, lease.stop
-        held = Held(peer, lease.epoch, lease.start, lease.stop, lease.reached(self.fragments))
+        held = HeldLease(peer, lease.epoch, lease.start, lease.stop, lease.reached(self.fragments))
         self.held[lease.lease] = self._by_peer.setdefault(peer, {})[lease.lease] = held
         self.next_id = lease.lease + 1
 
@@ -217,7 +219,7 @@ class Leases:
             self.returned.append(rest)
             self.returned_samples += rest.stop - rest.start
 
-    def _take(self, lease_id: int) -> Held:
+    def _take(self, lease_id: int) -> HeldLease:
         held = self.held.pop(lease_id)
         of_peer = self._by_peer[held.peer]
         del of_peer[lease_id]
@@ -233,12 +235,12 @@ class Leases:
 
     # ---- going back -------------------------------------------------------------------------------------
 
-    def reach(self, fragment: int) -> Reach:
+    def reach(self, fragment: int) -> CoveredRange:
         """What the fragment has learned from by now."""
         ranges = [each.as_range for each in self.held.values()] + self.returned
         missing = [(r.epoch, r.uptos[fragment], r.stop) for r in ranges if r.uptos[fragment] < r.stop]
         granted = self.cursor if self.epoch else max(self.cursor, self.before_end)
-        return Reach(self.epoch, granted, tuple(missing))
+        return CoveredRange(self.epoch, granted, tuple(missing))
 
     def held_by_nobody(self) -> Leases:
         """Another book, in which all that is out with peers waits to be leased again."""
@@ -246,7 +248,7 @@ class Leases:
         other.go_back([self.reach(fragment) for fragment in range(self.fragments)])
         return other
 
-    def go_back(self, reaches: Sequence[Reach]) -> None:
+    def go_back(self, reaches: Sequence[CoveredRange]) -> None:
         """Each fragment has learned again from no more than its `reach` says: nobody holds a lease any more."""
         before = self.waiting_samples
         self.held.clear()
@@ -254,7 +256,7 @@ class Leases:
         self.returned = _ranges([(*reach.missing, *self._granted_since(reach)) for reach in reaches])
         self.returned_samples += self.waiting_samples - before
 
-    def _granted_since(self, reach: Reach) -> list[Missing]:
+    def _granted_since(self, reach: CoveredRange) -> list[Missing]:
         found = []
         for epoch in range(reach.epoch, self.epoch + 1):
             start = reach.cursor if epoch == reach.epoch else 0

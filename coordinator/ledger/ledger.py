@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat
+from farflung.coordinator.ledger.batch_book import Batch, BatchBook, BookedSeat
 from farflung.coordinator.ledger.eras import (
     ACCOUNTED_FOR,
     NOTHING,
-    Holder,
+    HolderMark,
     Mark,
 )
-from farflung.coordinator.ledger.kept_books import Books, Link, books_in, leases_in
-from farflung.coordinator.ledger.leases import Leases, Reach
+from farflung.coordinator.ledger.kept_books import Books, HeadLink, books_in, leases_in
+from farflung.coordinator.ledger.leases import CoveredRange, Leases
 from farflung.coordinator.ledger.loss_curve import LossCurve
 from farflung.coordinator.ledger.records import (
     AbortedRound,
@@ -72,7 +72,7 @@ from farflung.protocol.digests import hash_bytes, keyed_hash
 from farflung.protocol.messages import UNKNOWN_LENGTH
 from farflung.protocol.model_schema import BOOKS_FRAGMENT, ModelSchema
 from farflung.protocol.round_words import Commit
-from farflung.protocol.signing import Amendment, Head, name_of_commit
+from farflung.protocol.signing import Amendment, SignedHead, name_of_commit
 
 OfBatches = BatchBegun | Seated | Unseated | GrantedMicros | TakenBack | MicroSkipped
 ROUNDS_SHOWN = 50
@@ -104,7 +104,7 @@ class FragmentBook:
     dropped_round: int = 0  # the newest round whose work the guard threw away
     dropped_at: int = -1  # the version that it started from
     marks: dict[int, Mark] = field(default_factory=dict)  # by version
-    holders: dict[str, Holder] = field(default_factory=dict)  # who may hold what of it
+    holders: dict[str, HolderMark] = field(default_factory=dict)  # who may hold what of it
 
     @property
     def makers(self) -> tuple[str, ...]:
@@ -118,7 +118,7 @@ class FragmentBook:
         return holder.reached if holder is not None else NOTHING
 
     def reaches(self, peer: str, version: int) -> None:
-        holder = self.holders.setdefault(peer, Holder())
+        holder = self.holders.setdefault(peer, HolderMark())
         holder.reached = max(holder.reached, version)
 
     def forget_after(self, version: int) -> None:
@@ -155,7 +155,7 @@ class Ledger:
     furthest: int = 0  # the newest version that was lost by going back
     register: Register = field(default_factory=Register)
     batches: BatchBook = field(default_factory=BatchBook)  # where updates are synchronous batches
-    link: Link = field(default_factory=Link)  # what peers keep for a coordinator that loses all this
+    link: HeadLink = field(default_factory=HeadLink)  # what peers keep for a coordinator that loses all this
     restored_because: str = ""  # it did, once
     given_up: tuple[int, int] = (0, 0)  # the order of a step that nobody could show then
     books: list[FragmentBook] = field(init=False)
@@ -261,7 +261,7 @@ class Ledger:
             case BatchBegun(version=version, epoch=epoch, start=start, stop=stop, count=count):
                 book.begin(Batch(version, epoch, start, stop, count), record.shares)
             case Seated(number=number, peer=peer, process=process, trainer=trainer, stage=stage):
-                book.sit_down(Seat(number, peer, process, trainer, stage=stage))
+                book.sit_down(BookedSeat(number, peer, process, trainer, stage=stage))
             case Unseated(number=number):
                 book.get_up(number)
             case GrantedMicros(seat=number, first=first, stop=stop):
@@ -391,11 +391,11 @@ class Ledger:
         self.era_reason = record.reason
         self.link = self.link.then(self.incarnation, (), repr((self.era, versions)).encode("ascii"))
 
-    def _return_to(self, fragment: int, version: int) -> Reach:
+    def _return_to(self, fragment: int, version: int) -> CoveredRange:
         """The fragment is at this version.  Returns what it has learned from."""
         book = self.books[fragment]
         # Of version 0 there is no mark.
-        mark = book.marks.get(version, Mark(Reach(0, 0, ()), 0, None))
+        mark = book.marks.get(version, Mark(CoveredRange(0, 0, ()), 0, None))
         stays = version == book.version and mark == book.marks.get(version, mark)
         if fragment == BOOKS_FRAGMENT and not stays:
             self.tokens, self.loss = mark.tokens, mark.loss
@@ -452,8 +452,8 @@ def _restore(ledger: Ledger, record: Restored) -> None:
         book.open_round = 0
 
 
-def _put_back(ledger: Ledger, head: Head, books: Books) -> None:
-    ledger.link = Link(head.number, head.before, head.after, head.incarnation, head.commits)
+def _put_back(ledger: Ledger, head: SignedHead, books: Books) -> None:
+    ledger.link = HeadLink(head.number, head.before, head.after, head.incarnation, head.commits)
     ledger.incarnation = max(ledger.incarnation, head.incarnation)
     ledger.era, ledger.era_reason, ledger.delivered = head.era, books.era_reason, books.delivered
     ledger.tokens, ledger.loss = books.tokens, books.loss
@@ -465,7 +465,7 @@ def _put_back(ledger: Ledger, head: Head, books: Books) -> None:
         book.digests, book.shown, book.commits, book.marks = dict(said.digests), {}, {}, {}
         book.norms, book.rates, book.work = {}, {}, {}
         book.vouched = set(said.vouched)
-        book.holders = {peer: Holder(reached, tokens) for peer, reached, tokens in said.holders}
+        book.holders = {peer: HolderMark(reached, tokens) for peer, reached, tokens in said.holders}
         book.dropped_round, book.dropped_at = said.dropped_round, -1
         book.marks[book.version] = _mark(books, ledger.leases, number)
         if number == BOOKS_FRAGMENT:

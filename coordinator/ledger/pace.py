@@ -1,6 +1,6 @@
 """How fast things go, for people: each member's figures per second, and the run's time from version to version.
 
-Fed by the guidance with beats and by the conductors with commits; read by the status alone.  Nothing is decided
+Fed by the guidance with beats and by the drivers with commits; read by the status alone.  Nothing is decided
 by it.  Pure.
 """
 

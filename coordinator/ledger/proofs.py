@@ -40,8 +40,8 @@ from farflung.protocol.outer_numbers import (
 from farflung.protocol.round_words import Count, Hash, HashList
 from farflung.protocol.signed_words import (
     Results,
-    Said,
     Signature,
+    SignedList,
     SumsOfGroups,
     claim_part,
     inputs_of,
@@ -112,7 +112,7 @@ class WrongSum(Struct, frozen=True, forbid_unknown_fields=True, tag="wrong_sum")
     results: Results
     signature: Signature  # of the maker
     # Of each that counts, in the sum's order.
-    said: Annotated[tuple[Said, ...], Meta(max_length=MEMBERS_PER_ROUND)]
+    said: Annotated[tuple[SignedList, ...], Meta(max_length=MEMBERS_PER_ROUND)]
     contributions: Annotated[tuple[bytes, ...], Meta(max_length=MEMBERS_PER_ROUND)]  # of the same
 
     @property

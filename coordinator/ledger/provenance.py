@@ -20,7 +20,7 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import MEMBERS_PER_MESH
 from farflung.protocol.model_schema import BOOKS_FRAGMENT
 from farflung.protocol.round_words import Commit, Count, PeerName, result_name
-from farflung.protocol.signed_words import Said
+from farflung.protocol.signed_words import SignedList
 from farflung.protocol.signing import verify
 
 ROW_BYTES_MAX = 64 * 1024
@@ -29,7 +29,7 @@ _NO_ROW = "0" * 64
 Hex = Annotated[str, Meta(pattern="^[0-9a-f]*$", max_length=128)]
 
 
-class Share(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class MemberShare(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Of one member in one commit."""
 
     peer: PeerName
@@ -37,7 +37,7 @@ class Share(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     weight: float
 
 
-class Row(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ProvenanceRow(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Of one commit, in JSON on a line of its own."""
 
     row: Annotated[int, Meta(ge=1)]
@@ -47,7 +47,7 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     version: Count
     round_no: Count
     results: Hex  # the name of the commit's results, as in event journals
-    shares: Annotated[tuple[Share, ...], Meta(max_length=MEMBERS_PER_MESH)]
+    shares: Annotated[tuple[MemberShare, ...], Meta(max_length=MEMBERS_PER_MESH)]
     key: Hex  # the coordinator's, ed25519
     signature: Hex = ""
 
@@ -59,22 +59,22 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return verify(bytes.fromhex(self.key), self.signed_part(), bytes.fromhex(self.signature))
 
 
-def line_of(row: Row) -> bytes:
+def line_of(row: ProvenanceRow) -> bytes:
     """Without the end of the line: the one byte string of this content."""
     return msgspec.json.encode(row, order="deterministic")
 
 
-def row_of(line: bytes) -> Row | None:
+def row_of(line: bytes) -> ProvenanceRow | None:
     """None if it is no row, or not written as `line_of` writes it."""
     try:
-        row = msgspec.json.decode(line, type=Row)
+        row = msgspec.json.decode(line, type=ProvenanceRow)
         whole = all(len(each) % 2 == 0 for each in (row.key, row.signature)) and line_of(row) == line
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     return row if whole else None
 
 
-class Chain:
+class ProvenanceChain:
     """Makes the next row.  `last`: the line that the file ends with, empty if it is new."""
 
     def __init__(self, run_id: bytes, key: bytes, sign: Callable[[bytes], bytes], last: bytes = b"") -> None:
@@ -83,12 +83,12 @@ class Chain:
         self._rows = row.row if row is not None else 0
         self._before = hash_bytes(last).hex() if row is not None else _NO_ROW
 
-    def next(self, commit: Commit, said: Iterable[Said]) -> bytes:
+    def next(self, commit: Commit, said: Iterable[SignedList]) -> bytes:
         tokens = {each.peer: each.sent.tokens for each in said}
         weights = dict(zip(commit.members, commit.weights, strict=True))
-        shares = tuple(Share(peer, tokens.get(peer, 0), weights[peer]) for peer in commit.included)
+        shares = tuple(MemberShare(peer, tokens.get(peer, 0), weights[peer]) for peer in commit.included)
         self._rows += 1
-        bare = Row(
+        bare = ProvenanceRow(
             row=self._rows,
             before=self._before,
             run_id=self._run_id.hex(),
@@ -110,7 +110,7 @@ class Provenance:
 
     run_id: str = ""
     key: bytes = b""
-    rows: list[Row] = field(default_factory=list)  # those that the state is made of, in order
+    rows: list[ProvenanceRow] = field(default_factory=list)  # those that the state is made of, in order
     void: int = 0  # commits that the run went back behind: they are in no state
     problems: list[str] = field(default_factory=list)
 
@@ -119,7 +119,7 @@ class Provenance:
         return max((row.version for row in self._books), default=0)
 
     @property
-    def _books(self) -> list[Row]:
+    def _books(self) -> list[ProvenanceRow]:
         """The same tokens went into every fragment: they are counted once."""
         return [row for row in self.rows if row.fragment == BOOKS_FRAGMENT]
 
@@ -161,7 +161,7 @@ def read(lines: Iterable[bytes], upto: int | None = None) -> Provenance:
     return found
 
 
-def _problem(row: Row, found: Provenance, number: int, before: str) -> str:
+def _problem(row: ProvenanceRow, found: Provenance, number: int, before: str) -> str:
     if not row.is_signed:
         return "the signature does not fit it"
     if (row.row, row.before) != (number, before):
@@ -171,7 +171,7 @@ def _problem(row: Row, found: Provenance, number: int, before: str) -> str:
     return ""
 
 
-def _missing(rows: list[Row]) -> list[str]:
+def _missing(rows: list[ProvenanceRow]) -> list[str]:
     """A coordinator that was killed between a commit and its row wrote none: that is told."""
     newest: dict[int, int] = {}
     problems = []

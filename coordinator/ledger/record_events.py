@@ -39,7 +39,7 @@ from farflung.protocol.round_words import result_name
 
 
 @dataclass(frozen=True)
-class Beginning:
+class CoordinatorStart:
     """What a coordinator knows of itself when it starts."""
 
     manifest: Manifest
@@ -56,7 +56,7 @@ class RecordEvents:
         self._frames_at = 0.0
         self._frames: dict[str, Any] = {}
 
-    def write_start(self, known: Beginning) -> None:
+    def write_start(self, known: CoordinatorStart) -> None:
         """Before the first record of this process."""
         found = read_events(self._path) if self._path is not None else []
         written = [each["pos"] for each in found if isinstance(each.get("pos"), int)]

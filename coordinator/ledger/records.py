@@ -206,7 +206,7 @@ class BatchBegun(_Record, frozen=True, kw_only=True, tag="batch"):
     start: int  # samples [start, stop) of the epoch's order
     stop: int
     count: int  # of microbatches
-    # By seat, where a model is cut and what seats can do has changed: see Seat.share in collectives/flow/seats.py.
+    # By seat, where a model is cut and what seats can do has changed: see Seat.share in collectives/pipeline/seats.py.
     shares: dict[int, float] = {}
 
 

@@ -1,6 +1,6 @@
 """At which relay a pair meets: the coordinator's own, or one that a member offers beside its line.  Pure.
 
-Part of ways.py, which says which pairs need one.  An offer is believed as far as it was seen.  Its host is the one at
+Part of routes.py, which says which pairs need one.  An offer is believed as far as it was seen.  Its host is the one at
 which the coordinator dialled the member itself; its port is used once the coordinator has passed bytes through it, with
 tickets of a pair that nobody else knows, and that is tried again and again.  A rate that is claimed counts up to a
 bound.  What a relay counted is shown, and nothing follows from it.
@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from farflung.coordinator.reach.meeting import Pairs, Together
-from farflung.coordinator.reach.tickets import Run, pair_of
+from farflung.coordinator.reach.hole_punching import Pairs, Together
+from farflung.coordinator.reach.tickets import TicketScope, pair_of
 from farflung.protocol.round_words import Contact, RelayOffer, RelayOrder
 
 OWN = ""  # the coordinator's relay, where others have their member's name
@@ -38,7 +38,7 @@ SHOWN_MOST = 32  # in a status
 _TRIAL = b"farflung/trial/1"
 
 
-class Host(Protocol):
+class RelayHost(Protocol):
     """A member, as far as its relay matters."""
 
     @property
@@ -165,7 +165,7 @@ class Relays:
         """Host and port of one that can be used."""
         return self.usable[name].host, self.usable[name].port
 
-    def see(self, here: Mapping[str, Host], now: float) -> None:
+    def see(self, here: Mapping[str, RelayHost], now: float) -> None:
         """Which can be used: of members that are here, whom others reach, and through which bytes came.  So nobody is
         sent to a relay of its own: who meets others at relays is one whom nobody reaches."""
         self._offers = {
@@ -235,7 +235,7 @@ class Relays:
                 stay.at, stay.since = best, now
                 return
 
-    def order(self, run: Run, public: bytes) -> None:
+    def order(self, run: TicketScope, public: bytes) -> None:
         """For whom each relay of a member is, from now on.  `public`: empty where nobody signs tickets."""
         for peer, offer in self._offers.items() if public else ():
             pairs = (offer.trial_pair, *(name for name, at in self.at.items() if at == peer))
@@ -255,7 +255,9 @@ class Relays:
             return None
         return offer.order
 
-    def due(self, living: Mapping[str, Host], now: float) -> Iterator[tuple[str, bytes, str, int, bytes]]:
+    def due(
+        self, living: Mapping[str, RelayHost], now: float
+    ) -> Iterator[tuple[str, bytes, str, int, bytes]]:
         """Of whom to try a relay: (peer, key, host, port, pair)."""
         for peer, offer in self._offers.items():
             each = living.get(peer)

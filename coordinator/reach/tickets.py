@@ -1,6 +1,6 @@
 """Tickets for the relay: who may meet whom there, and until when.  Pure.
 
-Written for the members by ways.py, read by the relay (coordinator/relay/).  A ticket is for one side of one pair of
+Written for the members by routes.py, read by the relay (coordinator/relay/).  A ticket is for one side of one pair of
 one run, and ends.  It is signed, so that a relay needs no secret to know a guest, and nobody can make one up.  A peer
 asks its SOCKS proxy for it, so it has the letters of a host's name.  Must not know sockets or members.
 """
@@ -37,7 +37,7 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TicketScope:
     """For whom tickets are good: not for another run, nor after a restart, when the clock may be another.  And not at
     another relay: each sees its guests' tickets, and must not use them elsewhere."""
 
@@ -59,7 +59,7 @@ def side_of(mine: bytes, theirs: bytes) -> int:
     return int(mine > theirs)
 
 
-def written(ticket: Ticket, run: Run, sign: Sign) -> str:
+def written(ticket: Ticket, run: TicketScope, sign: Sign) -> str:
     """Its name; empty where nobody can sign."""
     proof = sign(run.statement(ticket))
     signature = proof[-SIGNATURE_BYTES:]
@@ -68,7 +68,7 @@ def written(ticket: Ticket, run: Run, sign: Sign) -> str:
     return base64.urlsafe_b64encode(ticket.body + signature).decode("ascii").rstrip("=")
 
 
-def read(name: bytes, run: Run, public: bytes) -> Ticket | None:
+def read(name: bytes, run: TicketScope, public: bytes) -> Ticket | None:
     """None: that is no ticket of this run.  Whether it has ended is the reader's to say."""
     if len(name) != NAME_CHARS:
         return None

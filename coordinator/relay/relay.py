@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from farflung.coordinator.reach.tickets import Run, read
+from farflung.coordinator.reach.tickets import TicketScope, read
 from farflung.coordinator.relay.relay_words import (
     TO_RELAY,
     PairsCounted,
@@ -26,7 +26,7 @@ from farflung.coordinator.relay.relay_words import (
     ToRelay,
     Wanted,
 )
-from farflung.coordinator.relay.socks import JOINED, NOT_ALLOWED, WHERE, Greeting, seen
+from farflung.coordinator.relay.socks import JOINED, NOT_ALLOWED, WHERE, SocksGreeting, seen
 from farflung.coordinator.relay.switchboard import Switchboard
 from farflung.coordinator.relay.turns import Turns
 from farflung.protocol.errors import UserError
@@ -52,7 +52,7 @@ class _End:
     """One connection."""
 
     socket: socket.socket
-    greeting: Greeting | None = field(default_factory=Greeting)  # None: it has shown its ticket
+    greeting: SocksGreeting | None = field(default_factory=SocksGreeting)  # None: it has shown its ticket
     other: _End | None = None
     pair: bytes = b""
     pipe: Pipe | None = None  # for what comes from here
@@ -80,7 +80,7 @@ class Relay:
     def __init__(self, begin: RelaySettings, channel: Channel[ToRelay]) -> None:
         now = time.monotonic()
         self._channel = channel
-        self._run = Run(begin.run_id, begin.incarnation, begin.relay)
+        self._run = TicketScope(begin.run_id, begin.incarnation, begin.relay)
         self._public = begin.public
         self._board = Switchboard()
         self._turns = Turns(begin.bytes_per_s, now)
@@ -148,7 +148,7 @@ class Relay:
             for each in self._board.comes(end.number, network_of(str(address[0])), time.monotonic()):
                 self._close(each)
 
-    def _greet(self, end: _End, greeting: Greeting) -> None:
+    def _greet(self, end: _End, greeting: SocksGreeting) -> None:
         try:
             data = end.socket.recv(1024)
         except BlockingIOError:

@@ -36,7 +36,7 @@ _NOT_KNOWN, _NO_NAME = answer(7), answer(8)
 
 
 @dataclass
-class Greeting:
+class SocksGreeting:
     """The first bytes of one connection."""
 
     name: bytes = b""  # once it has asked

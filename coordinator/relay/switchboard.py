@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from farflung.coordinator.reach.tickets import Ticket
-from farflung.protocol.process.networks import Crowd
+from farflung.protocol.process.networks import StrangerCounts
 
 PAIRS_MOST = 128
 GUESTS_MOST = 64  # connections without a ticket
@@ -23,7 +23,7 @@ IDLE_S = 600.0  # rounds may be minutes apart
 AGAIN_S = 1.0  # a side takes its own place anew at most so often
 
 
-class Said(NamedTuple):
+class PairingOutcome(NamedTuple):
     """What becomes of a connection that showed a ticket."""
 
     why_not: str = ""
@@ -46,7 +46,7 @@ class _Pair:
 
 class Switchboard:
     def __init__(self) -> None:
-        self._guests = Crowd(GUESTS_MOST, GUESTS_OF_NETWORK, GUEST_PATIENCE_S)
+        self._guests = StrangerCounts(GUESTS_MOST, GUESTS_OF_NETWORK, GUEST_PATIENCE_S)
         self._guest_since: dict[int, float] = {}
         self._pairs: dict[bytes, _Pair] = {}
         self._pair_of: dict[int, bytes] = {}
@@ -87,18 +87,18 @@ class Switchboard:
             self._guest_since[connection] = now
         return cut
 
-    def shows(self, connection: int, ticket: Ticket, now: float) -> Said:
+    def shows(self, connection: int, ticket: Ticket, now: float) -> PairingOutcome:
         if now + self._clock_ahead_s > ticket.until_s:
-            return Said("its ticket has ended")
+            return PairingOutcome("its ticket has ended")
         if ticket.pair not in self._wanted:
-            return Said("the coordinator does not want this pair to meet")
+            return PairingOutcome("the coordinator does not want this pair to meet")
         pair = self._pairs.setdefault(ticket.pair, _Pair())
         side, other = ticket.side, pair.sides[1 - ticket.side]
         if ticket.until_s < pair.newest_until_s[side]:
-            return Said("a newer ticket was shown already")
+            return PairingOutcome("a newer ticket was shown already")
         before = pair.sides[side]
         if before is not None and now - pair.since[side] < AGAIN_S:
-            return Said("it took its own place a moment ago")
+            return PairingOutcome("it took its own place a moment ago")
         closed = (() if before is None else (before,)) + (
             (other,) if pair.joined and other is not None else ()
         )
@@ -112,7 +112,7 @@ class Switchboard:
         self._pair_of[connection] = ticket.pair
         other = pair.sides[1 - side]
         pair.joined, pair.moved_at = other is not None, now
-        return Said(joined_to=other, closed=closed)
+        return PairingOutcome(joined_to=other, closed=closed)
 
     def pair_of(self, connection: int) -> bytes | None:
         return self._pair_of.get(connection)

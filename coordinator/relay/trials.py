@@ -25,7 +25,7 @@ _IN_PROGRESS = (BlockingIOError, InterruptedError)
 _SOON = (errno.EINPROGRESS, errno.EAGAIN)
 
 
-class _Failed(Exception):
+class _TrialFailed(Exception):
     """Its text says why nothing comes through."""
 
 
@@ -49,10 +49,10 @@ class _Side:
             _, awaited = self.steps[0]
             came = self.socket.recv(len(awaited) - len(self.heard))
             if not came:
-                raise _Failed("it hung up")
+                raise _TrialFailed("it hung up")
             self.heard += came
             if not awaited.startswith(self.heard):
-                raise _Failed(
+                raise _TrialFailed(
                     "what came out is not what went in" if len(self.steps) == 1 else "it refused its ticket"
                 )
             if len(self.heard) == len(awaited):
@@ -64,7 +64,7 @@ class _Side:
     def _connects(self) -> bool:
         error = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
-            raise _Failed(os.strerror(error))
+            raise _TrialFailed(os.strerror(error))
         try:
             self.socket.getpeername()
         except OSError:
@@ -74,7 +74,7 @@ class _Side:
 
 
 @dataclass
-class _Attempt:
+class _TrialRun:
     trial: Trial
     until: float
     sides: list[_Side] = field(default_factory=list)
@@ -90,7 +90,7 @@ class _Attempt:
             self.sides.append(_Side(side, [(_GREETING, CHOSEN), (ask, JOINED), (mine, theirs)]))
             error = side.connect_ex((host, self.trial.port))
             if error and error not in _SOON:
-                raise _Failed(os.strerror(error))
+                raise _TrialFailed(os.strerror(error))
 
     def turn(self, now: float) -> bool:
         done = []
@@ -100,10 +100,10 @@ class _Attempt:
             except _IN_PROGRESS:
                 done.append(False)
             except OSError as error:
-                raise _Failed(error.strerror or "its connection broke") from None
+                raise _TrialFailed(error.strerror or "its connection broke") from None
         if not all(done) and now >= self.until:
             answered = any(side.connected for side in self.sides)
-            raise _Failed(
+            raise _TrialFailed(
                 f"no bytes came through within {TRIAL_S:g} s" if answered else "nobody answers there"
             )
         return all(done)
@@ -116,18 +116,18 @@ class _Attempt:
 class Trials:
     def __init__(self) -> None:
         self._queue: list[Trial] = []
-        self._open: list[_Attempt] = []
+        self._open: list[_TrialRun] = []
         self._over: list[tuple[Trial, str]] = []
 
     def begin(self, trial: Trial, now: float) -> None:
         if len(self._open) >= AT_ONCE:
             self._queue.append(trial)  # each member has one at most
             return
-        attempt = _Attempt(trial, now + TRIAL_S)
+        attempt = _TrialRun(trial, now + TRIAL_S)
         self._open.append(attempt)
         try:
             attempt.begin()
-        except (_Failed, OSError) as error:
+        except (_TrialFailed, OSError) as error:
             self._ends(attempt, str(error))
 
     def turn(self, now: float) -> Iterator[tuple[Trial, str]]:
@@ -136,7 +136,7 @@ class Trials:
             try:
                 if attempt.turn(now):
                     self._ends(attempt, "")
-            except _Failed as error:
+            except _TrialFailed as error:
                 self._ends(attempt, str(error))
         over, self._over = self._over, []
         yield from over
@@ -148,7 +148,7 @@ class Trials:
             attempt.close()
         self._open.clear()
 
-    def _ends(self, attempt: _Attempt, why_not: str) -> None:
+    def _ends(self, attempt: _TrialRun, why_not: str) -> None:
         attempt.close()
         self._open.remove(attempt)
         trial = attempt.trial

@@ -18,7 +18,7 @@ SAVED_TURNS, SAVED_S = 8, 0.02  # may pass at once after a pause, or when this p
 GATHERED_TURNS = 4  # are waited for together: to wake up costs more than to pass a turn
 
 
-class Turn(NamedTuple):
+class RelayTurn(NamedTuple):
     pair: bytes
     most_bytes: int
 
@@ -43,14 +43,14 @@ class Turns:
         """It has nothing more for now, or nobody takes it: the next time it comes last."""
         self._waiting.pop(pair, None)
 
-    def next(self, now: float) -> Turn | None:
+    def next(self, now: float) -> RelayTurn | None:
         """None: nobody waits, or nothing may pass yet (`wait_s`)."""
         self._fill(now)
         pair = next(iter(self._waiting), None)
         if pair is None:
             return None
         due = self._waiting[pair]
-        return Turn(pair, due) if self._left >= due else None
+        return RelayTurn(pair, due) if self._left >= due else None
 
     def took(self, pair: bytes, size: int) -> None:
         self._left -= size

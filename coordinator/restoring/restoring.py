@@ -31,15 +31,15 @@ from farflung.protocol.limits import KEPT_COMMITS, MAX_PEERS, PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import AskStatus, FromDoor, Knock, Refuse
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.moments import Terms
 from farflung.protocol.round_words import Commit
+from farflung.protocol.run_terms import Terms
 from farflung.protocol.signed_words import kept_part
 from farflung.protocol.signing import (
     Amendment,
     AskKept,
-    Head,
-    Kept,
     KeptCommit,
+    KeptReceipts,
+    SignedHead,
     curve_key_of,
     name_of,
     name_of_commit,
@@ -68,7 +68,7 @@ class Own:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRun:
     run_id: bytes
     manifest: Manifest  # that the run began with
     records: tuple[Record, ...]
@@ -82,7 +82,7 @@ class _Caller:
 
 
 @dataclass
-class _Shown:
+class _Evidence:
     """All that counts, whoever it came from."""
 
     # By run, and in it by number and name of its history; several runs: the host began anew with the same key.
@@ -101,7 +101,7 @@ class Restoring:
         self._callers: OrderedDict[bytes, _Caller] = OrderedDict()
         self._answered: dict[str, str] = {}  # peer -> its name
         self._first_at: float | None = None
-        self._shown = _Shown()
+        self._shown = _Evidence()
         self._refused: set[str] = set()
         self.notes: list[str] = []  # for people; taken by the shell
         self._heard_of, self._has_begun = (False, 0), False
@@ -120,7 +120,7 @@ class Restoring:
                 known = self._caller(caller)
                 if not known.done:
                     return AskKept(nonce=self._nonce, below=known.below)
-            case Kept():
+            case KeptReceipts():
                 return self._on_kept(self._caller(caller), message, now)
             case AskStatus():
                 pass
@@ -139,7 +139,7 @@ class Restoring:
             self._callers.popitem(last=False)
         return found
 
-    def _on_kept(self, caller: _Caller, kept: Kept, now: float) -> AskKept | Refuse:
+    def _on_kept(self, caller: _Caller, kept: KeptReceipts, now: float) -> AskKept | Refuse:
         if not verify(kept.identity, kept_part(kept, self._nonce), kept.signature):
             return refuse(
                 "signature", "what you keep is not signed by the identity that shows it", ASK_AGAIN_S
@@ -159,7 +159,7 @@ class Restoring:
             self._answered[peer] = name_of(kept.identity)
         return self._wait(now)
 
-    def _why_not(self, kept: Kept) -> str:
+    def _why_not(self, kept: KeptReceipts) -> str:
         """Why what is shown does not count; empty: it does."""
         assert kept.kept is not None
         head, own = kept.kept.head, self._own
@@ -175,7 +175,7 @@ class Restoring:
             return "its books are not what was signed, or of another version of farflung"
         return ""
 
-    def _manifest_of(self, kept: Kept) -> Manifest | None:
+    def _manifest_of(self, kept: KeptReceipts) -> Manifest | None:
         """What that run began with, if the file given is of that run: as it began, or as it was amended."""
         assert kept.kept is not None
         if hash_bytes(kept.manifest) != kept.kept.head.manifest:
@@ -189,7 +189,7 @@ class Restoring:
         own = {"admission": given.admission, "net": first.net.model_copy(update=_relay_of(given))}
         return first.model_copy(update=own) if terms.includes(given) else None
 
-    def _take(self, kept: Kept, shown: KeptCommit, peer: str) -> None:
+    def _take(self, kept: KeptReceipts, shown: KeptCommit, peer: str) -> None:
         found, head = self._shown, shown.head
         self._tell_of_fork(shown)
         self._count_run(head.run_id, peer)
@@ -220,7 +220,7 @@ class Restoring:
         by = shown_by.setdefault(run_id, set())
         by |= {peer} if len(by) < MAX_PEERS else set()
 
-    def _take_amendments(self, head: Head, told: tuple[Amendment, ...]) -> str:
+    def _take_amendments(self, head: SignedHead, told: tuple[Amendment, ...]) -> str:
         """Anybody may show what he likes beside a true commit.  Why it does not count; empty: it does."""
         first, longest = self._own.first or self._shown.manifests.get(head.manifest), self._shown.amendments
         if first is None or len(told) <= len(longest.get(head.run_id, ())):
@@ -251,7 +251,7 @@ class Restoring:
 
     # ---- the decision ------------------------------------------------------------------------------------------
 
-    def due(self, now: float) -> Found | None:
+    def due(self, now: float) -> FoundRun | None:
         """None: it waits, and `reason` says for whom."""
         if self._look(now):
             return None
@@ -260,7 +260,7 @@ class Restoring:
         newest = chain[0] if chain else None
         if newest is None:
             nothing = Restored(kept=None, reason=self._told(None), given_up=self._given_up(()))
-            return Found(own.run_id, own.first or own.manifest, (nothing,))
+            return FoundRun(own.run_id, own.first or own.manifest, (nothing,))
         books = books_in(newest)
         model = self._shown.models.get(books.model) if books is not None else None
         records: list[Record] = []
@@ -277,7 +277,7 @@ class Restoring:
             reason=self._told(newest),
             given_up=self._given_up(chain),
         )
-        return Found(newest.head.run_id, manifest, (*records, restored))
+        return FoundRun(newest.head.run_id, manifest, (*records, restored))
 
     def take_notes(self) -> list[str]:
         """For people, since the last time: what is wrong, and that more have answered."""
@@ -292,7 +292,7 @@ class Restoring:
         chain = self._chain(1)
         lacks = self._lacks(chain)
         answered = len(self._answered)
-        heard = Heard(bool(self._own.run_id), self._began_at, self._first_at, answered, lacks)
+        heard = RestoringState(bool(self._own.run_id), self._began_at, self._first_at, answered, lacks)
         self.reason = why_wait(heard, now)
         if not self.reason and not chain and not self._own.run_id:
             self.reason = (
@@ -379,7 +379,7 @@ def _relay_of(manifest: Manifest) -> dict[str, object]:
 
 
 @dataclass(frozen=True)
-class Heard:
+class RestoringState:
     """So far."""
 
     has_run: bool  # in its own folder
@@ -389,7 +389,7 @@ class Heard:
     lacks: int = 0  # a newer step, of which nobody has shown the books
 
 
-def why_wait(heard: Heard, now: float) -> str:
+def why_wait(heard: RestoringState, now: float) -> str:
     """Empty: the time has come to decide."""
     if heard.first_at is None and not heard.has_run:
         return (

@@ -9,9 +9,9 @@ nothing made before is worth anything.  Before it nothing commits, and nobody is
 
 What was foreseen wrongly costs the bytes of results, a second time.  Whoever lies or is slow must not cost that in each
 round: after a mistake as many rounds as `Foresight` says have to go as they would have been foreseen, twice as many
-after each further one.  `Foresight` is owned by the conductor of a fragment, for all of its rounds; not durable.
+after each further one.  `Foresight` is owned by the driver of a fragment, for all of its rounds; not durable.
 
-Pure.  Called by the round at the coordinator (in_flight.py) and by the conductor.  Must not know members' sessions or
+Pure.  Called by the round at the coordinator (round.py) and by the driver.  Must not know members' sessions or
 reports.
 """
 
@@ -21,7 +21,7 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from farflung.coordinator.rounds.opening import RoundRules
-from farflung.coordinator.rounds.weighting import Claim, believed, weighted
+from farflung.coordinator.rounds.weights import WorkClaim, believed, weighted
 from farflung.protocol.messages import Sent
 from farflung.protocol.round_words import Plan
 
@@ -70,7 +70,7 @@ def weights_foreseen(
     awaited = [m for m in members if m not in barred and (m in alive or m in sent)]
     if any(m not in sent or m not in alive for m in awaited):
         return None
-    claims = {m: Claim(sent[m].tokens, samples.get(m, 0)) for m in awaited if sent[m].tokens > 0}
+    claims = {m: WorkClaim(sent[m].tokens, samples.get(m, 0)) for m in awaited if sent[m].tokens > 0}
     if len(claims) < max(1, rules.min_peers):
         return None
     tokens = believed(claims, rules.merge).tokens

@@ -4,7 +4,7 @@ A flat round has one group.  In a mesh each chunk has an owner in every group, w
 one of these owners, the root, adds up the sums of all groups and encodes the result.  So a member talks with its group,
 and an owner besides with the owners of its chunks in the other groups.
 
-Called by the conductor, which draws the groups of a round, and by the round in flight.  Must not know what anybody
+Called by the driver, which draws the groups of a round, and by the round in flight.  Must not know what anybody
 reports: that is the round's.
 """
 
@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from farflung.protocol.digests import bits, hash_bytes, mask_from_bytes, mask_of, mask_to_bytes
 from farflung.protocol.limits import GROUPS_MOST, MEMBERS_PER_MESH, MEMBERS_PER_ROUND
-from farflung.protocol.round_words import Column, Commit, Decision, Plan
+from farflung.protocol.round_words import Commit, Decision, MeshColumn, Plan
 
 OWNERS_LEAST = 2  # of a group: an heir has to be there
 
@@ -173,7 +173,7 @@ def view(groups: Groups, member: str, epoch: int) -> Plan:
         codecs=tuple(codecs[peer] for peer in group),
         groups=UNSET,
         roots=UNSET,
-        column=Column(
+        column=MeshColumn(
             mine,
             len(groups.members),
             tuple(peers),

@@ -1,6 +1,6 @@
 """How a round begins: by which rules, with whom, who owns which chunk, and in which codec contributions travel.  Pure.
 
-Called by the conductor, which knows who is ready.  Must not know members, sessions or what was said of a round in
+Called by the driver, which knows who is ready.  Must not know members, sessions or what was said of a round in
 flight: it is given the peers, their last beats, and what the books know of the fragment.
 """
 
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from farflung.coordinator.rounds import shares
 from farflung.coordinator.rounds.shares import codecs_by_member
-from farflung.coordinator.rounds.weighting import NORMS_LEAST, MergeRules
+from farflung.coordinator.rounds.weights import NORMS_LEAST, MergeRules
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Beat
 from farflung.protocol.model_schema import ModelSchema
@@ -47,7 +47,7 @@ class RoundRules:
     helpers: frozenset[str] = frozenset()  # they own chunks, and have no part in the sum or in any quorum
     measures: bool = False  # how long the results are decides by what they are multiplied
     lines: tuple[
-        shares.Rates, ...
+        shares.MemberRates, ...
     ] = ()  # of the plan's members: who inherits carries what its line can carry
 
     @property
@@ -219,13 +219,13 @@ def up_rates(beats: Beats) -> dict[str, float]:
     return {peer: alike.get(peer) or 0.0 for peer in beats}
 
 
-def lines_of(beats: Beats) -> tuple[shares.Rates, ...]:
+def lines_of(beats: Beats) -> tuple[shares.MemberRates, ...]:
     """As if all sent in one codec."""
     return tuple(shares.smoothed([_rates(beat, LADDER[0]) for beat in beats.values()]))
 
 
-def _rates(beat: Beat | None, codec: str) -> shares.Rates:
+def _rates(beat: Beat | None, codec: str) -> shares.MemberRates:
     if beat is None:
-        return shares.Rates(None, None, BITS_PER_VALUE[codec], True)
+        return shares.MemberRates(None, None, BITS_PER_VALUE[codec], True)
     up, down = beat.up_bytes_per_s or None, beat.down_bytes_per_s or None
-    return shares.Rates(up, down, BITS_PER_VALUE[codec], beat.rough)
+    return shares.MemberRates(up, down, BITS_PER_VALUE[codec], beat.rough)

@@ -1,6 +1,6 @@
 """When a round is looked at as a whole: a small one after each word, a large one when that can be of use.  Pure.
 
-Used by the conductor.  A look at a round costs as much as it has members, and each member says some dozens of words in
+Used by the driver.  A look at a round costs as much as it has members, and each member says some dozens of words in
 it: looked at after each, a round would cost the square of its members.  Nearly every word changes nothing: a phase ends
 when the last one that it waits for has spoken, and who that is can be seen in passing.  So a large round is looked at
 when nobody is left whom its phase waits for, when somebody was lost, and else with a pause that grows with it, in which

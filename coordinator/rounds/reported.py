@@ -1,6 +1,6 @@
 """What members have reported of one round, as far as it is proven.  Pure.
 
-The lower half of the round in flight (in_flight.py), which decides on it: the signed lists of what was sent, which
+The lower half of the round in flight (round.py), which decides on it: the signed lists of what was sent, which
 owner holds which of it, what was merged, and who proves to hold that.  Nothing here makes a step, knows the time, or
 who is alive.  Chunks are counted within the round's fragment.
 """
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from farflung.coordinator.rounds.comparing import ComparingMembers, ComparingSums
+from farflung.coordinator.rounds.gram_collection import ComparingMembers, ComparingSums
 from farflung.coordinator.rounds.groups import Groups
 from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.rounds.signed_sums import MadeSum, Place, SignedSums
-from farflung.coordinator.rounds.withholding import are_most
+from farflung.coordinator.rounds.silent_owners import are_most
 from farflung.protocol.causes import Excluded, ExclusionCause
 from farflung.protocol.digests import (
     bits,
@@ -45,7 +45,7 @@ NOTHING = "it has nothing to contribute: its work was not finite, or is lost"
 
 
 @dataclass(frozen=True)
-class Made:
+class MadeResult:
     """The first word for a chunk's result.  An heir that holds the bytes passes them on, and this stays."""
 
     peer: str
@@ -91,7 +91,7 @@ class Reported:
     merged: dict[int, bytes] = field(default_factory=dict)  # chunk -> result hash
     # Chunk -> how long its result is, where the gradient of a batch is clipped: as its maker says, and as all prove it.
     lengths: dict[int, float] = field(default_factory=dict)
-    makers: dict[int, Made] = field(default_factory=dict)  # chunk -> who merged it, and its signed word
+    makers: dict[int, MadeResult] = field(default_factory=dict)  # chunk -> who merged it, and its signed word
     sums: SignedSums = field(default_factory=SignedSums)  # of groups
     at_odds: dict[str, str] = field(default_factory=dict)  # who contradicts whom: nobody knows which one lies
     reports: dict[str, ProgressReport] = field(default_factory=dict)
@@ -203,7 +203,9 @@ class Reported:
             return  # a report that contradicts itself says nothing
         if all(chunk in self.merged for chunk in bits(mask)):
             return  # as of nearly all that are told
-        made = Made(peer, report, self._named(peer, report, decision) if mask and self.plan.roots else {})
+        made = MadeResult(
+            peer, report, self._named(peer, report, decision) if mask and self.plan.roots else {}
+        )
         for chunk, digest, square in zip(bits(mask), hashes, squares, strict=True):
             if self.plan.roots and chunk not in made.named:
                 continue  # nobody signed for what it is made of, or not yet

@@ -36,7 +36,7 @@ RELAY_GAIN = 1.25  # a round must be so much shorter, or its bytes pass no relay
 ALIKE = 1.6  # rates that differ from the median by less than this factor may be the same
 ALIKE_ROUGHLY = 5.0  # those that no round has shown; and above the median such a rate tells nothing
 # Of so many members two own something, whatever their lines are said to be: what an owner says of the others' work is
-# measured by other owners (withholding.py), and whoever owned everything would be believed.
+# measured by other owners (silent_owners.py), and whoever owned everything would be believed.
 JUDGED = 3
 FINE = 1 << 40  # so many chunks are as good as fractions
 SLACK = 1e-9  # of a chunk: rounding must not take a chunk from somebody whose share is whole
@@ -50,7 +50,7 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
-class Rates:
+class MemberRates:
     """What one member can carry.  None, 0 and nonsense mean: not known."""
 
     up_bytes_per_s: float | None = None
@@ -62,7 +62,7 @@ class Rates:
     pair_bytes_per_s: float | None = None
 
 
-def smoothed(rates: Sequence[Rates]) -> list[Rates]:
+def smoothed(rates: Sequence[MemberRates]) -> list[MemberRates]:
     """Measured rates with those that are near the median set to it.
 
     What was measured is uncertain by tens of percent, and depends on the shares themselves: a member that is given
@@ -92,7 +92,7 @@ def assign(
     chunk_count: int,
     members: Sequence[str],
     dialable: set[str],
-    rates: Sequence[Rates] = (),
+    rates: Sequence[MemberRates] = (),
     gather_bits: float = 8.0,
 ) -> tuple[int, ...]:
     """chunk -> index in `members`, in contiguous runs; () if nobody can be dialled.
@@ -108,7 +108,7 @@ def best_assigned(
     chunk_count: int,
     members: Sequence[str],
     dialable: set[str],
-    rates: Sequence[Rates],
+    rates: Sequence[MemberRates],
     gather_bits: float,
     wider: Sequence[Mapping[str, float]],
 ) -> tuple[int, ...]:
@@ -130,7 +130,7 @@ def best_assigned(
     return best
 
 
-def _round_s(owners: Sequence[int], rates: Sequence[Rates], gather_bits: float) -> float:
+def _round_s(owners: Sequence[int], rates: Sequence[MemberRates], gather_bits: float) -> float:
     """By the model; 0: no rate is known."""
     loads = _loads(rates, gather_bits)
     counts = [owners.count(index) / max(1, len(owners)) for index in range(len(loads))]
@@ -139,7 +139,7 @@ def _round_s(owners: Sequence[int], rates: Sequence[Rates], gather_bits: float) 
 
 @lru_cache(maxsize=256)  # rounds of the same members over lines that are taken for the same ones are many
 def _assigned(
-    chunk_count: int, members: int, hosts: tuple[int, ...], rates: tuple[Rates, ...], gather_bits: float
+    chunk_count: int, members: int, hosts: tuple[int, ...], rates: tuple[MemberRates, ...], gather_bits: float
 ) -> tuple[int, ...]:
     even = tuple(hosts[chunk * len(hosts) // chunk_count] for chunk in range(chunk_count))
     loads = _loads(rates, gather_bits)
@@ -156,7 +156,7 @@ def reassign(
     owners: Sequence[int],
     lost: set[int],
     heirs: Sequence[int],
-    rates: Sequence[Rates] = (),
+    rates: Sequence[MemberRates] = (),
     gather_bits: float = 8.0,
     first: Mapping[int, Sequence[int]] = MappingProxyType({}),
 ) -> tuple[int, ...]:
@@ -199,7 +199,7 @@ class _Load:
         return max((1 - w) * self.gather_down, w * self.gather_up)
 
 
-def _loads(rates: Sequence[Rates], gather_bits: float) -> list[_Load]:
+def _loads(rates: Sequence[MemberRates], gather_bits: float) -> list[_Load]:
     """One for each member; none if no rate is known or nothing has to travel."""
     ups = [_known(line.up_bytes_per_s) for line in rates]
     downs = [_known(line.down_bytes_per_s) for line in rates]

@@ -6,7 +6,7 @@ known who made it, out of what.  Reports overtake each other: a root's results w
 
 An owner may send the root another sum than it signed, and a root may say so of an owner that did not: who of the two
 lies, nobody else can see.  They are at odds, and what follows is the round's business.  Must not know signatures: what
-comes here was checked (coordinator/run/witness.py).
+comes here was checked (coordinator/run/signed_results.py).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ in the middle of each, so that chunks move again and again.  So the first restar
 one of the last so many commits a member stays out of twice as many rounds, and nobody waits for it.  Where too few
 others are there, it takes part all the same.
 
-Owned by the conductor of a fragment.  Not durable: a coordinator that restarts forgives.
+Owned by the driver of a fragment.  Not durable: a coordinator that restarts forgives.
 """
 
 from __future__ import annotations

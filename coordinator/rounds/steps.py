@@ -1,6 +1,6 @@
 """What is due in a round: one of six steps, each with its reason.  Pure data.
 
-Made by `InFlight.next_step`, carried out by the conductor, which announces it and writes it down.  Must not know how
+Made by `InFlight.next_step`, carried out by the driver, which announces it and writes it down.  Must not know how
 any of it was found out.
 """
 
@@ -13,7 +13,7 @@ from farflung.protocol.round_words import Commit, Decision, Plan
 
 
 @dataclass(frozen=True)
-class Moved:
+class OwnersMoved:
     """Ownership changed: announce the plan of the new epoch."""
 
     plan: Plan
@@ -22,7 +22,7 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Settled:
+class RoundCommitted:
     decision: Decision
     reason: str
     merged: str = ""  # how, where contributions were compared
@@ -54,8 +54,8 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class RoundWaits:
     reason: str
 
 
-Step = Moved | Settled | Foreseen | Done | Failed | Waiting
+Step = OwnersMoved | RoundCommitted | Foreseen | Done | Failed | RoundWaits

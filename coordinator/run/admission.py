@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from farflung.coordinator.door.allowance import Quota
-from farflung.coordinator.door.arriving import Arrivals
-from farflung.coordinator.door.hello_check import Passed, is_signed, refuse
+from farflung.coordinator.door.arriving import NewcomerQueue
+from farflung.coordinator.door.hello_check import HelloPassed, is_signed, refuse
 from farflung.coordinator.ledger.records import Invited, Revoked
 from farflung.coordinator.ledger.register import Invitation
 from farflung.coordinator.run.core import Core
@@ -42,7 +42,7 @@ COMES_PER_MINUTE = 30.0  # one identity: each time is a line in the journal, and
 
 
 @dataclass(frozen=True)
-class Let:
+class LetIn:
     """It may come in."""
 
     invitation: bytes = b""  # the digest of the token that is used up by that, if one is
@@ -57,14 +57,14 @@ class Admission:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.allowed: frozenset[str] = frozenset()  # ids of the allowlist
-        self._arrivals, self._looks = Arrivals(), Looks()
+        self._arrivals, self._looks = NewcomerQueue(), Looks()
         self._comes: Quota[str] = Quota(COMES_PER_MINUTE / 60.0, COMES_PER_MINUTE)
 
     @property
     def rules(self) -> AdmissionSection:
         return self._core.manifest.admission
 
-    def examine(self, passed: Passed) -> Refuse | Let:
+    def examine(self, passed: HelloPassed) -> Refuse | LetIn:
         core, hello = self._core, passed.hello
         if not is_signed(hello, passed.nonce):
             return refuse("signature", "the hello is not signed by the identity it names")
@@ -137,13 +137,13 @@ class Admission:
 
     # ---- by invitation, by list --------------------------------------------------------------------------
 
-    def _invited(self, hello: Hello, peer: str) -> Refuse | Let:
+    def _invited(self, hello: Hello, peer: str) -> Refuse | LetIn:
         me = f"this peer is {name_of(hello.identity)}, {peer}"
         if self.rules.mode == "allowlist" and peer not in self.allowed:
             why = "this run lets in only peers whose id is on its host's list; tell the host your id"
             return refuse("not-listed", f"{why}: {me}")
         if self.rules.mode != "token" or peer in self._core.ledger.register.guests:
-            return Let()
+            return LetIn()
         digest = token_digest(hello.token)
         found = self._core.ledger.register.invitations.get(digest) if hello.token else None
         if found is not None and found.revoked is not None:
@@ -152,7 +152,7 @@ class Admission:
         problem = self._problem(hello.token, found)
         if problem:
             return refuse("token", f"{problem}; ask the host of the run for a join URL with a new invitation")
-        return Let(digest)
+        return LetIn(digest)
 
     def _problem(self, token: str, found: Invitation | None) -> str:
         if not token:

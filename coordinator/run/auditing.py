@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from farflung.coordinator.reach.acquaintances import WHOLE_ROSTER
+from farflung.coordinator.reach.partial_view import WHOLE_ROSTER
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.membership import Member
+from farflung.coordinator.run.signed_results import CommittedSums, OneSum
 from farflung.coordinator.run.sum_cases import SumCases
-from farflung.coordinator.run.witness import CommittedSums, OneSum
 from farflung.protocol.limits import AUDITED_AT_ONCE, ROUNDS_KEPT
 from farflung.protocol.messages import AuditChunks, Audited
 from farflung.protocol.round_words import THE_RESULT, ChunkVerdict
@@ -31,7 +31,7 @@ Key = tuple[int, int, int]  # round, group or the result, chunk
 
 
 @dataclass
-class Task:
+class DrawnAudit:
     """One that was drawn."""
 
     sum: OneSum
@@ -46,15 +46,15 @@ class Task:
         return self.sum.of.plan.round_no, self.sum.group, self.sum.chunk
 
 
-class Auditing:
+class AuditDesk:
     def __init__(self, core: Core, random: Callable[[int], bytes], discipline: Discipline) -> None:
         self._core = core
         self._dice = Dice(random)
-        self._tasks: dict[Key, Task] = {}
+        self._tasks: dict[Key, DrawnAudit] = {}
         self.cases = SumCases(core, discipline)
 
     @property
-    def open(self) -> Iterable[Task]:
+    def open(self) -> Iterable[DrawnAudit]:
         return self._tasks.values()
 
     def is_busy_with(self, fragment: int) -> bool:
@@ -71,12 +71,12 @@ class Auditing:
         for place in self._dice.draw(count * (1 + groups), share) if share else ():
             group, chunk = divmod(place, count)
             drawn = OneSum(sums, chunk, group - 1 if group else THE_RESULT)
-            task = Task(drawn)
+            task = DrawnAudit(drawn)
             if drawn.is_known and self._assign(task):
                 self._tasks[task.key] = task
         self._tell(task for task in self._tasks.values() if task.sum.of is sums)
 
-    def _assign(self, task: Task) -> bool:
+    def _assign(self, task: DrawnAudit) -> bool:
         """Give it to another one, if there is somebody left."""
         if len(task.tried) >= AUDITORS_MOST:
             return False
@@ -88,7 +88,7 @@ class Auditing:
         task.tried.add(member.peer)
         return True
 
-    def _candidates(self, task: Task) -> list[Member]:
+    def _candidates(self, task: DrawnAudit) -> list[Member]:
         """Those who were in the round, first whoever is near to what goes in, and of these whoever others can dial;
         strangers only where there is nobody."""
         core, sums = self._core, task.sum.of
@@ -106,7 +106,7 @@ class Auditing:
         return member.dialable and member.doubted_until <= self._core.now
 
     @staticmethod
-    def _fit(task: Task, here: Iterable[Member]) -> list[Member]:
+    def _fit(task: DrawnAudit, here: Iterable[Member]) -> list[Member]:
         maker, fragment = task.sum.maker, task.sum.of.plan.fragment
         return [
             member
@@ -123,9 +123,9 @@ class Auditing:
         """The process that was in the round: another one has not got what it sent any more."""
         return sums.processes.get(member.peer) == member.process
 
-    def _tell(self, tasks: Iterable[Task]) -> None:
+    def _tell(self, tasks: Iterable[DrawnAudit]) -> None:
         """Each auditor hears together of all chunks of which the same goes in."""
-        of: dict[tuple[str, int, int, tuple[str, ...]], list[Task]] = {}
+        of: dict[tuple[str, int, int, tuple[str, ...]], list[DrawnAudit]] = {}
         for task in tasks:
             task.told_at = self._core.now
             round_no, group, _ = task.key
@@ -157,7 +157,7 @@ class Auditing:
                 del self._tasks[task.key]
         return Verdict.ACCEPTED if known else Verdict.STALE
 
-    def _on_missing(self, task: Task, verdict: ChunkVerdict) -> None:
+    def _on_missing(self, task: DrawnAudit, verdict: ChunkVerdict) -> None:
         task.named += sorted(set(verdict.missing) & set(task.sum.authors) - {task.auditor})
         if self._assign(task):
             self._tell([task])
@@ -172,7 +172,7 @@ class Auditing:
     def on_timer(self) -> None:
         self._forget_the_old()
         self.cases.on_timer()
-        again: list[Task] = []
+        again: list[DrawnAudit] = []
         for task in list(self._tasks.values()):
             member = self._core.members.alive.get(task.auditor)
             if member is None or member.process != task.process:
@@ -198,7 +198,7 @@ def is_kept(core: Core, sums: CommittedSums) -> bool:
     return commit.version <= book.version < commit.version + ROUNDS_KEPT
 
 
-def _fields(tasks: list[Task]) -> dict[str, object]:
+def _fields(tasks: list[DrawnAudit]) -> dict[str, object]:
     """Of an `AuditChunks`: of all the same goes in."""
     first = tasks[0].sum
     plan = first.of.plan

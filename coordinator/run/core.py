@@ -15,15 +15,15 @@ from farflung.coordinator.ledger.keeping import kept_commit
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.pace import RunPace
 from farflung.coordinator.ledger.records import Amended, Record, Struck
-from farflung.coordinator.reach.acquaintances import WHOLE_ROSTER
+from farflung.coordinator.reach.partial_view import WHOLE_ROSTER
 from farflung.coordinator.run.effects import Effect, Note, Tell, Write
 from farflung.coordinator.run.membership import Member, Membership
 from farflung.protocol.causes import NoteCause
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Keep, ToMember
-from farflung.protocol.moments import Terms
-from farflung.protocol.signing import Head, KeptCommit
+from farflung.protocol.run_terms import Terms
+from farflung.protocol.signing import KeptCommit, SignedHead
 
 EVENTS_SHOWN = 30
 KEEP_AGAIN_S = 5.0
@@ -51,7 +51,7 @@ class Core:
         self._struck: list[str] = []
         self._kept: tuple[object, KeptCommit | None] = None, None
         self._keepers: tuple[object, frozenset[str]] = None, frozenset()
-        self.newer: Head | None = None  # of this run, and not in this journal
+        self.newer: SignedHead | None = None  # of this run, and not in this journal
         self._convicted: list[tuple[str, str]] = []
 
     def kept(self) -> KeptCommit | None:
@@ -91,7 +91,7 @@ class Core:
             member.told_to_keep = kept.head.number, self.now
             self.tell(member, Keep, kept=kept)
 
-    def hear_of(self, head: Head | None) -> None:
+    def hear_of(self, head: SignedHead | None) -> None:
         """What somebody who comes in keeps.  The run's own key tells if this journal is older than the run."""
         known = max(self.ledger.link.order, self.ledger.given_up)
         if head is None or head.run_id != self.run_id or head.order <= known:

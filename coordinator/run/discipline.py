@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from farflung.coordinator.ledger.records import Banned, Unbanned
-from farflung.coordinator.rounds.in_flight import InFlight
+from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.causes import DepartureCause
@@ -19,7 +19,7 @@ from farflung.protocol.messages import Gone
 LEAST_ACCUSERS = 2
 
 
-def found_useless(flight: InFlight) -> list[str]:
+def found_useless(flight: Round) -> list[str]:
     """Members from whom most of the others, and at least two, got bytes that are of no use."""
     others = len(flight.plan.members) - 1
     accusers = {peer: flight.accusers_of(peer) for peer in flight.plan.members}

@@ -10,7 +10,7 @@ from farflung.coordinator.reach.relays import Trial
 from farflung.protocol.causes import NoteCause
 from farflung.protocol.messages import ToDoor, ToMember
 from farflung.protocol.round_words import Commit
-from farflung.protocol.signed_words import Said
+from farflung.protocol.signed_words import SignedList
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class KeepEvidence:
     """The signed hash lists that led to a commit: for the audit, not for going on."""
 
     commit: Commit
-    said: tuple[Said, ...]
+    said: tuple[SignedList, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from farflung.coordinator.batches.batch_members import BatchMembers
 from farflung.coordinator.batches.batches import Batches
-from farflung.coordinator.batches.seating import held_by_newcomer, loads_of
-from farflung.coordinator.batches.words import House
-from farflung.coordinator.door.hello_check import UNPROVEN, Doorkeeper, Passed, RunFacts
+from farflung.coordinator.batches.stage_choice import held_by_newcomer, loads_of
+from farflung.coordinator.door.hello_check import UNPROVEN, DoorFacts, Doorkeeper, HelloPassed
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import (
     AbortedRound,
@@ -27,12 +27,11 @@ from farflung.coordinator.ledger.records import (
     Started,
 )
 from farflung.coordinator.reach.relays import RelayNow, Trial
-from farflung.coordinator.reach.tickets import Run
-from farflung.coordinator.reach.ways import Usage
-from farflung.coordinator.rounds.clipping import clipped, warning
+from farflung.coordinator.reach.routes import Usage
+from farflung.coordinator.reach.tickets import TicketScope
+from farflung.coordinator.rounds.gradient_clip import clipped, warning
 from farflung.coordinator.run.admission import Admission
-from farflung.coordinator.run.auditing import Auditing
-from farflung.coordinator.run.conductor import Conductor
+from farflung.coordinator.run.auditing import AuditDesk
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.effects import (
@@ -45,12 +44,13 @@ from farflung.coordinator.run.effects import (
     Tell,
     TryRelay,
 )
-from farflung.coordinator.run.going_back import GoingBack
-from farflung.coordinator.run.guidance import Guidance
-from farflung.coordinator.run.lending import Lending
+from farflung.coordinator.run.lease_desk import LeaseDesk
 from farflung.coordinator.run.membership import Member
-from farflung.coordinator.run.operator_orders import Amending, GoingBackByOrder, Operating
+from farflung.coordinator.run.operator_orders import AmendmentOrders, GoingBackByOrder, Operating
+from farflung.coordinator.run.rollback import Rollback
+from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.coordinator.run.status import status_json
+from farflung.coordinator.run.ticks import TickBuilder
 from farflung.protocol.causes import AbortCause, DepartureCause, NoteCause
 from farflung.protocol.digests import HASH_BYTES
 from farflung.protocol.manifest import Manifest
@@ -101,19 +101,19 @@ class RunMachine:
         self.discipline = Discipline(
             self.core, lambda member, cause, why: self._lose(member, cause, why, True)
         )
-        self.auditing = Auditing(self.core, random, self.discipline)
+        self.auditing = AuditDesk(self.core, random, self.discipline)
         fragments = range(ledger.fragments)
         self.batches = Batches(self.core, self._house()) if manifest.pipeline.batch else None
-        self.conductors = [Conductor(self.core, each, self.auditing, self.batches) for each in fragments]
-        self.lending = Lending(self.core, self.conductors)
-        self.going_back = GoingBack(self.core, self.conductors)
-        self.guidance = Guidance(self.core, self.conductors, self.lending, self.going_back, self.batches)
-        self.core.acquaint = self.guidance.acquaint
-        self.facts = RunFacts(manifest.run.name, run_id, manifest.canonical())
+        self.drivers = [RoundDriver(self.core, each, self.auditing, self.batches) for each in fragments]
+        self.lease_desk = LeaseDesk(self.core, self.drivers)
+        self.rollback = Rollback(self.core, self.drivers)
+        self.tick_builder = TickBuilder(self.core, self.drivers, self.lease_desk, self.rollback, self.batches)
+        self.core.acquaint = self.tick_builder.acquaint
+        self.facts = DoorFacts(manifest.run.name, run_id, manifest.canonical())
         self.doorkeeper = Doorkeeper(self.facts)
         self.admission = Admission(self.core)
-        by_order = GoingBackByOrder(self.core, self.conductors, self.going_back)
-        amending = Amending(self.core, self.conductors)
+        by_order = GoingBackByOrder(self.core, self.drivers, self.rollback)
+        amending = AmendmentOrders(self.core, self.drivers)
         self._operating = Operating(self.core, self.discipline, by_order, amending, random)
         self.counters = Counters()
         self.member_port = 0
@@ -123,16 +123,16 @@ class RunMachine:
         self._unsettled: set[int] = set()  # fragments that something was said of
         self._random = random
 
-    def _house(self) -> House:
+    def _house(self) -> BatchMembers:
         """What the batches ask of the other parts."""
         members = self.core.members
-        return House(
+        return BatchMembers(
             living=lambda: members.trainers,
-            fits=lambda peer: self.lending.words.fits(members.members[peer]),
-            in_round=lambda peer: any(each.may_use_work_of(peer) for each in self.conductors),
-            flying=lambda stage: self.conductors[stage].round is not None,
-            abort=lambda stage, why: self.conductors[stage].abort(AbortCause.SHARE_LOST, why),
-            saved_by=lambda stage: self.going_back.shelves.peers_with(self.conductors[stage]),
+            fits=lambda peer: self.lease_desk.words.fits(members.members[peer]),
+            in_round=lambda peer: any(each.may_use_work_of(peer) for each in self.drivers),
+            flying=lambda stage: self.drivers[stage].round is not None,
+            abort=lambda stage, why: self.drivers[stage].abort(AbortCause.SHARE_LOST, why),
+            saved_by=lambda stage: self.rollback.shelves.peers_with(self.drivers[stage]),
             meet=members.ways.meets,
         )
 
@@ -172,7 +172,7 @@ class RunMachine:
                 self.core.do(AnswerDoor(caller, self.doorkeeper.knock(caller, message, self._random(32))))
             case Hello():
                 said = self.doorkeeper.examine(caller, key, message, came_from)
-                if isinstance(said, Passed):
+                if isinstance(said, HelloPassed):
                     self._admit(caller, said)
                 else:
                     self.core.do(AnswerDoor(caller, said))
@@ -188,11 +188,11 @@ class RunMachine:
         made_at, raw = self._shown
         count = len(self.core.members.alive)
         if not raw or count <= CROWD or now - made_at >= max(STATUS_CROWD_S, count * STATUS_S_PER_MEMBER):
-            lost = self.going_back.lost()
-            self._shown = now, status_json(self.core, self.conductors, self.counters, now, lost)
+            lost = self.rollback.lost()
+            self._shown = now, status_json(self.core, self.drivers, self.counters, now, lost)
         return self._shown[1]
 
-    def on_hello(self, caller: bytes, passed: Passed, now: float) -> list[Effect]:
+    def on_hello(self, caller: bytes, passed: HelloPassed, now: float) -> list[Effect]:
         """Somebody whom the doorkeeper at the front door passed on."""
         self.core.now = now
         self._admit(caller, passed)
@@ -208,8 +208,8 @@ class RunMachine:
         """What the operator asks for."""
         self.core.now = now
         reply = self._operating.obey(order)
-        self.guidance.recheck_all()
-        self._settle(self.conductors)
+        self.tick_builder.recheck_all()
+        self._settle(self.drivers)
         return reply, self.core.take_effects()
 
     def on_garbage(self, peer: str, session: bytes, now: float) -> list[Effect]:
@@ -223,7 +223,7 @@ class RunMachine:
     @property
     def drained(self) -> bool:
         """The operator wants it to end, and nothing is in flight."""
-        return self.core.draining and all(conductor.round is None for conductor in self.conductors)
+        return self.core.draining and all(driver.round is None for driver in self.drivers)
 
     def on_member(self, key: bytes, message: FromMember, now: float, last: bool = True) -> list[Effect]:
         """`last`: no other frame waits; else what follows from this one waits for the next `settle`."""
@@ -243,9 +243,9 @@ class RunMachine:
             return []
         member.in_seq, member.heard_at, member.closed_at = message.seq, now, None
         # What a member reports of a round moves that round only; anything else may move all of them.
-        touched = self.conductors
+        touched = self.drivers
         if isinstance(message, Sent | ProgressReport):
-            touched = [c for c in self.conductors if c.is_about(member, message.round_no)]
+            touched = [c for c in self.drivers if c.is_about(member, message.round_no)]
             self.counters.count(self._on_round_report(member, message, touched))
         elif isinstance(message, Shown):
             wanted = self.core.questions.on_shown(member.peer, message, now)
@@ -255,13 +255,13 @@ class RunMachine:
             self.counters.count(self._on_member_message(member, message))
             if not isinstance(message, Audited) and _what_counts(member) == before:
                 touched = []  # most beats: what time alone changes is the timer's
-        self._unsettled.update(conductor.fragment for conductor in touched)
+        self._unsettled.update(driver.fragment for driver in touched)
         return self.settle(now) if last else self.core.take_effects()
 
     def settle(self, now: float) -> list[Effect]:
         """What follows from the frames since the last time: once for all that came together."""
         self.core.now = now
-        touched = [each for each in self.conductors if each.fragment in self._unsettled and each.is_due()]
+        touched = [each for each in self.drivers if each.fragment in self._unsettled and each.is_due()]
         self._unsettled.clear()
         if touched:
             self._settle(touched)
@@ -281,7 +281,7 @@ class RunMachine:
             core.log(f"{core.name(peer)} can be dialled")
             self._find_ways()
             self._tell_roster()
-            self._settle(self.conductors)
+            self._settle(self.drivers)
         elif not reached and (member := core.members.members.get(peer)) is not None and member.alive:
             relayed = ", or at a relay" if core.members.ways.relays.usable else ""
             how = f"it takes part, and meets others past its router{relayed}"
@@ -298,7 +298,7 @@ class RunMachine:
             core.note(f"relay: on port {relay.port}" if relay is not None else f"relay: none, {why_not}")
             ways.relays.own = relay
             self._follow_ways()
-            self._settle(self.conductors)
+            self._settle(self.drivers)
         return core.take_effects()
 
     def on_relay_tried(self, trial: Trial, why_not: str, now: float) -> list[Effect]:
@@ -329,16 +329,16 @@ class RunMachine:
             else:
                 told = f"nothing heard for {core.members.dead_after_s:g} s"
                 self._lose(member, DepartureCause.SILENT, told)
-        self.lending.reclaim()
+        self.lease_desk.reclaim()
         self.auditing.on_timer()
-        if self.going_back.check_what_is_held():
-            self.guidance.recheck_all()
-        self._settle([conductor for conductor in self.conductors if conductor.is_due()])
+        if self.rollback.check_what_is_held():
+            self.tick_builder.recheck_all()
+        self._settle([driver for driver in self.drivers if driver.is_due()])
         return core.take_effects()
 
     # ---- hello ---------------------------------------------------------------------------------------
 
-    def _admit(self, caller: bytes, passed: Passed) -> None:
+    def _admit(self, caller: bytes, passed: HelloPassed) -> None:
         core = self.core
         let = self.admission.examine(passed)
         if isinstance(let, Refuse):
@@ -377,7 +377,7 @@ class RunMachine:
         ports = self.member_ports
         return ports[int.from_bytes(member.session, "big") % len(ports)] if ports else self.member_port
 
-    def _begin_session(self, passed: Passed, invitation: bytes) -> Member:
+    def _begin_session(self, passed: HelloPassed, invitation: bytes) -> Member:
         core, hello, key = self.core, passed.hello, passed.hello.key
         peer, name = peer_id_of(hello.identity), name_of(hello.identity)
         session = self._random(16)
@@ -391,13 +391,13 @@ class RunMachine:
         old = core.members.members.get(peer)
         # Of a process that was only out of contact nobody wants to hear.
         again = old is not None and old.alive and old.process == hello.process
-        for conductor in self.conductors:
-            conductor.on_session(peer, hello.process)
+        for driver in self.drivers:
+            driver.on_session(peer, hello.process)
         if old is not None:
             core.do(Forbid(old.contact.key))
             if old.process != hello.process:
-                for conductor in self.conductors:
-                    conductor.on_restart(peer)
+                for driver in self.drivers:
+                    driver.on_restart(peer)
         contact, network = Contact(peer, name, key, hello.address), network_of(passed.came_from)
         member = core.members.admit(
             contact, session, hello.process, core.now, network, self._fragments_for(hello, peer)
@@ -416,7 +416,7 @@ class RunMachine:
             return (due,)
         if self.core.manifest.pipeline.stages == 1:
             return hello.fragments
-        pipeline, first = self.core.manifest.pipeline, self.conductors[hello.fragments[0]]
+        pipeline, first = self.core.manifest.pipeline, self.drivers[hello.fragments[0]]
         alive, moves = (
             self.core.members.alive.values(),
             self.batches.moves if self.batches is not None else None,
@@ -434,17 +434,17 @@ class RunMachine:
             at for each, at in here.items() if each != peer and (each not in living or living[each].claimed)
         }
         known = bool(hello.digest) and first.book.digests.get(hello.version) == hello.digest
-        newest = self.going_back.newest_held(first) if known else hello.version
+        newest = self.rollback.newest_held(first) if known else hello.version
         return held_by_newcomer(pipeline, hello, loads_of(held, reached, measured, pipeline.stages), newest)
 
     def _tell_roster(self) -> None:
         """Everybody hears of a member, or of its address, at once; a crowd by its next beats."""
         if len(self.core.members.alive) <= CROWD:
-            self.guidance.recheck_all()
+            self.tick_builder.recheck_all()
 
     def _find_ways(self) -> bool:
         """True if somebody is to be told of other ways.  The relay hears of them first."""
-        core, run = self.core, Run(self.core.run_id, self.core.ledger.incarnation)
+        core, run = self.core, TicketScope(self.core.run_id, self.core.ledger.incarnation)
         changed = core.members.refresh_ways(core.now, run, core.prove, self._are_together)
         if changed:
             core.do(RelayPairs(core.members.ways.pairs))
@@ -468,7 +468,7 @@ class RunMachine:
 
     def _are_together(self, one: str, other: str) -> bool:
         """In a round that is in flight."""
-        plans = (each.round.plan for each in self.conductors if each.round is not None)
+        plans = (each.round.plan for each in self.drivers if each.round is not None)
         return any(one in plan.members and other in plan.members for plan in plans)
 
     def _dial_back(self, among: Iterable[Member] | None = None) -> None:
@@ -485,7 +485,7 @@ class RunMachine:
                 return self._on_beat(member, message)
             case Leave():
                 self._lose(member, DepartureCause.of(message.cause), message.cause.told)
-                self.lending.reclaim()
+                self.lease_desk.reclaim()
                 return Verdict.ACCEPTED
 
     def _on_beat(self, member: Member, beat: Beat) -> Verdict:
@@ -495,22 +495,22 @@ class RunMachine:
             return Verdict.MALFORMED
         if self.core.members.ways.meetings.says(member.contact.key, beat.punched):
             self._follow_ways()
-            self._unsettled.update(each.fragment for each in self.conductors)  # others may own, or begin
+            self._unsettled.update(each.fragment for each in self.drivers)  # others may own, or begin
         self.core.members.ways.hears(member.contact, beat, self.core.now)
-        refusal = self.guidance.on_beat(member, beat)
+        refusal = self.tick_builder.on_beat(member, beat)
         if refusal is not None:
             self.core.tell(member, Gone, reason=refusal, final=True)
             self._lose(member, DepartureCause.MISFIT, refusal)
         return Verdict.ACCEPTED
 
     def _on_round_report(
-        self, member: Member, message: Sent | ProgressReport, conductors: list[Conductor]
+        self, member: Member, message: Sent | ProgressReport, drivers: list[RoundDriver]
     ) -> Verdict:
-        for conductor in conductors:  # one, or none: a round belongs to one fragment
+        for driver in drivers:  # one, or none: a round belongs to one fragment
             if isinstance(message, Sent):
-                conductor.on_sent(member, message)
+                driver.on_sent(member, message)
             else:
-                conductor.on_progress(member, message)
+                driver.on_progress(member, message)
             return Verdict.ACCEPTED
         return Verdict.STALE
 
@@ -532,34 +532,34 @@ class RunMachine:
 
     # ---- what follows from any event -------------------------------------------------------------------
 
-    def _settle(self, conductors: list[Conductor]) -> None:
+    def _settle(self, drivers: list[RoundDriver]) -> None:
         """Move the rounds on, settle new versions' digests, and tell everybody at once what that changes."""
         for answer in self.core.questions.take_answers():
             if not self.auditing.cases.on_answer(answer):
-                any(conductor.settling.on_answer(answer) for conductor in self.conductors)
-        for conductor in conductors:
-            conductor.advance()
+                any(driver.agreement.on_answer(answer) for driver in self.drivers)
+        for driver in drivers:
+            driver.advance()
         if self._commit_stages():
-            conductors = self.conductors
-        if any([conductor.settle_digest() | conductor.asks_anew() for conductor in conductors]):
-            self.guidance.recheck_all()
+            drivers = self.drivers
+        if any([driver.settle_digest() | driver.asks_anew() for driver in drivers]):
+            self.tick_builder.recheck_all()
         if self.batches is not None and self.batches.advance():
-            self.guidance.recheck_all()
+            self.tick_builder.recheck_all()
         if self.core.members.ways.meetings.waits_for_gap:
             self._follow_ways()
-        for conductor in [each for each in conductors if each.round is None]:
-            conductor.maybe_open()
-            conductor.advance()
+        for driver in [each for each in drivers if each.round is None]:
+            driver.maybe_open()
+            driver.advance()
         self.discipline.follow_up_strikes()
         self._ask_members()
 
     def _commit_stages(self) -> bool:
         """One record moves all stages of a model to the next version (P13).  True: it is written."""
-        if len(self.conductors) == 1 or not all(each.prepared for each in self.conductors):
+        if len(self.drivers) == 1 or not all(each.prepared for each in self.drivers):
             return False
-        for conductor in self.conductors:
-            conductor.advance()  # somebody of another stage may have gone since
-        ends = [(each, each.round, each.prepared) for each in self.conductors]
+        for driver in self.drivers:
+            driver.advance()  # somebody of another stage may have gone since
+        ends = [(each, each.round, each.prepared) for each in self.drivers]
         found = [
             (each, flight, done) for each, flight, done in ends if flight is not None and done is not None
         ]

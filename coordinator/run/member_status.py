@@ -9,10 +9,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from farflung.coordinator.rounds.in_flight import InFlight
-from farflung.coordinator.run.conductor import Conductor
+from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.membership import Member
+from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol.digests import root_of
 from farflung.protocol.states import Phase
 
@@ -20,7 +20,7 @@ WHY_CHARS = 200
 
 
 def member_status(
-    core: Core, conductors: Sequence[Conductor], flight: InFlight | None, member: Member
+    core: Core, drivers: Sequence[RoundDriver], flight: Round | None, member: Member
 ) -> dict[str, Any]:
     """`flight`: the oldest round, the one that the status tells of."""
     beat, pace = member.beat, member.pace
@@ -32,11 +32,11 @@ def member_status(
         "alive": member.alive,
         "helps": member.helps,
         "participating": member.participating,
-        "why": why_not(core, conductors, member)[:WHY_CHARS],
+        "why": why_not(core, drivers, member)[:WHY_CHARS],
         "version": version,
         "behind": max(0, core.ledger.version - version) if version >= 0 else None,
         "digest": one_digest([each.digest for each in beat.fragments]).hex() if beat else "",
-        "same": _same_digest(conductors, member),
+        "same": _same_digest(drivers, member),
         "step": beat.step if beat else 0,
         "tokens": beat.tokens if beat else 0,
         "loss": finite(beat.loss) if beat else None,
@@ -57,15 +57,15 @@ def member_status(
         "strikes": len(core.ledger.register.strikes_of(member.peer, core.clock_s)),
         "left_out": member.left_out[:WHY_CHARS],
     }
-    batches = conductors[0].batches
+    batches = drivers[0].batches
     if batches is not None and member.alive and (share := batches.share_of(member.peer)):
         shown["batch"] = share
-    if len(conductors) > len(member.standings):
+    if len(drivers) > len(member.standings):
         shown["stage"] = member.stage
     return shown | (_in_round(flight, member.peer) if flight is not None else {})
 
 
-def _in_round(flight: InFlight, peer: str) -> dict[str, Any]:
+def _in_round(flight: Round, peer: str) -> dict[str, Any]:
     """How far a member of the round is: nothing for others."""
     if peer not in flight.plan.members:
         return {}
@@ -75,7 +75,7 @@ def _in_round(flight: InFlight, peer: str) -> dict[str, Any]:
     return {"sent": round(sent, 3), "got": round(got, 3)} | told
 
 
-def why_not(core: Core, conductors: Sequence[Conductor], member: Member) -> str:
+def why_not(core: Core, drivers: Sequence[RoundDriver], member: Member) -> str:
     """Why the next round will not have this member in it, or the last one had not; empty if it takes part."""
     if not member.alive:
         return member.gone_because
@@ -85,7 +85,7 @@ def why_not(core: Core, conductors: Sequence[Conductor], member: Member) -> str:
         return "it has none of the run's state yet"
     if member.quarantined:
         return "its state differs from the run's; it takes the run's state again"
-    held = [conductor for conductor in conductors if conductor.fragment in member.standings]
+    held = [driver for driver in drivers if driver.fragment in member.standings]
     lacking = [c for c in held if not (c.standing(member).verified or c.is_arriving(member))]
     if lacking:
         return member.told
@@ -101,14 +101,14 @@ def one_digest(digests: list[bytes]) -> bytes:
     return root_of(digests) if all(digests) else b""
 
 
-def _same_digest(conductors: Sequence[Conductor], member: Member) -> bool | None:
+def _same_digest(drivers: Sequence[RoundDriver], member: Member) -> bool | None:
     """Does it hold the run's state, bit for bit, at its own version?  None: that cannot be said."""
     found = []
-    for conductor in conductors:
-        if conductor.fragment not in member.standings:
+    for driver in drivers:
+        if driver.fragment not in member.standings:
             continue
-        beat = conductor.beat_of(member)
-        known = conductor.book.digests.get(beat.version) if beat is not None else None
+        beat = driver.beat_of(member)
+        known = driver.book.digests.get(beat.version) if beat is not None else None
         if beat is None or known is None or not beat.digest:
             return None
         found.append(beat.digest == known)

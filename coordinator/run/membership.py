@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from farflung.coordinator.ledger.pace import MemberPace
-from farflung.coordinator.reach.acquaintances import Acquaintances
-from farflung.coordinator.reach.listing import Listing, News
-from farflung.coordinator.reach.meeting import Together
+from farflung.coordinator.reach.hole_punching import Together
+from farflung.coordinator.reach.partial_view import PartialView
 from farflung.coordinator.reach.relays import Trial
-from farflung.coordinator.reach.tickets import Run, Sign
-from farflung.coordinator.reach.ways import Ways
+from farflung.coordinator.reach.roster_delta import RosterDelta, RosterNews
+from farflung.coordinator.reach.routes import Routes
+from farflung.coordinator.reach.tickets import Sign, TicketScope
 from farflung.protocol.limits import BEAT_LONGEST_S
 from farflung.protocol.messages import Beat, Hello
 from farflung.protocol.round_words import CROWD, Contact
@@ -186,10 +186,10 @@ class BeatTurns:
 class Membership:
     dead_after_s: float
     members: dict[str, Member] = field(default_factory=dict)
-    everybody: Listing = field(default_factory=Listing)
+    everybody: RosterDelta = field(default_factory=RosterDelta)
     losses: int = 0  # so far
-    ways: Ways = field(default_factory=Ways)
-    acquaintances: Acquaintances = field(default_factory=Acquaintances)
+    ways: Routes = field(default_factory=Routes)
+    acquaintances: PartialView = field(default_factory=PartialView)
     _joined: int = 0
     _by_session: dict[bytes, str] = field(default_factory=dict)
     # Asked for with every frame: kept up as members come, and made anew when one goes.
@@ -313,7 +313,7 @@ class Membership:
             if peer in self.members:
                 self.members[peer].doubted_until = self._doubted[peer] = now + DOUBT_S
 
-    def refresh_ways(self, now: float, run: Run, sign: Sign, together: Together) -> bool:
+    def refresh_ways(self, now: float, run: TicketScope, sign: Sign, together: Together) -> bool:
         """True if somebody is to be told of other ways than before, or of an instant."""
         self._doubted = {peer: until for peer, until in self._doubted.items() if until > now}
         doubted = {peer: self._alive[peer] for peer in self._doubted if peer in self._alive}
@@ -322,7 +322,7 @@ class Membership:
         self.everybody.number += changed  # ways are told with it
         return changed
 
-    def trials(self, now: float, run: Run, sign: Sign) -> list[Trial]:
+    def trials(self, now: float, run: TicketScope, sign: Sign) -> list[Trial]:
         """Of relays that members offer, those that are due."""
         return self.ways.trials(self._alive, now, run, sign)
 
@@ -453,13 +453,13 @@ class Membership:
     def roster_no(self) -> int:
         return self.everybody.number
 
-    def roster_for(self, member: Member, has_no: int, now: float) -> News:
+    def roster_for(self, member: Member, has_no: int, now: float) -> RosterNews:
         """Everybody.  In a crowd, where somebody comes or goes all the time, with a pause: else the line carries little
         else."""
         count = len(self._alive)
         pause_s = count / ROSTER_ENTRIES_PER_S if count > CROWD else 0.0
         if has_no == self.roster_no or now - member.roster_at < pause_s:
-            return News(self.roster_no, None)
+            return RosterNews(self.roster_no, None)
         member.roster_at = now
         return self.everybody.news(has_no, lambda peer: self._alive[peer].contact)
 

@@ -14,14 +14,13 @@ import msgspec
 
 from farflung.coordinator.ledger.records import Amended, Paused, Resumed
 from farflung.coordinator.run.admission import Inviting
-from farflung.coordinator.run.conductor import Conductor
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import Discipline
-from farflung.coordinator.run.going_back import GoingBack
+from farflung.coordinator.run.rollback import Rollback
+from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import AMENDMENTS_MOST
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.moments import changes_of, encoded
 from farflung.protocol.orders import (
     Amend,
     Ban,
@@ -40,6 +39,7 @@ from farflung.protocol.orders import (
     Unban,
 )
 from farflung.protocol.process.units import duration
+from farflung.protocol.run_terms import changes_of, encoded
 from farflung.protocol.signing import Amendment
 
 
@@ -48,12 +48,12 @@ class Operating:
         self,
         core: Core,
         discipline: Discipline,
-        going_back: GoingBackByOrder,
-        amending: Amending,
+        rollback: GoingBackByOrder,
+        amending: AmendmentOrders,
         random: Callable[[int], bytes],
     ) -> None:
         self._core = core
-        self._going_back = going_back
+        self._rollback = rollback
         self._amending = amending
         self._discipline = discipline
         self._inviting = Inviting(core, random, discipline.kick)
@@ -92,7 +92,7 @@ class Operating:
             case Pause() | Resume() | Drain():
                 return self._hold(order)
             case GoBack() | Rewind():
-                return self._going_back.obey(order)
+                return self._rollback.obey(order)
 
     # ---- keeping out ---------------------------------------------------------------------------------------
 
@@ -195,11 +195,11 @@ def _which(who: str, found: list[str], what: str) -> str:
 # To go back is for a run that lost its newest state: it goes to the newest version that somebody who is here holds or
 # has a checkpoint of, without waiting for those who are away; what they hold is given up.  To rewind is to undo rounds
 # that somebody may well hold, because they were found to be spoiled.
-class Amending:
+class AmendmentOrders:
     """The host's amendments of what holds: checked against what may change, numbered, signed."""
 
-    def __init__(self, core: Core, conductors: Sequence[Conductor]) -> None:
-        self._core, self._conductors = core, conductors
+    def __init__(self, core: Core, drivers: Sequence[RoundDriver]) -> None:
+        self._core, self._drivers = core, drivers
 
     def obey(self, order: Amend) -> Reply:
         core, wanted = self._core, Manifest.from_json(order.manifest)
@@ -236,9 +236,9 @@ class Amending:
     def _version(self, changes: dict[str, dict[str, Any]], wanted: Manifest, at: int | None) -> int:
         """From which on it may hold.  UserError where that is not what was asked for."""
         core = self._core
-        newest = max(each.book.version for each in self._conductors)
+        newest = max(each.book.version for each in self._drivers)
         # What is in flight ends as it was begun.
-        flies = any(each.round is not None and each.book.version == newest for each in self._conductors)
+        flies = any(each.round is not None and each.book.version == newest for each in self._drivers)
         least = newest + 1 if flies else newest
         version = least if at is None else at
         rounds = min(core.terms.newest.run.rounds, wanted.run.rounds)
@@ -284,10 +284,10 @@ class Amending:
 
 
 class GoingBackByOrder:
-    def __init__(self, core: Core, conductors: list[Conductor], going_back: GoingBack) -> None:
+    def __init__(self, core: Core, drivers: list[RoundDriver], rollback: Rollback) -> None:
         self._core = core
-        self._conductors = conductors
-        self._going_back = going_back
+        self._drivers = drivers
+        self._rollback = rollback
 
     def obey(self, order: GoBack | Rewind) -> Reply:
         if not self._core.ledger.learned:
@@ -355,9 +355,9 @@ class GoingBackByOrder:
 
     def _may_bring(self, there: Sequence[int]) -> str:
         """Who is away, and may have some version of what is not here; empty: nobody."""
-        short = [each for each, version in zip(self._conductors, there, strict=True) if version < 0]
-        away = {peer: None for each in short or self._conductors for peer in self._going_back.may_bring(each)}
-        return self._going_back.named(list(away))
+        short = [each for each, version in zip(self._drivers, there, strict=True) if version < 0]
+        away = {peer: None for each in short or self._drivers for peer in self._rollback.may_bring(each)}
+        return self._rollback.named(list(away))
 
     def _where_it_may_be(self, there: Sequence[int]) -> str:
         """To restart from scratch is named only where no disk is left that the run knows of."""
@@ -373,11 +373,11 @@ class GoingBackByOrder:
         )
 
     def _of_each_stage(self) -> str:
-        held = self._going_back.settled_held()
+        held = self._rollback.settled_held()
         told = []
-        for conductor in self._conductors:
-            has = self._going_back.shelves.brought(conductor) | {held[conductor.fragment]} - {-1}
-            told.append(f"stage {conductor.fragment} has {_listed(sorted(has)) if has else 'none'}")
+        for driver in self._drivers:
+            has = self._rollback.shelves.brought(driver) | {held[driver.fragment]} - {-1}
+            told.append(f"stage {driver.fragment} has {_listed(sorted(has)) if has else 'none'}")
         return ", ".join(told)
 
     # ---- undoing rounds ------------------------------------------------------------------------------------
@@ -398,15 +398,15 @@ class GoingBackByOrder:
 
     def _is_there(self, versions: Sequence[int]) -> bool:
         """The digest of each is kept, and somebody has it whole."""
-        held, brought = self._going_back.settled_held(), self._going_back.shelves.brought
+        held, brought = self._rollback.settled_held(), self._rollback.shelves.brought
         return all(
-            version in conductor.book.digests and version in (brought(conductor) | {held[conductor.fragment]})
-            for conductor, version in zip(self._conductors, versions, strict=True)
+            version in driver.book.digests and version in (brought(driver) | {held[driver.fragment]})
+            for driver, version in zip(self._drivers, versions, strict=True)
         )
 
     def _offers(self) -> str:
-        brought, now = self._going_back.shelves.brought, max(self._now)
-        versions = {v for conductor in self._conductors for v in brought(conductor) if v < now}
+        brought, now = self._rollback.shelves.brought, max(self._now)
+        versions = {v for driver in self._drivers for v in brought(driver) if v < now}
         known = sorted(version for version in versions if self._is_there(self._at_most(version)))
         if not known:
             return "no older version is online, or in a checkpoint of a peer that is"
@@ -425,14 +425,14 @@ class GoingBackByOrder:
             if undone
             else "the host said so"
         )
-        self._going_back.go_back(versions, f"{what}{why}; what was learned after it is void", undone)
+        self._rollback.go_back(versions, f"{what}{why}; what was learned after it is void", undone)
         return Reply(
             text=f"the run is at version {self._listed(versions)}, era {self._core.ledger.era}", found=found
         )
 
     @property
     def _now(self) -> list[int]:
-        return [conductor.book.version for conductor in self._conductors]
+        return [driver.book.version for driver in self._drivers]
 
     @property
     def _in_stages(self) -> bool:
@@ -446,10 +446,10 @@ class GoingBackByOrder:
     def _there(self) -> list[int]:
         """Of each fragment the newest settled version that somebody here holds, or else has a checkpoint of; -1 if
         there is none."""
-        held, brought = self._going_back.settled_held(), self._going_back.shelves.brought
+        held, brought = self._rollback.settled_held(), self._rollback.shelves.brought
         if self._in_stages:
-            return self._going_back.together(held)
-        return [max([held[conductor.fragment], *brought(conductor)]) for conductor in self._conductors]
+            return self._rollback.together(held)
+        return [max([held[driver.fragment], *brought(driver)]) for driver in self._drivers]
 
     def _at_most(self, version: int) -> list[int]:
         return [min(version, now) for now in self._now]
@@ -462,13 +462,11 @@ class GoingBackByOrder:
 
     def _awaited(self, versions: Sequence[int]) -> str:
         """Who may have more than this, as a sentence or nothing."""
-        pairs = zip(self._conductors, versions, strict=True)
-        away = {
-            peer: None for each, version in pairs for peer in self._going_back.may_hold_more(each, version)
-        }
+        pairs = zip(self._drivers, versions, strict=True)
+        away = {peer: None for each, version in pairs for peer in self._rollback.may_hold_more(each, version)}
         if not away:
             return ""
-        return f"{self._going_back.named(list(away))} may hold them and did not say good-bye. "
+        return f"{self._rollback.named(list(away))} may hold them and did not say good-bye. "
 
 
 def _listed(versions: Sequence[int]) -> str:

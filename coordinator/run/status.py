@@ -12,11 +12,11 @@ from typing import Any
 from farflung import __version__
 from farflung.coordinator.ledger.leases import Leases
 from farflung.coordinator.ledger.useful_members import Useful, useful_members
-from farflung.coordinator.rounds.in_flight import InFlight
-from farflung.coordinator.rounds.screening import LEAST_MEMBERS
-from farflung.coordinator.run.conductor import Conductor
+from farflung.coordinator.rounds.outliers import LEAST_MEMBERS
+from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.member_status import finite, member_status, one_digest, why_not
+from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol.limits import CONTROL_BIN_BYTES
 from farflung.protocol.messages import UNKNOWN_LENGTH
 from farflung.protocol.model_schema import BOOKS_FRAGMENT
@@ -30,12 +30,12 @@ NOTHING_LOST: Mapping[int, str] = {}
 
 def status_json(
     core: Core,
-    conductors: Sequence[Conductor],
+    drivers: Sequence[RoundDriver],
     frames: Counters,
     now: float,
     lost: Mapping[int, str] = NOTHING_LOST,
 ) -> bytes:
-    status = build_status(core, conductors, frames, now, lost)
+    status = build_status(core, drivers, frames, now, lost)
     raw = _dump(status)
     while len(raw) > CONTROL_BIN_BYTES:
         # Many members and long reasons: the oldest history goes first, then the members at the end (the lost ones).
@@ -56,7 +56,7 @@ def _dump(status: dict[str, Any]) -> bytes:
 
 def build_status(
     core: Core,
-    conductors: Sequence[Conductor],
+    drivers: Sequence[RoundDriver],
     frames: Counters,
     now: float,
     lost: Mapping[int, str] = NOTHING_LOST,
@@ -64,15 +64,15 @@ def build_status(
     """`frames`: those of members and strangers, by what became of them.  `lost`: fragments whose newest version nobody
     holds, each with the reason."""
     ledger = core.ledger
-    flight = _oldest_round(conductors)
+    flight = _oldest_round(drivers)
     members = sorted(core.members.members.values(), key=lambda m: (not m.alive, m.joined_no))
     status = {
         "software": __version__,
         "run": core.manifest.run.name,
         "run_id": core.run_id.hex(),
-        "phase": _phase(core, conductors),
-        "reason": _reason(core, conductors, lost),
-        "phase_left_s": _phase_left_s(core, conductors, flight),
+        "phase": _phase(core, drivers),
+        "reason": _reason(core, drivers, lost),
+        "phase_left_s": _phase_left_s(core, drivers, flight),
         "version": ledger.version,
         "era": ledger.era,
         "target": core.manifest.run.rounds,
@@ -80,7 +80,7 @@ def build_status(
         "loss": finite(ledger.loss),
         "tokens_per_s": _tokens_per_s(core),
         "useful_members": _useful_members(core).told(),
-        "eta_s": _eta_s(core, conductors, now),
+        "eta_s": _eta_s(core, drivers, now),
         "least_peers": core.manifest.run.min_peers,
         "model_bytes": 4 * model.chunk_count * model.chunk_elements if (model := ledger.model) else None,
         "amendments": [
@@ -89,12 +89,12 @@ def build_status(
         ],
         "sync_every": core.manifest.round.sync_every,
         "elapsed_s": round(core.clock_at(now), 3),
-        "unjudged": _unjudged(core, conductors),
-        "parity": _parity(conductors),
+        "unjudged": _unjudged(core, drivers),
+        "parity": _parity(drivers),
         "digest": one_digest([book.digests.get(book.version, b"") for book in ledger.books]).hex(),
-        "members": [member_status(core, conductors, flight, m) for m in members[:MEMBERS_MOST]],
+        "members": [member_status(core, drivers, flight, m) for m in members[:MEMBERS_MOST]],
         "members_not_shown": len(members[MEMBERS_MOST:]),
-        **_for_the_public(core, conductors),
+        **_for_the_public(core, drivers),
         "round": _round(flight, now),
         "rounds": [_past_round(core, record) for record in ledger.rounds],
         "events": [{"at_s": round(core.clock_at(at), 2), "text": text} for at, text in core.events],
@@ -104,13 +104,13 @@ def build_status(
         "meetings": core.members.ways.told_of_meetings(),
         "frames": frames.as_dict(),
     }
-    if (batches := conductors[0].batches) is not None:
+    if (batches := drivers[0].batches) is not None:
         status["batch"] = batches.told()
     if batches is not None and batches.stages > 1:
         told = batches.told_of_stages()
-        status["stages"] = [_fragment(each, lost) | _stage(each) | told[each.fragment] for each in conductors]
+        status["stages"] = [_fragment(each, lost) | _stage(each) | told[each.fragment] for each in drivers]
     elif ledger.fragments > 1:
-        status["fragments"] = [_fragment(conductor, lost) for conductor in conductors]
+        status["fragments"] = [_fragment(driver, lost) for driver in drivers]
     return status
 
 
@@ -124,7 +124,7 @@ def _useful_members(core: Core) -> Useful:
     return useful_members(cosines)
 
 
-def _for_the_public(core: Core, conductors: Sequence[Conductor]) -> dict[str, Any]:
+def _for_the_public(core: Core, drivers: Sequence[RoundDriver]) -> dict[str, Any]:
     """What stays whole where there are too many members to list: how many, who gave most, and all of the curve."""
     alive, names = core.members.alive, core.ledger.names
     return {
@@ -132,9 +132,7 @@ def _for_the_public(core: Core, conductors: Sequence[Conductor]) -> dict[str, An
         # No built-in trainer can take part: peers bring the run's own script.
         "needs_script": not (core.manifest.model.builtin and core.manifest.data.source),
         "alive": len(alive),
-        "taking_part": sum(
-            not (member.helps or why_not(core, conductors, member)) for member in alive.values()
-        ),
+        "taking_part": sum(not (member.helps or why_not(core, drivers, member)) for member in alive.values()),
         "helping": sum(member.helps for member in alive.values()),
         "contributors": [
             {"name": names.get(peer, peer), "id": peer, "tokens": tokens, "alive": peer in alive}
@@ -163,74 +161,74 @@ def _leases(leases: Leases) -> dict[str, Any]:
     }
 
 
-def _least_advanced(conductors: Sequence[Conductor]) -> Conductor:
-    return min(conductors, key=lambda conductor: conductor.book.version)
+def _least_advanced(drivers: Sequence[RoundDriver]) -> RoundDriver:
+    return min(drivers, key=lambda driver: driver.book.version)
 
 
-def _oldest_round(conductors: Sequence[Conductor]) -> InFlight | None:
-    flights = [conductor.round for conductor in conductors if conductor.round is not None]
+def _oldest_round(drivers: Sequence[RoundDriver]) -> Round | None:
+    flights = [driver.round for driver in drivers if driver.round is not None]
     return min(flights, key=lambda flight: flight.plan.round_no, default=None)
 
 
-def _phase(core: Core, conductors: Sequence[Conductor]) -> RunPhase:
+def _phase(core: Core, drivers: Sequence[RoundDriver]) -> RunPhase:
     if core.finished:
         return RunPhase.FINISHED
-    flight = _oldest_round(conductors)
+    flight = _oldest_round(drivers)
     if flight is not None:
         return RunPhase.SCATTER if flight.decision is None else RunPhase.GATHER
     if any(book.version and book.version not in book.digests for book in core.ledger.books):
         return RunPhase.APPLY
     pipeline = core.manifest.pipeline
     least = pipeline.min_per_stage if pipeline.stages > 1 else core.manifest.run.min_peers
-    enough = all(len(conductor.able) >= least for conductor in conductors)
+    enough = all(len(driver.able) >= least for driver in drivers)
     if pipeline.stages > 1 and core.ledger.batches.batch is None:
-        enough &= sum(len(conductor.able) for conductor in conductors) >= core.manifest.run.min_peers
+        enough &= sum(len(driver.able) for driver in drivers) >= core.manifest.run.min_peers
     return RunPhase.INNER if enough else RunPhase.WAITING
 
 
-def _eta_s(core: Core, conductors: Sequence[Conductor], now: float) -> float | None:
+def _eta_s(core: Core, drivers: Sequence[RoundDriver], now: float) -> float | None:
     """None while there is nobody by whose pace it could be told."""
-    waits = core.held or _phase(core, conductors) == RunPhase.WAITING
+    waits = core.held or _phase(core, drivers) == RunPhase.WAITING
     return None if waits else _rounded(core.pace.left_s(core.manifest.run.rounds, now))
 
 
-def _reason(core: Core, conductors: Sequence[Conductor], lost: Mapping[int, str]) -> str:
+def _reason(core: Core, drivers: Sequence[RoundDriver], lost: Mapping[int, str]) -> str:
     if core.finished:
         return "the run is complete"
     if lost:
         first, *more = sorted(lost)
         return lost[first] + (f"; the same{' and'.join(map(core.of, more))}" if more else "")
-    behind = [each for each in conductors if each.prepared is None]  # the others wait for these
-    return _least_advanced(behind or conductors).reason
+    behind = [each for each in drivers if each.prepared is None]  # the others wait for these
+    return _least_advanced(behind or drivers).reason
 
 
-def _phase_left_s(core: Core, conductors: Sequence[Conductor], flight: InFlight | None) -> float | None:
+def _phase_left_s(core: Core, drivers: Sequence[RoundDriver], flight: Round | None) -> float | None:
     """Until somebody is left out: the end of scatter, of the round, or of the wait for those not ready."""
     now = core.now
     if core.finished:
         return None
     if flight is None:
-        left = [opens_in_s(conductor) for conductor in conductors]
+        left = [opens_in_s(driver) for driver in drivers]
         return _rounded(min((each for each in left if each is not None), default=None))
     most_s = flight.rules.scatter_grace_s if flight.decision is None else flight.rules.round_timeout_s
     return _rounded(max(0.0, flight.opened_at + most_s - now))
 
 
-def opens_in_s(conductor: Conductor) -> float | None:
+def opens_in_s(driver: RoundDriver) -> float | None:
     """After so long the next round opens without those that are not ready."""
-    rules = conductor.core.manifest
-    if conductor.round is not None or conductor.batches is not None:
+    rules = driver.core.manifest
+    if driver.round is not None or driver.batches is not None:
         return None  # a batch waits for everybody
-    since = [conductor.standing(member).ready_since for member in conductor.able]
+    since = [driver.standing(member).ready_since for member in driver.able]
     ready = [at for at in since if at is not None]
     if len(ready) < rules.run.min_peers:
         return None
-    return max(0.0, min(ready) + rules.round.deadline_s - conductor.core.now)
+    return max(0.0, min(ready) + rules.round.deadline_s - driver.core.now)
 
 
-def _unjudged(core: Core, conductors: Sequence[Conductor]) -> str:
+def _unjudged(core: Core, drivers: Sequence[RoundDriver]) -> str:
     """Why what members contribute is taken as it comes; empty: it is compared."""
-    able = {member.peer for conductor in conductors for member in conductor.able}
+    able = {member.peer for driver in drivers for member in driver.able}
     trusted = able & set(core.manifest.admission.trusted)
     if core.manifest.merge.policy != "robust":
         return "nobody is judged: the run merges by the plain mean"
@@ -246,12 +244,12 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 1)
 
 
-def _parity(conductors: Sequence[Conductor]) -> bool | None:
+def _parity(drivers: Sequence[RoundDriver]) -> bool | None:
     """True if all living peers at a fragment's version show one digest of it; None if nobody has shown one."""
     found = []
-    for conductor in conductors:
-        beats = [conductor.beat_of(m) for m in conductor.holders]
-        version = conductor.book.version
+    for driver in drivers:
+        beats = [driver.beat_of(m) for m in driver.holders]
+        version = driver.book.version
         shown = {
             beat.digest for beat in beats if beat is not None and beat.version == version and beat.digest
         }
@@ -259,26 +257,26 @@ def _parity(conductors: Sequence[Conductor]) -> bool | None:
     return all(found) if found else None
 
 
-def _fragment(conductor: Conductor, lost: Mapping[int, str]) -> dict[str, Any]:
-    flight = conductor.round
+def _fragment(driver: RoundDriver, lost: Mapping[int, str]) -> dict[str, Any]:
+    flight = driver.round
     return {
-        "version": conductor.book.version,
-        "digest": conductor.book.digests.get(conductor.book.version, b"").hex(),
+        "version": driver.book.version,
+        "digest": driver.book.digests.get(driver.book.version, b"").hex(),
         "round": flight.plan.round_no if flight is not None else None,
-        "reason": lost.get(conductor.fragment, conductor.reason),
+        "reason": lost.get(driver.fragment, driver.reason),
     }
 
 
-def _stage(conductor: Conductor) -> dict[str, Any]:
+def _stage(driver: RoundDriver) -> dict[str, Any]:
     """Of a model in several: who holds it."""
     return {
-        "members": len(conductor.holders),
-        "verified": len(conductor.able),
-        "prepared": conductor.prepared is not None,
+        "members": len(driver.holders),
+        "verified": len(driver.able),
+        "prepared": driver.prepared is not None,
     }
 
 
-def _round(flight: InFlight | None, now: float) -> dict[str, Any] | None:
+def _round(flight: Round | None, now: float) -> dict[str, Any] | None:
     if flight is None:
         return None
     whole, held, merged, got = flight.fractions()

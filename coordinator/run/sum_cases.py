@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from farflung.coordinator.court.questions import Answer, Wanted
+from farflung.coordinator.court.questions import MemberAnswer, WantedProof
 from farflung.coordinator.ledger.records import FoundCheating
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.effects import KeepProof
 from farflung.coordinator.run.membership import Member
-from farflung.coordinator.run.witness import OneSum
+from farflung.coordinator.run.signed_results import OneSum
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import BULK_SLACK_BYTES, PROOF_BYTES_MOST, ROUNDS_KEPT
 from farflung.protocol.messages import What
@@ -28,7 +28,7 @@ OF_AUTHOR = {What.CONTRIBUTION: "what it contributed", What.SUM: "what it added 
 
 
 @dataclass
-class Case:
+class SumCase:
     sum: OneSum
     accuser: str
     asked: dict[int, str] = field(default_factory=dict)  # question -> of whom it asks to see what went in
@@ -39,8 +39,8 @@ class SumCases:
     def __init__(self, core: Core, discipline: Discipline) -> None:
         self._core = core
         self._discipline = discipline
-        self._cases: list[Case] = []
-        self._authors: dict[int, Case] = {}  # question to an author itself -> what it is about
+        self._cases: list[SumCase] = []
+        self._authors: dict[int, SumCase] = {}  # question to an author itself -> what it is about
         self._asked_authors: set[tuple[str, int, What]] = set()  # (author, round, what of it)
         self.struck: list[str] = []
 
@@ -57,7 +57,7 @@ class SumCases:
         name = self._core.name
         told = f"{name(accuser.peer)} says that {name(maker)} summed {accused.told} wrongly"
         self._core.note(f"{told}; {WENT_IN[accused.what]} are asked for")
-        case = Case(accused, accuser.peer)
+        case = SumCase(accused, accuser.peer)
         self._cases.append(case)
         for author in authors:
             case.asked[self._ask(case, accuser.peer, author)] = author
@@ -69,7 +69,7 @@ class SumCases:
         if key in self._asked_authors:
             return
         self._asked_authors = {each for each in self._asked_authors if each[1] >= key[1] - 1000} | {key}
-        case = Case(audited, "")
+        case = SumCase(audited, "")
         self._authors[self._ask(case, author.peer, author.peer)] = case
 
     def _strike(self, peer: str, why: str) -> None:
@@ -79,7 +79,7 @@ class SumCases:
     def is_open(self, fragment: int) -> bool:
         return any(case.sum.of.plan.fragment == fragment for case in self._cases)
 
-    def _refute(self, case: Case, why: str) -> None:
+    def _refute(self, case: SumCase, why: str) -> None:
         if self._is_out(case.sum.maker):
             return  # for another sum, and whoever accused it has nothing left to show
         self._strike(case.accuser, why)
@@ -92,11 +92,11 @@ class SumCases:
         model = self._core.ledger.model
         return 4 * model.chunk_elements + BULK_SLACK_BYTES if model is not None else 0
 
-    def _ask(self, case: Case, of: str, author: str) -> int:
+    def _ask(self, case: SumCase, of: str, author: str) -> int:
         plan, model = case.sum.of.plan, self._core.ledger.model
         assert model is not None  # or there were no commit
         first = model.fragments(self._core.ledger.fragments)[plan.fragment].first
-        wanted = Wanted(
+        wanted = WantedProof(
             case.sum.what,
             plan.fragment,
             plan.version,
@@ -114,7 +114,7 @@ class SumCases:
             if case.accuser not in self._core.members.alive:
                 self._close(case)  # nobody is left to show anything
 
-    def on_answer(self, answer: Answer) -> bool:
+    def on_answer(self, answer: MemberAnswer) -> bool:
         """False: it is no question of mine."""
         if answer.number in self._authors:
             self._judge_author(self._authors.pop(answer.number), answer)
@@ -124,7 +124,7 @@ class SumCases:
             self._on_contribution(case, answer, case.asked.pop(answer.number))
         return case is not None
 
-    def _on_contribution(self, case: Case, answer: Answer, author: str) -> None:
+    def _on_contribution(self, case: SumCase, answer: MemberAnswer, author: str) -> None:
         if answer.raw is None or hash_bytes(answer.raw) != case.sum.hash_of(author):
             self._close(case)
             what = (
@@ -139,12 +139,12 @@ class SumCases:
             self._close(case)
             self._judge(case)
 
-    def _close(self, case: Case) -> None:
+    def _close(self, case: SumCase) -> None:
         self._cases.remove(case)
         for number in case.asked:
             self._core.questions.drop(number)
 
-    def _judge_author(self, case: Case, answer: Answer) -> None:
+    def _judge_author(self, case: SumCase, answer: MemberAnswer) -> None:
         commit = case.sum.of.commit
         kept = self._core.ledger.books[commit.fragment].version < commit.version + ROUNDS_KEPT
         member = self._core.members.alive.get(answer.of)
@@ -157,7 +157,7 @@ class SumCases:
 
     # ---- who has lied --------------------------------------------------------------------------------
 
-    def _judge(self, case: Case) -> None:
+    def _judge(self, case: SumCase) -> None:
         core, judged = self._core, case.sum
         maker, of = judged.maker, judged.of
         if self._is_out(maker):

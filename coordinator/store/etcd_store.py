@@ -22,24 +22,24 @@ from typing import Any
 
 import msgspec
 
-from farflung.coordinator.ledger.chain import SCHEMA_VERSION, Chain, damaged
+from farflung.coordinator.ledger.chain import SCHEMA_VERSION, RecordChain, damaged
 from farflung.coordinator.ledger.journal import FOLD_AFTER_BYTES, RUN_ID_BYTES, agreed_manifest
 from farflung.coordinator.ledger.records import UNREADABLE, Folded, Record, from_bytes, to_bytes
 from farflung.coordinator.store.etcd_url import StoreUrl
 from farflung.coordinator.store.gateway import (
-    Gateway,
+    EtcdGateway,
     Json,
     Op,
-    Outcome,
     Pair,
+    StoreOutcome,
     changed_at,
     delete,
     get,
     made_at,
     put,
 )
-from farflung.coordinator.store.lease import Keeper, Lease
-from farflung.coordinator.store.waiting import Kept, Leading, Sight
+from farflung.coordinator.store.lease import LeaseKeeper, StoreLease
+from farflung.coordinator.store.standby_rules import Leading, Sight, StoredRun
 from farflung.protocol.errors import Deposed, FarflungError, Unreachable, UserError
 from farflung.protocol.limits import WHEREABOUTS_BYTES
 from farflung.protocol.manifest import Manifest
@@ -65,14 +65,14 @@ class EtcdStore:
         self.manifest = Manifest()
         self.restored = restored
         self._url, self._clock = url, clock
-        self._gateway = Gateway(url, clock)
-        self._chain: Chain | None = None  # through the newest record; None: they were not read
+        self._gateway = EtcdGateway(url, clock)
+        self._chain: RecordChain | None = None  # through the newest record; None: they were not read
         self._fold_made = 0  # the revision that wrote the newest fold; 0: there is none
         self._grown_bytes = self._grown_batches = 0  # since it was folded
-        self._lease: Lease | None = None
+        self._lease: StoreLease | None = None
         self._lease_no = ""
         self._is_unsure = False  # whether the claim under that lease was carried out, or will be
-        self._keeper: Keeper | None = None
+        self._keeper: LeaseKeeper | None = None
         self._me = ""
         self._fence = 0
 
@@ -91,7 +91,7 @@ class EtcdStore:
             kept=self._kept(runs[0]) if runs else None, leading=_leading(leaders[0]) if leaders else None
         )
 
-    def check_rules(self, kept: Kept, manifest: Manifest) -> Manifest:
+    def check_rules(self, kept: StoredRun, manifest: Manifest) -> Manifest:
         return agreed_manifest(self.where, kept.manifest, manifest, self.records)
 
     # ---- leading ---------------------------------------------------------------------------------------------
@@ -112,8 +112,10 @@ class EtcdStore:
             return False
         self._is_unsure = False
         self._fence = found[0].created
-        self._lease = Lease(asked_at, length_s)
-        self._keeper = Keeper(Gateway(self._url, self._clock), self._lease_no, self._lease, self._clock)
+        self._lease = StoreLease(asked_at, length_s)
+        self._keeper = LeaseKeeper(
+            EtcdGateway(self._url, self._clock), self._lease_no, self._lease, self._clock
+        )
         return True
 
     def begin(self, manifest: Manifest, key: bytes, new_run_id: Callable[[], bytes]) -> None:
@@ -121,13 +123,13 @@ class EtcdStore:
         seen = self.look()
         kept = seen.kept
         if kept is None:
-            kept = Kept(new_run_id(), key, manifest.canonical())
+            kept = StoredRun(new_run_id(), key, manifest.canonical())
             told = {
                 "format": SCHEMA_VERSION,
                 "run_id": kept.run_id.hex(),
                 "key": key.hex(),
                 "manifest": kept.manifest.decode(),
-                "sum": Chain.of(kept.run_id, kept.manifest).check.hex(),
+                "sum": RecordChain.of(kept.run_id, kept.manifest).check.hex(),
             }
             place = self._key("run")
             self._write(place, json.dumps(told).encode(), [made_at(place, 0)], [])
@@ -180,7 +182,7 @@ class EtcdStore:
         parts = {name: pair.value for name, pair in named.items() if name.startswith("parts/")}
         run = named.pop("run", None)
         kept = self._kept(run) if run is not None else None
-        chain = Chain.of(kept.run_id, kept.manifest) if kept is not None else Chain.of(b"", b"")
+        chain = RecordChain.of(kept.run_id, kept.manifest) if kept is not None else RecordChain.of(b"", b"")
         bodies: list[bytes] = []
         taken_up = ""  # up to this key all are in the fold, and one that arrived late may stand there again
         for name, pair in named.items():
@@ -289,7 +291,7 @@ class EtcdStore:
             ) from error
         return done.revision if done.held else self._judge(done, value)
 
-    def _judge(self, refused: Outcome, value: bytes) -> int:
+    def _judge(self, refused: StoreOutcome, value: bytes) -> int:
         leaders, there = refused.answers
         if not leaders or leaders[0].created != self._fence:
             other = f": {_leading(leaders[0]).who} leads" if leaders else ", and nobody has it now"
@@ -316,12 +318,12 @@ class EtcdStore:
     def _key(self, name: str) -> str:
         return f"{self._url.prefix}/{name}"
 
-    def _kept(self, pair: Pair) -> Kept:
+    def _kept(self, pair: Pair) -> StoredRun:
         try:
             told = json.loads(pair.value)
             schema, manifest = int(told["format"]), str(told["manifest"]).encode()
-            kept = Kept(bytes.fromhex(told["run_id"]), bytes.fromhex(told["key"]), manifest)
-            whole = told.get("sum") == Chain.of(kept.run_id, manifest).check.hex()
+            kept = StoredRun(bytes.fromhex(told["run_id"]), bytes.fromhex(told["key"]), manifest)
+            whole = told.get("sum") == RecordChain.of(kept.run_id, manifest).check.hex()
             if schema == SCHEMA_VERSION and len(kept.run_id) != RUN_ID_BYTES:
                 raise ValueError("no run id")
         except (ValueError, KeyError, TypeError, AttributeError):

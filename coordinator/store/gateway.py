@@ -55,7 +55,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StoreOutcome:
     held: bool  # what was compared; then the first list of operations was carried out, else the second
     answers: tuple[tuple[Pair, ...], ...]  # of each operation; empty for one that reads nothing
     revision: int = 0  # the cluster's, once it was carried out
@@ -86,7 +86,7 @@ def changed_at(key: str, revision: int) -> Json:
     return told | {"modRevision": str(revision)}
 
 
-class Gateway:
+class EtcdGateway:
     def __init__(self, url: StoreUrl, clock: Callable[[], float] = time.monotonic) -> None:
         self._url = url
         self._clock = clock
@@ -113,7 +113,7 @@ class Gateway:
 
     def transact(
         self, compared: Sequence[Json], then: Sequence[Op], otherwise: Sequence[Op], within_s: float
-    ) -> Outcome:
+    ) -> StoreOutcome:
         question = {"compare": list(compared), "success": list(then), "failure": list(otherwise)}
         told = self.ask("/v3/kv/txn", question, within_s)
         with self._as_etcd_says():
@@ -122,7 +122,7 @@ class Gateway:
             if len(found) != len(then if held else otherwise):
                 raise ValueError("not each operation has an answer")
             answers = tuple(tuple(map(Pair.of, each)) for each in found)
-            return Outcome(held, answers, int(told["header"]["revision"]))
+            return StoreOutcome(held, answers, int(told["header"]["revision"]))
 
     def grant(self, length_s: int, within_s: float) -> tuple[str, float]:
         """A lease: its number, and how long it is in seconds."""

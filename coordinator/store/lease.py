@@ -1,8 +1,8 @@
 """How long this coordinator may act: a lease at the cluster, and the thread that keeps it alive.
 
-Called by etcd_store.py.  `Lease` is pure, and errs to the safe side: it counts from the moment at which the cluster was
-asked, so it is over here before it is over there, and nobody else leads until then.  It is no fence: a process that
-stood still between a look and a word would not notice.  What is fenced are the writes (etcd_store.py).
+Called by etcd_store.py.  `StoreLease` is pure, and errs to the safe side: it counts from the moment at which the
+cluster was asked, so it is over here before it is over there, and nobody else leads until then.  It is no fence: a
+process that stood still between a look and a word would not notice.  What is fenced are the writes (etcd_store.py).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from farflung.coordinator.store.gateway import Gateway
+from farflung.coordinator.store.gateway import EtcdGateway
 from farflung.protocol.errors import Unreachable, UserError
 
 RENEWALS = 4  # in each lease
 log = logging.getLogger("farflung.coordinator")
 
 
-class Lease:
+class StoreLease:
     def __init__(self, asked_at: float, length_s: float) -> None:
         """`length_s`: as the cluster gave it."""
         self.length_s = length_s
@@ -48,11 +48,15 @@ class Lease:
         return ""
 
 
-class Keeper:
+class LeaseKeeper:
     """Renews it until it is over, or `close`."""
 
     def __init__(
-        self, gateway: Gateway, number: str, lease: Lease, clock: Callable[[], float] = time.monotonic
+        self,
+        gateway: EtcdGateway,
+        number: str,
+        lease: StoreLease,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`number`: of the lease, at the cluster.  The gateway is this thread's alone."""
         self._gateway, self._number, self._lease, self._clock = gateway, number, lease, clock

@@ -21,10 +21,10 @@ from farflung.checkpoints.arrivals import Arrived
 from farflung.collectives.round.effects import Install, Measure, Merge, Roll, Seal, SendFrame, Weigh
 from farflung.peer.agent.failpoint_names import before_effect, on_the_way, on_word
 from farflung.peer.agent.fetch_lines import Fetching
-from farflung.peer.agent.hands import Hands, Tools, largest_payload_bytes, stages_in_order
+from farflung.peer.agent.io_workers import IoWorkers, WorkerTools, largest_payload_bytes, stages_in_order
 from farflung.peer.agent.journal_writer import (
     RoundEvents,
-    Trained,
+    TrainerProgress,
     beginning_of,
     counts_of,
     open_journal,
@@ -41,14 +41,14 @@ from farflung.peer.line.control import BeatClock, ControlLink
 from farflung.peer.line.data_line import DataLine, Expected
 from farflung.peer.line.offering import Offering
 from farflung.peer.line.reaching import Reaching
-from farflung.peer.local.channel import Greeting, LocalServer
+from farflung.peer.local.channel import ChannelGreeting, LocalServer
 from farflung.peer.local.folder import remove_folder
 from farflung.peer.local.memory import SharedState, let_go_of_text, unmap_pages
-from farflung.peer.local.words import Attach, Bye, FromTrainer, Made, Provided, Stop
+from farflung.peer.local.words import Attach, Bye, FromTrainer, Provided, Stop, WorkDone
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.getting_in import me_of
+from farflung.peer.machine.handshake import me_of
 from farflung.peer.machine.machine import PeerMachine
-from farflung.peer.machine.trainer_view import Pulse
+from farflung.peer.machine.trainer_proxy import Pulse
 from farflung.peer.pool import Pool, shares, usual_threads
 from farflung.peer.remembered_places import RememberedPlaces
 from farflung.peer.settings import default_path
@@ -61,10 +61,10 @@ from farflung.protocol.errors import FarflungError
 from farflung.protocol.frames import ALL_KINDS, ONE_STAGE_KINDS, Frame, Kind, Payload
 from farflung.protocol.messages import DOOR_OUT, Committed, Tick
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.moments import Attached
 from farflung.protocol.process import failpoints
-from farflung.protocol.process.log_lines import Say
+from farflung.protocol.process.log_lines import LineWriter
 from farflung.protocol.process.sockets import curve_raw
+from farflung.protocol.run_terms import Attached
 from farflung.protocol.verdicts import Counters, Verdict
 
 TICK_S = 0.05
@@ -72,7 +72,7 @@ ASKED = "the user asked it to leave"
 
 
 class Agent:
-    def __init__(self, options: AgentOptions, supervisor: Supervisor, say: Say) -> None:
+    def __init__(self, options: AgentOptions, supervisor: Supervisor, say: LineWriter) -> None:
         self._options = options
         self._supervisor = supervisor
         self._say = say
@@ -87,7 +87,7 @@ class Agent:
         folder = (options.own.identity or default_path()).parent / "state"
         store = store_of(options.own)
         self._local = LocalServer(options.folder)
-        self._tools = Tools(
+        self._tools = WorkerTools(
             self._identity,
             options.own,
             folder,
@@ -98,7 +98,7 @@ class Agent:
             self._local.send,
             say,
         )
-        self._hands: Hands | None = None
+        self._hands: IoWorkers | None = None
         self._control = ControlLink(self._context, options.url, keys, Counters())
         self._reaching = Reaching(self._context, options.url.key, keys, self._line)
         self._offering = Offering(options.relay, self._identity.peer_id, say)
@@ -194,7 +194,7 @@ class Agent:
                 self._carry_out(machine.on_spoiled(sender, came, now))
         self._inbox.collect()
         if machine.part is not None:
-            self._events.on_progress(lane.round for lane in machine.part.lanes.values())
+            self._events.on_progress(replica.round for replica in machine.part.replicas.values())
         self._link.flush()
         if self._hands is not None:
             self._hands.answering.turn(machine, time.monotonic())
@@ -246,12 +246,12 @@ class Agent:
         self._carry_out(machine.on_timer(now))
         self._waits.turn(machine, self._fetching.share, now)
 
-    def _trained(self) -> Trained | None:
+    def _trained(self) -> TrainerProgress | None:
         """What its trainer has come to; None before there is one."""
         if self._hands is None:
             return None
         step, tokens, loss = self._hands.shared.read_progress()
-        return Trained(step, tokens, loss, self._hands.shared.read_gradient_norm())
+        return TrainerProgress(step, tokens, loss, self._hands.shared.read_gradient_norm())
 
     def _look_at_trainer(self, now: float, step: int) -> None:
         before, vitals = self._machine.reports.vitals.stuck, self._machine.reports.vitals
@@ -262,9 +262,9 @@ class Agent:
 
     # ---- the trainer -----------------------------------------------------------------------------------------
 
-    def _on_local(self, message: FromTrainer | Greeting) -> None:
+    def _on_local(self, message: FromTrainer | ChannelGreeting) -> None:
         now = time.monotonic()
-        if isinstance(message, Greeting):
+        if isinstance(message, ChannelGreeting):
             self._carry_out(self._machine.on_trainer_waiting())
             return
         if isinstance(message, Attach):
@@ -277,7 +277,7 @@ class Agent:
         self._events.on_local(message, self._machine)
         on_word(message)
         made: Payload = b""
-        if isinstance(message, Made) and self._hands is not None and self._hands.crossings is not None:
+        if isinstance(message, WorkDone) and self._hands is not None and self._hands.crossings is not None:
             # Before anything else: the next work goes into the same place.
             made = self._hands.crossings.take(message, self._machine.place_of(message))
         self._carry_out(self._machine.on_local(message, now, made))
@@ -329,11 +329,11 @@ class Agent:
             told = replace(told, stage=stage, belt=hands.crossings.begin(self._crossing_bytes))
         self._local.send(told)
 
-    def _share_memory(self, attached: Attached) -> Hands:
+    def _share_memory(self, attached: Attached) -> IoWorkers:
         count = sum(fragment.count for fragment in attached.held)
         elements = count * attached.model.chunk_elements
         shared = SharedState.create(self._options.folder, elements, attached.form.names)
-        self._hands = hands = Hands.of(attached, shared, self._machine, self._tools)
+        self._hands = hands = IoWorkers.of(attached, shared, self._machine, self._tools)
         self._fetching.expect(count)
         self._arithmetic.submit(hands.state.choose_paths, nothing)
         self._arithmetic.submit(let_go_of_text, nothing)
@@ -399,7 +399,7 @@ class Agent:
                 self._fetching.meet(roster)
             case SendFrame(to=to, frame=frame):
                 self._link.send(to, on_the_way(frame))
-            case do.Tell(message=told):
+            case do.TellTrainer(message=told):
                 self._local.send(told)
             case do.Hold(attached=attached):
                 self._hold(attached)
@@ -421,7 +421,7 @@ class Agent:
 
     def _use(
         self,
-        hands: Hands,
+        hands: IoWorkers,
         effect: Install
         | Roll
         | Seal
@@ -469,7 +469,7 @@ class Agent:
             case _:
                 self._use_beside(hands, effect)
 
-    def _use_beside(self, hands: Hands, effect: do.BesideRounds) -> None:
+    def _use_beside(self, hands: IoWorkers, effect: do.BesideRounds) -> None:
         """What happens beside the rounds, and seldom."""
         machine, state = self._machine, hands.state
         match effect:
@@ -488,7 +488,7 @@ class Agent:
                 facts = RunFacts(hands.attached, machine.doorway.incarnation, known)
                 hands.checkpoints.carry_out(effect, facts, state, time.monotonic)
 
-    def _encode(self, hands: Hands, effect: do.Encode) -> None:
+    def _encode(self, hands: IoWorkers, effect: do.Encode) -> None:
         state, submit = hands.state, self._arithmetic.submit
         part = self._machine.part
         self._link.forget_rounds_before(part.oldest_round_no if part is not None else 0)
@@ -505,7 +505,7 @@ class Agent:
             )
         submit(encoding.end, nothing)
 
-    def _seal(self, hands: Hands, seal: Seal) -> None:
+    def _seal(self, hands: IoWorkers, seal: Seal) -> None:
         """Hashing is half of the work of applying a round: each thread takes a part of it."""
         arithmetic, events, state, fragment = self._arithmetic, self._events, hands.state, seal.fragment
         era, chunks = self._machine.era, hands.attached.fragments[fragment].chunks
@@ -530,7 +530,7 @@ class Agent:
                     lambda raw: self._carry_out(machine.on_shown(show, raw, time.monotonic())),
                 )
 
-    def _change(self, hands: Hands, effect: Install | Roll, job: Job) -> None:
+    def _change(self, hands: IoWorkers, effect: Install | Roll, job: Job) -> None:
         digest = self._machine.digest_of(effect.chunk, effect.version)
         arrived = Arrived(effect.version, self._machine.era, digest)
         kept = hands.arriving.after(effect, arrived, hands.state, job)

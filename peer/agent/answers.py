@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from farflung.checkpoints.fellows import given_on
+from farflung.checkpoints.swarm import given_on
 from farflung.collectives.round.effects import SendFrame
-from farflung.peer.agent.turns import Held, LineNow, Serving, What
+from farflung.peer.agent.turns import HeldFrame, LineNow, Serving, What
 from farflung.peer.line.data_line import DataLine
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.pool import Pool
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.frames import Frame, Header, Kind, bare_answer, with_payload
-from farflung.protocol.moments import Attached
+from farflung.protocol.run_terms import Attached
 from farflung.protocol.verdicts import Verdict
 
 LOOK_AGAIN_S = 0.01  # while questions wait
@@ -54,8 +54,8 @@ class Answering:
         part = machine.part
         if part is None or frame.header.kind not in _HELD_BACK:
             return False
-        lane = part.lane_of_chunk(frame.header.chunk)
-        if lane is None or not (lane.holds_state or lane.gives(frame.header.chunk)):
+        replica = part.replica_of_chunk(frame.header.chunk)
+        if replica is None or not (replica.holds_state or replica.gives(frame.header.chunk)):
             return False  # the answer is that there is none
         if not self._serving.hold(sender, frame, now):
             part.counters.count(Verdict.DUPLICATE)
@@ -74,9 +74,9 @@ class Answering:
         for _ in range(self._serving.let_go(now)):
             part.counters.count(Verdict.STALE)
 
-        def can(held: Held) -> bool:
-            lane = part.lane_of_chunk(held.frame.header.chunk)
-            is_there = lane is not None and (lane.serves or not lane.holds_state)
+        def can(held: HeldFrame) -> bool:
+            replica = part.replica_of_chunk(held.frame.header.chunk)
+            is_there = replica is not None and (replica.serves or not replica.holds_state)
             # Or it would be lost without a word to its asker, which waits for it.
             return is_there and self._serving.has_room(held.to, self._line.link.answers_waiting(held.to))
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from farflung.collectives.flow.effects import Piece, micro_of
+from farflung.collectives.pipeline.effects import KeptPiece, micro_of
 from farflung.peer.agent.kept_crossings import KeptCrossings
-from farflung.peer.local.belt import GIVEN, MADE, PLACES, RETURNED, Belt, slot_of
-from farflung.peer.local.words import Hand, Made
+from farflung.peer.local.shared_slots import GIVEN, MADE, PLACES, RETURNED, SharedSlots, slot_of
+from farflung.peer.local.words import MicrobatchWork, WorkDone
 from farflung.peer.machine import effects as do
 from farflung.protocol.errors import StoreError
 from farflung.protocol.frames import Frame, Payload, with_payload
@@ -25,20 +25,20 @@ class CrossingHand:
         path: Path,
         kept: KeptCrossings,
         send: Callable[[str, Frame], object],
-        tell: Callable[[Hand], None],
+        tell: Callable[[MicrobatchWork], None],
     ) -> None:
         """`path`: of the belt.  `send`: a frame to a peer; `tell`: a word to the trainer."""
         self.path = path
         self.kept = kept
         self._send, self._tell = send, tell
-        self._belt: Belt | None = None
+        self._belt: SharedSlots | None = None
 
     def begin(self, crossing_bytes: int) -> str:
         """A trainer came, which says how long a slot is; UserError if there is no room.  Where its belt lies."""
-        self._belt = Belt.create(self.path, PLACES, crossing_bytes)
+        self._belt = SharedSlots.create(self.path, PLACES, crossing_bytes)
         return str(self.path)
 
-    def take(self, word: Made, place: int | None) -> Payload:
+    def take(self, word: WorkDone, place: int | None) -> Payload:
         """What lies there: a copy, since the slot is soon written again.  Empty where there is nothing to take."""
         belt = self._belt
         if belt is None or place is None or not 0 < word.bytes_made <= belt.slot_bytes:
@@ -58,19 +58,19 @@ class CrossingHand:
             case do.HandOver(hand=hand):
                 self._hand_over(hand)
 
-    def _hand_over(self, hand: Hand) -> None:
+    def _hand_over(self, hand: MicrobatchWork) -> None:
         belt = self._belt
         if belt is None:
             raise RuntimeError("work for a trainer that has not come yet")
         for which, piece, length in (
-            (GIVEN, Piece.INPUT, hand.given_bytes),
-            (RETURNED, Piece.RETURNED, hand.returned_bytes),
+            (GIVEN, KeptPiece.INPUT, hand.given_bytes),
+            (RETURNED, KeptPiece.RETURNED, hand.returned_bytes),
         ):
             if length:
                 belt.write(slot_of(hand.place, which), self._kept(hand.version, hand.micro, piece))
         self._tell(hand)
 
-    def _kept(self, version: int, micro: int, piece: Piece) -> Payload:
+    def _kept(self, version: int, micro: int, piece: KeptPiece) -> Payload:
         payload = self.kept.get(version, micro, piece)
         if payload is None:
             raise StoreError(f"the {piece} of microbatch {micro} at version {version} was kept, and is gone")

@@ -7,7 +7,7 @@ Called by the agent before each effect and after each word.  Off, each call retu
 from __future__ import annotations
 
 from farflung.collectives.round.effects import Install, Merge, Roll, Seal, SendFrame
-from farflung.peer.local.words import Frozen, Load, Made, Provide
+from farflung.peer.local.words import Frozen, LoadState, Provide, WorkDone
 from farflung.peer.machine import effects as do
 from farflung.protocol.frames import Frame, Kind
 from farflung.protocol.messages import (
@@ -47,7 +47,7 @@ _SAID: dict[type, str] = {
     Sent: "scatter.before_sent",
     ProgressReport: "gather.before_progress",
     Leave: "leave.before_word",
-    Load: "load.before_word",
+    LoadState: "load.before_word",
     Provide: "found.before_word",
 }
 _HEARD: dict[type, str] = {
@@ -55,7 +55,7 @@ _HEARD: dict[type, str] = {
     Decided: "decide.arrived",
     Committed: "commit.arrived",
     Frozen: "ready.arrived",
-    Made: "counting.made",
+    WorkDone: "counting.made",
 }
 
 
@@ -67,7 +67,7 @@ def before_effect(effect: do.Effect) -> None:
             pass  # see on_the_way
         case do.ToCoordinator(message=Beat() as beat):
             _pass("ready.before_beat" if any(each.ready for each in beat.fragments) else None)
-        case do.ToCoordinator(message=said) | do.ToDoor(message=said) | do.Tell(message=said):
+        case do.ToCoordinator(message=said) | do.ToDoor(message=said) | do.TellTrainer(message=said):
             _pass(_SAID.get(type(said)))
         case _:
             _pass(_EFFECTS.get(type(effect)))

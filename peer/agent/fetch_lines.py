@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from farflung.peer.agent.waits import Cause, fetching
-from farflung.protocol.process.log_lines import Say
+from farflung.peer.agent.waits import WaitCause, fetching
+from farflung.protocol.process.log_lines import LineWriter
 from farflung.protocol.process.units import duration, si
 from farflung.protocol.round_words import Contact
 
@@ -17,7 +17,7 @@ TELL_EVERY_S = 2.0  # what takes less is not worth a line
 
 
 class Fetching:
-    def __init__(self, say: Say) -> None:
+    def __init__(self, say: LineWriter) -> None:
         self._say = say
         self._names: dict[str, str] = {}
         self._pieces = 0  # of the whole state
@@ -48,7 +48,7 @@ class Fetching:
         if now - self._told_at >= TELL_EVERY_S:
             self._told_at, self._told = now, True
             told = fetching(self.share)
-            self._say(f"{told}, {self._from_whom()}", wait=Cause.FETCHING.value, why=told)
+            self._say(f"{told}, {self._from_whom()}", wait=WaitCause.FETCHING.value, why=told)
 
     @property
     def share(self) -> float:

@@ -36,7 +36,7 @@ from farflung.peer.trainer.agent_process import AGENT_VARIABLE
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.process import exit_codes
-from farflung.protocol.process.log_lines import Say, Teller
+from farflung.protocol.process.log_lines import LineWriter, Teller
 
 if TYPE_CHECKING:
     from farflung.peer.agent.agent import Agent
@@ -53,7 +53,7 @@ class JoinOptions:
     nproc: int = 1  # processes of the script, which train together
     helps: bool = False  # without a trainer: `farflung assist`
     # The relay that the volunteer's settings ask for: whoever calls knows how to start one.
-    relay: Callable[[Say], RelayHere | None] = lambda say: None
+    relay: Callable[[LineWriter], RelayHere | None] = lambda say: None
 
 
 def join(options: JoinOptions) -> int:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farflung.collectives.round.member import MemberRound
-from farflung.peer.local.words import Attach, FromTrainer, Frozen, Load, Resume
+from farflung.peer.local.words import Attach, FromTrainer, Frozen, LoadState, ResumeSteps
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.getting_in import Me
+from farflung.peer.machine.handshake import Me
 from farflung.peer.pool import Pool
 from farflung.peer.settings import default_path
 from farflung.protocol.errors import UserError
@@ -40,7 +40,7 @@ Use = dict[str, float]
 Counts = dict[str, Any]
 
 
-class Trained(NamedTuple):
+class TrainerProgress(NamedTuple):
     """How far a trainer is."""
 
     step: int
@@ -50,7 +50,7 @@ class Trained(NamedTuple):
 
 
 @dataclass
-class Seen:
+class WrittenProgress:
     """What was written of one round's progress."""
 
     at: tuple[int, int] = (0, 0)  # steps of what is held, and of results
@@ -75,7 +75,7 @@ class RoundEvents:
         self._served: set[tuple[str, int, int]] = set()  # (to, version, fragment) of what was told last
         self._told: tuple[int, int] = (0, 0)  # (round, epoch) of the plan that was written last
         self._decided: tuple[int, int] = (0, 0)
-        self._seen: dict[int, Seen] = {}  # by round
+        self._seen: dict[int, WrittenProgress] = {}  # by round
 
     def on_piece(self, chunk: int, version: int) -> None:
         if self._log.detailed:
@@ -97,12 +97,12 @@ class RoundEvents:
                 self._log.write("entered", session=session.hex(), incarnation=incarnation)
             case do.LeaveMembers():
                 self._log.write("apart")
-            case do.Tell(message=Load() as load):
+            case do.TellTrainer(message=LoadState() as load):
                 what = {"keep": load.keep, "steps": load.steps, "tokens": load.tokens}
                 self._log.write("load", fragment=load.fragment, version=load.version, **what)
             case do.ServeManifest(to=to, version=version, fragment=fragment):
                 self._on_serve(to, version, fragment, machine)
-            case do.Tell(message=Resume(fragment=fragment)):
+            case do.TellTrainer(message=ResumeSteps(fragment=fragment)):
                 self._log.write("resume", fragment=fragment)
             case do.Restore():
                 self._log.write("restoring")
@@ -110,11 +110,11 @@ class RoundEvents:
                 self._log.write("note", text=text)
 
     def _on_sent(self, sent: Sent, machine: PeerMachine) -> None:
-        lane = machine.part.lane_of_round(sent.round_no) if machine.part is not None else None
-        if lane is None or not sent.hashes:
+        replica = machine.part.replica_of_round(sent.round_no) if machine.part is not None else None
+        if replica is None or not sent.hashes:
             return  # it has nothing to contribute
-        where = {"version": lane.version, "fragment": lane.fragment.number, "era": machine.era}
-        what = {"digest": lane.digest.hex(), "steps": sent.steps, "tokens": sent.tokens}
+        where = {"version": replica.version, "fragment": replica.fragment.number, "era": machine.era}
+        what = {"digest": replica.digest.hex(), "steps": sent.steps, "tokens": sent.tokens}
         self._log.write("sent", round=sent.round_no, **where, **what)
 
     def _on_serve(self, to: str, version: int, fragment: int, machine: PeerMachine) -> None:
@@ -122,14 +122,14 @@ class RoundEvents:
         if (to, version, fragment) in self._served or machine.part is None:
             return
         self._served = {each for each in self._served if each[1] >= version - 1} | {(to, version, fragment)}
-        digest = machine.part.lanes[fragment].digest.hex()
+        digest = machine.part.replicas[fragment].digest.hex()
         where = {"version": version, "fragment": fragment, "era": machine.era}
         self._log.write("serves", to=to, **where, digest=digest)
 
     def on_failpoint(self, point: str, action: str) -> None:
         self._log.write("failpoint", point=point, action=action)
 
-    def on_tick(self, now: float, saved: int, trained: Callable[[], Trained | None]) -> None:
+    def on_tick(self, now: float, saved: int, trained: Callable[[], TrainerProgress | None]) -> None:
         """`saved`: the newest version of which a checkpoint is complete."""
         if saved > self._saved:
             self._saved = saved
@@ -140,7 +140,7 @@ class RoundEvents:
         if self._log.is_on and now >= self._trained_at:
             self._tell_trained(trained(), now)
 
-    def _tell_trained(self, trained: Trained | None, now: float) -> None:
+    def _tell_trained(self, trained: TrainerProgress | None, now: float) -> None:
         if trained is not None and trained.step != self._step:
             self._trained_at, self._step = now + TRAINED_EVERY_S, trained.step
             self._log.write("trained", **trained._asdict())
@@ -200,11 +200,11 @@ class RoundEvents:
         if not self._log.detailed:
             return
         on = {flight.plan.round_no: flight for flight in flights if flight is not None}
-        self._seen = {number: self._seen.get(number, Seen()) for number in on}
+        self._seen = {number: self._seen.get(number, WrittenProgress()) for number in on}
         for number, flight in on.items():
             self._look(number, flight, self._seen[number])
 
-    def _look(self, number: int, flight: MemberRound, seen: Seen) -> None:
+    def _look(self, number: int, flight: MemberRound, seen: WrittenProgress) -> None:
         if flight.encoded and not seen.encoded:
             seen.encoded = True
             self._log.write("encoded", round=number)

@@ -1,10 +1,11 @@
 """What a member of a stage keeps of microbatches until their batch commits: what came, what was made, both ways.
 
-Used by the agent's loop, which carries out `Keep`, `SendKept` and `Forget` of collectives/flow/flow.py here.  Nothing
-is dropped earlier: before the commit somebody may need any of it, and after it nobody could make it again.  Up to a
-limit it lies in memory; what comes beyond that goes into a file beside the peer's key, one for each version.  The file
-has no name, so it is gone with the process, however that ends.  What comes back from it is compared with its hash.
-Writing is done in the loop: it is a copy into the kernel's cache, as long as the disk keeps up with the line.
+Used by the agent's loop, which carries out `Keep`, `SendKept` and `Forget` of collectives/pipeline/stage_scheduler.py
+here.  Nothing is dropped earlier: before the commit somebody may need any of it, and after it nobody could make it
+again.  Up to a limit it lies in memory; what comes beyond that goes into a file beside the peer's key, one for each
+version.  The file has no name, so it is gone with the process, however that ends.  What comes back from it is
+compared with its hash. Writing is done in the loop: it is a copy into the kernel's cache, as long as the disk keeps
+up with the line.
 
 What can't be kept is an error, and nothing that was kept before is lost by it.  Must not know who asks for a piece, nor
 what is in it.
@@ -16,13 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from farflung.collectives.flow.effects import Piece
+from farflung.collectives.pipeline.effects import KeptPiece
 from farflung.peer.state.before_images import unnamed_file
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import StoreError
 from farflung.protocol.frames import Payload
 
-What = tuple[int, Piece]  # microbatch, and which piece of it
+What = tuple[int, KeptPiece]  # microbatch, and which piece of it
 
 
 class _Place(NamedTuple):
@@ -32,7 +33,7 @@ class _Place(NamedTuple):
 
 
 @dataclass
-class _Version:
+class _KeptVersion:
     in_memory: dict[What, Payload] = field(default_factory=dict)
     on_disk: dict[What, _Place] = field(default_factory=dict)
     file: BinaryIO | None = None
@@ -43,7 +44,7 @@ class KeptCrossings:
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         """`folder`: where a file may lie, made when one is needed.  `limit_bytes`: so much stays in memory."""
         self._folder, self._limit_bytes = folder, limit_bytes
-        self._versions: dict[int, _Version] = {}
+        self._versions: dict[int, _KeptVersion] = {}
         self.memory_bytes = 0
         self._closed = False
 
@@ -52,14 +53,14 @@ class KeptCrossings:
         """As long as the files are, with pieces in them that were kept anew since."""
         return sum(kept.file_bytes for kept in self._versions.values())
 
-    def keep(self, version: int, micro: int, piece: Piece, payload: Payload) -> None:
+    def keep(self, version: int, micro: int, piece: KeptPiece, payload: Payload) -> None:
         """The payload is not copied where it stays in memory: nobody may change it.  What was kept there before goes.
 
         StoreError if it fits nowhere; then all that was kept before still is.
         """
         if self._closed:
             raise StoreError("crossings are not kept any more: this peer is about to end")
-        kept, what = self._versions.setdefault(version, _Version()), (micro, piece)
+        kept, what = self._versions.setdefault(version, _KeptVersion()), (micro, piece)
         before = len(kept.in_memory.get(what, b""))
         if self.memory_bytes - before + len(payload) <= self._limit_bytes:
             kept.in_memory[what] = payload
@@ -70,7 +71,7 @@ class KeptCrossings:
         kept.in_memory.pop(what, None)
         self.memory_bytes -= before
 
-    def get(self, version: int, micro: int, piece: Piece) -> Payload | None:
+    def get(self, version: int, micro: int, piece: KeptPiece) -> Payload | None:
         """None: it was never kept, or its version is forgotten.  StoreError if the disk does not give it back."""
         kept, what = self._versions.get(version), (micro, piece)
         if kept is None:
@@ -100,7 +101,7 @@ class KeptCrossings:
         self.forget(max(self._versions, default=-1))
         self._closed = True
 
-    def _written(self, kept: _Version, payload: Payload) -> _Place:
+    def _written(self, kept: _KeptVersion, payload: Payload) -> _Place:
         """At the end of the version's file.  What a failed attempt left there is written over by the next one."""
         place = _Place(kept.file_bytes, len(payload), hash_bytes(payload))
         try:

@@ -19,7 +19,7 @@ import sys
 
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import WHEREABOUTS_BYTES
-from farflung.protocol.process.log_lines import Say
+from farflung.protocol.process.log_lines import LineWriter
 
 AFTER_S = 4.0  # of silence: a coordinator that is started again is back by then
 AGAIN_S = 30.0
@@ -29,7 +29,7 @@ RECORDS_MOST = 8
 
 
 class LookingUp:
-    def __init__(self, book: str, url: JoinUrl, say: Say, command: tuple[str, ...] = ()) -> None:
+    def __init__(self, book: str, url: JoinUrl, say: LineWriter, command: tuple[str, ...] = ()) -> None:
         """`book`: as `farflung find --book` takes it; empty: nobody is asked.  `command`: what is run, in tests."""
         bare = str(JoinUrl.at(url.addresses, url.run, url.key))  # a token is nobody's business
         usual = (sys.executable, "-m", "farflung", "find", "--json", "--book", book, bare)

@@ -39,7 +39,7 @@ class PeerMetrics:
 
 def of_peer(machine: PeerMachine, frames: Mapping[str, int], answer_s: float | None) -> list[Family]:
     vitals, part = machine.reports.vitals, machine.part
-    version = min(lane.version for lane in part.lanes.values()) if part is not None else -1
+    version = min(replica.version for replica in part.replicas.values()) if part is not None else -1
     return [
         gauge("connected", "1 while this peer is a member of the run.", int(machine.doorway.inside)),
         gauge("version", "Of the state held here; -1: none yet.", version),

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from farflung.checkpoints.store import Store
 from farflung.compression.codec import check_payload, payload_bytes
-from farflung.peer.footprint import AGENT_BYTES, Room, Rules, need_of, of_helper, told
+from farflung.peer.footprint import AGENT_BYTES, FreeMemory, MemoryRules, need_of, of_helper, told
 from farflung.peer.line.offering import RelayHere
-from farflung.peer.machine.getting_in import Me, PeerConfig
+from farflung.peer.machine.handshake import Me, PeerConfig
 from farflung.peer.remembered_places import RememberedPlaces
 from farflung.peer.settings import OwnConfig, refuse_contradictions
 from farflung.protocol.errors import UserError
@@ -77,9 +77,9 @@ def _start_of(own: OwnConfig) -> str:
 def memory_of_helper(manifest: Manifest, model: ModelSchema, own: OwnConfig) -> str:
     """The line that says whether it fits; of others the trainer says it, who knows more.  UserError where it can't: the
     coordinator alone has said how large the model is."""
-    rules = Rules.of(manifest, own.results_limit, own.results_on_disk)
+    rules = MemoryRules.of(manifest, own.results_limit, own.results_on_disk)
     values = model.chunk_count * model.chunk_elements
-    rows, room = of_helper(rules, values), Room(None, available_bytes())
+    rows, room = of_helper(rules, values), FreeMemory(None, available_bytes())
     found = told(rows, rules, values, room)
     if need_of(rows).host_bytes - AGENT_BYTES > room.host_bytes > 0:
         raise UserError(f"run '{manifest.run.name}' does not fit this machine: {found.text}")

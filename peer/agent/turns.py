@@ -3,8 +3,8 @@
 Owned by answers.py.  State is large and can wait, a round can't: while this peer is in one, questions for state are
 held back unless the line lies idle, but for one piece now and then, so that a joiner gets on in a run whose rounds
 never end.  They are held back as well while this peer's results still leave, and when the next round is near.  While
-microbatches cross between stages, which they do for most of the time, joiners get a quarter of the line.  An
-honest peer has a few questions open per fragment (checkpoints/catch_up.py); whoever asks for more gets what it can take
+microbatches cross between stages, which they do for most of the time, joiners get a quarter of the line.  An honest
+peer has a few questions open per fragment (checkpoints/state_sync.py); whoever asks for more gets what it can take
 and no more.  Pure.  Knows nothing of bytes, sockets or why a peer asks.
 """
 
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from farflung.checkpoints.catch_up import ASKED_OF_ONE_DONOR
+from farflung.checkpoints.state_sync import ASKED_OF_ONE_DONOR
 from farflung.protocol.frames import Frame, Kind
 
 What = tuple[Kind, int]  # kind of answer, and chunk
@@ -29,7 +29,7 @@ LEAST_PART = 0.02
 # the last has left.  Small pieces are of small models, whose rounds are short: they take their bytes' part of that, or
 # a joiner would never keep up with such rounds.
 UNKNOWN_EVERY_S, UNFILLED_EVERY_S = 5.0, 0.05
-# The same while microbatches cross: as much as the link leaves to bulk (collectives/link/urgency.py).
+# The same while microbatches cross: as much as the link leaves to bulk (collectives/link/priorities.py).
 LEAST_PART_BESIDE_CROSSINGS, UNKNOWN_PIECE_S = 0.25, 0.25
 USUAL_PIECE_BYTES = 2 << 20  # of a chunk of a megabyte, with its momentum: what these seconds are for
 # What is in sockets can't be called back: as many pieces as are asked for at once, at half of the line's rate, since
@@ -48,7 +48,7 @@ class LineNow:
 
 
 @dataclass
-class Held:
+class HeldFrame:
     to: str
     frame: Frame
     since: float
@@ -69,7 +69,7 @@ class Serving:
         # Twice: it may have given up on the first ones and ask again.
         self.most = 2 * ASKED_OF_ONE_DONOR * fragments
         self._making: dict[str, set[What]] = {}
-        self._held: list[Held] = []
+        self._held: list[HeldFrame] = []
         self._busy_at = 0.0
         self._passed_at: float | None = None
         self.next_round = NextRound()
@@ -111,7 +111,7 @@ class Serving:
             self._busy_at = now  # nobody has looked for a while
         # Only the first time: a slow donor's questions are forgotten before one has its turn.
         self._passed_at = now if self._passed_at is None else self._passed_at
-        new = Held(to, frame, now)
+        new = HeldFrame(to, frame, now)
         mine = [each.what for each in self._held if each.to == to]
         takes = new.what not in mine and len(mine) < self.most
         if takes:
@@ -138,7 +138,7 @@ class Serving:
         idle = busy and now - self._busy_at >= max(IDLE_S, away_s)
         return idle or self._passed_at is None or now - self._passed_at >= patience_s
 
-    def next(self, can: Callable[[Held], bool], line: LineNow, now: float) -> Held | None:
+    def next(self, can: Callable[[HeldFrame], bool], line: LineNow, now: float) -> HeldFrame | None:
         """The question whose turn it is, if there is one; `can`: it can be answered at all just now."""
         room = self.may_pass(line, now)
         for each in self._held:
@@ -158,7 +158,7 @@ class Serving:
         self._held = [each for each in self._held if now - each.since < HELD_MOST_S]
         return before - len(self._held)
 
-    def to_put_off(self, now: float) -> list[Held]:
+    def to_put_off(self, now: float) -> list[HeldFrame]:
         """Those that have waited for a while since they heard of it last."""
         due = [each for each in self._held if now - each.told_at >= LATER_EVERY_S]
         for each in due:

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from farflung.peer.machine.getting_in import Stand
+from farflung.peer.machine.handshake import HandshakeState
 from farflung.protocol.states import Goal
 
 if TYPE_CHECKING:
     from farflung.peer.machine.machine import PeerMachine
 
 
-class Cause(StrEnum):
+class WaitCause(StrEnum):
     """Travels to the screen as it stands here."""
 
     NONE = ""  # it trains, or helps
@@ -37,15 +37,21 @@ class Cause(StrEnum):
     LEAVING = "leaving"
 
 
-class Wait(NamedTuple):
-    cause: Cause
+class NamedWait(NamedTuple):
+    cause: WaitCause
     text: str
 
 
 # A cause that is over sooner is not worth a line.
 USUAL_S = 1.0
-PATIENCE_S = {Cause.NONE: 0.0, Cause.REFUSED: 0.0, Cause.FETCHING: 0.0, Cause.DATA: 3.0, Cause.ROUND: 30.0}
-LOADING = Wait(Cause.LOADING, "loading torch")
+PATIENCE_S = {
+    WaitCause.NONE: 0.0,
+    WaitCause.REFUSED: 0.0,
+    WaitCause.FETCHING: 0.0,
+    WaitCause.DATA: 3.0,
+    WaitCause.ROUND: 30.0,
+}
+LOADING = NamedWait(WaitCause.LOADING, "loading torch")
 _NUMBERS = re.compile(r"[0-9.]+")
 
 
@@ -53,58 +59,60 @@ def fetching(share: float) -> str:
     return f"downloading the model: {share:.0%}"
 
 
-def wait_of(machine: PeerMachine, share: float = 0.0) -> Wait:
+def wait_of(machine: PeerMachine, share: float = 0.0) -> NamedWait:
     """`share`: of the run's state that is fetched."""
     if machine.leaving.asked:
-        return Wait(Cause.LEAVING, f"leaving when this round is over: {machine.leaving.reason}")
+        return NamedWait(WaitCause.LEAVING, f"leaving when this round is over: {machine.leaving.reason}")
     if not machine.doorway.inside:
         return _outside(machine)
     tick, training = machine.tick, machine.training
     if tick is None:
-        return Wait(Cause.ENTERING, "let in; waiting for the coordinator's first word")
+        return NamedWait(WaitCause.ENTERING, "let in; waiting for the coordinator's first word")
     match tick.goal:
         case Goal.FOUND:
-            return Wait(Cause.FOUNDING, "giving the run its first weights")
+            return NamedWait(WaitCause.FOUNDING, "giving the run its first weights")
         case Goal.WAIT | Goal.ALONE if machine.joined is not None and machine.joined.reads:
-            return Wait(Cause.READING, "reading the run's state from a disk")
+            return NamedWait(WaitCause.READING, "reading the run's state from a disk")
         case Goal.SYNC:
-            return Wait(Cause.FETCHING, fetching(share))
+            return NamedWait(WaitCause.FETCHING, fetching(share))
         case Goal.WAIT | Goal.ALONE:
-            return Wait(Cause.TOLD, tick.reason)
+            return NamedWait(WaitCause.TOLD, tick.reason)
     if machine.doorway.helps:
-        return Wait(Cause.NONE, "helping")
+        return NamedWait(WaitCause.NONE, "helping")
     if not training.attached:
-        return Wait(Cause.TRAINER, "starting the trainer: torch, its model and its data")
+        return NamedWait(WaitCause.TRAINER, "starting the trainer: torch, its model and its data")
     if training.batch is None and training.waiting:
-        return Wait(Cause.ROUND, f"waiting for the next round: {tick.reason}")
+        return NamedWait(WaitCause.ROUND, f"waiting for the next round: {tick.reason}")
     if training.want and not training.loading:
-        return Wait(Cause.DATA, "no data is leased to this peer yet; the coordinator is asked again")
-    return Wait(Cause.NONE, "training")
+        return NamedWait(WaitCause.DATA, "no data is leased to this peer yet; the coordinator is asked again")
+    return NamedWait(WaitCause.NONE, "training")
 
 
-def _outside(machine: PeerMachine) -> Wait:
+def _outside(machine: PeerMachine) -> NamedWait:
     doorway = machine.doorway
     if doorway.refused:
-        return Wait(Cause.REFUSED, f"not let in yet: {doorway.refused}")
-    if machine.joined is not None and doorway.stand != Stand.GREETING:
-        return Wait(Cause.KNOCKING, "no answer from the coordinator; training goes on, and it is asked again")
-    if doorway.stand == Stand.KNOCKING and machine.known is None:
-        return Wait(Cause.KNOCKING, "no answer from the coordinator yet; it is asked again")
+        return NamedWait(WaitCause.REFUSED, f"not let in yet: {doorway.refused}")
+    if machine.joined is not None and doorway.stand != HandshakeState.GREETING:
+        return NamedWait(
+            WaitCause.KNOCKING, "no answer from the coordinator; training goes on, and it is asked again"
+        )
+    if doorway.stand == HandshakeState.KNOCKING and machine.known is None:
+        return NamedWait(WaitCause.KNOCKING, "no answer from the coordinator yet; it is asked again")
     if machine.offer is None:
         if machine.doorway.helps:
-            return Wait(Cause.TRAINER, "waiting for a peer that trains: it brings the run's model")
-        return Wait(Cause.TRAINER, "starting the trainer: torch, its model and its data")
-    return Wait(Cause.ENTERING, "asking to be let in")
+            return NamedWait(WaitCause.TRAINER, "waiting for a peer that trains: it brings the run's model")
+        return NamedWait(WaitCause.TRAINER, "starting the trainer: torch, its model and its data")
+    return NamedWait(WaitCause.ENTERING, "asking to be let in")
 
 
 class Waits:
     """What of it is worth a line, and when: each wait once, and not what is over at once."""
 
-    def __init__(self, said: Wait = LOADING) -> None:
+    def __init__(self, said: NamedWait = LOADING) -> None:
         self._said = _same(said)
         self._seen, self._since = said.cause, 0.0
 
-    def look(self, wait: Wait, now: float) -> Wait | None:
+    def look(self, wait: NamedWait, now: float) -> NamedWait | None:
         """The line that is due."""
         if wait.cause != self._seen:
             self._seen, self._since = wait.cause, now
@@ -113,20 +121,20 @@ class Waits:
         self._said = _same(wait)
         return wait
 
-    def says(self, wait: Wait) -> bool:
+    def says(self, wait: NamedWait) -> bool:
         """It is said just now by others' doing.  False: it was said before."""
         news = _same(wait) != self._said
         self._said = _same(wait)
         return news
 
 
-def _same(wait: Wait) -> Wait:
+def _same(wait: NamedWait) -> NamedWait:
     """Without what counts up or down in it: that alone is no news."""
-    told = wait.cause in (Cause.REFUSED, Cause.TOLD)
-    return Wait(wait.cause, _NUMBERS.sub("", wait.text) if told else "")
+    told = wait.cause in (WaitCause.REFUSED, WaitCause.TOLD)
+    return NamedWait(wait.cause, _NUMBERS.sub("", wait.text) if told else "")
 
 
-def facts_of(wait: Wait) -> dict[str, str]:
+def facts_of(wait: NamedWait) -> dict[str, str]:
     """For programs: `wait` names the cause, `why` is the sentence; both are empty while nothing is waited for."""
     return {"wait": wait.cause.value, "why": wait.text if wait.cause else ""}
 

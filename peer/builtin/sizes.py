@@ -12,10 +12,10 @@ from farflung.peer.footprint import (
     AGENT_BYTES,
     OPTIMIZER_BYTES,
     TRAINER_BYTES,
-    Model,
-    Need,
-    Room,
-    Rules,
+    FreeMemory,
+    MemoryNeed,
+    MemoryRules,
+    ModelSize,
     need_of,
     of_peer,
 )
@@ -46,17 +46,17 @@ def step_bytes(manifest: Manifest) -> int:
     return samples * (shape.context * vectors * VALUE_BYTES + manifest.row_tokens * ID_BYTES)
 
 
-def refuse_too_large(manifest: Manifest, rules: Rules, room: Room) -> None:
+def refuse_too_large(manifest: Manifest, rules: MemoryRules, room: FreeMemory) -> None:
     """UserError for a run that can't fit.  Which stages of a model that is cut do, pipeline/fitting.py says."""
     values, step = values_of(manifest), step_bytes(manifest)
-    need = Need(0.0, 0.0, 0.0, 0.0)
+    need = MemoryNeed(0.0, 0.0, 0.0, 0.0)
     if manifest.pipeline.stages == 1:
         kept = 0.0 if manifest.pipeline.batch else OPTIMIZER_BYTES[manifest.inner.optimizer]
-        rows = of_peer(rules, Model(values, optimizer_bytes=kept, on_gpu=room.gpu_bytes is not None))
+        rows = of_peer(rules, ModelSize(values, optimizer_bytes=kept, on_gpu=room.gpu_bytes is not None))
         need = need_of(rows)
     # Python and torch are here by now, or are small beside what is asked about.
     host = max(0.0, need.host_bytes - AGENT_BYTES - TRAINER_BYTES)
-    least = Need(need.gpu_bytes + step, host, need.shared_bytes, need.disk_bytes)
+    least = MemoryNeed(need.gpu_bytes + step, host, need.shared_bytes, need.disk_bytes)
     if least.within(room) or not room.host_bytes:  # 0: this system does not say
         return
     shape, free = manifest.model, room.host_bytes + (room.gpu_bytes or 0.0)

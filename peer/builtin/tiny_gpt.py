@@ -137,7 +137,7 @@ class Block(_Block):
         _fill_all(self, config.layers)
 
 
-class Head(nn.Module):
+class OutputHead(nn.Module):
     """The last part: [B, T, C] -> logits [B, T, V], by a matrix of its own."""
 
     def __init__(self, config: GPTConfig) -> None:
@@ -161,7 +161,7 @@ def untied_parts(config: GPTConfig) -> list[Callable[[], nn.Module]]:
     return [
         partial(Embed, config),
         *(partial(Block, config) for _ in range(config.layers)),
-        partial(Head, config),
+        partial(OutputHead, config),
     ]
 
 

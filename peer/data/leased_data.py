@@ -50,7 +50,7 @@ class _Handed:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenLease:
     lease: Lease
     used: list[int]  # by each fragment
     told: bool = True  # it is in the agent's list: samples of it may be read
@@ -69,7 +69,7 @@ class _Open:
 class LeaseBook:
     def __init__(self, fragments: int = 1) -> None:
         self._fragments = range(fragments)
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _OpenLease] = {}
         self._handed: list[_Handed] = []  # handed out, not yet in an optimizer step
         self._ahead = 0  # so many of the newest of them the next step has not seen
         self._asked = False
@@ -95,7 +95,7 @@ class LeaseBook:
             # Only of a new lease the agent knows where to go on: from a known one more may have been learned.
             used = reached if known is None else known.used
             used = [reached[f] if used[f] == _UNKNOWN else used[f] for f in self._fragments]
-            self._open[lease.lease] = _Open(lease, used)
+            self._open[lease.lease] = _OpenLease(lease, used)
         self._forget()
 
     def restart(self, fragment: int = 0) -> None:
@@ -167,7 +167,7 @@ class LeaseBook:
                 break
         return tuple(spans)
 
-    def _place(self, lease_id: int, each: _Open, out: list[_Handed]) -> int:
+    def _place(self, lease_id: int, each: _OpenLease, out: list[_Handed]) -> int:
         """Where to go on reading: at the first sample that some fragment lacks, and that is not out to be learned."""
         if not self._goes_on(_spans_of(out)):
             # The step that these are in is lost.  Only those that stay out after it, were it the next thing to come,

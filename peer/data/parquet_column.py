@@ -23,12 +23,12 @@ from farflung.protocol.errors import StoreError, UserError
 ROWS_AT_ONCE = 4096
 
 
-class Column(NamedTuple):
+class ParquetColumn(NamedTuple):
     dtype: str  # numpy's, the lowest byte first
     tokens: int
 
 
-def column_of(file: IO[bytes], url: str, name: str, length: int) -> Column:
+def column_of(file: IO[bytes], url: str, name: str, length: int) -> ParquetColumn:
     """What its head says; the values are not read."""
     pa = _pyarrow(url)
     with _told(pa, url):
@@ -44,7 +44,7 @@ def column_of(file: IO[bytes], url: str, name: str, length: int) -> Column:
     if pa.types.is_fixed_size_list(kind) and kind.list_size != length:
         raise UserError(f"{url}: the rows of {name!r} have {kind.list_size} tokens, expected {length}")
     dtype = np.dtype(value.to_pandas_dtype()).newbyteorder("<").str
-    return Column(dtype, rows * length if is_list else rows)
+    return ParquetColumn(dtype, rows * length if is_list else rows)
 
 
 def integers(file: IO[bytes], url: str, name: str, length: int, dtype: str) -> Iterator[bytes]:

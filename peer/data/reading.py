@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 PATIENCE_S = 30.0  # between two words about a long way to the leased samples
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     samples: int  # of an epoch; UNKNOWN_LENGTH as long as a stream has not been read to its end
 
     def read(self, span: Span) -> list[Any]:
@@ -45,7 +45,7 @@ class Source(Protocol):
         """Of what the data set has in it: equal data sets have equal ones, in one run."""
 
 
-def source_of(dataset: Any, seed: int) -> Source:
+def source_of(dataset: Any, seed: int) -> SampleSource:
     """UserError for what can't be read twice in the same order."""
     if isinstance(dataset, (str, os.PathLike)):
         if ending_of(place := os.fspath(dataset)) in ENDINGS:

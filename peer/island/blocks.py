@@ -92,7 +92,7 @@ def within(shape: tuple[int, ...], first: int, stop: int, outer: Box) -> list[Bo
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldBlock:
     """What one rank has of a tensor; of it, what lies in [first, stop) of the row-major order is its to write."""
 
     box: Box
@@ -104,7 +104,7 @@ class Held:
 
 def shares(
     name: str, shape: tuple[int, ...], of_ranks: Sequence[Box], rank: int, near: Collection[int] = ()
-) -> Held:
+) -> HeldBlock:
     """`of_ranks`: what each of them has of the tensor.  UserError if some value is nobody's, or is in unlike boxes.
 
     `near`: the ranks that share memory with the agent; of replicas only these write, where there are such.
@@ -132,7 +132,7 @@ def shares(
     if rank in writers:
         count, place = stop - first, writers.index(rank)
         share = (first + count * place // len(writers), first + count * (place + 1) // len(writers))
-    return Held(mine, *share, rank=rank, twin=twins[0])
+    return HeldBlock(mine, *share, rank=rank, twin=twins[0])
 
 
 def _hull(shape: tuple[int, ...], box: Box) -> tuple[int, int]:

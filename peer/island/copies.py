@@ -16,7 +16,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from farflung.peer.island.blocks import Box, Held, row_major, within
+from farflung.peer.island.blocks import Box, HeldBlock, row_major, within
 from farflung.peer.island.ranks import Ranks
 from farflung.peer.island.sharded import local_of
 from farflung.peer.local.memory import FAR
@@ -30,7 +30,7 @@ _CHANGES = struct.Struct("<qq")
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class TensorCopy:
     """A tensor as it lies here."""
 
     name: str
@@ -39,7 +39,7 @@ class Copy:
     twin: int  # the lowest rank that has the same values
 
 
-def level(copies: Sequence[Copy], ranks: Ranks) -> None:
+def level(copies: Sequence[TensorCopy], ranks: Ranks) -> None:
     """Of a buffer that follows each rank's own samples, that of the lowest rank counts; parameters must be equal."""
     mine = [_sample(each) for each in copies]
     told = [
@@ -83,7 +83,7 @@ def read_as_one(
         time.sleep(LOOK_AGAIN_S)
 
 
-def _sample(copy: Copy) -> bytes:
+def _sample(copy: TensorCopy) -> bytes:
     if copy.is_buffer:
         return _raw(local_of(copy.tensor).detach()).numpy().tobytes()
     return beginning(copy.tensor)
@@ -94,7 +94,7 @@ def beginning(tensor: Tensor) -> bytes:
     return blake3(_raw(local_of(tensor).detach().reshape(-1)[:COMPARED]).numpy().data).digest(length=8)
 
 
-def whole_bytes(tensor: Tensor, held: Held | None, ranks: Ranks) -> Iterator[memoryview | bytes]:
+def whole_bytes(tensor: Tensor, held: HeldBlock | None, ranks: Ranks) -> Iterator[memoryview | bytes]:
     """The raw bytes of the whole tensor in row-major order.  `held`: what of it is here; None: all, here alone.
 
     Ranks tell each other what they would write of it, a piece at a time, and have no more of it than that at once.
@@ -108,7 +108,9 @@ def whole_bytes(tensor: Tensor, held: Held | None, ranks: Ranks) -> Iterator[mem
         yield _piece(tuple(tensor.shape), local, held, (first, min(size, first + count)), ranks)
 
 
-def _piece(shape: tuple[int, ...], local: Tensor, held: Held, part: tuple[int, int], ranks: Ranks) -> bytes:
+def _piece(
+    shape: tuple[int, ...], local: Tensor, held: HeldBlock, part: tuple[int, int], ranks: Ranks
+) -> bytes:
     mine = within(shape, max(part[0], held.first), min(part[1], held.stop), held.box)
     raw = b"".join(_raw(local[box.seen_from(held.box).slices]).numpy().tobytes() for box in mine)
     width = local.element_size()

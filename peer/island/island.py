@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 
 from farflung.peer.island.looks import MOST_STEPS, LookPace, Outlook
-from farflung.peer.island.parts import WHOLE, Part
+from farflung.peer.island.parts import WHOLE, BatchPart
 from farflung.peer.island.ranks import Places, mean_of
 from farflung.peer.local.channel import ELSEWHERE
 from farflung.peer.local.words import FromTrainer, Frozen, Loaded, Provided, ToTrainer, to_bytes, to_trainer
@@ -63,22 +63,22 @@ class Group(Protocol):
     def receive(self, views: Iterable[Tensor], rank: int) -> None: ...
 
 
-class Channel(Protocol):
+class RankChannel(Protocol):
     def send(self, message: FromTrainer) -> None: ...
 
     def recv(self, timeout_s: float) -> ToTrainer | None: ...
 
 
-class Agent(Protocol):
+class AgentOfRanks(Protocol):
     """As rank 0 has it."""
 
     @property
-    def channel(self) -> Channel: ...
+    def channel(self) -> RankChannel: ...
 
     def problem(self) -> str | None: ...
 
 
-class Place(IntEnum):
+class RankPlace(IntEnum):
     BEGINS = 0
     STEP = 1
     WAIT = 2
@@ -89,14 +89,14 @@ class Place(IntEnum):
 
 
 _NAMES = {
-    Place.BEGINS: "joins",
-    Place.STEP: "has taken step {}, having read {} batches",
-    Place.WAIT: "waits for the agent or for data after step {}",
+    RankPlace.BEGINS: "joins",
+    RankPlace.STEP: "has taken step {}, having read {} batches",
+    RankPlace.WAIT: "waits for the agent or for data after step {}",
 }
-_MEETINGS: dict[type, Place] = {
-    Provided: Place.PROVIDED,
-    Loaded: Place.LOADED,
-    Frozen: Place.FROZEN,
+_MEETINGS: dict[type, RankPlace] = {
+    Provided: RankPlace.PROVIDED,
+    Loaded: RankPlace.LOADED,
+    Frozen: RankPlace.FROZEN,
 }
 
 
@@ -124,10 +124,10 @@ class _Failure(msgspec.Struct, frozen=True):
 class Island:
     def __init__(self, group: Group, clock: Callable[[], float] = time.monotonic) -> None:
         self._group, self._own_clock = group, clock
-        self.part: Part = WHOLE
+        self.part: BatchPart = WHOLE
         self.near: Collection[int] = range(group.count)
         self.partners: Sequence[tuple[int, int]] = ()
-        self._agent: Agent | None = None
+        self._agent: AgentOfRanks | None = None
         self._words: deque[ToTrainer] = deque()
         self._problem: str | None = None
         self._steps = self._batches = 0
@@ -155,7 +155,7 @@ class Island:
         """Why the agent is gone, as far as all have heard."""
         return self._problem
 
-    def begin(self, start: Callable[[], Agent]) -> None:
+    def begin(self, start: Callable[[], AgentOfRanks]) -> None:
         """Rank 0 starts or finds the agent; if it can't, all ranks end with its error."""
         told, failed = b"", None
         if self.rank == 0:
@@ -164,7 +164,7 @@ class Island:
             except FarflungError as error:
                 failed = error
                 told = msgspec.msgpack.encode(_failure(error))
-        rows = self._meet(Place.BEGINS, told)
+        rows = self._meet(RankPlace.BEGINS, told)
         if rows[0].told_bytes:
             failure = msgspec.msgpack.decode(self._spread(told, rows[0].told_bytes), type=_Failure)
             raise failed or _error(failure)
@@ -181,7 +181,7 @@ class Island:
     def recv(self, timeout_s: float) -> ToTrainer | None:
         """Without a timeout only what the last look brought: all ranks must ask for a look."""
         if not self._words and timeout_s:
-            self._look(Place.WAIT, timeout_s)
+            self._look(RankPlace.WAIT, timeout_s)
         return self._words.popleft() if self._words else None
 
     # ---- the other ranks
@@ -197,7 +197,7 @@ class Island:
         self._pace.on_step(began)
         if outlook.is_due or self._steps_to_look <= 0:
             self._steps_to_look = self._pace.steps(outlook, began)
-            self._steps_to_look = self._look(Place.STEP, 0.0)
+            self._steps_to_look = self._look(RankPlace.STEP, 0.0)
             self._pace.on_look(began, self._own_clock())
         return self.tokens_heard()
 
@@ -206,7 +206,7 @@ class Island:
         return counted
 
     def wait_for_all(self) -> None:
-        self._meet(Place.MEETS)
+        self._meet(RankPlace.MEETS)
 
     def mean(self, total: float, count: int) -> float | None:
         mine = (total, count) if self.part.counts else (0.0, 0)
@@ -246,7 +246,7 @@ class Island:
 
     # ---- looks
 
-    def _look(self, place: Place, timeout_s: float) -> int:
+    def _look(self, place: RankPlace, timeout_s: float) -> int:
         """In how many steps all look again, rank 0 says."""
         told = self._news(timeout_s) if self._agent is not None else b""
         first = self._meet(place, told)[0]
@@ -267,10 +267,10 @@ class Island:
             words.append(to_bytes(word))
         return msgspec.msgpack.encode(_News(problem or "", tuple(words))) if words or problem else b""
 
-    def _meet(self, place: Place, told: bytes = b"") -> list[_Row]:
+    def _meet(self, place: RankPlace, told: bytes = b"") -> list[_Row]:
         if os.getpid() != self._pid:
             raise UserError(ELSEWHERE)
-        if place is not Place.STEP:
+        if place is not RankPlace.STEP:
             self._pace.on_waited()
         clock_us = round(self._own_clock() * _MICRO)
         mine = _Row(place, self._steps, self._batches, len(told), clock_us, self._steps_to_look)
@@ -298,7 +298,7 @@ class Island:
 
 
 def _told(rank: int, row: _Row) -> str:
-    name = _NAMES.get(Place(row.place), "is at a round after step {}")
+    name = _NAMES.get(RankPlace(row.place), "is at a round after step {}")
     return f"rank {rank} {name.format(row.steps, row.batches)}"
 
 

@@ -22,7 +22,7 @@ from farflung.protocol.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BatchPart:
     """Of each batch, the one with this number of so many."""
 
     number: int = 0
@@ -55,7 +55,7 @@ class Part:
         return tuple(found)
 
 
-WHOLE = Part()
+WHOLE = BatchPart()
 
 
 def agreed_part(
@@ -63,7 +63,7 @@ def agreed_part(
     rank: int,
     said: tuple[int, int] | None,
     sharers: tuple[int, ...],
-) -> Part:
+) -> BatchPart:
     """This rank's, as all ranks find it at the same time: by what the script says, or by who shares a batch."""
     told = [
         msgspec.msgpack.decode(each, type=tuple[tuple[int, int] | None, tuple[int, ...]])
@@ -76,7 +76,7 @@ def agreed_part(
     return part_of(by_script or [data_ranks(meshes, each) for each in range(len(told))], rank)
 
 
-def part_of(said: Sequence[tuple[int, int]], rank: int) -> Part:
+def part_of(said: Sequence[tuple[int, int]], rank: int) -> BatchPart:
     """`said`: of each rank, which data rank it is, and of how many.  UserError where they do not fit together."""
     counts = {of for _, of in said}
     numbers = {number for number, _ in said}
@@ -88,7 +88,7 @@ def part_of(said: Sequence[tuple[int, int]], rank: int) -> Part:
         )
     number, of = said[rank]
     first = next(other for other, (theirs, _) in enumerate(said) if theirs == number)
-    return Part(number, of, counts=first == rank)
+    return BatchPart(number, of, counts=first == rank)
 
 
 def data_ranks(sharers: Sequence[Sequence[int]], rank: int) -> tuple[int, int]:

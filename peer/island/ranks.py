@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from farflung.peer.island.looks import Outlook
-from farflung.peer.island.parts import WHOLE, Part
+from farflung.peer.island.parts import WHOLE, BatchPart
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,7 @@ class Ranks(Protocol):
     def count(self) -> int: ...
 
     @property
-    def part(self) -> Part:
+    def part(self) -> BatchPart:
         """Of each batch."""
 
     @property

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from farflung.collectives.link.link import Link, Moved, Relayed
+from farflung.collectives.link.link import Link, MovedBytes, Relayed
 from farflung.collectives.link.pacer import Courtesy
 from farflung.collectives.link.rates import AtLeast, RateMeter, is_mine
 from farflung.collectives.link.zmq_link import LinkSettings, ZmqLink
@@ -26,7 +26,7 @@ from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import Address, JoinUrl
 from farflung.protocol.manifest_sections import NetSection
 from farflung.protocol.process.sockets import Keys
-from farflung.protocol.round_words import Way
+from farflung.protocol.round_words import RelayRoute
 
 OUTBOUND_ONLY = "off"  # --listen off: this peer can't be dialled
 ROUTER_S = 3.0  # so long it is waited for what the router says: a silent one is left sooner
@@ -60,7 +60,7 @@ class DataLine:
         self._up, self._down = RateMeter(), RateMeter()
         self._up_at_least = AtLeast()
         self._courtesy = Courtesy()
-        self._moved = Moved(0, 0)  # when the meters were fed last
+        self._moved = MovedBytes(0, 0)  # when the meters were fed last
         self._has_more = False  # bytes wait to leave
         self._coordinator = ""  # its address, in numbers: nothing is looked up while bytes wait
         self._opened: OpenedPort | None = None  # of the router
@@ -124,7 +124,7 @@ class DataLine:
         with contextlib.suppress(OSError):  # a name that nobody can look up now: its number may still be good
             self._coordinator = both_ends(place)[1]
 
-    def relayed_by(self, ways: Iterable[Way]) -> dict[str, Relayed]:
+    def relayed_by(self, ways: Iterable[RelayRoute]) -> dict[str, Relayed]:
         """By peer.  A relay without a host of its own is on the coordinator's; one with a name instead of a number is
         none: it would have to be looked up while bytes wait."""
         return {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from farflung.protocol.messages import Tick
-from farflung.protocol.process.log_lines import Say
+from farflung.protocol.process.log_lines import LineWriter
 from farflung.protocol.round_words import RelayOffer
 
 
@@ -36,7 +36,7 @@ class RelayHere(Protocol):
 
 
 class Offering:
-    def __init__(self, relay: RelayHere | None, me: str, say: Say) -> None:
+    def __init__(self, relay: RelayHere | None, me: str, say: LineWriter) -> None:
         self._relay, self._me, self._say = relay, me, say
         self._number = 0  # of the newest order
         self._told = ""

@@ -1,7 +1,7 @@
 """What this peer does to be reached past its own router: it shows from which port it is seen, and keeps appointments.
 
 Owned by the agent, which passes on each tick and gets back with whom a connection stands.  The coordinator decides who
-meets whom, and when (coordinator/reach/meeting.py); the connections themselves are the link's.
+meets whom, and when (coordinator/reach/hole_punching.py); the connections themselves are the link's.
 
 It shows itself at two sockets of the coordinator, the door and the members', from the port that all its meetings leave
 from and with the key of its session: a router that makes two ports of that one is of no use for meeting.  The second of
@@ -63,7 +63,7 @@ class CoordinatorClock:
 
 
 @dataclass
-class _Shown:
+class _Reached:
     socket: Socket
     monitor: Socket
     until: float | None = None
@@ -88,7 +88,7 @@ class Reaching:
         self._door_port = 0
         self._clock = CoordinatorClock()
         self._members_port = 0  # 0: this peer is not let in
-        self._shown: list[_Shown] = []
+        self._shown: list[_Reached] = []
         self._looks = 0
         self._look_at = 0.0
         self._kept: dict[str, tuple[float, Appointment]] = {}  # by peer: the instant as it was told, and here
@@ -152,11 +152,11 @@ class Reaching:
         ):
             self._shown.append(self._dial(f"tcp://{every}:{port};{host}:{there}", word, until))
 
-    def _dial(self, endpoint: str, word: Message, until: float | None) -> _Shown:
+    def _dial(self, endpoint: str, word: Message, until: float | None) -> _Reached:
         family: Options = {zmq.IPV6: int("[" in endpoint)}
         curve = curve_client(self._keys, self._theirs)
         socket = opened(self._context, zmq.DEALER, STRANGER, family, curve)
-        shown = _Shown(socket, socket.get_monitor_socket(zmq.EVENT_CONNECTED), until)
+        shown = _Reached(socket, socket.get_monitor_socket(zmq.EVENT_CONNECTED), until)
         socket.connect(endpoint)
         socket.send(envelope.encode(word), zmq.NOBLOCK)
         return shown

@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 _LAST_WORDS_MS = 500  # how long a closing socket tries to deliver what was said last
 
 
-class Greeting(Enum):
+class ChannelGreeting(Enum):
     WAITING = "a new trainer connected and waits to be told what the run is"
 
 
-WAITING = Greeting.WAITING
+WAITING = ChannelGreeting.WAITING
 
 
 class LocalServer:
@@ -42,7 +42,7 @@ class LocalServer:
         self.socket.bind(_address(folder))
         self._trainer: bytes | None = None
 
-    def recv_nowait(self) -> tuple[bytes, FromTrainer | Greeting] | None:
+    def recv_nowait(self) -> tuple[bytes, FromTrainer | ChannelGreeting] | None:
         """The next message of the trainer, or None; the socket is then empty, as edge-triggered pollers need."""
         while True:
             try:

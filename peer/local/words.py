@@ -25,7 +25,7 @@ from farflung.protocol.signing import Amendments
 #   rest     only what came after the slot that the commit used
 #   restore  it is a fresh trainer: it takes the slot's delta as its own unmerged work
 Keep = Literal["drop", "all", "rest", "restore"]
-# Of a stage's work: see collectives/flow/effects.py.
+# Of a stage's work: see collectives/pipeline/effects.py.
 Way = Literal["forward", "backward", "both"]
 
 
@@ -70,13 +70,13 @@ class Frozen(_Local, frozen=True, kw_only=True, tag="frozen"):
     seat: int = 0
 
 
-class Need(_Local, frozen=True, kw_only=True, tag="need"):
+class NeedSamples(_Local, frozen=True, kw_only=True, tag="need"):
     samples: int  # size of the data set, or UNKNOWN_LENGTH
     want: int  # samples wanted beyond what is leased now
     data: bytes = b""  # the fingerprint of the data set; empty: it has none
 
 
-class Counted(_Local, frozen=True, kw_only=True, tag="counted"):
+class MicrobatchCounted(_Local, frozen=True, kw_only=True, tag="counted"):
     """The gradient of a microbatch is in the sums of the batch from this version."""
 
     version: int
@@ -93,8 +93,9 @@ class Unusable(_Local, frozen=True, kw_only=True, tag="unusable"):
     problem: str
 
 
-class Made(_Local, frozen=True, kw_only=True, tag="made"):
-    """What came of a `Hand`.  Backward and both: the gradient is in the sums of the batch from this version."""
+class WorkDone(_Local, frozen=True, kw_only=True, tag="made"):
+    """What came of a `MicrobatchWork`.  Backward and both: the gradient is in the sums of the batch from this
+    version."""
 
     way: Way
     version: int
@@ -132,7 +133,7 @@ class Begin(_Local, frozen=True, kw_only=True, tag="begin"):
     name: str
 
 
-class Terms(_Local, frozen=True, kw_only=True, tag="terms"):
+class RunAmendments(_Local, frozen=True, kw_only=True, tag="terms"):
     """What the run's host has changed since it began, from which versions on."""
 
     first: bytes  # the manifest
@@ -157,7 +158,7 @@ class Provide(_Local, frozen=True, kw_only=True, tag="provide"):
     """Found the run: write the model's values into the anchor."""
 
 
-class Load(_Local, frozen=True, kw_only=True, tag="load"):
+class LoadState(_Local, frozen=True, kw_only=True, tag="load"):
     version: int
     keep: Keep
     slot: int
@@ -168,14 +169,14 @@ class Load(_Local, frozen=True, kw_only=True, tag="load"):
     last: bool = False  # drop: the run is over, and `Finish` follows; no step is to be taken in between
 
 
-class Resume(_Local, frozen=True, kw_only=True, tag="resume"):
+class ResumeSteps(_Local, frozen=True, kw_only=True, tag="resume"):
     """This fragment is no reason to wait: go on with inner steps."""
 
     spare: int
     fragment: int = 0
 
 
-class Opened(_Local, frozen=True, kw_only=True, tag="opened"):
+class RoundOpened(_Local, frozen=True, kw_only=True, tag="opened"):
     """A round of this fragment has begun: what all peers see at the same time.  Told where training goes on during
     rounds, and where periods are measured by the clock."""
 
@@ -201,7 +202,7 @@ class Grants(_Local, frozen=True, kw_only=True, tag="grants"):
     ranges: tuple[tuple[int, int], ...]  # [first, stop) of microbatches
 
 
-class Freeze(_Local, frozen=True, kw_only=True, tag="freeze"):
+class FreezeSums(_Local, frozen=True, kw_only=True, tag="freeze"):
     """Every microbatch of the batch is counted: write the sums, divided by the tokens in them, into the slot, keep
     them, and say `Frozen`.  They may be wanted once more: if a share is lost, more microbatches are granted."""
 
@@ -209,12 +210,12 @@ class Freeze(_Local, frozen=True, kw_only=True, tag="freeze"):
     slot: int
 
 
-class Hand(_Local, frozen=True, kw_only=True, tag="hand"):
+class MicrobatchWork(_Local, frozen=True, kw_only=True, tag="hand"):
     """Work on one microbatch of the batch from this version, in a model that is cut into stages.
 
     Bytes pass through slots of the belt, each as long as `Attach.crossing_bytes` says: work with place p has the slots
     3 p (what came from the stage before), 3 p + 1 (the gradient that came back) and 3 p + 2 (for what is made).  They
-    are the trainer's until it says `Made`.  A source reads its samples itself.
+    are the trainer's until it says `WorkDone`.  A source reads its samples itself.
     """
 
     way: Way
@@ -237,20 +238,31 @@ class Stop(_Local, frozen=True, kw_only=True, tag="stop"):
     reason: str
 
 
-FromTrainer = Attach | Provided | Loaded | Frozen | Need | Counted | Unusable | Made | Computed | Bye
+FromTrainer = (
+    Attach
+    | Provided
+    | Loaded
+    | Frozen
+    | NeedSamples
+    | MicrobatchCounted
+    | Unusable
+    | WorkDone
+    | Computed
+    | Bye
+)
 ToTrainer = (
     Begin
-    | Terms
+    | RunAmendments
     | Anew
     | Shared
     | Provide
-    | Load
-    | Resume
-    | Opened
+    | LoadState
+    | ResumeSteps
+    | RoundOpened
     | LeasesNow
     | Grants
-    | Freeze
-    | Hand
+    | FreezeSums
+    | MicrobatchWork
     | Finish
     | Stop
 )

@@ -20,7 +20,7 @@ from farflung.collectives.round.effects import MergeAgain, SendFrame
 from farflung.collectives.round.kept import question_of
 from farflung.collectives.round.pieces import WANT_FOR
 from farflung.peer.machine.effects import Effect
-from farflung.peer.machine.lanes import Participation
+from farflung.peer.machine.replicas import Replicas
 from farflung.protocol.digests import HASH_BYTES, hash_at, hash_bytes
 from farflung.protocol.frames import Frame, Kind, Payload
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT
@@ -42,7 +42,7 @@ SHOWN = {What.CONTRIBUTION: Kind.CONTRIBUTION, What.SUM: Kind.SUM}
 
 
 @dataclass
-class Task:
+class AuditTask:
     """One drawn chunk."""
 
     audit: AuditChunks
@@ -82,15 +82,15 @@ class Task:
 class Accused:
     """What I called wrong, with the contributions that show it."""
 
-    task: Task
+    task: AuditTask
     until: float  # they are kept
 
 
-class Auditing:
-    def __init__(self, me: str, run_tag: bytes, part: Participation, tell: Tell) -> None:
+class Auditor:
+    def __init__(self, me: str, run_tag: bytes, part: Replicas, tell: Tell) -> None:
         self._me, self._run_tag, self._part, self._tell = me, run_tag, part, tell
-        self._queue: deque[Task] = deque()
-        self._at_work: Task | None = None
+        self._queue: deque[AuditTask] = deque()
+        self._at_work: AuditTask | None = None
         self._accused: Accused | None = None
         self._verdicts: OrderedDict[Key, ChunkVerdict] = OrderedDict()
         self._begun_at = float("-inf")
@@ -98,15 +98,15 @@ class Auditing:
     # ---- the coordinator's words ----------------------------------------------------------------------------
 
     def on_audit(self, audit: AuditChunks, now: float) -> list[Effect]:
-        lane = self._part.lanes.get(audit.fragment)
+        replica = self._part.replicas.get(audit.fragment)
         count = len(audit.members)
-        if lane is None or not len(audit.weights) == len(audit.codecs) == count:
+        if replica is None or not len(audit.weights) == len(audit.codecs) == count:
             return []
         again: list[ChunkVerdict] = []
         for drawn in audit.chunks:
-            if drawn.chunk >= lane.fragment.count or len(drawn.hashes) != count * HASH_BYTES:
+            if drawn.chunk >= replica.fragment.count or len(drawn.hashes) != count * HASH_BYTES:
                 continue
-            task = Task(audit, drawn, lane.fragment.first + drawn.chunk)
+            task = AuditTask(audit, drawn, replica.fragment.first + drawn.chunk)
             known = self._verdicts.get(task.key)
             if known is not None and self._stands(task, known):
                 again.append(known)
@@ -115,19 +115,19 @@ class Auditing:
         told = [self._tell(audit.round_no, tuple(again), audit.group)] if again else []
         return [*told, *self.on_timer(now)]
 
-    def _stands(self, task: Task, known: ChunkVerdict) -> bool:
+    def _stands(self, task: AuditTask, known: ChunkVerdict) -> bool:
         """An accusation that can't be shown any more is not repeated: it is made anew."""
         return not known.wrong or (self._accused is not None and self._accused.task.key == task.key)
 
-    def _is_known(self, task: Task) -> bool:
+    def _is_known(self, task: AuditTask) -> bool:
         at_work = [self._at_work] if self._at_work is not None else []
         return any(each.key == task.key for each in [*at_work, *self._queue])
 
     def contribution(self, show: Show, now: float) -> Payload | None:
         """Of a peer to a chunk, or what it added up of it, for the coordinator: mine, or one behind my accusation."""
-        lane, kind = self._part.lane_of_chunk(show.chunk), SHOWN[show.what]
-        if lane is not None and show.peer == self._me:
-            if (mine := lane.my_piece(show.round_no, show.chunk, kind)) is not None:
+        replica, kind = self._part.replica_of_chunk(show.chunk), SHOWN[show.what]
+        if replica is not None and show.peer == self._me:
+            if (mine := replica.my_piece(show.round_no, show.chunk, kind)) is not None:
                 return mine.payload
         accused = self._accused
         if accused is None or not accused.task.is_of(kind, show.round_no, show.chunk):
@@ -147,7 +147,7 @@ class Auditing:
     def _begin(self, now: float) -> None:
         if not self._queue or self._accused is not None:
             return
-        audit, round_ = self._queue[0].audit, self._part.lanes[self._queue[0].audit.fragment].round
+        audit, round_ = self._queue[0].audit, self._part.replicas[self._queue[0].audit.fragment].round
         # Right after the commit its authors surely have their bytes: where rounds are short, they have not 5 s later.
         is_fresh = round_ is not None and round_.plan.round_no == audit.round_no
         if self._part.expects_bytes and not is_fresh and now - self._begun_at < BUSY_EVERY_S:
@@ -156,7 +156,7 @@ class Auditing:
         self._begun_at = task.news_at = now
         self._take_my_own(task)
 
-    def _go_on(self, task: Task, now: float) -> list[Effect]:
+    def _go_on(self, task: AuditTask, now: float) -> list[Effect]:
         """Ask for what is missing, merge what is here, or give up."""
         if task.merging:
             return []
@@ -183,8 +183,8 @@ class Auditing:
             for peer in peers.intersection(task.missing):
                 task.news_at = task.asked_at[peer] = now
 
-    def _take_my_own(self, task: Task) -> None:
-        mine = self._part.lanes[task.audit.fragment].my_piece(task.audit.round_no, task.number, task.kind)
+    def _take_my_own(self, task: AuditTask) -> None:
+        mine = self._part.replicas[task.audit.fragment].my_piece(task.audit.round_no, task.number, task.kind)
         if self._me not in task.audit.members:
             return
         if mine is not None and mine.hash == task.hash_of(self._me):
@@ -209,7 +209,7 @@ class Auditing:
             self._part.counters.count(Verdict.ACCEPTED)
         return True
 
-    def _merge(self, task: Task, now: float) -> list[Effect]:
+    def _merge(self, task: AuditTask, now: float) -> list[Effect]:
         audit = task.audit
         for codec, payload in zip(audit.codecs, task.payloads, strict=True):
             if not self._part.is_payload(codec, payload):
@@ -226,11 +226,11 @@ class Auditing:
             return [*self._end(task, False), *self.on_timer(now)]
         return [*self._accuse(task, now), *self.on_timer(now)]
 
-    def _accuse(self, task: Task, now: float) -> list[Effect]:
+    def _accuse(self, task: AuditTask, now: float) -> list[Effect]:
         self._accused = Accused(task, now + ACCUSED_KEPT_S)
         return self._end(task, True)
 
-    def _end(self, task: Task, wrong: bool, missing: tuple[str, ...] = ()) -> list[Effect]:
+    def _end(self, task: AuditTask, wrong: bool, missing: tuple[str, ...] = ()) -> list[Effect]:
         self._at_work = None
         verdict = ChunkVerdict(task.drawn.chunk, wrong, missing)
         self._verdicts[task.key] = verdict

@@ -1,23 +1,23 @@
 """The agent's view of a synchronous batch: its seat, what its trainer has counted, what that is to do next.  Pure.
 
-Part of the training (trainer_view.py).  The coordinator's tick says the whole of it each time, the trainer is told what
-is new, and the beat says what is counted.  Sums belong to one seat and one version: when either goes, so do they.
-Where work comes from is another matter: `BatchWork` passes on what is granted, of a model in one piece; a stage of a
-model that is cut gets it from its neighbours (crossings.py).
+Part of the training (trainer_proxy.py).  The coordinator's tick says the whole of it each time, the trainer is told
+what is new, and the beat says what is counted.  Sums belong to one seat and one version: when either goes, so do
+they. Where work comes from is another matter: `BatchWork` passes on what is granted, of a model in one piece; a stage
+of a model that is cut gets it from its neighbours (stage_transfers.py).
 """
 
 from __future__ import annotations
 
-from farflung.checkpoints.catch_up import NO_VERSION
-from farflung.peer.local.words import Counted, Freeze, Frozen, Grants, Unusable
-from farflung.peer.machine.effects import Effect, Tell
+from farflung.checkpoints.state_sync import NO_VERSION
+from farflung.peer.local.words import FreezeSums, Frozen, Grants, MicrobatchCounted, Unusable
+from farflung.peer.machine.effects import Effect, TellTrainer
 from farflung.protocol.digests import mask_from_bytes, mask_to_bytes
 from farflung.protocol.messages import BatchBeat, BatchTick, Complaint
 
 UNIT_SMOOTHED = 0.3  # of the newest microbatch in the mean time of one
 
 
-class Sums:
+class SeatSums:
     """What is in the sums of one seat, and what becomes of them, wherever the work came from."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class Sums:
         stands = frozen is not None and self.is_mine(frozen)
         if due.freeze and self._counted and not stands and self._frozen_at != self._counted:
             self._frozen_at = self._counted
-            told.append(Tell(Freeze(version=due.version, slot=spare)))
+            told.append(TellTrainer(FreezeSums(version=due.version, slot=spare)))
         return told
 
     def _work(self, due: BatchTick, now: float) -> list[Effect]:
@@ -137,7 +137,7 @@ class Sums:
         return before_s + (UNIT_SMOOTHED if before_s else 1.0) * (max(0.0, took_s) - before_s)
 
 
-class BatchWork(Sums):
+class BatchWork(SeatSums):
     """Of a model in one piece: the trainer computes what is granted, and nobody else is asked."""
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class BatchWork(Sums):
         super().on_load(version)
         self._granted = None
 
-    def on_counted(self, word: Counted, now: float) -> bool:
+    def on_counted(self, word: MicrobatchCounted, now: float) -> bool:
         """True: it has nothing more to compute."""
         if word.version != self._version or not self.open >> word.micro & 1:
             return False
@@ -186,4 +186,4 @@ class BatchWork(Sums):
         idle = not self.open
         self._granted = grants
         self._busy_since = now if idle else self._busy_since
-        return [Tell(grants)]
+        return [TellTrainer(grants)]

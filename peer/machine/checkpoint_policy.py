@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from farflung.checkpoints.catch_up import NO_VERSION
+from farflung.checkpoints.state_sync import NO_VERSION
 from farflung.collectives.round.member import MemberRound
 from farflung.peer.machine.effects import (
     AheadKept,
@@ -33,13 +33,13 @@ from farflung.peer.machine.effects import (
     SaveFragment,
     Undo,
 )
-from farflung.peer.machine.lane import Lane
-from farflung.peer.machine.lane_states import Empty, Rolling
+from farflung.peer.machine.replica import Replica
+from farflung.peer.machine.replica_states import Empty, Rolling
 from farflung.protocol.limits import SHELVED_TOLD
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import FragmentTick, Tick
-from farflung.protocol.moments import Known
-from farflung.protocol.round_words import Shelved, ShelvedList, Way
+from farflung.protocol.round_words import RelayRoute, Shelved, ShelvedList
+from farflung.protocol.run_terms import Known
 from farflung.protocol.signing import curve_key_of, proves, statement_of
 from farflung.protocol.states import Goal
 
@@ -70,11 +70,11 @@ class Saving:
         """The run may end elsewhere than it was to."""
         self._rounds = manifest.run.rounds
 
-    def begin_era(self, ticks: Sequence[FragmentTick], lanes: Sequence[Lane]) -> None:
+    def begin_era(self, ticks: Sequence[FragmentTick], replicas: Sequence[Replica]) -> None:
         """The run is at another version again, and makes the later ones anew.  What was saved is of it still if it is
         not later, and the run went back."""
         self._tried = NO_VERSION
-        version, mine = min(tick.version for tick in ticks), min(lane.version for lane in lanes)
+        version, mine = min(tick.version for tick in ticks), min(replica.version for replica in replicas)
         if self.saved > version or version > mine:
             self.saved = NO_VERSION
 
@@ -89,31 +89,31 @@ class Saving:
             return False
         return version % self._every == 0 or version == self._rounds
 
-    def due_saves(self, lanes: Sequence[Lane], era: int) -> list[Effect]:
+    def due_saves(self, replicas: Sequence[Replica], era: int) -> list[Effect]:
         """Asked at every tick, before anything newer is applied."""
         effects: list[Effect] = []
-        late = [lane for lane in lanes if lane.fragment.number not in self._taken]
+        late = [replica for replica in replicas if replica.fragment.number not in self._taken]
         # The state that the run ends with is worth more than the one that a slow disk is still writing: nobody would
         # save it later.
-        ends = any(lane.version == self._rounds and lane.serves for lane in lanes)
+        ends = any(replica.version == self._rounds and replica.serves for replica in replicas)
         if self._busy and (
-            any(lane.version > self._tried for lane in late) or (ends and self._tried < self._rounds)
+            any(replica.version > self._tried for replica in late) or (ends and self._tried < self._rounds)
         ):
             effects.append(DropSave(self._tried))
             self._busy = False
-        for lane in lanes:
-            version, number = lane.version, lane.fragment.number
-            if not self.is_due(version) or not lane.serves:
+        for replica in replicas:
+            version, number = replica.version, replica.fragment.number
+            if not self.is_due(version) or not replica.serves:
                 continue
             if not self._busy and version > self._tried:
                 self._busy, self._tried, self._taken = True, version, set()
             if self._busy and version == self._tried and number not in self._taken:
                 self._taken.add(number)
-                proof, digest = lane.proof, lane.digest
+                proof, digest = replica.proof, replica.digest
                 if proof and not self._fits(proof, statement_of(self._run_id, era, number, version, digest)):
                     effects.append(Note(f"the coordinator's signature of version {version} does not fit"))
                     proof = b""
-                effects.append(SaveFragment(version, number, digest, lane.made_by_round, era, proof))
+                effects.append(SaveFragment(version, number, digest, replica.made_by_round, era, proof))
         return effects
 
     def _fits(self, proof: bytes, statement: bytes) -> bool:
@@ -130,7 +130,7 @@ class Saving:
         return [Note(f"checkpoint of version {version} saved"), *self.due_list()]
 
 
-class Restoring:
+class RestoringOwn:
     def __init__(self, enabled: bool, worth: int = 0) -> None:
         """`enabled`: the shell has a place to read from.  `worth`: the results of so many versions can be had, and are
         fewer bytes than the state."""
@@ -144,16 +144,18 @@ class Restoring:
         # Fragment -> how much of it is here, where it is not whole, and since when.
         self._has: dict[int, tuple[int, float]] = {}
 
-    def on_ways(self, ways: Sequence[Way]) -> None:
+    def on_ways(self, ways: Sequence[RelayRoute]) -> None:
         """By which I reach those whom I can't dial and did not meet past my router."""
         self._at_relay = frozenset(way.peer for way in ways)
 
-    def due_restore(self, tick: Tick, lanes: Sequence[Lane], loading: bool, now: float) -> list[Effect]:
+    def due_restore(self, tick: Tick, replicas: Sequence[Replica], loading: bool, now: float) -> list[Effect]:
         """Asked at every tick: read from a checkpoint the fragments of which I hold nothing, or too little, and nobody
         gives me anything.  What I hold of the others stays."""
         learned = any(word.version > 0 for word in tick.fragments)
         has = {
-            lane.fragment.number: _progress(lane) for lane in lanes if _is_not_whole(lane) or _is_torn(lane)
+            replica.fragment.number: _progress(replica)
+            for replica in replicas
+            if _is_not_whole(replica) or _is_torn(replica)
         }
         if not self._enabled or self._lacking or not learned or not has:
             self._has = {}
@@ -172,7 +174,7 @@ class Restoring:
             # Joiners may all have the same pieces of it, given by somebody who is gone; or have taken in pieces of a
             # newer version, and nobody can give the others: also those named as donors may be torn by them.
             if now - self._has.get(word.fragment, (0, now))[1] >= self._patience_s(word, empty)
-            or (alone and word.fragment in empty and (not word.donors or len(empty) == len(lanes)))
+            or (alone and word.fragment in empty and (not word.donors or len(empty) == len(replicas)))
         }
         if loading or now < self._again_at:
             return []
@@ -186,9 +188,9 @@ class Restoring:
         if not lacking:
             return []
         self._lacking = frozenset(lacking)
-        for lane in lanes:
-            if lane.fragment.number in lacking:
-                lane.fill()
+        for replica in replicas:
+            if replica.fragment.number in lacking:
+                replica.fill()
         told = [] if starved else [Note(AT_RELAY)]
         self._tried = lacking
         return [*told, Restore(lacking)]
@@ -217,37 +219,37 @@ class Restoring:
         return read
 
 
-def _is_not_whole(lane: Lane) -> bool:
-    return isinstance(lane.stand, Empty)
+def _is_not_whole(replica: Replica) -> bool:
+    return isinstance(replica.stand, Empty)
 
 
-def _is_torn(lane: Lane) -> bool:
+def _is_torn(replica: Replica) -> bool:
     """Between two versions of the run: it shows neither."""
-    return isinstance(lane.stand, Rolling)
+    return isinstance(replica.stand, Rolling)
 
 
-def _progress(lane: Lane) -> int:
+def _progress(replica: Replica) -> int:
     """It grows with each piece that comes, and with each that moves on."""
-    return sum(version - NO_VERSION for version in lane.catch.versions)
+    return sum(version - NO_VERSION for version in replica.catch.versions)
 
 
-def _pieces(lane: Lane) -> int:
+def _pieces(replica: Replica) -> int:
     """How many are here, of whatever version."""
-    return sum(version != NO_VERSION for version in lane.catch.versions)
+    return sum(version != NO_VERSION for version in replica.catch.versions)
 
 
-def is_empty(lane: Lane) -> bool:
-    return _is_not_whole(lane) and not _pieces(lane)
+def is_empty(replica: Replica) -> bool:
+    return _is_not_whole(replica) and not _pieces(replica)
 
 
 # ---- what had arrived before this peer was killed -----------------------------------------------------
 #
 # Asked once, when the coordinator first says where the run is; what is found is only a beginning, and
-# everything else is fetched as ever (checkpoints/catch_up.py).
+# everything else is fetched as ever (checkpoints/state_sync.py).
 
 
 @dataclass
-class Waiting:
+class WhyWaiting:
     """Why this peer waits, as it was told last."""
 
     told: str = ""
@@ -272,29 +274,29 @@ class Recalling:
         """What lies on the disk may be the run's newest state."""
         return self._due or self._busy
 
-    def due_recall(self, tick: Tick, lanes: Sequence[Lane]) -> list[Effect]:
+    def due_recall(self, tick: Tick, replicas: Sequence[Replica]) -> list[Effect]:
         """Asked at every tick."""
         if not self._due or tick.goal == Goal.FOUND:
             return []
         self._due = False
-        if not all(map(is_empty, lanes)):
+        if not all(map(is_empty, replicas)):
             return []
         self._busy = True
-        for lane in lanes:
-            lane.fill()
+        for replica in replicas:
+            replica.fill()
         known = {word.fragment: (word.version, word.digests) for word in tick.fragments}
         return [Recall(tick.era, known)]
 
-    def on_end(self, held: Held, lanes: Sequence[Lane]) -> list[Effect]:
+    def on_end(self, held: Held, replicas: Sequence[Replica]) -> list[Effect]:
         if not self._busy:
             return []  # they were asked for by whoever held another stage here
         self._busy = False
-        for lane in lanes:
-            lane.recalled(held)
-        if not any(map(_pieces, lanes)):
+        for replica in replicas:
+            replica.recalled(held)
+        if not any(map(_pieces, replicas)):
             return []
-        kept = sum(map(_pieces, lanes))
-        of = sum(lane.fragment.count for lane in lanes)
+        kept = sum(map(_pieces, replicas))
+        of = sum(replica.fragment.count for replica in replicas)
         versions = {version for version, _ in held.values()}
         if kept == of and len(versions) == 1:
             return [Note(f"version {versions.pop()} of the state lies on this peer's own disk")]
@@ -327,10 +329,14 @@ class Shelf:
             kept = [each for each in found if not any(_is_one(each, fragment, known) for known in unread)]
             self._found[place] = tuple(kept)
 
-    def told(self, lanes: Sequence[Lane]) -> ShelvedList:
+    def told(self, replicas: Sequence[Replica]) -> ShelvedList:
         """The newest first: more than a beat takes may lie there."""
-        held = {lane.fragment.number for lane in lanes}
-        before = [Shelved.of(was[0], lane.fragment.number, was[1:]) for lane in lanes if (was := lane.before)]
+        held = {replica.fragment.number for replica in replicas}
+        before = [
+            Shelved.of(was[0], replica.fragment.number, was[1:])
+            for replica in replicas
+            if (was := replica.before)
+        ]
         found = sorted({each for there in self._found.values() for each in there}, key=_newest_first)
         mine = [each for each in found if each.first in held]
         others: list[Shelved] = []
@@ -363,9 +369,9 @@ class Undoing:
     """Going back by one version without a byte from anybody: out of what each chunk was before the last round.
 
     The shell has kept it since the round began.  It is asked for as soon as the run says that it is at that version
-    again, and the trainer reads the state no more.  Its fragments are filled (lane_states.py) from the moment at which
-    the run goes back until the answer is here.  What comes of it is hashed like every other state: where a disk gave
-    something else, nothing of the fragment is held, as if nothing had been asked for.
+    again, and the trainer reads the state no more.  Its fragments are filled (replica_states.py) from the moment at
+    which the run goes back until the answer is here.  What comes of it is hashed like every other state: where a disk
+    gave something else, nothing of the fragment is held, as if nothing had been asked for.
     """
 
     def __init__(self) -> None:
@@ -443,18 +449,18 @@ class Keeping:
         self._era = era
         self._chains, self._writing, self._ahead = {}, {}, {}
 
-    def due(self, lanes: Sequence[Lane], now: float) -> list[Effect]:
+    def due(self, replicas: Sequence[Replica], now: float) -> list[Effect]:
         """Asked at every tick, before anything newer is applied."""
         effects: list[Effect] = []
         if not self._place or now < self._again_at:
             return effects
-        for lane in lanes:
-            number, version = lane.fragment.number, lane.version
+        for replica in replicas:
+            number, version = replica.fragment.number, replica.version
             base, _ = self._chains.get(number, (NO_VERSION, NO_VERSION))
             is_due = base == NO_VERSION or version - base >= self._every
-            if lane.serves and is_due and number not in self._writing:
+            if replica.serves and is_due and number not in self._writing:
                 self._writing[number] = version
-                effects.append(KeepBase(self._era, number, version, lane.digest))
+                effects.append(KeepBase(self._era, number, version, replica.digest))
         return effects
 
     def hold_back(self, flight: MemberRound, now: float) -> tuple[bool, list[Effect]]:

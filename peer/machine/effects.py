@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from farflung.collectives.flow.effects import Piece
+from farflung.collectives.pipeline.effects import KeptPiece
 from farflung.collectives.round.effects import DataEffect
-from farflung.peer.local.words import Hand, ToTrainer
+from farflung.peer.local.words import MicrobatchWork, ToTrainer
 from farflung.protocol.frames import Header, Payload
 from farflung.protocol.join_url import Address
 from farflung.protocol.manifest_sections import StartSection
 from farflung.protocol.messages import FromDoor, FromMember, Show
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.moments import Attached, Terms
-from farflung.protocol.round_words import Contact, Way
+from farflung.protocol.round_words import Contact, RelayRoute
+from farflung.protocol.run_terms import Attached, Terms
 
 Digests = tuple[tuple[int, bytes], ...]  # (version, digest)
 
@@ -72,11 +72,11 @@ class Contacts:
     """Everybody in the run: whose frames are accepted, and where they can be dialled."""
 
     roster: tuple[Contact, ...]
-    ways: tuple[Way, ...] = ()  # to those of them that can't be dialled, if I can't be either
+    ways: tuple[RelayRoute, ...] = ()  # to those of them that can't be dialled, if I can't be either
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class TellTrainer:
     message: ToTrainer
 
 
@@ -96,7 +96,7 @@ class Vacate:
 class HandOver:
     """Work for the trainer of a stage: copy the kept pieces that it names into the belt, then tell it."""
 
-    hand: Hand
+    hand: MicrobatchWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class KeepCrossing:
 
     version: int
     micro: int
-    piece: Piece
+    piece: KeptPiece
     payload: Payload
 
 
@@ -122,7 +122,7 @@ class SendCrossing:
 
     to: str
     header: Header
-    piece: Piece
+    piece: KeptPiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +334,7 @@ Effect = (
     | LeaveMembers
     | ToCoordinator
     | Contacts
-    | Tell
+    | TellTrainer
     | Hold
     | Vacate
     | HandOver

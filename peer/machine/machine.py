@@ -7,7 +7,7 @@
     on_attach    the first trainer's model, or that of a later one
     on_saved, on_results_found, on_results_lost         what the disk has to say
 
-It joins five parts: the doorway (getting in), the training (the trainer's state), the participation (a lane of
+It joins five parts: the doorway (getting in), the training (the trainer's state), the participation (a replica of
 rounds and state for each fragment), the exchange between the last two, and the crossings of a stage.  A peer that can
 hold some stages of a model has its part in the run from its welcome on, which names one of them.
 Pure: no clock, no sockets, no tensors.  Effects must be carried out in order.
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from farflung.checkpoints.catch_up import NO_VERSION
+from farflung.checkpoints.state_sync import NO_VERSION
 from farflung.collectives.round.effects import Measure, Merge, MergeAgain, Weigh
 from farflung.peer.local.words import (
     Anew,
@@ -26,28 +26,28 @@ from farflung.peer.local.words import (
     Begin,
     Bye,
     Computed,
-    Counted,
     FromTrainer,
     Frozen,
     Loaded,
-    Made,
-    Need,
+    MicrobatchCounted,
+    NeedSamples,
     Provided,
     Stop,
     Unusable,
+    WorkDone,
 )
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.batch_work import BatchWork
 from farflung.peer.machine.checkpoint_policy import Held, Undone
-from farflung.peer.machine.crossings import is_crossing
+from farflung.peer.machine.coordinator_search import CoordinatorSearch
 from farflung.peer.machine.founding import without_start
-from farflung.peer.machine.getting_in import NO_HELP, Doorway, Leaving, Offer, PeerConfig, Stand
-from farflung.peer.machine.joined import Joined
-from farflung.peer.machine.lane import Lane
-from farflung.peer.machine.lanes import Participation
-from farflung.peer.machine.reports import BeatTimes, Reporter
-from farflung.peer.machine.seeking import Seeking
-from farflung.peer.machine.trainer_view import Training
+from farflung.peer.machine.handshake import NO_HELP, Handshake, HandshakeState, Leaving, Offer, PeerConfig
+from farflung.peer.machine.heartbeat import BeatTimes, HeartbeatBuilder
+from farflung.peer.machine.member_session import MemberSession
+from farflung.peer.machine.replica import Replica
+from farflung.peer.machine.replicas import Replicas
+from farflung.peer.machine.stage_transfers import is_crossing
+from farflung.peer.machine.trainer_proxy import TrainerProxy
 from farflung.protocol.causes import LeaveCause
 from farflung.protocol.frames import Frame, Payload, Spoiled
 from farflung.protocol.manifest import Manifest
@@ -69,8 +69,8 @@ from farflung.protocol.messages import (
     Welcome,
 )
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.moments import Attached, Known
 from farflung.protocol.round_words import Shelved
+from farflung.protocol.run_terms import Attached, Known
 from farflung.protocol.signing import AskKept
 from farflung.protocol.states import Goal
 from farflung.protocol.verdicts import Counters, Verdict
@@ -81,15 +81,15 @@ class PeerMachine:
 
     def __init__(self, config: PeerConfig, jitter: Callable[[], float]) -> None:
         self.me = config.me
-        self.reports = Reporter(config.me.sign)
-        self.doorway = Doorway(config.me, config.run, config.helps, config.kept)
-        self.seeking = Seeking(config, self.doorway.hurry)
-        self.training = Training()
+        self.reports = HeartbeatBuilder(config.me.sign)
+        self.doorway = Handshake(config.me, config.run, config.helps, config.kept)
+        self.seeking = CoordinatorSearch(config, self.doorway.hurry)
+        self.training = TrainerProxy()
         self.leaving = Leaving()
         self.counters = Counters()
         self.known: Known | None = None
         self.offer: Offer | None = None
-        self.joined: Joined | None = None
+        self.joined: MemberSession | None = None
         self.tick: Tick | None = None
         self._config = config
         self._jitter = jitter  # 0..1: spreads the peers' reconnections
@@ -97,7 +97,7 @@ class PeerMachine:
         self._vacating = self._vacant = False  # I gave a stage up; and my trainer has not begun anew
 
     @property
-    def part(self) -> Participation | None:
+    def part(self) -> Replicas | None:
         return self.joined.part if self.joined is not None else None
 
     @property
@@ -115,8 +115,8 @@ class PeerMachine:
 
     def digest_of(self, chunk: int, version: int) -> bytes:
         """The run's digest of this version of the chunk's fragment, as far as it is known."""
-        lane = self.joined.part.lane_of_chunk(chunk) if self.joined is not None else None
-        return lane.catch.digests.get(version, b"") if lane is not None else b""
+        replica = self.joined.part.replica_of_chunk(chunk) if self.joined is not None else None
+        return replica.catch.digests.get(version, b"") if replica is not None else b""
 
     # ---- the door ------------------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class PeerMachine:
         effects: list[do.Effect] = []
         if self.known is None:
             self.known = Known(Manifest.from_canonical(challenge.manifest), challenge.run_id)
-            self.training = Training.of(self.known.manifest)
+            self.training = TrainerProxy.of(self.known.manifest)
             if problem := without_start(self.known.manifest.start, self._config.start):
                 return self._exit(LeaveCause.START, problem)
             effects = self.on_trainer_waiting()
@@ -158,10 +158,10 @@ class PeerMachine:
 
     def _greet(self) -> list[do.Effect]:
         offer = self.offer
-        if self.doorway.stand != Stand.READING or offer is None:
+        if self.doorway.stand != HandshakeState.READING or offer is None:
             return []
-        lane = self.joined.lanes[0] if self.joined is not None else None
-        version, digest = (lane.version, lane.digest) if lane is not None else (NO_VERSION, b"")
+        replica = self.joined.replicas[0] if self.joined is not None else None
+        version, digest = (replica.version, replica.digest) if replica is not None else (NO_VERSION, b"")
         return [do.ToDoor(self.doorway.greet(offer, version, digest, self._now, self.seeking.kept.newest))]
 
     def _on_welcome(self, welcome: Welcome) -> list[do.Effect]:
@@ -174,20 +174,22 @@ class PeerMachine:
         with_trainer = joined.exchange.on_attach() if self.training.attached else []
         return [*joined.begun(), *with_trainer, *self._enter(joined, welcome)]
 
-    def _join(self, offer: Offer) -> Joined:
+    def _join(self, offer: Offer) -> MemberSession:
         """`offer`: of what is held from now on, and offered whenever I come back."""
-        joined = Joined.of(offer, self.training, self._config, self.reports, self._jitter, self.counters)
+        joined = MemberSession.of(
+            offer, self.training, self._config, self.reports, self._jitter, self.counters
+        )
         self.offer, self.joined, self.training = offer, joined, joined.training
         return joined
 
-    def _enter(self, joined: Joined, welcome: Welcome) -> list[do.Effect]:
+    def _enter(self, joined: MemberSession, welcome: Welcome) -> list[do.Effect]:
         self.reports.begin_session(welcome.session, joined.attached.known)
         self._in_seq = self._beats.begin(self._now)
         joined.part.came_back()
         found = self.seeking.on_welcome(welcome, self._now)
         return [do.EnterMembers(welcome.member_port), *found, *self._beat()]
 
-    def _lose_contact(self, joined: Joined, why: str) -> list[do.Effect]:
+    def _lose_contact(self, joined: MemberSession, why: str) -> list[do.Effect]:
         self.doorway.leave(self._now, self._jitter() * joined.net.heartbeat_s)
         self.seeking.on_lost(joined.attached.known.tag, self._now)
         self.tick = None
@@ -232,9 +234,9 @@ class PeerMachine:
                 effects = []
         return kept + effects + self._move_on()
 
-    def _on_tick(self, tick: Tick, joined: Joined) -> list[do.Effect]:
+    def _on_tick(self, tick: Tick, joined: MemberSession) -> list[do.Effect]:
         part, exchange = joined.part, joined.exchange
-        if [word.fragment for word in tick.fragments] != list(part.lanes):
+        if [word.fragment for word in tick.fragments] != list(part.replicas):
             return []
         advised = self.tick.advice if self.tick is not None else ""
         self.tick = tick
@@ -247,10 +249,10 @@ class PeerMachine:
         if tick.era > self.reports.era:
             self.training.forward = None
             effects += [*joined.go_back(tick, self.reports), *self._beat()]
-        # A list, so that every lane hears its word.
-        if tick.serve in set(joined.offer.fits) - set(part.lanes) and not self.leaving.asked:
+        # A list, so that every replica hears its word.
+        if tick.serve in set(joined.offer.fits) - set(part.replicas) and not self.leaving.asked:
             return [*effects, *self._change_stage(tick.serve, joined)]
-        if any([lane.on_tick(word) for lane, word in part.words(tick.fragments)]):
+        if any([replica.on_tick(word) for replica, word in part.words(tick.fragments)]):
             effects.append(do.Note("my state differs from the run's: I take the run's again"))
         effects += joined.due_saves(tick.era, self._now)
         effects += joined.begin_reading(tick, self._now)
@@ -261,11 +263,11 @@ class PeerMachine:
             effects += exchange.finish()
             if not self.training.attached:
                 effects += self.leave("the run is complete", LeaveCause.FINISHED)
-        for lane, word in part.words(tick.fragments):
-            effects += self.reports.repeat(word, lane.round)
+        for replica, word in part.words(tick.fragments):
+            effects += self.reports.repeat(word, replica.round)
         return effects
 
-    def _change_stage(self, to: int, joined: Joined) -> list[do.Effect]:
+    def _change_stage(self, to: int, joined: MemberSession) -> list[do.Effect]:
         """The coordinator needs me in another stage: what I hold of mine goes, and I come in as a newcomer does."""
         self.counters.count(Verdict.STALE, joined.early_count)
         told = joined.moves_to(to)
@@ -277,14 +279,14 @@ class PeerMachine:
         effects.append(do.Vacate())
         self.doorway.leave(self._now, 0.0)
         self.joined, self.offer, self.tick, self._vacating, self._vacant = None, None, None, True, True
-        self.training = Training.of(joined.attached.known.manifest)
-        self.reports = Reporter.of_newcomer(self.reports)
+        self.training = TrainerProxy.of(joined.attached.known.manifest)
+        self.reports = HeartbeatBuilder.of_newcomer(self.reports)
         return effects
 
     def on_vacated(self, now: float) -> list[do.Effect]:
         """Nothing is left here of the stage that I held: the trainer, too, begins anew."""
         self._now, self._vacating = now, False
-        return [do.Tell(Anew())]
+        return [do.TellTrainer(Anew())]
 
     def on_begun(self, problem: str, is_final: bool, now: float) -> list[do.Effect]:
         """What run.toml names for a beginning stands in the state; or the problem, `is_final` if it will stay."""
@@ -308,7 +310,7 @@ class PeerMachine:
             return crossings.on_frame(sender, frame, now)
         if self.joined.auditing.takes(sender, frame, now):
             return self.joined.auditing.on_timer(now)
-        return part.on_frame(sender, frame, now) + self._move_on(part.lane_of_chunk(frame.header.chunk))
+        return part.on_frame(sender, frame, now) + self._move_on(part.replica_of_chunk(frame.header.chunk))
 
     def on_spoiled(self, sender: str, spoiled: Spoiled, now: float) -> list[do.Effect]:
         """A bulk frame of a peer arrived damaged (P8)."""
@@ -335,30 +337,30 @@ class PeerMachine:
         """Some chunks of the fragment.  `problem`: why it can't be contributed (it is not finite), else empty."""
         self._now = now
         joined = self.joined
-        lane = joined.part.lane_of_round(round_no) if joined is not None else None
-        if joined is None or lane is None:
+        replica = joined.part.replica_of_round(round_no) if joined is not None else None
+        if joined is None or replica is None:
             return []
-        made = joined.on_encoded(lane, round_no, payloads, problem, self.reports)
-        return made or [] if problem or made is None else [*made, *self._move_on(lane)]
+        made = joined.on_encoded(replica, round_no, payloads, problem, self.reports)
+        return made or [] if problem or made is None else [*made, *self._move_on(replica)]
 
     def on_calculated(self, effect: Merge | Weigh | Measure, made: object, now: float) -> list[do.Effect]:
         self._now = now
         if isinstance(effect, MergeAgain):
             return self.joined.auditing.on_merged(effect, made, now) if self.joined is not None else []
-        lane = self.part.lane_of_round(effect.round_no) if self.part is not None else None
-        if lane is None or lane.round is None:
+        replica = self.part.replica_of_round(effect.round_no) if self.part is not None else None
+        if replica is None or replica.round is None:
             return []
-        return [*lane.round.on_calculated(effect, made), *self._move_on(lane)]
+        return [*replica.round.on_calculated(effect, made), *self._move_on(replica)]
 
     def on_sealed(self, fragment: int, version: int, digest: bytes, now: float) -> list[do.Effect]:
         self._now, joined = now, self.joined
         if joined is None:
             return []
-        if wrong := joined.founding.contradiction(joined.part.lanes[fragment], version, digest):
+        if wrong := joined.founding.contradiction(joined.part.replicas[fragment], version, digest):
             return self.leave(wrong, LeaveCause.START)
         effects = joined.exchange.on_sealed(fragment, version, digest)
         # That I hold it is told with it, where I am told under which nonce: that is calculated in a moment.
-        told = [] if joined.part.lanes[fragment].proving else self._tell_news()
+        told = [] if joined.part.replicas[fragment].proving else self._tell_news()
         return effects + told + self._move_on()
 
     def on_holding_proven(self, proof: do.ProveHolding, value: bytes, now: float) -> list[do.Effect]:
@@ -366,7 +368,7 @@ class PeerMachine:
         self._now, joined = now, self.joined
         if joined is None:
             return []
-        joined.part.lanes[proof.fragment].on_holding_proven(proof.version, proof.nonce, value)
+        joined.part.replicas[proof.fragment].on_holding_proven(proof.version, proof.nonce, value)
         return self._tell_news() + self._move_on()
 
     def on_shown(self, show: Show, raw: bytes | None, now: float) -> list[do.Effect]:
@@ -437,12 +439,12 @@ class PeerMachine:
             case Frozen():
                 self.training.on_frozen(message)
                 effects = [] if message.more else self._tell_news()
-            case Counted() | Unusable():
+            case MicrobatchCounted() | Unusable():
                 effects = self._on_micro(message)
-            case Made():
+            case WorkDone():
                 made = self.joined.on_made(message, payload, now) if self.joined is not None else None
                 effects = [*made[0], *(self._beat() if made[1] else [])] if made is not None else []
-            case Need():
+            case NeedSamples():
                 effects = [*self.training.on_need(message), *self._beat()]
             case Computed(forward=forward):
                 effects = self._tell_news() if self.training.on_computed(forward) else []
@@ -450,18 +452,18 @@ class PeerMachine:
                 return self.take_leave(reason, now, message.cause)
         return effects + self._move_on()
 
-    def _on_micro(self, word: Counted | Unusable) -> list[do.Effect]:
+    def _on_micro(self, word: MicrobatchCounted | Unusable) -> list[do.Effect]:
         """What became of a microbatch; it is told at once where the coordinator has to act on it."""
         batch = self.training.batch
         if not isinstance(batch, BatchWork):
             return []
-        if isinstance(word, Counted):
+        if isinstance(word, MicrobatchCounted):
             return self._beat() if self.training.on_counted(batch, word, self._now) else []
         if self.training.loading or not batch.on_unusable(word, self._now):
             return []
         return [do.Note(f"microbatch {word.micro} gives no gradient: {word.problem}"), *self._beat()]
 
-    def place_of(self, word: Made) -> int | None:
+    def place_of(self, word: WorkDone) -> int | None:
         """In which place of the belt lies what the trainer made; None: it was made for sums that are gone."""
         crossings = self.joined.crossings if self.joined is not None else None
         return crossings.place_of(word) if crossings is not None else None
@@ -472,7 +474,7 @@ class PeerMachine:
             return []
         run = self.known.manifest.canonical()
         changed = self.joined.amending.words() if self.joined is not None else []
-        return [do.Tell(Begin(manifest=run, peer=self.me.peer, name=self.me.name)), *changed]
+        return [do.TellTrainer(Begin(manifest=run, peer=self.me.peer, name=self.me.name)), *changed]
 
     def on_attach(
         self,
@@ -488,10 +490,10 @@ class PeerMachine:
             return []  # it can't know what the run is, or it is told in a moment to begin anew
         offer = Offer(Attached(self.known, model, stages), address, fits=stages)
         if problem := offer.problem or (self.joined.misfit(offer) if self.joined is not None else ""):
-            return [do.Tell(Stop(code="misfit", reason=problem))]
+            return [do.TellTrainer(Stop(code="misfit", reason=problem))]
         self._vacant = False
         if self.joined is not None:
-            self.joined.founding.on_trainer_gone(self.joined.lanes)
+            self.joined.founding.on_trainer_gone(self.joined.replicas)
         if self.joined is None and stages:
             self.offer = offer
             self.training.on_attach()
@@ -505,7 +507,7 @@ class PeerMachine:
         self._now = now
         self.training.on_gone()
         if self.joined is not None:
-            self.joined.founding.on_trainer_gone(self.joined.lanes)
+            self.joined.founding.on_trainer_gone(self.joined.replicas)
         return []
 
     def take_leave(self, reason: str, now: float, code: LeaveCause = LeaveCause.LEFT) -> list[do.Effect]:
@@ -536,7 +538,7 @@ class PeerMachine:
 
     def _exit(self, code: str, reason: str) -> list[do.Effect]:
         self.exited = True
-        return [do.Tell(Stop(code=code, reason=reason)), do.Exit(code, reason)]
+        return [do.TellTrainer(Stop(code=code, reason=reason)), do.Exit(code, reason)]
 
     # ---- time ------------------------------------------------------------------------------------------------
 
@@ -566,16 +568,16 @@ class PeerMachine:
 
     # ---- what follows from any event ---------------------------------------------------------------------------
 
-    def _move_on(self, only: Lane | None = None) -> list[do.Effect]:
-        """`only`: nothing has changed in the other lanes."""
+    def _move_on(self, only: Replica | None = None) -> list[do.Effect]:
+        """`only`: nothing has changed in the other replicas."""
         if (joined := self.joined) is None or self.exited:
             return []
         effects: list[do.Effect] = []
-        for lane in joined.lanes if only is None else [only]:
-            if not self.training.works[lane.fragment.number].loading:
-                effects += lane.advance(self._now)
-            if lane.round is not None and self.doorway.inside:
-                effects += joined.tell_progress(lane.round, self.reports, self._now)
+        for replica in joined.replicas if only is None else [only]:
+            if not self.training.works[replica.fragment.number].loading:
+                effects += replica.advance(self._now)
+            if replica.round is not None and self.doorway.inside:
+                effects += joined.tell_progress(replica.round, self.reports, self._now)
         if self.doorway.inside and only is None:
             effects += [*joined.exchange.send_ahead(), *joined.exchange.go_on()]
             effects += joined.exchange.tell_batch(self._now)
@@ -591,6 +593,6 @@ class PeerMachine:
         self._beats.said(self._now)
         if self.training.batch is not None:
             self.training.batch.on_told(self._now)
-        self.reports.vitals.shelf = self.joined.shelf.told(self.joined.lanes)
+        self.reports.vitals.shelf = self.joined.shelf.told(self.joined.replicas)
         known = self.joined.amending.count, self.seeking.kept.number
         return [self.reports.beat(self.joined.part, self.training, *known)]

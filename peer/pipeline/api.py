@@ -18,7 +18,7 @@ from farflung.peer.pipeline.batch_loop import BatchLoop
 from farflung.peer.pipeline.fitting import fitting_stages, needs_of, room_here, say_which_fit
 from farflung.peer.pipeline.part_checks import Loss, survey_parts
 from farflung.peer.pipeline.parts import Part, Stage, checked_parts
-from farflung.peer.pipeline.pipeline_loop import Model, PipelineLoop
+from farflung.peer.pipeline.pipeline_loop import PipelineLoop, StageModel
 from farflung.peer.pipeline.samples import Samples
 from farflung.peer.pipeline.stage_loop import StageLoop
 from farflung.peer.pipeline.whole import whole_model
@@ -104,7 +104,7 @@ def hold_a_stage(
     say_which_fit(fitting, len(whole.plans))
     agent = connection.agent
     loop = PipelineLoop(
-        agent.channel, Model(parts, whole, samples, loss, manifest), fitting, device, agent.problem
+        agent.channel, StageModel(parts, whole, samples, loss, manifest), fitting, device, agent.problem
     )
     loop.run()
     return loop

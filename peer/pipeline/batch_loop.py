@@ -16,9 +16,9 @@ from torch import nn
 
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import Shared
-from farflung.peer.pipeline.held import Held
+from farflung.peer.pipeline.held import HeldStage
 from farflung.peer.pipeline.samples import Samples
-from farflung.peer.pipeline.stage_loop import Micro, NotFinite, StageLoop
+from farflung.peer.pipeline.stage_loop import MicroActivations, NonFiniteTensor, StageLoop
 from farflung.peer.pipeline.summing_loop import SummingLoop, need_of
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.batch_machine import BatchMachine
@@ -44,11 +44,11 @@ class BatchLoop(SummingLoop[BatchMachine]):
     ) -> None:
         super().__init__(channel, BatchMachine(manifest.pipeline.micro), agent_problem, clock)
         self.manifest = manifest
-        self._held = Held(model, ModelLayout.of(model, manifest.round.chunk_kb * 1024 // 4), loop)
+        self._held = HeldStage(model, ModelLayout.of(model, manifest.round.chunk_kb * 1024 // 4), loop)
         self._samples = samples
 
     @property
-    def held(self) -> Held:
+    def held(self) -> HeldStage:
         return self._held
 
     @property
@@ -65,8 +65,8 @@ class BatchLoop(SummingLoop[BatchMachine]):
         read = self._samples.read(0, 0, min(micro, self._samples.source.samples))
         try:
             given, riders = self._held.there(read)
-            self._held.loop.trial(Micro(0, 0, read.tokens, riders), given)
-        except NotFinite as error:
+            self._held.loop.trial(MicroActivations(0, 0, read.tokens, riders), given)
+        except NonFiniteTensor as error:
             raise UserError(
                 f"with the model's first values {error}: nothing can be learned from that"
             ) from None
@@ -92,8 +92,10 @@ class BatchLoop(SummingLoop[BatchMachine]):
         read = self._samples.read(due.epoch, due.start, due.stop)
         given, riders = self._held.there(read)
         try:
-            _, loss = self._held.loop.last(Micro(due.version, due.micro, read.tokens, riders), given)
-        except NotFinite as error:
+            _, loss = self._held.loop.last(
+                MicroActivations(due.version, due.micro, read.tokens, riders), given
+            )
+        except NonFiniteTensor as error:
             return self.machine.on_unusable(str(error))
         self._tell_progress(read.tokens, loss)
         return self.machine.on_counted(read.tokens, loss)

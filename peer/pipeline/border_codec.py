@@ -1,7 +1,7 @@
 """One border of a cut model as tensors: from what a stage gives to the bytes that cross, and back.
 
 Owns: which codec each tensor goes through, riders beside the activations, devices.
-Called by the pipeline loop.  The form of the bytes is in collectives/flow/crossing.py, which the agent reads, too.
+Called by the pipeline loop.  The form of the bytes is in collectives/pipeline/crossing.py, which the agent reads, too.
 Must not know: how bytes travel, the belt, which microbatch they are of.
 
 Integers pass as they are.  A codec's gradient is taken straight through, as if it changed nothing.
@@ -15,12 +15,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from farflung.collectives.flow.crossing import RAW, Border, Piece, pack, parse
+from farflung.collectives.pipeline.crossing import RAW, Border, CrossingPiece, pack, parse
 from farflung.compression.codec import NonFinite, codec_named
 from farflung.compression.turned import turned, turned_back
 from farflung.peer.pipeline.parts import Riders, Tensors
-from farflung.peer.pipeline.samples import Read
-from farflung.peer.pipeline.stage_loop import NotFinite
+from farflung.peer.pipeline.samples import ReadMicrobatch
+from farflung.peer.pipeline.stage_loop import NonFiniteTensor
 from farflung.protocol.frames import Payload
 
 TURNED = "int4"  # the codec whose values are, where `[pipeline] turn` asks for it
@@ -39,13 +39,13 @@ class BorderCodec:
         named = [riders[name] for name in self._riders]
         return self._packed(False, (*gives, *named), tokens, "what goes to the next stage")
 
-    def read_there(self, payload: Payload, device: torch.device) -> Read:
+    def read_there(self, payload: Payload, device: torch.device) -> ReadMicrobatch:
         """FrameError if it is no crossing of this border."""
         came = parse(self.border, False, payload)
         tensors = [self._tensor(piece, device) for piece in came.pieces]
         count = len(self.border.tensors)
         riders = dict(zip(self._riders, tensors[count:], strict=True))
-        return Read(tuple(tensors[:count]), riders, came.tokens)
+        return ReadMicrobatch(tuple(tensors[:count]), riders, came.tokens)
 
     def back(self, gradients: Tensors, tokens: int) -> bytes:
         return self._packed(True, gradients, tokens, "the gradient for the stage before")
@@ -63,10 +63,10 @@ class BorderCodec:
                 for (how, _), tensor in zip(items, tensors, strict=True)
             ]
         except NonFinite as error:
-            raise NotFinite(f"{what} has a value that is no number: {error}") from None
+            raise NonFiniteTensor(f"{what} has a value that is no number: {error}") from None
         return pack(self.border, backwards, len(tensors[0]), tokens, data)
 
-    def _tensor(self, piece: Piece, device: torch.device) -> Tensor:
+    def _tensor(self, piece: CrossingPiece, device: torch.device) -> Tensor:
         """In memory of its own: the slot is written again."""
         dtype: torch.dtype = getattr(torch, piece.dtype)
         if piece.codec == RAW:

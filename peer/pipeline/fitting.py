@@ -14,14 +14,14 @@ from collections.abc import Sequence
 
 import torch
 
-from farflung.peer.footprint import Need, Room, Rules, need_of, of_stage
+from farflung.peer.footprint import FreeMemory, MemoryNeed, MemoryRules, need_of, of_stage
 from farflung.peer.pipeline.whole import WholeModel
 from farflung.peer.room import room_on
 from farflung.protocol.errors import UserError
 from farflung.protocol.process.log_lines import Teller
 
 
-def room_here(device: torch.device, limit: str | None = None) -> Room:
+def room_here(device: torch.device, limit: str | None = None) -> FreeMemory:
     """`limit`: "6 GB", at most so much for a stage: of the GPU, or of the host where there is none."""
     found = room_on(device)
     if limit is None:
@@ -39,7 +39,7 @@ def size_bytes(text: str) -> int:
     return round(float(found[1]) * (1e6 if found[2] == "M" else 1e9))
 
 
-def needs_of(whole: WholeModel, rules: Rules) -> list[Need]:
+def needs_of(whole: WholeModel, rules: MemoryRules) -> list[MemoryNeed]:
     return [
         need_of(
             of_stage(
@@ -53,7 +53,7 @@ def needs_of(whole: WholeModel, rules: Rules) -> list[Need]:
     ]
 
 
-def fitting_stages(needs: Sequence[Need], room: Room) -> tuple[int, ...]:
+def fitting_stages(needs: Sequence[MemoryNeed], room: FreeMemory) -> tuple[int, ...]:
     """Numbers of those that fit; UserError if there is none, with what the smallest needs."""
     fit = tuple(number for number, need in enumerate(needs) if need.within(room))
     if fit:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import Shared
 from farflung.peer.pipeline.parts import Riders, Tensors
-from farflung.peer.pipeline.samples import Read
+from farflung.peer.pipeline.samples import ReadMicrobatch
 from farflung.peer.pipeline.stage_loop import StageLoop
 from farflung.peer.trainer.layout import Entry, ModelLayout
 from farflung.protocol.errors import UserError
@@ -22,7 +22,7 @@ from farflung.protocol.process import failpoints
 WHOLE_PATIENCE_S = 60.0  # for the last version to be whole
 
 
-class Held:
+class HeldStage:
     """`model`: whose tensors are exchanged, under its own names; `loop` computes with the same ones."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Held:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def there(self, read: Read) -> tuple[Tensors, Riders]:
+    def there(self, read: ReadMicrobatch) -> tuple[Tensors, Riders]:
         """On the model's device."""
         riders = {name: tensor.to(self.device) for name, tensor in read.riders.items()}
         return tuple(tensor.to(self.device) for tensor in read.given), riders

@@ -151,7 +151,7 @@ class _EmbedPart:
             )
         scale = {"embed_scale": config.hidden_size**0.5} if hasattr(found, "embed_scale") else {}
         embed = type(found)(found.num_embeddings, found.embedding_dim, found.padding_idx, **scale)
-        return self.decoder.filled(_Named(embed=embed), {"embed": self.decoder.embed})
+        return self.decoder.filled(_NamedStage(embed=embed), {"embed": self.decoder.embed})
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def _norm_sizes(config: Any, kind: type[nn.Module]) -> dict[str, float]:
 # ---- the modules
 
 
-class _Named(nn.Module):
+class _NamedStage(nn.Module):
     def __init__(self, embed: nn.Module) -> None:
         super().__init__()
         self.embed = embed

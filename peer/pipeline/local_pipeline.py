@@ -22,11 +22,11 @@ from farflung.compression.turned import turned, turned_back
 from farflung.peer.pipeline.cuts import checked_cuts
 from farflung.peer.pipeline.part_checks import Loss
 from farflung.peer.pipeline.parts import Part, Stage, Tensors, checked_parts
-from farflung.peer.pipeline.stage_loop import Micro, StageLoop
+from farflung.peer.pipeline.stage_loop import MicroActivations, StageLoop
 from farflung.protocol.errors import UserError
 
 
-class Crossing:
+class BorderCrossing:
     """What a border does to tensors: floating ones go through a codec, integers pass as they are.
 
     Straight-through: the gradient is taken as if the codec changed nothing.
@@ -76,7 +76,7 @@ class LocalPipeline:
             )
             for first, stop in pairwise(borders)
         ]
-        self.there, self.back = (Crossing(codec, turn) for codec in codecs)
+        self.there, self.back = (BorderCrossing(codec, turn) for codec in codecs)
         self._in_flight = 2 * len(self.loops)
 
     def named_tensors(self) -> dict[str, Tensor]:
@@ -86,11 +86,11 @@ class LocalPipeline:
             named |= dict(loop.stage.named_parameters()) | dict(loop.stage.named_buffers())
         return named
 
-    def batch(self, micros: Iterable[tuple[Micro, Tensors]]) -> BatchDone:
+    def batch(self, micros: Iterable[tuple[MicroActivations, Tensors]]) -> BatchDone:
         """All microbatches, there and back; the sums stay in the stages.  Each comes with the first stage's input."""
         total, tokens = 0.0, 0
         waiting: list[
-            tuple[Micro, list[Tensors]]
+            tuple[MicroActivations, list[Tensors]]
         ] = []  # before the last stage, with what each stage was given
         for micro, given in micros:
             inputs = [given]
@@ -106,7 +106,7 @@ class LocalPipeline:
             raise UserError("a batch without tokens has no mean loss")
         return BatchDone(total / tokens, tokens)
 
-    def _finish(self, micro: Micro, inputs: list[Tensors]) -> float:
+    def _finish(self, micro: MicroActivations, inputs: list[Tensors]) -> float:
         gradients, loss = self.loops[-1].last(micro, inputs[-1])
         for loop, given in reversed(list(zip(self.loops[:-1], inputs[:-1], strict=True))):
             gradients = loop.backward(micro, given, self.back.pass_on(gradients))

@@ -18,16 +18,16 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from farflung.peer.local.belt import GIVEN, MADE, PLACES, RETURNED, Belt, slot_of
-from farflung.peer.local.words import Anew, Hand, Need, Shared, ToTrainer
+from farflung.peer.local.shared_slots import GIVEN, MADE, PLACES, RETURNED, SharedSlots, slot_of
+from farflung.peer.local.words import Anew, MicrobatchWork, NeedSamples, Shared, ToTrainer
 from farflung.peer.pipeline.batch_loop import too_large
 from farflung.peer.pipeline.border_codec import BorderCodec
-from farflung.peer.pipeline.held import Held
+from farflung.peer.pipeline.held import HeldStage
 from farflung.peer.pipeline.part_checks import Loss
 from farflung.peer.pipeline.parts import Part, Stage, Tensors
-from farflung.peer.pipeline.replica import Replica
-from farflung.peer.pipeline.samples import Read, Samples
-from farflung.peer.pipeline.stage_loop import Micro, NotFinite, StageLoop
+from farflung.peer.pipeline.samples import ReadMicrobatch, Samples
+from farflung.peer.pipeline.stage_loop import MicroActivations, NonFiniteTensor, StageLoop
+from farflung.peer.pipeline.stage_optimizer import StageOptimizer
 from farflung.peer.pipeline.summing_loop import SummingLoop, need_of
 from farflung.peer.pipeline.whole import WholeModel
 from farflung.peer.trainer import effects as do
@@ -40,7 +40,7 @@ from farflung.protocol.process import failpoints
 _NO_BORDER = "a stage at an end of the model has a border on one side only"
 
 
-class Model:
+class StageModel:
     """What a user has said, of which one stage is built when the agent says which."""
 
     def __init__(
@@ -53,13 +53,13 @@ class Model:
     def stages(self) -> int:
         return len(self.whole.plans)
 
-    def build(self, number: int, device: torch.device) -> Held:
+    def build(self, number: int, device: torch.device) -> HeldStage:
         """No part of another stage takes any memory."""
         plan, seed = self.whole.plans[number], self.manifest.run.seed
         stage = Stage.build(self.parts, plan.first, plan.stop, seed)
         layout = self.whole.check_built(stage, number)
         loop = StageLoop(stage.to(device), seed, self.loss if self._is_last(number) else None)
-        return Held(stage, layout, loop, moves_by_itself=self.takes_local_steps)
+        return HeldStage(stage, layout, loop, moves_by_itself=self.takes_local_steps)
 
     def _is_last(self, number: int) -> bool:
         return number == self.stages - 1
@@ -68,9 +68,9 @@ class Model:
     def takes_local_steps(self) -> bool:
         return self.manifest.pipeline.mode == "local"
 
-    def replica(self, number: int, loop: StageLoop) -> Replica | None:
+    def replica(self, number: int, loop: StageLoop) -> StageOptimizer | None:
         """What takes this stage's steps; None where they are the run's."""
-        return Replica(loop, self.manifest, self._is_last(number)) if self.takes_local_steps else None
+        return StageOptimizer(loop, self.manifest, self._is_last(number)) if self.takes_local_steps else None
 
     def codec_after(self, number: int) -> BorderCodec | None:
         """Of the border behind a stage; None where the model ends, or before it begins."""
@@ -86,7 +86,7 @@ class PipelineLoop(SummingLoop[StageMachine]):
     def __init__(
         self,
         channel: Channel,
-        model: Model,
+        model: StageModel,
         fitting: tuple[int, ...],
         device: torch.device,
         agent_problem: Callable[[], str | None] = lambda: None,
@@ -94,15 +94,17 @@ class PipelineLoop(SummingLoop[StageMachine]):
     ) -> None:
         super().__init__(channel, StageMachine(local_steps_of(model.manifest)), agent_problem, clock)
         self._model, self._fitting, self._device = model, fitting, device
-        self._held: Held | None = None
-        self._replica: Replica | None = None
-        self._belt: Belt | None = None
+        self._held: HeldStage | None = None
+        self._replica: StageOptimizer | None = None
+        self._belt: SharedSlots | None = None
         self._before: BorderCodec | None = None
         self._after: BorderCodec | None = None
-        self._read: dict[int, Read] = {}  # of a source: samples that went forward and did not come back
+        self._read: dict[
+            int, ReadMicrobatch
+        ] = {}  # of a source: samples that went forward and did not come back
 
     @property
-    def held(self) -> Held:
+    def held(self) -> HeldStage:
         if self._held is None:
             raise RuntimeError("no stage is built: the agent has not said which one is mine")
         return self._held
@@ -140,7 +142,7 @@ class PipelineLoop(SummingLoop[StageMachine]):
 
     def _attach(self) -> list[do.Effect]:
         whole = self._model.whole
-        need: Need = need_of(self._model.samples, self._model.manifest)
+        need: NeedSamples = need_of(self._model.samples, self._model.manifest)
         return self.machine.attach(whole.schema, os.getpid(), self._fitting, whole.crossing_bytes, need)
 
     def _open(self, word: Shared) -> None:
@@ -150,7 +152,7 @@ class PipelineLoop(SummingLoop[StageMachine]):
             self._before, self._after = (self._model.codec_after(n) for n in (word.stage - 1, word.stage))
             self._try_out()
         self._held.open(word)
-        self._belt = Belt.open(word.belt, PLACES, self._model.whole.crossing_bytes)
+        self._belt = SharedSlots.open(word.belt, PLACES, self._model.whole.crossing_bytes)
 
     def _drop(self) -> None:
         super()._drop()
@@ -187,13 +189,13 @@ class PipelineLoop(SummingLoop[StageMachine]):
     # ---- one work
 
     def _compute(self, due: do.Effect) -> list[do.Effect]:
-        if not isinstance(due, do.Work):
+        if not isinstance(due, do.StageWork):
             raise RuntimeError(f"{type(due).__name__} is no work on a stage")
         failpoints.hit("trainer.step")
         hand = due.word
         try:
             payload, tokens, loss = self._worked(hand)
-        except NotFinite as error:
+        except NonFiniteTensor as error:
             return self.machine.on_unusable(str(error))
         except FrameError as error:  # the agent wrote over the slot, since it has told to load anew meanwhile
             return self.machine.on_unusable(f"what lies in the belt is no crossing: {error}")
@@ -203,17 +205,17 @@ class PipelineLoop(SummingLoop[StageMachine]):
         self._tell_progress(tokens if hand.way != "forward" else 0, loss)
         return self.machine.on_made(made, tokens, loss)
 
-    def _worked(self, hand: Hand) -> tuple[bytes, int, float | None]:
+    def _worked(self, hand: MicrobatchWork) -> tuple[bytes, int, float | None]:
         """What goes on, the tokens of the microbatch, and in the last stage its loss."""
         read = self._input(hand)
         given, riders = self.held.there(read)
-        micro = Micro(hand.version, hand.micro, read.tokens, riders)
+        micro = MicroActivations(hand.version, hand.micro, read.tokens, riders)
         loop = self.held.loop
         if hand.way == "forward":
             gives = loop.forward(micro, given)
             try:
                 return _there(self._after).there(gives, riders, read.tokens), read.tokens, None
-            except NotFinite:
+            except NonFiniteTensor:
                 loop.undo_forward(hand.micro)
                 raise
         if hand.way == "both":
@@ -225,7 +227,7 @@ class PipelineLoop(SummingLoop[StageMachine]):
         self._read.pop(hand.micro, None)
         return self._given_back(returned, read.tokens), read.tokens, None
 
-    def _input(self, hand: Hand) -> Read:
+    def _input(self, hand: MicrobatchWork) -> ReadMicrobatch:
         if self._before is not None:
             slot = self.belt.view(slot_of(hand.place, GIVEN))
             return self._before.read_there(slot[: hand.given_bytes], self._device)
@@ -238,7 +240,7 @@ class PipelineLoop(SummingLoop[StageMachine]):
         return b"" if self._before is None else self._before.back(returned, tokens)
 
     @property
-    def belt(self) -> Belt:
+    def belt(self) -> SharedSlots:
         if self._belt is None:
             raise RuntimeError("before the agent shared its belt")
         return self._belt
@@ -250,7 +252,7 @@ class PipelineLoop(SummingLoop[StageMachine]):
         micro = self._model.manifest.pipeline.micro
         read = self._made_up(micro)
         given, riders = self.held.there(read)
-        trial = Micro(0, 0, read.tokens, riders)
+        trial = MicroActivations(0, 0, read.tokens, riders)
         loop = self.held.loop
         try:
             if self._after is None:
@@ -260,12 +262,12 @@ class PipelineLoop(SummingLoop[StageMachine]):
                 loop.undo_forward(0)
                 ones = tuple(torch.ones_like(t) for t in gives if t.is_floating_point())
                 loop.trial_back(trial, given, ones)
-        except NotFinite:
+        except NonFiniteTensor:
             loop.drop()  # made values may give anything: only what this takes was wanted
         except torch.OutOfMemoryError as error:
             raise self._too_large(error) from None
 
-    def _made_up(self, samples: int) -> Read:
+    def _made_up(self, samples: int) -> ReadMicrobatch:
         source = self._model.samples.source
         if self._before is None:
             return self._model.samples.read(0, 0, min(samples, source.samples))
@@ -281,7 +283,7 @@ class PipelineLoop(SummingLoop[StageMachine]):
             name: made(rider.dtype, rider.dims(samples))
             for name, rider in zip(self._model.samples.riders, border.riders, strict=True)
         }
-        return Read(given, riders, samples)
+        return ReadMicrobatch(given, riders, samples)
 
     def _too_large(self, error: torch.OutOfMemoryError) -> Exception:
         stage, stages = self.machine.stage, self._model.stages

@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from farflung.peer.data.leased_data import Span
-from farflung.peer.data.reading import Source, source_of, tokens_in
+from farflung.peer.data.reading import SampleSource, source_of, tokens_in
 from farflung.peer.pipeline.parts import THEIR_ERRORS, Riders, Tensors, first_line
 from farflung.peer.trainer.model_tensors import dtype_name
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.messages import UNKNOWN_LENGTH
 
 
-class Read(NamedTuple):
+class ReadMicrobatch(NamedTuple):
     """A microbatch."""
 
     given: Tensors  # to the first part
@@ -41,7 +41,7 @@ class Samples:
         makes = isinstance(data, type) or (
             callable(data) and not hasattr(data, "__getitem__") and not hasattr(data, "__iter__")
         )
-        self.source: Source = source_of(data() if makes else data, run_seed)
+        self.source: SampleSource = source_of(data() if makes else data, run_seed)
         if self.source.samples == UNKNOWN_LENGTH:
             raise UserError(
                 "this data set is a stream of unknown length: synchronous batches need one with a length"
@@ -53,10 +53,10 @@ class Samples:
         """Of the run's order the first, without a samples' dimension."""
         return {name: tensor[0] for name, tensor in self._collated(0, 0, 1).items()}
 
-    def read(self, epoch: int, start: int, stop: int) -> Read:
+    def read(self, epoch: int, start: int, stop: int) -> ReadMicrobatch:
         """The samples at positions [start, stop) of the epoch's order."""
         named = self._collated(epoch, start, stop)
-        return Read(
+        return ReadMicrobatch(
             given=tuple(named[name] for name in self.inputs),
             riders={name: named[name] for name in self.riders},
             tokens=tokens_in(named, stop - start),

@@ -26,7 +26,7 @@ _NARROW = (torch.bfloat16, torch.float16)  # sums of these would lose what singl
 
 
 @dataclass(frozen=True, slots=True)
-class Micro:
+class MicroActivations:
     """One microbatch: which one of the batch that makes the version after `version`, and what rides along."""
 
     version: int
@@ -35,7 +35,7 @@ class Micro:
     riders: Riders
 
 
-class NotFinite(Exception):
+class NonFiniteTensor(Exception):
     """The loss of a microbatch, or a gradient of it, is no number.  Nothing of it is in the sums of this stage."""
 
 
@@ -44,7 +44,7 @@ class StageLoop:
 
     def __init__(self, stage: Stage, run_seed: int, loss: Loss | None) -> None:
         self.stage = stage
-        self.sums = Sums(stage)
+        self.sums = GradientSums(stage)
         self._run_seed = run_seed
         self._loss = loss
         # Of microbatches that went forward: the buffers that changed on the way, as they were before.
@@ -57,7 +57,7 @@ class StageLoop:
         return len(self._before)
 
     @torch.no_grad()
-    def forward(self, micro: Micro, given: Tensors) -> Tensors:
+    def forward(self, micro: MicroActivations, given: Tensors) -> Tensors:
         """What goes to the next stage.  `given` stays as it is: `backward` wants it again."""
         before = self._buffers()
         gives = self._run(micro, tuple(t.clone() for t in given))
@@ -68,7 +68,7 @@ class StageLoop:
         """What it gave is of no use to anybody: the buffers are as if it had not been."""
         self._put_back(self._before.pop(number))
 
-    def backward(self, micro: Micro, given: Tensors, gradients: Tensors) -> Tensors:
+    def backward(self, micro: MicroActivations, given: Tensors, gradients: Tensors) -> Tensors:
         """`gradients`: one for each floating tensor that `forward` gave.  What goes to the stage before, likewise.
 
         NotFinite if one of those, or of this stage's own, is no number.  A microbatch need not have gone forward here:
@@ -85,7 +85,7 @@ class StageLoop:
                 self._go_back([t for t in gave if t.is_floating_point()], gradients)
             returned = _gradients_of(leaves)
             self._add_gradients(micro, returned)
-        except NotFinite:
+        except NonFiniteTensor:
             is_new = False
             raise
         finally:
@@ -93,7 +93,7 @@ class StageLoop:
                 self._put_back(after)  # it was counted on the way there, or does not count
         return returned
 
-    def last(self, micro: Micro, given: Tensors) -> tuple[Tensors, float]:
+    def last(self, micro: MicroActivations, given: Tensors) -> tuple[Tensors, float]:
         """The last stage's way there and back: what goes to the stage before, and the mean loss of a token.
 
         NotFinite if it, or a gradient, is no number.
@@ -108,7 +108,9 @@ class StageLoop:
             mean = float(loss.detach())
             if not torch.isfinite(loss.detach()).all():
                 self._put_back(before)
-                raise NotFinite(f"the loss of microbatch {micro.number} of version {micro.version} is {mean}")
+                raise NonFiniteTensor(
+                    f"the loss of microbatch {micro.number} of version {micro.version} is {mean}"
+                )
             if not loss.requires_grad:
                 raise UserError(
                     "the loss depends on no parameter that trains: is it detached, or everything frozen?"
@@ -117,12 +119,12 @@ class StageLoop:
         returned = _gradients_of(leaves)
         try:
             self._add_gradients(micro, returned)
-        except NotFinite:
+        except NonFiniteTensor:
             self._put_back(before)
             raise
         return returned, mean
 
-    def trial(self, micro: Micro, given: Tensors) -> float:
+    def trial(self, micro: MicroActivations, given: Tensors) -> float:
         """The loss of a microbatch of a model in one stage, of which nothing remains: no sums, no buffers."""
         before = self._buffers()
         try:
@@ -131,7 +133,7 @@ class StageLoop:
             self._put_back(before)
             self.drop()
 
-    def trial_back(self, micro: Micro, given: Tensors, gradients: Tensors) -> None:
+    def trial_back(self, micro: MicroActivations, given: Tensors, gradients: Tensors) -> None:
         """The same of a stage that is not the last: a way back."""
         before = self._buffers()
         try:
@@ -151,7 +153,7 @@ class StageLoop:
         wanted = self.stage.first > 0  # nobody asks for the gradient of the run's data
         return tuple(t.detach().requires_grad_(wanted and t.is_floating_point()) for t in given)
 
-    def _run(self, micro: Micro, given: Tensors) -> Tensors:
+    def _run(self, micro: MicroActivations, given: Tensors) -> Tensors:
         with torch.random.fork_rng(devices=[d.index for d in self._cuda]):
             for number, module in self.stage.numbered():
                 seed = seed_of_chance(self._run_seed, micro.version, micro.number, number)
@@ -168,9 +170,9 @@ class StageLoop:
         if pairs:  # else this stage, and all before it, are frozen
             torch.autograd.backward([out for out, _ in pairs], [g for _, g in pairs])
 
-    def _add_gradients(self, micro: Micro, returned: Tensors) -> None:
+    def _add_gradients(self, micro: MicroActivations, returned: Tensors) -> None:
         if not self.sums.add_gradients(returned):
-            raise NotFinite(
+            raise NonFiniteTensor(
                 f"the gradient of microbatch {micro.number} of version {micro.version} is not finite"
             )
 
@@ -189,7 +191,7 @@ class StageLoop:
                 buffer.copy_(then[name])
 
 
-class Sums:
+class GradientSums:
     """What all microbatches since `clear` say of each parameter that trains: in fp32, or fp64 of one that is fp64."""
 
     def __init__(self, module: nn.Module) -> None:

@@ -15,8 +15,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from farflung.peer.local.words import Frozen, Need, Shared, ToTrainer
-from farflung.peer.pipeline.held import Held
+from farflung.peer.local.words import Frozen, NeedSamples, Shared, ToTrainer
+from farflung.peer.pipeline.held import HeldStage
 from farflung.peer.pipeline.samples import Samples
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.agent_process import refusal
@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 30.0  # between two words about one wait
 _WAITS_FOR = {
-    do.Stand.ATTACHING: "still waiting for the run's state; the agent says what for",
-    do.Stand.WITHOUT_DATA: "waiting for microbatches: is the coordinator there, and are enough peers?",
-    do.Stand.AT_BARRIER: "waiting for the others to end this batch",
+    do.TrainerState.ATTACHING: "still waiting for the run's state; the agent says what for",
+    do.TrainerState.WITHOUT_DATA: "waiting for microbatches: is the coordinator there, and are enough peers?",
+    do.TrainerState.AT_BARRIER: "waiting for the others to end this batch",
 }
 Machine = TypeVar("Machine", bound=BatchMachine | StageMachine)
 
@@ -49,7 +49,7 @@ class SummingLoop(ABC, Generic[Machine]):
         self._channel = channel
         self._agent_problem = agent_problem  # why the agent is gone, or None
         self._clock = clock
-        self._waits: do.Stand | None = None
+        self._waits: do.TrainerState | None = None
         self.micros_count = self.tokens = 0  # that this process has computed
         self._gradient_at = -math.inf  # when its norm was told last
 
@@ -57,7 +57,7 @@ class SummingLoop(ABC, Generic[Machine]):
 
     @property
     @abstractmethod
-    def held(self) -> Held:
+    def held(self) -> HeldStage:
         """Before the agent has shared it, there may be none: RuntimeError."""
 
     @abstractmethod
@@ -91,7 +91,7 @@ class SummingLoop(ABC, Generic[Machine]):
         failpoints.hit("trainer.attach")
         self._carry_out(self._attach())
 
-    def turn(self) -> do.Stand | None:
+    def turn(self) -> do.TrainerState | None:
         """All words that are there, then the next work; gives what it waits for, or None."""
         while not self.machine.finished and (word := self._channel.recv(0.0)) is not None:
             self._on_word(word)
@@ -103,7 +103,7 @@ class SummingLoop(ABC, Generic[Machine]):
     def end(self) -> None:
         """The run is over for this peer."""
 
-    def _wait(self, stand: do.Stand) -> None:
+    def _wait(self, stand: do.TrainerState) -> None:
         """For the agent's next word."""
         remind_at = self._clock() + PATIENCE_S
         while (word := self._next_word()) is None:
@@ -129,15 +129,15 @@ class SummingLoop(ABC, Generic[Machine]):
     def _carry_out(self, effects: list[do.Effect]) -> None:
         for effect in effects:
             match effect:
-                case do.Say(word):
+                case do.SayWord(word):
                     if isinstance(word, Frozen):
                         failpoints.hit("freeze.before_word")
                     self._channel.send(word)
-                case do.Refuse(code, reason):
+                case do.EndWithRefusal(code, reason):
                     raise refusal(code, reason)
-                case do.Wait(stand):
+                case do.WaitBefore(stand):
                     self._waits = stand if stand in _WAITS_FOR else None
-                case do.Over():
+                case do.RunOver():
                     pass  # `run` asks the machine
                 case _:
                     self._on_model(effect)
@@ -155,7 +155,7 @@ class SummingLoop(ABC, Generic[Machine]):
             case do.WriteSums(slot, tokens):
                 self.held.write_sums(slot, tokens)
                 self._tell_gradient_norm(lambda: self._norm_of_sums(tokens))
-            case do.Accumulate() | do.Work():
+            case do.Accumulate() | do.StageWork():
                 self._carry_out(self._compute(effect))
             case _:
                 raise RuntimeError(f"{type(effect).__name__} is no effect of synchronous batches")
@@ -178,9 +178,9 @@ class SummingLoop(ABC, Generic[Machine]):
         return None if norm is None else norm / tokens
 
 
-def need_of(samples: Samples, manifest: Manifest) -> Need:
+def need_of(samples: Samples, manifest: Manifest) -> NeedSamples:
     """How many samples the data set has, and its fingerprint."""
     data, why_none = samples.source.fingerprint(manifest.digest)
     if why_none:
         log.info("only the length of the data set is compared with that of others: %s", why_none)
-    return Need(samples=samples.source.samples, want=0, data=data)
+    return NeedSamples(samples=samples.source.samples, want=0, data=data)

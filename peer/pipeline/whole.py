@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from farflung.collectives.flow.crossing import Border, border_after
+from farflung.collectives.pipeline.crossing import Border, border_after
 from farflung.compression.codec import codec_named
 from farflung.peer.pipeline.cuts import StagePlan, plan_stages
 from farflung.peer.pipeline.part_checks import PartFacts, Signature

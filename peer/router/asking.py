@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from farflung.peer.router.packets import (
     Mapped,
-    Refused,
+    RouterRefused,
     pcp_map,
     pmp_address,
     pmp_map,
@@ -34,7 +34,7 @@ class Tongue(StrEnum):
 
 
 @dataclass
-class Asking:
+class PortRequest:
     client: str  # this machine's address towards the router
     port: int
     nonce: bytes  # that nobody can guess: an answer must have it
@@ -90,15 +90,15 @@ class Asking:
     def hear(self, raw: bytes, now: float) -> None:
         if self.why_not:
             return
-        said: Mapped | Refused | str | None
+        said: Mapped | RouterRefused | str | None
         if self.tongue == Tongue.PCP:
             said = read_pcp(raw, self.nonce, self.port)
         else:
             said = read_pmp_map(raw, self.port) or read_pmp_address(raw)
         match said:
-            case Refused(is_older=True) if self.tongue == Tongue.PCP:
+            case RouterRefused(is_older=True) if self.tongue == Tongue.PCP:
                 self.tongue, self._asked, self._next_at = Tongue.PMP, 0, now
-            case Refused(why=why):
+            case RouterRefused(why=why):
                 self._give_up(f"the router was asked to open a port ({self.tongue}): {why}")
             case str():
                 self._host = said

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farflung.peer.router.asking import Asking
+from farflung.peer.router.asking import PortRequest
 from farflung.peer.router.packets import NONCE_BYTES, PORT
 
 ROUTES = Path("/proc/net/route")
@@ -65,7 +65,7 @@ class OpenedPort:
         """Begins to ask at once.  `port`: of this machine."""
         self._line = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._line.connect((router, router_port))
-        self._asking = Asking(str(self._line.getsockname()[0]), port, os.urandom(NONCE_BYTES))
+        self._asking = PortRequest(str(self._line.getsockname()[0]), port, os.urandom(NONCE_BYTES))
         self._settled = threading.Event()
         self._stop, self._wake = socket.socketpair()
         self._upnp: ByUPnP | None = None

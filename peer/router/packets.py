@@ -44,7 +44,7 @@ class Mapped:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RouterRefused:
     why: str
     is_older: bool = False  # it speaks an older version
 
@@ -56,23 +56,23 @@ def pcp_map(client: str, nonce: bytes, port: int, suggested: int, lifetime_s: in
     return head + _PCP_MAP.pack(nonce, _TCP, port, suggested, anywhere)
 
 
-def read_pcp(raw: bytes, nonce: bytes, port: int) -> Mapped | Refused | None:
+def read_pcp(raw: bytes, nonce: bytes, port: int) -> Mapped | RouterRefused | None:
     if len(raw) >= 4 and raw[0] != _PCP and raw[1] & _ANSWER:
-        return Refused("it speaks an older version", is_older=True)
+        return RouterRefused("it speaks an older version", is_older=True)
     if len(raw) < _PCP_ANSWER.size:
         return None
     version, operation, result, lifetime_s, _ = _PCP_ANSWER.unpack_from(raw)
     if version != _PCP or operation != (_MAP | _ANSWER):
         return None
     if result == _UNSUPPORTED:
-        return Refused("it speaks an older version", is_older=True)
+        return RouterRefused("it speaks an older version", is_older=True)
     if len(raw) < _PCP_ANSWER.size + _PCP_MAP.size:
         return None
     said, protocol, inside, outside, host = _PCP_MAP.unpack_from(raw, _PCP_ANSWER.size)
     if (said, protocol, inside) != (nonce, _TCP, port):
         return None  # to somebody else
     if result:
-        return Refused(_PCP_SAYS.get(result, f"it says no (PCP result {result})"))
+        return RouterRefused(_PCP_SAYS.get(result, f"it says no (PCP result {result})"))
     return Mapped(outside, lifetime_s, _from_ipv6(host)) if outside or not lifetime_s else None
 
 
@@ -80,7 +80,7 @@ def pmp_address() -> bytes:
     return bytes((_PMP, _PMP_ADDRESS))
 
 
-def read_pmp_address(raw: bytes) -> str | Refused | None:
+def read_pmp_address(raw: bytes) -> str | RouterRefused | None:
     if len(raw) < _PMP_TOLD.size:
         return _pmp_refused(raw, _PMP_ADDRESS)
     version, operation, result, _, host = _PMP_TOLD.unpack_from(raw)
@@ -93,7 +93,7 @@ def pmp_map(port: int, suggested: int, lifetime_s: int) -> bytes:
     return _PMP_MAP.pack(_PMP, _PMP_MAP_TCP, 0, port, suggested if lifetime_s else 0, lifetime_s)
 
 
-def read_pmp_map(raw: bytes, port: int) -> Mapped | Refused | None:
+def read_pmp_map(raw: bytes, port: int) -> Mapped | RouterRefused | None:
     if len(raw) < _PMP_MAPPED.size:
         return _pmp_refused(raw, _PMP_MAP_TCP)
     version, operation, result, _, inside, outside, lifetime_s = _PMP_MAPPED.unpack_from(raw)
@@ -104,11 +104,11 @@ def read_pmp_map(raw: bytes, port: int) -> Mapped | Refused | None:
     return Mapped(outside, lifetime_s) if outside or not lifetime_s else None
 
 
-def _pmp_refused(raw: bytes, operation: int) -> Refused | None:
+def _pmp_refused(raw: bytes, operation: int) -> RouterRefused | None:
     if len(raw) < 4 or raw[0] != _PMP or raw[1] != (operation | _ANSWER):
         return None
     result = int.from_bytes(raw[2:4], "big")
-    return Refused(_PMP_SAYS.get(result, f"it says no (NAT-PMP result {result})")) if result else None
+    return RouterRefused(_PMP_SAYS.get(result, f"it says no (NAT-PMP result {result})")) if result else None
 
 
 def _as_ipv6(host: str) -> bytes:

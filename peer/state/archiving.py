@@ -17,9 +17,9 @@ from farflung.peer.worker import Job, Submit, Worker, nothing
 from farflung.protocol.digests import root_of
 from farflung.protocol.errors import StoreError
 from farflung.protocol.frames import Payload
-from farflung.protocol.moments import Attached, Terms
-from farflung.protocol.process.log_lines import Say
+from farflung.protocol.process.log_lines import LineWriter
 from farflung.protocol.round_words import Commit
+from farflung.protocol.run_terms import Attached, Terms
 
 BEHIND_BYTES = 256 << 20  # so much may wait to be written, or one version if that is more
 CLOSE_S = 5.0
@@ -28,7 +28,7 @@ COMMITS_KEPT = 64  # of each fragment, which wait for their results to be applie
 
 
 @dataclass
-class _Coming:
+class _RolledVersion:
     """The version that one fragment is being rolled to, and the one that it was rolled to before."""
 
     version: int = -1
@@ -40,10 +40,10 @@ class _Coming:
 class Archiving:
     """`say` tells people.  Built when the model is known, if an archive is wanted."""
 
-    def __init__(self, archive: Archive, attached: Attached, submit: Submit, say: Say) -> None:
+    def __init__(self, archive: Archive, attached: Attached, submit: Submit, say: LineWriter) -> None:
         self._archive, self._attached, self._say = archive, attached, say
         self._worker = Worker("archive", submit)
-        self._coming = [_Coming() for _ in attached.fragments]
+        self._coming = [_RolledVersion() for _ in attached.fragments]
         self._told = ""  # the last problem: said once
         known = attached.known
         self._do(lambda: archive.begin(known.run_id, known.manifest), "the archive")
@@ -88,7 +88,7 @@ class Archiving:
         )
         coming.whole, coming.payloads = (head, in_order), {}
 
-    def _put(self, coming: _Coming) -> None:
+    def _put(self, coming: _RolledVersion) -> None:
         if coming.whole is None:
             return
         head, payloads = coming.whole

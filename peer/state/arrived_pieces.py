@@ -13,13 +13,13 @@ from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Protocol
 
-from farflung.checkpoints.arrivals import Arrivals, Arrived
+from farflung.checkpoints.arrivals import Arrived, ChunkArrivals
 from farflung.collectives.round.effects import Install, Roll, Seal
 from farflung.peer.machine import effects as do
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.worker import Job, Submit, nothing
 from farflung.protocol.errors import StoreError
-from farflung.protocol.moments import Attached
+from farflung.protocol.run_terms import Attached
 
 STALE_S = 7 * 86400.0  # what was left behind by a peer that never came back
 
@@ -27,7 +27,7 @@ STALE_S = 7 * 86400.0  # what was left behind by a peer that never came back
 Held = dict[int, tuple[int, bytes]]  # chunk -> (version, digest of that version or empty)
 
 
-class Kept(Protocol):
+class KeptPieces(Protocol):
     """keeping_state.py, as this hand sees it."""
 
     def recall(self, effect: do.Recall, state: OuterState) -> Held: ...
@@ -49,14 +49,14 @@ class Arriving:
         attached: Attached,
         submit: Submit,
         tell: Callable[[list[do.Effect]], None],
-        kept: Kept | None = None,
+        kept: KeptPieces | None = None,
     ) -> None:
         """`kept`: where whole versions lie, beside what has arrived of one."""
         self._attached, self._submit, self._tell, self._kept = attached, submit, tell, kept
         self._path = folder / f"{name_on_disk(attached, peer)}.pieces"
         self._keeping = threading.Lock()  # pieces are installed side by side, and kept one after the other
         # Of the arithmetic only:
-        self._file: Arrivals | None = None
+        self._file: ChunkArrivals | None = None
         self._there: set[int] = set()  # chunks that lie there
         self._failed = False
 
@@ -146,11 +146,11 @@ class Arriving:
         self._there = set(held)
         return held
 
-    def _opened(self) -> Arrivals:
+    def _opened(self) -> ChunkArrivals:
         if self._file is None:
             attached = self._attached
             count = attached.model.chunk_count
-            self._file = Arrivals(self._path, attached.name, count, attached.form.size_bytes)
+            self._file = ChunkArrivals(self._path, attached.name, count, attached.form.size_bytes)
         return self._file
 
     def _give_up(self, error: Exception) -> None:

@@ -15,7 +15,7 @@ from farflung.peer.machine import effects as do
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.worker import Submit, Worker, nothing
 from farflung.protocol.errors import FarflungError, StoreError
-from farflung.protocol.moments import Attached
+from farflung.protocol.run_terms import Attached
 
 READ_AHEAD = 8  # pieces that were read and are not in the state yet, each of at most 8 MiB or a chunk
 
@@ -26,7 +26,7 @@ class Beginner(Protocol):
     def on_begun(self, problem: str, is_final: bool, now: float) -> list[do.Effect]: ...
 
 
-class Beginning:
+class StartJobs:
     """`submit` runs a job in the arithmetic; `tell` carries out effects of the machine, in the agent's loop."""
 
     def __init__(

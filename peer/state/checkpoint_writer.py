@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from msgspec import UNSET
 
 from farflung.checkpoints.checkpoint_manifest import FORMAT, CheckpointManifest, SavedFragment, shards_of
-from farflung.checkpoints.parts import Part
-from farflung.checkpoints.store import Draft, Store
+from farflung.checkpoints.parts import PartFile
+from farflung.checkpoints.store import CheckpointDraft, Store
 from farflung.peer.identity import Identity
 from farflung.peer.machine.effects import SaveFragment
 from farflung.peer.state.capture import Capture
@@ -23,8 +23,8 @@ from farflung.protocol.digests import root_of
 from farflung.protocol.errors import CheckpointError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import Fragment, ModelSchema
-from farflung.protocol.moments import Attached, Terms
 from farflung.protocol.outer_numbers import ADAMW_PARTS
+from farflung.protocol.run_terms import Attached, Terms
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class CheckpointWriter:
             for d in s.manifest.digests
         }
         form = facts.attached.form
-        self._draft: Draft = store.draft(
+        self._draft: CheckpointDraft = store.draft(
             run_id, first.era, first.version, identity.peer_id, form, facts.stage
         )
 
@@ -109,7 +109,7 @@ class CheckpointWriter:
         parts = []
         for first, count in shards_of(fragment.first, fragment.count, facts.attached.form):
             at = first - fragment.first
-            parts.append(Part(first, told[at : at + count], capture.take, capture.skip))
+            parts.append(PartFile(first, told[at : at + count], capture.take, capture.skip))
         self._draft.parts.add(parts)
         if len(self._saved) < len(facts.attached.held):
             return False

@@ -25,7 +25,7 @@ Encoded = tuple[dict[int, Payload], str]
 
 
 @dataclass(frozen=True)
-class Source:
+class DeltaSource:
     """Of a fragment."""
 
     delta_n: Tensor
@@ -36,7 +36,7 @@ class Source:
 
 
 class Encoding:
-    def __init__(self, source: Source, effect: Encode, sent: SentFile) -> None:
+    def __init__(self, source: DeltaSource, effect: Encode, sent: SentFile) -> None:
         self._source, self._effect, self._sent = source, effect, sent
         self._codec = codec_named(effect.codec)
         self._feedback: ErrorFeedback | None = None

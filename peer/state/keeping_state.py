@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from farflung.checkpoints.catch_up import NO_VERSION
-from farflung.checkpoints.kept_state import KeptState, Way
+from farflung.checkpoints.kept_state import BasePath, KeptState
+from farflung.checkpoints.state_sync import NO_VERSION
 from farflung.collectives.round.effects import Install, Roll, Seal
 from farflung.peer.machine import effects as do
 from farflung.peer.state.arrived_pieces import Held, name_on_disk
@@ -32,7 +32,7 @@ from farflung.peer.worker import Job, Submit, Worker, nothing
 from farflung.protocol.digests import root_of
 from farflung.protocol.errors import StoreError
 from farflung.protocol.frames import Frame, Payload
-from farflung.protocol.moments import Attached
+from farflung.protocol.run_terms import Attached
 
 BEHIND_BYTES = 1 << 30  # so much may wait to be written
 SPARED_BYTES = 1 << 30  # of the disk: nothing is kept that would leave less
@@ -40,14 +40,14 @@ CLOSE_S = 10.0  # what was made before the peer leaves is worth so much patience
 ENDING = ".kept"
 
 
-class Keeper(Protocol):
+class KeepingMachine(Protocol):
     """The peer machine, as this hand sees it."""
 
     def on_kept(self, word: do.KeptWord, now: float) -> list[do.Effect]: ...
 
 
 @dataclass(frozen=True)
-class Place:
+class ResultPlace:
     folder: Path  # of all that this peer keeps
     peer: str
     limit_bytes: int  # of the states of all runs
@@ -58,10 +58,10 @@ class KeepingState:
 
     def __init__(
         self,
-        place: Place,
+        place: ResultPlace,
         attached: Attached,
         submit: Submit,
-        machine: Keeper,
+        machine: KeepingMachine,
         tell: Callable[[list[do.Effect]], None],
     ) -> None:
         self.folder = place.folder / f"{name_on_disk(attached, place.peer)}{ENDING}"
@@ -161,7 +161,7 @@ class KeepingState:
             )
         return held
 
-    def _recalled(self, era: int, fragment: int, way: Way | None) -> None:
+    def _recalled(self, era: int, fragment: int, way: BasePath | None) -> None:
         """What can't be used any more goes when a new base is there, and not before."""
         if way is None or way.era != era or (kept := self._kept) is None:
             return
@@ -250,14 +250,14 @@ class KeepingState:
 class Readable(Protocol):
     """KeptState, as it is read; the simulator has one of its own."""
 
-    def ways(self, fragment: int) -> list[Way]: ...
+    def ways(self, fragment: int) -> list[BasePath]: ...
 
-    def base_chunks(self, way: Way) -> Iterator[tuple[int, bytes]]: ...
+    def base_chunks(self, way: BasePath) -> Iterator[tuple[int, bytes]]: ...
 
     def result(self, era: int, fragment: int, version: int, chunk: int) -> tuple[bytes, float] | None: ...
 
 
-def ways_of(kept: Readable, fragment: int, effect: do.Recall) -> Iterator[Way]:
+def ways_of(kept: Readable, fragment: int, effect: do.Recall) -> Iterator[BasePath]:
     """To what may be the run's state, the newest first.  A digest that the coordinator names decides (P4)."""
     limit, digests = effect.known.get(fragment, (NO_VERSION, ()))
     known = dict(digests)
@@ -269,7 +269,7 @@ def ways_of(kept: Readable, fragment: int, effect: do.Recall) -> Iterator[Way]:
             yield way
 
 
-def put_back(kept: Readable, way: Way, state: OuterState) -> bool:
+def put_back(kept: Readable, way: BasePath, state: OuterState) -> bool:
     """The fragment's state is at this version; False: something on the way is not as it was written."""
     chunks = []
     try:

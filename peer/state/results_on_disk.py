@@ -20,7 +20,7 @@ from farflung.peer.state.arrived_pieces import left_behind, name_on_disk
 from farflung.peer.worker import Job, Submit, Worker
 from farflung.protocol.errors import StoreError
 from farflung.protocol.frames import Frame, Header, Kind, Payload, bare_answer, with_payload
-from farflung.protocol.moments import Attached
+from farflung.protocol.run_terms import Attached
 
 BEHIND_BYTES = 256 << 20  # so much may wait to be written, or one version if that is more
 CLOSE_S = 5.0
@@ -37,7 +37,7 @@ class Asker(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class DiskPlace:
     """Where results are kept, and how many."""
 
     folder: Path
@@ -51,7 +51,7 @@ class KeepingResults:
 
     def __init__(
         self,
-        place: Place,
+        place: DiskPlace,
         attached: Attached,
         submit: Submit,
         machine: Asker,
@@ -110,7 +110,7 @@ class KeepingResults:
         except (StoreError, OSError) as error:
             self._worker.later(partial(self._give_up, str(error)))
 
-    def _open(self, place: Place) -> None:
+    def _open(self, place: DiskPlace) -> None:
         known = self._attached.known
         path = place.folder / f"{name_on_disk(self._attached, place.peer)}.results"
         for other in left_behind(path):

@@ -26,7 +26,7 @@ log = logging.getLogger("farflung.agent")
 
 
 @dataclass
-class _Place:
+class _FilePlace:
     start: int
     size: int
     view: mmap.mmap | None = None
@@ -45,8 +45,8 @@ class SentFile:
     def __init__(self, file: BinaryIO | None) -> None:
         """None: everything stays where it was encoded."""
         self._file = file
-        self._places: list[_Place] = []
-        self._here: _Place | None = None  # of the contribution that is being encoded
+        self._places: list[_FilePlace] = []
+        self._here: _FilePlace | None = None  # of the contribution that is being encoded
         self._end = 0  # of what is in it
         self._taking = threading.Lock()
         self._is_read = False  # pages of it may be mapped
@@ -70,12 +70,12 @@ class SentFile:
         except OSError as error:
             self._give_up(error)
 
-    def _new(self, file: BinaryIO, size_bytes: int) -> _Place | None:
+    def _new(self, file: BinaryIO, size_bytes: int) -> _FilePlace | None:
         if len(self._places) >= PLACES_MOST or not size_bytes:
             return None
         unit = mmap.ALLOCATIONGRANULARITY
         start = self._places[-1].start + self._places[-1].size if self._places else 0
-        place = _Place(start, -(-size_bytes // unit) * unit)
+        place = _FilePlace(start, -(-size_bytes // unit) * unit)
         os.ftruncate(file.fileno(), place.start + place.size)
         self._places.append(place)
         return place

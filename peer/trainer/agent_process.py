@@ -68,7 +68,7 @@ def started(words: list[str]) -> Child:
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, process_group=0)
 
 
-class Agent(Protocol):
+class AgentHandle(Protocol):
     """What a script has of its agent, whether it is one process or one of several."""
 
     @property
@@ -85,7 +85,7 @@ class Agent(Protocol):
 
 def start_or_find(
     url: str | None, own: Mapping[str, object], agree: Callable[[Island], None]
-) -> tuple[Agent, Ranks]:
+) -> tuple[AgentHandle, Ranks]:
     """The agent, and the other ranks of this script.  Called by all of them at the same time.
 
     `agree`: what they find out about each other before there is an agent; a UserError of it is one on all of them.

@@ -32,17 +32,17 @@ from torch.utils.data import default_collate
 
 from farflung.peer.checks.misuse import refuse_other_parameters
 from farflung.peer.data.leased_data import Span
-from farflung.peer.data.reading import MapStyle, Source, pinned, refuse_lists, source_of, tokens_in
+from farflung.peer.data.prefetch import Prefetch
+from farflung.peer.data.reading import MapStyle, SampleSource, pinned, refuse_lists, source_of, tokens_in
 from farflung.peer.data.token_shards import TokenShards
-from farflung.peer.data.workers import Ahead
 from farflung.peer.island.island import Island
-from farflung.peer.island.parts import Part
+from farflung.peer.island.parts import BatchPart
 from farflung.peer.island.ranks import ALONE, Ranks
 from farflung.peer.local.channel import ELSEWHERE
 from farflung.peer.local.memory import SharedState
 from farflung.peer.room import rows_here, rules_here, say_whether_it_fits
 from farflung.peer.settings import own_config
-from farflung.peer.trainer.agent_process import Agent, refuse_ranks, start_or_find
+from farflung.peer.trainer.agent_process import AgentHandle, refuse_ranks, start_or_find
 from farflung.peer.trainer.agreeing import agree
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.layout import ModelLayout, unwrap
@@ -127,7 +127,7 @@ def _nothing(_: Island) -> None:
 class _Reader:
     """From leased spans to this process's part of a batch, in this process or in a worker."""
 
-    def __init__(self, source: Source, collate: Collate, part: Part) -> None:
+    def __init__(self, source: SampleSource, collate: Collate, part: BatchPart) -> None:
         self.source, self._collate, self._part = source, collate, part
 
     def __call__(self, spans: tuple[Span, ...]) -> tuple[tuple[Span, ...], Any]:
@@ -155,13 +155,13 @@ def _collate(samples: list[Any]) -> Any:
 class Connection:
     """A run whose manifest is known and whose state is not loaded yet.  Made by `connect`."""
 
-    def __init__(self, agent: Agent, manifest: Manifest, name: str, ranks: Ranks = ALONE) -> None:
+    def __init__(self, agent: AgentHandle, manifest: Manifest, name: str, ranks: Ranks = ALONE) -> None:
         self.manifest = manifest
         self.name = name
         self._agent, self._ranks = agent, ranks
 
     @property
-    def agent(self) -> Agent:
+    def agent(self) -> AgentHandle:
         """For the trainer of synchronous batches, which says other words to it."""
         return self._agent
 
@@ -212,7 +212,7 @@ class Connection:
 class Run:
     """A joined run.  Made by `join`; use it in a `with` block, or call `close` at the end."""
 
-    def __init__(self, agent: Agent, loop: InnerLoop, steps: RunSteps, name: str) -> None:
+    def __init__(self, agent: AgentHandle, loop: InnerLoop, steps: RunSteps, name: str) -> None:
         self.optimizer: Optimizer = (
             steps.optimizer
         )  # the one that was handed in: a step of it is a step of the run
@@ -323,7 +323,7 @@ class Run:
         self, reader: _Reader, made_of: bytes, batch: int, workers: int, prefetch: int, pin: bool
     ) -> Iterator[Any]:
         with ExitStack() as ends:
-            pool = ends.enter_context(Ahead(workers, reader, self.manifest.run.seed)) if workers else None
+            pool = ends.enter_context(Prefetch(workers, reader, self.manifest.run.seed)) if workers else None
             part = self._loop.ranks.part
             batch *= part.of
             while spans := self._loop.next_batch(reader.source.samples, batch, made_of):

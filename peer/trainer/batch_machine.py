@@ -12,8 +12,8 @@ Must not know: tensors, clocks, sockets, seats, rounds, who else computes.
 
 from __future__ import annotations
 
-from farflung.peer.local.words import Attach, Counted, Grants, Need, ToTrainer, Unusable
-from farflung.peer.trainer.effects import Accumulate, Effect, Say, Stand, Wait
+from farflung.peer.local.words import Attach, Grants, MicrobatchCounted, NeedSamples, ToTrainer, Unusable
+from farflung.peer.trainer.effects import Accumulate, Effect, SayWord, TrainerState, WaitBefore
 from farflung.peer.trainer.summing import SummingMachine
 from farflung.protocol.model_schema import ModelSchema
 
@@ -27,8 +27,11 @@ class BatchMachine(SummingMachine[Accumulate]):
 
     def attach(self, model: ModelSchema, pid: int, samples: int, data: bytes) -> list[Effect]:
         """Say what the model is, how many samples the data set has and what its fingerprint is."""
-        said = [Say(Attach(model=model, pid=pid)), Say(Need(samples=samples, want=0, data=data))]
-        return [*said, Wait(Stand.ATTACHING)]
+        said = [
+            SayWord(Attach(model=model, pid=pid)),
+            SayWord(NeedSamples(samples=samples, want=0, data=data)),
+        ]
+        return [*said, WaitBefore(TrainerState.ATTACHING)]
 
     # ---- what is granted
 
@@ -58,10 +61,10 @@ class BatchMachine(SummingMachine[Accumulate]):
         """Its gradient is in the sums."""
         done = self._take()
         self._count(done.micro, tokens, loss)
-        return [Say(Counted(version=done.version, micro=done.micro, tokens=tokens, loss=loss))]
+        return [SayWord(MicrobatchCounted(version=done.version, micro=done.micro, tokens=tokens, loss=loss))]
 
     def on_unusable(self, problem: str) -> list[Effect]:
         """Its loss or its gradient is not finite, and the sums are as they were before it."""
         done = self._take()
         self.sums.unusable.add(done.micro)
-        return [Say(Unusable(version=done.version, micro=done.micro, problem=problem))]
+        return [SayWord(Unusable(version=done.version, micro=done.micro, problem=problem))]

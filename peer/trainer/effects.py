@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from farflung.peer.data.leased_data import Span
-from farflung.peer.local.words import FromTrainer, Frozen, Hand, Keep, Shared
+from farflung.peer.local.words import FromTrainer, Frozen, Keep, MicrobatchWork, Shared
 
 
-class Stand(StrEnum):
+class TrainerState(StrEnum):
     """Where a trainer stands; which moves there are says MOVES in machine.py."""
 
     ATTACHING = "attaching"  # some fragment has not been loaded yet
@@ -72,14 +72,14 @@ class Freeze:
 
 @dataclass(frozen=True, slots=True)
 class GoAhead:
-    """Go ahead by what the momentum will do (optim/ahead.py); what stands in the slot is still owed."""
+    """Go ahead by what the momentum will do (optim/lookahead.py); what stands in the slot is still owed."""
 
     fragment: int
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
-class Remember:
+class CopyFragments:
     """Copy these fragments: they must not learn from the step that comes."""
 
     fragments: tuple[int, ...]
@@ -87,7 +87,7 @@ class Remember:
 
 @dataclass(frozen=True, slots=True)
 class PutBack:
-    """These fragments become again what they were at the last `Remember`."""
+    """These fragments become again what they were at the last `CopyFragments`."""
 
     fragments: tuple[int, ...]
 
@@ -104,10 +104,10 @@ class Accumulate:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StageWork:
     """Work on a microbatch of one stage: from the slots of its place, or from the data set, into the slot for it."""
 
-    word: Hand
+    word: MicrobatchWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class ForgetLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class SayWord:
     word: FromTrainer
 
 
@@ -164,7 +164,7 @@ class SayFrozen:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadSamples:
     """The samples of the next batch.  They count as handed out only once `hand_out` says so."""
 
     span: Span
@@ -185,21 +185,22 @@ class GoOn:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """Take no step before the machine says `GoOn`, `Over` or `Refuse`; meanwhile tell it what the agent says."""
+class WaitBefore:
+    """Take no step before the machine says `GoOn`, `RunOver` or `EndWithRefusal`; meanwhile tell it what the agent
+    says."""
 
-    stand: Stand
+    stand: TrainerState
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class RunOver:
     """The run is over for this trainer.  `stopped`: the agent has ended, and hears nothing any more."""
 
     stopped: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class EndWithRefusal:
     """Not to be mended by waiting: the script ends with this."""
 
     code: str
@@ -212,14 +213,14 @@ OnModel = (
     | LoadAnchor
     | Freeze
     | GoAhead
-    | Remember
+    | CopyFragments
     | PutBack
     | ForgetLoss
     | Accumulate
-    | Work
+    | StageWork
     | WriteSums
     | LocalStep
     | WriteLearned
     | DropSums
 )
-Effect = OnModel | Say | SayFrozen | Read | Warn | GoOn | Wait | Over | Refuse
+Effect = OnModel | SayWord | SayFrozen | ReadSamples | Warn | GoOn | WaitBefore | RunOver | EndWithRefusal

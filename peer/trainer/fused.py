@@ -1,7 +1,7 @@
 """What is made of a model's values at a freeze and at a load: in torch, and on a processor in one compiled pass.
 
-Called by layout.py and unmerged.py, which say what is to be made, and by tiles.py, which has it made where values lie.
-Must not know when to freeze or to load.
+Called by layout.py and pending_delta.py, which say what is to be made, and by tiles.py, which has it made where
+values lie. Must not know when to freeze or to load.
 
 In torch each operation runs over memory by itself, five of them where one pass would do.  values.c has that one pass
 for fp32 and bf16; it is compiled as the codecs are (compression/native_build.py), compared with torch at its first use,
@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from farflung.compression.native_build import SWITCH, NoLibrary, library
-from farflung.optim.ahead import ahead
+from farflung.optim.lookahead import ahead
 from farflung.optim.outer import Nesterov, OuterStep
 
 SOURCE = Path(__file__).with_name("values.c")
@@ -87,8 +87,9 @@ class Owed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
-    """Given anchor, momentum and what is owed: where to go on meanwhile (optim/ahead.py); and that is written, too."""
+class Lookahead:
+    """Given anchor, momentum and what is owed: where to go on meanwhile (optim/lookahead.py); and that is written,
+    too."""
 
     outer: OuterStep
     is_parameter: bool
@@ -172,7 +173,7 @@ def learned(then: Tensor, now: Tensor) -> Tensor:
 
 def prepared(make: object, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Call | None:
     """What does it all, on any thread; None: it is left to torch."""
-    if not isinstance(make, OnValues) or not isinstance(make.recipe, Owed | Ahead | Taken):
+    if not isinstance(make, OnValues) or not isinstance(make.recipe, Owed | Lookahead | Taken):
         return None
     functions = usable()
     if functions is None or not _fits(make, reads, writes):
@@ -256,7 +257,7 @@ def _samples() -> Iterator[Sample]:
         for carry in ([], [some()]):
             yield Owed(), now, [then, *carry], [some()]
         for is_parameter in (True, False):
-            yield Ahead(Nesterov(), is_parameter), now, [some(), some(), some()], [torch.empty_like(then)]
+            yield Lookahead(Nesterov(), is_parameter), now, [some(), some(), some()], [torch.empty_like(then)]
         for mix in (0.0, 0.25, 0.5):
             kept = [some()] if mix else []
             yield Taken("", mix=mix), now, [some()], [torch.empty_like(then), *kept]
@@ -268,7 +269,7 @@ def _samples() -> Iterator[Sample]:
 
 def _agrees(functions: ctypes.CDLL, sample: Sample) -> bool:
     recipe, values, given, writes = sample
-    assert isinstance(recipe, Owed | Ahead | Taken)
+    assert isinstance(recipe, Owed | Lookahead | Taken)
     found = []
     for is_compiled in (False, True):
         now, out = values.clone(), [each.clone() for each in writes]

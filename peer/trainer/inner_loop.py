@@ -1,7 +1,7 @@
 """The trainer's machine on a model: carries out what it decides, and blocks where it waits.
 
 Owns: the channel to the agent, the shared memory, the model's tensors, the losses.  What is frozen, loaded, read or
-waited for is decided in machine.py; what is owed of each fragment is in unmerged.py.
+waited for is decided in machine.py; what is owed of each fragment is in pending_delta.py.
 Called by the public API after every optimizer step, and while it waits for data.
 
 Of an island of several ranks each has a loop of its own, over its part of the model.  They hear the same words and the
@@ -41,10 +41,10 @@ from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import Computed, FromTrainer, Shared, ToTrainer
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.agent_process import refusal
-from farflung.peer.trainer.cuda_lane import LASTING
+from farflung.peer.trainer.copy_queues import LASTING
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.peer.trainer.machine import TrainerMachine
-from farflung.peer.trainer.unmerged import Unmerged
+from farflung.peer.trainer.pending_delta import PendingDelta
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import fragments_of
@@ -126,7 +126,7 @@ class InnerLoop:
         self.ranks = ranks
         self.layout = ModelLayout.of(model, manifest.round.chunk_kb * 1024 // 4, ranks)
         fragments = fragments_of(self.layout.chunk_count, manifest.fragments)
-        self.parts = [Unmerged(self.layout, fragment) for fragment in fragments]
+        self.parts = [PendingDelta(self.layout, fragment) for fragment in fragments]
         self.machine = TrainerMachine(rules_of(manifest), manifest.data.lease_samples, clock())
         self._model = model
         self._channel = channel
@@ -301,7 +301,7 @@ class InnerLoop:
             effects = self.machine.on_want(samples, batch, self._clock(), data)
             self._carry_out(effects)
             for effect in effects:
-                if isinstance(effect, do.Read):
+                if isinstance(effect, do.ReadSamples):
                     return (effect.span, *effect.more)
             self._hear(self._next_message())
             self.machine.on_waited(self._clock())
@@ -353,7 +353,7 @@ class InnerLoop:
     def _carry_out(self, effects: list[do.Effect]) -> None:
         for effect in effects:
             match effect:
-                case do.Say(word):
+                case do.SayWord(word):
                     self._channel.send(word)
                 case do.SayFrozen():
                     self._say_frozen(effect)
@@ -361,11 +361,11 @@ class InnerLoop:
                     self._start_again_if_broken()
                 case do.Warn(text):
                     self._warn(text)
-                case do.Refuse(code, reason):
+                case do.EndWithRefusal(code, reason):
                     raise refusal(code, reason)
-                case do.Over():
+                case do.RunOver():
                     self.end_watch()
-                case do.Read() | do.GoOn() | do.Wait():
+                case do.ReadSamples() | do.GoOn() | do.WaitBefore():
                     pass  # seen by the callers, which ask the machine where it stands
                 case _:
                     self._on_model(effect)
@@ -395,7 +395,7 @@ class InnerLoop:
             case do.GoAhead(fragment, slot):
                 go_ahead = partial(self._go_ahead, fragment, slot)
                 read_as_one(self.ranks, self.shared.read_changes, self._clock, go_ahead)
-            case do.Remember(fragments):
+            case do.CopyFragments(fragments):
                 self._before = {each: self.parts[each].copied(self._model) for each in fragments}
             case do.PutBack(fragments):
                 for fragment in fragments:
@@ -438,7 +438,7 @@ class InnerLoop:
 
     # ---- what is not finite
 
-    def _look_whether_finite(self, part: Unmerged | None = None) -> None:
+    def _look_whether_finite(self, part: PendingDelta | None = None) -> None:
         """`part`: of it, and of what is remembered of it; None: of the model.  All ranks find the same."""
         tensors = self.layout.tensors_of(self._model, *((part.start, part.count) if part else ()))
         found = not_finite(tensors)

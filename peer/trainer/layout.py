@@ -29,20 +29,20 @@ from blake3 import blake3
 from torch import Tensor, nn
 
 from farflung.optim.inner import outer_matrices
-from farflung.peer.island.blocks import Box, Held, boxes, row_major, shares, within
-from farflung.peer.island.copies import Copy, level, whole_bytes
+from farflung.peer.island.blocks import Box, HeldBlock, boxes, row_major, shares, within
+from farflung.peer.island.copies import TensorCopy, level, whole_bytes
 from farflung.peer.island.ranks import ALONE, Ranks
 from farflung.peer.island.sharded import box_of, local_of, reshard
-from farflung.peer.trainer.cuda_lane import place_on
+from farflung.peer.trainer.copy_queues import place_on
 from farflung.peer.trainer.fused import OnValues, Owed, Recipe
 from farflung.peer.trainer.model_tensors import Survey, dtype_name, named_tensors_of, survey, unwrap
-from farflung.peer.trainer.tiles import Place, tiles
+from farflung.peer.trainer.tiles import TilePlace, tiles
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, CONTROL_ARRAY_LEN, CONTROL_BIN_BYTES
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 
 # Named here because the trainer and the API take a user's model and need the module inside it.
-__all__ = ["Entry", "Frozen", "ModelLayout", "unwrap"]
+__all__ = ["Entry", "FixedParameter", "ModelLayout", "unwrap"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Frozen:
+class FixedParameter:
     """A parameter that does not train: described and hashed, never exchanged."""
 
     name: str
@@ -67,7 +67,7 @@ class Frozen:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LayoutPiece:
     """Values of an entry that lie here: a box of it."""
 
     index: int  # of the entry
@@ -84,7 +84,7 @@ class Piece:
         place = flat.storage_offset() + self.entry.offset - start + first
         return flat.as_strided(self.box.shape, strides, place)
 
-    def tiles(self, most: int) -> Iterator[Piece]:
+    def tiles(self, most: int) -> Iterator[LayoutPiece]:
         """The same in pieces of at most so many values."""
         for box in tiles(self.box, most):
             here = tuple(
@@ -124,16 +124,18 @@ class ModelLayout:
     """
 
     entries: tuple[Entry, ...]
-    frozen: tuple[Frozen, ...]
+    frozen: tuple[FixedParameter, ...]
     aliases: tuple[tuple[str, str], ...]  # (tied name, the entry or frozen name that holds its values)
     chunk_elements: int
     total_elements: int
     first_plain_chunk: int
     held: tuple[
-        Held, ...
+        HeldBlock, ...
     ] = ()  # of each entry and then of each frozen parameter; empty: all of it is here alone
-    served: tuple[tuple[int, tuple[Held, ...]], ...] = ()  # the same of each rank whose partner this one is
-    place_on: Callable[[torch.device], Place] = field(default=place_on, compare=False, repr=False)
+    served: tuple[
+        tuple[int, tuple[HeldBlock, ...]], ...
+    ] = ()  # the same of each rank whose partner this one is
+    place_on: Callable[[torch.device], TilePlace] = field(default=place_on, compare=False, repr=False)
 
     @staticmethod
     def of(model: nn.Module, chunk_elements: int, ranks: Ranks = ALONE) -> ModelLayout:
@@ -152,7 +154,9 @@ class ModelLayout:
         if plain_start == 0:
             raise UserError("the model has no trainable parameter: is everything frozen?")
         buffers, total = _place(found.buffers, "buffer", plain_start, chunk_elements)
-        frozen = (Frozen(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in found.frozen.items())
+        frozen = (
+            FixedParameter(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in found.frozen.items()
+        )
         return ModelLayout(
             entries=(*entries, *buffers),
             frozen=tuple(frozen),
@@ -163,7 +167,7 @@ class ModelLayout:
         )
 
     def _shared_out(self, module: nn.Module, ranks: Ranks) -> ModelLayout:
-        items: list[Entry | Frozen] = [*self.entries, *self.frozen]
+        items: list[Entry | FixedParameter] = [*self.entries, *self.frozen]
         mine = [box_of(tensor) for tensor in self._tensors(module, items)]
         if ranks.count == 1 and all(box.shape == item.shape for box, item in zip(mine, items, strict=True)):
             return self
@@ -177,7 +181,7 @@ class ModelLayout:
                 "the same one; experts of which each rank has its own must be one DTensor, sharded over them"
             )
 
-        def held_by(rank: int) -> tuple[Held, ...]:
+        def held_by(rank: int) -> tuple[HeldBlock, ...]:
             return tuple(
                 shares(item.name, item.shape, [boxes_of[at] for _, boxes_of in found], rank, ranks.near)
                 for at, item in enumerate(items)
@@ -271,7 +275,9 @@ class ModelLayout:
             for values, piece, place in found:
                 place.work((piece.cells(flat, start),), partial(_taken_by, values), ())
 
-    def set_each(self, model: nn.Module, start: int, count: int, change: Callable[[Piece], Change]) -> None:
+    def set_each(
+        self, model: nn.Module, start: int, count: int, change: Callable[[LayoutPiece], Change]
+    ) -> None:
         """What it makes of each piece into the model, in place; and what else it makes, into its places."""
         with self._tiles(model, start, count) as found:
             for values, piece, place in found:
@@ -341,7 +347,7 @@ class ModelLayout:
             ]
             entries = [self.entries[at] for at in touched]
             copies = [
-                Copy(entry.name, entry.kind == "buffer", tensor, self.held[at].twin)
+                TensorCopy(entry.name, entry.kind == "buffer", tensor, self.held[at].twin)
                 for at, entry, tensor in zip(touched, entries, self._tensors(model, entries), strict=True)
             ]
             level(copies, ranks)
@@ -416,7 +422,7 @@ class ModelLayout:
     @contextmanager
     def _tiles(
         self, model: nn.Module, start: int, count: int, to_write: bool = False
-    ) -> Iterator[Iterator[tuple[Tensor, Piece, Place]]]:
+    ) -> Iterator[Iterator[tuple[Tensor, LayoutPiece, TilePlace]]]:
         """What lies here of a part of the flat vector, as the model's own values; all work on it is done at the end.
 
         `to_write`: of that, what is this rank's to write.
@@ -425,7 +431,7 @@ class ModelLayout:
         tensors = self.local_tensors(model)
         places = {tensor.device: self.place_on(tensor.device) for tensor in tensors}
 
-        def each() -> Iterator[tuple[Tensor, Piece, Place]]:
+        def each() -> Iterator[tuple[Tensor, LayoutPiece, TilePlace]]:
             for piece in self._found(start, count, to_write):
                 tensor = tensors[piece.index]
                 place = places[tensor.device]
@@ -437,7 +443,7 @@ class ModelLayout:
             for place in places.values():
                 place.finish()
 
-    def _found(self, start: int, count: int, to_write: bool) -> Iterator[Piece]:
+    def _found(self, start: int, count: int, to_write: bool) -> Iterator[LayoutPiece]:
         stop = start + count
         kept = 0
         for index, entry in enumerate(self.entries):
@@ -446,7 +452,7 @@ class ModelLayout:
                 continue
             if not self.held:
                 for box in boxes(entry.shape, first, end):
-                    yield Piece(index, entry, box, box, box, None)
+                    yield LayoutPiece(index, entry, box, box, box, None)
                 continue
             held = self.held[index]
             for around in within(entry.shape, first, end, held.box):
@@ -454,7 +460,7 @@ class ModelLayout:
                 if to_write:
                     mine = within(entry.shape, max(first, held.first), min(end, held.stop), around)
                 for box in mine:
-                    yield Piece(index, entry, box, box.seen_from(held.box), around, kept)
+                    yield LayoutPiece(index, entry, box, box.seen_from(held.box), around, kept)
                 kept += around.numel
 
     def _zero_padding(self, flat: Tensor, start: int) -> None:
@@ -465,7 +471,7 @@ class ModelLayout:
         for first, stop in ((ends["param"], plain_start), (ends["buffer"], self.total_elements)):
             flat[max(0, first - start) : max(0, stop - start)].zero_()
 
-    def _tensors(self, model: nn.Module, wanted: Sequence[Entry | Frozen]) -> list[Tensor]:
+    def _tensors(self, model: nn.Module, wanted: Sequence[Entry | FixedParameter]) -> list[Tensor]:
         """The model's tensors for `wanted`; a model that was changed since `of` is the user's mistake."""
         module = unwrap(model)
         reshard(module)

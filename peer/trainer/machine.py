@@ -28,7 +28,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from farflung.optim.rates import RunPlace
-from farflung.optim.schedule import LEAD, Rules, Schedule, rules_of
+from farflung.optim.schedule import LEAD, Schedule, ScheduleRules, rules_of
 from farflung.peer.data.leased_data import LeaseBook, LoaderPace, ReadPace, Span
 from farflung.peer.island.looks import MOST_STEPS, Outlook
 from farflung.peer.local.words import (
@@ -36,67 +36,67 @@ from farflung.peer.local.words import (
     Finish,
     Frozen,
     LeasesNow,
-    Load,
     Loaded,
-    Need,
-    Opened,
+    LoadState,
+    NeedSamples,
     Provide,
     Provided,
-    Resume,
+    ResumeSteps,
+    RoundOpened,
     Shared,
     Stop,
     ToTrainer,
 )
-from farflung.peer.local.words import Terms as TermsWord
+from farflung.peer.local.words import RunAmendments as TermsWord
 from farflung.peer.trainer.effects import (
+    CopyFragments,
     Effect,
+    EndWithRefusal,
     ForgetLoss,
     Freeze,
     GoAhead,
     GoOn,
     LoadAnchor,
     OpenShared,
-    Over,
     PutBack,
-    Read,
-    Refuse,
-    Remember,
-    Say,
+    ReadSamples,
+    RunOver,
     SayFrozen,
-    Stand,
-    Wait,
+    SayWord,
+    TrainerState,
+    WaitBefore,
     Warn,
     WriteAnchor,
 )
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import BOOKS_FRAGMENT, ModelSchema
-from farflung.protocol.moments import Terms
+from farflung.protocol.run_terms import Terms
 
 NOT_LOADED = -1
 PATIENCE_S = 30.0  # between two warnings of one kind
 GOOD_ENDS = frozenset({"finished", "left"})  # codes of `Stop` after which the script may go on alone
 
-_ENDS = frozenset({Stand.OVER, Stand.REFUSED})
-MOVES: dict[Stand, frozenset[Stand]] = {
-    Stand.ATTACHING: _ENDS | {Stand.STEPPING},
-    Stand.STEPPING: _ENDS | {Stand.WITHOUT_DATA, Stand.HELD_UP},
-    Stand.WITHOUT_DATA: _ENDS | {Stand.STEPPING},
-    Stand.HELD_UP: _ENDS | {Stand.AT_BARRIER},
-    Stand.AT_BARRIER: _ENDS | {Stand.STEPPING},
-    Stand.OVER: frozenset({Stand.REFUSED}),
-    Stand.REFUSED: frozenset(),
+_ENDS = frozenset({TrainerState.OVER, TrainerState.REFUSED})
+MOVES: dict[TrainerState, frozenset[TrainerState]] = {
+    TrainerState.ATTACHING: _ENDS | {TrainerState.STEPPING},
+    TrainerState.STEPPING: _ENDS | {TrainerState.WITHOUT_DATA, TrainerState.HELD_UP},
+    TrainerState.WITHOUT_DATA: _ENDS | {TrainerState.STEPPING},
+    TrainerState.HELD_UP: _ENDS | {TrainerState.AT_BARRIER},
+    TrainerState.AT_BARRIER: _ENDS | {TrainerState.STEPPING},
+    TrainerState.OVER: frozenset({TrainerState.REFUSED}),
+    TrainerState.REFUSED: frozenset(),
 }
 # For the agent's words; to be without data is no such wait.
-WAITS = frozenset({Stand.ATTACHING, Stand.HELD_UP, Stand.AT_BARRIER})
+WAITS = frozenset({TrainerState.ATTACHING, TrainerState.HELD_UP, TrainerState.AT_BARRIER})
 
 NO_LEASED_DATA = (
     "this script has asked for no sample by run.batches: unless it reads other data than every other peer, all of them "
     "train on the same samples; let its loop, or its Trainer's data loader, read run.batches(dataset) (docs/train.md)"
 )
 _REMINDERS = {
-    Stand.ATTACHING: "still waiting for the run's state; the agent says what for",
-    Stand.HELD_UP: "training waits: a round takes longer than a period; raise sync_every or period_s",
-    Stand.WITHOUT_DATA: "waiting for data: no samples are leased to this peer; the agent says why",
+    TrainerState.ATTACHING: "still waiting for the run's state; the agent says what for",
+    TrainerState.HELD_UP: "training waits: a round takes longer than a period; raise sync_every or period_s",
+    TrainerState.WITHOUT_DATA: "waiting for data: no samples are leased to this peer; the agent says why",
 }
 
 
@@ -109,7 +109,7 @@ class _Uncounted:
 
 
 @dataclass(slots=True)
-class Account:
+class UnmergedWork:
     """The unmerged work of one fragment, in counts.  One commit may use one fragment's work and not another's (P6)."""
 
     fragment: int
@@ -122,7 +122,7 @@ class Account:
     )
     at_end: bool = False  # the anchor in it is the run's last
 
-    def load(self, load: Load) -> None:
+    def load(self, load: LoadState) -> None:
         """What the counts are after it: see `Keep` in words.py."""
         match load.keep:
             case "all":
@@ -138,13 +138,13 @@ class Account:
 
 
 class TrainerMachine:
-    def __init__(self, rules: Rules, lease_samples: int, now: float = 0.0) -> None:
+    def __init__(self, rules: ScheduleRules, lease_samples: int, now: float = 0.0) -> None:
         self.rules = rules
-        self.accounts = [Account(number) for number in range(rules.fragments)]
+        self.accounts = [UnmergedWork(number) for number in range(rules.fragments)]
         self.leases = LeaseBook(rules.fragments)
         self._pace, self._loaders = LoaderPace(0), 0
         self._reads = ReadPace()
-        self.stand = Stand.ATTACHING
+        self.stand = TrainerState.ATTACHING
         self.finished = False
         self.step_count = self.all_tokens = 0
         self._uncounted: deque[_Uncounted] = deque()
@@ -154,17 +154,17 @@ class TrainerMachine:
         self._lease_samples = lease_samples
         self._schedule = Schedule(rules, now)
         self._place = RunPlace(rules)
-        self._held: dict[int, Load] = {}  # results that are here before their time, by fragment
+        self._held: dict[int, LoadState] = {}  # results that are here before their time, by fragment
         self._due: list[int] = []  # to be frozen as soon as the agent has answered their last freeze
         self._stopped_at = now  # of the wait for a round, where it waits
-        self._remind_at = {Stand.ATTACHING: now + PATIENCE_S, Stand.HELD_UP: now}
+        self._remind_at = {TrainerState.ATTACHING: now + PATIENCE_S, TrainerState.HELD_UP: now}
         self._samples = 0  # of an epoch, as it was said last; 0: nothing was asked for
         self._told_of_own_data = False
         self._remembered: tuple[int, ...] = ()  # of these fragments the shell has copies from before the step
         self._passed_over: set[int] = (
             set()
         )  # fragments whose last freeze was not finite, as the agent will find
-        self._refusal: Refuse | None = None
+        self._refusal: EndWithRefusal | None = None
 
     @property
     def version(self) -> int:
@@ -189,7 +189,7 @@ class TrainerMachine:
 
     def attach(self, model: ModelSchema, pid: int) -> list[Effect]:
         """Say what the model is, and wait until the run's state is in it."""
-        return [Say(Attach(model=model, pid=pid)), Wait(Stand.ATTACHING)]
+        return [SayWord(Attach(model=model, pid=pid)), WaitBefore(TrainerState.ATTACHING)]
 
     def on_agent_gone(self, problem: str) -> list[Effect]:
         """After its last words."""
@@ -197,24 +197,24 @@ class TrainerMachine:
 
     def _on_stop(self, stop: Stop, now: float) -> list[Effect]:
         # A trainer that is stopped before the run's state is in its model has nothing to go on with.
-        if stop.code in GOOD_ENDS and self.stand is not Stand.ATTACHING:
+        if stop.code in GOOD_ENDS and self.stand is not TrainerState.ATTACHING:
             return self._end(now, stopped=True)
         return self._refuse(stop.code, stop.reason)
 
     def _refuse(self, code: str, reason: str) -> list[Effect]:
-        self._move(Stand.REFUSED)
-        self._refusal = Refuse(code, reason)
+        self._move(TrainerState.REFUSED)
+        self._refusal = EndWithRefusal(code, reason)
         return [self._refusal]
 
     def _end(self, now: float, stopped: bool) -> list[Effect]:
         self.finished = True
-        if self.stand in (Stand.HELD_UP, Stand.AT_BARRIER):
+        if self.stand in (TrainerState.HELD_UP, TrainerState.AT_BARRIER):
             self.waited_s += now - self._stopped_at
         if (
-            self.stand is not Stand.ATTACHING
+            self.stand is not TrainerState.ATTACHING
         ):  # there the end comes with the run's state, which is worth having
-            self._move(Stand.OVER)
-        return [Over(stopped)]
+            self._move(TrainerState.OVER)
+        return [RunOver(stopped)]
 
     def _undo_last_steps(self) -> list[Effect]:
         """The model is the run's at the end, also where a step was taken since the last load."""
@@ -228,7 +228,7 @@ class TrainerMachine:
     # ---- the agent's words
 
     def on_message(self, word: ToTrainer, now: float) -> list[Effect]:
-        if self.stand is Stand.REFUSED:
+        if self.stand is TrainerState.REFUSED:
             return []
         assert not self._uncounted, "a word was heard before the tokens of the steps before it"
         before, reminder = self.stand, self.on_silence(now)
@@ -250,13 +250,13 @@ class TrainerMachine:
                 self.terms = Terms.of(Manifest.from_canonical(first), amendments)
                 self._follow_terms()
             case Provide():
-                return [WriteAnchor(), Say(Provided())]
-            case Load():
+                return [WriteAnchor(), SayWord(Provided())]
+            case LoadState():
                 return self._on_load(word, now)
-            case Opened(fragment=fragment, hold=hold):
+            case RoundOpened(fragment=fragment, hold=hold):
                 self.accounts[fragment].blocked |= hold
                 self._schedule.on_opened(fragment, now)
-            case Resume(spare=spare, fragment=fragment):
+            case ResumeSteps(spare=spare, fragment=fragment):
                 self.accounts[fragment].spare, self.accounts[fragment].blocked = spare, False
             case LeasesNow(leases=leases, unsure=unsure):
                 self.leases.on_leases(leases, unsure)
@@ -268,10 +268,10 @@ class TrainerMachine:
                 pass  # Begin, once more: the agent tells it to every trainer that waits
         return []
 
-    def _on_load(self, load: Load, now: float) -> list[Effect]:
+    def _on_load(self, load: LoadState, now: float) -> list[Effect]:
         effects = self._load_held([load.fragment], now)
         early = load.keep in ("all", "rest") and not self._schedule.may_take(load.fragment)
-        if early and self.stand in (Stand.STEPPING, Stand.WITHOUT_DATA):
+        if early and self.stand in (TrainerState.STEPPING, TrainerState.WITHOUT_DATA):
             self._held[load.fragment] = load
             return effects
         return effects + self._load(load, now)
@@ -288,7 +288,7 @@ class TrainerMachine:
         self.rules = self._schedule.rules = rules_of(self.terms.at(version))
         self._place.follow(self.rules, self.terms.steps_before)
 
-    def _load(self, load: Load, now: float) -> list[Effect]:
+    def _load(self, load: LoadState, now: float) -> list[Effect]:
         account = self.accounts[load.fragment]
         account.load(load)
         self._follow_terms()
@@ -310,7 +310,7 @@ class TrainerMachine:
             used_steps=load.steps if load.keep == "rest" else 0,
             mix=self.rules.mix if load.keep == "rest" else 0.0,
         )
-        loaded = Say(Loaded(version=load.version, fragment=load.fragment))
+        loaded = SayWord(Loaded(version=load.version, fragment=load.fragment))
         return [taken, *([ForgetLoss()] if begins else []), loaded]
 
     # ---- inner steps
@@ -318,7 +318,7 @@ class TrainerMachine:
     def before_step(self) -> list[Effect]:
         """Before every optimizer step.  Rarely, not all fragments may learn from it (see LeaseBook.learners)."""
         self._remembered = () if self.finished else self._others(self.leases.learners())
-        return [Remember(self._remembered)] if self._remembered else []
+        return [CopyFragments(self._remembered)] if self._remembered else []
 
     def _others(self, learners: list[int]) -> tuple[int, ...]:
         return tuple(account.fragment for account in self.accounts if account.fragment not in learners)
@@ -335,8 +335,8 @@ class TrainerMachine:
         """After every optimizer step.  `tokens`: as in `count_tokens`, of the steps of which they are known by now."""
         if self.stand in _ENDS or self.finished:
             return []
-        if self.stand is Stand.WITHOUT_DATA:
-            self._move(Stand.STEPPING)  # the script has data of its own
+        if self.stand is TrainerState.WITHOUT_DATA:
+            self._move(TrainerState.STEPPING)  # the script has data of its own
         odd = self._look_at_the_loader()
         self.step_count += 1
         learners = self.leases.learners()
@@ -382,12 +382,12 @@ class TrainerMachine:
             self._see_the_run()
             return [*effects, GoOn()]
         self._stopped_at = now
-        self._move(Stand.HELD_UP)
+        self._move(TrainerState.HELD_UP)
         effects += self._settle(now)
-        if self.stand is Stand.HELD_UP:
+        if self.stand is TrainerState.HELD_UP:
             # No step will come for a while to take what is here; and the agent waits for the answers.
             effects += [*self._load_held(list(self._held), now), *self.on_silence(now)]
-        return effects + self._wait_if_it_begins(Stand.STEPPING)
+        return effects + self._wait_if_it_begins(TrainerState.STEPPING)
 
     def _cannot_go_on(self) -> list[Effect] | None:
         """What a script hears that goes on after the end, or after it broke off a wait; None: it can."""
@@ -395,34 +395,36 @@ class TrainerMachine:
             return [self._refusal]
         if self.finished:
             return []
-        return [Wait(self.stand)] if self.waits else None
+        return [WaitBefore(self.stand)] if self.waits else None
 
     def _settle(self, now: float) -> list[Effect]:
         """On as far as it may go: to the freeze, and to the next step."""
         effects: list[Effect] = []
-        if self.stand is Stand.HELD_UP and not any(self.accounts[number].blocked for number in self._due):
+        if self.stand is TrainerState.HELD_UP and not any(
+            self.accounts[number].blocked for number in self._due
+        ):
             effects += self._freeze()
         if self._may_step():
-            if self.stand is Stand.AT_BARRIER:
+            if self.stand is TrainerState.AT_BARRIER:
                 self.waited_s += now - self._stopped_at
-            self._move(Stand.OVER if self.finished else Stand.STEPPING)
+            self._move(TrainerState.OVER if self.finished else TrainerState.STEPPING)
             self._schedule.on_waited(now)
             effects += [] if self.finished else [GoOn()]
         self._see_the_run()
         return effects
 
     def _may_step(self) -> bool:
-        if self.stand is Stand.ATTACHING:
+        if self.stand is TrainerState.ATTACHING:
             return self.version != NOT_LOADED
         free = not self.rules.waits or not any(account.blocked for account in self.accounts)
-        return self.stand is Stand.AT_BARRIER and free
+        return self.stand is TrainerState.AT_BARRIER and free
 
     def _freeze(self) -> list[Effect]:
         # The work of some may have been dropped meanwhile.
         assert not self._uncounted, "work is frozen whose tokens are not known"
         due, self._due = [self.accounts[number] for number in self._due if self.accounts[number].steps], []
         self._passed_over.difference_update(account.fragment for account in due)
-        self._move(Stand.AT_BARRIER)
+        self._move(TrainerState.AT_BARRIER)
         effects: list[Effect] = []
         for account in due:
             effects.append(Freeze(account.fragment, account.spare))
@@ -444,7 +446,7 @@ class TrainerMachine:
         self._told_of_own_data = True
         return [Warn(NO_LEASED_DATA)]
 
-    def _frozen(self, account: Account, more: bool) -> Frozen:
+    def _frozen(self, account: UnmergedWork, more: bool) -> Frozen:
         return Frozen(
             slot=account.spare,
             tokens=account.tokens,
@@ -456,10 +458,10 @@ class TrainerMachine:
             more=more,
         )
 
-    def _wait_if_it_begins(self, before: Stand) -> list[Effect]:
-        return [Wait(self.stand)] if self.waits and self.stand is not before else []
+    def _wait_if_it_begins(self, before: TrainerState) -> list[Effect]:
+        return [WaitBefore(self.stand)] if self.waits and self.stand is not before else []
 
-    def _move(self, stand: Stand) -> None:
+    def _move(self, stand: TrainerState) -> None:
         if stand is not self.stand:
             assert stand in MOVES[self.stand], f"from {self.stand} to {stand}"
             self.stand = stand
@@ -467,7 +469,7 @@ class TrainerMachine:
     # ---- data
 
     def on_want(self, samples: int, batch: int, now: float, data: bytes = b"") -> list[Effect]:
-        """The script wants the next batch: `Read`, or `Wait`; to be said again after each word that comes.
+        """The script wants the next batch: `ReadSamples`, or `WaitBefore`; to be said again after each word that comes.
 
         `samples`: of an epoch, as far as it is known by now; `data`: the fingerprint of the data set.  Nothing where
         the run is over.
@@ -484,18 +486,18 @@ class TrainerMachine:
         want = self.leases.ask(batch, self._reads.unit(unit, self.leases.known(samples)))
         asked: list[Effect] = []
         if want or found_end:
-            asked.append(Say(Need(samples=samples, want=want, data=data)))
+            asked.append(SayWord(NeedSamples(samples=samples, want=want, data=data)))
         spans = self.leases.next_batch(batch)
         if spans:
             self._reads.on_read(batch, now)
-            self._move(Stand.STEPPING)
-            return [*asked, Read(spans[0], spans[1:])]
+            self._move(TrainerState.STEPPING)
+            return [*asked, ReadSamples(spans[0], spans[1:])]
         loads = self._load_held(list(self._held), now)  # no step would come to take them
-        if self.stand is Stand.WITHOUT_DATA:
+        if self.stand is TrainerState.WITHOUT_DATA:
             return asked + loads
-        self._move(Stand.WITHOUT_DATA)
-        self._remind_at[Stand.WITHOUT_DATA] = now + PATIENCE_S
-        return [*asked, *loads, Wait(Stand.WITHOUT_DATA)]
+        self._move(TrainerState.WITHOUT_DATA)
+        self._remind_at[TrainerState.WITHOUT_DATA] = now + PATIENCE_S
+        return [*asked, *loads, WaitBefore(TrainerState.WITHOUT_DATA)]
 
     def hand_out(self, spans: tuple[Span, ...], tokens: int) -> None:
         """A batch is in the script's hands: its next step learns from it, or one after that (`read_ahead`)."""

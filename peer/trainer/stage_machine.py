@@ -10,8 +10,8 @@ Must not know: tensors, clocks, sockets, seats, who sends what comes over a bord
     on_made, on_unusable         what is said of it; a backward pass, or both passes of the last stage, count; in mode
                                  "local", whether a step is taken
 
-The agent decides who works on what (collectives/flow): this machine only sees that no microbatch gets into the sums of
-one version twice, whatever it is handed.
+The agent decides who works on what (collectives/pipeline): this machine only sees that no microbatch gets into the
+sums of one version twice, whatever it is handed.
 
 Where `[pipeline] mode` is "local", a stage does not sum gradients for one exact step of the whole batch: its trainer
 takes a step of its own optimizer after every `local_micros` microbatches that it has counted, and what all its steps
@@ -25,9 +25,26 @@ from __future__ import annotations
 from collections import deque
 
 from farflung.optim.rates import RunPlace
-from farflung.optim.schedule import Rules, rules_of
-from farflung.peer.local.words import Attach, Hand, Load, Made, Need, Shared, ToTrainer
-from farflung.peer.trainer.effects import Effect, LocalStep, OpenShared, Say, Stand, Wait, Work, WriteLearned
+from farflung.optim.schedule import ScheduleRules, rules_of
+from farflung.peer.local.words import (
+    Attach,
+    LoadState,
+    MicrobatchWork,
+    NeedSamples,
+    Shared,
+    ToTrainer,
+    WorkDone,
+)
+from farflung.peer.trainer.effects import (
+    Effect,
+    LocalStep,
+    OpenShared,
+    SayWord,
+    StageWork,
+    TrainerState,
+    WaitBefore,
+    WriteLearned,
+)
 from farflung.peer.trainer.summing import SummingMachine
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema
@@ -38,7 +55,7 @@ NO_STAGE = -1
 class LocalSteps:
     """Of one trainer; it goes on from version to version."""
 
-    def __init__(self, micros_per_step: int, rules: Rules) -> None:
+    def __init__(self, micros_per_step: int, rules: ScheduleRules) -> None:
         self._micros_per_step = micros_per_step
         self._period = rules.period_steps
         self._place = RunPlace(rules)
@@ -75,14 +92,14 @@ def local_steps_of(manifest: Manifest) -> LocalSteps | None:
     return LocalSteps(pipeline.local_micros, rules_of(manifest)) if pipeline.mode == "local" else None
 
 
-class StageMachine(SummingMachine[Work]):
+class StageMachine(SummingMachine[StageWork]):
     def __init__(self, local: LocalSteps | None = None) -> None:
         """`local`: the steps that this stage takes by itself within a batch; None: it only sums."""
         super().__init__()
         self._local = local
         self.stage = NO_STAGE  # that is mine, since the agent said so
-        self._need: Need | None = None
-        self._hands: deque[Hand] = deque()
+        self._need: NeedSamples | None = None
+        self._hands: deque[MicrobatchWork] = deque()
 
     def attach(
         self,
@@ -90,12 +107,12 @@ class StageMachine(SummingMachine[Work]):
         pid: int,
         stages: tuple[int, ...],
         crossing_bytes: int,
-        need: Need,
+        need: NeedSamples,
     ) -> list[Effect]:
         """Say what the model is and which stages fit this machine.  `need`: said by whoever reads samples."""
         self._need = need
         said = Attach(model=model, pid=pid, stages=stages, crossing_bytes=crossing_bytes)
-        return [Say(said), Wait(Stand.ATTACHING)]
+        return [SayWord(said), WaitBefore(TrainerState.ATTACHING)]
 
     def _on_shared(self, word: Shared) -> list[Effect]:
         if self.stage not in (NO_STAGE, word.stage):
@@ -104,20 +121,20 @@ class StageMachine(SummingMachine[Work]):
                 f"the agent shares stage {word.stage}, and stage {self.stage} is built here: start again",
             )
         self.stage = word.stage
-        reads = [Say(self._need)] if word.stage == 0 and self._need is not None else []
+        reads = [SayWord(self._need)] if word.stage == 0 and self._need is not None else []
         return [OpenShared(word), *reads]
 
     # ---- what is handed over
 
     def _on_work(self, word: ToTrainer) -> None:
-        """Work on a version that is not loaded is none: whoever handed it over has told a `Load` since."""
-        if isinstance(word, Hand) and word.version == self.version:
+        """Work on a version that is not loaded is none: whoever handed it over has told a `LoadState` since."""
+        if isinstance(word, MicrobatchWork) and word.version == self.version:
             self._hands.append(word)
 
     def _forget_work(self) -> None:
         self._hands.clear()
 
-    def _load(self, load: Load) -> list[Effect]:
+    def _load(self, load: LoadState) -> list[Effect]:
         if self._local is not None:
             self._local.on_load(load.version)
         return super()._load(load)
@@ -125,7 +142,7 @@ class StageMachine(SummingMachine[Work]):
     def _write(self, slot: int) -> list[Effect]:
         return super()._write(slot) if self._local is None else [*self._local.rest(), WriteLearned(slot)]
 
-    def _next_due(self) -> Work | None:
+    def _next_due(self) -> StageWork | None:
         if not self._hands:
             return None
         hand = next((each for each in self._hands if each.way != "forward"), self._hands[0])
@@ -134,14 +151,14 @@ class StageMachine(SummingMachine[Work]):
             raise RuntimeError(
                 f"microbatch {hand.micro} of version {hand.version} is in the sums: it must not count twice"
             )
-        return Work(hand)
+        return StageWork(hand)
 
     # ---- what came of it
 
     def on_made(self, bytes_made: int, tokens: int, loss: float | None) -> list[Effect]:
         """It lies in its slot.  Backward and both: its gradient is in the sums."""
         hand = self._take().word
-        said: list[Effect] = [Say(_made(hand, bytes_made, tokens, loss, ""))]
+        said: list[Effect] = [SayWord(_made(hand, bytes_made, tokens, loss, ""))]
         if hand.way == "forward":
             return said
         self._count(hand.micro, tokens, loss)
@@ -150,11 +167,11 @@ class StageMachine(SummingMachine[Work]):
     def on_unusable(self, problem: str) -> list[Effect]:
         """Nothing came of it, and the sums are as they were before it."""
         hand = self._take().word
-        return [Say(_made(hand, 0, 0, None, problem))]
+        return [SayWord(_made(hand, 0, 0, None, problem))]
 
 
-def _made(hand: Hand, bytes_made: int, tokens: int, loss: float | None, problem: str) -> Made:
-    return Made(
+def _made(hand: MicrobatchWork, bytes_made: int, tokens: int, loss: float | None, problem: str) -> WorkDone:
+    return WorkDone(
         way=hand.way,
         version=hand.version,
         micro=hand.micro,

@@ -18,10 +18,10 @@ from typing import Generic, TypeVar
 
 from farflung.peer.local.words import (
     Finish,
-    Freeze,
+    FreezeSums,
     Frozen,
-    Load,
     Loaded,
+    LoadState,
     Provide,
     Provided,
     Shared,
@@ -32,26 +32,26 @@ from farflung.peer.trainer.effects import (
     Accumulate,
     DropSums,
     Effect,
+    EndWithRefusal,
     LoadAnchor,
     OpenShared,
-    Over,
-    Refuse,
-    Say,
-    Stand,
-    Wait,
-    Work,
+    RunOver,
+    SayWord,
+    StageWork,
+    TrainerState,
+    WaitBefore,
     WriteAnchor,
     WriteSums,
 )
 from farflung.peer.trainer.machine import GOOD_ENDS, NOT_LOADED
 from farflung.protocol.digests import mask_of, mask_to_bytes
 
-_ENDS = frozenset({Stand.OVER, Stand.REFUSED})
-Due = TypeVar("Due", Accumulate, Work)
+_ENDS = frozenset({TrainerState.OVER, TrainerState.REFUSED})
+Due = TypeVar("Due", Accumulate, StageWork)
 
 
 @dataclass
-class Sums:
+class CountedSums:
     """What is in the sums of the batch from the version that is loaded."""
 
     counted: set[int] = field(default_factory=set)  # microbatches
@@ -83,13 +83,13 @@ class Sums:
 
 class SummingMachine(ABC, Generic[Due]):
     def __init__(self) -> None:
-        self.stand = Stand.ATTACHING
+        self.stand = TrainerState.ATTACHING
         self.version = NOT_LOADED
-        self.sums = Sums()
+        self.sums = CountedSums()
         self._fragment = 0  # that is loaded
         self._computing: Due | None = None
         self._frozen = False  # and nothing was counted since
-        self._refusal: Refuse | None = None
+        self._refusal: EndWithRefusal | None = None
 
     @property
     def finished(self) -> bool:
@@ -110,7 +110,7 @@ class SummingMachine(ABC, Generic[Due]):
         """What to compute now; None where there is nothing."""
 
     def _freeze(self, slot: int) -> list[Effect]:
-        return [*self._write(slot), Say(self.sums.as_frozen(slot, self._fragment))]
+        return [*self._write(slot), SayWord(self.sums.as_frozen(slot, self._fragment))]
 
     def _write(self, slot: int) -> list[Effect]:
         """What this trainer has for the round of the batch goes into the slot."""
@@ -122,29 +122,29 @@ class SummingMachine(ABC, Generic[Due]):
         return self._refuse("agent", problem)
 
     def _refuse(self, code: str, reason: str) -> list[Effect]:
-        self.stand = Stand.REFUSED
-        self._refusal = Refuse(code, reason)
+        self.stand = TrainerState.REFUSED
+        self._refusal = EndWithRefusal(code, reason)
         return [self._refusal]
 
     def _end(self, stopped: bool) -> list[Effect]:
-        self.stand = Stand.OVER
-        return [Over(stopped)]
+        self.stand = TrainerState.OVER
+        return [RunOver(stopped)]
 
     # ---- the agent's words
 
     def on_message(self, word: ToTrainer) -> list[Effect]:
         if self._computing is not None:
             raise RuntimeError("a word while a microbatch is computed: tell it afterwards")
-        if self.stand is Stand.REFUSED:
+        if self.stand is TrainerState.REFUSED:
             return []
         match word:
             case Shared():
                 return self._on_shared(word)
             case Provide():
-                return [WriteAnchor(), Say(Provided())]
-            case Load():
+                return [WriteAnchor(), SayWord(Provided())]
+            case LoadState():
                 return self._load(word)
-            case Freeze(version=version, slot=slot) if version == self.version and self.sums.counted:
+            case FreezeSums(version=version, slot=slot) if version == self.version and self.sums.counted:
                 self._frozen = True
                 return self._freeze(slot)
             case Finish():
@@ -159,31 +159,31 @@ class SummingMachine(ABC, Generic[Due]):
     def _on_shared(self, word: Shared) -> list[Effect]:
         return [OpenShared(word)]
 
-    def _load(self, load: Load) -> list[Effect]:
+    def _load(self, load: LoadState) -> list[Effect]:
         """A new version, or the seat that these sums belong to is gone: either way nobody will ask for them again."""
-        self.version, self.sums, self._frozen = load.version, Sums(), False
+        self.version, self.sums, self._frozen = load.version, CountedSums(), False
         self._fragment = load.fragment
         self._forget_work()
         anchor = LoadAnchor(
             fragment=load.fragment, version=load.version, keep="drop", slot=load.slot, steps=0
         )
-        return [DropSums(), anchor, Say(Loaded(version=load.version, fragment=load.fragment))]
+        return [DropSums(), anchor, SayWord(Loaded(version=load.version, fragment=load.fragment))]
 
     # ---- microbatches
 
     def next(self) -> list[Effect]:
-        """What to do now that all words are told: one thing to compute, or `Wait`, or the end."""
+        """What to do now that all words are told: one thing to compute, or `WaitBefore`, or the end."""
         if self._refusal is not None:
             return [self._refusal]
-        if self.stand is Stand.OVER:
-            return [Over(stopped=False)]
+        if self.stand is TrainerState.OVER:
+            return [RunOver(stopped=False)]
         if self.version == NOT_LOADED:
-            return [Wait(Stand.ATTACHING)]
+            return [WaitBefore(TrainerState.ATTACHING)]
         due = self._next_due()
         if due is None:
-            self.stand = Stand.AT_BARRIER if self._frozen else Stand.WITHOUT_DATA
-            return [Wait(self.stand)]
-        self.stand = Stand.STEPPING
+            self.stand = TrainerState.AT_BARRIER if self._frozen else TrainerState.WITHOUT_DATA
+            return [WaitBefore(self.stand)]
+        self.stand = TrainerState.STEPPING
         self._computing = due
         return [due]
 

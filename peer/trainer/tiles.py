@@ -3,15 +3,15 @@
 Called by the layout of a model for whatever it reads and writes: anchors, pseudo-gradients, copies.  Must not know what
 they are.
 
-A model may be larger than what is left of memory, so nothing as long as a tensor is made on the way: a tile is what the
-caches of a processor hold, or what a bus carries in a millisecond.  Where a tensor lies decides by which `Place` its
-tiles are worked on:
+A model may be larger than what is left of memory, so nothing as long as a tensor is made on the way: a tile is what
+the caches of a processor hold, or what a bus carries in a millisecond.  Where a tensor lies decides by which
+`TilePlace` its tiles are worked on:
 
     Here     in host memory: on the values themselves, in torch or by what is compiled (fused.py)
     Across   on a device: read through pinned staging memory and written back through it, two tiles at a time on two
-             queues (`Lane`), so that one comes while the other goes; registered memory needs no staging
+             queues (`CopyQueue`), so that one comes while the other goes; registered memory needs no staging
 
-A `Lane` is what a device's queue can do; cuda_lane.py has the real one.
+A `CopyQueue` is what a device's queue can do; copy_queues.py has the real one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ACROSS_VALUES = 1 << 22  # 16 MiB: a millisecond of a bus, beside which starting
 Make = Callable[..., Sequence[Tensor]]
 
 
-class Place(Protocol):
+class TilePlace(Protocol):
     def most(self, values: Tensor) -> int:
         """Of these, in a tile."""
 
@@ -72,7 +72,7 @@ class Here:
         self._values = 0
 
 
-class Lane(Protocol):
+class CopyQueue(Protocol):
     """A queue of a device, beside the one on which the model is computed."""
 
     def follow(self) -> None:
@@ -95,7 +95,7 @@ class Lane(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Coming:
+class _StagedTile:
     """What stands in staging memory once the lane has done its work."""
 
     staged: Tensor
@@ -103,10 +103,10 @@ class _Coming:
 
 
 class Across:
-    def __init__(self, lanes: Sequence[Lane], most: int = ACROSS_VALUES) -> None:
+    def __init__(self, lanes: Sequence[CopyQueue], most: int = ACROSS_VALUES) -> None:
         self._most = most
         self._lanes = lanes
-        self._coming: list[list[_Coming]] = [[] for _ in lanes]
+        self._coming: list[list[_StagedTile]] = [[] for _ in lanes]
         self._busy = [False] * len(lanes)
         self._next = 0
 
@@ -135,9 +135,9 @@ class Across:
 
         lane.put(tile)
         pairs = zip(wanted, writes, strict=True)
-        self._coming[at] = [_Coming(staged, into) for staged, into in pairs if staged is not into]
+        self._coming[at] = [_StagedTile(staged, into) for staged, into in pairs if staged is not into]
 
-    def _staged(self, lane: Lane, value: Tensor, number: int) -> Tensor:
+    def _staged(self, lane: CopyQueue, value: Tensor, number: int) -> Tensor:
         return value if lane.reaches(value) else lane.room(value, number).copy_(value)
 
     def _settle(self, at: int) -> None:

@@ -29,7 +29,7 @@ ROUTINE_EVERY_S = 30.0
 COORDINATOR, CLOCK = "coordinator", "%H:%M:%S"
 
 
-class Say(Protocol):
+class LineWriter(Protocol):
     def __call__(self, text: str, routine: bool = False, **facts: str) -> None:
         """`facts`: what the text says, for programs; in JSON lines alone."""
 

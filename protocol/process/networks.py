@@ -25,7 +25,7 @@ def network_of(address: str) -> str:
     return str(ipaddress.ip_network((ip, _PREFIXES[ip.version]), strict=False))
 
 
-class Crowd:
+class StrangerCounts:
     """The open connections of strangers: so many in all, and so many from one network."""
 
     def __init__(self, most: int, most_of_network: int, patience_s: float) -> None:

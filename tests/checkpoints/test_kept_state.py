@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from farflung.checkpoints.kept_state import KeptState, Way
+from farflung.checkpoints.kept_state import BasePath, KeptState
 from farflung.protocol.digests import hash_bytes, root_of
 from farflung.protocol.errors import StoreError
 from farflung.protocol.model_schema import Fragment
@@ -153,7 +153,7 @@ def test_a_bit_that_flips_anywhere_is_never_read_as_what_was_written(tmp_path: P
             again.close()
 
 
-def _is_right(kept: KeptState, way: Way) -> bool:
+def _is_right(kept: KeptState, way: BasePath) -> bool:
     """Nothing else is read than was written: but for the factor and the digest, which show when a state is made."""
     try:
         if any(body != state(way.base, chunk) for chunk, body in kept.base_chunks(way)):

@@ -14,16 +14,16 @@ from farflung.checkpoints.kept_results import KeptResults
 from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.effects import Roll, SendFrame
 from farflung.peer.machine import effects as do
-from farflung.peer.simulator.world import Scenario, World
 from farflung.peer.state.arrived_pieces import STALE_S, left_behind
-from farflung.peer.state.results_on_disk import KeepingResults, Place
+from farflung.peer.state.results_on_disk import DiskPlace, KeepingResults
 from farflung.protocol.caps import RESULTS_BYTES
 from farflung.protocol.errors import StoreError
 from farflung.protocol.frames import ANSWERS, Frame, Kind, parse
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import RoundSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.moments import Attached, Known
+from farflung.protocol.run_terms import Attached, Known
+from farflung.simulator.world import Scenario, World
 from rig.waiting import PATIENCE_S
 
 CALM = {
@@ -142,7 +142,7 @@ class Hand:
         def submit(job: Callable[[], object], then: Callable[[object], None]) -> None:
             then(job())
 
-        place = Place(folder, "ann", RESULTS_BYTES, payload_bytes=100)
+        place = DiskPlace(folder, "ann", RESULTS_BYTES, payload_bytes=100)
         self.hand = KeepingResults(
             place, attached, submit, self, lambda effects: [*map(self.told.put, effects)]
         )
@@ -222,7 +222,7 @@ def test_P5_a_run_that_loses_everybody_goes_on_from_a_checkpoint_and_results_on_
         assert world.coordinator is not None
         books = [book.version for book in world.coordinator.core.ledger.books]
         parts = [peer.machine.part for peer in world.peers.values()]
-        held = [[lane.version for lane in part.lanes.values()] for part in parts if part is not None]
+        held = [[replica.version for replica in part.replicas.values()] for part in parts if part is not None]
         if min(books) == 6 and books in held:
             world._blackout()
         else:

@@ -30,7 +30,7 @@ from farflung.peer.state.checkpoint_writer import CheckpointWriter, RunFacts
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.errors import CheckpointError
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.moments import Attached, Known
+from farflung.protocol.run_terms import Attached, Known
 
 SEED, STAGES, CUTS = 3, 3, [0, 2, 3, 5]
 MANIFEST = Manifest.model_validate(

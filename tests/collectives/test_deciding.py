@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from farflung.collectives.round.deciding import Deciding, News
+from farflung.collectives.round.deciding import Deciding, DecisionNews
 from farflung.collectives.round.effects import DataEffect, Merge, SendFrame, Weigh
 from farflung.collectives.round.member import MemberRound
 from farflung.protocol.digests import full_mask, hash_bytes
@@ -74,19 +74,19 @@ class Ann:
 def test_the_words_of_a_decision() -> None:
     deciding = Deciding()
     assert (deciding.number, deciding.made_no) == (0, 0)
-    assert deciding.hear(FORESEEN) is News.OTHER and (deciding.number, deciding.made_no) == (1, 0)
-    assert deciding.hear(FORESEEN) is News.NONE
-    assert deciding.hear(MADE) is News.STANDS and (deciding.number, deciding.made_no) == (1, 1)
-    assert deciding.hear(MADE) is News.NONE
-    assert deciding.hear(FORESEEN) is News.NONE and deciding.is_made, "it is late"
-    assert deciding.hear(OTHER) is News.OTHER and deciding.made_no == 2
-    assert deciding.hear(MADE) is News.NONE
+    assert deciding.hear(FORESEEN) is DecisionNews.OTHER and (deciding.number, deciding.made_no) == (1, 0)
+    assert deciding.hear(FORESEEN) is DecisionNews.NONE
+    assert deciding.hear(MADE) is DecisionNews.STANDS and (deciding.number, deciding.made_no) == (1, 1)
+    assert deciding.hear(MADE) is DecisionNews.NONE
+    assert deciding.hear(FORESEEN) is DecisionNews.NONE and deciding.is_made, "it is late"
+    assert deciding.hear(OTHER) is DecisionNews.OTHER and deciding.made_no == 2
+    assert deciding.hear(MADE) is DecisionNews.NONE
 
 
 def test_the_same_number_with_other_weights_makes_nothing_stand() -> None:
     deciding = Deciding()
     deciding.hear(FORESEEN)
-    assert deciding.hear(replace(MADE, weights=(0.25, 0.25, 0.5))) is News.OTHER
+    assert deciding.hear(replace(MADE, weights=(0.25, 0.25, 0.5))) is DecisionNews.OTHER
 
 
 # ---- at an owner

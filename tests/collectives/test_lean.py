@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 import zmq
 
-from farflung.collectives.link import records
+from farflung.collectives.link import sealed_records
 from farflung.collectives.link.lean import Lean
 from farflung.collectives.link.lean_side import (
     AGAIN_MOST_S,
@@ -19,9 +19,9 @@ from farflung.collectives.link.lean_side import (
     TICKETS_OF_A_PEER,
     LeanSide,
 )
-from farflung.collectives.link.line import Over
+from farflung.collectives.link.peer_connections import ConnectionKind
 from farflung.collectives.link.port import SILENT_MOST
-from farflung.collectives.link.records import HALF_BYTES, HELLO_BYTES
+from farflung.collectives.link.sealed_records import HALF_BYTES, HELLO_BYTES
 from farflung.collectives.link.tcp_counts import TcpCounts
 from farflung.collectives.link.zmq_link import UNREACHED_AFTER_S, LinkSettings, ZmqLink
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
@@ -65,7 +65,9 @@ class End:
         return self.link._lean
 
     def to(self, other: End) -> list[Lean]:
-        return [each for each in self.link.lines[other.name].over(Over.LEAN) if isinstance(each, Lean)]
+        return [
+            each for each in self.link.lines[other.name].over(ConnectionKind.LEAN) if isinstance(each, Lean)
+        ]
 
     def stands(self, other: End) -> bool:
         return any(each.up for each in self.to(other))
@@ -151,7 +153,7 @@ class Middle:
 
 
 def test_what_a_stream_that_is_given_up_had_not_brought_there_goes_over_others() -> None:
-    """One that crawls, as TCP does at times; whether it is to be given up: test_tails.py."""
+    """One that crawls, as TCP does at times; whether it is to be given up: test_stalled_streams.py."""
     ann, bob = End("ann"), End("bob")
     meet(ann, bob)
     until((ann, bob), lambda: ann.stands(bob), "lean")
@@ -191,11 +193,13 @@ def test_frames_go_over_a_lean_connection_once_one_stands() -> None:
     ann, bob = End("ann"), End("bob")
     meet(ann, bob)
     until((ann, bob), lambda: ann.stands(bob) and bob.stands(ann), "both are lean")
-    over_zmq = [each.on_the_way.taken_bytes for each in ann.link.lines["bob"].over(Over.DIALLED)]
+    over_zmq = [each.on_the_way.taken_bytes for each in ann.link.lines["bob"].over(ConnectionKind.DIALLED)]
     for n in range(20):
         ann.link.send("bob", frame(n))
     until((ann, bob), lambda: len(bob.got) == 20, "all are there")
-    assert [each.on_the_way.taken_bytes for each in ann.link.lines["bob"].over(Over.DIALLED)] == over_zmq
+    assert [
+        each.on_the_way.taken_bytes for each in ann.link.lines["bob"].over(ConnectionKind.DIALLED)
+    ] == over_zmq
     assert ann.to(bob)[0].on_the_way.taken_bytes > 20 * 50_000
     assert ann.verdicts() == bob.verdicts() == {"accepted"}
 
@@ -323,10 +327,10 @@ def test_P8_a_ticket_is_good_for_one_connection_and_only_with_its_secret() -> No
     meet(ann, bob)
     until((ann, bob), lambda: (middle.turn(), ann.stands(bob))[1], "lean by way of the middle")
     again = middle.said[:HELLO_BYTES]
-    assert records.ticket_in(again)
+    assert sealed_records.ticket_in(again)
     half = bytes(HALF_BYTES)
     granted = bob.side.grant("ann", ann.contact.key, half)
-    grant = records.grant_of(granted or b"")
+    grant = sealed_records.grant_of(granted or b"")
     assert grant is not None
     forged = again[:4] + grant.ticket + bytes(16)
     accepted = len(bob.link.lines["ann"].accepted)
@@ -391,7 +395,7 @@ def test_a_connection_that_sealed_enough_is_followed_by_another_with_another_key
     meet(ann, bob)
     until((ann, bob), lambda: ann.stands(bob), "lean")
     [first] = ann.to(bob)
-    monkeypatch.setattr(records, "SEALED_BYTES_MOST", 1000)
+    monkeypatch.setattr(sealed_records, "SEALED_BYTES_MOST", 1000)
     for n in range(2):
         ann.link.send("bob", frame(n))
     until((ann, bob), lambda: len(bob.got) == 2, "the second goes another way")

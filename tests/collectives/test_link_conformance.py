@@ -16,9 +16,9 @@ from typing import Protocol
 import pytest
 import zmq
 
-from farflung.collectives.link.bookkeeping import ANSWERS_WAITING
-from farflung.collectives.link.line import Over
+from farflung.collectives.link.frame_queue import ANSWERS_WAITING
 from farflung.collectives.link.link import Link
+from farflung.collectives.link.peer_connections import ConnectionKind
 from farflung.collectives.link.zmq_link import LinkSettings, ZmqLink
 from farflung.protocol.frames import ALL_KINDS, Frame, Header, Kind, Spoiled, with_payload
 from farflung.protocol.process.sockets import CLIENT, Keys, Socket, curve_client, curve_raw, opened
@@ -100,7 +100,9 @@ class LeanNet(ZmqNet):
         line = one.link.lines.get(other.name)
         if line is None or other.name == one.name:
             return True
-        return any(each.up for each in (line.over(Over.LEAN) if line.contact.address else line.accepted))
+        return any(
+            each.up for each in (line.over(ConnectionKind.LEAN) if line.contact.address else line.accepted)
+        )
 
 
 class MemoryNet:

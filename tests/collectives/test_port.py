@@ -14,7 +14,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from farflung.collectives.link import lean_side, port, tcp_counts
-from farflung.collectives.link.line import Connection
+from farflung.collectives.link.peer_connections import ZmqConnection
 from farflung.collectives.link.port import LINES_OF_CONTACT, SILENT_MOST, SILENT_OF_NETWORK
 from farflung.collectives.link.tcp_counts import LOOK_EVERY_S, TcpCounts
 from farflung.collectives.link.zmq_link import LinkSettings, ZmqLink
@@ -159,13 +159,13 @@ def test_who_is_not_let_in_dials_ever_more_rarely(bob: End, monkeypatch: pytest.
     ann = ZmqLink(zmq.curve_keypair(), LinkSettings(clock=lambda: now[0]))
     _open.append(ann)
     ann.expect("ann", TAG, 1000)
-    watched = Connection.watched
+    watched = ZmqConnection.watched
 
-    def counted(*args: object) -> Connection:
+    def counted(*args: object) -> ZmqConnection:
         dials.append(now[0])
         return watched(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Connection, "watched", counted)
+    monkeypatch.setattr(ZmqConnection, "watched", counted)
     ann.set_contacts([bob.contact])
     for refusals in range(1, 5):
 

@@ -13,7 +13,7 @@ import pytest
 
 from farflung.collectives.link import undialled
 from farflung.collectives.link.link import Relayed
-from farflung.collectives.link.relay_way import RelayWay, Stand
+from farflung.collectives.link.relay_way import RelayState, RelayWay
 from rig.in_thread import InThread
 from rig.link_ends import PAYLOAD_MAX, End, frame, until, ways
 from rig.relay_rig import CHOSEN, JOINED, RelayRig
@@ -207,7 +207,7 @@ def test_whatever_a_relay_answers_a_way_ends_in_words(answer: bytes) -> None:
         guest, _ = server.accept()
         guest.sendall(answer)
         guest.shutdown(socket.SHUT_WR)
-        eventually(lambda: (way.turn(0.0), way.stand == Stand.OVER)[1], "it is over")
+        eventually(lambda: (way.turn(0.0), way.stand == RelayState.OVER)[1], "it is over")
         assert way.why_over and list(way.sockets()) == []
         way.close()
         guest.close()
@@ -216,11 +216,11 @@ def test_whatever_a_relay_answers_a_way_ends_in_words(answer: bytes) -> None:
 def test_a_relay_that_says_nothing_is_left() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         way = RelayWay(Relayed(f"127.0.0.1:{server.getsockname()[1]}", "ticket"), 0.0)
-        eventually(lambda: (way.turn(1.0), way.stand == Stand.GREETED)[1], "it has greeted")
+        eventually(lambda: (way.turn(1.0), way.stand == RelayState.GREETED)[1], "it has greeted")
         way.turn(60.0)
-        assert way.stand == Stand.OVER and "nothing" in way.why_over
+        assert way.stand == RelayState.OVER and "nothing" in way.why_over
     nobody = RelayWay(Relayed("127.0.0.1:1", "ticket"), 0.0)
-    eventually(lambda: (nobody.turn(0.0), nobody.stand == Stand.OVER)[1], "nobody is there")
+    eventually(lambda: (nobody.turn(0.0), nobody.stand == RelayState.OVER)[1], "nobody is there")
     assert "no way to the relay" in nobody.why_over
 
 
@@ -229,7 +229,7 @@ def test_no_byte_after_the_answer_is_lost() -> None:
         way = RelayWay(Relayed(f"127.0.0.1:{server.getsockname()[1]}", "ticket"), 0.0)
         guest, _ = server.accept()
         guest.sendall(CHOSEN + JOINED + b"the first bytes of the other side")
-        eventually(lambda: (way.turn(0.0), way.stand == Stand.JOINED)[1], "joined")
+        eventually(lambda: (way.turn(0.0), way.stand == RelayState.JOINED)[1], "joined")
         local = socket.socket(socket.AF_UNIX)
         local.connect("\0" + way.endpoint.removeprefix("ipc://@"))
         local.setblocking(False)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import pytest
 import zmq
 
-from farflung.collectives.link.line import Over
 from farflung.collectives.link.link import Appointment
+from farflung.collectives.link.peer_connections import ConnectionKind
 from farflung.collectives.link.undialled import LATE_S, RETIRES_S, SHIFTS_S
 from farflung.protocol.process.sockets import BULK_CLIENT, Keys, curve_client, curve_raw, curve_server, opened
 from farflung.protocol.round_words import MEET_EVERY_S, MEET_TRIES
@@ -150,12 +150,14 @@ def test_tries_are_a_second_apart_and_then_over(ann: End) -> None:
         ann.turn()
         ann.link.set_appointments(told)  # said again: no news
         assert line.tries == tries, late_s
-        eventually(lambda: (ann.turn(), not line.over(Over.PUNCHED))[1], "refused")
+        eventually(lambda: (ann.turn(), not line.over(ConnectionKind.PUNCHED))[1], "refused")
     assert ann.link.idle_s() == 60.0
     ann.link.set_appointments({"bob": told["bob"]._replace(at=1010.0)})
     now[0] = 1010.0 + MEET_EVERY_S + LATE_S + 0.01
     ann.turn()
-    assert line.tries == 2 and not line.over(Over.PUNCHED), "whoever is late waits for the next instant"
+    assert line.tries == 2 and not line.over(ConnectionKind.PUNCHED), (
+        "whoever is late waits for the next instant"
+    )
 
 
 @pytest.mark.parametrize(("theirs", "shifts_s"), [(bytes(32), (0.0, 0.0, 0.0)), (b"\xff" * 32, SHIFTS_S)])
@@ -227,7 +229,7 @@ def listens_instead(end: End) -> None:
     tries = end.link._undialled
 
     def listen(line, endpoint, now):  # type: ignore[no-untyped-def]
-        connection = tries._connection(line, {}, Over.PUNCHED)
+        connection = tries._connection(line, {}, ConnectionKind.PUNCHED)
         line.tries, line.try_until = MEET_TRIES, now + 60.0
         connection.socket.bind(f"tcp://127.0.0.1:{tries._port}")
         line.opened.append(connection)

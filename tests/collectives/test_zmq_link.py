@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.collectives.link import zmq_link
-from farflung.collectives.link.bookkeeping import OnTheWay
-from farflung.collectives.link.line import HELP_AFTER_S, Connection, Line
+from farflung.collectives.link.frame_queue import OnTheWay
 from farflung.collectives.link.pacer import Pacer
-from farflung.collectives.link.tcp_counts import NEWS_BYTES, NOTHING, Crossed, Incoming
+from farflung.collectives.link.peer_connections import HELP_AFTER_S, PeerConnections, ZmqConnection
+from farflung.collectives.link.tcp_counts import NEWS_BYTES, NOTHING, Incoming, TcpTraffic
 from farflung.collectives.link.zmq_link import STALL_S, UNREACHED_AFTER_S, LinkSettings, ZmqLink
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.protocol.process.sockets import bulk, curve_raw, opened
@@ -334,9 +334,9 @@ def test_P3_who_cannot_be_reached_is_named_after_a_while_and_only_if_something_w
 class Told:
     """Stands in for the kernel's word on one connection."""
 
-    crossed: Crossed = NOTHING
+    crossed: TcpTraffic = NOTHING
 
-    def of(self, descriptor: int) -> Crossed:
+    def of(self, descriptor: int) -> TcpTraffic:
         return self.crossed
 
 
@@ -344,10 +344,10 @@ def test_P3_what_nobody_acknowledges_shows_a_cut_line() -> None:
     """Connections over it stand for many seconds more."""
     one, other = Told(), Told()
     # No real sockets: only what the kernel tells is looked at.
-    opened = [Connection(None, None, tcp=told, up=True) for told in (one, other)]  # type: ignore[arg-type]
-    line = Line(Contact("bob", "bob", bytes(32), "127.0.0.1:9"), opened)
+    opened = [ZmqConnection(None, None, tcp=told, up=True) for told in (one, other)]  # type: ignore[arg-type]
+    line = PeerConnections(Contact("bob", "bob", bytes(32), "127.0.0.1:9"), opened)
 
-    def since(now: float, first: Crossed, second: Crossed) -> float | None:
+    def since(now: float, first: TcpTraffic, second: TcpTraffic) -> float | None:
         one.crossed, other.crossed = first, second
         for connection in opened:
             connection.listen(now)
@@ -389,7 +389,7 @@ def test_a_descriptor_that_another_peer_has_now_speaks_for_that_one() -> None:
     told = {3: NOTHING._replace(received=100), 4: NOTHING}
 
     class Kernel:
-        def of(self, descriptor: int) -> Crossed:
+        def of(self, descriptor: int) -> TcpTraffic:
             return told.get(descriptor, NOTHING)
 
     incoming = Incoming(Kernel())
@@ -411,9 +411,9 @@ def test_a_descriptor_that_another_peer_has_now_speaks_for_that_one() -> None:
 
 
 def test_what_is_asked_for_while_it_is_on_its_way_is_not_sent_twice() -> None:
-    told = Told(Crossed(700, 700, 0, 0))  # the handshake
-    connection = Connection(None, None, tcp=told, up=True)  # type: ignore[arg-type]
-    line = Line(Contact("bob", "bob", bytes(32), "127.0.0.1:9"), [connection])
+    told = Told(TcpTraffic(700, 700, 0, 0))  # the handshake
+    connection = ZmqConnection(None, None, tcp=told, up=True)  # type: ignore[arg-type]
+    line = PeerConnections(Contact("bob", "bob", bytes(32), "127.0.0.1:9"), [connection])
     large, small = frame(payload=bytes(100_000)), frame(Kind.RESULT, payload=b"little")
 
     def is_put(asked: Frame) -> bool:
@@ -427,17 +427,17 @@ def test_what_is_asked_for_while_it_is_on_its_way_is_not_sent_twice() -> None:
         connection.on_the_way.take(each.header.pack(), 96 + len(each.payload))
     assert not is_put(large), "the line is slow, and it will arrive"
     assert is_put(small), "a second copy does no harm"
-    told.crossed = Crossed(90_000, 700, 5_000, 3)
+    told.crossed = TcpTraffic(90_000, 700, 5_000, 3)
     connection.listen(0.1)
     assert not is_put(large)
-    told.crossed = Crossed(101_000, 700, 0, 0)
+    told.crossed = TcpTraffic(101_000, 700, 0, 0)
     assert is_put(large), "it arrived, and was not what it should be"
 
 
 def test_what_encryption_adds_does_not_grow_for_as_long_as_a_connection_stands() -> None:
     """Listened to every 50 ms, as the agent does.  Else, after a day, no large frame counts as on its way."""
-    told, now = Told(Crossed(700, 700, 0, 0)), 0.0
-    connection = Connection(None, None, tcp=told, up=True)  # type: ignore[arg-type]
+    told, now = Told(TcpTraffic(700, 700, 0, 0)), 0.0
+    connection = ZmqConnection(None, None, tcp=told, up=True)  # type: ignore[arg-type]
     for number in range(50):
         connection.on_the_way.take(number.to_bytes(2), 1_000)
         now += 0.05
@@ -454,8 +454,8 @@ def test_what_encryption_adds_does_not_grow_for_as_long_as_a_connection_stands()
 
 
 def test_what_libzmq_has_and_the_kernel_has_not_yet_is_on_its_way() -> None:
-    told = Told(Crossed(700, 700, 0, 0))
-    connection = Connection(None, None, tcp=told, up=True)  # type: ignore[arg-type]
+    told = Told(TcpTraffic(700, 700, 0, 0))
+    connection = ZmqConnection(None, None, tcp=told, up=True)  # type: ignore[arg-type]
     for tick in range(10):
         connection.listen(tick * 0.05)  # it rests
     large = frame(payload=bytes(100_000)).header.pack()
@@ -470,7 +470,7 @@ def test_what_is_asked_for_while_it_is_on_its_way_ends_nothing(
 ) -> None:
     """A slow line: nothing waits for the peer, and what it asks for again is under way."""
     ann, bob, _ = ends
-    monkeypatch.setattr(Connection, "carries", lambda self, header: True)
+    monkeypatch.setattr(ZmqConnection, "carries", lambda self, header: True)
     ann.link.send("bob", frame())  # its connection is being made: nothing is on its way over it yet
     assert ann.link.send("bob", frame())
     assert not ann.link.lines["bob"].waits

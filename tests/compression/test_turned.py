@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.collectives.flow.crossing import Border, Tensor
+from farflung.collectives.pipeline.crossing import Border, Tensor
 from farflung.compression.codec import codec_named
 from farflung.compression.turned import WIDTH, turned, turned_back
 from farflung.peer.pipeline.border_codec import BorderCodec

@@ -16,7 +16,7 @@ from farflung.console.history.recording import Recording
 from farflung.console.history.stage_stories import stage_stories
 from farflung.coordinator.ledger.record_events import event_of
 from farflung.coordinator.ledger.records import Record
-from farflung.peer.simulator.world import Scenario, World
+from farflung.simulator.world import Scenario, World
 from rig.stage_hall import StageHall
 
 Event = dict[str, Any]

@@ -16,14 +16,14 @@ from farflung.checkpoints.archive import Archive, RoundHead
 from farflung.checkpoints.store import Store
 from farflung.collectives.round.effects import Install
 from farflung.console.history.audit_evidence import evidence_below
-from farflung.console.history.audit_replay import Outcome, replay, sources_at
+from farflung.console.history.audit_replay import ReplayOutcome, replay, sources_at
 from farflung.console.main import app
 from farflung.coordinator.court.plain_codecs import encode
 from farflung.coordinator.ledger.evidence import FORMAT, Evidence
 from farflung.peer.identity import Identity
 from farflung.protocol.errors import CheckpointError, UserError
 from farflung.protocol.messages import Sent
-from farflung.protocol.signed_words import Said, sent_part
+from farflung.protocol.signed_words import SignedList, sent_part
 from rig.made_archive import ELEMENTS, FRAGMENTS, HOST, MANIFEST, ME, RUN_ID, RUN_KEY, WITH_ADAMW, Kept
 
 
@@ -42,7 +42,7 @@ def seven_versions(peer: Kept) -> Kept:
     return peer
 
 
-def replayed(kept: Kept) -> tuple[Outcome, list[str]]:
+def replayed(kept: Kept) -> tuple[ReplayOutcome, list[str]]:
     lines: list[str] = []
     return replay(sources_at(kept.place, "", RUN_KEY, None), lines.append), lines
 
@@ -111,7 +111,7 @@ def test_commits_are_compared_with_what_the_coordinator_signed_of_them(kept: Kep
         session=bytes(16), seq=1, round_no=head.commit.round_no, hashes=bytes(32), tokens=1, steps=1, loss=None,
         used=(), seat=0, counted=b"", signature=b"",
     )  # fmt: skip
-    said = Said(ME.public, msgspec.structs.replace(bare, signature=ME.sign(sent_part(RUN_ID, bare))))
+    said = SignedList(ME.public, msgspec.structs.replace(bare, signature=ME.sign(sent_part(RUN_ID, bare))))
     for weights, differs in (
         (head.commit.weights, ""),
         ((0.5,), "version 4, fragment 1: its members, weights"),

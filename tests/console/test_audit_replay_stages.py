@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from farflung.checkpoints.archive import Archive, RoundHead
 from farflung.checkpoints.store import Store
 from farflung.console.history.audit_factors import Factors, OtherFactor
-from farflung.console.history.audit_replay import Outcome, replay, sources_at
+from farflung.console.history.audit_replay import ReplayOutcome, replay, sources_at
 from farflung.console.history.history import History
 from farflung.console.main import app
 from farflung.protocol.errors import CheckpointError, UserError
@@ -47,7 +47,7 @@ def kept(tmp_path: Path) -> KeptStages:
     return seven_versions(tmp_path)
 
 
-def replayed(place: str) -> tuple[Outcome, list[str]]:
+def replayed(place: str) -> tuple[ReplayOutcome, list[str]]:
     lines: list[str] = []
     return replay(sources_at(place, "", RUN_KEY, None), lines.append), lines
 

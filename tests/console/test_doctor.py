@@ -17,11 +17,11 @@ from farflung.console.doctor.advice import (
     FAIL,
     OK,
     WARN,
-    Facts,
-    Line,
-    Place,
-    Relay,
-    Seen,
+    CheckpointPlace,
+    LineToCoordinator,
+    MachineFacts,
+    RelayFacts,
+    SeenPort,
     examine,
     nat_kind,
     round_bytes,
@@ -51,7 +51,7 @@ from rig.waiting import PATIENCE_S
 
 GIB = 1 << 30
 GPU = "NVIDIA H100, 87, 34000, 81559, 580.1, 61"
-FINE = Facts(
+FINE = MachineFacts(
     farflung="0.1.0",
     python="3.11.7",
     torch="2.13.0",
@@ -66,7 +66,7 @@ FINE = Facts(
     run_software="0.1.0",
     alive=3,
     model_bytes=600 * 10**6,
-    line=Line(0.040, 12.5e6, 50e6, "203.0.113.9", 0.2, False),
+    line=LineToCoordinator(0.040, 12.5e6, 50e6, "203.0.113.9", 0.2, False),
     local_address="203.0.113.9",
     dialled=("203.0.113.9:4000", "yes"),
 )
@@ -121,16 +121,16 @@ def test_a_second_moment_needs_memory_too() -> None:
         ("reachable", WARN, "nobody can dial 10.0.0.2:4000 (behind a NAT)",
          {"dialled": ("10.0.0.2:4000", "no"), "local_address": "10.0.0.2"}),
         ("reachable", OK, "not asked for", {"wants_dialling": False, "dialled": None}),
-        ("relay", WARN, "this run has none: off", {"relay": Relay(why_not="off"), "dialled": ("10.0.0.2:4000", "no")}),
-        ("relay", OK, "this run has none: off", {"relay": Relay(why_not="off")}),
+        ("relay", WARN, "run has none: off", {"relay": RelayFacts(why_not="off"), "dialled": ("10.0.0.2:4000", "no")}),
+        ("relay", OK, "this run has none: off", {"relay": RelayFacts(why_not="off")}),
         ("relay", WARN, "port 7 of the coordinator does not answer: timed out",
-         {"relay": Relay(7, 6e6, silent="timed out"), "dialled": None, "wants_dialling": False}),
+         {"relay": RelayFacts(7, 6e6, silent="timed out"), "dialled": None, "wants_dialling": False}),
         ("relay", OK, "1 of a peer, 20.0Mbit/s; none of the host's: off",
-         {"relay": Relay(why_not="off", offered=(2.5e6,)), "dialled": ("10.0.0.2:4000", "no")}),
+         {"relay": RelayFacts(why_not="off", offered=(2.5e6,)), "dialled": ("10.0.0.2:4000", "no")}),
         ("relay", OK, "48.0Mbit/s for all who use it, and 2 of peers, 40.0Mbit/s;",
-         {"relay": Relay(7, 6e6, offered=(2.5e6, 2.5e6)), "dialled": None, "wants_dialling": False}),
+         {"relay": RelayFacts(7, 6e6, offered=(2.5e6, 2.5e6)), "dialled": None, "wants_dialling": False}),
         ("relay", OK, "answers on port 7, 48.0Mbit/s for all who use it; it is what",
-         {"relay": Relay(7, 6e6), "dialled": None, "wants_dialling": False}),
+         {"relay": RelayFacts(7, 6e6), "dialled": None, "wants_dialling": False}),
         ("a round here", FAIL, "the run gives 120 s", {"line": dataclasses.replace(FINE.line, up_bytes_per_s=1e6)}),
         ("a round here", FAIL, "the run gives 120 s", {"limits": (1e6, None)}),
         ("a round here", WARN, "others wait 10 s", {"line": dataclasses.replace(FINE.line, up_bytes_per_s=6e6)}),
@@ -248,7 +248,10 @@ def test_every_address_of_the_url_is_asked_and_one_that_answers_is_looked_at_fir
 
 
 def test_addresses_that_do_not_answer_are_named() -> None:
-    good, dead = Place("a.example:29800", ""), Place("[2001:db8::1]:29800", "nobody answers there")
+    good, dead = (
+        CheckpointPlace("a.example:29800", ""),
+        CheckpointPlace("[2001:db8::1]:29800", "nobody answers there"),
+    )
     assert "addresses" not in verdicts(places=(good,))
     assert verdicts(places=(good, good))["addresses"][0] == OK
     verdict, text, todo = verdicts(places=(good, dead))["addresses"]
@@ -291,28 +294,32 @@ HERE, THERE = "203.0.113.9:40001", "203.0.113.9:51007"
 @pytest.mark.parametrize(
     ("seen", "verdict", "words"),
     [
-        (Seen(40001, HERE, HERE), OK, "one port for all connections"),
-        (Seen(40001, HERE, THERE), WARN, "another port for each connection"),
-        (Seen(40001, HERE, ""), OK, "the same as here, so probably"),
-        (Seen(40002, HERE, ""), OK, "it is not known whether"),
-        (Seen(40001, "203.0.113.9:443", "203.0.113.9:443"), WARN, "below 1024"),
-        (Seen(40001, "", ""), WARN, "did not say"),
+        (SeenPort(40001, HERE, HERE), OK, "one port for all connections"),
+        (SeenPort(40001, HERE, THERE), WARN, "another port for each connection"),
+        (SeenPort(40001, HERE, ""), OK, "the same as here, so probably"),
+        (SeenPort(40002, HERE, ""), OK, "it is not known whether"),
+        (SeenPort(40001, "203.0.113.9:443", "203.0.113.9:443"), WARN, "below 1024"),
+        (SeenPort(40001, "", ""), WARN, "did not say"),
     ],
 )
-def test_the_doctor_says_whether_others_can_meet_this_machine(seen: Seen, verdict: str, words: str) -> None:
+def test_the_doctor_says_whether_others_can_meet_this_machine(
+    seen: SeenPort, verdict: str, words: str
+) -> None:
     found = verdicts(seen=seen, dialled=("192.168.1.2:4000", "no"))["router"]
     assert found[0] == verdict and words in found[1]
 
 
 def test_a_hard_router_is_no_warning_to_whoever_can_be_dialled() -> None:
-    assert verdicts(seen=Seen(40001, HERE, THERE))["router"][0] == OK
+    assert verdicts(seen=SeenPort(40001, HERE, THERE))["router"][0] == OK
     assert "router" not in verdicts()
 
 
 def test_both_sockets_of_a_real_coordinator_see_the_port(url: JoinUrl) -> None:
     with RelayRig() as rig:
         seen = look(url, rig.port)
-        assert seen == Seen(seen.local_port, f"127.0.0.1:{seen.local_port}", f"127.0.0.1:{seen.local_port}")
+        assert seen == SeenPort(
+            seen.local_port, f"127.0.0.1:{seen.local_port}", f"127.0.0.1:{seen.local_port}"
+        )
         assert look(url, 0).by_relay == ""
         port = rig.port
     assert look(url, port).by_relay == "", "there is none any more"

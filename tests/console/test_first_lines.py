@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from farflung.console.demo import Demo, Party
+from farflung.console.demo import Demo, DemoProcess
 from farflung.console.screen.health import plain_line
 from farflung.peer.agent.supervisor import SLOW_START_S, ChildTrainer
 from farflung.peer.settings import OwnConfig
@@ -161,7 +161,7 @@ def test_while_nobody_is_in_the_run_the_demo_says_what_its_peers_do(tmp_path: Pa
         log = tmp_path / f"{number}.log"
         log.write_text(said)
         process = types.SimpleNamespace(poll=lambda: None)
-        demo.peers.append(Party(f"peer {number}", cast(Any, process), log))
+        demo.peers.append(DemoProcess(f"peer {number}", cast(Any, process), log))
     status: dict[str, Any] = {"members": [], "phase": "waiting"}
     line = plain_line(status | demo.starting(status, 112.0))
     assert "2 peers have been starting on this machine for 12 s" in line

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 from torch import nn
 
-from farflung.checkpoints.stages import Joined
+from farflung.checkpoints.stages import JoinedStages
 from farflung.console.history.audit_provenance import provenance_in
 from farflung.console.history.history import read_folder
-from farflung.console.model_card import SHOWN_PEERS, Contributor, Facts, Said, card_of, facts_of
+from farflung.console.model_card import SHOWN_PEERS, CardFacts, Contributor, PublisherWord, card_of, facts_of
 from farflung.protocol.errors import UserError
 from rig.made_model import RUN_ID, MadeRun
 
 
-def facts(run: MadeRun, found: Joined, said: Said = Said()) -> Facts:  # noqa: B008
+def facts(run: MadeRun, found: JoinedStages, said: PublisherWord = PublisherWord()) -> CardFacts:  # noqa: B008
     told = provenance_in(run.data / "provenance.jsonl", found.run_key, found.manifest.version)
     return facts_of(found, read_folder(run.data), told, said)
 
@@ -29,9 +29,9 @@ def run(tmp_path: Path) -> MadeRun:
 
 def test_a_card_tells_who_took_part_of_which_state(run: MadeRun) -> None:
     run.commits(1, bytes(32))
-    found = Joined((run.saves(nn.Linear(3, 2), 2),))
+    found = JoinedStages((run.saves(nn.Linear(3, 2), 2),))
     run.commits(3, bytes(32))
-    told = facts(run, found, Said("mit", 2.5))
+    told = facts(run, found, PublisherWord("mit", 2.5))
     assert told.tokens == 8000 and told.commits == 2 and told.loss == 2.0 and told.signed, "not of version 3"
     assert told.mark == {
         "run": "little-llama", "run_id": RUN_ID.hex(), "version": 2, "digests": [found.manifest.digests[0].hex()],
@@ -47,16 +47,16 @@ def test_nobody_vouches_for_a_state_that_neither_the_run_signed_nor_its_journal_
     fragment = saved.manifest.fragments[0]
     unproven = (msgspec.structs.replace(fragment, proof=""),)
     bare = dataclasses.replace(saved, manifest=msgspec.structs.replace(saved.manifest, fragments=unproven))
-    assert not facts(run, Joined((bare,))).signed, "the journal has its digest"
+    assert not facts(run, JoinedStages((bare,))).signed, "the journal has its digest"
     journal = run.data / "events.jsonl"
     journal.write_text(journal.read_text().replace('"event": "digest"', '"event": "other"'))
-    assert facts(run, Joined((saved,))).signed
+    assert facts(run, JoinedStages((saved,))).signed
     with pytest.raises(UserError, match="nobody says that this is a state of the run"):
-        facts(run, Joined((bare,)))
+        facts(run, JoinedStages((bare,)))
 
 
 def test_names_are_text_and_there_is_an_end_to_them(run: MadeRun) -> None:
-    told = facts(run, Joined((run.saves(nn.Linear(3, 2), 1),)))
+    told = facts(run, JoinedStages((run.saves(nn.Linear(3, 2), 1),)))
     many = tuple(Contributor(f"peer{n}", "a|b](x)<img>\n# c", 10, 1) for n in range(SHOWN_PEERS + 7))
     card = card_of(dataclasses.replace(told, contributors=many, run="x`<b>\n---"), "transformers")
     assert "<" not in card.partition("---\n\n")[2] and "a?b??x??img??? c" in card

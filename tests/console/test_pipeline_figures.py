@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from farflung.console.bench.pipeline_bench import PipelineOptions, check
-from farflung.console.bench.pipeline_figures import Setting, result_of, table
+from farflung.console.bench.pipeline_figures import BenchSetting, result_of, table
 from farflung.console.bench.sham_stage import ShamTrainer, Shape, model_of
 from farflung.peer.local.memory import SharedState
-from farflung.peer.local.words import Hand
+from farflung.peer.local.words import MicrobatchWork
 from farflung.protocol.errors import UserError
 from farflung.protocol.outer_numbers import AdamWNumbers
 
-SETTING = Setting(seats=(2, 2), unit_s=(0.1, 0.2), batch=4, crossing_bytes=200, cores=2)
+SETTING = BenchSetting(seats=(2, 2), unit_s=(0.1, 0.2), batch=4, crossing_bytes=200, cores=2)
 CPU = [{"version": v, "at": 10.0 * v, "shams": 1.0 * v, "coordinator": 0.5 * v} for v in range(4)]
 
 
@@ -100,7 +100,7 @@ def test_moves_are_told_with_the_rate_over_the_best_that_the_same_peers_could_ha
     found = result_of(SETTING, [*seats, *EVENTS, moving, gone], crowd() | {"thinned_at": 1.1}, {})
     expected = {"best_per_s": 10.0, "of_best": [0.4, 0.4], "moves": [[0, 1, 1.0]], "seats": [2, 2]}
     assert found["moved"] == expected
-    assert Setting((5, 1), (0.1, 0.2), 4, 200, 2).best == 20.0
+    assert BenchSetting((5, 1), (0.1, 0.2), 4, 200, 2).best == 20.0
     assert any("0 to 1 after 1.0 s" in line for line in table(found))
 
 
@@ -168,7 +168,7 @@ def test_one_peer_of_the_slow_stage_is_slow_from_the_middle_of_a_batch_on_and_an
     checked = check(PipelineOptions(stages=2, seats="2", unit_ms="8", batch=8))
     shape = Shape(checked.manifest, model_of(checked.manifest, 1), checked.unit_s, slow=("ann", "bob"))
     for version, slow in ((0, "ann"), (1, "bob"), (2, "ann")):
-        hand = Hand(
+        hand = MicrobatchWork(
             way="both",
             version=version,
             micro=0,

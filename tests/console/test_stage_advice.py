@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from console.test_doctor import FINE, GIB
 
-from farflung.collectives.flow.stage_rates import Crossed
-from farflung.console.doctor.advice import FAIL, OK, WARN, Facts, Line, examine
-from farflung.console.doctor.stage_advice import Stage, fitting, memory_words, stages_in, use_of
-from farflung.peer.footprint import Room, Rules, need_of, of_stage
+from farflung.collectives.pipeline.stage_rates import BorderTraffic
+from farflung.console.doctor.advice import FAIL, OK, WARN, LineToCoordinator, MachineFacts, examine
+from farflung.console.doctor.stage_advice import StageFacts, fitting, memory_words, stages_in, use_of
+from farflung.peer.footprint import FreeMemory, MemoryRules, need_of, of_stage
 from farflung.peer.pipeline.fitting import fitting_stages
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import MergeSection, OuterSection, PipelineSection
@@ -22,7 +22,8 @@ from farflung.protocol.manifest_sections import MergeSection, OuterSection, Pipe
 LINE = 200e6 / 8
 PARAMETERS = 252e6
 BILLION = tuple(  # in four stages, of microbatches of 1 x 2048 positions
-    Stage(8 * PARAMETERS, 4 * PARAMETERS, 0.138, 4, Crossed(2048 * 2048 if n < 3 else 0, 0)) for n in range(4)
+    StageFacts(8 * PARAMETERS, 4 * PARAMETERS, 0.138, 4, BorderTraffic(2048 * 2048 if n < 3 else 0, 0))
+    for n in range(4)
 )
 INT8 = ("int8", "int8")
 
@@ -35,8 +36,8 @@ def manifest(**pipeline: Any) -> Manifest:
     )
 
 
-def facts(**changed: Any) -> Facts:
-    line = Line(0.05, LINE, LINE, "203.0.113.9", 0.2, False)
+def facts(**changed: Any) -> MachineFacts:
+    line = LineToCoordinator(0.05, LINE, LINE, "203.0.113.9", 0.2, False)
     begins = {"manifest": manifest(), "stages": BILLION, "line": line, "model_bytes": 4 * 10**9}
     return dataclasses.replace(FINE, **{**begins, **changed})
 
@@ -60,7 +61,7 @@ def test_a_line_that_feeds_a_part_of_a_gpu_is_told_in_one_sentence() -> None:
 def test_a_wider_model_asks_less_of_the_line() -> None:
     """Work grows with the square of the width, bytes with the width."""
     wide = tuple(
-        dataclasses.replace(each, unit_s=4 * 0.138, gives=Crossed(2048 * 4096, 0)) for each in BILLION
+        dataclasses.replace(each, unit_s=4 * 0.138, gives=BorderTraffic(2048 * 4096, 0)) for each in BILLION
     )
     use = use_of(wide, 1, INT8, LINE, LINE)
     assert use is not None and use.share == pytest.approx(0.816, abs=0.001)
@@ -104,7 +105,7 @@ def test_it_says_what_the_script_would_say(gpu: float | None, host: float) -> No
         *BILLION,
         dataclasses.replace(BILLION[0], compute_bytes=16 * PARAMETERS, state_bytes=8 * PARAMETERS),
     )
-    rules, room = Rules.of(manifest()), Room(gpu, host)
+    rules, room = MemoryRules.of(manifest()), FreeMemory(gpu, host)
     sizes = [(each.compute_bytes, each.state_bytes / 4, each.state_bytes / 4) for each in stages]
     needs = [need_of(of_stage(rules, *size)) for size in sizes]
     fit = [number for number, need in enumerate(needs) if need.within(room)]
@@ -122,10 +123,10 @@ def test_stages_are_read_from_a_status_that_nobody_promised_to_be_right() -> Non
         "seats": 2,
         "gives": {"values": 9, "raw_bytes": 4},
     }
-    assert stages_in({"stages": [row]}) == (Stage(64, 32, 0.5, 2, Crossed(9, 4)),)
+    assert stages_in({"stages": [row]}) == (StageFacts(64, 32, 0.5, 2, BorderTraffic(9, 4)),)
     assert stages_in({}) == () == stages_in({"stages": [{"seats": 1}]})
     odd = {"state_bytes": 1, "unit_s": "x", "gives": [7], "seats": None}
-    assert stages_in({"stages": [odd]}) == (Stage(0, 1, None, 0, Crossed(0, 0)),)
+    assert stages_in({"stages": [odd]}) == (StageFacts(0, 1, None, 0, BorderTraffic(0, 0)),)
 
 
 def test_the_table_of_models_and_lines_is_what_the_doctor_computes() -> None:

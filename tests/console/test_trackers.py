@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from farflung.console.history import trackers
 from farflung.console.history.history import History
-from farflung.console.history.round_rows import Row, RunRows
+from farflung.console.history.round_rows import PlotRow, RunRows
 from farflung.console.history.trackers import Chosen, ExportOptions, export
 from farflung.console.main import app
 from farflung.protocol.errors import UserError
@@ -31,7 +31,7 @@ class Rows:
     def __init__(self, folder: Path) -> None:
         self.history, self.run = History(folder, keep=False), RunRows()
 
-    def news(self) -> list[Row]:
+    def news(self) -> list[PlotRow]:
         return self.run.take(self.history.new_events())
 
 

@@ -34,31 +34,31 @@ MODES: Mapping[str, tuple[str, ...]] = {
     "mesh": (
         "coordinator/rounds/groups",
         "coordinator/rounds/signed_sums",
-        "collectives/round/columns",
-        "collectives/round/spares",
+        "collectives/round/mesh_columns",
+        "collectives/round/mesh_backups",
     ),
     "batches": (
         "coordinator/batches",
         "coordinator/ledger/batch_book",
-        "collectives/flow",
+        "collectives/pipeline",
         "peer/machine/batch_work",
-        "peer/machine/crossings",
-        "peer/machine/borders",
+        "peer/machine/stage_transfers",
+        "peer/machine/stage_boundaries",
     ),
     "audits": (
         "coordinator/court",
         "coordinator/run/auditing",
         "coordinator/run/sum_cases",
-        "coordinator/run/witness",
+        "coordinator/run/signed_results",
         "coordinator/ledger/proofs",
         "coordinator/ledger/evidence",
         "peer/machine/auditing",
-        "peer/machine/grounds",
+        "peer/machine/state_proof",
     ),
     "reach": ("coordinator/reach", "coordinator/relay"),
     "recovery": (
         "coordinator/restoring",
-        "coordinator/run/going_back",
+        "coordinator/run/rollback",
         "coordinator/ledger/eras",
         "coordinator/ledger/keeping",
         "coordinator/ledger/kept_books",
@@ -70,13 +70,13 @@ MODES: Mapping[str, tuple[str, ...]] = {
         "coordinator/ledger/register",
         "coordinator/door/arriving",
     ),
-    "standby": ("coordinator/store", "coordinator/standby", "peer/machine/seeking"),
+    "standby": ("coordinator/store", "coordinator/standby", "peer/machine/coordinator_search"),
     "slow lines": (
-        "coordinator/rounds/ahead",
+        "coordinator/rounds/early_uploads",
         "coordinator/rounds/foreseeing",
-        "coordinator/rounds/withholding",
-        "collectives/round/ahead",
-        "peer/machine/ahead",
+        "coordinator/rounds/silent_owners",
+        "collectives/round/early_upload",
+        "peer/machine/early_upload",
     ),
 }
 # What they are to be taken out of: the machines, with what these stand on.
@@ -96,9 +96,9 @@ from pathlib import Path
 root = sys.argv[1]
 from farflung.peer.local import words
 from farflung.peer.machine.machine import PeerMachine
-from farflung.peer.simulator import trainer
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import World
+from farflung.simulator import trainer
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.world import World
 from farflung.peer.state.outer_state import OuterState
 seen, recording, merged = set(), False, None
 def watch(frame, event, argument):

@@ -22,8 +22,8 @@ from types import MappingProxyType
 import torch
 
 from farflung.coordinator.ledger.records import CommittedBatch, CommittedRound, DigestFixed, from_bytes
-from farflung.peer.simulator.world import Scenario, World
 from farflung.protocol.round_words import Commit
+from farflung.simulator.world import Scenario, World
 
 FILE = Path(__file__).with_name("golden_logs.txt")
 PLAIN = tuple(f"plain {seed}" for seed in range(300))

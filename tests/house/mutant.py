@@ -24,27 +24,27 @@ WARM_START = ("tests/checkpoints/test_warm_start.py",)
 FRONT_DOOR = ("tests/coordinator/door/test_front_door.py", "tests/coordinator/run/test_admission.py")
 ADMISSION = ("tests/coordinator/run/test_admission.py", "tests/coordinator/run/test_invitations.py")
 ROUND = (
-    "tests/coordinator/rounds/test_in_flight.py",
-    "tests/coordinator/run/test_conductor.py",
+    "tests/coordinator/rounds/test_round.py",
+    "tests/coordinator/run/test_round_driver.py",
     "tests/coordinator/run/test_machine.py",
 )
 WITHHOLDING = (
-    "tests/coordinator/rounds/test_withholding.py",
-    "tests/coordinator/rounds/test_in_flight.py",
+    "tests/coordinator/rounds/test_silent_owners.py",
+    "tests/coordinator/rounds/test_round.py",
     "tests/whole/test_liars.py",
 )
-STEADINESS = ("tests/coordinator/rounds/test_steadiness.py", "tests/coordinator/run/test_conductor.py")
-WEIGHTS = ("tests/coordinator/rounds/test_screening.py", "tests/coordinator/rounds/test_in_flight.py")
+STEADINESS = ("tests/coordinator/rounds/test_steadiness.py", "tests/coordinator/run/test_round_driver.py")
+WEIGHTS = ("tests/coordinator/rounds/test_outliers.py", "tests/coordinator/rounds/test_round.py")
 CONDUCTOR = (
-    "tests/coordinator/run/test_conductor.py",
+    "tests/coordinator/run/test_round_driver.py",
     "tests/coordinator/run/test_machine.py",
     "tests/whole/test_hostile_members.py",
 )
-GUIDANCE = ("tests/coordinator/run/test_guidance.py", "tests/coordinator/run/test_machine.py")
+GUIDANCE = ("tests/coordinator/run/test_ticks.py", "tests/coordinator/run/test_machine.py")
 LEASES = (
     "tests/coordinator/ledger/test_leases.py",
-    "tests/coordinator/run/test_lending.py",
-    "tests/coordinator/run/test_conductor.py",
+    "tests/coordinator/run/test_lease_desk.py",
+    "tests/coordinator/run/test_round_driver.py",
     "tests/whole/test_churn.py",
 )
 JOURNAL = (
@@ -52,41 +52,41 @@ JOURNAL = (
     "tests/coordinator/ledger/test_journal.py",
     "tests/coordinator/ledger/test_journal_kept.py",
 )
-GOING_BACK = ("tests/coordinator/run/test_going_back.py", "tests/whole/test_going_back.py")
+GOING_BACK = ("tests/coordinator/run/test_rollback.py", "tests/whole/test_going_back.py")
 MEMBER = (
     "tests/collectives/test_member.py",
-    "tests/peer/machine/test_lane.py",
+    "tests/peer/machine/test_replica.py",
     "tests/whole/test_hostile_members.py",
 )
 FEEDBACK = ("tests/compression/test_feedback.py", "tests/whole/test_fragments.py")
-FELLOWS = ("tests/checkpoints/test_fellows.py",)
-CATCH_UP = ("tests/checkpoints/test_catch_up.py", "tests/whole/test_joining_live.py")
+FELLOWS = ("tests/checkpoints/test_swarm.py",)
+CATCH_UP = ("tests/checkpoints/test_state_sync.py", "tests/whole/test_joining_live.py")
 STORE = ("tests/checkpoints/test_store.py",)
 LANE = (
-    "tests/peer/machine/test_lane.py",
-    "tests/peer/machine/test_exchange.py",
+    "tests/peer/machine/test_replica.py",
+    "tests/peer/machine/test_trainer_sync.py",
     "tests/whole/test_fragments.py",
 )
-TRAINER = ("tests/peer/machine/test_trainer_view.py", "tests/peer/machine/test_exchange.py")
+TRAINER = ("tests/peer/machine/test_trainer_proxy.py", "tests/peer/machine/test_trainer_sync.py")
 COURT = (
-    "tests/coordinator/court/test_possession.py",
+    "tests/coordinator/court/test_holding_proof.py",
     "tests/coordinator/court/test_dispute.py",
-    "tests/coordinator/run/test_settling.py",
-    "tests/coordinator/run/test_guidance.py",
-    "tests/coordinator/run/test_conductor.py",
+    "tests/coordinator/run/test_digest_agreement.py",
+    "tests/coordinator/run/test_ticks.py",
+    "tests/coordinator/run/test_round_driver.py",
     "tests/coordinator/run/test_machine.py",
     "tests/whole/test_liars.py",
 )
-DATA = ("tests/coordinator/run/test_lending.py", "tests/whole/test_liars_about_work.py")
+DATA = ("tests/coordinator/run/test_lease_desk.py", "tests/whole/test_liars_about_work.py")
 AUDITS = ("tests/coordinator/run/test_auditing.py", "tests/whole/test_wrong_sums.py")
 PROVEN = ("tests/coordinator/ledger/test_proofs.py",)
-WITNESS = ("tests/coordinator/run/test_conductor.py", "tests/coordinator/run/test_witness.py")
+WITNESS = ("tests/coordinator/run/test_round_driver.py", "tests/coordinator/run/test_signed_results.py")
 AUDITOR = ("tests/peer/machine/test_auditing.py",)
 OLDER_ERAS = (
     "tests/coordinator/run/test_older_eras.py",
-    "tests/coordinator/run/test_going_back.py",
+    "tests/coordinator/run/test_rollback.py",
     "tests/coordinator/run/test_going_back_orders.py",
     "tests/whole/test_going_back.py",
 )
-UNDONE = ("tests/coordinator/run/test_going_back_orders.py", "tests/coordinator/run/test_going_back.py")
-FLOW = ("tests/collectives/flow/test_flow.py", "tests/collectives/flow/test_flow_world.py")
+UNDONE = ("tests/coordinator/run/test_going_back_orders.py", "tests/coordinator/run/test_rollback.py")
+FLOW = ("tests/collectives/pipeline/test_stage_scheduler.py", "tests/collectives/pipeline/test_flow_world.py")

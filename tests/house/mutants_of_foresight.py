@@ -6,7 +6,7 @@ from mutant import MEMBER, ROUND, WITNESS, Mutant
 
 FORESEEING = "coordinator/rounds/foreseeing.py"
 RULES = ("tests/coordinator/rounds/test_foreseeing.py", *ROUND)
-LEAVING = ("tests/collectives/test_urgency.py",)
+LEAVING = ("tests/collectives/test_priorities.py",)
 DECIDING = ("tests/collectives/test_deciding.py", *MEMBER)
 WHOLE = ("tests/whole/test_early_results.py",)
 
@@ -55,42 +55,42 @@ FORESIGHT = (
     ),
     Mutant(
         "P2 what was made by other weights is taken back",
-        "coordinator/rounds/in_flight.py",
+        "coordinator/rounds/round.py",
         "if not stands:\n            self._take_back([*self.merged])",
         "if before is None:\n            self._take_back([*self.merged])",
         RULES,
     ),
     Mutant(
         "what did not come as foreseen has another number",
-        "coordinator/rounds/in_flight.py",
+        "coordinator/rounds/round.py",
         "before.decision_no + (not stands)",
         "before.decision_no + (self.decision is not None)",
         RULES,
     ),
     Mutant(
         "what came as foreseen keeps its number and its results",
-        "coordinator/rounds/in_flight.py",
+        "coordinator/rounds/round.py",
         "stands = self.decision is None and before is not None and before.weights == told",
         "stands = False",
         RULES,
     ),
     Mutant(
         "a round is foreseen once",
-        "coordinator/rounds/in_flight.py",
+        "coordinator/rounds/round.py",
         "if not self.foresees or self.foreseen is not None:",
         "if not self.foresees:",
         RULES,
     ),
     Mutant(
         "P19 results made by what is foreseen are signed like others",
-        "coordinator/run/witness.py",
+        "coordinator/run/signed_results.py",
         "decision = flight.merged_by\n",
         "decision = flight.decision\n",
         WITNESS,
     ),
     Mutant(
         "an aborted round was a mistake, if it was foreseen",
-        "coordinator/run/conductor.py",
+        "coordinator/run/round_driver.py",
         "self._foresight.on_end(flight.foreseen is not None, flight.as_foreseen)\n        self.core",
         "self._foresight.on_end(False, flight.as_foreseen)\n        self.core",
         ROUND,
@@ -105,7 +105,7 @@ FORESIGHT = (
     Mutant(
         "what was made by what was foreseen stands when it comes",
         "collectives/round/member.py",
-        "if news is News.STANDS:\n            return []",
+        "if news is DecisionNews.STANDS:\n            return []",
         "if news is None:\n            return []",
         DECIDING,
     ),
@@ -140,8 +140,8 @@ FORESIGHT = (
     Mutant(
         "the same number with other weights makes nothing stand",
         "collectives/round/deciding.py",
-        "return News.STANDS if decision.weights == known.weights else News.OTHER",
-        "return News.STANDS",
+        "return DecisionNews.STANDS if decision.weights == known.weights else DecisionNews.OTHER",
+        "return DecisionNews.STANDS",
         DECIDING,
     ),
     Mutant(
@@ -149,7 +149,7 @@ FORESIGHT = (
         "collectives/round/deciding.py",
         "return self.number if self.is_made else 0",
         "return self.number",
-        ("tests/collectives/test_deciding.py", "tests/peer/machine/test_lanes.py"),
+        ("tests/collectives/test_deciding.py", "tests/peer/machine/test_replicas.py"),
     ),
     Mutant(
         "a large round is looked at when the last one has said what it sends",
@@ -174,16 +174,16 @@ FORESIGHT = (
     ),
     Mutant(
         "P3 what stands on its way holds up no results",
-        "collectives/link/line.py",
+        "collectives/link/peer_connections.py",
         "moves = self.up and now - self._moved_at <= STANDS_AFTER_S and self._crossed != NOTHING",
         "moves = self.up and self._crossed != NOTHING",
         LEAVING,
     ),
     Mutant(
         "F1 no microbatch overtakes another one over a second connection",
-        "collectives/link/line.py",
+        "collectives/link/peer_connections.py",
         "        if item.crossing:\n",
         "        if False:\n",
-        ("tests/collectives/test_urgency.py",),
+        ("tests/collectives/test_priorities.py",),
     ),
 )

@@ -6,41 +6,41 @@ from mutant import Mutant
 
 WHOLE = ("tests/whole/test_helpers.py",)
 ALIKE = ("tests/coordinator/run/test_alike.py",)
-MOVING = ("tests/coordinator/batches/test_moving.py",)
+MOVING = ("tests/coordinator/batches/test_rebalancing.py",)
 MEMBERS = ("tests/coordinator/run/test_helping_members.py",)
 
 HELPERS = (
     Mutant(
         "who helps counts for no quorum",
-        "coordinator/run/readiness.py",
+        "coordinator/run/eligibility.py",
         "if self.standing(m).verified and not m.helps]",
         "if self.standing(m).verified]",
         MEMBERS,
     ),
     Mutant(
         "who helps contributes nothing",
-        "coordinator/rounds/in_flight.py",
+        "coordinator/rounds/round.py",
         "self.barred |= dict.fromkeys(self.rules.helpers, HELPS)",
         "pass",
         MEMBERS + WHOLE,
     ),
     Mutant(
         "no commit counts what those hold who help",
-        "coordinator/rounds/in_flight.py",
+        "coordinator/rounds/round.py",
         "if m in alive and m not in self.rules.helpers and m not in out]",
         "if m in alive]",
         MEMBERS,
     ),
     Mutant(
         "nothing is leased to who helps",
-        "coordinator/run/lending.py",
+        "coordinator/run/lease_desk.py",
         "self.words.fits(member) and not member.helps",
         "self.words.fits(member)",
         MEMBERS,
     ),
     Mutant(
         "who helps says nothing of the run's data",
-        "coordinator/run/data_words.py",
+        "coordinator/run/dataset_agreement.py",
         "if not beat.samples or member.helps:",
         "if not beat.samples:",
         MEMBERS,
@@ -61,14 +61,14 @@ HELPERS = (
     ),
     Mutant(
         "the only door of a stage goes where nobody needs it",
-        "coordinator/batches/moving.py",
+        "coordinator/batches/rebalancing.py",
         "!= [worker.peer] or self._is_no_door(worker)",
         "!= [worker.peer]",
         MOVING,
     ),
     Mutant(
         "those who stay have a way to each other without it",
-        "coordinator/batches/moving.py",
+        "coordinator/batches/rebalancing.py",
         "for b in [*mates, *beside] if a.peer != b.peer]",
         "for b in beside if a.peer != b.peer]",
         MOVING,

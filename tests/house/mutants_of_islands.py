@@ -33,8 +33,8 @@ ISLANDS = (
     Mutant(
         "rank 0 says for all when they look again",
         "peer/island/island.py",
-        "self._steps_to_look = self._look(Place.STEP, 0.0)",
-        "self._look(Place.STEP, 0.0)",
+        "self._steps_to_look = self._look(RankPlace.STEP, 0.0)",
+        "self._look(RankPlace.STEP, 0.0)",
         LOOKS,
     ),
     Mutant(

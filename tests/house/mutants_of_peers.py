@@ -16,7 +16,7 @@ from mutant import (
 )
 
 FUSED = ("tests/peer/trainer/test_fused.py",)
-UNMERGED = ("tests/peer/trainer/test_unmerged.py",)
+UNMERGED = ("tests/peer/trainer/test_pending_delta.py",)
 POOL = ("tests/peer/test_pool.py", "tests/peer/state/test_side_by_side.py")
 
 ARITHMETIC = (
@@ -222,16 +222,16 @@ STATE = (
     Mutant(
         "P3 who is torn between two versions, and whom nobody can help, reads a checkpoint",
         "peer/machine/checkpoint_policy.py",
-        "if _is_not_whole(lane) or _is_torn(lane)",
-        "if _is_not_whole(lane)",
+        "if _is_not_whole(replica) or _is_torn(replica)",
+        "if _is_not_whole(replica)",
         ("tests/peer/machine/test_checkpoint_policy.py",),
     ),
     Mutant(
         "P7 who reads an older state after a commit used its work consumes nothing for it",
-        "peer/machine/lane.py",
+        "peer/machine/replica.py",
         "if isinstance(stand, Filling) and isinstance(stand.before, Rolling):",
         "if False:",
-        ("tests/peer/machine/test_lane.py",),
+        ("tests/peer/machine/test_replica.py",),
     ),
     Mutant(
         "a piece on disk is as it was written",
@@ -239,7 +239,7 @@ STATE = (
         "return body if version > 0 and hash_bytes(body) == written else None",
         "return body if version > 0 else None",
         (
-            "tests/checkpoints/test_catch_up.py",
+            "tests/checkpoints/test_state_sync.py",
             "tests/whole/test_joining_live.py",
             "tests/peer/test_worker.py",
             "tests/whole/test_data_plane_bounds.py",
@@ -317,28 +317,28 @@ STATE = (
     ),
     Mutant(
         "only the host's key amends a run",
-        "protocol/moments.py",
+        "protocol/run_terms.py",
         "if pinned and not is_hosts(each, run_id, pinned):",
         "if False:",
         AMENDMENTS,
     ),
     Mutant(
         "an amendment follows on the terms that it names",
-        "protocol/moments.py",
+        "protocol/run_terms.py",
         "if amendment.number != self.count + 1 or amendment.before != self.newest.digest:",
         "if False:",
         AMENDMENTS,
     ),
     Mutant(
         "what may not change is not changed by the host's key either",
-        "protocol/moments.py",
+        "protocol/run_terms.py",
         "                if key not in MAY_CHANGE.get(section, ()):\n                    raise UserError(f",
         "                if False:\n                    raise UserError(f",
         AMENDMENTS,
     ),
     Mutant(
         "a peer applies nothing whose terms it does not know",
-        "peer/machine/getting_in.py",
+        "peer/machine/handshake.py",
         "        if message.amended == due:",
         "        if True:",
         ("tests/peer/machine/test_amending.py",),
@@ -366,14 +366,14 @@ STATE = (
     ),
     Mutant(
         "P6 a slot that is written again loses nothing that is carried in it",
-        "peer/trainer/unmerged.py",
+        "peer/trainer/pending_delta.py",
         "if self._ahead is not None and self._ahead.data_ptr() == out.data_ptr():",
         "if False:",
         UNMERGED,
     ),
     Mutant(
         "P6 what came after the freeze is kept",
-        "peer/trainer/unmerged.py",
+        "peer/trainer/pending_delta.py",
         '(load.keep == "rest" and load.steps > 0)',
         '(load.keep == "rest" and load.steps > 1)',
         UNMERGED,
@@ -443,49 +443,49 @@ STATE = (
     ),
     Mutant(
         "P4 only confirmed state is served",
-        "peer/machine/lane.py",
-        "return isinstance(self._stand, Whole) and self._stand.verified",
-        "return isinstance(self._stand, Whole)",
+        "peer/machine/replica.py",
+        "return isinstance(self._stand, Current) and self._stand.verified",
+        "return isinstance(self._stand, Current)",
         LANE,
     ),
     Mutant(
         "P6 a commit used my work when I am in it",
-        "peer/machine/lane.py",
+        "peer/machine/replica.py",
         "if mine.round_no == commit.round_no and self._me in commit.included:",
         "if mine.round_no == commit.round_no:",
         LANE,
     ),
     Mutant(
         "a run that goes back keeps what is exactly its state",
-        "peer/machine/lane.py",
-        "keep = isinstance(stand, Whole) and (stand.version, stand.digest) == (version, digest)",
-        "keep = isinstance(stand, Whole)",
+        "peer/machine/replica.py",
+        "keep = isinstance(stand, Current) and (stand.version, stand.digest) == (version, digest)",
+        "keep = isinstance(stand, Current)",
         (*LANE[:2], *GOING_BACK[1:]),
     ),
     Mutant(
         "P6 work that a commit used is taken from what the trainer holds, once",
-        "peer/machine/exchange.py",
+        "peer/machine/trainer_sync.py",
         "taken = consumed.frozen if consumed is not None and not consumed.disowned else None",
         "taken = None",
         LANE,
     ),
     Mutant(
         "a freeze that crossed a load does not count",
-        "peer/machine/trainer_view.py",
+        "peer/machine/trainer_proxy.py",
         "if self.loading or self._is_forgotten:\n            # It crossed",
         "if self._is_forgotten:\n            # It crossed",
         TRAINER,
     ),
     Mutant(
         "a slot that a round uses is not written",
-        "peer/machine/trainer_view.py",
+        "peer/machine/trainer_proxy.py",
         "return min({0, 1, 2} - taken)",
         "return 0",
         TRAINER,
     ),
     Mutant(
         "nobody follows a coordinator that another one has replaced",
-        "peer/machine/getting_in.py",
+        "peer/machine/handshake.py",
         "if not self._awaits_welcome or welcome.incarnation < self.incarnation:",
         "if not self._awaits_welcome:",
         ADMISSION,
@@ -511,14 +511,14 @@ STAGES = (
     Mutant(
         "P12 what was handed over for another version is not computed",
         "peer/trainer/stage_machine.py",
-        "isinstance(word, Hand) and word.version == self.version",
-        "isinstance(word, Hand)",
+        "isinstance(word, MicrobatchWork) and word.version == self.version",
+        "isinstance(word, MicrobatchWork)",
         STAGE_MACHINE,
     ),
     Mutant(
         "P11 a load drops what counts",
         "peer/trainer/summing.py",
-        "self.version, self.sums, self._frozen = load.version, Sums(), False",
+        "self.version, self.sums, self._frozen = load.version, CountedSums(), False",
         "self.version, self._frozen = load.version, False",
         (*STAGE_MACHINE, "tests/peer/trainer/test_batch_machine.py"),
     ),

@@ -10,47 +10,47 @@ from mutant import Mutant
 
 WHOLE = ("tests/whole/test_stages.py",)
 AT_COORDINATOR = ("tests/coordinator/run/test_stages.py", *WHOLE)
-AT_MOVES = ("tests/coordinator/batches/test_moving.py", *WHOLE)
-AT_FLOW = ("tests/collectives/flow/test_flow_world.py", *WHOLE)
-AT_TAKING_BACK = ("tests/collectives/flow/test_taking_back.py", *AT_FLOW)
+AT_MOVES = ("tests/coordinator/batches/test_rebalancing.py", *WHOLE)
+AT_FLOW = ("tests/collectives/pipeline/test_flow_world.py", *WHOLE)
+AT_TAKING_BACK = ("tests/collectives/pipeline/test_work_stealing.py", *AT_FLOW)
 OF_NEIGHBOURS = (
     "tests/coordinator/batches/test_complaints.py",
     "tests/coordinator/batches/test_stages_of_batches.py",
-    "tests/collectives/flow/test_flow.py",
+    "tests/collectives/pipeline/test_stage_scheduler.py",
 )
 
 PIPELINES = (
     Mutant(
         "P17 nobody moves for three looks after a move",
-        "coordinator/batches/moving.py",
+        "coordinator/batches/rebalancing.py",
         "        if desk.now < self._look_at or rested_s < QUIET_LOOKS * self._every_s or desk.held:\n",
         "        if desk.now < self._look_at or desk.held:\n",
         AT_MOVES,
     ),
     Mutant(
         "P17 a stage that gives somebody away for a gain keeps two seats",
-        "coordinator/batches/moving.py",
+        "coordinator/batches/rebalancing.py",
         "        return max(KEEPS_LEAST, self._desk.manifest.pipeline.min_per_stage)\n",
         "        return self._desk.manifest.pipeline.min_per_stage\n",
         AT_MOVES,
     ),
     Mutant(
         "P17 the last one of a stage does not leave it for an empty one",
-        "coordinator/batches/moving.py",
+        "coordinator/batches/rebalancing.py",
         "            if held[worker.stage] > least and self._may(",
         "            if held[worker.stage] >= least and self._may(",
         AT_MOVES,
     ),
     Mutant(
         "P14 who moves has counted nothing that is computed again",
-        "coordinator/batches/moving.py",
+        "coordinator/batches/rebalancing.py",
         "        return self._is_stuck(move) or batch is None or batch.version > move.version\n",
         "        return True\n",
         AT_MOVES,
     ),
     Mutant(
         "P16 who moves goes when others of its stage hold what was committed",
-        "coordinator/batches/moving.py",
+        "coordinator/batches/rebalancing.py",
         "        if len(others) < move.keeps and desk.ledger.learned:\n",
         "        if False:\n",
         AT_MOVES,
@@ -64,7 +64,7 @@ PIPELINES = (
     ),
     Mutant(
         "a stage with too few peers is filled when two looks have found it so",
-        "coordinator/batches/moving.py",
+        "coordinator/batches/rebalancing.py",
         "        if wish is not None and (wish.now or before == self._wished):\n",
         "        if wish is not None:\n",
         AT_MOVES,
@@ -85,14 +85,14 @@ PIPELINES = (
     ),
     Mutant(
         "what a peer says it can bring counts with the run's own digest alone",
-        "coordinator/run/going_back.py",
+        "coordinator/run/rollback.py",
         '            if each.version > 0 and each.is_of(number, known.get(each.version, b""))\n',
         "            if each.first == number\n",
         ("tests/coordinator/run/test_stages_go_back.py",),
     ),
     Mutant(
         "R2 what came back from a seat that is gone now is sent again",
-        "collectives/flow/flow.py",
+        "collectives/pipeline/stage_scheduler.py",
         "            if record.next and not table.lives(record.next):\n                record.next, record.again",
         "            if record.next and not record.grad and not table.lives(record.next):\n"
         "                record.next, record.again",
@@ -100,21 +100,21 @@ PIPELINES = (
     ),
     Mutant(
         "R6 nothing goes elsewhere before the word of who has it",
-        "collectives/flow/taking_back.py",
+        "collectives/pipeline/work_stealing.py",
         "                self._asked_for[idle] = micro\n",
         "                self._asked_for[idle], record.next, record.sent = micro, 0, False\n",
         AT_TAKING_BACK,
     ),
     Mutant(
         "R6 what is begun is not given back",
-        "collectives/flow/microbatches.py",
+        "collectives/pipeline/microbatches.py",
         "        if micro not in self._forward:\n            return None\n",
         "        if micro not in self._forward:\n            return 0\n",
         AT_TAKING_BACK,
     ),
     Mutant(
         "R6 a late copy of what was given back is not taken",
-        "collectives/flow/flow.py",
+        "collectives/pipeline/stage_scheduler.py",
         "        if not mark & FOR_GOOD and record is not None and record.is_back_at(seat):\n"
         "            return Verdict.STALE",
         "        if False:\n            return Verdict.STALE",
@@ -122,7 +122,7 @@ PIPELINES = (
     ),
     Mutant(
         "R6 what HELD has named is not given back",
-        "collectives/flow/taking_back.py",
+        "collectives/pipeline/work_stealing.py",
         "    known = record.in_for_good or record.named or record.next\n",
         "    known = record.in_for_good or record.next\n",
         AT_TAKING_BACK,
@@ -136,7 +136,7 @@ PIPELINES = (
     ),
     Mutant(
         "P13 no stage commits before all of them are at their end",
-        "coordinator/run/conductor.py",
+        "coordinator/run/round_driver.py",
         "                case Done() if self._of_several_stages:\n",
         "                case Done() if False:\n",
         AT_COORDINATOR,
@@ -157,7 +157,7 @@ PIPELINES = (
     ),
     Mutant(
         "P15 who is alone in its stage need not be dialled",
-        "coordinator/run/readiness.py",
+        "coordinator/run/eligibility.py",
         "        alone = self._of_several_stages and len(members) == 1\n",
         "        alone = False\n",
         AT_COORDINATOR,
@@ -206,28 +206,28 @@ PIPELINES = (
     ),
     Mutant(
         "P15 neighbours: who answers nothing is complained of",
-        "collectives/flow/microbatches.py",
+        "collectives/pipeline/microbatches.py",
         "        return nothing | {seat for",
         "        return {seat for",
         OF_NEIGHBOURS,
     ),
     Mutant(
         "P15 neighbours: so is who keeps one thing to itself",
-        "collectives/flow/microbatches.py",
+        "collectives/pipeline/microbatches.py",
         "if ask.in_vain >= ONE_IN_VAIN}",
         "if False}",
         OF_NEIGHBOURS,
     ),
     Mutant(
         "P15 neighbours: that there is room answers nothing",
-        "collectives/flow/flow.py",
+        "collectives/pipeline/stage_scheduler.py",
         "        if header.kind in _ANSWERS:\n",
         "        if True:\n",
         OF_NEIGHBOURS,
     ),
     Mutant(
         "P9 neighbours: damage that is over is no complaint",
-        "collectives/flow/doubts.py",
+        "collectives/pipeline/neighbour_health.py",
         "        self._damaged.pop(seat, None)\n",
         "        pass\n",
         OF_NEIGHBOURS,
@@ -248,37 +248,37 @@ PIPELINES = (
     ),
     Mutant(
         "P15 neighbours: whoever is of no use gets nothing new",
-        "collectives/flow/wiring.py",
+        "collectives/pipeline/routing.py",
         " if self._peers[number] not in self._shunned} or here",
         "} or here",
         OF_NEIGHBOURS,
     ),
     Mutant(
         "P15 where nobody of a stage can be dialled one seat has it for itself",
-        "coordinator/batches/reach.py",
+        "coordinator/batches/stage_reach.py",
         "            if now - since >= patience_s\n",
         "            if False\n",
         OF_NEIGHBOURS,
     ),
     Mutant(
         "P15 and no second one sits down there",
-        "coordinator/batches/reach.py",
+        "coordinator/batches/stage_reach.py",
         "            not mates\n",
         "            True\n",
         OF_NEIGHBOURS,
     ),
     Mutant(
         "P15 whoever can be dialled goes to those who can't",
-        "coordinator/batches/seating.py",
+        "coordinator/batches/stage_choice.py",
         "    if dialable and alone:\n",
         "    if False:\n",
         OF_NEIGHBOURS,
     ),
     Mutant(
         "R3 newcomers are told what is held, even before they have heard of their seat",
-        "peer/machine/crossings.py",
+        "peer/machine/stage_transfers.py",
         " if self._may_sit_soon(frame.header) else 1\n",
         " if False else 1\n",
-        ("tests/peer/machine/test_crossings.py",),
+        ("tests/peer/machine/test_stage_transfers.py",),
     ),
 )

@@ -6,7 +6,7 @@ from mutant import Mutant
 
 STORE = ("tests/coordinator/store/test_etcd_store.py", "tests/coordinator/store/test_run_stores.py")
 RESTORED = ("tests/coordinator/store/test_restored_store.py",)
-WAITING = ("tests/coordinator/store/test_waiting.py",)
+WAITING = ("tests/coordinator/store/test_standby_rules.py",)
 
 STANDBY = (
     Mutant(
@@ -158,7 +158,7 @@ STANDBY = (
     ),
     Mutant(
         "a standby takes over its own run alone",
-        "coordinator/store/waiting.py",
+        "coordinator/store/standby_rules.py",
         "if sight.kept.key != self._key:",
         "if False:",
         WAITING,
@@ -179,9 +179,9 @@ STANDBY = (
     ),
     Mutant(
         "nobody loses patience with a standby",
-        "peer/machine/getting_in.py",
+        "peer/machine/handshake.py",
         "self._again_at = min(self._again_at, now + STANDBY_RETRY_S)",
         "self._again_at += 0.0",
-        ("tests/peer/machine/test_seeking.py",),
+        ("tests/peer/machine/test_coordinator_search.py",),
     ),
 )

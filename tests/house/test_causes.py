@@ -25,7 +25,7 @@ from farflung.console.history.recording import Recording
 from farflung.console.history.replay import Replay
 from farflung.console.history.round_rows import RunRows
 from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.record_events import Beginning, RecordEvents
+from farflung.coordinator.ledger.record_events import CoordinatorStart, RecordEvents
 from farflung.coordinator.ledger.records import (
     AbortedRound,
     Admitted,
@@ -34,11 +34,11 @@ from farflung.coordinator.ledger.records import (
     Record,
     from_bytes,
 )
-from farflung.peer.simulator.world import Scenario, World
 from farflung.protocol.causes import AbortCause, DepartureCause, NoteCause
 from farflung.protocol.process.journal import read_events
 from farflung.protocol.round_words import Plan
 from farflung.protocol.verdicts import Counters
+from farflung.simulator.world import Scenario, World
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from rooms import FOLDERS, ROOT
@@ -233,7 +233,7 @@ def a_kept_run(folder: Path) -> Path:
     records = [from_bytes(raw) for raw in world.journal]
     events = RecordEvents(folder / "events.jsonl")
     books = Ledger(8, 3, world.manifest.round.fragments)
-    events.write_start(Beginning(world.manifest, bytes(16), books, records))
+    events.write_start(CoordinatorStart(world.manifest, bytes(16), books, records))
     events.on_records(list(records_of(900)))
     for cause, text in (
         (NoteCause.OPENED, "round 900 opened from version 0 with 3 peers"),

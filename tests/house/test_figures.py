@@ -24,11 +24,11 @@ def test_no_figure_rises() -> None:
 def test_the_modes_are_there() -> None:
     paths = {module.path for module in modules()} | {module.room for module in modules()}
     assert not [part for parts in MODES.values() for part in parts if part not in paths]
-    assert mode_of("coordinator/batches/moving") == "batches" and not mode_of("coordinator/run/machine")
+    assert mode_of("coordinator/batches/rebalancing") == "batches" and not mode_of("coordinator/run/machine")
 
 
 def test_the_ways_go_where_a_delta_goes() -> None:
     merge, load = ways_of_a_delta()
     assert "collectives/round/member.py" in merge and "peer/machine/machine.py" in merge
-    assert set(merge) < set(load) and "coordinator/rounds/in_flight.py" in load
+    assert set(merge) < set(load) and "coordinator/rounds/round.py" in load
     assert all(mode_of(path) and not mode_of(core) for core, path in crossings())

@@ -21,13 +21,13 @@ from farflung.compression.codec import check_payload, payload_bytes
 from farflung.optim.recipes import inner_of
 from farflung.peer.builtin import trainer
 from farflung.peer.builtin.tiny_gpt import GPTConfig, build
-from farflung.peer.footprint import Room
+from farflung.peer.footprint import FreeMemory
 from farflung.peer.local.words import Provided
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.getting_in import Me, PeerConfig
+from farflung.peer.machine.handshake import Me, PeerConfig
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.settings import default_cache
-from farflung.peer.state.beginning import Beginning
+from farflung.peer.state.beginning import StartJobs
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol import envelope
 from farflung.protocol.errors import FarflungError
@@ -181,7 +181,7 @@ class Volunteer:
             self.carry_out(effects)
             over.set()
 
-        hand = Beginning(joined.attached, self.machine, submit, tell)
+        hand = StartJobs(joined.attached, self.machine, submit, tell)
         hand.begin(job, state, lambda: 3.0)  # type: ignore[arg-type]
         assert over.wait(30.0), job
         hand.close()
@@ -237,7 +237,7 @@ def test_whatever_a_key_says_nothing_of_the_victim_is_opened_run_or_said(
         "TMPDIR": tmp_path,
     }.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr(trainer, "room_on", lambda device: Room(None, FREE))
+    monkeypatch.setattr(trainer, "room_on", lambda device: FreeMemory(None, FREE))
     monkeypatch.setattr("farflung.peer.data.token_shards.available_bytes", lambda: int(FREE))
     monkeypatch.setattr("farflung.peer.data.data_files.FIRST_PAUSE_S", 0.0)
     monkeypatch.setattr("farflung.checkpoints.files.AGAIN_AFTER_S", (0.0,))

@@ -73,7 +73,7 @@ fired = []
 sys.addaudithook(lambda event, _: fired.append(event) if event == "pickle.find_class" else None)
 """
 RUN = """
-from farflung.peer.simulator.world import Scenario, World
+from farflung.simulator.world import Scenario, World
 import farflung.coordinator.hosting, farflung.peer.agent.agent
 World(3, Scenario.of(3)).run()
 assert not fired, fired

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from farflung.compression.native import outer_step
 from farflung.optim.adamw import AdamW
-from farflung.optim.ahead import ahead
+from farflung.optim.lookahead import ahead
 from farflung.optim.outer import Nesterov, OuterStep, PlainMean, advance, checked, outer_step_for
 from farflung.protocol.outer_numbers import AdamWNumbers, outer_numbers
 
@@ -148,7 +148,8 @@ def test_short_runs_remember_less(rounds: int, mu: float) -> None:
     assert isinstance(named, Nesterov) and named.momentum == 0.9
 
 
-# ---- where a peer trains on: optim/ahead.py -----------------------------------------------------------------------
+# ---- where a peer trains on: optim/lookahead.py
+# -----------------------------------------------------------------------
 
 
 @every_step

@@ -14,7 +14,7 @@ from learning.optimizer_state import state_tensors
 from torch.optim.lr_scheduler import LambdaLR
 
 import farflung
-from farflung.optim.packaged import FOR_HIDDEN_MATRICES, PACKAGED, RANK_SHARE, WORDS, Asked
+from farflung.optim.packaged import FOR_HIDDEN_MATRICES, PACKAGED, RANK_SHARE, WORDS, OptimizerOptions
 from farflung.optim.recipes import inner_of, inner_of_stage
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build
 from farflung.peer.trainer.layout import ModelLayout
@@ -134,7 +134,7 @@ def test_matrices_are_learned_in_a_quarter_of_their_dimensions_and_the_rest_as_e
     pytest.importorskip("galore_torch")
     model = build(CONFIG, 0)
     groups = made("galore", model).param_groups
-    matrices = Asked(model, LR, (0.9, 0.99), 0.1).matrices
+    matrices = OptimizerOptions(model, LR, (0.9, 0.99), 0.1).matrices
     assert [group.get("rank") for group in groups] == [None, CONFIG.width // RANK_SHARE]
     assert [id(p) for p in groups[1]["params"]] == [id(p) for p in matrices]
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))

@@ -11,9 +11,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from farflung.optim.rates import Rates, rates_of
-from farflung.peer.simulator.trainer import VirtualTrainer
-from farflung.peer.simulator.world import Scenario, World
+from farflung.optim.rates import LearningRates, rates_of
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.agent_process import AgentProcess
 from farflung.peer.trainer.api import Run
@@ -21,6 +19,8 @@ from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.machine import TrainerMachine
 from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.manifest import Manifest
+from farflung.simulator.trainer import VirtualTrainer
+from farflung.simulator.world import Scenario, World
 from rig.trainer_player import check
 
 
@@ -42,7 +42,7 @@ def test_each_schedule_rises_first_and_ends_where_it_should() -> None:
 
 
 def test_a_rate_without_a_warm_up_is_whole_at_the_first_step() -> None:
-    assert Rates("linear", 10).share(0) == 1.0
+    assert LearningRates("linear", 10).share(0) == 1.0
 
 
 @pytest.mark.parametrize(

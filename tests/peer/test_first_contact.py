@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from farflung.peer import first_contact
-from farflung.peer.first_contact import Found, How, check, look, problem_of
+from farflung.peer.first_contact import DoorAnswers, How, check, look, problem_of
 from farflung.peer.remembered_places import RememberedPlaces
 from farflung.peer.settings import OwnConfig
 from farflung.protocol.errors import Refused, Unreachable
@@ -20,8 +20,8 @@ from rig.a_door import CHALLENGE, door, nobody
 
 A, B = Address("a", 1), Address("b", 2)
 SAY = Teller("test")
-ANSWERS, SILENT, BREAKS_OFF = Found(How.ANSWERS), Found(How.SILENT), Found(How.BREAKS_OFF)
-REFUSES = Found(How.REFUSES, "connection refused")
+ANSWERS, SILENT, BREAKS_OFF = DoorAnswers(How.ANSWERS), DoorAnswers(How.SILENT), DoorAnswers(How.BREAKS_OFF)
+REFUSES = DoorAnswers(How.REFUSES, "connection refused")
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ REFUSES = Found(How.REFUSES, "connection refused")
         ({A: REFUSES, B: SILENT}, False),  # it may be far away, or have no time just now
     ],
 )
-def test_only_where_every_address_says_no_is_it_one(found: dict[Address, Found], ends: bool) -> None:
+def test_only_where_every_address_says_no_is_it_one(found: dict[Address, DoorAnswers], ends: bool) -> None:
     told = problem_of(found)
     assert bool(told) == ends
     for place in found if ends else ():

@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from farflung.peer.footprint import (
-    Model,
-    Need,
-    Room,
-    Row,
-    Rules,
+    FootprintRow,
+    FreeMemory,
+    MemoryNeed,
+    MemoryRules,
+    ModelSize,
     files_bytes,
     need_of,
     of_agent,
@@ -32,14 +32,14 @@ from farflung.peer.footprint import (
     told,
 )
 from farflung.peer.local.memory import SharedState
-from farflung.peer.local.words import FromTrainer, Frozen, Load, Resume, ToTrainer
+from farflung.peer.local.words import FromTrainer, Frozen, LoadState, ResumeSteps, ToTrainer
 from farflung.peer.room import optimizer_bytes
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import World
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.tiles import HERE_VALUES
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.round_words import BITS_PER_VALUE
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.world import World
 
 INT8 = BITS_PER_VALUE["int8"] / 8
 VALUES = 1_500_000
@@ -83,7 +83,10 @@ class Agent:
         self._before: Frozen | None = None
 
     def begin(self, shared: SharedState) -> None:
-        self.words += [shared.as_message(), Load(version=0, keep="drop", slot=0, tokens=0, steps=0, spare=0)]
+        self.words += [
+            shared.as_message(),
+            LoadState(version=0, keep="drop", slot=0, tokens=0, steps=0, spare=0),
+        ]
 
     def send(self, word: FromTrainer) -> None:
         if not isinstance(word, Frozen):
@@ -92,7 +95,7 @@ class Agent:
         if due is not None:
             self.version += 1
             self.words.append(
-                Load(
+                LoadState(
                     version=self.version,
                     keep="rest",
                     slot=due.slot,
@@ -102,7 +105,7 @@ class Agent:
                 )
             )
         if self._goes_on:
-            self.words.append(Resume(spare=1 - word.slot))
+            self.words.append(ResumeSteps(spare=1 - word.slot))
 
     def recv(self, timeout_s: float) -> ToTrainer | None:
         return self.words.pop(0) if self.words else None
@@ -136,8 +139,10 @@ def test_what_a_trainer_keeps_is_what_the_paper_says_and_tiles_are_all_that_come
             on_top = max(on_top, storages.most - max(kept, storages.now))
         taken = storages.now
     assert agent.version >= 2
-    held = Model(VALUES, dtype.itemsize, optimizer_bytes=2 * dtype.itemsize)
-    rows = [row for row in of_peer(Rules.of(manifest), held) if row.owner == "trainer" and not row.only_when]
+    held = ModelSize(VALUES, dtype.itemsize, optimizer_bytes=2 * dtype.itemsize)
+    rows = [
+        row for row in of_peer(MemoryRules.of(manifest), held) if row.owner == "trainer" and not row.only_when
+    ]
     assert taken == pytest.approx(sum(row.size_bytes for row in rows), rel=0.02), rows
     assert on_top <= 10 * 4 * HERE_VALUES < 200e6, "whatever the largest tensor"
 
@@ -156,7 +161,7 @@ def calm(schedule: str) -> World:
 @pytest.mark.parametrize(("schedule", "most"), [("blocking", 1), ("overlap", 2), ("streaming", 2)])
 def test_of_three_slots_those_are_written_that_the_paper_counts(schedule: str, most: int) -> None:
     written = [[bool(slot.any()) for slot in peer.slots] for peer in calm(schedule).peers.values()]
-    rules = Rules(state_parts=2, goes_on=schedule != "blocking")
+    rules = MemoryRules(state_parts=2, goes_on=schedule != "blocking")
     (slots,) = [row for row in of_shared(rules, 1.0) if row.what.startswith("slots") and not row.only_when]
     assert slots.size_bytes == 4 * most and max(map(sum, written)) <= most
     assert all(each[0] for each in written), "somebody trained"
@@ -165,35 +170,39 @@ def test_of_three_slots_those_are_written_that_the_paper_counts(schedule: str, m
 # ---- the paper itself
 
 
-def sizes(rows: list[Row]) -> dict[str, float]:
+def sizes(rows: list[FootprintRow]) -> dict[str, float]:
     return {row.what: row.size_bytes for row in rows if not row.only_when}
 
 
 def test_an_agent_keeps_what_it_sent_for_audits_and_results_for_those_who_were_away() -> None:
-    usual = sizes(of_agent(Rules(2), 1e9))
-    in_memory = need_of(of_agent(Rules(2), 1e9)).host_bytes
+    usual = sizes(of_agent(MemoryRules(2), 1e9))
+    in_memory = need_of(of_agent(MemoryRules(2), 1e9)).host_bytes
     assert in_memory == pytest.approx((1 + 1 + 2) * INT8 * GB)
     assert usual["own contribution"] + usual["own contributions, kept for audits"] == 3 * INT8 * GB
     assert usual["results of past rounds"] == pytest.approx(2 * INT8 * GB), "three are more than 2 GiB"
-    assert sizes(of_agent(Rules(2), 1e8))["results of past rounds"] == pytest.approx(0.3 * INT8 * GB)
-    assert sizes(of_agent(Rules(2, is_audited=False), 1e9))["own contributions, kept for audits"] == 0
-    assert sizes(of_agent(Rules(2, group=16), 1e9))["sums of groups"] == 4 * 2e9 / 16, (
+    assert sizes(of_agent(MemoryRules(2), 1e8))["results of past rounds"] == pytest.approx(0.3 * INT8 * GB)
+    assert sizes(of_agent(MemoryRules(2, is_audited=False), 1e9))["own contributions, kept for audits"] == 0
+    assert sizes(of_agent(MemoryRules(2, group=16), 1e9))["sums of groups"] == 4 * 2e9 / 16, (
         "two of them for audits"
     )
-    assert sizes(of_agent(Rules(2, group=16, is_audited=False), 1e9))["sums of groups"] == 2 * 2e9 / 16
+    assert sizes(of_agent(MemoryRules(2, group=16, is_audited=False), 1e9))["sums of groups"] == 2 * 2e9 / 16
     on_disk = [
-        row for row in of_agent(Rules(2, results_on_disk=True), 1e8) if row.what == "results of past rounds"
+        row
+        for row in of_agent(MemoryRules(2, results_on_disk=True), 1e8)
+        if row.what == "results of past rounds"
     ]
     assert [(row.place, round(row.size_bytes / INT8 / 1e8)) for row in on_disk] == [("host", 1), ("disk", 3)]
-    coarse = sizes(of_agent(Rules(2, codec="int4"), 1e9))
+    coarse = sizes(of_agent(MemoryRules(2, codec="int4"), 1e9))
     assert coarse["own error feedback"] == 4 * GB and coarse["own contribution"] == payload_bytes("int4", 1e9)
-    assert "own error feedback" not in sizes(of_agent(Rules(2, codec="auto"), 1e9)), "not before it is coarse"
+    assert "own error feedback" not in sizes(of_agent(MemoryRules(2, codec="auto"), 1e9)), (
+        "not before it is coarse"
+    )
 
 
 def test_an_island_shares_one_agent_and_splits_what_is_sharded() -> None:
-    rules = Rules(2)
+    rules = MemoryRules(2)
     one, sharded, copies = (
-        need_of(of_peer(rules, Model(1e9, on_gpu=True), ranks, split))
+        need_of(of_peer(rules, ModelSize(1e9, on_gpu=True), ranks, split))
         for ranks, split in ((1, True), (8, True), (8, False))
     )
     assert one.shared_bytes == sharded.shared_bytes == copies.shared_bytes == 12 * GB
@@ -203,29 +212,30 @@ def test_an_island_shares_one_agent_and_splits_what_is_sharded() -> None:
 
 
 def test_who_helps_has_no_slot_and_a_stage_steps_of_its_own_only_where_the_run_has_them() -> None:
-    rules = Rules(2, is_batch=True)
+    rules = MemoryRules(2, is_batch=True)
     assert need_of(of_helper(rules, 1e9)).shared_bytes == 8 * GB
     assert need_of(of_helper(rules, 1e9)).gpu_bytes == 0
     sync, local = (
-        need_of(of_stage(each, 8e9, 1e9, 1e9)) for each in (rules, Rules(2, is_batch=True, is_local=True))
+        need_of(of_stage(each, 8e9, 1e9, 1e9))
+        for each in (rules, MemoryRules(2, is_batch=True, is_local=True))
     )
     assert sync.gpu_bytes == 8 * GB and local.gpu_bytes == 16 * GB
     assert local.host_bytes - sync.host_bytes == 4 * GB and sync.shared_bytes == 16 * GB
 
 
 def test_files_are_made_for_the_worst_of_rounds() -> None:
-    assert files_bytes(Rules(2), 1e9) == 20 * GB and files_bytes(Rules(3), 1e9) == 24 * GB
+    assert files_bytes(MemoryRules(2), 1e9) == 20 * GB and files_bytes(MemoryRules(3), 1e9) == 24 * GB
 
 
 def test_one_line_says_what_is_needed_what_is_here_and_what_to_change() -> None:
-    rules, model = Rules(2), Model(1e9, value_bytes=2, optimizer_bytes=4, on_gpu=True)
+    rules, model = MemoryRules(2), ModelSize(1e9, value_bytes=2, optimizer_bytes=4, on_gpu=True)
     rows = of_peer(rules, model)
     need = need_of(rows)
-    enough = told(rows, rules, 1e9, Room(80e9, need.host_bytes))
+    enough = told(rows, rules, 1e9, FreeMemory(80e9, need.host_bytes))
     assert enough.fits and not enough.todo and "18.0GB of host memory (12.0GB shared" in enough.text
 
     def todo(missing_gb: float, gpu_bytes: float = 80e9) -> str:
-        found = told(rows, rules, 1e9, Room(gpu_bytes, need.host_bytes - missing_gb * GB))
+        found = told(rows, rules, 1e9, FreeMemory(gpu_bytes, need.host_bytes - missing_gb * GB))
         assert not found.fits and "\n" not in found.text + found.todo
         return found.todo
 
@@ -246,9 +256,9 @@ def test_what_an_optimizer_will_keep_is_known_of_those_of_torch() -> None:
 
 
 def test_where_no_gpu_computes_all_of_it_is_the_hosts() -> None:
-    need = Need(4 * GB, 3 * GB, 2 * GB, 0)
-    assert need.within(Room(None, 7 * GB)) and not need.within(Room(None, 6 * GB))
-    assert need.within(Room(4 * GB, 3 * GB)) and not need.within(Room(3 * GB, 9 * GB))
+    need = MemoryNeed(4 * GB, 3 * GB, 2 * GB, 0)
+    assert need.within(FreeMemory(None, 7 * GB)) and not need.within(FreeMemory(None, 6 * GB))
+    assert need.within(FreeMemory(4 * GB, 3 * GB)) and not need.within(FreeMemory(3 * GB, 9 * GB))
 
 
 def test_the_tables_of_the_page_are_what_the_paper_says() -> None:

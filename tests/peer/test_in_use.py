@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from farflung.peer import in_use
-from farflung.peer.in_use import LEAVING_S, MOMENT_S, Holder, InUse, path_of, patience_s, refusal
+from farflung.peer.in_use import LEAVING_S, MOMENT_S, InUse, LockHolder, path_of, patience_s, refusal
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.process.log_lines import Teller
@@ -63,7 +63,7 @@ def test_the_second_process_is_told_the_pid_of_the_first_and_a_killed_one_leaves
         child.send_signal(signal.SIGKILL)
         child.wait()
     held = InUse.take(path, 77, SAY)
-    assert Holder.parse(path.read_text()) == Holder(77, socket.gethostname(), leaving=False)
+    assert LockHolder.parse(path.read_text()) == LockHolder(77, socket.gethostname(), leaving=False)
     assert path.stat().st_mode & 0o777 == 0o600
     held.free()
     held.free()  # does no harm
@@ -90,21 +90,29 @@ def test_one_that_is_leaving_is_waited_for_and_that_is_told(
 @pytest.mark.parametrize(
     "holder, lives, worth_s",
     [
-        (Holder(5, "here", leaving=False), True, MOMENT_S),
-        (Holder(5, "here", leaving=True), True, LEAVING_S),
-        (Holder(5, "here", leaving=False), False, LEAVING_S),  # its script is dead, and its agent sees that
-        (Holder(5, "there", leaving=False), False, MOMENT_S),  # that process is none of this machine's
-        (Holder(0, "", leaving=False), False, MOMENT_S),  # it has not written it yet
+        (LockHolder(5, "here", leaving=False), True, MOMENT_S),
+        (LockHolder(5, "here", leaving=True), True, LEAVING_S),
+        (
+            LockHolder(5, "here", leaving=False),
+            False,
+            LEAVING_S,
+        ),  # its script is dead, and its agent sees that
+        (LockHolder(5, "there", leaving=False), False, MOMENT_S),  # that process is none of this machine's
+        (LockHolder(0, "", leaving=False), False, MOMENT_S),  # it has not written it yet
     ],
 )
-def test_how_long_a_holder_is_waited_for(holder: Holder, lives: bool, worth_s: float) -> None:
+def test_how_long_a_holder_is_waited_for(holder: LockHolder, lives: bool, worth_s: float) -> None:
     assert patience_s(holder, "here", lambda pid: lives) == worth_s
 
 
 def test_the_refusal_names_the_machine_where_it_is_another_one() -> None:
-    assert refusal(Holder(5, "there", leaving=False), "here").startswith("a process on there (pid 5) already")
-    assert refusal(Holder(0, "", leaving=False), "here").startswith("another process on this machine already")
-    assert Holder.parse("") == Holder.parse("?") == Holder(0, "", leaving=False)
+    assert refusal(LockHolder(5, "there", leaving=False), "here").startswith(
+        "a process on there (pid 5) already"
+    )
+    assert refusal(LockHolder(0, "", leaving=False), "here").startswith(
+        "another process on this machine already"
+    )
+    assert LockHolder.parse("") == LockHolder.parse("?") == LockHolder(0, "", leaving=False)
 
 
 def test_the_lock_is_one_of_a_key_and_a_run_whatever_leads_to_the_key(tmp_path: Path) -> None:

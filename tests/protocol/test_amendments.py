@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import AMENDMENT_BYTES, AMENDMENTS_MOST
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.moments import MAY_CHANGE, Terms, changes_of, encoded
+from farflung.protocol.run_terms import MAY_CHANGE, Terms, changes_of, encoded
 from farflung.protocol.signing import Amendment, is_hosts
 from rig.amended import FIRST, OTHER, PERIOD_10, PERIOD_20, PINNED, RUN_ID, amendment, signed, terms_of
 

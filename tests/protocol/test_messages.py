@@ -18,7 +18,6 @@ from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec,
 from farflung.protocol.round_words import (
     AheadPlan,
     ChunkVerdict,
-    Column,
     Commit,
     Contact,
     Decision,
@@ -26,14 +25,15 @@ from farflung.protocol.round_words import (
     Forward,
     GroupSums,
     Meet,
+    MeshColumn,
     Plan,
     RelayOffer,
     RelayOrder,
+    RelayRoute,
     Shelved,
     Used,
-    Way,
 )
-from farflung.protocol.signing import Amendment, AskKept, Head, Kept, KeptCommit
+from farflung.protocol.signing import Amendment, AskKept, KeptCommit, KeptReceipts, SignedHead
 from farflung.protocol.verdicts import Verdict
 
 ALL = frozenset(m.KINDS)
@@ -42,7 +42,7 @@ MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, byt
 PLAN = Plan(7, 1, 3, ("ann", "bob"), (0, 1), ("fp32", "int8"))
 DECISION = Decision(7, 1, (0.25, 0.75), {"cyd": "it was late"})
 COMMIT = Commit(4, 7, ("ann", "bob"), (0.25, 0.75), H1 + H2, "fp32")
-KEPT = KeptCommit(Head(SESSION, H1, 3, H1, H2, 1, 0, (4,), (H1,), H2, bytes(96)), b"books")
+KEPT = KeptCommit(SignedHead(SESSION, H1, 3, H1, H2, 1, 0, (4,), (H1,), H2, bytes(96)), b"books")
 TO = {"session": SESSION, "seq": 9}
 
 EXAMPLES: dict[str, m.Message] = {
@@ -175,7 +175,7 @@ EXAMPLES: dict[str, m.Message] = {
         roster_no=1,
         roster=(Contact("ann", "amber-fox", H1, "host:1"),),
         leases=(m.Lease(1, 0, 0, 8, 0), m.Lease.at(2, 0, 8, 16, (9, 8))),
-        ways=(Way("bob", 29802, "AbC_-"), Way("cyd", 29802, "AbC_-", "192.0.2.7")),
+        ways=(RelayRoute("bob", 29802, "AbC_-"), RelayRoute("cyd", 29802, "AbC_-", "192.0.2.7")),
         relay=RelayOrder(3, 2, H1, (bytes(16),), "nobody answers there"),
         void=(3,),
         era=1,
@@ -207,7 +207,9 @@ EXAMPLES: dict[str, m.Message] = {
     "gone": m.Gone(**TO, reason="again please", final=False),
     "keep": m.Keep(**TO, kept=KEPT),
     "ask_kept": AskKept(nonce=H1, below=9),
-    "kept": Kept(identity=H1, kept=KEPT, commits=(COMMIT,), model=MODEL, manifest=b"{}", signature=bytes(64)),
+    "kept": KeptReceipts(
+        identity=H1, kept=KEPT, commits=(COMMIT,), model=MODEL, manifest=b"{}", signature=bytes(64)
+    ),
 }
 KINDS = sorted(EXAMPLES)
 FIELDS = [(kind, field) for kind in KINDS for field in EXAMPLES[kind].__struct_fields__]
@@ -338,14 +340,14 @@ FROZEN_PARTS = {
     "proof nonce_for nonce refuted fellows ahead_no ahead encode_no",
     AheadPlan: "number senders codecs members owners",
     Plan: "round_no epoch version members owners codecs fragment kept groups roots column",
-    Column: "group groups peers owners roots",
+    MeshColumn: "group groups peers owners roots",
     Decision: "round_no decision_no weights reasons summed weigh_sums foreseen",
     Commit: "version round_no members weights hashes codec fragment factor",
     Used: "lease upto",
-    Head: "run_id manifest number before after incarnation era versions commits books proof",
+    SignedHead: "run_id manifest number before after incarnation era versions commits books proof",
     KeptCommit: "head books",
     Contact: "peer name key address",
-    Way: "peer port ticket host",
+    RelayRoute: "peer port ticket host",
     RelayOffer: "port bytes_per_s number pairs waiting moved_bytes refused why_not",
     RelayOrder: "number incarnation public pairs why_not",
     Meet: "peer endpoint at_s",
@@ -371,7 +373,7 @@ def test_every_kind_comes_back_as_it_was_sent(kind: str) -> None:
 
 def test_a_whole_roster_fits_into_one_message() -> None:
     one = Contact("a" * 16, "indigo-falcon", H1, "h" * limits.ADDRESS_CHARS)
-    way = Way("a" * 16, 65535, "t" * limits.TICKET_CHARS, "h" * limits.HOST_CHARS)
+    way = RelayRoute("a" * 16, 65535, "t" * limits.TICKET_CHARS, "h" * limits.HOST_CHARS)
     order = RelayOrder(1 << 40, 1 << 40, H1, (bytes(16),) * limits.WAYS_MOST, "w" * 200)
     amendment = Amendment(1, 1 << 40, 0, bytes(limits.AMENDMENT_BYTES), H1, bytes(96))
     tick = msgspec.structs.replace(

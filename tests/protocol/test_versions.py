@@ -7,9 +7,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung import __version__
-from farflung.coordinator.door.hello_check import Doorkeeper, Passed, RunFacts
+from farflung.coordinator.door.hello_check import DoorFacts, Doorkeeper, HelloPassed
 from farflung.peer.identity import Identity
-from farflung.peer.machine.getting_in import Doorway, me_of
+from farflung.peer.machine.handshake import Handshake, me_of
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
@@ -47,12 +47,12 @@ class Caller:
 
     def __init__(self) -> None:
         self.key, self.secret = bytes(range(32)), Ed25519PrivateKey.from_private_bytes(bytes(32))
-        self.keeper = Doorkeeper(RunFacts("demo", RUN_ID, MANIFEST))
+        self.keeper = Doorkeeper(DoorFacts("demo", RUN_ID, MANIFEST))
 
     def knock(self, version: int) -> Challenge | Refuse:
         return self.keeper.knock(b"caller", Knock(protocol=version, run="demo"), bytes(32))
 
-    def hello(self, version: int, changed_to: int | None = None) -> Passed | Refuse:
+    def hello(self, version: int, changed_to: int | None = None) -> HelloPassed | Refuse:
         """`changed_to`: by somebody on the way, after it was signed."""
         hello = hello_in(version, self.secret.public_key().public_bytes_raw(), self.key)
         signed = msgspec.structs.replace(hello, signature=self.secret.sign(hello_part(hello, bytes(32))))
@@ -70,7 +70,7 @@ def test_who_speaks_the_same_version_is_challenged_in_it_and_passes() -> None:
     caller = Caller()
     challenge = caller.knock(PROTOCOL_VERSION)
     assert isinstance(challenge, Challenge) and challenge.protocol == PROTOCOL_VERSION
-    assert isinstance(caller.hello(PROTOCOL_VERSION), Passed)
+    assert isinstance(caller.hello(PROTOCOL_VERSION), HelloPassed)
 
 
 @pytest.mark.parametrize("version", OTHERS)
@@ -96,8 +96,8 @@ def test_the_version_is_under_the_signature(version: int) -> None:
 # ---- who knocks
 
 
-def doorway() -> Doorway:
-    return Doorway(me_of(Identity.generate(), bytes(32), bytes(16)), "demo")
+def doorway() -> Handshake:
+    return Handshake(me_of(Identity.generate(), bytes(32), bytes(16)), "demo")
 
 
 def test_a_host_that_speaks_another_version_is_the_end() -> None:

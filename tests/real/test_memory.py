@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from farflung.peer.footprint import Rules, need_of, of_agent, of_shared
+from farflung.peer.footprint import MemoryRules, need_of, of_agent, of_shared
 
 pytestmark = [pytest.mark.slow, pytest.mark.hard, pytest.mark.xdist_group("processes")]
 
@@ -27,7 +27,7 @@ def test_an_agents_peak_grows_with_the_model_as_the_paper_says(stage: Any) -> No
         assert done.returncode == 0, done.stderr
         peaks.append(json.loads(done.stdout)["peak_rss_mb"])
     a_value_bytes = 4 * (peaks[1] - peaks[0]) / (LARGE_MB - SMALL_MB)
-    rules = Rules(state_parts=2, keep_results=1)
+    rules = MemoryRules(state_parts=2, keep_results=1)
     state = need_of(row for row in of_shared(rules, 1.0) if not row.what.startswith("slots")).host_bytes
     payloads = need_of(of_agent(rules, 1.0)).host_bytes
     due = state + payloads * PAYLOADS_OF_TWO / PAYLOADS

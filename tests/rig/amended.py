@@ -11,7 +11,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.moments import Terms, encoded
+from farflung.protocol.run_terms import Terms, encoded
 from farflung.protocol.signing import Amendment, curve_key_of
 
 RUN_ID, FIRST = bytes(16), Manifest()

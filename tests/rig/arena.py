@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from farflung.console.history.audit import Report, audit
+from farflung.console.history.audit import AuditReport, audit
 from farflung.console.history.history import read_folder
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process.failpoints import VARIABLE
@@ -270,7 +270,7 @@ class Arena:
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
-    def audit(self) -> Report:
+    def audit(self) -> AuditReport:
         return audit(read_folder(self.folder))
 
     def close(self) -> None:

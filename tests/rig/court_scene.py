@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from farflung.coordinator.court.dispute import Case, Dispute
+from farflung.coordinator.court.dispute import Dispute, DisputedVersion
 from farflung.coordinator.court.plain_codecs import encode
 from farflung.coordinator.court.plain_steps import ChunkRules
 from farflung.coordinator.court.questions import Questions
@@ -145,7 +145,7 @@ class Court:
             "next_state": RULES.after,
             "is_signed": lambda peer, digest, signature: signature == signature_of(peer, digest),
         }
-        self.dispute = Dispute(Case(**{**plain, **case}), self.questions)  # type: ignore[arg-type]
+        self.dispute = Dispute(DisputedVersion(**{**plain, **case}), self.questions)  # type: ignore[arg-type]
 
     @property
     def claims(self) -> dict[bytes, list[str]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from farflung.peer.simulator.scenario import Scenario
+from farflung.simulator.scenario import Scenario
 
 # How often each is drawn.  A kind is a world of its own before anything is put over it.
 KINDS: Mapping[str, int] = MappingProxyType(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import World
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.world import World
 
 
 def finished(seed: int, scenario: Scenario) -> World:

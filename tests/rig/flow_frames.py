@@ -1,22 +1,22 @@
-"""One machine of microbatches in a table of six seats, and the frames that tests of collectives/flow/ give it."""
+"""One machine of microbatches in a table of six seats, and the frames that tests of collectives/pipeline/ give it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from farflung.collectives.flow.effects import (
+from farflung.collectives.pipeline.effects import (
     Effect,
-    Hand,
-    Made,
-    SendFrame,
+    FlowDirection,
+    GiveWork,
+    SendCrossingFrame,
     SendKept,
-    Way,
+    WorkMade,
     header_of,
     micro_of,
     seat_of,
 )
-from farflung.collectives.flow.flow import Flow
-from farflung.collectives.flow.seats import Place, Table
+from farflung.collectives.pipeline.seats import SeatPlace, Table
+from farflung.collectives.pipeline.stage_scheduler import StageScheduler
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import Frame, Kind, with_payload
 from farflung.protocol.verdicts import Verdict
@@ -34,8 +34,8 @@ def check(kind: Kind, payload: Any) -> None:
         raise FrameError(Verdict.MALFORMED, "not a crossing")
 
 
-def flow_of(seat: int = 3, version: int = 0, table: Table = TABLE) -> Flow:
-    flow = Flow(Place(TAG, table.seats[seat], 3), table, check, lambda: 0.5)
+def flow_of(seat: int = 3, version: int = 0, table: Table = TABLE) -> StageScheduler:
+    flow = StageScheduler(SeatPlace(TAG, table.seats[seat], 3), table, check, lambda: 0.5)
     if version >= 0:
         flow.on_version(version, COUNT, 0.0)
     return flow
@@ -58,7 +58,7 @@ def frame_of(
     )
 
 
-def give(flow: Flow, frame: Frame, sender: str = "", now: float = 0.0) -> tuple[str, list[Effect]]:
+def give(flow: StageScheduler, frame: Frame, sender: str = "", now: float = 0.0) -> tuple[str, list[Effect]]:
     """The counter that the frame ended in, and what follows."""
     before = flow.counters.as_dict()
     effects = flow.on_frame(sender or f"p{seat_of(frame.header)}", frame, now)
@@ -69,21 +69,21 @@ def give(flow: Flow, frame: Frame, sender: str = "", now: float = 0.0) -> tuple[
 
 
 def said(effects: list[Effect]) -> list[tuple[str, Kind, int]]:
-    sent = [(e.to, e.frame.header) for e in effects if isinstance(e, SendFrame)]
+    sent = [(e.to, e.frame.header) for e in effects if isinstance(e, SendCrossingFrame)]
     sent += [(e.to, e.header) for e in effects if isinstance(e, SendKept)]
     return [(to, header.kind, micro_of(header)) for to, header in sent if header.kind != Kind.ROOM]
 
 
-def handed(effects: list[Effect]) -> list[tuple[Way, int]]:
-    return [(e.way, e.micro) for e in effects if isinstance(e, Hand)]
+def handed(effects: list[Effect]) -> list[tuple[FlowDirection, int]]:
+    return [(e.way, e.micro) for e in effects if isinstance(e, GiveWork)]
 
 
-def passed_on(flow: Flow, micro: int = 0, prev: int = 1) -> int:
+def passed_on(flow: StageScheduler, micro: int = 0, prev: int = 1) -> int:
     """It came, was computed, and went to a seat of the next stage, which is the answer."""
     give(flow, frame_of(Kind.ACTIVATION, prev, micro))
     for seat in (5, 6):
         give(flow, frame_of(Kind.ROOM, seat, 9))
-    effects = flow.on_made(Made(Way.FORWARD, 0, micro, b"out"), 0.0)
+    effects = flow.on_made(WorkMade(FlowDirection.FORWARD, 0, micro, b"out"), 0.0)
     ((to, kind, _),) = said(effects)
     assert kind == Kind.ACTIVATION
     return int(to[1:])

@@ -2,8 +2,8 @@
 
     python tests/rig/flow_mutations.py [100] [--only WORDS]
 
-Each mutation is loaded as a second set of the modules of collectives/flow/, beside the real ones, and driven through
-the seeds of flow_world.py until a promise breaks.  Exits with 1 where one survives.
+Each mutation is loaded as a second set of the modules of collectives/pipeline/, beside the real ones, and driven
+through the seeds of flow_world.py until a promise breaks.  Exits with 1 where one survives.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import types
 from pathlib import Path
 from typing import NamedTuple
 
-import farflung.collectives.flow.flow as real
+import farflung.collectives.pipeline.stage_scheduler as real
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rig import flow_world
@@ -24,13 +24,13 @@ FOLDER = Path(real.__file__).parent
 NAMES = (
     "seats",
     "effects",
-    "gate",
+    "early_frames",
     "microbatches",
-    "room",
-    "wiring",
+    "credits",
+    "routing",
     "sending",
-    "taking_back",
-    "flow",
+    "work_stealing",
+    "stage_scheduler",
 )  # each after those that it imports
 
 
@@ -44,140 +44,140 @@ class Mutation(NamedTuple):
 MUTATIONS = (
     Mutation(
         "R4: nobody waits for HELD",
-        "flow",
+        "stage_scheduler",
         "        return not silent\n",
         "        return True\n",
     ),
     Mutation(
         "R3: newcomers are not told what is held",
-        "flow",
+        "stage_scheduler",
         "table.last_loss(self._stage - 1), table.last_change(self._stage - 1)",
         "table.last_loss(self._stage - 1), table.last_loss(self._stage - 1)",
     ),
     Mutation(
         "R2: what came back from who is gone now is not sent again",
-        "flow",
+        "stage_scheduler",
         "            if record.next and not table.lives(record.next):\n                record.next, record.again",
         "            if record.next and not record.grad and not table.lives(record.next):\n"
         "                record.next, record.again",
     ),
     Mutation(
         "R2: what is sent again is not marked",
-        "flow",
+        "stage_scheduler",
         "record.next, record.again = 0, True\n",
         "record.next = 0\n",
     ),
     Mutation(
         "R3: nobody is told what is held",
-        "flow",
+        "stage_scheduler",
         "        if self.version >= 0 and lost and changed > old:",
         "        if False:",
     ),
     Mutation(
         "R4: any HELD will do, however old",
-        "flow",
+        "stage_scheduler",
         "self._heard.get(s.number, 0) < need]",
         "self._heard.get(s.number, 0) < 1]",
     ),
     Mutation(
         "R4: who has it is not asked, and it is computed again",
-        "flow",
+        "stage_scheduler",
         "            record.next = record.next or seat\n",
         "            pass\n",
     ),
     Mutation(
         "R5: frames of who is gone are taken",
-        "gate",
+        "early_frames",
         "    if not seat.lives:\n        return Verdict.STALE\n",
         "",
     ),
     Mutation(
         "R5: what was meant for an older seat of the same peer is taken",
-        "gate",
+        "early_frames",
         "    if table_of(header) < mine.since:\n        return Verdict.STALE",
         "    if False:\n        return Verdict.STALE",
     ),
     Mutation(
         "R5: what moves a microbatch does not wait for its table",
-        "gate",
+        "early_frames",
         "    return moving and table_of(header) > table.number\n",
         "    return False\n",
     ),
     Mutation(
         "R5: who is gone goes on",
-        "flow",
+        "stage_scheduler",
         "        if not table.lives(self._me):\n",
         "        if False:\n",
     ),
     Mutation(
         "a gradient is thrown away when its maker goes",
-        "flow",
+        "stage_scheduler",
         "                record.sent = record.missing = record.returned = False\n",
         "                record.sent = record.missing = record.returned = record.grad = False\n",
     ),
     Mutation(
         "nobody asks again",
-        "flow",
+        "stage_scheduler",
         "        for seat, kind, micro in self._asks.due(now):\n",
         "        for seat, kind, micro in []:\n",
     ),
     Mutation(
         "MISSING is not answered by the activation",
-        "flow",
+        "stage_scheduler",
         "        record.missing, record.sent = True, False\n",
         "        record.missing = True\n",
     ),
     Mutation(
         "room is said once and never again",
-        "flow",
+        "stage_scheduler",
         "        if now - self._told_room_at >= ROOM_AGAIN_S:\n",
         "        if False:\n",
     ),
     Mutation(
         "room is given without a limit",
-        "room",
+        "credits",
         "        free = self.limit - waiting - sum(",
         "        free = 9 + self.limit - waiting - sum(",
     ),
     Mutation(
         "senders do not look at room",
-        "room",
+        "credits",
         "        return [seat for seat in self._told if self.left(seat) > 0]\n",
         "        return list(self._told)\n",
     ),
     Mutation(
         "what is counted is forgotten at once",
-        "flow",
+        "stage_scheduler",
         "            record.counted = True\n            self._open",
         "            record.counted, record.has = True, False\n            self._open",
     ),
     Mutation(
         "a second activation of the same microbatch is computed too",
-        "flow",
+        "stage_scheduler",
         "        if record is not None and record.has:\n            if not self._adopt",
         "        if record is not None and record.has and record.counted:\n            if not self._adopt",
     ),
     Mutation(
         "a gradient that was counted is computed again when it comes again",
-        "flow",
+        "stage_scheduler",
         "        if record.grad and not record.counted:\n            self._queue.put",
         "        if record.grad:\n            self._queue.put",
     ),
     Mutation(
         "who asks for the gradient is not taken for the holder",
-        "flow",
+        "stage_scheduler",
         "        record.prev = seat\n        return True\n",
         "        return True\n",
     ),
     Mutation(
         "grants that were somebody's before are not marked",
-        "flow",
+        "stage_scheduler",
         "record.has, record.again = True, record.again or bool(again >> micro & 1)\n",
         "record.has = True\n",
     ),
     Mutation(
         "R6: it is taken back without a word of who has it",
-        "taking_back",
+        "work_stealing",
         "                self._asked_for[idle] = micro\n",
         "                self._asked_for[idle], record.next, record.sent = micro, 0, False\n",
     ),
@@ -195,7 +195,7 @@ MUTATIONS = (
     ),
     Mutation(
         "R6: whoever gave it back waits for it all the same",
-        "flow",
+        "stage_scheduler",
         "            self._open.discard(micro)\n            self._moved_on(micro)\n        # Or else",
         "        # Or else",
     ),
@@ -210,7 +210,7 @@ MUTATIONS = (
 
 def mutated(mutation: Mutation) -> flow_world.Room:
     """The modules of the room, one of them changed, under their own names while they are loaded and no longer."""
-    package = "farflung.collectives.flow."
+    package = "farflung.collectives.pipeline."
     before = {name: sys.modules.pop(package + name, None) for name in NAMES}
     try:
         for name in NAMES:
@@ -224,7 +224,7 @@ def mutated(mutation: Mutation) -> flow_world.Room:
             module = types.ModuleType(package + name)
             sys.modules[package + name] = module
             exec(compile(text, f"{name}.py of {mutation.name}", "exec"), module.__dict__)
-        found = {name: sys.modules[package + name] for name in ("effects", "flow", "seats")}
+        found = {name: sys.modules[package + name] for name in ("effects", "stage_scheduler", "seats")}
     finally:
         for name, module_before in before.items():
             sys.modules.pop(package + name, None)

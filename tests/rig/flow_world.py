@@ -1,4 +1,4 @@
-"""A hostile world in virtual time around the real machines of microbatches (collectives/flow/).
+"""A hostile world in virtual time around the real machines of microbatches (collectives/pipeline/).
 
     python tests/rig/flow_world.py 3000 [--from 0]     so many seeds: what failed, what happened, how long it took
 
@@ -29,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from farflung.collectives.flow import effects, flow, seats
+from farflung.collectives.pipeline import effects, seats, stage_scheduler
 from farflung.protocol.digests import bits, mask_of
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import ALL_KINDS, Frame, Kind, Spoiled, claimed, parse, with_payload
@@ -54,7 +54,7 @@ class Room:
     """The modules under test: a mutation brings others of the same names."""
 
     effects: Any = effects
-    flow: Any = flow
+    stage_scheduler: Any = stage_scheduler
     seats: Any = seats
 
 
@@ -176,8 +176,8 @@ class World:
         self.table = self.table.seated(number, peer, stage, self.random.choice(self.sc.shares))
         seat = self.table.seats[number]
         chance = random.Random(f"{self.seed} {number}").random
-        place = self.room.flow.Place(TAG, seat, self.sc.stages)
-        machine = self.room.flow.Flow(place, self.table, self.check, chance)
+        place = self.room.stage_scheduler.SeatPlace(TAG, seat, self.sc.stages)
+        machine = self.room.stage_scheduler.StageScheduler(place, self.table, self.check, chance)
         host = Host(peer, seat, machine, self.sc.unit_s * self.random.choice(self.sc.paces))
         machine.on_unit(host.unit_s)
         self.hosts[number] = self.at_peer[peer] = host
@@ -398,16 +398,16 @@ class World:
     def carry_out(self, host: Host, todo: list[Any]) -> None:
         e, stage = self.room.effects, host.seat.stage
         for effect in todo:
-            if isinstance(effect, e.SendFrame):
+            if isinstance(effect, e.SendCrossingFrame):
                 self.send(host, effect.to, effect.frame)
             elif isinstance(effect, e.SendKept):
                 key = (effect.header.version, e.micro_of(effect.header), str(effect.piece))
                 self.need(key in host.kept, f"P16: {host.seat} is to send {key} and has not kept it")
                 self.send(host, effect.to, with_payload(effect.header, host.kept[key]))
-            elif isinstance(effect, e.Keep):
-                way = "act" if effect.piece in (e.Piece.INPUT, e.Piece.OUTPUT) else "grad"
-                at = stage - 1 if effect.piece == e.Piece.INPUT else stage
-                at = stage + 1 if effect.piece == e.Piece.RETURNED else at
+            elif isinstance(effect, e.KeepCrossingPiece):
+                way = "act" if effect.piece in (e.KeptPiece.INPUT, e.KeptPiece.OUTPUT) else "grad"
+                at = stage - 1 if effect.piece == e.KeptPiece.INPUT else stage
+                at = stage + 1 if effect.piece == e.KeptPiece.RETURNED else at
                 right = crossing(way, effect.version, at, effect.micro)
                 self.need(bytes(effect.payload) == right, f"{host.seat} keeps {effect!r}, not {right!r}")
                 key = (effect.version, effect.micro, str(effect.piece))
@@ -415,21 +415,21 @@ class World:
                     (effect.version, stage, effect.micro, host.seat.number) == each[:4]
                     for each in self.given_back
                 )
-                once = key not in host.kept or (back and effect.piece == e.Piece.INPUT)
+                once = key not in host.kept or (back and effect.piece == e.KeptPiece.INPUT)
                 self.need(once, f"P14: {host.seat} gets {key} a second time")
                 host.kept[key] = bytes(effect.payload)
-                if effect.piece == e.Piece.INPUT:
+                if effect.piece == e.KeptPiece.INPUT:
                     self.held_by[effect.version, stage, effect.micro].add(host.seat.number)
             elif isinstance(effect, e.Forget):
                 self.need(effect.version < self.version, f"P16: {host.seat} forgets {effect}")
                 host.kept = {key: kept for key, kept in host.kept.items() if key[0] > effect.version}
-            elif isinstance(effect, e.Hand):
+            elif isinstance(effect, e.GiveWork):
                 self.handed.add((effect.version, stage, effect.micro, host.seat.number))
                 host.work.append(effect)
                 self.compute(host)
-            elif isinstance(effect, e.Note):
+            elif isinstance(effect, e.FlowNote):
                 self.told[f"note {effect.cause}"] += 1
-                self.need(effect.cause != e.Cause.CONTESTED, f"{host.seat} notes {effect}")
+                self.need(effect.cause != e.NoteReason.CONTESTED, f"{host.seat} notes {effect}")
             else:
                 self.need(isinstance(effect, e.SeatLost), f"what is {effect!r}?")
         machine = host.machine
@@ -446,11 +446,11 @@ class World:
             self.need(have, f"P16: {host.seat} is handed {hand} without its input")
         else:
             self.held_by[hand.version, 0, micro].add(host.seat.number)
-        if hand.way == e.Way.BACKWARD:
+        if hand.way == e.FlowDirection.BACKWARD:
             have = (hand.version, micro, "returned") in host.kept or host.machine.version > hand.version
             self.need(have, f"P16: {host.seat} is handed {hand} without its gradient")
 
-        took_s = host.unit_s * (1 if hand.way == e.Way.FORWARD else 3)
+        took_s = host.unit_s * (1 if hand.way == e.FlowDirection.FORWARD else 3)
 
         def done() -> None:
             host.busy = False
@@ -460,14 +460,16 @@ class World:
             host.usual_s[hand.way] = before_s + UNIT_SMOOTHED * (took_s - before_s)
             host.machine.on_unit(sum(host.usual_s.values()))
             key = (hand.version, stage, micro)
-            if hand.way != e.Way.BACKWARD:
+            if hand.way != e.FlowDirection.BACKWARD:
                 self.forwards[key] += 1
-            if hand.way != e.Way.FORWARD:
+            if hand.way != e.FlowDirection.FORWARD:
                 self.backwards[key] += 1
                 host.sums[hand.version, micro] += 1
-            payload = crossing("act" if hand.way == e.Way.FORWARD else "grad", hand.version, stage, micro)
+            payload = crossing(
+                "act" if hand.way == e.FlowDirection.FORWARD else "grad", hand.version, stage, micro
+            )
             self.carry_out(
-                host, host.machine.on_made(e.Made(hand.way, hand.version, micro, payload), self.now)
+                host, host.machine.on_made(e.WorkMade(hand.way, hand.version, micro, payload), self.now)
             )
             self.compute(host)
 

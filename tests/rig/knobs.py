@@ -39,7 +39,7 @@ KNOBS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("coordinator.batches.micros", "BEATS_AHEAD", FEWER_OR_MORE),
     ("coordinator.court.questions", "ASK_AGAIN_S", SHORTER_OR_LONGER),
     ("coordinator.rounds.withholding", "ROUNDS_NOT_WAITED", FEWER_OR_MORE),
-    ("coordinator.run.conductor", "RETRY_S", SHORTER_OR_LONGER),
+    ("coordinator.run.driver", "RETRY_S", SHORTER_OR_LONGER),
     ("coordinator.run.core", "KEEP_AGAIN_S", SHORTER_OR_LONGER),
     ("coordinator.run.going_back", "AWAIT_DEAD", FEWER_OR_MORE),
     ("coordinator.run.guidance", "DONORS_TURN_S", SHORTER_OR_LONGER),

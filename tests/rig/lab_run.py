@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from farflung.console.bench.bench import Aim, BenchOptions, Party, as_toml, check
+from farflung.console.bench.bench import Aim, BenchOptions, BenchParty, as_toml, check
 from farflung.console.bench.figures import Killed, result_of
 from farflung.protocol.errors import FarflungError
 from farflung.protocol.manifest import Manifest
@@ -133,7 +133,7 @@ class LabRun:
         self._nursery = nursery
         hosts = [*setting.hosts, *([setting.coordinator] if setting.coordinator is not None else [])]
         self.lab = Lab(hosts, setting.seed, setting.tcp_buffer_bytes)
-        self.parties: dict[str, Party] = {}
+        self.parties: dict[str, BenchParty] = {}
         self.aim: Aim | None = None
         self._coordinator: subprocess.Popen[str] | Child | None = None
 
@@ -204,7 +204,7 @@ class LabRun:
         url: str = json.loads(line)["url"]
         return url
 
-    def _join(self, name: str, url: str, number: int) -> Party:
+    def _join(self, name: str, url: str, number: int) -> BenchParty:
         words = [
             "farflung.console.bench.trainer",
             "--url",
@@ -215,7 +215,7 @@ class LabRun:
         words += ["--figures", str(self.folder / f"{name}.json"), *(["--check"] if number == 0 else [])]
         words += ["--pause", str(self.setting.options.pause_s)]
         more = {JOURNAL_VARIABLE: str(self.folder / f"{name}.events"), **self.setting.environ.get(name, {})}
-        return Party(name, self._start(self.lab.hosts[name], name, words, more), self.folder)
+        return BenchParty(name, self._start(self.lab.hosts[name], name, words, more), self.folder)
 
     # ---- watching --------------------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ from farflung.peer.local.words import (
     FromTrainer,
     Frozen,
     LeasesNow,
-    Load,
-    Need,
+    LoadState,
+    NeedSamples,
     Provide,
     Provided,
 )
@@ -77,9 +77,11 @@ class LonelyAgent:
             case Provided():
                 for fragment in range(self._run.fragments):
                     self.server.send(
-                        Load(version=0, keep="drop", slot=0, tokens=0, steps=0, spare=0, fragment=fragment)
+                        LoadState(
+                            version=0, keep="drop", slot=0, tokens=0, steps=0, spare=0, fragment=fragment
+                        )
                     )
-            case Need():
+            case NeedSamples():
                 self._granted += 1
                 stop = 16 * self._granted
                 leases = tuple(Lease(i, 0, 16 * i, 16 * i + 16, 16 * i) for i in range(self._granted))
@@ -97,7 +99,7 @@ class LonelyAgent:
         self.shared.anchor[cells].sub_(slot[cells])
         version = len([m for m in self.heard if isinstance(m, Frozen) and m.fragment == word.fragment])
         self.server.send(
-            Load(
+            LoadState(
                 version=version,
                 keep="rest",
                 slot=word.slot,

@@ -11,9 +11,9 @@ import sys
 from dataclasses import dataclass, field, replace
 
 from farflung.coordinator.ledger.records import CommittedBatch, Record, RolledBack
-from farflung.peer.simulator.disk import VirtualDisk
-from farflung.peer.simulator.scenario import Report, Scenario
-from farflung.peer.simulator.world import COORDINATOR, World
+from farflung.simulator.disk import VirtualDisk
+from farflung.simulator.scenario import Scenario, SimulationReport
+from farflung.simulator.world import COORDINATOR, World
 
 GOES_ON_S = 30.0  # after a death, at most, until the next commit
 NEVER = 1e9
@@ -168,7 +168,7 @@ def scenario_of(seed: int, seats: int) -> tuple[Scenario, Deaths]:
     return scenario, Deaths(effects, together)
 
 
-def run_of(seed: int, seats: int) -> tuple[LostHolders, Report]:
+def run_of(seed: int, seats: int) -> tuple[LostHolders, SimulationReport]:
     scenario, deaths = scenario_of(seed, seats)
     world = LostHolders(seed, scenario, 3 * seats, deaths)
     try:

@@ -30,7 +30,7 @@ from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Committed, Keep, Lease
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import Commit, Used
-from farflung.protocol.signing import Kept, curve_key_of, peer_id_of
+from farflung.protocol.signing import KeptReceipts, curve_key_of, peer_id_of
 
 RUN_ID = bytes(range(16))
 MANIFEST = Manifest.from_toml('[run]\nname = "lost"\n[round]\nkeep_results = 4\n', "test")
@@ -114,7 +114,7 @@ def keeper(
         assert each.kept is not None
         has_books = books is None or place < books
         kept.hear(each if has_books else msgspec.structs.replace(each, kept=each.kept.without_books))
-    kept.about = Kept(identity=bytes(32), kept=None, model=MODEL, manifest=MANIFEST.canonical())
+    kept.about = KeptReceipts(identity=bytes(32), kept=None, model=MODEL, manifest=MANIFEST.canonical())
     return kept
 
 

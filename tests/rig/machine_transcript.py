@@ -1,6 +1,6 @@
 """What a machine did, as text that a person can read: each event, the state that it led to, and its effects.
 
-Used by tests of machines whose effects are plain data (a peer's lane, the coordinator's conductor).
+Used by tests of machines whose effects are plain data (a peer's replica, the coordinator's driver).
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ import torch
 
 from farflung.checkpoints.archive import Archive, RoundHead
 from farflung.checkpoints.checkpoint_manifest import CheckpointManifest, SavedFragment, shards_of
-from farflung.checkpoints.parts import Part
+from farflung.checkpoints.parts import PartFile
 from farflung.checkpoints.store import Store
 from farflung.collectives.round.effects import Install, Measure, Roll, Seal
 from farflung.coordinator.court.plain_codecs import encode
-from farflung.coordinator.rounds.clipping import clipped
+from farflung.coordinator.rounds.gradient_clip import clipped
 from farflung.coordinator.rounds.steps import Done
 from farflung.optim.recipes import outer_of
 from farflung.peer.identity import Identity
@@ -34,8 +34,8 @@ from farflung.protocol.manifest_sections import (
     RoundSection,
 )
 from farflung.protocol.model_schema import Fragment, ModelSchema, StageSpec
-from farflung.protocol.moments import Attached, Known
 from farflung.protocol.round_words import Commit
+from farflung.protocol.run_terms import Attached, Known
 from farflung.protocol.signing import curve_key_of, statement_of
 
 RUN_ID = bytes(range(16))
@@ -129,7 +129,7 @@ class Kept:
             told = tuple(each.hex() for each in mine)
             for first, count in shards_of(fragment.first, fragment.count, form):
                 at = first - fragment.first
-                part = Part(first, told[at : at + count], self.state.chunk_bytes, lambda chunks: None)
+                part = PartFile(first, told[at : at + count], self.state.chunk_bytes, lambda chunks: None)
                 draft.parts.add([part])
             statement = statement_of(RUN_ID, era, fragment.number, version, root_of(mine))
             proof = (self.host.public + self.host.sign(statement)).hex()

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 
 from farflung.checkpoints.checkpoint_manifest import CheckpointManifest, SavedFragment, shards_of
-from farflung.checkpoints.parts import Part
+from farflung.checkpoints.parts import PartFile
 from farflung.checkpoints.stages import Saved
 from farflung.checkpoints.store import Store
 from farflung.peer.identity import Identity
@@ -77,9 +77,9 @@ def save(
     return Saved(draft.folder, manifest)
 
 
-def files_of(fragment: Fragment, hashes: tuple[str, ...], chunks: list[bytes]) -> list[Part]:
+def files_of(fragment: Fragment, hashes: tuple[str, ...], chunks: list[bytes]) -> list[PartFile]:
     found = []
     for first, count in shards_of(fragment.first, fragment.count, FORM):
         at = first - fragment.first
-        found.append(Part(first, hashes[at : at + count], chunks.__getitem__, lambda chunks: None))
+        found.append(PartFile(first, hashes[at : at + count], chunks.__getitem__, lambda chunks: None))
     return found

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from farflung.coordinator.court.plain_codecs import codec_named
 from farflung.coordinator.court.plain_steps import merged
 from farflung.coordinator.rounds.groups import Groups, planned, summed
-from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import RoundRules
-from farflung.coordinator.run.witness import CommittedSums, Witness
+from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.run.signed_results import CommittedSums, SignedResults
 from farflung.peer.identity import Identity
 from farflung.protocol.digests import combined, hash_bytes, mask_of, mask_to_bytes
 from farflung.protocol.messages import ProgressReport, Sent
@@ -167,8 +167,8 @@ class MeshStand:
         run = MadeRun()
         run.core.run_id = RUN_ID
         self.core = run.core
-        self.witness = Witness(run.core)
-        self.flight = InFlight(made.plan, RULES, 0.0)
+        self.witness = SignedResults(run.core)
+        self.flight = Round(made.plan, RULES, 0.0)
         self.members = {}
         for key in made.keys:
             peer, process = key.peer_id, process_of(key.peer_id)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from farflung.checkpoints.checkpoint_manifest import CheckpointManifest, SavedFragment, shards_of
-from farflung.checkpoints.parts import Part
+from farflung.checkpoints.parts import PartFile
 from farflung.checkpoints.stages import Saved
 from farflung.checkpoints.store import Store
 from farflung.coordinator.door.keys import load_or_create
@@ -26,7 +26,7 @@ from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.messages import Sent
 from farflung.protocol.outer_numbers import StateForm
 from farflung.protocol.round_words import Commit
-from farflung.protocol.signed_words import Said
+from farflung.protocol.signed_words import SignedList
 from farflung.protocol.signing import statement_of
 
 RUN_ID = bytes(range(16))
@@ -66,7 +66,7 @@ class MadeRun:
         )  # fmt: skip
         self._tell("digest", pos=version, version=version, fragment=0, digest=digest.hex())
         commit = Commit(version, version, members, (0.75, 0.25), hashes=bytes(32), codec="fp32")
-        said = [Said(each.public, _sent(version, tokens[each.peer_id])) for each in (ANN, BOB)]
+        said = [SignedList(each.public, _sent(version, tokens[each.peer_id])) for each in (ANN, BOB)]
         self._rows.keep(KeepEvidence(commit, tuple(said)))
 
     def saves(self, model: nn.Module, version: int) -> Saved:
@@ -81,7 +81,7 @@ class MadeRun:
         draft = Store(self.place).draft(RUN_ID.hex(), 0, version, ANN.peer_id, form)
         draft.parts.add(
             [
-                Part(first, hashes[first : first + count], chunks.__getitem__, lambda chunks: None)
+                PartFile(first, hashes[first : first + count], chunks.__getitem__, lambda chunks: None)
                 for first, count in shards_of(0, len(chunks), form)
             ]
         )

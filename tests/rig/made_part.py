@@ -1,4 +1,4 @@
-"""A peer's part in the run put together by hand: its lanes, its view of a trainer, and the exchange between them.
+"""A peer's part in the run put together by hand: its replicas, its view of a trainer, and the exchange between them.
 
 For tests of one part of the peer machine alone, on virtual time.  Two fragments of two chunks each; ann and bob own
 one chunk of each.  No beats, no session, no shell: payloads are words, and `UNUSABLE` stands for bytes of no use.
@@ -7,13 +7,13 @@ one chunk of each.  No beats, no session, no shell: payloads are words, and `UNU
 from __future__ import annotations
 
 from farflung.checkpoints.result_log import ResultLog
-from farflung.optim.schedule import Rules
+from farflung.optim.schedule import ScheduleRules
 from farflung.peer.local.words import Frozen, ToTrainer
-from farflung.peer.machine.effects import Effect, Note, Tell
-from farflung.peer.machine.exchange import Exchange
-from farflung.peer.machine.lane import Lane
-from farflung.peer.machine.lanes import Participation
-from farflung.peer.machine.trainer_view import Training
+from farflung.peer.machine.effects import Effect, Note, TellTrainer
+from farflung.peer.machine.replica import Replica
+from farflung.peer.machine.replicas import Replicas
+from farflung.peer.machine.trainer_proxy import TrainerProxy
+from farflung.peer.machine.trainer_sync import TrainerSync
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import Frame, Header, Kind, Payload, with_payload
@@ -21,8 +21,8 @@ from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import MergeSection, RoundSection
 from farflung.protocol.messages import FragmentTick, Tick
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.moments import Attached, Known
 from farflung.protocol.round_words import Commit, Decision, Plan, Used
+from farflung.protocol.run_terms import Attached, Known
 from farflung.protocol.states import Goal
 from farflung.protocol.verdicts import Verdict
 
@@ -71,27 +71,27 @@ class MadePart:
     def __init__(self, schedule: str = "blocking") -> None:
         self.checked: list[tuple[str, int]] = []  # (codec, elements) of each payload that was looked at
         attached = Attached(Known(MANIFEST, bytes(16)), MODEL)
-        self.part = Participation("ann", attached, ResultLog(keep_versions=3), self._check)
-        self.training = Training(Rules(schedule, period_steps=1, fragments=FRAGMENTS))
-        self.exchange = Exchange(self.part, self.training)
+        self.part = Replicas("ann", attached, ResultLog(keep_versions=3), self._check)
+        self.training = TrainerProxy(ScheduleRules(schedule, period_steps=1, fragments=FRAGMENTS))
+        self.exchange = TrainerSync(self.part, self.training)
 
     def _check(self, codec: str, payload: Payload, elements: int) -> None:
         self.checked.append((codec, elements))
         if payload == UNUSABLE:
             raise FrameError(Verdict.MALFORMED, "not finite")
 
-    def lane(self, fragment: int) -> Lane:
-        return self.part.lanes[fragment]
+    def replica(self, fragment: int) -> Replica:
+        return self.part.replicas[fragment]
 
     def founds(self) -> None:
         """Version 0 of both fragments is here and confirmed, and the trainer has loaded it."""
         self.training.attached = True
-        for lane in self.part.lanes.values():
-            lane.fill()
+        for replica in self.part.replicas.values():
+            replica.fill()
         self.exchange.on_provided()
-        for fragment in self.part.lanes:
+        for fragment in self.part.replicas:
             self.exchange.on_sealed(fragment, 0, digest_of(fragment, 0))
-            self.lane(fragment).on_tick(word_of(fragment, 0))
+            self.replica(fragment).on_tick(word_of(fragment, 0))
             self.training.on_loaded(fragment)
 
     def freezes(self, fragment: int, slot: int = 1, used: tuple[Used, ...] = ()) -> None:
@@ -108,12 +108,12 @@ class MadePart:
 
     def applies(self, commit: Commit) -> None:
         """The commit comes, and all its results are at hand: its version is being hashed."""
-        lane = self.lane(commit.fragment)
-        lane.on_commit(commit, 0.0)
-        for chunk in lane.fragment.chunks:
+        replica = self.replica(commit.fragment)
+        replica.on_commit(commit, 0.0)
+        for chunk in replica.fragment.chunks:
             payload = result_of(chunk, commit.version)
-            lane.catch.offer(commit.version, chunk, payload, hash_bytes(payload))
-        lane.advance(0.0)
+            replica.catch.offer(commit.version, chunk, payload, hash_bytes(payload))
+        replica.advance(0.0)
 
     def tick(self, *words: FragmentTick, goal: Goal = Goal.TRAIN, void: tuple[int, ...] = ()) -> list[Effect]:
         return self.exchange.on_tick(
@@ -126,7 +126,7 @@ class MadePart:
 
 
 def told(effects: list[Effect]) -> list[ToTrainer]:
-    return [each.message for each in effects if isinstance(each, Tell)]
+    return [each.message for each in effects if isinstance(each, TellTrainer)]
 
 
 def notes(effects: list[Effect]) -> list[str]:

@@ -18,12 +18,12 @@ from farflung.coordinator.ledger.records import (
     from_bytes,
     to_bytes,
 )
-from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import rules_for
-from farflung.coordinator.run.conductor import Conductor
+from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import Effect, Note, Tell, Write
 from farflung.coordinator.run.membership import Member
+from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Beat, FragmentBeat, Message
@@ -68,7 +68,7 @@ class MadeRun:
 
     def __post_init__(self) -> None:
         self.core = Core(self.manifest, RUN_ID, self.new_ledger())
-        self.conductors = [Conductor(self.core, number) for number in range(self.core.ledger.fragments)]
+        self.drivers = [RoundDriver(self.core, number) for number in range(self.core.ledger.fragments)]
 
     def new_ledger(self) -> Ledger:
         rules = self.manifest.round
@@ -112,15 +112,15 @@ class MadeRun:
 
     # ---- rounds ----------------------------------------------------------------------------------------
 
-    def opens(self, *members: Member, fragment: int = 0) -> InFlight:
+    def opens(self, *members: Member, fragment: int = 0) -> Round:
         """A round is in flight, and counts on these processes."""
-        conductor = self.conductors[fragment]
+        driver = self.drivers[fragment]
         peers = tuple(sorted(member.peer for member in members))
         owners, codecs = (0,) * 2, ("fp32",) * len(peers)
-        plan = Plan(self.core.ledger.round_no + 1, 1, conductor.book.version, peers, owners, codecs, fragment)
-        conductor.round = InFlight(plan, rules_for(self.manifest, conductor.book, peers), self.core.now)
-        conductor.processes = {member.peer: member.process for member in members}
-        return conductor.round
+        plan = Plan(self.core.ledger.round_no + 1, 1, driver.book.version, peers, owners, codecs, fragment)
+        driver.round = Round(plan, rules_for(self.manifest, driver.book, peers), self.core.now)
+        driver.processes = {member.peer: member.process for member in members}
+        return driver.round
 
     def commits(
         self,
@@ -152,7 +152,7 @@ class MadeRun:
         digest = digest_of(version, fragment)
         shown = value_of(self.core.ledger, fragment, version, digest)
         self.core.write(DigestFixed(version=version, digest=digest, fragment=fragment, shown=shown))
-        self.conductors[fragment].round = None
+        self.drivers[fragment].round = None
         return version
 
     # ---- what came of it -------------------------------------------------------------------------------

@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from farflung.coordinator.court.plain_codecs import codec_named
 from farflung.coordinator.court.plain_steps import merged
 from farflung.coordinator.ledger.proofs import WrongSum
-from farflung.coordinator.rounds.reported import Made
-from farflung.coordinator.run.witness import CommittedSums
+from farflung.coordinator.rounds.reported import MadeResult
+from farflung.coordinator.run.signed_results import CommittedSums
 from farflung.peer.identity import Identity
 from farflung.protocol.digests import hash_bytes, mask_to_bytes
 from farflung.protocol.messages import ProgressReport, Sent
 from farflung.protocol.round_words import Commit, Decision, Plan
-from farflung.protocol.signed_words import Results, Said, inputs_of, results_part, sent_part
+from farflung.protocol.signed_words import Results, SignedList, inputs_of, results_part, sent_part
 
 RUN_ID = bytes(range(16))
 ELEMENTS = 4
@@ -66,14 +66,14 @@ class MadeSums:
         """The contributions to it, in the order of the sum."""
         return [self.payloads[peer][chunk] for peer in self.members]
 
-    def said(self, key: Identity) -> Said:
+    def said(self, key: Identity) -> SignedList:
         hashes = b"".join(hash_bytes(payload) for payload in self.payloads[key.peer_id])
         bare = Sent(
             seat=0, counted=b"",
             session=bytes(16), seq=1, round_no=self.round_no, hashes=hashes, tokens=8, steps=1, loss=None, used=(),
             signature=b"",
         )  # fmt: skip
-        return Said(key.public, replace(bare, signature=key.sign(sent_part(RUN_ID, bare))))
+        return SignedList(key.public, replace(bare, signature=key.sign(sent_part(RUN_ID, bare))))
 
     def report(self, chunk: int) -> ProgressReport:
         """The owner's signed word of its one chunk."""
@@ -99,7 +99,7 @@ lengths=b"", got_by={},
             self.decision,
             self.commit,
             {key.peer_id: self.said(key) for key in self.keys},
-            {chunk: Made(self.members[chunk], self.report(chunk)) for chunk in range(self.count)},
+            {chunk: MadeResult(self.members[chunk], self.report(chunk)) for chunk in range(self.count)},
             {key.peer_id: key.public for key in self.keys},
             {peer: process_of(peer) for peer in self.members},
         )

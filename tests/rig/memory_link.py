@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import zmq
 
-from farflung.collectives.link.bookkeeping import Backlog, Intake
-from farflung.collectives.link.link import Appointment, FrameCounts, Moved, Pollable, Relayed
+from farflung.collectives.link.frame_queue import Backlog, Intake
+from farflung.collectives.link.link import Appointment, FrameCounts, MovedBytes, Pollable, Relayed
 from farflung.collectives.link.pacer import Pacer
-from farflung.collectives.link.urgency import Rank, Sharing
+from farflung.collectives.link.priorities import Rank, Sharing
 from farflung.protocol.frames import ONE_STAGE_KINDS, Frame, Kind, Payload, Spoiled
 from farflung.protocol.round_words import Contact
 
@@ -206,8 +206,8 @@ class MemoryLink:
     def waiting_bytes(self) -> int:
         return self.peers_waiting()
 
-    def moved(self) -> Moved:
-        return Moved(self.counts.sent_bytes, self.counts.arrived_bytes)
+    def moved(self) -> MovedBytes:
+        return MovedBytes(self.counts.sent_bytes, self.counts.arrived_bytes)
 
     def probe(self) -> None:
         pass

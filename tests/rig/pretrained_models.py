@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from farflung.peer.local.memory import SharedState
-from farflung.peer.local.words import Load
+from farflung.peer.local.words import LoadState
 from farflung.peer.trainer.api import Run
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.run_optimizer import RunSteps
@@ -32,7 +32,7 @@ def run_of(folder: Path, model: nn.Module, takes: bool = True) -> Run:
     else:
         draw = torch.Generator().manual_seed(3)
         shared.anchor.copy_(torch.randn(shared.elements, generator=draw) * 0.05)
-    words += [shared.as_message(), Load(version=4, keep="drop", slot=0, tokens=0, steps=0, spare=0)]
+    words += [shared.as_message(), LoadState(version=4, keep="drop", slot=0, tokens=0, steps=0, spare=0)]
     loop.attach()
     return Run(SimpleNamespace(), loop, RunSteps(torch.optim.SGD(model.parameters()), print), "me")  # type: ignore[arg-type]
 

@@ -15,13 +15,13 @@ from dataclasses import replace
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.collectives.link.link import Relayed
-from farflung.coordinator.reach.tickets import Run, Sign, Ticket, pair_of, side_of, written
+from farflung.coordinator.reach.tickets import Sign, Ticket, TicketScope, pair_of, side_of, written
 from farflung.coordinator.relay.relay_words import PairsCounted, RelaySettings
 from farflung.coordinator.relaying import RelayProcess
 from farflung.protocol.process.child import Spawn, started
 from rig.waiting import eventually
 
-RUN = Run(b"r" * 16, 1)
+RUN = TicketScope(b"r" * 16, 1)
 GREETING, CHOSEN, JOINED = b"\x05\x01\x00", b"\x05\x00", b"\x05\x00\x00\x01" + bytes(6)
 LOOK_S = 0.02
 TICKET_S = 600.0

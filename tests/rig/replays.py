@@ -16,10 +16,10 @@ from collections import deque
 
 from farflung.collectives.round.effects import Seal
 from farflung.peer.machine.machine import PeerMachine
-from farflung.peer.simulator.peer import VirtualPeer
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import TAG, World, peer_of
 from farflung.protocol.frames import ALL_KINDS, CROSSING_KINDS, Frame, Header, Kind, claimed, with_payload
+from farflung.simulator.peer import VirtualPeer
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.world import TAG, World, peer_of
 
 Sent = tuple[str, str, bytes, bytes]  # from, to, header, payload
 KEPT = 400  # frames of all kinds, drawn evenly from all that came by

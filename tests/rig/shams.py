@@ -26,8 +26,8 @@ import msgspec
 import zmq
 
 from farflung.peer.identity import Identity
-from farflung.peer.machine.getting_in import Doorway, Offer, me_of
-from farflung.peer.machine.reports import RARE
+from farflung.peer.machine.handshake import Handshake, Offer, me_of
+from farflung.peer.machine.heartbeat import RARE
 from farflung.protocol import envelope as wire
 from farflung.protocol.digests import combined, full_mask, hash_bytes, keyed_hash, mask_of, mask_to_bytes
 from farflung.protocol.join_url import JoinUrl
@@ -48,9 +48,9 @@ from farflung.protocol.messages import (
     Welcome,
 )
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.moments import Attached, Known
 from farflung.protocol.process.sockets import curve_raw, curve_text
 from farflung.protocol.round_words import Decision, Plan
+from farflung.protocol.run_terms import Attached, Known
 from farflung.protocol.signed_words import Results, inputs_of, results_part, sent_part
 
 CHUNKS = 96
@@ -183,7 +183,7 @@ class Sham:
         self.public, self.secret = zmq.curve_keypair()
         self.identity = identity = Identity.generate()
         self.peer = identity.peer_id
-        self.door = Doorway(me_of(identity, curve_raw(self.public), os.urandom(16)), crowd.url.run)
+        self.door = Handshake(me_of(identity, curve_raw(self.public), os.urandom(16)), crowd.url.run)
         self.session, self.seq, self.connected, self.at_door = NOTHING, 0, False, False
         self.address = ""  # where others dial it, if it listens
         self.run_id = b""
@@ -201,7 +201,7 @@ class Sham:
         self.kept = 0  # the newest of the run's commits that it keeps
         self.fragment = 0
         self.beat_s = 0.0  # that it was told
-        self.is_awaited = True  # as in BeatTimes of peer/machine/reports.py
+        self.is_awaited = True  # as in BeatTimes of peer/machine/heartbeat.py
         self.inside_port = 0
         self.route = (
             self.name

@@ -1,8 +1,8 @@
 """All agents and the coordinator of a pipeline in one process: the real trainers of its stages, belts, shared memory.
 
-For tests of peer/pipeline.  One peer a stage; crossings are carried from belt to belt, what stands in the slots into an
-exact step (AdamW on sums, Nesterov's on what local steps moved), and versions back by `Load`.  Nobody dies here, and
-nothing is lost.
+For tests of peer/pipeline.  One peer a stage; crossings are carried from belt to belt, what stands in the slots into
+an exact step (AdamW on sums, Nesterov's on what local steps moved), and versions back by `LoadState`.  Nobody dies
+here, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ import torch
 from torch import Tensor
 
 from farflung.peer.data.sampling import permuted_range
-from farflung.peer.local.belt import GIVEN, MADE, PLACES, RETURNED, Belt, slot_of
 from farflung.peer.local.memory import SharedState
+from farflung.peer.local.shared_slots import GIVEN, MADE, PLACES, RETURNED, SharedSlots, slot_of
 from farflung.peer.local.words import (
     Anew,
     Attach,
     Finish,
-    Freeze,
+    FreezeSums,
     Frozen,
-    Hand,
-    Load,
     Loaded,
-    Made,
+    LoadState,
+    MicrobatchWork,
     Provide,
     Provided,
+    WorkDone,
     from_trainer,
     to_bytes,
     to_trainer,
 )
 from farflung.peer.pipeline.part_checks import survey_parts
 from farflung.peer.pipeline.parts import Stage
-from farflung.peer.pipeline.pipeline_loop import Model, PipelineLoop
+from farflung.peer.pipeline.pipeline_loop import PipelineLoop, StageModel
 from farflung.peer.pipeline.samples import Samples
 from farflung.peer.pipeline.whole import whole_model
 from farflung.protocol.digests import mask_of, mask_to_bytes
@@ -77,7 +77,7 @@ class Agent:
     coming: deque[Any] = field(default_factory=deque)
     said: deque[Any] = field(default_factory=deque)
     shared: SharedState | None = None
-    belt: Belt | None = None
+    belt: SharedSlots | None = None
     everything: list[Any] = field(default_factory=list)
 
     def send(self, message: Any) -> None:
@@ -90,12 +90,12 @@ class Agent:
     def recv(self, timeout_s: float) -> Any:
         return to_trainer(to_bytes(self.coming.popleft())) if self.coming else None
 
-    def share(self, model: Model) -> None:
+    def share(self, model: StageModel) -> None:
         """The trainer has attached: it gets its stage."""
         attach = self.answer(Attach)
         elements = model.whole.layouts[self.stage].total_elements
         self.shared = SharedState.create(self.folder, elements, ("params", "momentum", "second_moment"))
-        self.belt = Belt.create(self.folder / "belt", PLACES, attach.crossing_bytes)
+        self.belt = SharedSlots.create(self.folder / "belt", PLACES, attach.crossing_bytes)
         self.coming += [_with_belt(self.shared.as_message(), self.stage, self.folder / "belt"), Provide()]
 
     def provided(self) -> None:
@@ -123,7 +123,7 @@ class Pipeline:
         return Nesterov(numbers.lr, numbers.momentum) if isinstance(numbers, OuterNumbers) else AdamW()
 
     @classmethod
-    def start(cls, folder: Path, model: Model, samples: int) -> Pipeline:
+    def start(cls, folder: Path, model: StageModel, samples: int) -> Pipeline:
         loops, agents = [], []
         for stage in range(model.stages):
             place = folder / str(stage)
@@ -145,7 +145,7 @@ class Pipeline:
         for stage in range(len(self.agents)):
             self.tell(stage, Anew())
 
-    def begin_anew(self, model: Model) -> None:
+    def begin_anew(self, model: StageModel) -> None:
         """Each is given a stage again: the same, here."""
         for stage, agent in enumerate(self.agents):
             agent.share(model)
@@ -154,7 +154,7 @@ class Pipeline:
 
     def load(self, version: int) -> None:
         for stage, agent in enumerate(self.agents):
-            said = Load(version=version, keep="drop", slot=0, tokens=0, steps=0, spare=0, fragment=stage)
+            said = LoadState(version=version, keep="drop", slot=0, tokens=0, steps=0, spare=0, fragment=stage)
             self.tell(stage, said)
             assert agent.answer(Loaded) == Loaded(version=version, fragment=stage)
 
@@ -170,7 +170,7 @@ class Pipeline:
         agent.belt.write(slot_of(place, GIVEN), given)
         agent.belt.write(slot_of(place, RETURNED), returned)
         start = self.start_of(version, micro)
-        hand = Hand(
+        hand = MicrobatchWork(
             way=way,
             version=version,
             micro=micro,
@@ -182,7 +182,7 @@ class Pipeline:
             returned_bytes=len(returned),
         )
         self.tell(stage, hand)
-        made = agent.answer(Made)
+        made = agent.answer(WorkDone)
         assert (made.way, made.version, made.micro) == (way, version, micro)
         self.crossed_bytes += made.bytes_made
         return made, agent.belt.read(slot_of(place, MADE), made.bytes_made)
@@ -212,18 +212,18 @@ class Pipeline:
             given.append(out)
         return given
 
-    def _back(self, version: int, micro: int, given: list[bytes]) -> Made:
+    def _back(self, version: int, micro: int, given: list[bytes]) -> WorkDone:
         last = len(self.loops) - 1
         of_loss, gradient = self.work(last, "both", version, micro, given[last], b"")
         for stage in reversed(range(last)):
             _, gradient = self.work(stage, "backward", version, micro, given[stage], gradient)
         assert gradient == b"", "the data has no gradient"
-        assert isinstance(of_loss, Made)
+        assert isinstance(of_loss, WorkDone)
         return of_loss
 
     def freeze(self, version: int) -> None:
         for stage in range(len(self.loops)):
-            self.tell(stage, Freeze(version=version, slot=1))
+            self.tell(stage, FreezeSums(version=version, slot=1))
             frozen = self.agents[stage].answer(Frozen)
             assert frozen.counted == mask_to_bytes(mask_of(range(MICROS))) and frozen.slot == 1
 
@@ -262,7 +262,7 @@ def model_of(
     cuts: Sequence[int],
     codecs: tuple[str, str] = ("fp32", "fp32"),
     **sections: dict[str, Any],
-) -> tuple[Model, int]:
+) -> tuple[StageModel, int]:
     """The user's half of `farflung.pipeline`, and the samples of a microbatch.  `sections`: keys of run.toml."""
     data = Recorded(task, seed, updates)
     micro = len(data) // (updates * MICROS)
@@ -287,7 +287,7 @@ def model_of(
     item = samples.one_item()
     facts = survey_parts(parts, item, samples.inputs, task.loss)
     whole = whole_model(facts, item, samples.riders, manifest)
-    return Model(parts, whole, samples, task.loss, manifest), micro
+    return StageModel(parts, whole, samples, task.loss, manifest), micro
 
 
 def train_stages(

@@ -1,4 +1,5 @@
-"""Stages in a row, each the real `Crossings` of a peer: lines and trainers that answer at once, and a table of seats.
+"""Stages in a row, each the real `StageTransfers` of a peer: lines and trainers that answer at once, and a table of
+seats.
 
     row = StageRow(stages=3); row.seat("ann", 0); ...; row.begin(version=0, count=8); row.run()
 
@@ -14,15 +15,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from farflung.collectives.flow.crossing import border_after, pack
-from farflung.collectives.flow.effects import Piece, Way, micro_of
-from farflung.collectives.flow.seats import Table
+from farflung.collectives.pipeline.crossing import border_after, pack
+from farflung.collectives.pipeline.effects import FlowDirection, KeptPiece, micro_of
+from farflung.collectives.pipeline.seats import Table
 from farflung.collectives.round.effects import SendFrame
 from farflung.compression.codec import check_payload, codec_named, payload_bytes
-from farflung.peer.local.words import Freeze, Hand, Made
+from farflung.peer.local.words import FreezeSums, MicrobatchWork, WorkDone
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.borders import Borders
-from farflung.peer.machine.crossings import Crossings, MyStage
+from farflung.peer.machine.stage_boundaries import StageBoundaries
+from farflung.peer.machine.stage_transfers import MyStage, StageTransfers
 from farflung.protocol.digests import mask_from_bytes, mask_to_bytes
 from farflung.protocol.frames import Frame, with_payload
 from farflung.protocol.manifest_sections import PipelineSection
@@ -59,11 +60,11 @@ def crossing(value: float, backwards: bool) -> bytes:
 class StagePeer:
     peer: str
     stage: int
-    crossings: Crossings
+    crossings: StageTransfers
     up: bool = True
     said: int = 0  # the mask that the coordinator has heard of
-    kept: dict[tuple[int, int, Piece], bytes] = field(default_factory=dict)
-    hands: list[Hand] = field(default_factory=list)
+    kept: dict[tuple[int, int, KeptPiece], bytes] = field(default_factory=dict)
+    hands: list[MicrobatchWork] = field(default_factory=list)
     sums: Counter[int] = field(default_factory=Counter)
     told: list[object] = field(default_factory=list)  # words to the trainer but for hands, and notes
     slow: bool = False  # its trainer answers only when it is asked to: `answer`
@@ -86,8 +87,8 @@ class StageRow:
         self.table = self.table.seated(number, peer, stage)
         if peer not in self.peers:
             mine = MyStage(TAG, peer, stage, self.stages, SAMPLES)
-            borders = Borders(stage, model_of(self.stages), RULES, payload_bytes, check_payload)
-            self.peers[peer] = StagePeer(peer, stage, Crossings(mine, borders, Counters(), lambda: 0.5))
+            borders = StageBoundaries(stage, model_of(self.stages), RULES, payload_bytes, check_payload)
+            self.peers[peer] = StagePeer(peer, stage, StageTransfers(mine, borders, Counters(), lambda: 0.5))
         if self.version >= 0:
             self.load(self.peers[peer])
         return self.peers[peer]
@@ -167,29 +168,29 @@ class StageRow:
                 case do.HandOver(hand=hand):
                     self.look_at(peer, hand)
                     peer.hands.append(hand)
-                case do.Tell(message=message):
+                case do.TellTrainer(message=message):
                     peer.told.append(message)
                 case _:
                     peer.told.append(effect)
 
-    def look_at(self, peer: StagePeer, hand: Hand) -> None:
-        given = peer.kept.get((hand.version, hand.micro, Piece.INPUT), b"")
+    def look_at(self, peer: StagePeer, hand: MicrobatchWork) -> None:
+        given = peer.kept.get((hand.version, hand.micro, KeptPiece.INPUT), b"")
         assert len(given) == hand.given_bytes and bool(given) == (peer.stage > 0)
-        if hand.way == Way.BACKWARD:
-            assert len(peer.kept[hand.version, hand.micro, Piece.RETURNED]) == hand.returned_bytes
+        if hand.way == FlowDirection.BACKWARD:
+            assert len(peer.kept[hand.version, hand.micro, KeptPiece.RETURNED]) == hand.returned_bytes
         places = [each.place for each in (*peer.hands, hand)]
         assert len(set(places)) == len(places) <= 2
 
     def answer(self, peer: StagePeer, problem: str = "", payload: bytes | None = None) -> None:
         """The trainer has done the first of its works."""
         hand = peer.hands.pop(0)
-        way = Way(hand.way)
-        if way is not Way.FORWARD and not problem:
+        way = FlowDirection(hand.way)
+        if way is not FlowDirection.FORWARD and not problem:
             peer.sums[hand.micro] += 1
-        goes_on = way is Way.FORWARD or peer.stage > 0
-        made = crossing(hand.micro, way is not Way.FORWARD) if goes_on and not problem else b""
+        goes_on = way is FlowDirection.FORWARD or peer.stage > 0
+        made = crossing(hand.micro, way is not FlowDirection.FORWARD) if goes_on and not problem else b""
         made = made if payload is None else payload
-        word = Made(
+        word = WorkDone(
             way=hand.way,
             version=hand.version,
             micro=hand.micro,
@@ -241,5 +242,5 @@ class StageRow:
         every = Counter(m for m in range(self.count) if not self.skipped >> m & 1)
         return all(self.counted(stage) == every for stage in range(self.stages))
 
-    def freezes(self, peer: str) -> list[Freeze]:
-        return [word for word in self.peers[peer].told if isinstance(word, Freeze)]
+    def freezes(self, peer: str) -> list[FreezeSums]:
+        return [word for word in self.peers[peer].told if isinstance(word, FreezeSums)]

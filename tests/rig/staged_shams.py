@@ -17,13 +17,13 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from farflung.peer.machine.getting_in import Offer
+from farflung.peer.machine.handshake import Offer
 from farflung.protocol.digests import hash_bytes, mask_of, mask_to_bytes
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import MICROS_PER_BATCH
 from farflung.protocol.messages import BatchBeat, BatchTick
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
-from farflung.protocol.moments import Attached, Known
+from farflung.protocol.run_terms import Attached, Known
 from rig.shams import NOTHING_PACKED, Crowd, Sham, TickHead
 
 CHUNKS = 3  # of a stage

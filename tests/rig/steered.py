@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 
-from farflung.peer.simulator.scenario import Report, Scenario
+from farflung.simulator.scenario import Scenario, SimulationReport
 from rig.replays import ReplayingWorld
 
 _USUAL = Scenario(
@@ -57,5 +57,5 @@ class SteeredWorld(ReplayingWorld):
         self.random = self._chance = Steering(raw[1:])
 
 
-def steered(raw: bytes) -> Report:
+def steered(raw: bytes) -> SimulationReport:
     return SteeredWorld(raw).run()

@@ -6,7 +6,7 @@ For tests of the coordinator's audits.  The parts are the real ones; members say
 from __future__ import annotations
 
 from farflung.coordinator.ledger.records import CommittedRound, Record
-from farflung.coordinator.run.auditing import Auditing
+from farflung.coordinator.run.auditing import AuditDesk
 from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.effects import KeepProof, Tell, Write
 from farflung.coordinator.run.membership import Member
@@ -41,7 +41,7 @@ class SumCourt:
         discipline = Discipline(
             self.core, lambda member, cause, why: self.core.members.lose(member, OF_DEPARTURE[cause])
         )
-        self.auditing = Auditing(self.core, self._random, discipline)
+        self.auditing = AuditDesk(self.core, self._random, discipline)
         self.members = {peer: self._enters(peer) for peer in made.members}
         self.run.effects()
         self.told: list[Tell] = []

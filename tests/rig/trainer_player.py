@@ -22,9 +22,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from farflung.optim.schedule import Rules
+from farflung.optim.schedule import ScheduleRules
 from farflung.peer.local import words
-from farflung.peer.local.words import LeasesNow, Load, ToTrainer
+from farflung.peer.local.words import LeasesNow, LoadState, ToTrainer
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.machine import NO_LEASED_DATA, TrainerMachine
 from farflung.protocol.messages import Lease
@@ -71,13 +71,13 @@ class Player:
     def _rules(self, given: str) -> list[do.Effect]:
         schedule, steps, *more = given.split()
         fields = {"schedule": schedule, "period_steps": steps, **dict(each.split("=") for each in more)}
-        self.machine = self.kind(msgspec.convert(fields, Rules, strict=False), lease_samples=4)
+        self.machine = self.kind(msgspec.convert(fields, ScheduleRules, strict=False), lease_samples=4)
         return []
 
     def _begin(self, _: str) -> list[do.Effect]:
         self.machine.attach(MODEL, pid=7)
         for number in range(self.machine.rules.fragments):
-            first = Load(version=0, keep="drop", slot=0, tokens=0, steps=0, spare=0, fragment=number)
+            first = LoadState(version=0, keep="drop", slot=0, tokens=0, steps=0, spare=0, fragment=number)
             self.machine.on_message(first, self.now)
         return []
 
@@ -100,7 +100,7 @@ class Player:
     def _read(self, samples: str) -> list[do.Effect]:
         effects = self.machine.on_want(100, int(samples), self.now)
         for effect in effects:
-            if isinstance(effect, do.Read):
+            if isinstance(effect, do.ReadSamples):
                 spans = (effect.span, *effect.more)
                 self.machine.hand_out(spans, 5 * sum(span.stop - span.start for span in spans))
         return effects

@@ -6,7 +6,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
 from farflung.coordinator.reach.relays import RelayNow
-from farflung.coordinator.reach.ways import Usage
+from farflung.coordinator.reach.routes import Usage
 from farflung.coordinator.run.effects import AnswerDoor, Effect, RelayPairs, Tell
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol import messages as m
@@ -15,7 +15,7 @@ from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import RunSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.round_words import Forward, Way
+from farflung.protocol.round_words import Forward, RelayRoute
 from farflung.protocol.signed_words import hello_part
 from rig.guests import Guest
 
@@ -91,7 +91,7 @@ def hall_with(*guests: Guest, relay: RelayNow | None = RELAY) -> Hall:
     return hall
 
 
-def ways_in(effects: list[Effect], guest: Guest) -> tuple[Way, ...] | None:
+def ways_in(effects: list[Effect], guest: Guest) -> tuple[RelayRoute, ...] | None:
     """In its newest tick that has a roster."""
     found = None
     for effect in effects:

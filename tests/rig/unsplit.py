@@ -18,7 +18,7 @@ from farflung.peer.builtin.corpus import load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, untied_parts
 from farflung.peer.pipeline.local_pipeline import LocalPipeline
 from farflung.peer.pipeline.parts import Part, Tensors, as_output, build, seed_of_chance
-from farflung.peer.pipeline.stage_loop import Micro
+from farflung.peer.pipeline.stage_loop import MicroActivations
 
 CONTEXT = 48
 SAMPLES = 2  # in a microbatch
@@ -43,12 +43,14 @@ class Task:
     loss: Callable[..., Tensor]
     sample: Callable[[torch.Generator], tuple[Tensor, Tensor]]  # one microbatch: input, labels
 
-    def batch(self, seed: int, version: int, micros: int = MICROS) -> Iterator[tuple[Micro, Tensors]]:
+    def batch(
+        self, seed: int, version: int, micros: int = MICROS
+    ) -> Iterator[tuple[MicroActivations, Tensors]]:
         dice = torch.Generator().manual_seed(seed * 100_003 + version)
         for number in range(micros):
             given, labels = self.sample(dice)
             tokens = labels.numel()
-            yield Micro(version, number, tokens, {"labels": labels}), (given,)
+            yield MicroActivations(version, number, tokens, {"labels": labels}), (given,)
 
 
 def _windows(dice: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -7,8 +7,8 @@ others than they should be; with `result` it is the results that it encodes, as 
 from __future__ import annotations
 
 from farflung.collectives.round.effects import Merge, MergeAgain, MergeGroup
-from farflung.peer.simulator.hostile import forged_sum
 from farflung.peer.state.outer_state import OuterState
+from farflung.simulator.hostile import forged_sum
 
 
 def add_up_wrongly(of_groups: bool) -> None:

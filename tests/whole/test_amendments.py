@@ -1,7 +1,7 @@
 """Seeded runs in a hostile world whose host changes their terms: P1 to P7 hold, and everybody follows.
 
 More seeds: FARFLUNG_SEEDS=2000 FARFLUNG_LONG=1 pytest tests/whole/test_amendments.py.  A failing seed replays with
-`python -m farflung.peer.simulator.world SEED amendments`.
+`python -m farflung.simulator.world SEED amendments`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import pytest
 from farflung.optim.outer import OuterStep
 from farflung.optim.recipes import outer_of, outer_steps_of
 from farflung.peer.machine.effects import Effect
-from farflung.peer.machine.getting_in import Amending
-from farflung.peer.simulator import peer
-from farflung.peer.simulator.invariants import Broken
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import World
-from farflung.protocol.moments import Terms
+from farflung.peer.machine.handshake import AmendmentNews
+from farflung.protocol.run_terms import Terms
 from farflung.protocol.signing import Amendment
+from farflung.simulator import peer
+from farflung.simulator.invariants import Broken
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.world import World
 from rig.pieces import pieces
 
 SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "150")) // 5
@@ -33,7 +33,7 @@ def run(seed: int) -> tuple[str, int]:
     try:
         outcome = world.run().outcome
     except Exception as error:
-        error.add_note(f"seed {seed}; replay: python -m farflung.peer.simulator.world {seed} amendments")
+        error.add_note(f"seed {seed}; replay: python -m farflung.simulator.world {seed} amendments")
         raise
     return outcome, world.coordinator.core.terms.count if world.coordinator is not None else 0
 
@@ -48,13 +48,13 @@ def test_no_promise_is_broken_where_the_host_changes_the_terms(batch: int) -> No
 
 def hard_of_hearing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everybody takes an amendment in when it has been told for the sixth time."""
-    heard, on_told = dict[int, int](), Amending.on_told
+    heard, on_told = dict[int, int](), AmendmentNews.on_told
 
-    def told(self: Amending, amendments: Sequence[Amendment]) -> list[Effect]:
+    def told(self: AmendmentNews, amendments: Sequence[Amendment]) -> list[Effect]:
         heard[id(self)] = heard.get(id(self), 0) + bool(amendments)
         return on_told(self, amendments) if heard[id(self)] % 6 == 0 else []
 
-    monkeypatch.setattr(Amending, "on_told", told)
+    monkeypatch.setattr(AmendmentNews, "on_told", told)
 
 
 def test_whoever_hears_late_of_an_amendment_takes_part_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_the_simulator_sees_a_peer_that_applies_before_it_knows_by_which_terms(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hard_of_hearing(monkeypatch)
-    monkeypatch.setattr(Amending, "why_not", lambda self, message: None)
+    monkeypatch.setattr(AmendmentNews, "why_not", lambda self, message: None)
     with pytest.raises(Broken, match="P1"):
         for seed in range(60):
             run(seed)

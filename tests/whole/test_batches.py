@@ -14,15 +14,15 @@ import pytest
 from msgspec.structs import replace
 
 from farflung.coordinator.batches.batches import Batches
-from farflung.coordinator.ledger.batch_book import Seat
-from farflung.peer.local.words import Load
+from farflung.coordinator.ledger.batch_book import BookedSeat
+from farflung.peer.local.words import LoadState
 from farflung.peer.machine.batch_work import BatchWork
-from farflung.peer.simulator.departures import ask_to_leave
-from farflung.peer.simulator.invariants import Broken
-from farflung.peer.simulator.world import Report, Scenario, World
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.batch_machine import BatchMachine
 from farflung.protocol.messages import BatchTick, Beat, FromMember
+from farflung.simulator.departures import ask_to_leave
+from farflung.simulator.invariants import Broken
+from farflung.simulator.world import Scenario, SimulationReport, World
 from rig.pieces import pieces
 
 SEEDS = int(os.environ.get("FARFLUNG_BATCH_SEEDS", "72"))
@@ -31,7 +31,7 @@ MUTANT_SEEDS = 100
 LEAVES_AT_S = 6.0
 
 
-def run_seed(seed: int) -> Report:
+def run_seed(seed: int) -> SimulationReport:
     try:
         return World(seed, Scenario.of_batches(seed)).run()
     except Exception as error:
@@ -134,7 +134,7 @@ def test_a_gone_seats_work_that_is_kept_is_seen(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(counted, property) and counted.fget is not None
     real, ghosts = counted.fget, {}
 
-    def keep(self: Batches, seat: Seat, why: str) -> None:
+    def keep(self: Batches, seat: BookedSeat, why: str) -> None:
         version = self.book.batch.version if self.book.batch is not None else -1
         ghosts[id(self), version] = ghosts.get((id(self), version), 0) | self._of(seat.number).counted
         unseat(self, seat, why)
@@ -161,7 +161,7 @@ def test_sums_that_a_returning_seat_does_not_drop_are_seen(monkeypatch: pytest.M
 def test_sums_that_a_trainer_does_not_drop_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     load = BatchMachine._load
 
-    def keep(self: BatchMachine, word: Load) -> list[do.Effect]:
+    def keep(self: BatchMachine, word: LoadState) -> list[do.Effect]:
         return [effect for effect in load(self, word) if not isinstance(effect, do.DropSums)]
 
     monkeypatch.setattr(BatchMachine, "_load", keep)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from sweep import swept
 
-from farflung.peer.simulator.scenario import Scenario
+from farflung.simulator.scenario import Scenario
 from rig.crossed import KINDS, LAYERS, crossed
 from rig.knobs import KNOBS, ROOM, turned
 from rig.pieces import pieces

@@ -9,39 +9,39 @@ import json
 
 import pytest
 
-from farflung.checkpoints.catch_up import ASKED_OF_ONE_DONOR, CatchUp
-from farflung.checkpoints.donors import SPOILED_FORGIVEN
 from farflung.checkpoints.result_log import ResultLog
-from farflung.collectives.link import bookkeeping
-from farflung.collectives.link.bookkeeping import ANSWERS_WAITING
-from farflung.collectives.link.line import Line
+from farflung.checkpoints.sources import SPOILED_FORGIVEN
+from farflung.checkpoints.state_sync import ASKED_OF_ONE_DONOR, StateSync
+from farflung.collectives.link import frame_queue
+from farflung.collectives.link.frame_queue import ANSWERS_WAITING
+from farflung.collectives.link.peer_connections import PeerConnections
 from farflung.collectives.link.pings import ANSWERED_PER_S, ON_WAY_MOST, Pings
 from farflung.collectives.round.effects import Install, SendFrame
 from farflung.collectives.round.member import MemberRound
 from farflung.compression.codec import check_payload
-from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import RoundRules
-from farflung.coordinator.rounds.steps import Failed, Moved
+from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.steps import Failed, OwnersMoved
 from farflung.coordinator.run.status import status_json
 from farflung.peer.agent.turns import HELD_MOST_S, Serving
-from farflung.peer.machine import lanes
-from farflung.peer.machine.lanes import EARLY_KEPT, Participation
-from farflung.peer.simulator.world import Scenario, World
+from farflung.peer.machine import replicas
+from farflung.peer.machine.replicas import EARLY_KEPT, Replicas
 from farflung.protocol.digests import hash_bytes, root_of
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import ProgressReport
 from farflung.protocol.model_schema import Fragment, ModelSchema, TensorSpec
-from farflung.protocol.moments import Attached, Known
 from farflung.protocol.round_words import Contact, Decision, Plan
+from farflung.protocol.run_terms import Attached, Known
 from farflung.protocol.verdicts import Verdict
+from farflung.simulator.world import Scenario, World
 
 TAG = bytes(8)
 ALL = ("ann", "bob", "cyd", "dan")
 
 
-def line() -> Line:
-    return Line(Contact("mal", "mal", bytes(32), ""))
+def line() -> PeerConnections:
+    return PeerConnections(Contact("mal", "mal", bytes(32), ""))
 
 
 # ---- what waits for one peer -----------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def test_P8_answers_wait_in_a_bounded_number_for_a_peer_that_takes_none() -> Non
 
 
 def test_P8_answers_wait_in_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bookkeeping, "ANSWER_BYTES_WAITING", 10_000)
+    monkeypatch.setattr(frame_queue, "ANSWER_BYTES_WAITING", 10_000)
     full = line()
     for chunk in range(100):
         full.put(with_payload(Header(Kind.STATE, TAG, chunk=chunk), bytes(1000)))
@@ -81,10 +81,10 @@ def test_P8_nobody_has_more_made_for_it_than_an_honest_peer_waits_for() -> None:
 # ---- frames that came too early ------------------------------------------------------------------------------
 
 
-def member(chunks: int = 4) -> Participation:
+def member(chunks: int = 4) -> Replicas:
     model = ModelSchema((TensorSpec("w", (4 * chunks,), "float32", "param"),), 4, chunks, chunks, bytes(32))
     manifest = Manifest.from_toml('[run]\nname = "x"\n', "x")
-    return Participation("ann", Attached(Known(manifest, TAG), model), ResultLog(), check_payload)
+    return Replicas("ann", Attached(Known(manifest, TAG), model), ResultLog(), check_payload)
 
 
 def early(round_no: int, size: int = 32) -> Frame:
@@ -103,7 +103,7 @@ def test_P8_early_frames_are_bounded_and_a_flood_pushes_out_its_own_only() -> No
 
 
 def test_P8_early_frames_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "EARLY_BYTES", 5_000)
+    monkeypatch.setattr(replicas, "EARLY_BYTES", 5_000)
     ann = member()
     ann.on_frame("bob", early(1, 1000), 0.0)
     for round_no in range(20):
@@ -165,9 +165,9 @@ lengths=b"", got_by={},
     )  # fmt: skip
 
 
-def flight() -> InFlight:
+def flight() -> Round:
     rules = RoundRules(2, 10.0, 60.0, 4.0, "fp32")
-    return InFlight(Plan(1, 1, 0, ALL, (0, 1, 2, 3), ("fp32",) * 4), rules, 0.0)
+    return Round(Plan(1, 1, 0, ALL, (0, 1, 2, 3), ("fp32",) * 4), rules, 0.0)
 
 
 def test_P9_a_member_that_refuses_most_others_bars_nobody() -> None:
@@ -187,7 +187,9 @@ def test_P9_the_reason_of_a_move_names_what_the_owner_sent() -> None:
     room = flight()
     room.on_progress("ann", said({"dan": Verdict.BAD_HASH}, cut_off=("dan",)))
     step = room.next_step(1.0, set(ALL), set(ALL))
-    assert isinstance(step, Moved) and step.unfit == {"dan"} and "do not match their hash" in step.reason
+    assert (
+        isinstance(step, OwnersMoved) and step.unfit == {"dan"} and "do not match their hash" in step.reason
+    )
 
 
 def test_P3_an_owner_that_gives_no_results_owns_nothing_in_the_next_round() -> None:
@@ -211,9 +213,7 @@ def test_the_status_says_who_was_left_out_and_why() -> None:
     world.run()
     assert world.coordinator is not None
     status = json.loads(
-        status_json(
-            world.coordinator.core, world.coordinator.conductors, world.coordinator.counters, world.now
-        )
+        status_json(world.coordinator.core, world.coordinator.drivers, world.coordinator.counters, world.now)
     )
     by_id = {member["id"]: member for member in status["members"]}
     assert by_id[world.last.hostile]["left_out"]
@@ -237,7 +237,7 @@ class Joiner:
     """`bad` answers each question by `answer`; `good` tells the truth."""
 
     def __init__(self) -> None:
-        self.catch = CatchUp(Fragment(number=0, first=0, count=CHUNKS), TAG, RETRY_S, 2)
+        self.catch = StateSync(Fragment(number=0, first=0, count=CHUNKS), TAG, RETRY_S, 2)
         self.catch.on_run_state(1, {1: root_of([HASHES])}, ("bad", "good"), keep=3)
         self.asked_of_bad = 0
         self.installed: set[int] = set()

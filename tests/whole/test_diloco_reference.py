@@ -15,9 +15,9 @@ from torch import Tensor
 
 from farflung.coordinator.ledger.records import CommittedRound, Genesis, Record
 from farflung.peer.machine.effects import Encode
-from farflung.peer.simulator.trainer import VirtualTrainer, initial_values
-from farflung.peer.simulator.world import Scenario, World
 from farflung.peer.trainer.effects import Freeze
+from farflung.simulator.trainer import VirtualTrainer, initial_values
+from farflung.simulator.world import Scenario, World
 
 LR, MOMENTUM = 0.7, 0.9
 ROUNDS = 5

@@ -16,11 +16,11 @@ import pytest
 from farflung.collectives.round.effects import SendFrame
 from farflung.coordinator.ledger.records import CommittedRound, DecidedOn, from_bytes
 from farflung.coordinator.rounds.foreseeing import MISTAKE_ROUNDS, Foresight
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.slow_line import calm_slow_line
-from farflung.peer.simulator.world import World
 from farflung.protocol.frames import Kind
 from farflung.protocol.messages import Decided, Message
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.slow_line import calm_slow_line
+from farflung.simulator.world import World
 from rig.pieces import pieces
 
 ROUNDS = 24
@@ -60,7 +60,7 @@ class Watched(World):
         if header.kind is Kind.RESULT:
             self.results[header.round_no].add(header.decision_no)
             self.copies[header.round_no, header.decision_no, header.chunk, source, effect.to] += 1
-            flight = self.coordinator.conductors[0].round if self.coordinator is not None else None
+            flight = self.coordinator.drivers[0].round if self.coordinator is not None else None
             if flight is not None and flight.plan.round_no == header.round_no and flight.decision is None:
                 self.early.add(header.round_no)
         super()._send_frame(source, effect)
@@ -107,7 +107,7 @@ class Withholding(Watched):
     """The last peer gives one of the others nothing, whenever the round was foreseen."""
 
     def _send_frame(self, source: str, effect: SendFrame) -> None:
-        flight = self.coordinator.conductors[0].round if self.coordinator is not None else None
+        flight = self.coordinator.drivers[0].round if self.coordinator is not None else None
         last = list(self.peers)[-1]
         if effect.frame.header.kind is Kind.CONTRIBUTION and source == last and flight is not None:
             if flight.foresees and effect.to == next(m for m in flight.plan.members if m != last):

@@ -13,13 +13,13 @@ from dataclasses import replace
 import pytest
 
 from farflung.peer.machine.effects import Restore
-from farflung.peer.simulator.disk import VirtualCheckpoints
-from farflung.peer.simulator.peer import VirtualPeer
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import TAG, World
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Header, Kind, with_payload
 from farflung.protocol.verdicts import Verdict
+from farflung.simulator.disk import VirtualCheckpoints
+from farflung.simulator.peer import VirtualPeer
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.world import TAG, World
 from rig.pieces import pieces
 
 EACH = 3  # seeds of one test
@@ -62,7 +62,7 @@ class Aimed:
         self.restores += 1
         peer = hand._peer
         assert isinstance(peer, VirtualPeer) and peer.machine.joined is not None
-        catch = peer.machine.joined.part.lanes[0].catch
+        catch = peer.machine.joined.part.replicas[0].catch
         made = self._pieces.get((catch.target, catch.digests.get(catch.target, b"")))
         if made is None or not peer.alive:
             return

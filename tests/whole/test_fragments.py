@@ -21,14 +21,13 @@ from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.status import build_status
 from farflung.optim.adamw import AdamW
 from farflung.optim.outer import Nesterov, OuterStep
-from farflung.peer.local.words import Frozen, LeasesNow, Load, Resume
+from farflung.peer.local.words import Frozen, LeasesNow, LoadState, ResumeSteps
 from farflung.peer.machine.effects import Effect as PeerEffect
 from farflung.peer.machine.effects import Encode, Resolve
-from farflung.peer.machine.effects import Tell as TellTrainer
-from farflung.peer.machine.exchange import Exchange
-from farflung.peer.machine.lanes import Participation
-from farflung.peer.machine.trainer_view import Training
-from farflung.peer.simulator.world import Scenario, World
+from farflung.peer.machine.effects import TellTrainer as TellTrainer
+from farflung.peer.machine.replicas import Replicas
+from farflung.peer.machine.trainer_proxy import TrainerProxy
+from farflung.peer.machine.trainer_sync import TrainerSync
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol import envelope, limits
 from farflung.protocol import messages as m
@@ -38,10 +37,11 @@ from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import RoundSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec, fragments_of
-from farflung.protocol.moments import Attached, Known
 from farflung.protocol.outer_numbers import AdamWNumbers
 from farflung.protocol.round_words import Commit, Contact, Decision, Plan
+from farflung.protocol.run_terms import Attached, Known
 from farflung.protocol.verdicts import Verdict
+from farflung.simulator.world import Scenario, World
 from rig.residuals import residual_of
 from rig.showing import let_all_be_shown, showing
 
@@ -251,15 +251,15 @@ class Desk:
     """An agent's view of two fragments, with a trainer that has loaded both."""
 
     def __init__(self) -> None:
-        self.training = Training.of(manifest(2))
-        self.part = Participation(
+        self.training = TrainerProxy.of(manifest(2))
+        self.part = Replicas(
             "ann", Attached(Known(manifest(2), bytes(16)), schema(4)), ResultLog(3), check_payload
         )
-        self.exchange = Exchange(self.part, self.training)
-        for lane in self.part.lanes.values():
-            lane.fill()
-            lane.found()
-            lane.catch.on_run_state(0, {}, (), 3)
+        self.exchange = TrainerSync(self.part, self.training)
+        for replica in self.part.replicas.values():
+            replica.fill()
+            replica.found()
+            replica.catch.on_run_state(0, {}, (), 3)
         self.exchange.on_attach()
         for number in (0, 1):
             self.exchange.on_sealed(number, 0, b"d" * 32)
@@ -280,30 +280,30 @@ class Desk:
             )
 
     def open(self, number: int, round_no: int) -> None:
-        plan = Plan(round_no, 1, self.part.lanes[number].version, ("ann",), (0, 0), "fp32", number)
+        plan = Plan(round_no, 1, self.part.replicas[number].version, ("ann",), (0, 0), "fp32", number)
         self.part.on_plan(plan, self.training.works[number].frozen, 0.0)
 
     def commit(self, number: int, included: bool) -> list[PeerEffect]:
-        lane = self.part.lanes[number]
-        version = lane.version + 1
-        assert lane.round is not None
+        replica = self.part.replicas[number]
+        version = replica.version + 1
+        assert replica.round is not None
         members, weights, hashes = ("ann", "bob"), (float(included), 1.0), 2 * hash_bytes(b"result")
-        lane.on_commit(
-            Commit(version, lane.round.plan.round_no, members, weights, hashes, "fp32", number), 0.0
+        replica.on_commit(
+            Commit(version, replica.round.plan.round_no, members, weights, hashes, "fp32", number), 0.0
         )
-        for chunk in lane.fragment.chunks:
-            assert lane.catch.offer(version, chunk, b"result", hash_bytes(b"result"))
-        rolled = lane.advance(0.0)
+        for chunk in replica.fragment.chunks:
+            assert replica.catch.offer(version, chunk, b"result", hash_bytes(b"result"))
+        rolled = replica.advance(0.0)
         return [*rolled, *self.exchange.on_sealed(number, version, b"e" * 32)]
 
     def lose_track(self, number: int, version: int) -> list[PeerEffect]:
-        """The lane hears of a commit far ahead, and gets that version as state."""
-        lane = self.part.lanes[number]
-        lane.on_commit(Commit(version, 9, ("bob",), (1.0,), bytes(64), "fp32", number), 0.0)
-        lane.on_tick(m.FragmentTick(number, version, (), False, ("bob",), 0, False, 0))
-        lane.fill()
-        lane.recalled({chunk: (version, b"") for chunk in lane.fragment.chunks})
-        arrived = lane.advance(0.0)
+        """The replica hears of a commit far ahead, and gets that version as state."""
+        replica = self.part.replicas[number]
+        replica.on_commit(Commit(version, 9, ("bob",), (1.0,), bytes(64), "fp32", number), 0.0)
+        replica.on_tick(m.FragmentTick(number, version, (), False, ("bob",), 0, False, 0))
+        replica.fill()
+        replica.recalled({chunk: (version, b"") for chunk in replica.fragment.chunks})
+        arrived = replica.advance(0.0)
         return [*arrived, *self.exchange.on_sealed(number, version, b"e" * 32)]
 
 
@@ -318,7 +318,7 @@ def test_P6_the_outcome_of_each_fragment_is_its_own() -> None:
     desk.open(1, 2)
     used = desk.commit(0, included=True)
     left_out = desk.commit(1, included=False)
-    loads = told(used + left_out, Load)
+    loads = told(used + left_out, LoadState)
     assert [(load.fragment, load.keep) for load in loads] == [(0, "rest"), (1, "all")]  # type: ignore[attr-defined]
     assert [e for e in used + left_out if isinstance(e, Resolve)] == [
         Resolve(0, True, 0),
@@ -338,8 +338,8 @@ def test_a_trainer_waits_for_rounds_that_are_on_and_for_no_others() -> None:
     desk.commit(0, included=True)
     assert desk.exchange.go_on() == []
     desk.part.on_aborted(2)
-    [resume] = told(desk.exchange.go_on(), Resume)
-    assert resume == Resume(spare=1, fragment=1), "its work stays in slot 0, ready for the next round"
+    [resume] = told(desk.exchange.go_on(), ResumeSteps)
+    assert resume == ResumeSteps(spare=1, fragment=1), "its work stays in slot 0, ready for the next round"
     assert desk.training.works[1].frozen is not None and desk.exchange.go_on() == []
 
 
@@ -348,9 +348,9 @@ def test_what_was_dropped_while_a_round_used_it_is_not_taken_away_a_second_time(
     desk.freeze()
     desk.open(1, 1)
     desk.training.on_leases((m.Lease(1, 0, 0, 8, 0),))
-    drops = told(desk.exchange.on_void((1,)), Load)
+    drops = told(desk.exchange.on_void((1,)), LoadState)
     assert [(load.fragment, load.keep) for load in drops] == [(0, "drop"), (1, "drop")]  # type: ignore[attr-defined]
-    [load] = told(desk.commit(1, included=True), Load)
+    [load] = told(desk.commit(1, included=True), LoadState)
     assert load.keep == "all"  # type: ignore[attr-defined]
 
 
@@ -362,7 +362,7 @@ def test_P7_who_lost_track_of_a_commit_asks_anew_how_far_its_samples_are_used() 
         desk.freeze()
         desk.open(number, 1)
         effects = desk.lose_track(number, 9)
-        [load] = told(effects, Load)
+        [load] = told(effects, LoadState)
         assert (load.fragment, load.keep) == (number, "drop")  # type: ignore[attr-defined]
         assert desk.training.unsure and told(effects, LeasesNow)[0] == LeasesNow(leases=(), unsure=True)
         again = m.Lease.at(1, 0, 0, 8, (8, 8 - 4 * number))
@@ -373,21 +373,21 @@ def test_P7_who_lost_track_of_a_commit_asks_anew_how_far_its_samples_are_used() 
 def test_who_dropped_its_work_since_it_said_ready_still_owns_and_receives() -> None:
     desk = Desk()
     desk.open(0, 1)
-    lane = desk.part.lanes[0]
-    assert lane.round is not None and lane.contribution is None and not lane.idle
+    replica = desk.part.replicas[0]
+    assert replica.round is not None and replica.contribution is None and not replica.idle
 
 
 def test_who_is_too_far_behind_holds_nothing_and_says_so() -> None:
     desk = Desk()
-    lane = desk.part.lanes[1]
-    lane.on_tick(m.FragmentTick(1, 3, (), False, (), 0, False, 0))
-    assert lane.version == 0, "as far as the result logs reach"
-    lane.on_tick(m.FragmentTick(1, 9, (), False, (), 0, False, 0))
-    assert lane.version == 0, (
+    replica = desk.part.replicas[1]
+    replica.on_tick(m.FragmentTick(1, 3, (), False, (), 0, False, 0))
+    assert replica.version == 0, "as far as the result logs reach"
+    replica.on_tick(m.FragmentTick(1, 9, (), False, (), 0, False, 0))
+    assert replica.version == 0, (
         "while there is nobody to ask, what is held may yet become the run's newest state"
     )
-    lane.on_tick(m.FragmentTick(1, 9, (), False, ("bob",), 0, False, 0))
-    assert (lane.version, desk.part.lanes[0].version, desk.part.version) == (-1, 0, -1)
+    replica.on_tick(m.FragmentTick(1, 9, (), False, ("bob",), 0, False, 0))
+    assert (replica.version, desk.part.replicas[0].version, desk.part.version) == (-1, 0, -1)
 
 
 # ---- the coordinator ---------------------------------------------------------------------------------------------
@@ -471,8 +471,8 @@ def test_rounds_of_two_fragments_are_in_flight_at_once_under_numbers_of_their_ow
         effects = hall.beat(peer, at(0, GENESIS[0], ready=True), at(0, GENESIS[1], ready=True))
     plans = {plan.fragment: plan for plan in hall.plans(effects)}
     assert {f: (plan.round_no, len(plan.owners)) for f, plan in plans.items()} == {0: (1, 2), 1: (2, 2)}
-    status = hall.machine.conductors
-    assert [conductor.round is not None for conductor in status] == [True, True]
+    status = hall.machine.drivers
+    assert [driver.round is not None for driver in status] == [True, True]
 
 
 def test_who_is_behind_in_one_fragment_takes_part_in_the_other() -> None:
@@ -496,7 +496,7 @@ def test_nobody_waits_for_a_member_that_lacks_another_fragment_and_cannot_train(
     *others, joiner = hall.peers
     for peer in others:
         effects = hall.beat(peer, at(0, GENESIS[0], ready=True), at(0, GENESIS[1]))
-    assert hall.plans(effects) == [] and "2 of 3 ready" in hall.machine.conductors[0].reason
+    assert hall.plans(effects) == [] and "2 of 3 ready" in hall.machine.drivers[0].reason
     effects = hall.beat(joiner, at(0, GENESIS[0]), nothing)
     assert {plan.members for plan in hall.plans(effects)} == {tuple(sorted(others))}
 
@@ -515,13 +515,13 @@ def test_a_fragment_that_has_had_its_rounds_goes_on_until_all_have() -> None:
     for _ in range(2):
         for peer in hall.peers:
             hall.beat(peer, at(last, GENESIS[0], ready=True), at(last - 1, b""))
-    flight = hall.machine.conductors[0].round
+    flight = hall.machine.drivers[0].round
     assert flight is not None and flight.plan.version == last and not core.finished
     core.ledger.books[1].version = last
     effects = hall.machine.on_timer(0.2)
     aborted = [e.record for e in effects if isinstance(e, Write) and isinstance(e.record, AbortedRound)]
     assert [(record.fragment, record.reason) for record in aborted] == [(0, "the run is complete")]
-    assert hall.machine.conductors[0].round is None
+    assert hall.machine.drivers[0].round is None
 
 
 def test_small_fragments_are_owned_by_different_members() -> None:
@@ -565,14 +565,14 @@ def test_with_the_most_fragments_and_the_largest_roster_a_tick_still_fits() -> N
     )  # fmt: skip
     assert envelope.decode(envelope.encode(beat), frozenset({"beat"})) == beat
     hall.machine.core.take_effects()
-    hall.machine.guidance.on_beat(member, beat)
+    hall.machine.tick_builder.on_beat(member, beat)
     [tick] = [e.message for e in hall.machine.core.take_effects() if isinstance(e, Tell)]
     assert isinstance(tick, m.Tick) and tick.roster, "those whom it needs"
     roster = hall.machine.core.members.roster()
     assert len(roster) == limits.ROSTER_MOST
     assert all(each.donors and len(each.digests) >= 3 for each in tick.fragments)
     one = m.Lease.at(1 << 40, 1 << 40, 1 << 40, 1 << 40, (1 << 41,) + (1 << 40,) * (most - 1))
-    leases = (one,) * hall.machine.lending._leases_per_peer
+    leases = (one,) * hall.machine.lease_desk._leases_per_peer
     full = m.Tick(
         **{name: getattr(tick, name) for name in tick.__struct_fields__}
         | {"leases": leases, "roster": roster}
@@ -639,7 +639,7 @@ def test_each_fragment_has_all_its_rounds_and_the_samples_are_counted_once(world
 def test_the_status_names_fragments_only_where_there_are_several(world: Watched) -> None:
     assert world.coordinator is not None
     status = build_status(
-        world.coordinator.core, world.coordinator.conductors, world.coordinator.counters, world.now
+        world.coordinator.core, world.coordinator.drivers, world.coordinator.counters, world.now
     )
     assert [each["version"] for each in status["fragments"]] == [3, 3] and status["version"] == 3
     assert {each["fragment"] for each in status["rounds"]} == {0, 1}
@@ -647,7 +647,7 @@ def test_the_status_names_fragments_only_where_there_are_several(world: Watched)
     alone.run()
     assert alone.coordinator is not None
     plain = build_status(
-        alone.coordinator.core, alone.coordinator.conductors, alone.coordinator.counters, alone.now
+        alone.coordinator.core, alone.coordinator.drivers, alone.coordinator.counters, alone.now
     )
     assert "fragments" not in plain and "fragment" not in plain["rounds"][0]
 
@@ -678,7 +678,7 @@ def test_a_member_that_holds_one_fragment_has_no_part_in_the_rounds_of_another()
     key = hash_bytes(b"a stage of its own")
     contact = Contact(key.hex()[:16], "indigo-falcon", key, "")
     member = hall.machine.core.members.admit(contact, key[:16], key[16:], 0.0, "", (1,))
-    both, other = hall.machine.conductors
+    both, other = hall.machine.drivers
     assert member not in both.holders and member in other.holders
     assert list(member.standings) == [1] and not member.verified
     for peer in hall.peers[:2]:

@@ -21,12 +21,12 @@ from farflung.coordinator.ledger.records import (
     from_bytes,
     to_bytes,
 )
-from farflung.coordinator.run import going_back
-from farflung.peer.simulator.invariants import Broken
-from farflung.peer.simulator.world import Scenario, World, simulate
+from farflung.coordinator.run import rollback
 from farflung.protocol.causes import DepartureCause
 from farflung.protocol.messages import Lease
 from farflung.protocol.round_words import Commit, Used
+from farflung.simulator.invariants import Broken
+from farflung.simulator.world import Scenario, World, simulate
 from rig.pieces import pieces
 
 ONE_BLACKOUT = {
@@ -236,7 +236,7 @@ def test_P20_who_was_cut_off_alone_while_the_others_went_back_harms_nobody(batch
 
 @pytest.mark.hard
 def test_the_simulator_sees_a_run_that_goes_back_without_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(going_back, "are_accounted_for", lambda *_: True)
+    monkeypatch.setattr(rollback, "are_accounted_for", lambda *_: True)
     with pytest.raises(Broken, match="P20 is broken"):
         for seed in range(60):
             World(seed, Scenario.cut_off_from_all(seed)).run()

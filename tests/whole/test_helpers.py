@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from farflung.coordinator.ledger.records import CommittedRound, Genesis, Granted, Opened, from_bytes
-from farflung.peer.simulator.world import Scenario, World
 from farflung.protocol.signing import peer_id_of
+from farflung.simulator.world import Scenario, World
 from rig.pieces import pieces
 
 CALM = Scenario(drop=0, duplicate=0, slow=0, kill_per_effect=0, cut_per_s=0, trainer_crash_per_s=0)
@@ -55,7 +55,7 @@ def test_those_who_help_do_nothing_alone_and_count_for_no_quorum() -> None:
 
 def _waits(world: World) -> int:
     """Versions that it has come to."""
-    from farflung.peer.simulator.invariants import Broken
+    from farflung.simulator.invariants import Broken
 
     try:
         return world.run().version

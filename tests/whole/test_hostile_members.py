@@ -21,25 +21,25 @@ from zmq.utils import z85
 
 from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.arithmetic.merge import merged_chunk
-from farflung.collectives.link.bookkeeping import ANSWERS_WAITING
+from farflung.collectives.link.frame_queue import ANSWERS_WAITING
 from farflung.collectives.link.port import LINES_OF_CONTACT
 from farflung.collectives.link.zmq_link import ZmqLink
 from farflung.collectives.round.effects import Merge, SendFrame
 from farflung.compression.codec import check_payload, codec_named
-from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import RoundRules
-from farflung.coordinator.rounds.steps import Done, Failed, Moved, Settled
+from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.steps import Done, Failed, OwnersMoved, RoundCommitted
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import Effect, Encode, ServeManifest, ServeState, ToCoordinator
-from farflung.peer.machine.lanes import EARLY_BYTES, EARLY_KEPT, Participation
-from farflung.peer.machine.reports import Reporter
+from farflung.peer.machine.heartbeat import HeartbeatBuilder
+from farflung.peer.machine.replicas import EARLY_BYTES, EARLY_KEPT, Replicas
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Frame, Header, Kind, parse, with_payload
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import ProgressReport, Sent
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.moments import Attached, Known
 from farflung.protocol.round_words import Contact, Decision, Plan
+from farflung.protocol.run_terms import Attached, Known
 from farflung.protocol.verdicts import Verdict
 from rig.waiting import LONG_S, Patience
 
@@ -77,15 +77,15 @@ class Honest:
         self.link.expect(name, RUN, PAYLOAD_MAX)
         address = f"127.0.0.1:{self.link.listen('127.0.0.1', 0)}"
         self.contact = Contact(name, name, z85.decode(keys[0]), address)
-        self.part = Participation(name, Attached(Known(MANIFEST, RUN), MODEL), ResultLog(), check_payload)
-        self.lane = self.part.lanes[0]
-        self.lane.fill()
-        self.lane.found()
-        self.lane.on_sealed(0, b"d" * 32)
-        self.reports = Reporter(lambda said: bytes(64))
+        self.part = Replicas(name, Attached(Known(MANIFEST, RUN), MODEL), ResultLog(), check_payload)
+        self.replica = self.part.replicas[0]
+        self.replica.fill()
+        self.replica.found()
+        self.replica.on_sealed(0, b"d" * 32)
+        self.reports = HeartbeatBuilder(lambda said: bytes(64))
 
     def open(self, plan: Plan) -> None:
-        new = self.lane.round is None
+        new = self.replica.round is None
         effects = self.part.on_plan(
             plan, Frozen(slot=0, tokens=100, steps=4, used=(), loss=None), time.monotonic()
         )
@@ -99,12 +99,12 @@ class Honest:
                 case SendFrame(to=to, frame=frame):
                     self.link.send(to, frame)
                 case Encode():
-                    assert self.lane.round is not None
-                    self.do([*self.lane.round.on_encoded(dict(enumerate(TRUE[self.name])))])
+                    assert self.replica.round is not None
+                    self.do([*self.replica.round.on_encoded(dict(enumerate(TRUE[self.name])))])
                 case Merge():
-                    assert self.lane.round is not None
+                    assert self.replica.round is not None
                     payload = merged_chunk(CODEC, ELEMENTS, effect.payloads, effect.weights)
-                    self.do([*self.lane.round.on_merged(effect.decision_no, effect.chunk, payload)])
+                    self.do([*self.replica.round.on_merged(effect.decision_no, effect.chunk, payload)])
                 case ServeState() | ServeManifest():
                     raise AssertionError("nobody here holds a verified state")
 
@@ -120,8 +120,8 @@ class Honest:
         self.link.on_tick()
         self.part.on_lines(self.link.unreached(), self.link.arriving(), time.monotonic())
         self.do(self.part.on_timer(time.monotonic()))
-        if self.lane.round is not None:
-            for said in self.reports.maybe_progress(self.lane.round, time.monotonic()):
+        if self.replica.round is not None:
+            for said in self.reports.maybe_progress(self.replica.round, time.monotonic()):
                 assert isinstance(said, ToCoordinator) and isinstance(said.message, ProgressReport)
                 self._tell(self.name, said.message)
 
@@ -135,7 +135,7 @@ class Honest:
                 line.waiting.answers <= ANSWERS_WAITING and len(line.waiting) <= ANSWERS_WAITING + 8 * CHUNKS
             )
             assert len(line.routes) <= LINES_OF_CONTACT
-        flight = self.lane.round
+        flight = self.replica.round
         if flight is not None:
             assert set(flight.held) <= set(range(CHUNKS)) and len(flight.results) <= CHUNKS
             assert all(set(shelf) <= set(MEMBERS) for shelf in flight.held.values())
@@ -199,7 +199,7 @@ class Swarm:
     fault: Fault
     mal: Mal = field(default_factory=Mal)
     decision: Decision | None = None
-    moves: list[Moved] = field(default_factory=list)
+    moves: list[OwnersMoved] = field(default_factory=list)
     done: Done | None = None
 
     def __post_init__(self) -> None:
@@ -210,7 +210,7 @@ class Swarm:
         rules = RoundRules(
             2, scatter_grace_s=LONG_S, round_timeout_s=2 * LONG_S, weight_cap=4.0, gather_codec="fp32"
         )
-        self.flight = InFlight(self.plan, rules, time.monotonic())
+        self.flight = Round(self.plan, rules, time.monotonic())
         contacts = [each.contact for each in self.honest.values()]
         for each in self.honest.values():
             each.link.set_contacts([*contacts, self.mal.contact])
@@ -296,13 +296,13 @@ class Swarm:
     def step(self) -> None:
         dialable = set(MEMBERS) if self.fault.owns else set(HONEST)
         match self.flight.next_step(time.monotonic(), set(MEMBERS), dialable):
-            case Settled(decision, _):
+            case RoundCommitted(decision, _):
                 self.decision = decision
                 for each in self.honest.values():
                     each.do(each.part.on_decision(decision, time.monotonic()))
                 if self.fault.owns:
                     self.mal_merges()
-            case Moved() as moved:
+            case OwnersMoved() as moved:
                 self.moves.append(moved)
                 for each in self.honest.values():
                     each.open(moved.plan)
@@ -484,8 +484,8 @@ def finished_alike(swarm: Swarm) -> None:
     assert swarm.done.commit.hashes == b"".join(map(hash_bytes, expected))
     assert set(HONEST) <= set(swarm.done.commit.included)
     for each in swarm.honest.values():
-        assert each.lane.round is not None
-        for chunk, piece in each.lane.round.results.items():
+        assert each.replica.round is not None
+        for chunk, piece in each.replica.round.results.items():
             assert bytes(piece.payload) == expected[chunk]
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from farflung.checkpoints.arrivals import Arrivals, Arrived
-from farflung.checkpoints.catch_up import ASKED_OF_ONE_DONOR, RESULTS_IN_FLIGHT_BYTES, CatchUp
-from farflung.checkpoints.donors import LATER_BELIEVED_S, Donors, Most, Room
+from farflung.checkpoints.arrivals import Arrived, ChunkArrivals
+from farflung.checkpoints.sources import LATER_BELIEVED_S, Most, RequestBudget, Sources
+from farflung.checkpoints.state_sync import ASKED_OF_ONE_DONOR, RESULTS_IN_FLIGHT_BYTES, StateSync
 from farflung.collectives.round.effects import Install, SendFrame
 from farflung.peer.agent.turns import (
     HELD_MOST_S,
@@ -25,14 +25,14 @@ from farflung.peer.agent.turns import (
     LineNow,
     Serving,
 )
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.trainer import VirtualTrainer, initial_values
-from farflung.peer.simulator.world import World
 from farflung.protocol.digests import hash_bytes, root_of
 from farflung.protocol.errors import StoreError
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import Commit
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.trainer import VirtualTrainer, initial_values
+from farflung.simulator.world import World
 
 TAG = bytes(8)
 CHUNKS = 12
@@ -42,8 +42,8 @@ DIGEST = root_of([b"".join(map(hash_bytes, STATE))])
 # ---- what has arrived stays -------------------------------------------------------------------------------------
 
 
-def arrivals(path: Path, what: bytes = b"run and model") -> Arrivals:
-    return Arrivals(path / "x.pieces", what, chunks=4, chunk_bytes=8)
+def arrivals(path: Path, what: bytes = b"run and model") -> ChunkArrivals:
+    return ChunkArrivals(path / "x.pieces", what, chunks=4, chunk_bytes=8)
 
 
 def test_what_had_arrived_is_there_after_a_crash(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_pieces_of_another_model_are_not_taken_and_two_processes_do_not_share_th
 
 
 def test_P4_a_recalled_piece_is_taken_only_under_the_digest_that_it_came_with() -> None:
-    catch = CatchUp(Fragment(number=0, first=0, count=CHUNKS), TAG, 1.0, 2)
+    catch = StateSync(Fragment(number=0, first=0, count=CHUNKS), TAG, 1.0, 2)
     catch.on_run_state(4, {4: DIGEST}, ("ann",), keep=3)
     other = root_of([b"of a version that was founded anew"])
     catch.recalled({0: (4, DIGEST), 1: (4, other), 2: (3, b""), 3: (9, b""), 99: (4, DIGEST)})
@@ -286,7 +286,7 @@ class Joiner:
     """`good` answers at once; `late` answers when it is told to."""
 
     def __init__(self, *donors: str) -> None:
-        self.catch = CatchUp(Fragment(number=0, first=0, count=CHUNKS), TAG, 1.0, 2)
+        self.catch = StateSync(Fragment(number=0, first=0, count=CHUNKS), TAG, 1.0, 2)
         self.catch.on_run_state(1, {1: DIGEST}, donors, keep=3)
         self.installed: list[int] = []
         self.open: dict[int, Header] = {}
@@ -420,7 +420,7 @@ class ManyRounds:
 
     def __init__(self, period_s: float, result_bytes: int) -> None:
         self.period_s, self.result_bytes = period_s, result_bytes
-        self.catch = CatchUp(Fragment(number=0, first=0, count=self.COUNT), TAG, 3.0, 2)
+        self.catch = StateSync(Fragment(number=0, first=0, count=self.COUNT), TAG, 3.0, 2)
         self.version, self.now, self.open_most = 0, 0.0, 0
         self.under_way: list[tuple[float, str, Frame]] = []
         self.asked: list[Header] = []
@@ -493,24 +493,24 @@ def test_of_results_the_oldest_are_asked_first() -> None:
 
 
 def test_pieces_and_results_do_not_take_each_others_room() -> None:
-    donors = Donors(retry_s=1.0)
+    donors = Sources(retry_s=1.0)
     donors.answered("ann", donors.asked("ann", False, 0.0), 0.1)
     most = Most(pieces=2, others=3)
     results = [donors.asked("ann", False, 0.2, is_result=True)] * 3
-    room = Room(donors, ["ann"], results, most)
+    room = RequestBudget(donors, ["ann"], results, most)
     assert room.has("ann", heavy=True) and not room.has("ann", heavy=False)
-    room = Room(donors, ["ann"], [donors.asked("ann", True, 0.2)] * 2, most)
+    room = RequestBudget(donors, ["ann"], [donors.asked("ann", True, 0.2)] * 2, most)
     assert not room.has("ann", heavy=True) and room.has("ann", heavy=False)
 
 
 def test_a_donor_that_fell_silent_is_asked_one_thing_at_a_time_of_whatever_kind() -> None:
-    donors, most = Donors(1.0), Most(pieces=4, others=4)
+    donors, most = Sources(1.0), Most(pieces=4, others=4)
     lost = donors.asked("ann", False, 0.0)
     assert donors.late([lost], 2.0) == {"ann"}
-    room = Room(donors, ["ann"], [], most)
+    room = RequestBudget(donors, ["ann"], [], most)
     assert room.has("ann", heavy=True) and room.has("ann", heavy=False)
     for heavy in (True, False):
-        room = Room(donors, ["ann"], [donors.asked("ann", heavy, 2.0, is_result=not heavy)], most)
+        room = RequestBudget(donors, ["ann"], [donors.asked("ann", heavy, 2.0, is_result=not heavy)], most)
         assert not room.has("ann", heavy=True) and not room.has("ann", heavy=False)
 
 

@@ -9,22 +9,22 @@ import msgspec
 import pytest
 
 from farflung.coordinator.ledger.records import CommittedRound, DigestFixed, Record
-from farflung.coordinator.reach import acquaintances
+from farflung.coordinator.reach import partial_view
 from farflung.coordinator.rounds import groups
 from farflung.coordinator.rounds.groups import own_part
-from farflung.coordinator.run import core, membership, settling
+from farflung.coordinator.run import core, digest_agreement, membership
 from farflung.coordinator.run.core import KEEPERS
 from farflung.coordinator.run.effects import Tell
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.status import status_json
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import Names, World
 from farflung.protocol import envelope, limits
 from farflung.protocol import messages as m
 from farflung.protocol.causes import DepartureCause
 from farflung.protocol.messages import Message
 from farflung.protocol.round_words import Commit
 from farflung.protocol.verdicts import Verdict
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.world import Names, World
 from rig.crowd import crowd
 
 
@@ -34,7 +34,7 @@ def no_constant(name: str) -> object:
 
 def checked_status(machine: RunMachine) -> dict[str, Any]:
     """The status, if it is strict JSON and fits into the message that carries it."""
-    raw = status_json(machine.core, machine.conductors, machine.counters, 1.0)
+    raw = status_json(machine.core, machine.drivers, machine.counters, 1.0)
     assert len(raw) <= limits.CONTROL_BIN_BYTES
     reply = m.StatusReply(status=raw)
     assert envelope.decode(envelope.encode(reply), frozenset({"status"})) == reply
@@ -106,7 +106,7 @@ def test_P3_a_round_of_a_crowd_has_members_that_can_own_chunks_however_few_these
         if peer not in last:
             member.contact = msgspec.structs.replace(member.contact, address="")
     machine.on_timer(0.1)
-    flight = machine.conductors[0].round
+    flight = machine.drivers[0].round
     assert flight is not None and len(flight.plan.members) == limits.MEMBERS_PER_ROUND
     owners = {flight.plan.members[owner] for owner in flight.plan.owners}
     assert owners and owners <= set(last)
@@ -135,10 +135,10 @@ def test_in_groups_the_opening_of_a_round_costs_each_member_as_much_whatever_the
 def test_in_groups_a_commit_is_told_whole_to_a_few_and_else_as_far_as_it_is_ones_own() -> None:
     for count in IN_GROUPS:
         machine = crowd(count, group=16)
-        conductor, members = machine.conductors[0], list(machine.core.members.alive.values())
+        driver, members = machine.drivers[0], list(machine.core.members.alive.values())
         peers = tuple(sorted(machine.core.members.alive))
         commit = Commit(1, 1, peers, (1.0 / count,) * count, bytes(64), "int8")
-        told = {member.peer: conductor.settling.commit_for(member, commit) for member in members}
+        told = {member.peer: driver.agreement.commit_for(member, commit) for member in members}
         whole = {peer for peer, each in told.items() if each == commit}
         assert len(whole) == KEEPERS == sum(machine.core.is_keeper(peer) for peer in peers)
         for peer in told.keys() - whole:
@@ -187,10 +187,10 @@ class Rarely(World):
 @pytest.fixture
 def rare_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few are as many as thousands."""
-    monkeypatch.setattr(acquaintances, "WHOLE_ROSTER", 1)
+    monkeypatch.setattr(partial_view, "WHOLE_ROSTER", 1)
     monkeypatch.setattr(core, "WHOLE_ROSTER", 1)
     monkeypatch.setattr(core, "KEEPERS", 2)
-    monkeypatch.setattr(settling, "CROWD", 1)
+    monkeypatch.setattr(digest_agreement, "CROWD", 1)
     monkeypatch.setattr(membership, "BEATS_MOST_PER_S", 4 / RARELY_S)
 
 

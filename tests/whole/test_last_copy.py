@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import World
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.world import World
 from rig.pieces import pieces
 
 SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "200"))

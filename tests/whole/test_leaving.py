@@ -16,10 +16,10 @@ from farflung.coordinator.ledger.records import (
 )
 from farflung.coordinator.rounds.foreseeing import Foresight
 from farflung.coordinator.run.effects import Tell
-from farflung.peer.machine.getting_in import STAY_S, Leaving
-from farflung.peer.simulator.departures import ask_to_leave
-from farflung.peer.simulator.peer import VirtualPeer
-from farflung.peer.simulator.world import Scenario, World
+from farflung.peer.machine.handshake import STAY_S, Leaving
+from farflung.simulator.departures import ask_to_leave
+from farflung.simulator.peer import VirtualPeer
+from farflung.simulator.world import Scenario, World
 
 CALM = {"drop": 0, "duplicate": 0, "slow": 0, "kill_per_effect": 0, "cut_per_s": 0, "trainer_crash_per_s": 0}
 VERSION = 2  # the one that is being made when somebody is asked to leave

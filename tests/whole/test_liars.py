@@ -14,16 +14,16 @@ import pytest
 from msgspec import structs
 
 from farflung.coordinator.ledger.records import Banned, CommittedRound, Genesis, Opened, from_bytes
-from farflung.coordinator.rounds import in_flight
-from farflung.coordinator.rounds.in_flight import InFlight
-from farflung.coordinator.rounds.withholding import LastHolders
-from farflung.coordinator.run import conductor, guidance
-from farflung.peer.simulator.invariants import Broken
-from farflung.peer.simulator.scenario import ABOUT_OTHERS, ABOUT_RESULTS, LIES, Scenario
-from farflung.peer.simulator.slow_line import calm_slow_line
-from farflung.peer.simulator.world import AMONG_LIARS, LIARS_LATE_S, World
+from farflung.coordinator.rounds import round
+from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.silent_owners import LastHolders
+from farflung.coordinator.run import round_driver, ticks
 from farflung.protocol.messages import Beat, FromMember, ProgressReport
 from farflung.protocol.signing import peer_id_of
+from farflung.simulator.invariants import Broken
+from farflung.simulator.scenario import ABOUT_OTHERS, ABOUT_RESULTS, LIES, Scenario
+from farflung.simulator.slow_line import calm_slow_line
+from farflung.simulator.world import AMONG_LIARS, LIARS_LATE_S, World
 from rig.pieces import pieces
 
 SEEDS = 40
@@ -62,7 +62,7 @@ def test_P18_liars_that_make_rounds_among_themselves_are_those_that_min_peers_le
 ) -> None:
     """One of three serves false state to whoever joins.  Nobody honest is banned, and a run that needs one more than
     the liar comes to its end with everybody, as soon as the liar's turn to found it is over."""
-    monkeypatch.setattr(guidance, "FOUNDER_PATIENCE_S", 20.0)
+    monkeypatch.setattr(ticks, "FOUNDER_PATIENCE_S", 20.0)
     drawn = Scenario.of_liars(681)
     for least, ends in ((1, AMONG_LIARS), (drawn.liars + 1, "finished")):
         world = World(681, replace(drawn, min_peers=least))
@@ -81,7 +81,7 @@ def test_P3_liars_that_found_a_run_and_give_it_to_nobody_hold_it_up_for_their_tu
     way: str, peers: int, liars: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What they serve is wrong, or nothing; a round needs one more than they are."""
-    monkeypatch.setattr(guidance, "FOUNDER_PATIENCE_S", 20.0)
+    monkeypatch.setattr(ticks, "FOUNDER_PATIENCE_S", 20.0)
     drawn = replace(
         Scenario.of_liars(1), lies=way, peers=peers, liars=liars, late_joiners=0, min_peers=liars + 1
     )
@@ -167,15 +167,15 @@ def test_P9_those_with_the_fastest_lines_do_not_keep_the_work_of_all_others_out(
 
 @pytest.mark.hard
 def test_believed_owners_would_keep_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_flight, "lacks_most", lambda alone, senders: set())
-    monkeypatch.setattr(conductor, "WITHHELD_MOST", 10**9)
+    monkeypatch.setattr(round, "lacks_most", lambda alone, senders: set())
+    monkeypatch.setattr(round_driver, "WITHHELD_MOST", 10**9)
     assert mean(shares_counted("censor")) < 0.6
     assert mean(shares_counted("pick")) < 0.8
 
 
 @pytest.mark.hard
 def test_the_word_of_one_would_keep_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(InFlight, "_is_most_owners", lambda self, accusers, member: bool(accusers))
+    monkeypatch.setattr(Round, "_is_most_owners", lambda self, accusers, member: bool(accusers))
     assert mean(shares_counted("slander")) < 0.6
 
 
@@ -187,7 +187,7 @@ def test_the_simulator_sees_a_run_that_a_few_could_keep_to_themselves(
         "_holders_needed": lambda self, here, waited=False: min(2, len(here)),
         "_who_keeps_results": lambda self, now, alive: set(),
     }
-    monkeypatch.setattr(InFlight, rule, broken[rule])
+    monkeypatch.setattr(Round, rule, broken[rule])
     with pytest.raises(Broken, match="P3"):
         for seed in (21, *seeds_about("keep", 8)):  # 21 shows both, and soonest
             World(seed, Scenario.of_liars(seed)).run()

@@ -12,11 +12,11 @@ from dataclasses import replace
 import pytest
 
 from farflung.coordinator.ledger.leases import Leases
-from farflung.coordinator.rounds import weighting
-from farflung.coordinator.run.data_words import DataWords
-from farflung.peer.simulator.invariants import Broken
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import World
+from farflung.coordinator.rounds import weights
+from farflung.coordinator.run.dataset_agreement import DatasetAgreement
+from farflung.simulator.invariants import Broken
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.world import World
 from rig.pieces import pieces
 
 SEEDS = max(36, int(os.environ.get("FARFLUNG_SEEDS", "200")) // 8)
@@ -102,13 +102,13 @@ def test_the_simulator_sees_a_coordinator_that_believes_the_last_word(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
 
-    before = DataWords._choose
+    before = DatasetAgreement._choose
 
-    def choose_as_they_say(self: DataWords) -> None:
+    def choose_as_they_say(self: DatasetAgreement) -> None:
         self._chosen_at = (-1, 0)
         before(self)
 
-    monkeypatch.setattr(DataWords, "_choose", choose_as_they_say)
+    monkeypatch.setattr(DatasetAgreement, "_choose", choose_as_they_say)
     monkeypatch.setattr(
         Leases, "settled", property(lambda self: False, lambda self, value: None), raising=False
     )
@@ -116,6 +116,6 @@ def test_the_simulator_sees_a_coordinator_that_believes_the_last_word(
 
 
 def test_the_simulator_sees_tokens_that_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weighting, "RATE_MOST", 1e9)
-    monkeypatch.setattr(weighting, "PACE_MOST", 1e9)
+    monkeypatch.setattr(weights, "RATE_MOST", 1e9)
+    monkeypatch.setattr(weights, "PACE_MOST", 1e9)
     assert broken_in([about_tokens(seed) for seed in range(40)]).startswith("P9")

@@ -3,7 +3,7 @@ copy: P1 to P7 hold, and no committed round is lost that somebody living could p
 
 More seeds: FARFLUNG_SEEDS=3000 FARFLUNG_LONG=1 pytest tests/whole/test_lost_disks.py, or
 `python benchmarks/seeds.py lost_disks`.  A failing seed replays with
-`python -m farflung.peer.simulator.world SEED lost disks`.
+`python -m farflung.simulator.world SEED lost disks`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pytest
 from farflung.coordinator.ledger import keeping
 from farflung.coordinator.ledger.kept_books import kept_leases
 from farflung.coordinator.run import core
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import World
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.world import World
 from rig.pieces import pieces
 
 SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "300")) // 15
@@ -28,7 +28,7 @@ def run(seed: int) -> World:
     try:
         report = world.run()
     except Exception as error:
-        error.add_note(f"seed {seed}; replay: python -m farflung.peer.simulator.world {seed} lost disks")
+        error.add_note(f"seed {seed}; replay: python -m farflung.simulator.world {seed} lost disks")
         raise
     assert report.outcome == "finished" or seed % 3 == 0, "where nobody else dies, the run comes to its end"
     return world

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.peer.machine.lane import Lane
+from farflung.peer.machine.replica import Replica
 from rig.lost_holders import GOES_ON_S, OnePlace, Seen, run_of
 
 HARD = 200
@@ -54,7 +54,7 @@ def test_P13_whoever_keeps_no_checkpoint_goes_back_by_what_it_was_before_the_las
     keeps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not keeps:
-        monkeypatch.setattr(Lane, "before", None)
+        monkeypatch.setattr(Replica, "before", None)
     worlds = [
         OnePlace(seed) for seed in (5, 7, 10, 11)
     ]  # in which the newest version is lost with its holder

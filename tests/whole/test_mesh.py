@@ -13,8 +13,8 @@ import pytest
 
 from farflung.coordinator.ledger.records import DecidedOn, Opened, Record
 from farflung.coordinator.rounds.groups import Groups
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import COORDINATOR, World
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.world import COORDINATOR, World
 
 CALM = Scenario(
     policy="mean",

@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, from_bytes
-from farflung.coordinator.rounds.screening import LEAST_MEMBERS
-from farflung.peer.simulator.hostile import forged
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import COORDINATOR, World
+from farflung.coordinator.rounds.outliers import LEAST_MEMBERS
 from farflung.protocol.causes import ExclusionCause
 from farflung.protocol.frames import Payload
+from farflung.simulator.hostile import forged
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.world import COORDINATOR, World
 from rig.pieces import pieces
 
 NO_FAULTS = dict.fromkeys(
@@ -39,7 +39,7 @@ class LiarsInOneGroup(World):
 
     def lie(self, peer: str, payloads: dict[int, Payload]) -> dict[int, Payload]:
         part = self.peers[peer].machine.part
-        flight = part.lanes[0].round if part is not None else None
+        flight = part.replicas[0].round if part is not None else None
         if flight is None or flight.plan.column is None or not self._lies(peer, flight.plan):
             return payloads
         return forged(payloads, self.model.chunk_elements, self.how)

@@ -10,10 +10,10 @@ from itertools import pairwise
 import pytest
 
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, from_bytes
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.trainer import VirtualTrainer
-from farflung.peer.simulator.world import World
 from farflung.protocol.manifest import Manifest
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.trainer import VirtualTrainer
+from farflung.simulator.world import World
 
 CALM = dict.fromkeys(
     ("drop", "duplicate", "slow", "kill_per_effect", "cut_per_s", "trainer_crash_per_s"), 0.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from farflung.collectives.round.asking import IN_VAIN
 from farflung.collectives.round.member import MemberRound
-from farflung.coordinator.rounds.in_flight import InFlight
+from farflung.collectives.round.result_requests import IN_VAIN
 from farflung.coordinator.rounds.opening import RoundRules
-from farflung.coordinator.rounds.steps import Moved
+from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.steps import OwnersMoved
 from farflung.coordinator.run.membership import DIAL_AGAIN_S, DOUBT_S, Membership
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled
 from farflung.protocol.messages import ProgressReport
@@ -29,9 +29,9 @@ lengths=b"", got_by={},
     )  # fmt: skip
 
 
-def in_flight(members: tuple[str, ...] = ALL) -> InFlight:
+def in_flight(members: tuple[str, ...] = ALL) -> Round:
     owners = tuple(range(len(members)))
-    return InFlight(Plan(1, 1, 0, members, owners, ("fp32",) * len(members)), RULES, opened_at=0.0)
+    return Round(Plan(1, 1, 0, members, owners, ("fp32",) * len(members)), RULES, opened_at=0.0)
 
 
 # ---- the coordinator's side -----------------------------------------------------------------------------------
@@ -41,10 +41,10 @@ def test_P3_an_owner_that_one_member_cannot_reach_hands_its_chunks_on() -> None:
     flight = in_flight()
     flight.on_progress("ann", complaint(("dan",)))
     step = flight.next_step(0.1, set(ALL), set(ALL))
-    assert isinstance(step, Moved) and step.unfit == {"dan"}
+    assert isinstance(step, OwnersMoved) and step.unfit == {"dan"}
     assert 3 not in step.plan.owners and step.plan.epoch == 2
     assert "can't be reached" in step.reason
-    assert not isinstance(flight.next_step(0.2, set(ALL), set(ALL)), Moved), (
+    assert not isinstance(flight.next_step(0.2, set(ALL), set(ALL)), OwnersMoved), (
         "the same complaint moves nothing twice"
     )
 
@@ -54,27 +54,27 @@ def test_P3_both_ends_of_a_broken_pair_own_nothing_and_the_others_carry_the_roun
     flight.on_progress("ann", complaint(("bob",)))
     flight.on_progress("bob", complaint(("ann",)))
     step = flight.next_step(0.1, set(ALL), set(ALL))
-    assert isinstance(step, Moved) and set(step.plan.owners) == {2, 3}
+    assert isinstance(step, OwnersMoved) and set(step.plan.owners) == {2, 3}
 
 
 def test_P9_who_complains_of_most_others_is_itself_cut_off_and_moves_nothing() -> None:
     flight = in_flight()
     flight.on_progress("ann", complaint(("bob", "cyd")))
-    assert not isinstance(flight.next_step(0.1, set(ALL), set(ALL)), Moved)
+    assert not isinstance(flight.next_step(0.1, set(ALL), set(ALL)), OwnersMoved)
 
 
 def test_P3_of_two_peers_the_one_that_can_be_reached_owns_everything() -> None:
     flight = in_flight(("ann", "bob"))
     flight.on_progress("ann", complaint(("bob",)))
     step = flight.next_step(0.1, {"ann", "bob"}, {"ann", "bob"})
-    assert isinstance(step, Moved) and set(step.plan.owners) == {0}
+    assert isinstance(step, OwnersMoved) and set(step.plan.owners) == {0}
 
 
 def test_where_nobody_is_left_to_own_chunks_complaints_change_nothing() -> None:
     flight = in_flight(("ann", "bob"))
     flight.on_progress("ann", complaint(("bob",)))
     flight.on_progress("bob", complaint(("ann",)))
-    assert not isinstance(flight.next_step(0.1, {"ann", "bob"}, {"ann", "bob"}), Moved)
+    assert not isinstance(flight.next_step(0.1, {"ann", "bob"}, {"ann", "bob"}), OwnersMoved)
 
 
 def test_an_address_counts_once_it_was_reached_and_is_tried_again_later() -> None:

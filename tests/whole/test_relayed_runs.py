@@ -9,11 +9,11 @@ import pytest
 
 from farflung.collectives.round.effects import SendFrame
 from farflung.coordinator.ledger.records import CommittedRound, Opened, from_bytes
-from farflung.peer.simulator import virtual_relay
-from farflung.peer.simulator.invariants import Broken
-from farflung.peer.simulator.world import Scenario, World
 from farflung.protocol.frames import Kind
 from farflung.protocol.signing import peer_id_of
+from farflung.simulator import virtual_relay
+from farflung.simulator.invariants import Broken
+from farflung.simulator.world import Scenario, World
 from rig.pieces import pieces
 
 CALM = Scenario(drop=0, duplicate=0, slow=0, kill_per_effect=0, cut_per_s=0, trainer_crash_per_s=0)

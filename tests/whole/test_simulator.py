@@ -1,7 +1,7 @@
 """P1-P4, P6, P7 over seeded runs in a hostile world, and proof that the simulator would see a broken promise.
 
 More seeds: FARFLUNG_SEEDS=20000 FARFLUNG_LONG=1 pytest tests/whole/test_simulator.py.  A failing seed replays
-exactly with `python -m farflung.peer.simulator.world SEED`.
+exactly with `python -m farflung.simulator.world SEED`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import pytest
 from farflung.compression.codec import codec_names
 from farflung.peer.local.words import Provide
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.lane_states import Idle, Merged, RoleEvent
 from farflung.peer.machine.machine import PeerMachine
-from farflung.peer.simulator.invariants import Broken
-from farflung.peer.simulator.world import Scenario, World, simulate
+from farflung.peer.machine.replica_states import Idle, Merged, RoleEvent
 from farflung.protocol.manifest_sections import CodecName
 from farflung.protocol.messages import Aborted, Decided
 from farflung.protocol.round_words import Commit, Decision
+from farflung.simulator.invariants import Broken
+from farflung.simulator.world import Scenario, World, simulate
 from rig.pieces import pieces
 
 SEEDS = int(os.environ.get("FARFLUNG_SEEDS", "200"))
@@ -35,7 +35,7 @@ def run_seed(seed: int, **options: object) -> str:
     try:
         return simulate(seed, **options).outcome  # type: ignore[arg-type]
     except Exception as error:
-        error.add_note(f"seed {seed}; replay: python -m farflung.peer.simulator.world {seed}")
+        error.add_note(f"seed {seed}; replay: python -m farflung.simulator.world {seed}")
         raise
 
 
@@ -92,7 +92,7 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
     seed = next(s for s in range(50) if simulate(s).kills > 1)
     logs = []
     for hash_seed in ("1", "2"):  # the order of sets must not matter
-        command = [sys.executable, "-m", "farflung.peer.simulator.world", str(seed)]
+        command = [sys.executable, "-m", "farflung.simulator.world", str(seed)]
         logs.append(
             subprocess.run(
                 command,
@@ -161,13 +161,13 @@ class AppliesBeforeCommit(PeerMachine):
         return effects + self._commit_alone()
 
     def _commit_alone(self) -> list[do.Effect]:
-        for lane in self.part.lanes.values() if self.part is not None else ():
-            flight = lane.round
+        for replica in self.part.replicas.values() if self.part is not None else ():
+            flight = replica.round
             if flight is None or flight.decision is None or flight.missing_results():
                 continue
             hashes = b"".join(flight.results[chunk].hash for chunk in range(len(flight.plan.owners)))
             plan, weights = flight.plan, flight.decision.weights
-            lane.on_commit(
+            replica.on_commit(
                 Commit(
                     plan.version + 1,
                     plan.round_no,
@@ -186,9 +186,9 @@ class KeepsWorkThatWasMerged(PeerMachine):
     """Does not notice that a commit used its contribution: the same work goes in twice."""
 
     def on_sealed(self, fragment, version, digest, now):  # type: ignore[no-untyped-def]
-        lane = self.part.lanes[fragment]
-        if isinstance(lane.role, Merged):
-            lane._plays(RoleEvent.SETTLED, Idle())
+        replica = self.part.replicas[fragment]
+        if isinstance(replica.role, Merged):
+            replica._plays(RoleEvent.SETTLED, Idle())
         return super().on_sealed(fragment, version, digest, now)
 
 
@@ -197,12 +197,12 @@ class ForgetsWorkWhenARoundFails(PeerMachine):
 
     def on_control(self, message, now):  # type: ignore[no-untyped-def]
         effects = super().on_control(message, now)
-        for lane, work in (
-            zip(self.part.lanes.values(), self.training.works.values(), strict=True) if self.part else ()
+        for replica, work in (
+            zip(self.part.replicas.values(), self.training.works.values(), strict=True) if self.part else ()
         ):
             if isinstance(message, Aborted) and work.frozen is not None:
                 work.frozen = None
-                effects.append(do.Tell(work._load(lane.version, "rest", None)))
+                effects.append(do.TellTrainer(work._load(replica.version, "rest", None)))
         return effects
 
 
@@ -212,13 +212,13 @@ class LiesAboutItsState(PeerMachine):
     def _found(self, tick, part):  # type: ignore[no-untyped-def]
         if part.version != -1 or self._providing or not self.training.attached:
             return []
-        if any(lane.sealing for lane in part.lanes.values()):
+        if any(replica.sealing for replica in part.replicas.values()):
             return []
         self._providing = True
-        return [do.Tell(Provide())]
+        return [do.TellTrainer(Provide())]
 
     def on_sealed(self, fragment, version, digest, now):  # type: ignore[no-untyped-def]
-        known = self.part.lanes[fragment].catch.digests
+        known = self.part.replicas[fragment].catch.digests
         return super().on_sealed(fragment, version, known.get(version, digest), now)
 
 

@@ -9,9 +9,9 @@ import pytest
 from msgspec import structs
 
 from farflung.coordinator.ledger.records import CommittedRound, from_bytes
-from farflung.peer.simulator.slow_line import calm_slow_line, of_slow_line
-from farflung.peer.simulator.world import World
 from farflung.protocol.messages import Beat, FromMember, ProgressReport
+from farflung.simulator.slow_line import calm_slow_line, of_slow_line
+from farflung.simulator.world import World
 from rig.pieces import pieces
 
 ROUNDS = 20
@@ -97,7 +97,7 @@ def test_no_promise_is_broken_by_a_slow_line_in_a_bad_world(batch: int) -> None:
         try:
             outcomes.append(world.run().outcome)
         except Exception as error:
-            error.add_note(f"python -m farflung.peer.simulator.world {seed} slow_line")
+            error.add_note(f"python -m farflung.simulator.world {seed} slow_line")
             raise
         ahead += sum(number < 0 for _, number in world.invariants.contributions)
     assert outcomes.count("finished") >= 0.5 * len(outcomes), outcomes

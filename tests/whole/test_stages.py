@@ -1,7 +1,7 @@
 """Pipelines in bad worlds: P2, P7, P11 to P17 and P20 over whole runs of the production machines.
 
 More seeds: FARFLUNG_STAGE_SEEDS=2000 FARFLUNG_LONG=1 pytest tests/whole/test_stages.py; one of them by hand:
-`python -m farflung.peer.simulator.world SEED stages`, or `local stages`.
+`python -m farflung.simulator.world SEED stages`, or `local stages`.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from dataclasses import replace
 
 import pytest
 
-from farflung.collectives.flow.effects import Effect as FlowEffect
-from farflung.collectives.flow.flow import Flow
-from farflung.collectives.flow.microbatches import Queue
-from farflung.collectives.flow.room import Giving
-from farflung.collectives.flow.seats import Table
-from farflung.collectives.flow.taking_back import TakingBack
+from farflung.collectives.pipeline.credits import CreditsGiven
+from farflung.collectives.pipeline.effects import Effect as FlowEffect
+from farflung.collectives.pipeline.microbatches import Queue
+from farflung.collectives.pipeline.seats import Table
+from farflung.collectives.pipeline.stage_scheduler import StageScheduler
+from farflung.collectives.pipeline.work_stealing import WorkStealing
 from farflung.coordinator.ledger.records import Struck, Unseated, from_bytes
-from farflung.peer.machine.crossings import Crossings
 from farflung.peer.machine.effects import Effect, ForgetCrossings
-from farflung.peer.simulator.invariants import Broken
-from farflung.peer.simulator.stage_invariants import StageInvariants
-from farflung.peer.simulator.stage_trainer import NOT_PASSED, VirtualStageTrainer
-from farflung.peer.simulator.world import Report, Scenario, World
+from farflung.peer.machine.stage_transfers import StageTransfers
 from farflung.peer.trainer.effects import Effect as Due
 from farflung.peer.trainer.effects import LocalStep
+from farflung.simulator.invariants import Broken
+from farflung.simulator.stage_invariants import StageInvariants
+from farflung.simulator.stage_trainer import NOT_PASSED, VirtualStageTrainer
+from farflung.simulator.world import Scenario, SimulationReport, World
 from rig.lost_holders import OnePlace
 from rig.pieces import pieces
 
@@ -48,7 +48,7 @@ SLICES = 2
 REGRESSIONS = (16, 14, 56, 49, 105, 113, 297, 362, 20037)
 
 
-def run_seed(seed: int, local: bool = False) -> tuple[World, Report]:
+def run_seed(seed: int, local: bool = False) -> tuple[World, SimulationReport]:
     world = World(seed, Scenario.of_local_stages(seed) if local else Scenario.of_stages(seed))
     try:
         return world, world.run()
@@ -154,7 +154,7 @@ def test_P20_stages_go_back_together_once_one_of_them_is_lost_and_not_before(
 @pytest.mark.parametrize(
     ("where", "rule", "broken", "promise"),
     [
-        (Flow, "_all_have_told", lambda flow, now: True, "P14"),  # R4: nobody waits for HELD
+        (StageScheduler, "_all_have_told", lambda flow, now: True, "P14"),  # R4: nobody waits for HELD
         (
             Table,
             "last_change",
@@ -188,14 +188,14 @@ def with_slow_seats(seed: int) -> Scenario:
 def given_back(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
     """How often somebody who was asked to give a microbatch back has done so, or not."""
     told: Counter[bool] = Counter()
-    gives_back = TakingBack.gives_back
+    gives_back = WorkStealing.gives_back
 
-    def counts(self: TakingBack, micro: int, seat: int, offer: int, now: float) -> bool:
+    def counts(self: WorkStealing, micro: int, seat: int, offer: int, now: float) -> bool:
         given = gives_back(self, micro, seat, offer, now)
         told[given] += 1
         return given
 
-    monkeypatch.setattr(TakingBack, "gives_back", counts)
+    monkeypatch.setattr(WorkStealing, "gives_back", counts)
     return told
 
 
@@ -215,16 +215,16 @@ def test_P11_P14_what_a_slow_seat_has_not_begun_counts_once_wherever_it_goes(
 
 
 def takes_back_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    to_ask = TakingBack.to_ask
+    to_ask = WorkStealing.to_ask
 
-    def takes(self: TakingBack, idle: int, now: float) -> tuple[int, int] | None:
+    def takes(self: WorkStealing, idle: int, now: float) -> tuple[int, int] | None:
         asked = to_ask(self, idle, now)
         if asked is not None:
             record = self._micros[asked[1]]
             record.next, record.sent = 0, False
         return asked
 
-    monkeypatch.setattr(TakingBack, "to_ask", takes)
+    monkeypatch.setattr(WorkStealing, "to_ask", takes)
 
 
 def gives_back_what_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,18 +254,18 @@ def works_on_old_values(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gives_room_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    more = Giving.more
-    monkeypatch.setattr(Giving, "more", lambda self, waiting: more(self, waiting - 9))
+    more = CreditsGiven.more
+    monkeypatch.setattr(CreditsGiven, "more", lambda self, waiting: more(self, waiting - 9))
 
 
 def forgets_what_may_be_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    turned = Crossings._as_mine
+    turned = StageTransfers._as_mine
 
-    def too_many(self: Crossings, said: FlowEffect, now: float) -> list[Effect]:
+    def too_many(self: StageTransfers, said: FlowEffect, now: float) -> list[Effect]:
         found = turned(self, said, now)
         return [ForgetCrossings(e.version + 1) if isinstance(e, ForgetCrossings) else e for e in found]
 
-    monkeypatch.setattr(Crossings, "_as_mine", too_many)
+    monkeypatch.setattr(StageTransfers, "_as_mine", too_many)
 
 
 @pytest.mark.parametrize(

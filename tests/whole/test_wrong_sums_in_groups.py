@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from farflung.coordinator.ledger.records import Banned, CommittedRound, Opened, Struck, from_bytes
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import World
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.world import World
 from rig.finished import finished
 from rig.pieces import pieces
 

@@ -12,7 +12,7 @@ from farflung.console.phonebook.announcer import record_of
 from farflung.console.phonebook.book import (
     LIFE_MOST_S,
     LIFE_S,
-    Wanted,
+    RunQuery,
     believed,
     by_name,
     newest,
@@ -99,9 +99,9 @@ def test_what_a_node_of_hiveminds_keeps() -> None:
 
 def test_what_people_look_for() -> None:
     url = JoinUrl("old.example", 1, "demo", RUN.key, "tok")
-    assert wanted(str(url)) == Wanted(RUN.key, "demo", "tok")
-    assert wanted(str(url).partition("k=")[2].partition("&")[0]) == Wanted(RUN.key)
-    assert wanted("demo-7") == Wanted(name="demo-7")
+    assert wanted(str(url)) == RunQuery(RUN.key, "demo", "tok")
+    assert wanted(str(url).partition("k=")[2].partition("&")[0]) == RunQuery(RUN.key)
+    assert wanted("demo-7") == RunQuery(name="demo-7")
     for wrong in ("", "De mo", "a" * 65, "../x"):
         with pytest.raises(UserError, match="expected a run's name"):
             wanted(wrong)
@@ -156,14 +156,14 @@ def test_what_is_announced_is_found_and_leads_to_the_new_place() -> None:
         '{"book":"/p2p/here","places":3,"problem":""}',
         '{"book":"/p2p/away","places":0,"problem":"no node answers"}',
     ]
-    found = look_up(Wanted(RUN.key, token="tok"), [away, here], lambda: NOW_S, open_book)
+    found = look_up(RunQuery(RUN.key, token="tok"), [away, here], lambda: NOW_S, open_book)
     assert [str(each.url("tok")) for each in found.runs] == [
         str(JoinUrl.at(url.addresses, "demo", RUN.key, "tok"))
     ]
     assert found.problems == ["/p2p/away: no node answers"] and closed == [1]
-    assert look_up(Wanted(OTHER.key), [here], lambda: NOW_S, open_book).runs == []
-    assert look_up(Wanted(RUN.key), [here], lambda: NOW_S + LIFE_S, open_book).runs == [], "it has expired"
-    assert [each.key for each in look_up(Wanted(name="demo"), [here], lambda: NOW_S, open_book).runs] == [
+    assert look_up(RunQuery(OTHER.key), [here], lambda: NOW_S, open_book).runs == []
+    assert look_up(RunQuery(RUN.key), [here], lambda: NOW_S + LIFE_S, open_book).runs == [], "it has expired"
+    assert [each.key for each in look_up(RunQuery(name="demo"), [here], lambda: NOW_S, open_book).runs] == [
         RUN.key
     ]
 

@@ -18,7 +18,7 @@ import pytest
 from farflung.console.web import server as server_module
 from farflung.console.web.page_process import Press, assets
 from farflung.console.web.requests import POLICY, Request, Wrong, request_of, said
-from farflung.console.web.server import Asset, Limits, PageServer
+from farflung.console.web.server import Asset, PageLimits, PageServer
 from farflung.protocol.limits import WEB_REQUEST_BYTES
 from rig.public_run import public_status
 from rig.waiting import PATIENCE_S, eventually
@@ -26,7 +26,7 @@ from rig.waiting import PATIENCE_S, eventually
 URL = "farflung://train.example.org:29800/tiny-stories-1b?k=" + 43 * "A"
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
-SLOW = Limits(request_s=0.4, answer_s=1.0, slow_s=0.6, keep_alive_s=0.3)
+SLOW = PageLimits(request_s=0.4, answer_s=1.0, slow_s=0.6, keep_alive_s=0.3)
 
 
 @dataclass
@@ -58,7 +58,7 @@ def rest_of(line: socket.socket) -> bytes:
 
 
 @contextlib.contextmanager
-def served(limits: Limits | None = None, published: bool = True) -> Iterator[Port]:
+def served(limits: PageLimits | None = None, published: bool = True) -> Iterator[Port]:
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
         found, version = assets()
         port = Port(PageServer(listener, found, limits), Press(URL, version), listener.getsockname())
@@ -291,7 +291,7 @@ def test_who_takes_an_answer_slowly_is_cut_off() -> None:
 
 
 def test_one_that_was_behind_gets_the_whole_when_it_reads_again() -> None:
-    with served(Limits(slow_s=PATIENCE_S)) as port, socket.socket() as line:
+    with served(PageLimits(slow_s=PATIENCE_S)) as port, socket.socket() as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         line.settimeout(PATIENCE_S)
         line.connect(port.address)
@@ -324,7 +324,7 @@ def test_a_viewer_that_talks_is_cut_off() -> None:
 def test_so_many_from_one_network_and_so_many_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test's own machine counts as no network, so it is told that it is one."""
     monkeypatch.setattr(server_module, "network_of", lambda address: "192.0.2.0/24")
-    with served(Limits(connections_of_network=3)) as port, contextlib.ExitStack() as stack:
+    with served(PageLimits(connections_of_network=3)) as port, contextlib.ExitStack() as stack:
         lines = [stack.enter_context(port.dial()) for _ in range(3)]
         for line in lines:
             line.sendall(LIVE)
@@ -333,7 +333,7 @@ def test_so_many_from_one_network_and_so_many_in_all(monkeypatch: pytest.MonkeyP
         lines[0].close()
         eventually(lambda: port.server.viewers == 2, "one has left")
         assert parted(port.ask(GET))[0] == "200 OK"
-    with served(Limits(connections=2, connections_of_network=9)) as port, contextlib.ExitStack() as stack:
+    with served(PageLimits(connections=2, connections_of_network=9)) as port, contextlib.ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(port.dial()).sendall(b"G")
         eventually(lambda: port.ask(GET) == b"", "a third one is turned away")
@@ -341,7 +341,7 @@ def test_so_many_from_one_network_and_so_many_in_all(monkeypatch: pytest.MonkeyP
 
 def test_so_many_requests_of_one_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "network_of", lambda address: "192.0.2.0/24")
-    with served(Limits(requests_per_s=1e-3, requests_burst=3)) as port:
+    with served(PageLimits(requests_per_s=1e-3, requests_burst=3)) as port:
         statuses = [parted(port.ask(GET))[0][:3] for _ in range(5)]
     assert statuses == ["200"] * 3 + ["429"] * 2
 

@@ -280,7 +280,7 @@ def test_the_press_numbers_what_is_new_and_says_nothing_where_nothing_is() -> No
 
 def test_a_page_of_a_thousand_members_is_small() -> None:
     machine = crowd(1000)
-    status = json.loads(status_json(machine.core, machine.conductors, machine.counters, 1.0))
+    status = json.loads(status_json(machine.core, machine.drivers, machine.counters, 1.0))
     status["contributors"] = public_status()["contributors"] * 9
     for number, each in enumerate(status["contributors"]):
         each["name"] = f"a rather long name, with the number {number}"

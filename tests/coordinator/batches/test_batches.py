@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from farflung.coordinator.batches.batch_members import BatchMembers, SeatShare
 from farflung.coordinator.batches.batches import Batches
-from farflung.coordinator.batches.words import House, Share
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import DataFixed, MicroSkipped, TakenBack, Unseated
 from farflung.protocol.digests import mask_of, mask_to_bytes
@@ -41,7 +41,7 @@ class Hall:
         self.batches.advance()
 
     def restart(self) -> None:
-        house = House(
+        house = BatchMembers(
             lambda: self.workers,
             lambda peer: True,
             lambda peer: peer in self.in_round,
@@ -249,7 +249,7 @@ def test_who_is_not_at_the_runs_state_or_leaves_gets_no_work() -> None:
 
 def test_P11_a_word_that_names_other_microbatches_than_were_counted_is_none() -> None:
     hall = Hall("ann")
-    share = Share(1, mask_to_bytes(0b11))
+    share = SeatShare(1, mask_to_bytes(0b11))
     sent = Sent(
         session=bytes(16), seq=1, round_no=1, hashes=bytes(32), tokens=1, steps=1, loss=None, used=(),
         seat=1, counted=mask_to_bytes(0b11), signature=b"",

@@ -14,19 +14,19 @@ from farflung.coordinator.batches.complaints import (
     Complaints,
     GivesUp,
 )
-from farflung.coordinator.ledger.batch_book import Seat
+from farflung.coordinator.ledger.batch_book import BookedSeat
 from farflung.protocol.messages import Complaint
 
 SOON, LATE = SETTLED_BEATS, SETTLED_BEATS + HEAR_OTHERS_S
 
 
-def seats_of(*per_stage: int) -> dict[int, Seat]:
+def seats_of(*per_stage: int) -> dict[int, BookedSeat]:
     """Seats 1, 2, ... in order of their stages; that of seat n is peer pn's."""
     stages = [stage for stage, count in enumerate(per_stage) for _ in range(count)]
-    return {n: Seat(n, f"p{n}", b"", 0, stage=stage) for n, stage in enumerate(stages, 1)}
+    return {n: BookedSeat(n, f"p{n}", b"", 0, stage=stage) for n, stage in enumerate(stages, 1)}
 
 
-def after(seats: dict[int, Seat], now: float, **said: tuple[int, ...]) -> GivesUp | None:
+def after(seats: dict[int, BookedSeat], now: float, **said: tuple[int, ...]) -> GivesUp | None:
     """`s1=(3, -4)`: seat 1 complains of 3 and 4 from the start, and what comes from 4 is damaged."""
     heard = Complaints(1.0)
     for who, about in said.items():
@@ -108,7 +108,7 @@ def test_where_nobody_could_stand_in_nobody_goes_and_people_are_told() -> None:
 
 def test_of_two_that_complain_of_each_other_the_younger_goes() -> None:
     assert after(seats_of(2, 2), LATE, s1=(3,), s3=(1,)) == GivesUp(3, about=1, by=1, damaged=False)
-    seats = {**seats_of(2, 2), 9: Seat(9, "p9", b"", 0, stage=0)}
+    seats = {**seats_of(2, 2), 9: BookedSeat(9, "p9", b"", 0, stage=0)}
     found = after(seats, LATE, s9=(3,), s3=(9,))
     assert found is not None and (found.seat, found.about) == (9, 3)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from farflung.collectives.flow.seats import Seat as Row
-from farflung.collectives.flow.seats import Table
+from farflung.collectives.pipeline.seats import Seat as Row
+from farflung.collectives.pipeline.seats import Table
+from farflung.coordinator.batches.batch_members import BatchMembers
+from farflung.coordinator.batches.batch_ticks import staged_tick_of
 from farflung.coordinator.batches.batches import Batches
-from farflung.coordinator.batches.reach import WHY_GIVEN_UP
-from farflung.coordinator.batches.seating import Load, chosen, loads_of
-from farflung.coordinator.batches.telling import staged_tick_of
-from farflung.coordinator.batches.words import House
-from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat
+from farflung.coordinator.batches.stage_choice import StageLoad, chosen, loads_of
+from farflung.coordinator.batches.stage_reach import WHY_GIVEN_UP
+from farflung.coordinator.ledger.batch_book import Batch, BatchBook, BookedSeat
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import DataFixed, MicroSkipped, Seated, TakenBack, Unseated
 from farflung.protocol.digests import mask_of, mask_to_bytes
@@ -40,7 +40,7 @@ class Hall:
         self.met: set[frozenset[str]] = set()  # pairs, though neither can be dialled
         self.desk = Desk(Ledger(8, 3, 2), MANIFEST)
         self.desk.ledger.apply(DataFixed(samples=100, peer="Ann"))
-        house = House(
+        house = BatchMembers(
             lambda: self.workers,
             lambda peer: True,
             self.in_round.__contains__,
@@ -323,7 +323,7 @@ def test_a_round_that_waited_long_and_failed_costs_nobody_its_seat() -> None:
 def test_a_member_hears_of_the_seats_beside_its_own_when_it_knows_an_older_table() -> None:
     book = BatchBook()
     for number in range(1, 6):
-        book.sit_down(Seat(number, f"p{number}", b"", 0, stage=number - 1))
+        book.sit_down(BookedSeat(number, f"p{number}", b"", 0, stage=number - 1))
     batch = Batch(0, 0, 0, 8, 8)
     told = staged_tick_of(book, batch, None, False, stage=1, knows=4)
     assert told.table is not None and [(row.number, row.stage) for row in told.table] == [
@@ -337,7 +337,7 @@ def test_a_member_hears_of_the_seats_beside_its_own_when_it_knows_an_older_table
 def test_of_the_seats_that_are_gone_the_newest_are_told() -> None:
     book = BatchBook()
     for number in range(1, SEATS_TOLD + 9):
-        book.sit_down(Seat(number, f"p{number}", b"", 0))
+        book.sit_down(BookedSeat(number, f"p{number}", b"", 0))
         if number > 2:
             book.get_up(number)
     told = staged_tick_of(book, Batch(0, 0, 0, 8, 8), None, False, stage=0, knows=0)
@@ -360,8 +360,8 @@ def test_every_table_that_members_hear_is_one_that_they_accept() -> None:
 # ---- which stage a newcomer gets ---------------------------------------------------------------------------
 
 
-def loads(*members: int, cost: tuple[float, ...] = ()) -> list[Load]:
-    return [Load(count, (cost or (1.0,) * len(members))[stage]) for stage, count in enumerate(members)]
+def loads(*members: int, cost: tuple[float, ...] = ()) -> list[StageLoad]:
+    return [StageLoad(count, (cost or (1.0,) * len(members))[stage]) for stage, count in enumerate(members)]
 
 
 def test_P17_an_empty_stage_comes_first_then_what_lies_on_the_disk_then_the_emptiest() -> None:
@@ -559,8 +559,8 @@ def test_who_does_not_hold_the_state_yet_is_no_way_for_anybody() -> None:
 
 
 def test_whoever_can_t_be_dialled_goes_where_somebody_can_and_the_next_one_that_can_to_who_is_alone() -> None:
-    def of(*reached: int, members: tuple[int, ...] = (1, 1, 1)) -> list[Load]:
-        return [Load(count, 1.0, stage in reached) for stage, count in enumerate(members)]
+    def of(*reached: int, members: tuple[int, ...] = (1, 1, 1)) -> list[StageLoad]:
+        return [StageLoad(count, 1.0, stage in reached) for stage, count in enumerate(members)]
 
     assert chosen((0, 1, 2), False, of(1, 2), 1, dialable=False) == 1
     assert chosen((0, 1), True, of(1, 2), 1, dialable=False) == 1, "its state on disk or not"

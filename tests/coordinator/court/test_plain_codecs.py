@@ -17,7 +17,7 @@ from farflung.compression.codec import codec_named as torch_codec_named
 from farflung.compression.native_check import awkward_vectors
 from farflung.compression.payload import HEADER_BYTES
 from farflung.coordinator.court.plain_codecs import (
-    NotFinite,
+    NotFiniteInCourt,
     codec_in,
     codec_named,
     decode,
@@ -167,7 +167,7 @@ def test_what_is_not_finite_is_not_encoded(name: str, bad: float) -> None:
     values[4999] = bad
     with pytest.raises(NonFinite, match="value 4999 is"):
         torch_codec_named(name).encode(torch.from_numpy(values))
-    with pytest.raises(NotFinite, match="value 4999 is"):
+    with pytest.raises(NotFiniteInCourt, match="value 4999 is"):
         encode(name, values)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from farflung.coordinator.court.questions import ASK_AGAIN_S, PATIENCE_S, Questions, Wanted
+from farflung.coordinator.court.questions import ASK_AGAIN_S, PATIENCE_S, Questions, WantedProof
 from farflung.protocol.limits import PART_BYTES, PARTS_AT_ONCE
 from farflung.protocol.messages import Shown, What
 
-WANTED = Wanted(What.STATE, 0, 3, 7, most_bytes=30 * PART_BYTES)
+WANTED = WantedProof(What.STATE, 0, 3, 7, most_bytes=30 * PART_BYTES)
 
 
 def shown(number: int, start: int, total: int, part: bytes) -> Shown:

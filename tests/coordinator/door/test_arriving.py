@@ -14,8 +14,8 @@ from farflung.coordinator.door.arriving import (
     TURN_KEPT_S,
     WAITING_MOST,
     WAITING_OF_NETWORK,
-    Arrivals,
-    Wait,
+    NewcomerQueue,
+    WaitOutside,
 )
 from farflung.coordinator.ledger.pace import FETCHED_BYTES, MemberPace
 from farflung.protocol.manifest_sections import AdmissionSection
@@ -37,9 +37,9 @@ class Hall:
         self.rules = AdmissionSection.model_validate({"joins_per_minute": 100_000, **rules})
         self.alive: dict[str, Newcomer] = {}
         self.now, self.learned = 1000.0, learned
-        self.arrivals = Arrivals()
+        self.arrivals = NewcomerQueue()
 
-    def ask(self, peer: str, network: str = "") -> Wait | None:
+    def ask(self, peer: str, network: str = "") -> WaitOutside | None:
         self.arrivals.look(self.alive.values(), self.now)
         wait = self.arrivals.ask(peer, network or f"net of {peer}", self.rules, self.learned, self.now)
         if wait is None:

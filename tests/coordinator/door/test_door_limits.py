@@ -19,24 +19,24 @@ from farflung.coordinator.door.front_door_words import BYTES_PER_S, FRAMES_PER_S
 from farflung.coordinator.door.hello_check import (
     CHALLENGES_KEPT,
     CHALLENGES_PER_CALLER,
+    DoorFacts,
     Doorkeeper,
-    Passed,
-    RunFacts,
+    HelloPassed,
 )
 from farflung.coordinator.door.listener import Arrival
 from farflung.coordinator.ledger.records import Banned, Struck
 from farflung.coordinator.ledger.register import PEERS_KEPT, Register
 from farflung.coordinator.operator_socket import LINE_BYTES, SOCKET_NAME, OperatorSocket
 from farflung.peer.identity import Identity
-from farflung.peer.machine.getting_in import Doorway, Offer, me_of
+from farflung.peer.machine.handshake import Handshake, Offer, me_of
 from farflung.protocol import envelope
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Challenge, Hello, Knock, Message, Refuse
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.moments import Attached, Known
 from farflung.protocol.orders import Reply
 from farflung.protocol.process.channel import Channel, pair
+from farflung.protocol.run_terms import Attached, Known
 
 KNOCK = envelope.encode(Knock(protocol=PROTOCOL_VERSION, run="demo"))
 MODEL = ModelSchema((), 4, 1, 1, bytes(32))
@@ -80,7 +80,7 @@ def door() -> Iterator[Door]:
 
 
 def a_hello(door: Door) -> Hello:
-    doorway = Doorway(me_of(Identity.generate(), b"k" * 32, bytes(16)), "demo")
+    doorway = Handshake(me_of(Identity.generate(), b"k" * 32, bytes(16)), "demo")
     doorway.on_timer(0.0)
     challenge = door.said[-1]
     assert isinstance(challenge, Challenge) and doorway.on_challenge(challenge)
@@ -110,10 +110,10 @@ def test_a_network_sends_only_so_many_bytes(door: Door) -> None:
 
 
 def test_only_so_many_hellos_are_passed_on(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    brought: list[Passed] = []
+    brought: list[HelloPassed] = []
     monkeypatch.setattr(door, "_bring", lambda caller, passed: not brought.append(passed))
     monkeypatch.setattr(
-        door._keeper, "examine", lambda caller, key, hello, came_from: Passed(hello, bytes(32))
+        door._keeper, "examine", lambda caller, key, hello, came_from: HelloPassed(hello, bytes(32))
     )
     door.comes(KNOCK)
     hello = envelope.encode(a_hello(door))
@@ -127,7 +127,7 @@ def test_hellos_wait_for_a_coordinator_that_takes_none_in_a_bounded_number_of_by
 ) -> None:
     monkeypatch.setattr(front_door, "WAITING_BYTES_MOST", 2000)
     door.comes(KNOCK)
-    passed = Passed(a_hello(door), bytes(32))
+    passed = HelloPassed(a_hello(door), bytes(32))
     taken = [door._bring(b"c", passed) for _ in range(20)]
     assert taken[0] and not taken[-1] and door._waiting_bytes <= 2000
     assert sum(map(len, door._waiting)) == door._waiting_bytes
@@ -148,7 +148,7 @@ def test_who_sends_garbage_at_the_door_is_not_parsed_any_more(
 
 
 def test_a_flood_of_knocks_pushes_out_old_challenges() -> None:
-    keeper = Doorkeeper(RunFacts("demo", bytes(16), b"{}"))
+    keeper = Doorkeeper(DoorFacts("demo", bytes(16), b"{}"))
     knock = Knock(protocol=PROTOCOL_VERSION, run="demo")
     for number in range(CHALLENGES_KEPT + 10):
         keeper.knock(b"%d" % number, knock, bytes(32))

@@ -16,7 +16,7 @@ import zmq
 
 from farflung.console.screen.status_client import StatusClient
 from farflung.coordinator.door.front_door_process import NOTES_PER_S, DoorProcess, settings_of
-from farflung.coordinator.door.front_door_words import FROM_DOOR, FramesCounted, Limits
+from farflung.coordinator.door.front_door_words import FROM_DOOR, DoorLimits, FramesCounted
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.ledger.journal import Journal
@@ -44,7 +44,7 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.process.channel import Channel, packed, pair
-from farflung.protocol.process.networks import Crowd
+from farflung.protocol.process.networks import StrangerCounts
 from farflung.protocol.process.sockets import curve_raw, curve_text
 from farflung.protocol.signed_words import hello_part
 from rig.waiting import PATIENCE_S, eventually
@@ -57,7 +57,7 @@ MODEL = ModelSchema((TensorSpec("w", (4,), "float32", "param"),), 4, 1, 1, hash_
 
 
 def test_connections_of_one_network_are_bounded_and_others_still_come() -> None:
-    crowd = Crowd(most=10, most_of_network=2, patience_s=5.0)
+    crowd = StrangerCounts(most=10, most_of_network=2, patience_s=5.0)
     assert [crowd.comes(line, "a", 0.0) for line in (1, 2, 3)] == [[], [], [3]]
     assert crowd.comes(4, "b", 0.0) == []
     crowd.ends(1)
@@ -65,7 +65,7 @@ def test_connections_of_one_network_are_bounded_and_others_still_come() -> None:
 
 
 def test_a_full_door_makes_room_by_cutting_off_who_is_silent() -> None:
-    crowd = Crowd(most=2, most_of_network=9, patience_s=5.0)
+    crowd = StrangerCounts(most=2, most_of_network=9, patience_s=5.0)
     crowd.comes(1, "", 0.0)
     crowd.comes(2, "", 1.0)
     assert crowd.comes(3, "", 2.0) == [3], "nobody has been silent for long"
@@ -77,7 +77,7 @@ def test_a_full_door_makes_room_by_cutting_off_who_is_silent() -> None:
 def test_people_hear_only_so_much_from_a_door_that_was_taken_over() -> None:
     ours, theirs = pair()
     facts, news = RunMachine(MANIFEST, bytes(16), [], os.urandom).facts, list[str]()
-    door = DoorProcess(settings_of(facts, bytes(40), ListenOn("127.0.0.1", 0), Limits()), news.append)
+    door = DoorProcess(settings_of(facts, bytes(40), ListenOn("127.0.0.1", 0), DoorLimits()), news.append)
     door.channel, door._again_at = Channel(ours, FROM_DOOR), 9.0
     for now, times, told in ((0.0, 30, NOTES_PER_S), (0.5, 1, NOTES_PER_S + 8)):
         for _ in range(times):
@@ -104,7 +104,7 @@ class Running:
         with Journal.open_or_create(self._folder / JOURNAL_NAME, MANIFEST, lambda: bytes(16)) as journal:
             keys = load_or_create(self._folder)
             machine = RunMachine(MANIFEST, journal.run_id, journal.records(), os.urandom)
-            limits = Limits(memory_bytes=self._memory_bytes)
+            limits = DoorLimits(memory_bytes=self._memory_bytes)
             with Server(machine, journal, keys, ListenOn("127.0.0.1", 0), limits=limits) as server:
                 self.door, self.server = server.front_door, server
                 self.url = JoinUrl("127.0.0.1", server.port, MANIFEST.run.name, keys.public_raw)

@@ -26,7 +26,7 @@ from farflung.coordinator.door.front_door_words import (
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import Arrival, ListenOn
 from farflung.coordinator.ledger.journal import Journal
-from farflung.coordinator.reach.meeting import DOORS
+from farflung.coordinator.reach.hole_punching import DOORS
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.peer.line.control import Took

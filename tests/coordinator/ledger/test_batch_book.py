@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from farflung.coordinator.ledger.batch_book import Batch, BatchBook, Seat, mask_of_spans, spans_of_mask
+from farflung.coordinator.ledger.batch_book import Batch, BatchBook, BookedSeat, mask_of_spans, spans_of_mask
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import (
     BatchBegun,
@@ -105,7 +105,7 @@ def test_P5_a_folded_ledger_has_the_same_seats_and_grants() -> None:
     again = Ledger(8, 3)
     again.apply(Folded(position=4, ledger=folded.ledger, digest=folded.digest))
     assert again.batches == ledger.batches
-    assert again.batches.seats[1] == Seat(1, "ann", b"ann", 0, [(2, 5)])
+    assert again.batches.seats[1] == BookedSeat(1, "ann", b"ann", 0, [(2, 5)])
 
 
 def test_another_data_set_makes_the_batch_void() -> None:

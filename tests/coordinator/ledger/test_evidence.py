@@ -18,18 +18,18 @@ from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.evidence_folder import EvidenceFolder
 from farflung.coordinator.ledger.evidence import Evidence
 from farflung.coordinator.ledger.ledger import FragmentBook
-from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import rules_for
+from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.run.effects import KeepEvidence
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.membership import Membership
-from farflung.coordinator.run.witness import Witness
+from farflung.coordinator.run.signed_results import SignedResults
 from farflung.peer.identity import Identity
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Sent
 from farflung.protocol.round_words import Commit, Contact, Decision, Plan
-from farflung.protocol.signed_words import Said, is_signed, sent_part
+from farflung.protocol.signed_words import SignedList, is_signed, sent_part
 
 RUN_ID, SESSION = bytes(range(16)), b"s" * 16
 CHUNKS = [b"first chunk", b"second chunk"]
@@ -38,7 +38,7 @@ ANN, BOB = Identity.generate(), Identity.generate()
 
 def said(
     by: Identity, chunks: list[bytes] = CHUNKS, round_no: int = 7, signer: Identity | None = None
-) -> Said:
+) -> SignedList:
     hashes = b"".join(hash_bytes(chunk) for chunk in chunks)
     bare = Sent(
         seat=0,
@@ -53,7 +53,7 @@ def said(
         used=(),
         signature=b"",
     )
-    return Said(by.public, replace(bare, signature=(signer or by).sign(sent_part(RUN_ID, bare))))
+    return SignedList(by.public, replace(bare, signature=(signer or by).sign(sent_part(RUN_ID, bare))))
 
 
 def commit(round_no: int = 7, version: int = 4) -> Commit:
@@ -61,14 +61,14 @@ def commit(round_no: int = 7, version: int = 4) -> Commit:
     return Commit(version, round_no, members, (0.5, 0.5), bytes(64), "fp32")
 
 
-def flight_of(round_no: int) -> InFlight:
+def flight_of(round_no: int) -> Round:
     members = tuple(sorted((ANN.peer_id, BOB.peer_id)))
     plan = Plan(round_no, 1, 3, members, (0, 1), ("fp32",) * 2)
     rules = rules_for(Manifest(), FragmentBook(), members)
-    return InFlight(plan, rules, 0.0, decision=Decision(round_no, 1, (0.5, 0.5), {}))
+    return Round(plan, rules, 0.0, decision=Decision(round_no, 1, (0.5, 0.5), {}))
 
 
-def kept(folder: Path, *lists: Said, made: Commit | None = None) -> Path:
+def kept(folder: Path, *lists: SignedList, made: Commit | None = None) -> Path:
     folder.mkdir(exist_ok=True)
     signing = load_or_create(folder).signing
     assert signing is not None
@@ -100,7 +100,7 @@ def test_a_hash_list_that_was_changed_after_signing_is_not_signed(changed: dict[
 
 def test_P9_a_hash_list_signed_by_another_is_out_with_that_reason() -> None:
     machine = RunMachine(Manifest(), RUN_ID, [], lambda size: bytes(size))
-    witness = Witness(machine.core)
+    witness = SignedResults(machine.core)
     member = Membership(5.0).admit(Contact(ANN.peer_id, "ann", bytes(32), ""), SESSION, bytes(16), 0.0)
     member.identity = ANN.public
     assert witness.problem(member, said(ANN, signer=BOB).sent) == "its hash list is not signed by it"
@@ -113,7 +113,7 @@ def test_P9_a_hash_list_signed_by_another_is_out_with_that_reason() -> None:
 
 def test_lists_of_rounds_that_failed_are_no_evidence_of_the_next_commit() -> None:
     core = RunMachine(Manifest(), RUN_ID, [], lambda size: bytes(size)).core
-    witness = Witness(core)
+    witness = SignedResults(core)
     member = Membership(5.0).admit(Contact(ANN.peer_id, "ann", bytes(32), ""), SESSION, bytes(16), 0.0)
     member.identity = ANN.public
     witness.problem(member, said(ANN, round_no=6).sent)

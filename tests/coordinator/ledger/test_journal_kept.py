@@ -14,7 +14,7 @@ import pytest
 from farflung.coordinator.ledger import journal as journal_module
 from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.record_events import Beginning, RecordEvents
+from farflung.coordinator.ledger.record_events import CoordinatorStart, RecordEvents
 from farflung.coordinator.ledger.records import (
     Admitted,
     Banned,
@@ -155,11 +155,11 @@ def test_the_event_journal_goes_on_counting_where_the_folded_one_is(tmp_path: Pa
         path = tmp_path / str(kept)
         if kept:
             before = RecordEvents(path)
-            before.write_start(Beginning(Manifest(), RUN_ID, ledger, RECORDS))
+            before.write_start(CoordinatorStart(Manifest(), RUN_ID, ledger, RECORDS))
             before.on_records([Vouched(peer="z")])
             before.close("a test", {})
         events = RecordEvents(path)
-        events.write_start(Beginning(Manifest(), RUN_ID, ledger, known))
+        events.write_start(CoordinatorStart(Manifest(), RUN_ID, ledger, known))
         events.on_records([Departed(peer="p", cause=DepartureCause.LEFT, reason="x")])
         events.close("a test", {})
         text = path.read_text()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.coordinator.ledger.eras import Holder
+from farflung.coordinator.ledger.eras import HolderMark
 from farflung.coordinator.ledger.keeping import kept_commit
 from farflung.coordinator.ledger.kept_books import Books, kept_leases, leases_in
 from farflung.coordinator.ledger.leases import Leases, Missing, Range, _ranges
@@ -114,7 +114,7 @@ def test_P21_of_many_fragments_the_books_name_those_who_brought_most_and_are_kep
     for book in core.ledger.books:
         book.vouched = set(names)
         book.digests = {version: bytes([version]) * 32 for version in (1, 2)}
-        book.holders = {peer: Holder(2, tokens) for tokens, peer in enumerate(names)}
+        book.holders = {peer: HolderMark(2, tokens) for tokens, peer in enumerate(names)}
     core.ledger.leases = lent(1, 40, fragments=64)
     core.ledger.link = core.ledger.link.then(1, (), b"a step")
     kept = kept_commit(core.ledger, core.run_id, bytes(32), lambda statement: bytes(96))

@@ -11,8 +11,8 @@ from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.loss_curve import POINTS_MOST, LossCurve
 from farflung.coordinator.ledger.records import RolledBack
 from farflung.coordinator.run.status import CONTRIBUTORS_SHOWN, build_status, status_json
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import World
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.world import World
 
 CALM: dict[str, Any] = dict.fromkeys(
     ("drop", "duplicate", "slow", "kill_per_effect", "cut_per_s", "trainer_crash_per_s"), 0.0
@@ -67,7 +67,7 @@ def test_a_run_tells_its_curve_and_who_gave_what_and_keeps_both_when_it_is_folde
     world.run()
     assert world.coordinator is not None
     machine = world.coordinator
-    status = build_status(machine.core, machine.conductors, machine.counters, world.now)
+    status = build_status(machine.core, machine.drivers, machine.counters, world.now)
     assert [version for version, _ in status["curve"]] == [1, 2, 3, 4, 5, 6]
     assert status["curve"][-1][1] == pytest.approx(status["loss"], abs=1e-5)
     given = status["contributors"]
@@ -96,5 +96,5 @@ def test_the_list_of_contributors_has_an_end() -> None:
     assert world.coordinator is not None
     machine = world.coordinator
     machine.core.ledger.committed_tokens.update({f"peer{n}": n for n in range(3 * CONTRIBUTORS_SHOWN)})
-    raw = status_json(machine.core, machine.conductors, machine.counters, world.now)
+    raw = status_json(machine.core, machine.drivers, machine.counters, world.now)
     assert len(json.loads(raw)["contributors"]) == CONTRIBUTORS_SHOWN

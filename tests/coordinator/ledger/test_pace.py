@@ -9,9 +9,9 @@ import pytest
 from farflung.console.screen.health import health
 from farflung.coordinator.ledger.pace import RunPace
 from farflung.coordinator.run.status import build_status
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import World
 from farflung.protocol.verdicts import Counters
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.world import World
 from rig.made_run import MadeRun, holding
 
 CALM: dict[str, Any] = dict.fromkeys(
@@ -53,7 +53,7 @@ def test_a_run_that_nobody_trains_has_no_end_in_sight() -> None:
         run.says(member, fragments=holding(version))
 
     def status() -> dict[str, Any]:
-        return build_status(run.core, run.conductors, Counters(), run.core.now)
+        return build_status(run.core, run.drivers, Counters(), run.core.now)
 
     assert status()["eta_s"] is not None
     run.loses(ann), run.loses(bob)
@@ -69,7 +69,7 @@ def test_the_status_says_who_takes_part_and_why_somebody_does_not() -> None:
     world.run()
     assert world.coordinator is not None
     machine = world.coordinator
-    status = build_status(machine.core, machine.conductors, machine.counters, world.now)
+    status = build_status(machine.core, machine.drivers, machine.counters, world.now)
     assert {"phase_left_s", "eta_s", "tokens_per_s", "least_peers", "software"} <= status.keys()
     everybody = {member["id"]: member for member in status["members"]}
     assert all(each["behind"] == 0 and each["same"] is True for each in everybody.values())

@@ -16,7 +16,7 @@ from farflung.coordinator.ledger.proofs import (
     proof_from_bytes,
     proof_to_bytes,
 )
-from farflung.coordinator.run.witness import OneSum
+from farflung.coordinator.run.signed_results import OneSum
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.round_words import THE_RESULT
 from farflung.protocol.signed_words import inputs_of, results_part, sums_of_groups_part

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from farflung.console.history.audit_provenance import facts_of, lines_of, provenance_in
 from farflung.console.main import app
 from farflung.coordinator.door.keys import load_or_create
-from farflung.coordinator.ledger.provenance import Row, line_of, row_of
+from farflung.coordinator.ledger.provenance import ProvenanceRow, line_of, row_of
 from farflung.coordinator.provenance_file import ProvenanceFile
 from farflung.coordinator.run.effects import KeepEvidence
 from farflung.peer.identity import Identity
@@ -19,7 +19,7 @@ from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.messages import Sent
 from farflung.protocol.round_words import Commit
-from farflung.protocol.signed_words import Said
+from farflung.protocol.signed_words import SignedList
 
 RUN_ID = bytes(range(16))
 ANN, BOB = sorted((Identity.generate(), Identity.generate()), key=lambda each: each.peer_id)
@@ -32,7 +32,7 @@ def committed(
     weights = tuple(1 / len(members) for _ in members)
     commit = Commit(version, round_no or version, members, weights, bytes(64), "fp32", fragment)
     said = tuple(
-        Said(
+        SignedList(
             each.public,
             Sent(
                 seat=0,
@@ -154,7 +154,7 @@ def test_rows_of_another_key_are_not_the_runs(host: Host, tmp_path: Path) -> Non
     forged = []  # the same rows, each signed anew by somebody else behind the first
     for number, line in enumerate(host.lines()):
         row = row_of(line)
-        assert isinstance(row, Row)
+        assert isinstance(row, ProvenanceRow)
         if number:
             key = other.keys.signing.public_key().public_bytes_raw().hex()
             bare = msgspec.structs.replace(row, key=key, signature="")

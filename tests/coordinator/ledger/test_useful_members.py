@@ -16,11 +16,11 @@ from farflung.coordinator.ledger.useful_members import (
     ROUNDS_LEAST,
     useful_members,
 )
-from farflung.coordinator.rounds.screening import Matrix, Screening
+from farflung.coordinator.rounds.outliers import Matrix, Screening
 from farflung.coordinator.run.status import build_status
-from farflung.peer.simulator.scenario import Scenario
-from farflung.peer.simulator.world import World
 from farflung.protocol.verdicts import Counters
+from farflung.simulator.scenario import Scenario
+from farflung.simulator.world import World
 
 VALUES = 2000
 
@@ -97,7 +97,7 @@ def test_a_run_tells_it_keeps_it_over_a_fold_and_forgets_what_went_back() -> Non
     core = world.coordinator.core
     book = core.ledger.books[0]
     assert len(book.cosines) >= ROUNDS_LEAST
-    told = build_status(core, world.coordinator.conductors, Counters(), world.now)["useful_members"]
+    told = build_status(core, world.coordinator.drivers, Counters(), world.now)["useful_members"]
     assert told["rounds"] == len(book.cosines) and (told["members"] or told["least"])
     newest = max(book.cosines)
     book.forget_after(newest - 2)

@@ -20,13 +20,13 @@ from farflung.coordinator.reach.relays import (
     Relays,
     Trial,
 )
-from farflung.coordinator.reach.tickets import Run, read
-from farflung.coordinator.reach.ways import RENEWED_S, Ways
-from farflung.protocol.round_words import Contact, RelayOffer, RelayOrder, Way
+from farflung.coordinator.reach.routes import RENEWED_S, Routes
+from farflung.coordinator.reach.tickets import TicketScope, read
+from farflung.protocol.round_words import Contact, RelayOffer, RelayOrder, RelayRoute
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 PUBLIC = KEY.public_key().public_bytes_raw()
-RUN = Run(b"r" * 16, 1)
+RUN = TicketScope(b"r" * 16, 1)
 SLOW, FAST = 1_000_000, 10_000_000
 
 
@@ -62,7 +62,7 @@ class Scene:
     """Two or more that nobody can dial, and some who offer relays."""
 
     def __init__(self, homes: int = 2, own: RelayNow | None = None) -> None:
-        self.ways = Ways(Relays(own))
+        self.ways = Routes(Relays(own))
         self.living = [somebody(number) for number in range(homes)]
         self.now = 10.0
         self.busy = False
@@ -112,7 +112,7 @@ class Scene:
         where = trial.host, trial.port
         return self.ways.relays.tried(trial.peer, trial.key, why_not, where, self.now)
 
-    def told(self, number: int = 0) -> tuple[Way, ...]:
+    def told(self, number: int = 0) -> tuple[RelayRoute, ...]:
         return self.ways.told(f"peer-{number}")
 
     @property

@@ -9,12 +9,20 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.coordinator.reach.tickets import NAME_CHARS, Run, Ticket, pair_of, read, side_of, written
+from farflung.coordinator.reach.tickets import (
+    NAME_CHARS,
+    Ticket,
+    TicketScope,
+    pair_of,
+    read,
+    side_of,
+    written,
+)
 from farflung.protocol.limits import TICKET_CHARS
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 PUBLIC = KEY.public_key().public_bytes_raw()
-RUN = Run(b"r" * 16, 3)
+RUN = TicketScope(b"r" * 16, 3)
 TICKET = Ticket(b"p" * 16, 1, 70_000)
 NAME = written(TICKET, RUN, KEY.sign).encode()
 
@@ -28,9 +36,9 @@ def test_a_ticket_comes_back_as_it_was_written_and_looks_like_a_host() -> None:
 
 
 @pytest.mark.parametrize(
-    "run", [Run(b"s" * 16, 3), Run(b"r" * 16, 4)], ids=["another run", "after a restart"]
+    "run", [TicketScope(b"s" * 16, 3), TicketScope(b"r" * 16, 4)], ids=["another run", "after a restart"]
 )
-def test_it_is_of_no_use_elsewhere(run: Run) -> None:
+def test_it_is_of_no_use_elsewhere(run: TicketScope) -> None:
     assert read(NAME, run, PUBLIC) is None
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.coordinator.relay.socks import CHOSEN, MOST_BYTES, NONE_CHOSEN, Greeting
+from farflung.coordinator.relay.socks import CHOSEN, MOST_BYTES, NONE_CHOSEN, SocksGreeting
 
 HELLO = b"\x05\x01\x00"
 ASKS = b"\x05\x01\x00\x03\x04name\x00\x01"
@@ -14,7 +14,7 @@ ASKS = b"\x05\x01\x00\x03\x04name\x00\x01"
 
 @given(st.lists(st.integers(1, 8), max_size=20))
 def test_a_name_comes_through_in_whatever_pieces(sizes: list[int]) -> None:
-    greeting, said, replies = Greeting(), HELLO, b""
+    greeting, said, replies = SocksGreeting(), HELLO, b""
     for size in sizes:
         piece, said = said[:size], said[size:]
         replies += greeting.feed(piece)
@@ -40,12 +40,12 @@ def test_a_name_comes_through_in_whatever_pieces(sizes: list[int]) -> None:
     ],
 )
 def test_it_proxies_to_nobody(said: bytes, reply: bytes) -> None:
-    greeting = Greeting()
+    greeting = SocksGreeting()
     assert greeting.feed(said) == reply and greeting.over
 
 
 def test_no_end_of_bytes_is_kept() -> None:
-    greeting = Greeting()
+    greeting = SocksGreeting()
     for _ in range(MOST_BYTES):
         greeting.feed(b"\x05\xff" if not greeting.over else b"")
     assert greeting.over
@@ -53,6 +53,6 @@ def test_no_end_of_bytes_is_kept() -> None:
 
 @given(st.binary(max_size=700))
 def test_no_bytes_raise(said: bytes) -> None:
-    greeting = Greeting()
+    greeting = SocksGreeting()
     greeting.feed(said)
     assert len(greeting.name) <= 255

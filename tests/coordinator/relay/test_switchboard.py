@@ -11,7 +11,7 @@ from farflung.coordinator.relay.switchboard import (
     IDLE_S,
     PAIRS_MOST,
     WAITS_S,
-    Said,
+    PairingOutcome,
     Switchboard,
 )
 
@@ -28,16 +28,16 @@ def board(*pairs: bytes) -> Switchboard:
     return found
 
 
-def come(switch: Switchboard, connection: int, shown: Ticket, now: float = 0.0) -> Said:
+def come(switch: Switchboard, connection: int, shown: Ticket, now: float = 0.0) -> PairingOutcome:
     assert switch.comes(connection, "", now) == []
     return switch.shows(connection, shown, now)
 
 
 def test_two_sides_are_joined_and_end_together() -> None:
     switch = board()
-    assert come(switch, 1, ticket(0)) == Said()
+    assert come(switch, 1, ticket(0)) == PairingOutcome()
     assert (switch.guests, switch.waiting, switch.joined) == (0, 1, 0)
-    assert come(switch, 2, ticket(1)) == Said(joined_to=1)
+    assert come(switch, 2, ticket(1)) == PairingOutcome(joined_to=1)
     assert (switch.waiting, switch.joined) == (0, 1) and switch.pair_of(2) == PAIR
     assert switch.ends(1) == [2] and (switch.waiting, switch.joined) == (0, 0)
     assert switch.ends(2) == []
@@ -54,10 +54,10 @@ def test_tickets_end_by_the_clock_of_the_one_who_wrote_them() -> None:
     switch = Switchboard()
     switch.want((PAIR,), clock_ahead_s=500.0)
     assert come(switch, 1, ticket(0, until_s=510), now=10.1).why_not == "its ticket has ended"
-    assert come(switch, 2, ticket(0, until_s=511), now=10.1) == Said()
+    assert come(switch, 2, ticket(0, until_s=511), now=10.1) == PairingOutcome()
     behind = Switchboard()
     behind.want((PAIR,), clock_ahead_s=-500.0)
-    assert come(behind, 1, ticket(0, until_s=20), now=519.0) == Said()
+    assert come(behind, 1, ticket(0, until_s=20), now=519.0) == PairingOutcome()
 
 
 def test_an_older_ticket_is_of_no_use_once_a_newer_one_was_shown() -> None:
@@ -72,15 +72,17 @@ def test_a_side_that_comes_again_takes_its_own_place_and_the_other_side_must_com
     come(switch, 1, ticket(0))
     come(switch, 2, ticket(1))
     assert "moment ago" in come(switch, 3, ticket(0), now=AGAIN_S / 2).why_not, "not as often as it likes"
-    assert switch.shows(3, ticket(0), AGAIN_S) == Said(closed=(1, 2))
-    assert come(switch, 4, ticket(1), now=AGAIN_S) == Said(joined_to=3), "who was hung up on need not wait"
+    assert switch.shows(3, ticket(0), AGAIN_S) == PairingOutcome(closed=(1, 2))
+    assert come(switch, 4, ticket(1), now=AGAIN_S) == PairingOutcome(joined_to=3), (
+        "who was hung up on need not wait"
+    )
     assert switch.ends(1) == [] and switch.joined == 1
 
 
 def test_a_pair_cannot_be_joined_to_another_one() -> None:
     switch = board(PAIR, OTHER)
     come(switch, 1, ticket(0))
-    assert come(switch, 2, ticket(1, pair=OTHER)) == Said()
+    assert come(switch, 2, ticket(1, pair=OTHER)) == PairingOutcome()
     assert switch.joined == 0
 
 

@@ -21,18 +21,18 @@ from farflung.coordinator.restoring.restoring import (
     CODE,
     NOBODY_S,
     PATIENCE_S,
-    Found,
-    Heard,
+    FoundRun,
     Own,
     Restoring,
+    RestoringState,
     why_wait,
 )
 from farflung.coordinator.run.core import Core
 from farflung.protocol.limits import KEPT_BOOKS_BYTES, PROTOCOL_VERSION
 from farflung.protocol.messages import AskStatus, Keep, Knock, Lease, Refuse
-from farflung.protocol.moments import Terms, encoded
+from farflung.protocol.run_terms import Terms, encoded
 from farflung.protocol.signed_words import kept_part
-from farflung.protocol.signing import Amendment, AskKept, Kept, KeptCommit, curve_key_of
+from farflung.protocol.signing import Amendment, AskKept, KeptCommit, KeptReceipts, curve_key_of
 from rig.amended import signed
 from rig.lost_run import ANN, BOB, HOST, MANIFEST, MODEL, RUN_ID, Host, host_at, keeper, key_of, public_of
 
@@ -58,7 +58,7 @@ def knocks(asks: Restoring, number: int, kept: KeptCommits, now: float = 1.0) ->
     raise AssertionError("it asks for ever")
 
 
-def restored(found: Found | None) -> Ledger:
+def restored(found: FoundRun | None) -> Ledger:
     assert found is not None
     ledger = Ledger(8, 4)
     for record in found.records:
@@ -295,7 +295,7 @@ def test_nobody_answers_in_the_name_of_another_peer() -> None:
     """Else a liar could say that all others have nothing, and hasten the decision."""
     asks = machine()
     knocks(asks, 1, keeper(1, host_at(3)))
-    forged = Kept(identity=public_of(key_of(2)), kept=None)
+    forged = KeptReceipts(identity=public_of(key_of(2)), kept=None)
     signed = msgspec.structs.replace(forged, signature=key_of(1).sign(kept_part(forged, NONCE)))
     said = asks.on_door(b"x", signed, 1.0)
     assert isinstance(said, Refuse) and said.code == "signature"
@@ -338,11 +338,11 @@ def test_who_asks_for_the_status_is_told_why_it_waits() -> None:
 
 
 def test_it_waits_as_long_as_every_living_peer_needs_to_knock_and_no_longer() -> None:
-    heard = Heard(True, 0.0, 5.0, 1)
+    heard = RestoringState(True, 0.0, 5.0, 1)
     assert why_wait(heard, 5.0 + PATIENCE_S - 0.1) and not why_wait(heard, 5.0 + PATIENCE_S)
-    nobody = Heard(True, 0.0, None, 0)
+    nobody = RestoringState(True, 0.0, None, 0)
     assert why_wait(nobody, NOBODY_S - 0.1) and not why_wait(nobody, NOBODY_S)
-    assert why_wait(Heard(False, 0.0, None, 1), 1e6), "without a run there is nothing to go on with"
+    assert why_wait(RestoringState(False, 0.0, None, 1), 1e6), "without a run there is nothing to go on with"
     assert PATIENCE_S + 10.0 < 30.0, "and all of it within the promise"
 
 

@@ -19,7 +19,7 @@ from farflung.coordinator.rounds.foreseeing import (
     weights_foreseen,
 )
 from farflung.coordinator.rounds.opening import RoundRules
-from farflung.coordinator.rounds.weighting import token_weights
+from farflung.coordinator.rounds.weights import token_weights
 from farflung.protocol.messages import Sent
 from farflung.protocol.round_words import Plan
 

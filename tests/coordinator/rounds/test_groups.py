@@ -7,20 +7,20 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.collectives.round.columns import Columns
+from farflung.collectives.round.mesh_columns import MeshColumns
 from farflung.coordinator.rounds.groups import Groups, drawn, most_of_round, planned, touched, view
-from farflung.coordinator.rounds.heirs import Shown, inherited
-from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import RoundRules
-from farflung.coordinator.rounds.shares import Rates
-from farflung.coordinator.rounds.steps import Failed, Moved, Settled, Waiting
+from farflung.coordinator.rounds.reassignment import ProvenHoldings, inherited
+from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.shares import MemberRates
+from farflung.coordinator.rounds.steps import Failed, OwnersMoved, RoundCommitted, RoundWaits
 from farflung.protocol.digests import bits
 from farflung.protocol.limits import GROUPS_MOST, MEMBERS_PER_MESH, MEMBERS_PER_ROUND
 from farflung.protocol.round_words import Plan, Reason
 from rig.made_mesh import MadeMesh, MeshStand
 
 CHUNKS = 6
-NOTHING = Shown(set(), lambda member, chunk: False, lambda member, owner, chunk: False)
+NOTHING = ProvenHoldings(set(), lambda member, chunk: False, lambda member, owner, chunk: False)
 
 
 def peers_of(count: int) -> list[str]:
@@ -70,7 +70,7 @@ def test_a_member_hears_of_its_group_and_of_its_columns() -> None:
     groups = Groups(plan)
     for member in plan.members:
         seen = view(groups, member, plan.epoch)
-        columns = Columns(member, seen)
+        columns = MeshColumns(member, seen)
         assert seen.members == groups.members[groups.of[member]]
         assert columns.fits(CHUNKS)
         for chunk in range(CHUNKS):
@@ -85,10 +85,10 @@ def test_a_column_of_other_chunks_fits_nobody() -> None:
     plan = mesh()
     groups = Groups(plan)
     seen = view(groups, plan.members[0], 1)
-    assert not Columns(plan.members[0], seen).fits(CHUNKS + 1)
-    assert not Columns("a stranger", seen).fits(CHUNKS)
+    assert not MeshColumns(plan.members[0], seen).fits(CHUNKS + 1)
+    assert not MeshColumns("a stranger", seen).fits(CHUNKS)
     other = next(m for m in seen.members if len(seen.chunks_of(m)) != len(seen.chunks_of(plan.members[0])))
-    assert not Columns(other, seen).fits(CHUNKS)
+    assert not MeshColumns(other, seen).fits(CHUNKS)
 
 
 def test_who_keeps_what_a_lost_owner_added_to_a_chunk_inherits_it_whatever_its_line() -> None:
@@ -98,10 +98,10 @@ def test_who_keeps_what_a_lost_owner_added_to_a_chunk_inherits_it_whatever_its_l
     lost, *_, thin = dict.fromkeys(groups.owner(0, chunk) for chunk in range(CHUNKS))
     alive = set(plan.members) - {lost}
     [first, *others] = bits(groups.shares[lost])
-    shown = Shown(
+    shown = ProvenHoldings(
         set(), NOTHING.result, lambda member, owner, chunk: (member, owner, chunk) == (thin, lost, first)
     )
-    lines = [Rates(1e6 if member == thin else 1e7, 1e8) for member in plan.members]
+    lines = [MemberRates(1e6 if member == thin else 1e7, 1e8) for member in plan.members]
     made = inherited(groups, alive, alive, set(), shown, set(), lines)
     assert made is not None and others
     after = Groups(
@@ -139,10 +139,10 @@ def test_whomever_a_round_of_many_waits_for_each_member_can_be_told_why() -> Non
     """At 256 members a tick that named all of them was longer than any peer takes: each hung up."""
     plan, longest = mesh(300, 16), get_args(Reason)[1].max_length
     rules = RoundRules(2, 10.0, 60.0, 4.0, "int8")
-    flight = InFlight(plan, rules, 0.0, name=lambda peer: peer.ljust(64, "x"))
+    flight = Round(plan, rules, 0.0, name=lambda peer: peer.ljust(64, "x"))
     everybody = set(plan.members)
     waits, ends = (flight.next_step(now, everybody, everybody) for now in (1.0, 61.0))
-    assert isinstance(waits, Waiting) and "and 292 others" in waits.reason
+    assert isinstance(waits, RoundWaits) and "and 292 others" in waits.reason
     assert isinstance(ends, Failed) and len(waits.reason) <= len(ends.reason) <= longest
 
 
@@ -152,7 +152,7 @@ def test_who_inherits_carries_what_its_line_can_carry() -> None:
     groups = Groups(plan)
     lost, *_, thin = dict.fromkeys(groups.owner(0, chunk) for chunk in range(CHUNKS))
     alive = set(plan.members) - {lost}
-    lines = [Rates(1e6 if member == thin else 1e7, 1e8) for member in plan.members]
+    lines = [MemberRates(1e6 if member == thin else 1e7, 1e8) for member in plan.members]
     made = inherited(groups, alive, alive, set(), NOTHING, set(), lines)
     assert made is not None and made.lost == {lost} and groups.shares[lost].bit_count() > 1
     after = planned((1, 0, 0), plan.members, tuple(plan.groups or ()), tuple(made.owners), plan.codecs)
@@ -166,11 +166,11 @@ def test_with_its_root_gone_a_result_stands_where_another_owner_holds_it() -> No
     other = next(group for group in range(len(groups.members)) if group != groups.of[root])
     holder = groups.owner(other, 0)
     alive = set(plan.members) - {root}
-    held = Shown({0}, lambda member, chunk: (member, chunk) == (holder, 0), NOTHING.spare)
+    held = ProvenHoldings({0}, lambda member, chunk: (member, chunk) == (holder, 0), NOTHING.spare)
     made = inherited(groups, alive, alive, set(), held, set())
     assert made is not None
     assert made.roots[0] == other and made.kept & 1 and 0 not in made.anew
-    gone = inherited(groups, alive, alive, set(), Shown({0}, NOTHING.result, NOTHING.spare), set())
+    gone = inherited(groups, alive, alive, set(), ProvenHoldings({0}, NOTHING.result, NOTHING.spare), set())
     assert gone is not None and 0 in gone.anew and not gone.kept & 1
 
 
@@ -187,9 +187,9 @@ def test_a_group_that_ends_after_the_decision_has_no_part_in_what_is_merged_anew
     made = MadeMesh(groups=3)
     flight, gone = MeshStand(made).flight, set(made.in_groups.members[1])
     alive = set(made.members) - gone
-    assert isinstance(flight.next_step(1.0, alive, alive), Moved)
+    assert isinstance(flight.next_step(1.0, alive, alive), OwnersMoved)
     step = flight.next_step(1.0, alive, alive)
-    assert isinstance(step, Settled)
+    assert isinstance(step, RoundCommitted)
     assert {
         peer for peer, weight in zip(made.members, step.decision.weights, strict=True) if not weight
     } == gone

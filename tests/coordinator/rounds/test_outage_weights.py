@@ -9,12 +9,12 @@ import pytest
 
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.rounds.opening import NEW_ROUNDS, rules_for
-from farflung.coordinator.rounds.screening import Screening, Share, screened
-from farflung.coordinator.rounds.weighting import (
+from farflung.coordinator.rounds.outliers import OwnerShare, Screening, screened
+from farflung.coordinator.rounds.weights import (
     SPAN_MOST,
     SPAN_TIMES,
-    Claim,
     MergeRules,
+    WorkClaim,
     believed,
     longer,
     weighted,
@@ -50,7 +50,7 @@ def lengths(tokens: dict[str, int]) -> dict[str, float]:
 def screening(norms: dict[str, float], longer_by: dict[str, float], cosine: float = 0.8) -> Screening:
     size = np.array(list(norms.values()))
     products = np.where(np.eye(len(size)) > 0, 1.0, cosine) * np.outer(size, size)
-    return screened(list(norms), [Share(4, products)], 1.0, longer=longer_by)
+    return screened(list(norms), [OwnerShare(4, products)], 1.0, longer=longer_by)
 
 
 def test_P6_twelve_rounds_without_a_coordinator_and_one_reboot_give_nothing_up() -> None:
@@ -59,7 +59,7 @@ def test_P6_twelve_rounds_without_a_coordinator_and_one_reboot_give_nothing_up()
     for members in [c for n in (2, 3, 4, 5) for c in combinations(NAMES[:5], n)]:
         for rebooted in members:
             tokens = {name: (1 if name == rebooted else 12) * USUAL[name] for name in members}
-            told = believed({name: Claim(count, count // 10) for name, count in tokens.items()}, merge)
+            told = believed({name: WorkClaim(count, count // 10) for name, count in tokens.items()}, merge)
             assert told.tokens == tokens and not told.why, "all of it counts"
             work = {name: longer(name, count, merge) for name, count in tokens.items()}
             seen = screening(lengths(tokens), work)

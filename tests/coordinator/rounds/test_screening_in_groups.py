@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from farflung.coordinator.rounds.comparing import ComparingMembers, ComparingSums
+from farflung.coordinator.rounds.gram_collection import ComparingMembers, ComparingSums
 from farflung.coordinator.rounds.groups import Groups
-from farflung.coordinator.rounds.screening import Compared, Share, captured, screened_in_groups
+from farflung.coordinator.rounds.outliers import Compared, OwnerShare, captured, screened_in_groups
 from farflung.protocol.digests import mask_to_bytes
 from farflung.protocol.messages import DotProducts
 from farflung.protocol.round_words import Decision, Plan
@@ -31,7 +31,7 @@ def honest(common: float = 0.5) -> torch.Tensor:
 
 def told(vectors_nc: torch.Tensor, names: Sequence[str]) -> Compared:
     parts = vectors_nc.double().split(SIZE // OWNERS, 1)
-    return Compared(names, [Share(3, (part @ part.T).numpy()) for part in parts])
+    return Compared(names, [OwnerShare(3, (part @ part.T).numpy()) for part in parts])
 
 
 def screening_of(vectors: torch.Tensor, clip: float = 1.0):  # type: ignore[no-untyped-def]
@@ -92,7 +92,7 @@ def test_P9_of_three_groups_nobody_knows_which_one_lies() -> None:
     sums, claimed = sums_of(vectors)
     three = [0, 1, 2]
     few = Compared(
-        [sums.names[at] for at in three], [Share(s.chunks, s.products[:3, :3]) for s in sums.shares]
+        [sums.names[at] for at in three], [OwnerShare(s.chunks, s.products[:3, :3]) for s in sums.shares]
     )
     assert captured(few, claimed[:3])[0] == {}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from farflung.coordinator.rounds.shares import (
     JUDGED,
     RELAY_GAIN,
-    Rates,
+    MemberRates,
     _loads,
     _phases,
     _round_s,
@@ -27,7 +27,7 @@ MBIT = 125_000.0  # bytes/s
 
 fixed = settings(max_examples=40)
 rate = st.one_of(st.none(), st.floats(0.1, 10_000).map(lambda mbit: mbit * MBIT))
-rates_of_one = st.builds(Rates, rate, rate, st.sampled_from([0.22, 2.0, 4.0, 8.0, 32.0]))
+rates_of_one = st.builds(MemberRates, rate, rate, st.sampled_from([0.22, 2.0, 4.0, 8.0, 32.0]))
 
 
 def names(count: int) -> list[str]:
@@ -38,23 +38,23 @@ def counts_of(owners: Sequence[int], members: int) -> list[int]:
     return [owners.count(index) for index in range(members)]
 
 
-def mbit(*lines: tuple[float, float]) -> list[Rates]:
-    return [Rates(up * MBIT, down * MBIT) for up, down in lines]
+def mbit(*lines: tuple[float, float]) -> list[MemberRates]:
+    return [MemberRates(up * MBIT, down * MBIT) for up, down in lines]
 
 
-def owned(chunks: int, rates: Sequence[Rates], hosts: set[str] | None = None) -> list[int]:
+def owned(chunks: int, rates: Sequence[MemberRates], hosts: set[str] | None = None) -> list[int]:
     members = names(len(rates))
     return counts_of(assign(chunks, members, hosts or set(members), rates), len(rates))
 
 
-def round_time(counts: Sequence[int], rates: Sequence[Rates], gather_bits: float) -> float:
+def round_time(counts: Sequence[int], rates: Sequence[MemberRates], gather_bits: float) -> float:
     """The model's time for these numbers of chunks, in units of (bits per value / bytes per second)."""
     loads, chunk_count = _loads(rates, gather_bits), sum(counts)
     return sum(_phases(loads, [count / chunk_count for count in counts])) if loads else 0.0
 
 
 @st.composite
-def rounds(draw: st.DrawFn, most_members: int = 12) -> tuple[int, list[str], set[str], list[Rates]]:
+def rounds(draw: st.DrawFn, most_members: int = 12) -> tuple[int, list[str], set[str], list[MemberRates]]:
     members = names(draw(st.integers(1, most_members)))
     hosts = set(draw(st.lists(st.sampled_from(members), min_size=1, unique=True)))
     rates = draw(st.lists(rates_of_one, min_size=len(members), max_size=len(members)))
@@ -67,7 +67,7 @@ def rounds(draw: st.DrawFn, most_members: int = 12) -> tuple[int, list[str], set
 @fixed
 @given(rounds(), st.sampled_from([2.0, 8.0, 32.0]))
 def test_every_chunk_has_one_owner_that_can_be_dialled(
-    drawn: tuple[int, list[str], set[str], list[Rates]], bits: float
+    drawn: tuple[int, list[str], set[str], list[MemberRates]], bits: float
 ) -> None:
     chunks, members, hosts, rates = drawn
     owners = assign(chunks, members, hosts, rates, bits)
@@ -80,7 +80,7 @@ def test_every_chunk_has_one_owner_that_can_be_dialled(
 @fixed
 @given(rounds(), st.sampled_from([2.0, 8.0, 32.0]))
 def test_never_worse_than_even_shares(
-    drawn: tuple[int, list[str], set[str], list[Rates]], bits: float
+    drawn: tuple[int, list[str], set[str], list[MemberRates]], bits: float
 ) -> None:
     chunks, members, hosts, rates = drawn
     ours = counts_of(assign(chunks, members, hosts, rates, bits), len(members))
@@ -97,7 +97,12 @@ def test_without_rates_shares_are_even() -> None:
     members = names(4)
     even = assign(10, members, set(members))
     assert sorted(counts_of(even, 4)) == [2, 2, 3, 3]
-    unknown = [Rates(), Rates(0, 0), Rates(float("nan"), float("inf")), Rates(-1, None)]
+    unknown = [
+        MemberRates(),
+        MemberRates(0, 0),
+        MemberRates(float("nan"), float("inf")),
+        MemberRates(-1, None),
+    ]
     assert assign(10, members, set(members), unknown) == even
 
 
@@ -149,7 +154,7 @@ def test_a_slow_uplink_of_eight_owns_less() -> None:
 
 
 def test_a_slow_line_that_sends_little_owns_less() -> None:
-    slow = Rates(10 * MBIT, 10 * MBIT, scatter_bits=2)
+    slow = MemberRates(10 * MBIT, 10 * MBIT, scatter_bits=2)
     counts = owned(256, [*mbit(*[(100, 100)] * 7), slow])
     assert counts[7] < 16 and min(counts[:7]) > 32
 
@@ -165,11 +170,11 @@ def test_a_member_that_cannot_be_dialled_leaves_the_others_by_their_rates() -> N
 
 def test_unknown_rates_count_as_the_median() -> None:
     known = mbit((100, 100), (200, 200), (20, 400))
-    assert owned(100, [*known, Rates()]) == owned(100, [*known, Rates(100 * MBIT, 200 * MBIT)])
+    assert owned(100, [*known, MemberRates()]) == owned(100, [*known, MemberRates(100 * MBIT, 200 * MBIT)])
 
 
 def test_huge_runs_and_wild_rates_are_shared_out_too() -> None:
-    wild = [Rates(10.0 ** (index % 13), 10.0 ** (index * 7 % 13)) for index in range(64)]
+    wild = [MemberRates(10.0 ** (index % 13), 10.0 ** (index * 7 % 13)) for index in range(64)]
     assert sum(owned(4096, wild)) == 4096
 
 
@@ -179,7 +184,7 @@ def test_huge_runs_and_wild_rates_are_shared_out_too() -> None:
 @fixed
 @given(rounds(), st.data())
 def test_heirs_take_exactly_what_was_lost(
-    drawn: tuple[int, list[str], set[str], list[Rates]], data: st.DataObject
+    drawn: tuple[int, list[str], set[str], list[MemberRates]], data: st.DataObject
 ) -> None:
     chunks, members, hosts, rates = drawn
     owners = assign(chunks, members, hosts, rates)
@@ -230,12 +235,12 @@ def test_rough_rates_count_only_where_they_are_far_below_the_others() -> None:
 
 
 def test_a_way_down_that_was_measured_counts_also_where_the_way_up_is_not_known() -> None:
-    seen = [Rates(None, 100e6, rough=True)] * 3 + [Rates(None, 50e6, rough=True)]
+    seen = [MemberRates(None, 100e6, rough=True)] * 3 + [MemberRates(None, 50e6, rough=True)]
     assert [line.down_bytes_per_s for line in smoothed(seen)] == [100e6, 100e6, 100e6, 50e6]
 
 
 def test_unknown_rates_stay_unknown() -> None:
-    rates = [Rates(), Rates(MBIT), Rates(None, MBIT)]
+    rates = [MemberRates(), MemberRates(MBIT), MemberRates(None, MBIT)]
     assert smoothed(rates) == rates and smoothed([]) == []
 
 
@@ -244,7 +249,7 @@ def test_unknown_rates_stay_unknown() -> None:
 
 EIGHT = names(8)
 DIALLED = set(EIGHT[:4])
-ALIKE_LINES = [Rates(100 * MBIT, 100 * MBIT)] * 8
+ALIKE_LINES = [MemberRates(100 * MBIT, 100 * MBIT)] * 8
 
 
 def met_at(relay_mbit: float) -> list[dict[str, float]]:
@@ -255,7 +260,7 @@ def met_at(relay_mbit: float) -> list[dict[str, float]]:
     ]
 
 
-def wide(relay_mbit: float, rates: Sequence[Rates] = ALIKE_LINES, chunks: int = 400) -> list[int]:
+def wide(relay_mbit: float, rates: Sequence[MemberRates] = ALIKE_LINES, chunks: int = 400) -> list[int]:
     owners = best_assigned(chunks, EIGHT, DIALLED, rates, 8.0, met_at(relay_mbit))
     assert len(owners) == chunks
     return counts_of(owners, 8)
@@ -278,18 +283,18 @@ def test_over_a_slower_relay_fewer_own_and_less() -> None:
 def test_what_makes_a_round_hardly_shorter_passes_no_relay() -> None:
     for relay_mbit in (1, 5, 10):
         assert wide(relay_mbit) == [100] * 4 + [0] * 4
-    lines = [Rates(100 * MBIT, 1000 * MBIT)] * 4 + [Rates(1 * MBIT, 1000 * MBIT)] * 4
+    lines = [MemberRates(100 * MBIT, 1000 * MBIT)] * 4 + [MemberRates(1 * MBIT, 1000 * MBIT)] * 4
     assert wide(1000, lines)[4:] == [0] * 4, "their lines carry less than it would save"
 
 
 def test_as_long_as_no_rate_is_known_nothing_passes_a_relay() -> None:
-    assert wide(1000, [Rates()] * 8) == [100] * 4 + [0] * 4
+    assert wide(1000, [MemberRates()] * 8) == [100] * 4 + [0] * 4
 
 
 @fixed
 @given(rounds(8), st.floats(0.1, 1000))
 def test_a_relay_is_used_only_for_a_round_that_is_so_much_shorter(
-    drawn: tuple[int, list[str], set[str], list[Rates]], relay_mbit: float
+    drawn: tuple[int, list[str], set[str], list[MemberRates]], relay_mbit: float
 ) -> None:
     chunks, members, hosts, rates = drawn
     pairs = dict.fromkeys(sorted(set(members) - hosts), relay_mbit * MBIT)

@@ -7,8 +7,8 @@ import itertools
 import pytest
 from msgspec.structs import replace
 
-from farflung.coordinator.rounds.in_flight import InFlight
-from farflung.coordinator.rounds.steps import Moved, Settled
+from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.steps import OwnersMoved, RoundCommitted
 from farflung.protocol.digests import hash_bytes, mask_to_bytes
 from rig.made_mesh import MadeMesh, MeshStand
 
@@ -99,7 +99,7 @@ def test_the_first_word_of_an_owner_counts() -> None:
     assert stand.flight.at_odds.keys() == {root, other}
 
 
-def names_another(stand: MeshStand, *groups: int) -> InFlight:
+def names_another(stand: MeshStand, *groups: int) -> Round:
     """The root says that of these groups it got other sums than their owners signed."""
     root, others = owners(stand)
     for peer in others:
@@ -117,10 +117,10 @@ def test_of_two_that_contradict_each_other_neither_owns_anything_and_all_is_merg
     assert CHUNK not in flight.merged and flight.at_odds.keys() == {root, other}
     everybody = set(stand.made.members)
     moved = flight.next_step(1.0, everybody, everybody)
-    assert isinstance(moved, Moved) and moved.unfit == {root, other}
+    assert isinstance(moved, OwnersMoved) and moved.unfit == {root, other}
     assert not {root, other} & flight.groups.shares.keys() and third in flight.groups.shares
     settled = flight.next_step(1.0, everybody, everybody)
-    assert isinstance(settled, Settled) and settled.decision.decision_no == 2
+    assert isinstance(settled, RoundCommitted) and settled.decision.decision_no == 2
     assert not flight.barred, "what they contribute counts all the same"
 
 

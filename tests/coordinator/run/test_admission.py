@@ -10,17 +10,17 @@ from msgspec.structs import replace
 from farflung.console.operator_commands import folder_of, seconds
 from farflung.coordinator.allowlist import Allowlist, parsed
 from farflung.coordinator.door.allowance import KEYS_KEPT, Quota
-from farflung.coordinator.door.hello_check import Passed
+from farflung.coordinator.door.hello_check import HelloPassed
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.ledger.records import Admitted, Record, Started
 from farflung.coordinator.ledger.register import STRIKE_LASTS_S, Register
-from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import PROBATION_WEIGHT, rules_for
+from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.run.admission import COMES_PER_MINUTE, Admission
 from farflung.coordinator.run.discipline import found_useless
 from farflung.coordinator.run.effects import AnswerDoor, Effect, Forbid, Tell, Write
 from farflung.coordinator.run.machine import RESTORED_AHEAD, RunMachine
-from farflung.peer.machine.getting_in import Doorway, Me, Offer
+from farflung.peer.machine.handshake import Handshake, Me, Offer
 from farflung.protocol import messages as m
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.digests import hash_bytes
@@ -29,7 +29,6 @@ from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import AdmissionSection, RunSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.moments import Attached, Known
 from farflung.protocol.orders import (
     Ban,
     Bans,
@@ -45,6 +44,7 @@ from farflung.protocol.orders import (
 )
 from farflung.protocol.process.networks import network_of
 from farflung.protocol.round_words import Plan
+from farflung.protocol.run_terms import Attached, Known
 from farflung.protocol.signed_words import hello_part
 from farflung.protocol.signing import name_of
 from farflung.protocol.verdicts import Verdict
@@ -460,13 +460,13 @@ def test_the_doorkeepers_word_for_a_signature_is_not_taken() -> None:
     admission = Admission(house.machine.core)
     for signer, code in ((other, "signature"), (guest, "")):
         hello = replace(bare, signature=signer.signer.sign(hello_part(bare, challenge.nonce)))
-        found = admission.examine(Passed(hello, challenge.nonce, guest.comes_from))
+        found = admission.examine(HelloPassed(hello, challenge.nonce, guest.comes_from))
         assert (found.code if isinstance(found, m.Refuse) else "") == code
 
 
-def in_flight(*members: str) -> InFlight:
+def in_flight(*members: str) -> Round:
     plan = Plan(1, 1, 0, members, tuple(range(len(members))), ("fp32",) * len(members))
-    return InFlight(plan, rules_for(Manifest(), FragmentBook(), plan.members), 0.0)
+    return Round(plan, rules_for(Manifest(), FragmentBook(), plan.members), 0.0)
 
 
 def test_the_word_of_one_member_strikes_nobody() -> None:
@@ -505,7 +505,7 @@ def test_a_paused_run_opens_no_round_says_why_and_stays_paused_over_a_restart() 
         "alone",
         "the host paused the run (the disk is full); training goes on alone",
     )
-    assert house.machine.conductors[0].round is None
+    assert house.machine.drivers[0].round is None
     house.start()
     assert house.machine.core.held
     assert house.obey(Resume()).ok and not house.machine.core.held
@@ -517,20 +517,20 @@ def test_resume_opens_the_round_that_was_held() -> None:
     house.obey(Pause(reason=""))
     house.beat(ann, 0, genesis, True)
     house.obey(Resume())
-    assert house.machine.conductors[0].round is not None
+    assert house.machine.drivers[0].round is not None
 
 
 def test_drain_waits_for_the_round_in_flight_and_takes_nobody_in() -> None:
     house, ann, genesis = ready_house()
     house.beat(ann, 0, genesis, True)
-    assert house.machine.conductors[0].round is not None
+    assert house.machine.drivers[0].round is not None
     house.obey(Drain())
     assert not house.machine.drained
     refusal = house.refuses("draining", "is about to end", house.hello(Guest(1)))
     assert refusal.retry_after_s > 0
-    house.machine.conductors[0].abort(AbortCause.TIMED_OUT, "a test")
+    house.machine.drivers[0].abort(AbortCause.TIMED_OUT, "a test")
     house.take(house.machine.on_timer(house.now))
-    assert house.machine.drained and house.machine.conductors[0].round is None
+    assert house.machine.drained and house.machine.drivers[0].round is None
 
 
 # ---- the command line ----------------------------------------------------------------------------------------
@@ -557,7 +557,7 @@ def test_a_restored_coordinator_is_far_ahead_and_nobody_follows_the_one_before()
     machine.start(house.now, 4000, restored=True)
     assert machine.core.ledger.incarnation == house.machine.core.ledger.incarnation + RESTORED_AHEAD
     me = Me("p", "n", b"", b"", bytes(16), "test", lambda message: bytes(64))
-    doorway = Doorway(me, "demo")
+    doorway = Handshake(me, "demo")
     for incarnation, follows in ((1001, True), (3, False), (1002, True)):
         doorway.greet(Offer(Attached(Known(house.manifest, RUN_ID), MODEL), ""), -1, b"", 0.0)
         welcome = m.Welcome(

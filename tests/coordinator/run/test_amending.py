@@ -11,11 +11,11 @@ from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import Amended, RolledBack
 from farflung.coordinator.run.machine import RunMachine
-from farflung.coordinator.run.operator_orders import Amending
+from farflung.coordinator.run.operator_orders import AmendmentOrders
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.moments import Terms
 from farflung.protocol.orders import Amend, Reply
+from farflung.protocol.run_terms import Terms
 from farflung.protocol.signing import Amendment, is_hosts
 from rig.made_run import RUN_ID, MadeRun, peer_of
 
@@ -39,7 +39,7 @@ class Office(MadeRun):
 
     def amends(self, text: str, at: int | None = None) -> Reply:
         order = Amend(manifest=manifest_of(text).model_dump_json().encode(), at=at)
-        return Amending(self.core, self.conductors).obey(order)
+        return AmendmentOrders(self.core, self.drivers).obey(order)
 
     def refuses(self, text: str, at: int | None = None) -> str:
         self.effects()
@@ -69,7 +69,7 @@ def test_a_round_in_flight_ends_as_it_was_begun() -> None:
     office = Office()
     office.commits({ANN: (), BOB: ()})
     ann, bob = office.enters("ann"), office.enters("bob")
-    office.conductors[0].round = office.opens(ann, bob)
+    office.drivers[0].round = office.opens(ann, bob)
     assert office.refuses(TEN, at=1) == (
         "--at 1: expected 2 or more, since the rounds before that are made or begun"
     )

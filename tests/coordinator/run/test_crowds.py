@@ -8,11 +8,10 @@ from collections import Counter
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
-from farflung.coordinator.reach.acquaintances import WHOLE_ROSTER
+from farflung.coordinator.reach.partial_view import WHOLE_ROSTER
 from farflung.coordinator.rounds.patience import PAUSE_MOST_S
 from farflung.coordinator.run.core import KEEPERS
 from farflung.coordinator.run.effects import Effect, Tell
-from farflung.coordinator.run.guidance import DONORS_LEAST, DONORS_TOLD
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.membership import (
     BEATS_MOST_PER_S,
@@ -23,6 +22,7 @@ from farflung.coordinator.run.membership import (
     BeatTurns,
     Member,
 )
+from farflung.coordinator.run.ticks import DONORS_LEAST, DONORS_TOLD
 from farflung.protocol import messages as m
 from farflung.protocol.limits import BEAT_LONGEST_S, MEMBERS_PER_ROUND
 from farflung.protocol.round_words import Commit
@@ -146,7 +146,7 @@ def test_P3_whoever_is_in_a_round_is_missed_as_soon_as_in_a_small_run() -> None:
 def test_P3_members_of_a_round_beat_so_often_that_they_count_as_lost_as_soon_as_in_a_small_run() -> None:
     machine = crowd(LARGE, ready=True)
     machine.on_timer(0.1)
-    flight = machine.conductors[0].round
+    flight = machine.drivers[0].round
     assert flight is not None
     alive, inside = machine.core.members.alive, set(flight.plan.members)
     ann, net = alive[flight.plan.members[0]], machine.core.manifest.net
@@ -235,12 +235,12 @@ def test_before_a_plan_its_members_hear_of_each_other() -> None:
 def test_what_all_members_are_looked_at_for_waits_a_moment_in_a_crowd() -> None:
     machine = crowd(LARGE)
     machine.on_timer(0.1)
-    assert machine.conductors[0].round is None
+    assert machine.drivers[0].round is None
     for member in machine.core.members.alive.values():
         assert member.beat is not None
         ready = replace(member.beat.fragments[0], ready=True)
         member.beat = replace(member.beat, fragments=(ready,))
     machine.on_timer(0.11)
-    assert machine.conductors[0].round is None
+    assert machine.drivers[0].round is None
     machine.on_timer(0.1 + PAUSE_MOST_S)
-    assert machine.conductors[0].round is not None
+    assert machine.drivers[0].round is not None

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from farflung.console import operator_commands
 from farflung.coordinator.ledger.ledger import SAVED_KEPT
 from farflung.coordinator.ledger.records import Genesis, RolledBack, Vouched
-from farflung.coordinator.run.going_back import GoingBack
 from farflung.coordinator.run.operator_orders import GoingBackByOrder
+from farflung.coordinator.run.rollback import Rollback
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import CheckpointSection, RoundSection, RunSection
@@ -40,18 +40,18 @@ class Hosted(MadeRun):
                 self.core.write(Vouched(peer=peer_of(name), fragment=fragment))
             for _ in range(versions):
                 self.commits({peer_of("ann"): (), peer_of("bob"): ()}, fragment)
-        self.going_back = GoingBack(self.core, self.conductors)
-        self.by_order = GoingBackByOrder(self.core, self.conductors, self.going_back)
+        self.rollback = Rollback(self.core, self.drivers)
+        self.by_order = GoingBackByOrder(self.core, self.drivers, self.rollback)
         self.effects()
 
     def holds(self, name: str, *versions: int, saved: tuple[int, ...] = ()) -> None:
         member = self.core.members.members.get(peer_of(name)) or self.enters(name)
         shelf = tuple(
-            Shelved.of(version, 0, [digest_of(version, each) for each in range(len(self.conductors))])
+            Shelved.of(version, 0, [digest_of(version, each) for each in range(len(self.drivers))])
             for version in saved
         )
         beat = self.says(member, fragments=holding(*versions), shelf=shelf, era=self.core.ledger.era)
-        self.going_back.shelves.hear(member, beat)
+        self.rollback.shelves.hear(member, beat)
         self.effects()
 
     def says_so(self, order: GoBack | Rewind) -> Reply:
@@ -195,10 +195,10 @@ def test_checkpoints_of_peers_that_are_away_or_of_versions_that_were_undone_do_n
     run = Hosted()
     run.holds("ann", 8, saved=(4, 6))
     run.says_so(Rewind(to=4, sure=True))
-    shelves, [conductor] = run.going_back.shelves, run.conductors
-    assert shelves.brought(conductor) == {4}
+    shelves, [driver] = run.rollback.shelves, run.drivers
+    assert shelves.brought(driver) == {4}
     run.loses(run.core.members.members[peer_of("ann")])
-    assert shelves.brought(conductor) == set() and shelves.peers_with(conductor) == {peer_of("ann")}
+    assert shelves.brought(driver) == set() and shelves.peers_with(driver) == {peer_of("ann")}
 
 
 # ---- the command line ------------------------------------------------------------------------------------------

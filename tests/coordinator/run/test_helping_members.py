@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from farflung.coordinator.ledger.records import DataFixed, Granted
-from farflung.coordinator.rounds.in_flight import InFlight
 from farflung.coordinator.rounds.opening import rules_for
-from farflung.coordinator.rounds.steps import Done, Settled, Waiting
-from farflung.coordinator.run.lending import Lending
+from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.steps import Done, RoundCommitted, RoundWaits
+from farflung.coordinator.run.lease_desk import LeaseDesk
 from farflung.coordinator.run.membership import Member
 from farflung.protocol import messages as m
 from farflung.protocol.digests import combined, hash_bytes, mask_to_bytes
@@ -67,29 +67,29 @@ def run_with(*names: str) -> tuple[MadeRun, list[Member]]:
 
 def test_whoever_helps_counts_for_no_quorum() -> None:
     run, [ann, hal] = run_with("ann", "hal")
-    assert [each.peer for each in run.conductors[0].able] == [ann.peer]
+    assert [each.peer for each in run.drivers[0].able] == [ann.peer]
     assert hal.peer not in run.core.members.trainers and not hal.trains
 
 
 def test_nothing_is_leased_to_whoever_helps_and_its_word_of_the_data_is_not_heard() -> None:
     run, [_, hal] = run_with("ann", "hal")
     run.core.write(DataFixed(samples=100, peer=peer_of("ann")))
-    lending = Lending(run.core, run.conductors)
+    lease_desk = LeaseDesk(run.core, run.drivers)
     beat = run.says(hal, fragments=holding(0), want=16, samples=7)
-    assert lending.words.hear(hal, beat) is None
-    lending.lease(hal, beat)
+    assert lease_desk.words.hear(hal, beat) is None
+    lease_desk.lease(hal, beat)
     written = run.records()
     assert not any(isinstance(each, Granted) for each in written)
     assert all(each.samples == 100 for each in written if isinstance(each, DataFixed))
 
 
-def flight_with_one_who_helps() -> InFlight:
+def flight_with_one_who_helps() -> Round:
     """ann and bob contribute, hal owns both chunks."""
     peers = tuple(sorted(map(peer_of, ("ann", "bob", "hal"))))
     plan = Plan(1, 1, 0, peers, (2, 2), ("fp32",) * 3)
     run = MadeRun(MANIFEST)
-    rules = rules_for(run.manifest, run.conductors[0].book, peers)
-    return InFlight(plan, replace(rules, min_peers=2, helpers=frozenset({peer_of("hal")})), 0.0)
+    rules = rules_for(run.manifest, run.drivers[0].book, peers)
+    return Round(plan, replace(rules, min_peers=2, helpers=frozenset({peer_of("hal")})), 0.0)
 
 
 def sent(who: str, tokens: int = 10) -> m.Sent:
@@ -124,7 +124,7 @@ def test_what_whoever_helps_sends_goes_into_no_sum_and_nobody_waits_for_it() -> 
         assert flight.on_sent(peer_of(who), sent(who)) is None
     flight.on_progress(hal, report(held=("ann", "bob", "hal")))
     step = flight.next_step(0.1, alive, {hal})
-    assert isinstance(step, Settled)
+    assert isinstance(step, RoundCommitted)
     assert step.decision.included(flight.plan.members) == (peer_of("ann"), peer_of("bob"))
     assert "helps" in step.decision.reasons[hal]
 
@@ -135,10 +135,10 @@ def test_no_commit_counts_what_those_hold_who_help() -> None:
     for who in ("ann", "bob"):
         flight.on_sent(peer_of(who), sent(who))
     flight.on_progress(hal, report(held=("ann", "bob")))
-    assert isinstance(flight.next_step(0.1, alive, {hal}), Settled)
+    assert isinstance(flight.next_step(0.1, alive, {hal}), RoundCommitted)
     flight.on_progress(hal, report(1, merged=True, got=True))
     flight.on_progress(peer_of("ann"), report(1, got=True))
     waits = flight.next_step(0.2, alive, {hal})
-    assert isinstance(waits, Waiting) and "not yet held by 2 peers" in waits.reason
+    assert isinstance(waits, RoundWaits) and "not yet held by 2 peers" in waits.reason
     flight.on_progress(peer_of("bob"), report(1, got=True))
     assert isinstance(flight.next_step(0.3, alive, {hal}), Done)

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from farflung.coordinator.door.hello_check import Passed
+from farflung.coordinator.door.hello_check import HelloPassed
 from farflung.coordinator.ledger.records import Admitted, Invited, Revoked
 from farflung.coordinator.run.admission import (
     ID_CHARS,
     TOKEN_BYTES,
     Admission,
     Inviting,
-    Let,
+    LetIn,
     token_digest,
 )
 from farflung.coordinator.run.membership import Member
@@ -72,7 +72,7 @@ class Host(MadeRun):
         """The notes of those that were not taken back."""
         return [each.note for each in self.core.ledger.register.invitations.values() if each.revoked is None]
 
-    def says_hello(self, guest: Guest, token: str) -> Refuse | Let:
+    def says_hello(self, guest: Guest, token: str) -> Refuse | LetIn:
         """What the admission says; who is let in is written down."""
         bare = Hello(
             protocol=PROTOCOL_VERSION, run_id=RUN_ID, identity=guest.identity, key=guest.key, address="",
@@ -81,8 +81,8 @@ class Host(MadeRun):
             token=token, signature=b"",
         )  # fmt: skip
         hello = replace(bare, signature=guest.signer.sign(hello_part(bare, bytes(32))))
-        said = self.admission.examine(Passed(hello, bytes(32)))
-        if isinstance(said, Let):
+        said = self.admission.examine(HelloPassed(hello, bytes(32)))
+        if isinstance(said, LetIn):
             self.core.write(Admitted(peer=guest.peer, name="", session=bytes(16), invitation=said.invitation))
         return said
 
@@ -216,11 +216,11 @@ def test_an_invitation_is_good_until_the_very_moment_that_was_said() -> None:
     host = Host()
     token = host.invites(uses=9, lasts_s=60.0)
     host.core.now += 59.9
-    assert host.says_hello(Guest(1), token) == Let(token_digest(token))
+    assert host.says_hello(Guest(1), token) == LetIn(token_digest(token))
     host.core.now += 0.1
     refused = host.says_hello(Guest(2), token)
     assert isinstance(refused, Refuse) and "has expired" in refused.reason
-    assert host.says_hello(Guest(1, restarts=1), "") == Let(), "who came in while it was good comes again"
+    assert host.says_hello(Guest(1, restarts=1), "") == LetIn(), "who came in while it was good comes again"
 
 
 @settings(max_examples=60)
@@ -239,8 +239,8 @@ def test_by_an_invitation_come_as_many_as_it_is_for_and_each_of_them_as_often_as
         at %= len(uses)
         known = any(number in those for those in came)
         let = host.says_hello(Guest(number), tokens[at])
-        assert isinstance(let, Let) == (known or len(came[at]) < uses[at])
-        if isinstance(let, Let) and not known:
+        assert isinstance(let, LetIn) == (known or len(came[at]) < uses[at])
+        if isinstance(let, LetIn) and not known:
             came[at].add(number)
     invitations = host.core.ledger.register.invitations.values()
     assert [len(each.guests) for each in invitations] == [len(those) for those in came]

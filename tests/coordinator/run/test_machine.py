@@ -26,7 +26,6 @@ from farflung.coordinator.ledger.records import (
 from farflung.coordinator.run.effects import AnswerDoor, Effect, Tell, Write
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.member_status import why_not
-from farflung.peer.simulator.world import RUN_ID, Scenario, World
 from farflung.protocol import envelope
 from farflung.protocol import messages as m
 from farflung.protocol.digests import hash_bytes
@@ -39,6 +38,7 @@ from farflung.protocol.signed_words import hello_part, sent_part
 from farflung.protocol.signing import statement_of
 from farflung.protocol.states import Phase
 from farflung.protocol.verdicts import Verdict
+from farflung.simulator.world import RUN_ID, Scenario, World
 from rig.guests import Guest
 from rig.showing import let_all_be_shown, showing
 
@@ -309,7 +309,7 @@ def test_a_restart_at_any_record_keeps_every_commit_and_aborts_an_open_round(jou
         )
         aborted = [record.round_no for record in written if isinstance(record, AbortedRound)]
         assert aborted == ([open_round] if open_round else [])
-        assert machine.core.ledger.books[0].open_round == 0 and machine.conductors[0].round is None
+        assert machine.core.ledger.books[0].open_round == 0 and machine.drivers[0].round is None
     assert version == 5
 
 
@@ -349,9 +349,9 @@ def test_P3_a_peer_that_still_applies_the_newest_commit_is_waited_for_a_while(jo
     hall.beat(slow, version=1, digest=digests[1])
     for guest in quick:
         hall.beat(guest, version=2, digest=digests[2], ready=True)
-    assert hall.machine.conductors[0].round is None, "two of two are ready, but the third will be in a moment"
+    assert hall.machine.drivers[0].round is None, "two of two are ready, but the third will be in a moment"
     hall.beat(slow, version=2, digest=digests[2], ready=True)
-    flight = hall.machine.conductors[0].round
+    flight = hall.machine.drivers[0].round
     assert flight is not None and slow.peer in flight.plan.members
 
 
@@ -414,16 +414,14 @@ def test_P3_nobody_waits_for_a_peer_whose_trainer_hangs(journal: list[Record]) -
     hall.beat(stuck, version=2, digest=digest)
     for guest in quick:
         hall.beat(guest, version=2, digest=digest, ready=True)
-    assert hall.machine.conductors[0].round is None, "the third takes its steps"
+    assert hall.machine.drivers[0].round is None, "the third takes its steps"
     tick = hall.beat(stuck, version=2, digest=digest, phase=Phase.STUCK)
-    flight = hall.machine.conductors[0].round
+    flight = hall.machine.drivers[0].round
     assert flight is not None and stuck.peer not in flight.plan.members
     assert tick.fragments[0].verified, "it may serve its state all the same"
     member = hall.machine.core.members.members[stuck.peer]
     assert member.state == "stuck"
-    assert (
-        why_not(hall.machine.core, hall.machine.conductors, member) == "its trainer takes no steps any more"
-    )
+    assert why_not(hall.machine.core, hall.machine.drivers, member) == "its trainer takes no steps any more"
 
 
 def test_who_is_not_ready_when_a_round_opens_is_told_why(journal: list[Record]) -> None:
@@ -438,11 +436,11 @@ def test_who_is_not_ready_when_a_round_opens_is_told_why(journal: list[Record]) 
         for guest in quick:
             hall.beat(guest, version=2, digest=digest, ready=True)
         hall.machine.on_timer(hall.now)
-    flight, member = hall.machine.conductors[0].round, hall.machine.core.members.members[slow.peer]
+    flight, member = hall.machine.drivers[0].round, hall.machine.core.members.members[slow.peer]
     assert flight is not None and slow.peer not in flight.plan.members
-    assert why_not(hall.machine.core, hall.machine.conductors, member) == "", "the round may still fail"
-    hall.machine.conductors[0]._count_participation(tuple(guest.peer for guest in quick))
-    told = why_not(hall.machine.core, hall.machine.conductors, member)
+    assert why_not(hall.machine.core, hall.machine.drivers, member) == "", "the round may still fail"
+    hall.machine.drivers[0]._count_participation(tuple(guest.peer for guest in quick))
+    told = why_not(hall.machine.core, hall.machine.drivers, member)
     assert told == f"round {flight.plan.round_no}: it was not ready in time"
     assert not member.participating, "what the status says in two ways must not differ"
 
@@ -463,7 +461,7 @@ def test_a_peer_whose_digest_deviates_is_quarantined_and_told_to_sync(journal: l
     assert (member.state, member.participating) == ("quarantined", False)
     for guest in guests:
         hall.beat(guest, version=2, digest=true, ready=True)
-    flight = hall.machine.conductors[0].round
+    flight = hall.machine.drivers[0].round
     assert flight is not None and deviant.peer not in flight.plan.members
     assert hall.beat(deviant, version=2, digest=true).fragments[0].verified
     assert strikes_of(hall, deviant) == 1

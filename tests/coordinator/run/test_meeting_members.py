@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from farflung.coordinator.reach.meeting import DOORS, HOLD_S, LOOKS_S
-from farflung.coordinator.reach.ways import ASKED_S
+from farflung.coordinator.reach.hole_punching import DOORS, HOLD_S, LOOKS_S
+from farflung.coordinator.reach.routes import ASKED_S
 from farflung.coordinator.run.effects import Effect, Tell
 from farflung.coordinator.run.member_status import member_status
 from farflung.coordinator.run.status import build_status
@@ -100,9 +100,9 @@ def test_a_connection_that_both_tell_of_makes_them_owners_without_the_relay() ->
     assert members.can_own(0.6, both) == set(both) and members.roster_no > before
     assert members.ways.share_bytes_per_s(both, set(both)) is None, "nothing passes the relay"
     core = hall.machine.core
-    shown = member_status(core, hall.machine.conductors, None, members.alive[ann.peer])
+    shown = member_status(core, hall.machine.drivers, None, members.alive[ann.peer])
     assert shown["way"] == "punched" and "--listen off" in shown["why_this_way"]
-    told = build_status(core, hall.machine.conductors, Counters(), 0.6)["meetings"]
+    told = build_status(core, hall.machine.drivers, Counters(), 0.6)["meetings"]
     assert told == {"on": True, "pairs": 1, "tries": 1}
     effects = says(hall, bob, now=5.0)
     assert len(pairs_in(effects)[0]) == 1 and members.can_own(5.0, both) == set(both), "by the relay now"
@@ -124,7 +124,7 @@ def test_the_status_says_why_a_hard_router_is_relayed() -> None:
     for door, port in zip(DOORS, (40002, 51234), strict=True):
         hall.machine.on_look(bob.key, door, f"9.1.1.2:{port}", 0.0)
     core = hall.machine.core
-    shown = member_status(core, hall.machine.conductors, None, core.members.alive[bob.peer])
+    shown = member_status(core, hall.machine.drivers, None, core.members.alive[bob.peer])
     assert shown["way"] == "relayed" and "another port for each connection" in shown["why_this_way"]
     assert core.members.ways.relays.own == RELAY
 

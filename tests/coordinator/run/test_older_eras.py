@@ -14,10 +14,10 @@ from farflung.coordinator.ledger.records import (
     from_bytes,
     to_bytes,
 )
-from farflung.coordinator.run.going_back import GoingBack
-from farflung.coordinator.run.guidance import Guidance
-from farflung.coordinator.run.lending import Lending
+from farflung.coordinator.run.lease_desk import LeaseDesk
 from farflung.coordinator.run.membership import Member
+from farflung.coordinator.run.rollback import Rollback
+from farflung.coordinator.run.ticks import TickBuilder
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import CheckpointSection, NetSection, RoundSection, RunSection
 from farflung.protocol.messages import Lease, Tick
@@ -51,11 +51,11 @@ class Split(MadeRun):
             for version in range(1, was + 1):
                 used = {peer_of("cat"): (Used(1, 10 * version),)}
                 self.commits({peer_of("ann"): (), peer_of("bob"): (), **used}, fragment)
-        self.going_back = GoingBack(self.core, self.conductors)
-        self.guidance = Guidance(
-            self.core, self.conductors, Lending(self.core, self.conductors), self.going_back
+        self.rollback = Rollback(self.core, self.drivers)
+        self.tick_builder = TickBuilder(
+            self.core, self.drivers, LeaseDesk(self.core, self.drivers), self.rollback
         )
-        self.going_back.go_back([now] * fragments, "it was lost")
+        self.rollback.go_back([now] * fragments, "it was lost")
         for name in ("ann", "bob"):
             self.comes(name, *[now] * fragments, era=1)
         self.effects()
@@ -64,7 +64,7 @@ class Split(MadeRun):
         """It says that it holds these versions, of that era; what it is told."""
         member = self.core.members.members.get(peer_of(name)) or self.enters(name)
         beat = self.says(member, **{"fragments": holding(*versions), "era": era, **changes})
-        self.guidance.on_beat(member, beat)
+        self.tick_builder.on_beat(member, beat)
         return member, self.tick(member)
 
     def tick(self, member: Member) -> Tick:
@@ -95,7 +95,7 @@ def test_P4_where_the_run_has_gone_as_far_again_a_version_of_the_older_era_settl
     book = run.core.ledger.books[0]
     book.digests.pop(5)
     run.comes("cat", 5)
-    run.conductors[0].settle_digest()
+    run.drivers[0].settle_digest()
     assert run.versions == [5] and 5 not in book.digests
 
 

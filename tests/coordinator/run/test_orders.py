@@ -6,9 +6,9 @@ import pytest
 
 from farflung.coordinator.ledger.records import Banned, Paused, Resumed, Struck, Unbanned
 from farflung.coordinator.run.discipline import Discipline
-from farflung.coordinator.run.going_back import GoingBack
 from farflung.coordinator.run.membership import Member
-from farflung.coordinator.run.operator_orders import Amending, GoingBackByOrder, Operating
+from farflung.coordinator.run.operator_orders import AmendmentOrders, GoingBackByOrder, Operating
+from farflung.coordinator.run.rollback import Rollback
 from farflung.protocol.causes import DepartureCause
 from farflung.protocol.messages import Gone
 from farflung.protocol.orders import (
@@ -40,8 +40,8 @@ class Office(MadeRun):
         super().__post_init__()
         self.lost: list[tuple[str, str, str]] = []
         discipline = Discipline(self.core, self.lose)
-        by_order = GoingBackByOrder(self.core, self.conductors, GoingBack(self.core, self.conductors))
-        amending = Amending(self.core, self.conductors)
+        by_order = GoingBackByOrder(self.core, self.drivers, Rollback(self.core, self.drivers))
+        amending = AmendmentOrders(self.core, self.drivers)
         self.operating = Operating(self.core, discipline, by_order, amending, lambda count: bytes(count))
 
     def lose(self, member: Member, cause: DepartureCause, why: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from farflung.coordinator.reach.routes import ASKED_S, Usage
 from farflung.coordinator.reach.tickets import pair_of
-from farflung.coordinator.reach.ways import ASKED_S, Usage
 from farflung.coordinator.run.effects import RelayPairs, Tell
 from farflung.coordinator.run.member_status import member_status
 from farflung.coordinator.run.status import build_status
@@ -72,18 +72,18 @@ def test_without_a_relay_nothing_is_told_and_the_status_says_why() -> None:
     ann, bob = Guest(1), Guest(2)
     hall = hall_with(ann, bob, relay=None)
     assert hall.beat(ann).ways == ()
-    core, conductors = hall.machine.core, hall.machine.conductors
+    core, drivers = hall.machine.core, hall.machine.drivers
     member = core.members.alive[ann.peer]
-    shown = member_status(core, conductors, None, member)
+    shown = member_status(core, drivers, None, member)
     assert (
         shown["way"] == "none"
         and "--listen off" in shown["why_this_way"]
         and "no relay: off" in shown["why_this_way"]
     )
-    told = build_status(core, conductors, Counters(), 0.0)["relay"]
+    told = build_status(core, drivers, Counters(), 0.0)["relay"]
     assert told["on"] is False and told["why_not"] == "off"
     hall.machine.on_relay(RELAY, "", Usage(pairs=1, moved_bytes=5), 1.0)
-    told = build_status(core, conductors, Counters(), 1.0)["relay"]
+    told = build_status(core, drivers, Counters(), 1.0)["relay"]
     assert (told["on"], told["port"], told["pairs_allowed"], told["pairs"], told["moved_bytes"]) == (
         True,
         29802,
@@ -91,7 +91,7 @@ def test_without_a_relay_nothing_is_told_and_the_status_says_why() -> None:
         1,
         5,
     )
-    assert member_status(core, conductors, None, member)["way"] == "relayed"
+    assert member_status(core, drivers, None, member)["way"] == "relayed"
 
 
 def test_a_plan_over_the_relay_reckons_with_a_share_of_it() -> None:

@@ -7,9 +7,9 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from farflung.coordinator.batches.moving import PAYS_WITHIN_S, Move
+from farflung.coordinator.batches.rebalancing import PAYS_WITHIN_S, Move
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Genesis, Opened, Unseated
-from farflung.coordinator.run.guidance import FOUNDER_PATIENCE_S
+from farflung.coordinator.run.ticks import FOUNDER_PATIENCE_S
 from farflung.protocol import messages as m
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.outer_numbers import fp32
@@ -44,7 +44,7 @@ def versions(hall: StageHall) -> list[int]:
 
 
 def reasons(hall: StageHall) -> list[str]:
-    return [conductor.reason for conductor in hall.machine.conductors]
+    return [driver.reason for driver in hall.machine.drivers]
 
 
 def test_P2_P13_a_calm_run_commits_all_stages_at_once() -> None:
@@ -211,7 +211,7 @@ def test_a_stage_at_its_end_waits_for_the_others_for_as_long_as_it_takes() -> No
         hall.settle(1)
     ends = [record for record in hall.written(AbortedRound) if isinstance(record, AbortedRound)]
     assert ends and {record.fragment for record in ends} == {2}
-    assert hall.machine.conductors[0].prepared and hall.machine.conductors[1].prepared
+    assert hall.machine.drivers[0].prepared and hall.machine.drivers[1].prepared
 
 
 def goes(hall: StageHall, name: str) -> None:
@@ -256,7 +256,7 @@ def test_P2_a_stage_that_was_at_its_end_and_lost_results_since_is_not_committed(
     hall = begun(*SIX, "gil", "hal", "ian")
     hall.count_all()
     hall.freeze()
-    second = hall.machine.conductors[1]
+    second = hall.machine.drivers[1]
     assert second.round is not None
     plan, names = second.round.plan, {peer.guest.peer: name for name, peer in hall.peers.items()}
     first, other, late = sorted(
@@ -346,7 +346,7 @@ def test_P15_whoever_goes_at_its_stages_end_is_replaced_if_another_stage_does_a_
     ends = [record for record in hall.written(AbortedRound) if isinstance(record, AbortedRound)]
     assert [record.fragment for record in ends] == [0, 1]
     gone = [record.peer for record in hall.written(Unseated) if isinstance(record, Unseated)]
-    assert len(gone) == 2 and hall.machine.conductors[2].prepared
+    assert len(gone) == 2 and hall.machine.drivers[2].prepared
 
 
 def test_P15_who_is_alone_in_its_stage_need_not_be_dialled() -> None:

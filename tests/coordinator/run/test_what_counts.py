@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from farflung.coordinator.door.hello_check import Passed
+from farflung.coordinator.door.hello_check import HelloPassed
 from farflung.coordinator.ledger.records import (
     CommittedRound,
     DataFixed,
@@ -20,7 +20,7 @@ from farflung.coordinator.ledger.records import (
 )
 from farflung.coordinator.rounds.steps import Done
 from farflung.coordinator.run.effects import AnswerDoor, Effect, Tell, Write
-from farflung.coordinator.run.lending import RELEASE_AFTER_DEAD
+from farflung.coordinator.run.lease_desk import RELEASE_AFTER_DEAD
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol import messages as m
 from farflung.protocol.causes import Excluded, ExclusionCause
@@ -74,7 +74,7 @@ class Hall:
                 digest=b"", process=guest.process, token="", signature=b"",
             )  # fmt: skip
             hello = replace(bare, signature=guest.signer.sign(hello_part(bare, bytes(32))))
-            effects = self.machine.on_hello(guest.key, Passed(hello, bytes(32)), self.now)
+            effects = self.machine.on_hello(guest.key, HelloPassed(hello, bytes(32)), self.now)
             [welcome] = [each.message for each in effects if isinstance(each, AnswerDoor)]
             assert isinstance(welcome, m.Welcome), welcome
             guest.session, guest.seq = welcome.session, 0
@@ -129,8 +129,8 @@ def test_P7_what_a_restarted_peer_sent_before_is_not_taken_and_it_gets_its_sampl
     ready = replace(holding(0)[0], ready=True)
     for guest in (ann, bob):
         hall.tick(guest, fragments=(ready,))
-    conductor = hall.machine.conductors[0]
-    flight = conductor.round
+    driver = hall.machine.drivers[0]
+    flight = driver.round
     assert flight is not None and set(flight.plan.members) == {ann.peer, bob.peer}
     held = hall.machine.core.ledger.leases.of(ann.peer)
     used = tuple(Used(number, each.stop) for number, each in held.items())
@@ -140,12 +140,12 @@ def test_P7_what_a_restarted_peer_sent_before_is_not_taken_and_it_gets_its_sampl
         used=used, signature=b"",
     )  # fmt: skip
     hall.says(ann, sent)
-    assert ann.peer in flight.sent and conductor.may_use_work_of(ann.peer)
+    assert ann.peer in flight.sent and driver.may_use_work_of(ann.peer)
     hall.machine.on_closed(ann.peer, ann.session, hall.now)
     again = Guest(1, restarts=1)
     hall.joins(again)
     assert flight.barred == {ann.peer: Excluded(ExclusionCause.RESTARTED, "it restarted during the round")}
-    assert not conductor.may_use_work_of(ann.peer)
+    assert not driver.may_use_work_of(ann.peer)
     leases = hall.tick(again, fragments=holding(0)).leases or ()
     assert [each.lease for each in leases] == list(held) and all(each.upto == each.start for each in leases)
 
@@ -195,6 +195,6 @@ def test_P4_a_new_commit_is_told_to_members_that_have_shown_the_runs_state_and_t
         used=(), signature=b"",
     )  # fmt: skip
     commit = Commit(1, flight.plan.round_no, (ann.peer,), (1.0,), bytes(64), "fp32")
-    run.conductors[0]._commit(flight, Done(commit))
+    run.drivers[0]._commit(flight, Done(commit))
     told = [(each.peer, each.message) for each in run.effects() if isinstance(each, Tell)]
     assert [peer for peer, message in told if isinstance(message, m.Committed)] == [ann.peer]

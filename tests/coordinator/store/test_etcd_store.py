@@ -17,7 +17,7 @@ from farflung.coordinator.ledger.records import Folded, Paused, Record
 from farflung.coordinator.store import etcd_store
 from farflung.coordinator.store.etcd_store import EtcdStore
 from farflung.coordinator.store.etcd_url import StoreUrl
-from farflung.coordinator.store.gateway import Gateway, Json, Outcome, put
+from farflung.coordinator.store.gateway import EtcdGateway, Json, StoreOutcome, put
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import Deposed, FarflungError, Unreachable, UserError
 from farflung.protocol.manifest import Manifest
@@ -106,7 +106,7 @@ def test_a_leader_that_is_no_farflung_is_named_as_such(
     cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path
 ) -> None:
     store = at(cluster, tmp_path.name, open_all)
-    gateway = Gateway(StoreUrl.parse(cluster.url(tmp_path.name), "demo"))
+    gateway = EtcdGateway(StoreUrl.parse(cluster.url(tmp_path.name), "demo"))
     long = base64.b64encode(bytes(2000)).decode()
     for stranger in (b"\xff", b"[]", json.dumps({"who": "me", "where": long}).encode()):
         gateway.transact([], [put(f"{tmp_path.name}/leader", stranger)], [], 10)
@@ -131,16 +131,16 @@ def test_many_who_claim_at_once_make_one_leader(
 
 def answers_lost(monkeypatch: pytest.MonkeyPatch, count: float) -> list[str]:
     """From now on of the first transaction, or of so many, which are carried out.  Those that were, so far."""
-    say, lost = Gateway._say, list[str]()
+    say, lost = EtcdGateway._say, list[str]()
 
-    def losing(self: Gateway, path: str, question: Json, attempt_s: float) -> Json:
+    def losing(self: EtcdGateway, path: str, question: Json, attempt_s: float) -> Json:
         told = say(self, path, question, attempt_s)
         if path.endswith("txn") and len(lost) < count:
             lost.append(path)
             raise TimeoutError("the answer was lost")
         return told
 
-    monkeypatch.setattr(Gateway, "_say", losing)
+    monkeypatch.setattr(EtcdGateway, "_say", losing)
     return lost
 
 
@@ -158,11 +158,11 @@ class Delayed:
     """Holds the first transaction, or so many, up in the network; what is sent again comes through."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, count: float = 1) -> None:
-        self._say, self._held, self.count = Gateway._say, list[Json](), count
-        monkeypatch.setattr(Gateway, "_say", self._delaying())
+        self._say, self._held, self.count = EtcdGateway._say, list[Json](), count
+        monkeypatch.setattr(EtcdGateway, "_say", self._delaying())
 
-    def _delaying(self) -> Callable[[Gateway, str, Json, float], Json]:
-        def delaying(gateway: Gateway, path: str, question: Json, attempt_s: float) -> Json:
+    def _delaying(self) -> Callable[[EtcdGateway, str, Json, float], Json]:
+        def delaying(gateway: EtcdGateway, path: str, question: Json, attempt_s: float) -> Json:
             if path.endswith("txn") and len(self._held) < self.count:
                 self._held.append(question)
                 raise TimeoutError("held up")
@@ -229,7 +229,7 @@ def test_records_that_a_fold_has_taken_up_are_not_read_again(
     store = led(at(cluster, tmp_path.name, open_all, lease_s=LONG_S))
     store.append([record(1), record(2)])
     store.fold(folded(b"both"))
-    gateway = Gateway(StoreUrl.parse(cluster.url(tmp_path.name), "demo"))
+    gateway = EtcdGateway(StoreUrl.parse(cluster.url(tmp_path.name), "demo"))
     for number in (1, 2):
         key = f"{tmp_path.name}/j/{number:016x}"
         gateway.transact([], [put(key, f"pj/{number:016x} 2".encode())], [], 10)
@@ -414,7 +414,7 @@ def test_what_looks_like_an_answer_of_etcd_and_is_none_is_one_line(
 def test_an_etcd_that_says_why_it_cannot_answer_is_asked_again() -> None:
     """The gateway says so within an answer that has begun well."""
     with answering(b'{"error": {"grpc_code": 14, "message": "etcdserver: no leader"}}') as host:
-        gateway = Gateway(StoreUrl.parse(f"etcd://{host}/r", "demo"))
+        gateway = EtcdGateway(StoreUrl.parse(f"etcd://{host}/r", "demo"))
         with pytest.raises(OSError, match="it says: etcdserver: no leader"):
             gateway._say("/v3/lease/keepalive", {"ID": "7"}, 20.0)
         gateway.close()
@@ -424,7 +424,7 @@ def test_what_is_no_run_is_refused_and_left_alone(
     cluster: EtcdCluster, open_all: contextlib.ExitStack, tmp_path: Path
 ) -> None:
     store = at(cluster, tmp_path.name, open_all)
-    gateway = Gateway(StoreUrl.parse(cluster.url(tmp_path.name), "demo"))
+    gateway = EtcdGateway(StoreUrl.parse(cluster.url(tmp_path.name), "demo"))
     for stranger in (
         b"hello",
         b"{}",
@@ -466,7 +466,7 @@ def test_damaged_records_are_refused_in_words(
 ) -> None:
     store = led(at(cluster, tmp_path.name, open_all, lease_s=LONG_S))
     store.append([record(1)])
-    gateway = Gateway(StoreUrl.parse(cluster.url(tmp_path.name), "demo"))
+    gateway = EtcdGateway(StoreUrl.parse(cluster.url(tmp_path.name), "demo"))
     gateway.transact([], [put(f"{tmp_path.name}/{key}", value)], [], 10)
     gateway.close()
     with pytest.raises(UserError, match=told):
@@ -475,7 +475,7 @@ def test_damaged_records_are_refused_in_words(
 
 def test_passwords_are_asked_for_and_never_told(open_all: contextlib.ExitStack, tmp_path: Path) -> None:
     cluster = open_all.enter_context(EtcdCluster(tmp_path / "locked"))
-    gateway = Gateway(StoreUrl.parse(cluster.url(), "demo"))
+    gateway = EtcdGateway(StoreUrl.parse(cluster.url(), "demo"))
     for path, question in (
         ("user/add", {"name": "root", "password": "se:cret@"}),
         ("role/add", {"name": "root"}),
@@ -500,10 +500,10 @@ def test_passwords_are_asked_for_and_never_told(open_all: contextlib.ExitStack, 
 
 
 def test_an_answer_that_is_no_etcd_is_one_line() -> None:
-    gateway = Gateway(StoreUrl.parse("etcd://127.0.0.1:9", "demo"))
+    gateway = EtcdGateway(StoreUrl.parse("etcd://127.0.0.1:9", "demo"))
     assert "is this etcd 3.4 or newer?" in str(gateway._refusal(404, b"<html>"))
     assert isinstance(gateway._refusal(503, b"busy"), OSError)
     assert "database space exceeded" in str(
         gateway._refusal(429, b'{"code": 8, "message": "etcdserver: mvcc: database space exceeded"}')
     )
-    assert Outcome(False, ()).answers == ()
+    assert StoreOutcome(False, ()).answers == ()

@@ -18,7 +18,7 @@ from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import Record, Restored
 from farflung.coordinator.restoring import restoring
 from farflung.coordinator.run.machine import RunMachine
-from farflung.coordinator.standby import BELONGS_NAME, Asked, Held, held
+from farflung.coordinator.standby import BELONGS_NAME, RunLead, StandbyOptions, held
 from farflung.coordinator.store.etcd_store import EtcdStore
 from farflung.coordinator.store.etcd_url import StoreUrl
 from farflung.peer.line.control import ControlLink
@@ -73,9 +73,11 @@ class Place:
             store.append(records)
 
     @contextlib.contextmanager
-    def restored(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Held | None]:
+    def restored(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[RunLead | None]:
         listen = ListenOn("127.0.0.1", self.port)
-        with held(Asked(self.folder, MANIFEST, listen, self._url, True, lambda port: ()), stopped) as found:
+        with held(
+            StandbyOptions(self.folder, MANIFEST, listen, self._url, True, lambda port: ()), stopped
+        ) as found:
             yield found
 
     @contextlib.contextmanager
@@ -175,7 +177,7 @@ def test_nobody_writes_what_was_found_once_the_lease_is_over(
 ) -> None:
     place.keep(place.snapshot)
     monkeypatch.setattr(restoring, "PATIENCE_S", 30.0)
-    monkeypatch.setattr("farflung.coordinator.store.lease.Keeper._renew", lambda keeper: None)
+    monkeypatch.setattr("farflung.coordinator.store.lease.LeaseKeeper._renew", lambda keeper: None)
     began = time.monotonic()
     why = "did not renew its lease of 2 s in time"
     with pytest.raises(Deposed, match=why), place.ann(), place.restored():

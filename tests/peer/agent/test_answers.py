@@ -1,6 +1,7 @@
 """P6, P8: no question of a joiner is lost in silence at its donor: it is answered, or waits and hears so.
 
-The machine, its lane and the line are stand-ins of a few lines: what counts is when a question is put to the machine.
+The machine, its replica and the line are stand-ins of a few lines: what counts is when a question is put to the
+machine.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from farflung.peer.agent.turns import LATER_EVERY_S
 from farflung.protocol.frames import Frame, Header, Kind
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.moments import Attached, Known
+from farflung.protocol.run_terms import Attached, Known
 
 MODEL = ModelSchema((TensorSpec("w", (16,), "float32", "param"),), 4, 4, 4, bytes(32))
 KNOWN = Known(Manifest.from_toml('[run]\nname = "x"\n', "x"), bytes(16))
@@ -36,9 +37,11 @@ class Donor:
             send=lambda peer, frame: self.told.append(frame.header.kind),
         )
         line = SimpleNamespace(link=link, known_up=0.0, rates=(0.0, 0.0))
-        lane = SimpleNamespace(serves=True, holds_state=True)
+        replica = SimpleNamespace(serves=True, holds_state=True)
         part = SimpleNamespace(
-            in_round=False, lane_of_chunk=lambda chunk: lane, counters=SimpleNamespace(count=Counter().update)
+            in_round=False,
+            replica_of_chunk=lambda chunk: replica,
+            counters=SimpleNamespace(count=Counter().update),
         )
         self.machine = cast(Any, SimpleNamespace(part=part, joined=None, on_frame=self._on_frame))
         self.answering = Answering(

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from farflung.collectives.flow.effects import Piece, header_of
+from farflung.collectives.pipeline.effects import KeptPiece, header_of
 from farflung.peer.agent.crossing_hand import CrossingHand
 from farflung.peer.agent.kept_crossings import KeptCrossings
-from farflung.peer.local.belt import MADE, PLACES, Belt, slot_of
-from farflung.peer.local.words import Hand, Made
+from farflung.peer.local.shared_slots import MADE, PLACES, SharedSlots, slot_of
+from farflung.peer.local.words import MicrobatchWork, WorkDone
 from farflung.peer.machine.effects import ForgetCrossings, HandOver, KeepCrossing, SendCrossing
 from farflung.protocol.errors import StoreError
 from farflung.protocol.frames import Frame, Kind, check_payload
@@ -21,16 +21,16 @@ SLOT_BYTES = 100
 class Stage:
     def __init__(self, folder: Path) -> None:
         self.sent: list[tuple[str, Frame]] = []
-        self.told: list[Hand] = []
+        self.told: list[MicrobatchWork] = []
         kept = KeptCrossings(folder, 10_000)
         self.hand = CrossingHand(
             folder / "belt", kept, lambda to, frame: self.sent.append((to, frame)), self.told.append
         )
         self.trainer = self.come()
 
-    def come(self) -> Belt:
+    def come(self) -> SharedSlots:
         """A trainer, which opens what it is told of."""
-        return Belt.open(self.hand.begin(SLOT_BYTES), PLACES, SLOT_BYTES)
+        return SharedSlots.open(self.hand.begin(SLOT_BYTES), PLACES, SLOT_BYTES)
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
-def work(place: int, given: int, returned: int = 0) -> Hand:
-    return Hand(
+def work(place: int, given: int, returned: int = 0) -> MicrobatchWork:
+    return MicrobatchWork(
         way="backward" if returned else "forward",
         version=3,
         micro=7,
@@ -52,13 +52,13 @@ def work(place: int, given: int, returned: int = 0) -> Hand:
     )
 
 
-def made(nbytes: int) -> Made:
-    return Made(way="forward", version=3, micro=7, bytes_made=nbytes, tokens=1, loss=None, problem="")
+def made(nbytes: int) -> WorkDone:
+    return WorkDone(way="forward", version=3, micro=7, bytes_made=nbytes, tokens=1, loss=None, problem="")
 
 
 def test_work_is_told_when_its_pieces_lie_in_its_place(stage: Stage) -> None:
-    stage.hand.carry_out(KeepCrossing(3, 7, Piece.INPUT, b"activation"))
-    stage.hand.carry_out(KeepCrossing(3, 7, Piece.RETURNED, memoryview(b"gradient")))
+    stage.hand.carry_out(KeepCrossing(3, 7, KeptPiece.INPUT, b"activation"))
+    stage.hand.carry_out(KeepCrossing(3, 7, KeptPiece.RETURNED, memoryview(b"gradient")))
     stage.hand.carry_out(HandOver(work(1, 10, 8)))
     assert stage.told == [work(1, 10, 8)]
     assert (stage.trainer.read(3, 10), stage.trainer.read(4, 8)) == (b"activation", b"gradient")
@@ -89,11 +89,11 @@ def test_a_trainer_that_is_ending_writes_into_nothing_that_the_next_one_uses(sta
 
 def test_a_kept_piece_is_sent_with_its_length_and_hash_until_it_is_forgotten(stage: Stage) -> None:
     header = header_of(Kind.ACTIVATION, bytes(8), 5, 2, 3, 7, 1)
-    stage.hand.carry_out(KeepCrossing(3, 7, Piece.OUTPUT, b"activation"))
-    stage.hand.carry_out(SendCrossing("bob", header, Piece.OUTPUT))
+    stage.hand.carry_out(KeepCrossing(3, 7, KeptPiece.OUTPUT, b"activation"))
+    stage.hand.carry_out(SendCrossing("bob", header, KeptPiece.OUTPUT))
     [(to, frame)] = stage.sent
     assert to == "bob" and frame.header.length == 10 and frame.header.chunk == header.chunk
     check_payload(frame.header, frame.payload)
     stage.hand.carry_out(ForgetCrossings(3))
     with pytest.raises(StoreError, match="the output of microbatch 7 at version 3 was kept, and is gone"):
-        stage.hand.carry_out(SendCrossing("bob", header, Piece.OUTPUT))
+        stage.hand.carry_out(SendCrossing("bob", header, KeptPiece.OUTPUT))

@@ -10,7 +10,7 @@ import torch
 
 from farflung.peer.builtin import sizes, trainer
 from farflung.peer.builtin.tiny_gpt import GPTConfig, build
-from farflung.peer.footprint import Room, Rules
+from farflung.peer.footprint import FreeMemory, MemoryRules
 from farflung.protocol.manifest import Manifest
 
 
@@ -45,7 +45,7 @@ def test_a_run_that_can_not_fit_is_refused_in_a_line_before_anything_is_made(
     manifest, given_up = Manifest.from_toml(toml, "run.toml"), list[bool]()
     connection = SimpleNamespace(manifest=manifest, abandon=lambda: given_up.append(True))
     monkeypatch.setattr(trainer, "connect", lambda: connection)
-    monkeypatch.setattr(trainer, "room_on", lambda device: Room(None, 64e9))
+    monkeypatch.setattr(trainer, "room_on", lambda device: FreeMemory(None, 64e9))
     for name in ("build", "untied_parts", "load_corpus"):
         monkeypatch.setattr(trainer, name, lambda *_: pytest.fail("something was made"))
     assert trainer.main([]) == 2 and given_up == [True]
@@ -81,8 +81,10 @@ def test_what_is_counted_of_a_run_is_less_than_it_takes_and_not_much(
 def test_small_runs_fit_small_machines() -> None:
     """No run of the examples is refused where it ran before."""
     manifest = Manifest()
-    sizes.refuse_too_large(manifest, Rules.of(manifest), Room(None, 20e6))
-    sizes.refuse_too_large(manifest, Rules.of(manifest), Room(None, 0.0))  # a system that does not say
+    sizes.refuse_too_large(manifest, MemoryRules.of(manifest), FreeMemory(None, 20e6))
+    sizes.refuse_too_large(
+        manifest, MemoryRules.of(manifest), FreeMemory(None, 0.0)
+    )  # a system that does not say
 
 
 @pytest.mark.parametrize(("count", "lines"), [(0, 0), (1, 0), (4, 1)])

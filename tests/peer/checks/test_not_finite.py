@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from farflung.optim.inner import muon
 from farflung.peer.checks.finite import Remembered, not_finite, tensors_in
 from farflung.peer.local.memory import SharedState
-from farflung.peer.local.words import Frozen, LeasesNow, Load, Resume
+from farflung.peer.local.words import Frozen, LeasesNow, LoadState, ResumeSteps
 from farflung.peer.trainer.inner_loop import NOT_FINITE_MOST, UNSTEPPED_LOOK, InnerLoop
 from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.errors import UserError
@@ -118,13 +118,13 @@ class Trainer:
         return not not_finite(told)
 
 
-DROP = Load(version=0, keep="drop", slot=0, tokens=0, steps=0, spare=0)
+DROP = LoadState(version=0, keep="drop", slot=0, tokens=0, steps=0, spare=0)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_one_nan_costs_one_round(optimizer: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer = Trainer(tmp_path, optimizer)
-    trainer.period(Resume(spare=0))
+    trainer.period(ResumeSteps(spare=0))
     assert trainer.slot().isfinite().all()
     trainer.period(DROP, poison=math.nan)
     assert not trainer.slot().isfinite().all(), "the agent finds it by itself, and the round goes on without"
@@ -159,13 +159,13 @@ def test_one_fragment_that_is_not_finite_puts_all_of_them_back(
     while "is back at version 0" not in caplog.text:
         for word in trainer.step(poison=math.nan):
             finite = trainer.frozen(word).isfinite().all()
-            trainer.channel.will_say(Resume(spare=0, fragment=word.fragment) if finite else DROP)
+            trainer.channel.will_say(ResumeSteps(spare=0, fragment=word.fragment) if finite else DROP)
     assert trainer.is_finite
     assert [account.steps for account in trainer.loop.machine.accounts] == [0, 0]
     for _ in range(2 * EVERY):
         for word in trainer.step():
             assert trainer.frozen(word).isfinite().all()
-            trainer.channel.will_say(Resume(spare=0, fragment=word.fragment))
+            trainer.channel.will_say(ResumeSteps(spare=0, fragment=word.fragment))
     assert trainer.is_finite
 
 
@@ -198,7 +198,7 @@ def test_the_samples_of_the_lost_steps_are_not_read_again(tmp_path: Path) -> Non
     [span] = trainer.loop.next_batch(100, 2)
     assert span.start == 4
     trainer.loop.hand_out((span,), 2)
-    frozen = trainer.period(Resume(spare=0))
+    frozen = trainer.period(ResumeSteps(spare=0))
     assert frozen.used == (Used(1, 6),) and frozen.tokens == 2 + 2
 
 
@@ -216,7 +216,7 @@ def test_one_good_round_in_between_and_the_count_begins_again(tmp_path: Path) ->
     trainer = Trainer(tmp_path)
     for _ in range(NOT_FINITE_MOST):
         trainer.period(DROP, poison=math.nan)
-        trainer.period(Resume(spare=0))
+        trainer.period(ResumeSteps(spare=0))
     assert trainer.is_finite
 
 

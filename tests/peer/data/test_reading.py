@@ -16,7 +16,15 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from farflung.coordinator.ledger.leases import Leases
 from farflung.peer.data.leased_data import LeaseBook, Span
-from farflung.peer.data.reading import MapStyle, Source, Stream, pinned, refuse_lists, source_of, tokens_in
+from farflung.peer.data.reading import (
+    MapStyle,
+    SampleSource,
+    Stream,
+    pinned,
+    refuse_lists,
+    source_of,
+    tokens_in,
+)
 from farflung.peer.data.text_lines import TextLines
 from farflung.protocol.errors import UserError
 from farflung.protocol.messages import UNKNOWN_LENGTH, Lease
@@ -155,7 +163,7 @@ def test_a_text_file_that_is_not_there_or_empty_is_told_plainly(tmp_path: Path) 
 class Reader:
     """A peer's trainer, as far as data goes: what `run.batches` does, without a network."""
 
-    def __init__(self, name: str, source: Source) -> None:
+    def __init__(self, name: str, source: SampleSource) -> None:
         self.name, self.source, self.book = name, source, LeaseBook()
         self.read: list[tuple[int, object]] = []  # since the last commit
 

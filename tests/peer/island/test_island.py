@@ -14,9 +14,9 @@ import pytest
 
 from farflung.peer.island.island import Island
 from farflung.peer.island.looks import LATEST_S, MOST_STEPS, SEEN, SHARE, LookPace, Outlook
-from farflung.peer.island.parts import Part
+from farflung.peer.island.parts import BatchPart
 from farflung.peer.island.ranks import ALONE, ranks_here
-from farflung.peer.local.words import FromTrainer, Load, Loaded, Need, Resume, ToTrainer
+from farflung.peer.local.words import FromTrainer, Loaded, LoadState, NeedSamples, ResumeSteps, ToTrainer
 from farflung.peer.trainer.agent_process import AgentProcess, IslandAgent
 from farflung.protocol.errors import Refused, UserError
 from farflung.protocol.process.exit_codes import UNEXPECTED, code_for
@@ -71,8 +71,8 @@ def on_all(count: int, work: Callable[[Island], Any], agent: FakeAgent | None = 
     return [found[number] for number in range(count)]
 
 
-def load(version: int) -> Load:
-    return Load(version=version, keep="drop", slot=0, tokens=0, steps=0, spare=0)
+def load(version: int) -> LoadState:
+    return LoadState(version=version, keep="drop", slot=0, tokens=0, steps=0, spare=0)
 
 
 def test_all_ranks_hear_the_same_words_at_the_same_step_whenever_they_come() -> None:
@@ -104,11 +104,11 @@ def test_a_wait_looks_again_and_ends_for_all_with_the_first_word() -> None:
         nothing = island.recv(0.5)
         island.wait_for_all()
         if island.rank == 0:
-            agent.words.extend([Resume(spare=1), load(3)])
+            agent.words.extend([ResumeSteps(spare=1), load(3)])
         island.wait_for_all()
         return nothing, island.recv(0.5), island.recv(0.0)
 
-    assert on_all(2, work, agent) == [(None, Resume(spare=1), load(3))] * 2
+    assert on_all(2, work, agent) == [(None, ResumeSteps(spare=1), load(3))] * 2
 
 
 def test_what_all_have_written_is_told_once_and_not_before_the_last_has() -> None:
@@ -123,16 +123,16 @@ def test_what_all_have_written_is_told_once_and_not_before_the_last_has() -> Non
             threading.Event().wait(0.05)  # it is the last to write
         written.append(island.rank)
         island.send(Loaded(version=1))
-        island.send(Need(samples=5, want=5))
+        island.send(NeedSamples(samples=5, want=5))
 
     on_all(3, work, agent)
-    assert agent.said == [Loaded(version=1), Need(samples=5, want=5)]
+    assert agent.said == [Loaded(version=1), NeedSamples(samples=5, want=5)]
     assert told_at[0] == 3
 
 
 def test_tokens_are_those_of_all_ranks_and_of_a_shared_batch_once() -> None:
     def work(island: Island) -> list[Sequence[int | None]]:
-        island.part = Part(island.rank // 2, 2, counts=island.rank % 2 == 0)
+        island.part = BatchPart(island.rank // 2, 2, counts=island.rank % 2 == 0)
         return [
             island.tokens_of_step(None, 10 + island.rank, 1, LOOK),
             island.tokens_of_step(0, 5, 2, LOOK),
@@ -259,7 +259,7 @@ def test_the_loss_is_the_mean_over_all_ranks_steps() -> None:
     assert on_all(2, lambda island: island.mean(0.0, 0)) == [None] * 2
 
     def of_one_batch(island: Island) -> float | None:
-        island.part = Part(island.rank // 2, 2, counts=island.rank % 2 == 0)
+        island.part = BatchPart(island.rank // 2, 2, counts=island.rank % 2 == 0)
         return island.mean(float(island.rank), 1)
 
     assert on_all(4, of_one_batch) == [(0.0 + 2.0) / 2] * 4, "of ranks that see the same samples one says it"
@@ -301,10 +301,10 @@ def test_an_agent_that_is_gone_is_gone_for_all_and_its_last_words_are_heard() ->
     def work(island: Island) -> list[object]:
         if island.rank == 0:
             agent.gone = "it fell"
-            agent.words.append(Resume(spare=2))
+            agent.words.append(ResumeSteps(spare=2))
         return [island.recv(0.5), island.problem(), island.recv(0.5), island.problem()]
 
-    assert on_all(2, work, agent) == [[Resume(spare=2), "it fell", None, "it fell"]] * 2
+    assert on_all(2, work, agent) == [[ResumeSteps(spare=2), "it fell", None, "it fell"]] * 2
 
 
 def test_a_mistake_that_rank_0_finds_ends_all() -> None:

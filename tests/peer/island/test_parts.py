@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.peer.data.leased_data import Span
-from farflung.peer.island.parts import WHOLE, Part, agreed_part, data_ranks, part_of
+from farflung.peer.island.parts import WHOLE, BatchPart, agreed_part, data_ranks, part_of
 from farflung.protocol.errors import UserError
 
 
@@ -21,7 +21,7 @@ def places(spans: Sequence[Span]) -> list[tuple[int, int]]:
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(1, 5))
 def test_every_sample_of_a_batch_is_read_by_one_rank_and_none_is_without(sizes: list[int], of: int) -> None:
     spans = [Span(lease, 0, 100 * lease, 100 * lease + size) for lease, size in enumerate(sizes)]
-    parts = [Part(number, of) for number in range(of)]
+    parts = [BatchPart(number, of) for number in range(of)]
     own = [places(part.spans(spans)) for part in parts if part.bounds(sum(sizes))[2]]
     assert [place for each in own for place in each] == places(spans)
     assert all(part.spans(spans) for part in parts)
@@ -35,12 +35,12 @@ def test_every_sample_of_a_batch_is_read_by_one_rank_and_none_is_without(sizes: 
 
 def test_a_rank_for_which_nothing_is_left_reads_one_of_the_others() -> None:
     spans = [Span(4, 0, 10, 12)]
-    assert [Part(n, 3).spans(spans) for n in range(3)] == [
+    assert [BatchPart(n, 3).spans(spans) for n in range(3)] == [
         (Span(4, 0, 10, 11),),
         (Span(4, 0, 10, 11),),
         (Span(4, 0, 11, 12),),
     ]
-    assert [Part(n, 3).weight(2) for n in range(3)] == [0.0, 1.5, 1.5]
+    assert [BatchPart(n, 3).weight(2) for n in range(3)] == [0.0, 1.5, 1.5]
     assert WHOLE.spans(spans) == tuple(spans) and WHOLE.weight(2) == 1.0
 
 
@@ -49,10 +49,10 @@ def test_ranks_that_see_one_batch_are_one_data_rank() -> None:
     assert [data_ranks(tensor_parallel, rank) for rank in range(4)] == [(0, 2), (0, 2), (1, 2), (1, 2)]
     said = [(0, 2), (0, 2), (1, 2), (1, 2)]
     assert [part_of(said, rank) for rank in range(4)] == [
-        Part(0, 2),
-        Part(0, 2, counts=False),
-        Part(1, 2),
-        Part(1, 2, counts=False),
+        BatchPart(0, 2),
+        BatchPart(0, 2, counts=False),
+        BatchPart(1, 2),
+        BatchPart(1, 2, counts=False),
     ]
     with pytest.raises(UserError, match=r"do not say which ranks work on one batch .*data_rank"):
         data_ranks([(0, 1), (1,)], 0)
@@ -69,9 +69,9 @@ def test_all_ranks_say_their_part_or_none_does() -> None:
         return [msgspec.msgpack.encode(one) for one in each]
 
     meshes = told((None, (0,)), (None, (1,)))
-    assert agreed_part(lambda _: meshes, 1, None, (1,)) == Part(1, 2)
+    assert agreed_part(lambda _: meshes, 1, None, (1,)) == BatchPart(1, 2)
     script = told(((0, 1), (0,)), ((0, 1), (1,)))
-    assert agreed_part(lambda _: script, 1, (0, 1), (1,)) == Part(0, 1, counts=False)
+    assert agreed_part(lambda _: script, 1, (0, 1), (1,)) == BatchPart(0, 1, counts=False)
     mixed = told(((0, 1), (0,)), (None, (1,)))
     with pytest.raises(UserError, match="say it on every rank or on none"):
         agreed_part(lambda _: mixed, 0, (0, 1), (0,))

@@ -15,7 +15,7 @@ from farflung.peer.island.copies import read_as_one
 from farflung.peer.island.island import Island
 from farflung.peer.local.memory import SharedState
 from farflung.peer.trainer.layout import ModelLayout
-from farflung.peer.trainer.unmerged import Unmerged
+from farflung.peer.trainer.pending_delta import PendingDelta
 from farflung.protocol.model_schema import Fragment
 from rig.memory_group import Meeting, MemoryGroup
 
@@ -34,7 +34,7 @@ class Rank:
         """`meanwhile`: what the agent does before this rank's reading, by how often it has read before."""
         layout = ModelLayout.of(self.model, CHUNK, self.ranks)
         loaded = layout.snapshot(self.model)
-        part = Unmerged(layout, Fragment(0, 0, layout.chunk_count))
+        part = PendingDelta(layout, Fragment(0, 0, layout.chunk_count))
 
         def read() -> None:
             meanwhile(self.times)

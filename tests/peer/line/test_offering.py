@@ -16,7 +16,7 @@ from farflung.peer.line.offering import Offering, RelayTerms
 from farflung.peer.settings import OwnConfig, own_config
 from farflung.protocol.errors import UserError
 from farflung.protocol.messages import Tick
-from farflung.protocol.round_words import RelayOffer, RelayOrder, Way
+from farflung.protocol.round_words import RelayOffer, RelayOrder, RelayRoute
 from rig.relay_rig import JOINED, RUN, RelayRig
 from rig.waiting import eventually
 
@@ -132,10 +132,10 @@ def test_a_relay_is_dialled_in_numbers_and_one_without_a_host_where_the_coordina
     line = DataLine.__new__(DataLine)
     line._coordinator = "192.0.2.1"
     ways = (
-        Way("a", 1, "t"),
-        Way("b", 2, "t", "192.0.2.7"),
-        Way("c", 3, "t", "[2001:db8::1]"),
-        Way("d", 4, "t", "x.org"),
+        RelayRoute("a", 1, "t"),
+        RelayRoute("b", 2, "t", "192.0.2.7"),
+        RelayRoute("c", 3, "t", "[2001:db8::1]"),
+        RelayRoute("d", 4, "t", "x.org"),
     )
     found = {peer: way.relay for peer, way in line.relayed_by(ways).items()}
     assert found == {"a": "192.0.2.1:1", "b": "192.0.2.7:2", "c": "[2001:db8::1]:3"}

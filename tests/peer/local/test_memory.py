@@ -19,7 +19,7 @@ from farflung.peer.local import memory
 from farflung.peer.local.channel import WAITING, LocalClient, LocalServer
 from farflung.peer.local.folder import is_abandoned, make_folder, remove_folder, sweep_stale
 from farflung.peer.local.memory import SharedState, unmap_pages
-from farflung.peer.local.words import Bye, Need, Resume, Shared, Stop, to_bytes
+from farflung.peer.local.words import Bye, NeedSamples, ResumeSteps, Shared, Stop, to_bytes
 from farflung.protocol.errors import UserError
 from rig.waiting import PATIENCE_S, eventually
 
@@ -194,8 +194,8 @@ def test_a_trainer_is_greeted_and_words_go_both_ways(folder: Path, server: Local
     shared = Shared(anchor="a", moments=("m",), slots=("0", "1", "2"), progress="p", elements=5)
     server.send(shared)
     assert client.recv(PATIENCE_S) == shared
-    client.send(Need(samples=10, want=4))
-    assert next_word(server) == (greeting[0], Need(samples=10, want=4))
+    client.send(NeedSamples(samples=10, want=4))
+    assert next_word(server) == (greeting[0], NeedSamples(samples=10, want=4))
     assert server.recv_nowait() is None
     client.close()
 
@@ -204,7 +204,7 @@ def test_a_trainer_may_come_before_its_agent(folder: Path) -> None:
     client = LocalClient(folder)
     client.send(Bye(reason="so soon"))
     server = LocalServer(folder)
-    server.send(Resume(spare=0))  # nobody there yet: it goes nowhere
+    server.send(ResumeSteps(spare=0))  # nobody there yet: it goes nowhere
     assert next_word(server)[1] is WAITING
     assert next_word(server)[1] == Bye(reason="so soon")
     assert client.recv(0.0) is None
@@ -223,8 +223,8 @@ def test_the_newest_trainer_wins_and_the_older_one_is_told(folder: Path, server:
     old.send(Bye(reason="I was first"))
     new.send(Bye(reason="I am the one"))
     assert next_word(server) == (second[0], Bye(reason="I am the one"))
-    server.send(Resume(spare=1))
-    assert new.recv(PATIENCE_S) == Resume(spare=1)
+    server.send(ResumeSteps(spare=1))
+    assert new.recv(PATIENCE_S) == ResumeSteps(spare=1)
     assert old.recv(0.0) is None
     old.close()
     new.close()
@@ -237,7 +237,7 @@ def test_malformed_messages_are_dropped_with_a_word(
     raw = context.socket(zmq.DEALER)
     raw.connect(f"ipc://{folder}/trainer.sock")
     raw.send(b"")
-    for bad in ([b"\xc1"], [to_bytes(Resume(spare=0))], [b"two", b"parts"], [b"", b""]):
+    for bad in ([b"\xc1"], [to_bytes(ResumeSteps(spare=0))], [b"two", b"parts"], [b"", b""]):
         raw.send_multipart(bad)
     raw.send(to_bytes(Bye(reason="good")))
     assert next_word(server)[1] is WAITING

@@ -10,25 +10,25 @@ from farflung.coordinator.court.plain_steps import ChunkRules
 from farflung.coordinator.ledger.proofs import step_rules
 from farflung.optim.recipes import outer_of, outer_steps_of
 from farflung.optim.schedule import rules_of
-from farflung.peer.local.words import Load
-from farflung.peer.local.words import Terms as TermsWord
-from farflung.peer.machine.effects import Follow, Note, Tell
-from farflung.peer.machine.getting_in import Amending
+from farflung.peer.local.words import LoadState
+from farflung.peer.local.words import RunAmendments as TermsWord
+from farflung.peer.machine.effects import Follow, Note, TellTrainer
+from farflung.peer.machine.handshake import AmendmentNews
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.trainer.machine import TrainerMachine
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Committed, OpenRound
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.moments import Known, Terms
 from farflung.protocol.round_words import Commit, Plan
+from farflung.protocol.run_terms import Known, Terms
 from rig.amended import FIRST, OTHER, PERIOD_10, PINNED, RUN_ID, amendment, signed, terms_of
 
 SLOW = {"outer": {"lr": 0.25, "momentum": 0.5}}
 MODEL = ModelSchema((TensorSpec("w", (8,), "float32", "param"),), 8, 1, 1, bytes(32))
 
 
-def knowing() -> Amending:
-    return Amending(Known(FIRST, RUN_ID), PINNED)
+def knowing() -> AmendmentNews:
+    return AmendmentNews(Known(FIRST, RUN_ID), PINNED)
 
 
 def opened(amended: int) -> OpenRound:
@@ -47,7 +47,9 @@ def test_what_is_new_is_told_to_the_shell_and_the_trainer_once() -> None:
     note, follow, tell = it.on_told([first])
     assert note == Note("the host changed what holds from version 4 on: [round] sync_every = 10")
     assert isinstance(follow, Follow) and follow.terms is it.terms and it.count == 1
-    assert tell == Tell(TermsWord(first=FIRST.canonical(), amendments=(first,))) and [tell] == it.words()
+    assert (
+        tell == TellTrainer(TermsWord(first=FIRST.canonical(), amendments=(first,))) and [tell] == it.words()
+    )
     assert it.on_told([first]) == [] == it.on_told([]) and it.count == 1
 
 
@@ -115,8 +117,8 @@ def test_a_coarser_codec_keeps_what_it_loses_from_then_on() -> None:
 # ---- the trainer ---------------------------------------------------------------------------------------------------
 
 
-def load(version: int, keep: str = "all") -> Load:
-    return Load(version=version, keep=keep, slot=0, tokens=0, steps=0, spare=0, last=False, fragment=0)  # type: ignore[arg-type]
+def load(version: int, keep: str = "all") -> LoadState:
+    return LoadState(version=version, keep=keep, slot=0, tokens=0, steps=0, spare=0, last=False, fragment=0)  # type: ignore[arg-type]
 
 
 def test_the_period_and_the_runs_step_follow_the_version_that_is_loaded() -> None:

@@ -7,8 +7,8 @@ from msgspec.structs import replace as changed
 
 from farflung.collectives.round.effects import MergeAgain, SendFrame
 from farflung.collectives.round.kept import GIVEN_MOST, Given, KeptContributions
-from farflung.collectives.round.pieces import Piece
-from farflung.peer.machine.auditing import ASK_AGAIN_S, ASK_AT_ONCE, PATIENCE_S, Auditing
+from farflung.collectives.round.pieces import ChunkPiece
+from farflung.peer.machine.auditing import ASK_AGAIN_S, ASK_AT_ONCE, PATIENCE_S, Auditor
 from farflung.peer.machine.effects import Effect, ToCoordinator
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Kind
@@ -35,7 +35,7 @@ def audit_of(*members: str, chunk: int = CHUNK, round_no: int = ROUND, result: b
     )  # fmt: skip
 
 
-class Auditor:
+class AuditorRig:
     """Ann, who sent something in the round herself."""
 
     def __init__(self) -> None:
@@ -43,9 +43,9 @@ class Auditor:
         tell = lambda round_no, chunks, group: ToCoordinator(  # noqa: E731
             Audited(session=bytes(16), seq=1, round_no=round_no, chunks=chunks, group=group)
         )
-        self.auditing = Auditing("ann", TAG, self.made.part, tell)
-        mine = {index: Piece(sent_by("ann"), hash_bytes(sent_by("ann"))) for index in range(2)}
-        self.made.lane(0).kept.on_commit(ROUND, Given(ROUND, mine))
+        self.auditing = Auditor("ann", TAG, self.made.part, tell)
+        mine = {index: ChunkPiece(sent_by("ann"), hash_bytes(sent_by("ann"))) for index in range(2)}
+        self.made.replica(0).kept.on_commit(ROUND, Given(ROUND, mine))
 
     def gives(self, peer: str, payload: bytes | None = None, now: float = 0.0, **where: int) -> list[Effect]:
         what = {"round_no": ROUND, "version": 3} | where
@@ -82,7 +82,7 @@ def merge_of(effects: list[Effect]) -> MergeAgain:
 
 
 def test_the_others_contributions_are_fetched_and_merged_in_the_order_of_the_sum() -> None:
-    auditor = Auditor()
+    auditor = AuditorRig()
     assert asked(auditor.auditing.on_audit(audit_of("ann", "bob", "cyd"), 0.0)) == ["bob", "cyd"]
     assert not auditor.gives("cyd")
     merge = merge_of(auditor.gives("bob"))
@@ -92,7 +92,7 @@ def test_the_others_contributions_are_fetched_and_merged_in_the_order_of_the_sum
 
 
 def test_a_wrong_sum_is_told_and_its_contributions_are_kept_to_be_shown() -> None:
-    auditor = Auditor()
+    auditor = AuditorRig()
     auditor.auditing.on_audit(audit_of("ann", "bob"), 0.0)
     merge = merge_of(auditor.gives("bob"))
     assert verdicts(auditor.auditing.on_merged(merge, b"another sum", 0.0)) == [ChunkVerdict(CHUNK, True)]
@@ -101,7 +101,7 @@ def test_a_wrong_sum_is_told_and_its_contributions_are_kept_to_be_shown() -> Non
 
 
 def test_no_other_chunk_is_audited_while_an_accusation_waits_to_be_seen() -> None:
-    auditor = Auditor()
+    auditor = AuditorRig()
     auditor.auditing.on_audit(audit_of("ann", "bob"), 0.0)
     auditor.auditing.on_audit(audit_of("ann", "bob", chunk=0), 0.0)
     auditor.auditing.on_merged(merge_of(auditor.gives("bob")), b"another sum", 0.0)
@@ -110,7 +110,7 @@ def test_no_other_chunk_is_audited_while_an_accusation_waits_to_be_seen() -> Non
 
 
 def test_bytes_that_are_no_contribution_make_the_sum_wrong() -> None:
-    auditor = Auditor()
+    auditor = AuditorRig()
     audit = audit_of("bob")
     bad = DrawnChunk(CHUNK, hash_bytes(MERGED), hash_bytes(UNUSABLE))
     auditor.auditing.on_audit(AuditChunks(**{**_fields(audit), "chunks": (bad,)}), 0.0)
@@ -129,7 +129,7 @@ def _fields(audit: AuditChunks) -> dict[str, object]:
 
 
 def test_what_was_found_is_said_again_when_it_is_asked_again() -> None:
-    auditor = Auditor()
+    auditor = AuditorRig()
     auditor.auditing.on_audit(audit_of("ann", "bob"), 0.0)
     auditor.auditing.on_merged(merge_of(auditor.gives("bob")), MERGED, 0.0)
     again = auditor.auditing.on_audit(audit_of("ann", "bob"), 9.0)
@@ -137,7 +137,7 @@ def test_what_was_found_is_said_again_when_it_is_asked_again() -> None:
 
 
 def test_an_accusation_that_can_not_be_shown_any_more_is_made_anew() -> None:
-    auditor = Auditor()
+    auditor = AuditorRig()
     auditor.auditing.on_audit(audit_of("ann", "bob"), 0.0)
     auditor.auditing.on_merged(merge_of(auditor.gives("bob")), b"another sum", 0.0)
     auditor.auditing.on_timer(61.0)
@@ -149,7 +149,7 @@ def test_an_accusation_that_can_not_be_shown_any_more_is_made_anew() -> None:
 
 
 def test_who_gives_nothing_is_asked_again_and_then_named() -> None:
-    auditor = Auditor()
+    auditor = AuditorRig()
     auditor.auditing.on_audit(audit_of("ann", "bob", "cyd"), 0.0)
     auditor.gives("bob", now=0.5)
     assert asked(auditor.auditing.on_timer(ASK_AGAIN_S + 0.1)) == ["cyd"]
@@ -157,7 +157,7 @@ def test_who_gives_nothing_is_asked_again_and_then_named() -> None:
 
 
 def test_while_its_bytes_come_in_nobody_is_asked_again_or_named() -> None:
-    auditor = Auditor()
+    auditor = AuditorRig()
     auditor.auditing.on_audit(audit_of("ann", "bob"), 0.0)
     for second in range(1, 40):
         auditor.auditing.on_arriving({"bob"}, float(second))
@@ -165,14 +165,14 @@ def test_while_its_bytes_come_in_nobody_is_asked_again_or_named() -> None:
 
 
 def test_who_gives_other_bytes_than_it_signed_is_named_at_once() -> None:
-    auditor = Auditor()
+    auditor = AuditorRig()
     auditor.auditing.on_audit(audit_of("ann", "bob", "cyd"), 0.0)
     assert verdicts(auditor.gives("bob", b"other bytes")) == [ChunkVerdict(CHUNK, False, ("bob",))]
 
 
 def test_few_authors_are_asked_at_once_and_only_those_are_named() -> None:
     others = tuple(f"peer{at:02d}" for at in range(20))
-    auditor = Auditor()
+    auditor = AuditorRig()
     assert asked(auditor.auditing.on_audit(audit_of(*others), 0.0)) == list(others[:ASK_AT_ONCE])
     assert asked(auditor.gives(others[0])) == [others[ASK_AT_ONCE]]
     [verdict] = verdicts(auditor.auditing.on_timer(PATIENCE_S + 1))
@@ -180,14 +180,14 @@ def test_few_authors_are_asked_at_once_and_only_those_are_named() -> None:
 
 
 def test_what_a_former_life_of_mine_sent_is_gone() -> None:
-    auditor = Auditor()
+    auditor = AuditorRig()
     told = auditor.auditing.on_audit(audit_of("ann", "bob", round_no=4), 0.0)
     assert verdicts(told) == [ChunkVerdict(CHUNK, False, ("ann",))]
 
 
 @pytest.mark.parametrize("where", [{"round_no": ROUND + 1}, {"round_no": ROUND - 1}])
 def test_frames_of_other_rounds_are_not_the_audits(where: dict[str, int]) -> None:
-    auditor = Auditor()
+    auditor = AuditorRig()
     auditor.auditing.on_audit(audit_of("ann", "bob"), 0.0)
     frame = frame_of(Kind.CONTRIBUTION, CHUNK, sent_by("bob"), **where)
     assert not auditor.auditing.takes("bob", frame, 0.0)
@@ -210,13 +210,13 @@ def test_frames_of_other_rounds_are_not_the_audits(where: dict[str, int]) -> Non
     ],
 )
 def test_an_audit_that_does_not_fit_the_run_is_left_alone(damage: dict[str, object]) -> None:
-    auditor = Auditor()
+    auditor = AuditorRig()
     audit = AuditChunks(**{**_fields(audit_of("ann", "bob")), **damage})  # type: ignore[arg-type]
     assert not auditor.auditing.on_audit(audit, 0.0)
 
 
 def test_rounds_go_first_and_a_chunk_now_and_then_is_audited_in_a_run_whose_rounds_never_end() -> None:
-    auditor = Auditor()
+    auditor = AuditorRig()
     auditor.made.founds()
     auditor.made.freezes(0)
     auditor.made.opens(0, round_no=9)
@@ -230,8 +230,8 @@ def test_rounds_go_first_and_a_chunk_now_and_then_is_audited_in_a_run_whose_roun
 # ---- the author ------------------------------------------------------------------------------------------------
 
 
-def pieces(text: bytes = b"mine") -> dict[int, Piece]:
-    return {0: Piece(text, hash_bytes(text))}
+def pieces(text: bytes = b"mine") -> dict[int, ChunkPiece]:
+    return {0: ChunkPiece(text, hash_bytes(text))}
 
 
 def want(
@@ -255,7 +255,7 @@ def test_contributions_are_kept_until_the_commit_after_next() -> None:
 def test_a_commit_that_is_told_again_takes_nothing_from_what_is_kept() -> None:
     """The second time the round is over, and has nothing to show."""
     kept = KeptContributions(TAG, 4, ROUNDS_KEPT)
-    kept.on_commit(1, Given(1, {0: Piece(b"mine", hash_bytes(b"mine"))}))
+    kept.on_commit(1, Given(1, {0: ChunkPiece(b"mine", hash_bytes(b"mine"))}))
     kept.on_commit(1, Given())
     assert kept.piece(1, 4) is not None
 
@@ -283,23 +283,23 @@ def test_in_a_round_an_auditor_waits_once() -> None:
     assert want(kept, 1.0, in_round=True) == [(Verdict.ACCEPTED, b"mine")]
 
 
-def test_a_lane_keeps_what_a_commit_used_and_answers_old_rounds_beside_the_one_in_flight() -> None:
+def test_a_replica_keeps_what_a_commit_used_and_answers_old_rounds_beside_the_one_in_flight() -> None:
     made = MadePart()
     made.founds()
     made.freezes(0)
     made.opens(0)
-    lane = made.lane(0)
-    assert lane.round is not None
-    mine = {index: Piece(bytes([index]), hash_bytes(bytes([index]))) for index in range(2)}
-    lane.round.mine.update(mine)
+    replica = made.replica(0)
+    assert replica.round is not None
+    mine = {index: ChunkPiece(bytes([index]), hash_bytes(bytes([index]))) for index in range(2)}
+    replica.round.mine.update(mine)
     made.decides()
-    lane.on_commit(commit_of(0), 0.0)
+    replica.on_commit(commit_of(0), 0.0)
     question = frame_of(Kind.WANT_CONTRIBUTION, 1, round_no=1)
-    verdict, answer = lane.on_round_frame("bob", question, 0.0)
+    verdict, answer = replica.on_round_frame("bob", question, 0.0)
     [sent] = [each for each in answer if isinstance(each, SendFrame)]
     assert verdict is Verdict.ACCEPTED and bytes(sent.frame.payload) == b"\x01"
     assert sent.frame.header.round_no == 1, "so that nobody takes it for one of the round in flight"
-    verdict, answer = lane.on_round_frame("bob", frame_of(Kind.WANT_CONTRIBUTION, 1, round_no=7), 0.0)
+    verdict, answer = replica.on_round_frame("bob", frame_of(Kind.WANT_CONTRIBUTION, 1, round_no=7), 0.0)
     assert verdict is Verdict.STALE and not answer
 
 
@@ -309,14 +309,14 @@ def test_what_a_commit_used_is_kept_also_where_a_later_commit_is_heard_of_first(
     made.founds()
     made.freezes(0)
     made.opens(0)
-    lane = made.lane(0)
-    assert lane.round is not None
-    lane.round.mine[1] = Piece(b"mine", hash_bytes(b"mine"))
-    lane.on_commit(commit_of(0, round_no=2, version=2), 0.0)
-    lane.on_commit(commit_of(0), 0.0)
-    kept = lane.my_piece(1, 1)
+    replica = made.replica(0)
+    assert replica.round is not None
+    replica.round.mine[1] = ChunkPiece(b"mine", hash_bytes(b"mine"))
+    replica.on_commit(commit_of(0, round_no=2, version=2), 0.0)
+    replica.on_commit(commit_of(0), 0.0)
+    kept = replica.my_piece(1, 1)
     assert kept is not None and kept.payload == b"mine"
-    assert lane.my_piece(2, 1) is None
+    assert replica.my_piece(2, 1) is None
 
 
 def test_work_that_no_commit_used_is_not_kept() -> None:
@@ -324,11 +324,11 @@ def test_work_that_no_commit_used_is_not_kept() -> None:
     made.founds()
     made.freezes(0)
     made.opens(0)
-    lane = made.lane(0)
-    assert lane.round is not None
-    lane.round.mine[0] = Piece(b"x", hash_bytes(b"x"))
-    lane.on_commit(commit_of(0, with_ann=False), 0.0)
-    assert lane.kept.size_bytes == 0
+    replica = made.replica(0)
+    assert replica.round is not None
+    replica.round.mine[0] = ChunkPiece(b"x", hash_bytes(b"x"))
+    replica.on_commit(commit_of(0, with_ann=False), 0.0)
+    assert replica.kept.size_bytes == 0
 
 
 # ---- rounds in groups --------------------------------------------------------------------------------------------
@@ -340,13 +340,13 @@ def of_sums(*makers: str) -> AuditChunks:
     return AuditChunks(**fields)  # type: ignore[arg-type]
 
 
-def sum_from(auditor: Auditor, peer: str, kind: Kind = Kind.SUM) -> list[Effect]:
+def sum_from(auditor: AuditorRig, peer: str, kind: Kind = Kind.SUM) -> list[Effect]:
     frame = frame_of(kind, CHUNK, sent_by(peer), round_no=ROUND, version=3)
     return auditor.auditing.on_timer(0.0) if auditor.auditing.takes(peer, frame, 0.0) else []
 
 
 def test_a_result_of_groups_is_made_of_sums_and_these_are_asked_for() -> None:
-    auditor = Auditor()
+    auditor = AuditorRig()
     effects = auditor.auditing.on_audit(of_sums("bob", "cyd"), 0.0)
     asked_for = [(each.to, each.frame.header.kind) for each in effects if isinstance(each, SendFrame)]
     assert asked_for == [("bob", Kind.WANT_SUM), ("cyd", Kind.WANT_SUM)]
@@ -356,9 +356,9 @@ def test_a_result_of_groups_is_made_of_sums_and_these_are_asked_for() -> None:
 
 
 def test_its_own_sum_an_auditor_has_and_shows_as_a_sum() -> None:
-    auditor = Auditor()
-    mine = {CHUNK: Piece(sent_by("ann"), hash_bytes(sent_by("ann")))}
-    auditor.made.lane(0).kept.on_commit(ROUND + 1, Given(ROUND + 1, {}, mine))
+    auditor = AuditorRig()
+    mine = {CHUNK: ChunkPiece(sent_by("ann"), hash_bytes(sent_by("ann")))}
+    auditor.made.replica(0).kept.on_commit(ROUND + 1, Given(ROUND + 1, {}, mine))
     audit = AuditChunks(**_fields(of_sums("ann", "bob")) | {"round_no": ROUND + 1})  # type: ignore[arg-type]
     asked_for = [each.to for each in auditor.auditing.on_audit(audit, 0.0) if isinstance(each, SendFrame)]
     assert asked_for == ["bob"]
@@ -368,7 +368,7 @@ def test_its_own_sum_an_auditor_has_and_shows_as_a_sum() -> None:
 
 
 def test_what_a_group_adds_is_merged_as_sums_are_and_the_answer_names_the_group() -> None:
-    auditor = Auditor()
+    auditor = AuditorRig()
     audit = AuditChunks(**_fields(audit_of("ann", "bob")) | {"group": 2})  # type: ignore[arg-type]
     assert asked(auditor.auditing.on_audit(audit, 0.0)) == ["bob"]
     merge = merge_of(auditor.gives("bob"))
@@ -381,7 +381,7 @@ def test_what_a_group_adds_is_merged_as_sums_are_and_the_answer_names_the_group(
 
 
 def test_the_result_and_what_a_group_adds_to_it_are_two_questions() -> None:
-    auditor = Auditor()
+    auditor = AuditorRig()
     auditor.auditing.on_audit(audit_of("ann", "bob"), 0.0)
     auditor.auditing.on_merged(merge_of(auditor.gives("bob")), MERGED, 0.0)
     of_group = AuditChunks(**_fields(audit_of("ann", "bob")) | {"group": 0})  # type: ignore[arg-type]

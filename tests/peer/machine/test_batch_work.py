@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from farflung.peer.local.words import Counted, Freeze, Frozen, Grants, Unusable
+from farflung.peer.local.words import FreezeSums, Frozen, Grants, MicrobatchCounted, Unusable
 from farflung.peer.machine.batch_work import BatchWork
-from farflung.peer.machine.effects import Tell
+from farflung.peer.machine.effects import TellTrainer
 from farflung.protocol.digests import mask_from_bytes, mask_of, mask_to_bytes
 from farflung.protocol.messages import BatchTick
 
@@ -23,11 +23,11 @@ def seated() -> BatchWork:
 
 
 def told(work: BatchWork, frozen: Frozen | None = None) -> list[object]:
-    return [effect.message for effect in work.words(frozen, 1, 10.0) if isinstance(effect, Tell)]
+    return [effect.message for effect in work.words(frozen, 1, 10.0) if isinstance(effect, TellTrainer)]
 
 
-def counted(micro: int, version: int = 3) -> Counted:
-    return Counted(version=version, micro=micro, tokens=4, loss=1.0)
+def counted(micro: int, version: int = 3) -> MicrobatchCounted:
+    return MicrobatchCounted(version=version, micro=micro, tokens=4, loss=1.0)
 
 
 def frozen_of(work: BatchWork) -> Frozen:
@@ -89,7 +89,7 @@ def test_sums_are_asked_for_once_for_each_set_of_microbatches() -> None:
     for micro in (0, 1):
         work.on_counted(counted(micro), 12.0)
     work.on_tick(due((0, 2), freeze=True))
-    assert told(work) == [Freeze(version=3, slot=1)] and told(work) == []
+    assert told(work) == [FreezeSums(version=3, slot=1)] and told(work) == []
     frozen = frozen_of(work)
     assert work.is_mine(frozen) and told(work, frozen) == []
     work.on_tick(due((0, 2), (6, 7)))  # somebody's share was lost
@@ -97,7 +97,7 @@ def test_sums_are_asked_for_once_for_each_set_of_microbatches() -> None:
     work.on_counted(counted(6), 13.0)
     assert not work.is_mine(frozen), "what stands there lacks the new one"
     work.on_tick(due((0, 2), (6, 7), freeze=True))
-    assert told(work, frozen) == [Freeze(version=3, slot=1)]
+    assert told(work, frozen) == [FreezeSums(version=3, slot=1)]
 
 
 def test_nothing_is_told_of_a_batch_of_a_version_that_the_trainer_has_not_loaded() -> None:

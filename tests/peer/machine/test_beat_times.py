@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from farflung.peer.machine.reports import RARE, BeatTimes
+from farflung.peer.machine.heartbeat import RARE, BeatTimes
 from farflung.protocol.messages import FragmentTick, OpenRound, Tick
 from farflung.protocol.round_words import Plan
 

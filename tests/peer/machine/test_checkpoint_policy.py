@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.checkpoints.result_log import ResultLog
+from farflung.checkpoints.state_sync import NO_VERSION
 from farflung.coordinator.door.keys import load_or_create
 from farflung.peer.machine.checkpoint_policy import (
     AT_RELAY,
     READ_AGAIN_S,
     STARVED_S,
     TORN_S,
-    Restoring,
+    RestoringOwn,
     Saving,
 )
 from farflung.peer.machine.effects import DropSave, ListShelf, Note, Restore, SaveFragment
-from farflung.peer.machine.lane import Lane
+from farflung.peer.machine.replica import Replica
 from farflung.peer.settings import place_of
 from farflung.peer.state.capture import Capture, GivenUp
 from farflung.peer.worker import Inbox, Worker, nothing
@@ -29,28 +29,30 @@ from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import CheckpointSection, RunSection
 from farflung.protocol.messages import FragmentTick, Tick
 from farflung.protocol.model_schema import fragments_of
-from farflung.protocol.moments import Known
-from farflung.protocol.round_words import Way
+from farflung.protocol.round_words import RelayRoute
+from farflung.protocol.run_terms import Known
 from farflung.protocol.signing import statement_of
 from farflung.protocol.states import Goal
 from rig.waiting import PATIENCE_S
 
 
-def lanes(*versions: int) -> list[Lane]:
+def replicas(*versions: int) -> list[Replica]:
     """Confirmed by the coordinator, each at its version."""
     found = []
     for fragment, version in zip(fragments_of(4, len(versions)), versions, strict=True):
-        lane = Lane("ann", b"12345678", fragment, ResultLog(3))
-        lane.fill()
-        lane.filled(version)
-        lane.on_sealed(version, bytes([version]) * 32)
-        confirm(lane)
-        found.append(lane)
+        replica = Replica("ann", b"12345678", fragment, ResultLog(3))
+        replica.fill()
+        replica.filled(version)
+        replica.on_sealed(version, bytes([version]) * 32)
+        confirm(replica)
+        found.append(replica)
     return found
 
 
-def confirm(lane: Lane, proof: bytes = b"") -> None:
-    lane.on_tick(FragmentTick(lane.fragment.number, lane.version, (), True, (), 0, False, 0, proof=proof))
+def confirm(replica: Replica, proof: bytes = b"") -> None:
+    replica.on_tick(
+        FragmentTick(replica.fragment.number, replica.version, (), True, (), 0, False, 0, proof=proof)
+    )
 
 
 def saving(every_rounds: int = 2, rounds: int = 9, enabled: bool = True, pinned: bytes = b"") -> Saving:
@@ -65,12 +67,12 @@ def saving(every_rounds: int = 2, rounds: int = 9, enabled: bool = True, pinned:
 
 def test_only_a_signature_that_fits_goes_into_a_checkpoint(tmp_path: Path) -> None:
     keys, other = load_or_create(tmp_path), bytes(32)
-    [lane] = lanes(2)
-    confirm(lane, keys.prove(statement_of(bytes(16), 0, 0, 2, lane.digest)))
+    [replica] = replicas(2)
+    confirm(replica, keys.prove(statement_of(bytes(16), 0, 0, 2, replica.digest)))
     for pinned, era, good in ((keys.public_raw, 0, True), (other, 0, False), (keys.public_raw, 1, False)):
         due = saving(pinned=pinned)
-        effects = due.due_saves([lane], era)
-        assert [e.proof for e in effects if isinstance(e, SaveFragment)] == [lane.proof if good else b""]
+        effects = due.due_saves([replica], era)
+        assert [e.proof for e in effects if isinstance(e, SaveFragment)] == [replica.proof if good else b""]
         assert good or any(isinstance(e, Note) and "does not fit" in e.text for e in effects)
 
 
@@ -84,72 +86,72 @@ def test_every_so_many_rounds_and_at_the_end() -> None:
 
 def test_each_fragment_is_taken_when_it_is_there_and_only_once() -> None:
     due = saving()
-    assert due.due_saves(lanes(2, 1), 0) == [SaveFragment(2, 0, bytes([2]) * 32, 0, 0)]
-    assert due.due_saves(lanes(3, 2), 0) == [SaveFragment(2, 1, bytes([2]) * 32, 0, 0)]
-    assert due.due_saves(lanes(3, 2), 0) == []
+    assert due.due_saves(replicas(2, 1), 0) == [SaveFragment(2, 0, bytes([2]) * 32, 0, 0)]
+    assert due.due_saves(replicas(3, 2), 0) == [SaveFragment(2, 1, bytes([2]) * 32, 0, 0)]
+    assert due.due_saves(replicas(3, 2), 0) == []
     assert due.on_saved(2, "") == [Note("checkpoint of version 2 saved"), ListShelf()] and due.saved == 2
 
 
 def test_what_lies_there_is_asked_for_at_start_and_after_each_save() -> None:
     due = saving()
     assert due.due_list() == [ListShelf()] and due.due_list() == []
-    due.due_saves(lanes(2), 0)
+    due.due_saves(replicas(2), 0)
     assert ListShelf() not in due.on_saved(2, "the disk is full") and due.due_list() == []
-    due.due_saves(lanes(4), 0)
+    due.due_saves(replicas(4), 0)
     assert ListShelf() in due.on_saved(4, "") and due.due_list() == []
     assert saving(enabled=False).due_list() == [], "there is no place"
 
 
 def test_a_state_that_is_not_confirmed_or_being_hashed_is_not_taken() -> None:
     due = saving()
-    lane = Lane("ann", b"12345678", fragments_of(4, 1)[0], ResultLog(3))
-    lane.fill()
-    lane.filled(2)
-    assert lane.sealing and due.due_saves([lane], 0) == []
-    lane.on_sealed(2, bytes([2]) * 32)
-    assert lane.whole and due.due_saves([lane], 0) == []
-    confirm(lane)
-    assert due.due_saves([lane], 0) == [SaveFragment(2, 0, bytes([2]) * 32, 0, 0)]
+    replica = Replica("ann", b"12345678", fragments_of(4, 1)[0], ResultLog(3))
+    replica.fill()
+    replica.filled(2)
+    assert replica.sealing and due.due_saves([replica], 0) == []
+    replica.on_sealed(2, bytes([2]) * 32)
+    assert replica.whole and due.due_saves([replica], 0) == []
+    confirm(replica)
+    assert due.due_saves([replica], 0) == [SaveFragment(2, 0, bytes([2]) * 32, 0, 0)]
 
 
 def test_what_can_not_become_whole_is_given_up_and_the_next_one_is_tried() -> None:
     due = saving()
-    due.due_saves(lanes(2, 1), 0)
-    assert due.due_saves(lanes(2, 4), 0) == [DropSave(2), SaveFragment(4, 1, bytes([4]) * 32, 0, 0)]
+    due.due_saves(replicas(2, 1), 0)
+    assert due.due_saves(replicas(2, 4), 0) == [DropSave(2), SaveFragment(4, 1, bytes([4]) * 32, 0, 0)]
     assert due.on_saved(2, "") == [], "nobody waits for it any more"
 
 
 def test_the_last_version_is_saved_though_an_earlier_one_is_still_being_written() -> None:
     due = saving()
-    assert due.due_saves(lanes(8, 8), 0)[0] == SaveFragment(8, 0, bytes([8]) * 32, 0, 0)
-    assert due.due_saves(lanes(9, 8), 0) == [DropSave(8), SaveFragment(9, 0, bytes([9]) * 32, 0, 0)]
-    assert due.due_saves(lanes(9, 9), 0) == [SaveFragment(9, 1, bytes([9]) * 32, 0, 0)]
-    assert due.due_saves(lanes(9, 9), 0) == [] and due.on_saved(8, "") == []
+    assert due.due_saves(replicas(8, 8), 0)[0] == SaveFragment(8, 0, bytes([8]) * 32, 0, 0)
+    assert due.due_saves(replicas(9, 8), 0) == [DropSave(8), SaveFragment(9, 0, bytes([9]) * 32, 0, 0)]
+    assert due.due_saves(replicas(9, 9), 0) == [SaveFragment(9, 1, bytes([9]) * 32, 0, 0)]
+    assert due.due_saves(replicas(9, 9), 0) == [] and due.on_saved(8, "") == []
     assert due.on_saved(9, "") == [Note("checkpoint of version 9 saved"), ListShelf()]
 
 
 def test_an_earlier_version_waits_for_the_one_that_is_being_written() -> None:
     due = saving()
-    due.due_saves(lanes(6, 6), 0)
-    assert due.due_saves(lanes(8, 8), 0) == [], "a slow disk would never end one"
+    due.due_saves(replicas(6, 6), 0)
+    assert due.due_saves(replicas(8, 8), 0) == [], "a slow disk would never end one"
 
 
 def test_a_store_that_fails_is_told_and_the_next_version_is_tried() -> None:
     due = saving()
-    due.due_saves(lanes(2), 0)
+    due.due_saves(replicas(2), 0)
     assert due.on_saved(2, "the disk is full") == [Note("the disk is full")] and due.saved == -1
-    assert due.due_saves(lanes(2), 0) == []
-    assert due.due_saves(lanes(4), 0) != []
+    assert due.due_saves(replicas(2), 0) == []
+    assert due.due_saves(replicas(4), 0) != []
 
 
 # ---- reading one back ------------------------------------------------------------------------------------------
 
 
-def empty_and(*versions: int) -> list[Lane]:
+def empty_and(*versions: int) -> list[Replica]:
     """Fragment 0 is not here at all; the others are, at these versions."""
     count = len(versions) + 1
-    nothing = Lane("ann", b"12345678", fragments_of(4, count)[0], ResultLog(3))
-    return [nothing, *lanes(0, *versions)[1:]]
+    nothing = Replica("ann", b"12345678", fragments_of(4, count)[0], ResultLog(3))
+    return [nothing, *replicas(0, *versions)[1:]]
 
 
 def tick_of(*donors: tuple[str, ...], goal: Goal = Goal.WAIT) -> Tick:
@@ -166,7 +168,7 @@ def tick_of(*donors: tuple[str, ...], goal: Goal = Goal.WAIT) -> Tick:
 
 
 def test_P3_only_the_fragments_that_nobody_gives_are_read_and_what_is_held_of_others_stays() -> None:
-    due = Restoring(enabled=True)
+    due = RestoringOwn(enabled=True)
     [restore] = due.due_restore(tick_of((), ("bob",)), empty_and(5), False, 1.0)
     assert isinstance(restore, Restore) and restore.lacking == {0: ((4, bytes(32)),)}
     assert due.due_restore(tick_of((), ("bob",)), empty_and(5), False, 2.0) == [], "one at a time"
@@ -174,7 +176,7 @@ def test_P3_only_the_fragments_that_nobody_gives_are_read_and_what_is_held_of_ot
 
 
 def test_a_fragment_that_somebody_gives_is_fetched_and_not_read_until_it_gives_nothing_for_long() -> None:
-    due = Restoring(enabled=True)
+    due = RestoringOwn(enabled=True)
     gives = tick_of(("bob",), ("bob",))
     assert due.due_restore(gives, empty_and(5), False, 0.0) == []
     assert due.due_restore(gives, empty_and(5), False, STARVED_S - 1.0) == []
@@ -183,7 +185,7 @@ def test_a_fragment_that_somebody_gives_is_fetched_and_not_read_until_it_gives_n
 
 def test_P3_pieces_that_nobody_has_more_of_do_not_keep_a_peer_from_its_checkpoint() -> None:
     """Joiners give each other what they have: all may have the same, from somebody who is gone."""
-    due, partly = Restoring(enabled=True), empty_and(5)
+    due, partly = RestoringOwn(enabled=True), empty_and(5)
     partly[0].catch.versions[0] = 5
     nobody, bob = tick_of((), ("bob",)), tick_of(("bob",), ("bob",))
     assert due.due_restore(nobody, partly, False, 0.0) == [], "more of it may come"
@@ -197,7 +199,7 @@ def test_P3_pieces_that_nobody_has_more_of_do_not_keep_a_peer_from_its_checkpoin
 
 def test_P3_a_peer_torn_between_two_versions_reads_its_checkpoint_when_nobody_can_help() -> None:
     """A piece came as the state of a newer version, and whoever gave it is gone."""
-    due, torn = Restoring(enabled=True), lanes(5, 5)
+    due, torn = RestoringOwn(enabled=True), replicas(5, 5)
     torn[0].catch.versions[1] = 7
     torn[0]._look_whether_torn()
     nobody, bob = tick_of((), ("bob",)), tick_of(("bob",), ("bob",))
@@ -212,7 +214,7 @@ def test_P3_a_peer_torn_between_two_versions_reads_its_checkpoint_when_nobody_ca
 
 def test_P3_donors_that_are_named_and_give_nothing_do_not_keep_a_torn_peer_from_its_checkpoint() -> None:
     """Two that were torn by one piece each name the other: neither can give anything."""
-    due, torn = Restoring(enabled=True), lanes(5, 5)
+    due, torn = RestoringOwn(enabled=True), replicas(5, 5)
     torn[0].catch.versions[1] = 7
     torn[0]._look_whether_torn()
     bob = tick_of(("bob",), ("bob",))
@@ -222,25 +224,25 @@ def test_P3_donors_that_are_named_and_give_nothing_do_not_keep_a_torn_peer_from_
 
 
 def test_whoever_holds_nothing_reads_all_and_whoever_holds_all_reads_nothing() -> None:
-    due = Restoring(enabled=True)
-    assert due.due_restore(tick_of((), ()), lanes(5, 5), False, 0.0) == []
-    nothing = [empty_and(5)[0], Lane("ann", b"12345678", fragments_of(4, 2)[1], ResultLog(3))]
+    due = RestoringOwn(enabled=True)
+    assert due.due_restore(tick_of((), ()), replicas(5, 5), False, 0.0) == []
+    nothing = [empty_and(5)[0], Replica("ann", b"12345678", fragments_of(4, 2)[1], ResultLog(3))]
     assert due.due_restore(tick_of((), (), goal=Goal.SYNC), nothing, False, 0.0) == []
     [restore] = due.due_restore(tick_of((), ()), nothing, False, 0.0)
     assert isinstance(restore, Restore) and restore.lacking.keys() == {0, 1}
 
 
 def test_what_was_not_found_is_looked_for_again_later() -> None:
-    due = Restoring(enabled=True)
+    due = RestoringOwn(enabled=True)
     due.due_restore(tick_of((), ()), empty_and(5), False, 1.0)
     assert due.on_end(NO_VERSION, 2.0) == {0}
     assert due.due_restore(tick_of((), ()), empty_and(5), False, 2.0 + READ_AGAIN_S - 1.0) == []
     assert due.due_restore(tick_of((), ()), empty_and(5), False, 2.0 + READ_AGAIN_S) != []
 
 
-def at_relay(*names: str, worth: int = 2) -> Restoring:
-    due = Restoring(enabled=True, worth=worth)
-    due.on_ways([Way(name, 7, "ticket") for name in names])
+def at_relay(*names: str, worth: int = 2) -> RestoringOwn:
+    due = RestoringOwn(enabled=True, worth=worth)
+    due.on_ways([RelayRoute(name, 7, "ticket") for name in names])
     return due
 
 
@@ -252,8 +254,8 @@ def far_tick(*donors: str, version: int = 5) -> Tick:
     return replace(usual, fragments=(first, replace(second, version=version, digests=known)))
 
 
-def one_empty() -> list[Lane]:
-    return [lanes(5, 5)[0], Lane("ann", b"12345678", fragments_of(4, 2)[1], ResultLog(3))]
+def one_empty() -> list[Replica]:
+    return [replicas(5, 5)[0], Replica("ann", b"12345678", fragments_of(4, 2)[1], ResultLog(3))]
 
 
 def test_whoever_meets_all_donors_at_a_relay_reads_a_recent_checkpoint_first() -> None:
@@ -267,7 +269,7 @@ def test_whoever_meets_all_donors_at_a_relay_reads_a_recent_checkpoint_first() -
 def test_one_donor_that_is_reached_otherwise_is_asked_and_no_checkpoint_read() -> None:
     assert at_relay("bob").due_restore(far_tick("bob", "cyd"), one_empty(), False, 0.0) == []
     assert at_relay().due_restore(far_tick("bob"), one_empty(), False, 0.0) == []
-    assert Restoring(enabled=False, worth=2).due_restore(far_tick("bob"), one_empty(), False, 0.0) == []
+    assert RestoringOwn(enabled=False, worth=2).due_restore(far_tick("bob"), one_empty(), False, 0.0) == []
 
 
 def test_what_has_come_over_the_relay_already_is_not_read_again() -> None:

@@ -1,20 +1,20 @@
 """While all values of a fragment are written, nothing that arrives is put among them, and however that ends, what the
-lane says of itself is so.
+replica says of itself is so.
 
-Cyd fills her lane of two chunks; bob knows the run's version 1, and sends what is true of it at the worst moment.
+Cyd fills her replica of two chunks; bob knows the run's version 1, and sends what is true of it at the worst moment.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from farflung.checkpoints.catch_up import NO_VERSION
 from farflung.checkpoints.result_log import ResultLog
+from farflung.checkpoints.state_sync import NO_VERSION
 from farflung.collectives.round.effects import Install, Roll, Seal, SendFrame
 from farflung.peer.machine.effects import Effect
-from farflung.peer.machine.lane import Lane
-from farflung.peer.machine.lane_states import Empty, Filling, Sealing, VoidFilling
-from farflung.peer.machine.lanes import answer
+from farflung.peer.machine.replica import Replica
+from farflung.peer.machine.replica_states import Empty, Filling, Hashing, VoidFilling
+from farflung.peer.machine.replicas import answer
 from farflung.protocol.digests import hash_bytes, root_of
 from farflung.protocol.frames import Frame, Header, Kind, bare_answer, with_payload
 from farflung.protocol.messages import FragmentTick
@@ -39,17 +39,17 @@ def logged(chunk: int) -> Frame:
     return with_payload(Header(Kind.LOGGED, TAG, version=1, chunk=chunk), f"result {chunk}".encode())
 
 
-def cyd(has: int | None = None) -> Lane:
+def cyd(has: int | None = None) -> Replica:
     """She knows where the run is, and has asked bob for its state; `has`: a chunk of it that is here."""
-    lane = Lane("cyd", TAG, Fragment(0, 0, 2), ResultLog(3))
-    lane.on_tick(FragmentTick(0, 1, ((0, b"0" * 32), (1, root_of(HASHES))), False, ("bob",), 0, False, 0))
-    lane.on_commit(COMMIT, 0.0)
-    lane.advance(0.0)
+    replica = Replica("cyd", TAG, Fragment(0, 0, 2), ResultLog(3))
+    replica.on_tick(FragmentTick(0, 1, ((0, b"0" * 32), (1, root_of(HASHES))), False, ("bob",), 0, False, 0))
+    replica.on_commit(COMMIT, 0.0)
+    replica.advance(0.0)
     if has is not None:
-        lane.on_piece("bob", LISTED)
-        lane.on_piece("bob", piece(has))
-        lane.advance(0.0)
-    return lane
+        replica.on_piece("bob", LISTED)
+        replica.on_piece("bob", piece(has))
+        replica.advance(0.0)
+    return replica
 
 
 def changes(effects: list[Effect]) -> list[Effect]:
@@ -57,103 +57,103 @@ def changes(effects: list[Effect]) -> list[Effect]:
 
 
 def test_P1_what_arrives_while_values_are_written_is_stale_and_changes_nothing() -> None:
-    lane = cyd()
-    lane.fill()
+    replica = cyd()
+    replica.fill()
     for frame in (LISTED, piece(0), piece(1), logged(0), logged(1), MISSING, LISTED, piece(0)):
-        assert lane.on_piece("bob", frame) is Verdict.STALE and lane.advance(1.0) == []
-    assert lane.filled(0) == [Seal(0, 0)] and lane.catch.versions == [0, 0]
+        assert replica.on_piece("bob", frame) is Verdict.STALE and replica.advance(1.0) == []
+    assert replica.filled(0) == [Seal(0, 0)] and replica.catch.versions == [0, 0]
 
 
 def test_P6_what_was_asked_for_before_is_asked_for_again_after_it_came_to_nothing() -> None:
-    lane = cyd()
-    lane.fill()
-    lane.unfilled(touched=False)
-    again = [each.frame.header.kind for each in lane.advance(1.0) if isinstance(each, SendFrame)]
+    replica = cyd()
+    replica.fill()
+    replica.unfilled(touched=False)
+    again = [each.frame.header.kind for each in replica.advance(1.0) if isinstance(each, SendFrame)]
     assert {Kind.WANT_MANIFEST, Kind.WANT_STATE} <= {*again}, "and bob is not thought to be slow"
 
 
 def test_P4_of_what_is_being_written_over_nothing_is_given_away() -> None:
-    lane = cyd(has=1)
+    replica = cyd(has=1)
     want = Header(Kind.WANT_STATE, TAG, chunk=1)
-    assert lane.gives(1)
-    lane.fill()
-    assert not lane.gives(1)
-    [missing] = answer(lane, "dan", want)
+    assert replica.gives(1)
+    replica.fill()
+    assert not replica.gives(1)
+    [missing] = answer(replica, "dan", want)
     assert isinstance(missing, SendFrame) and missing.frame.header.kind is Kind.MISSING
-    lane.unfilled(touched=False)
-    assert lane.gives(1), "nothing was written: it is what it was"
+    replica.unfilled(touched=False)
+    assert replica.gives(1), "nothing was written: it is what it was"
 
 
 def test_a_disk_that_fails_half_way_leaves_nothing_and_no_mixture() -> None:
-    lane = cyd(has=1)
-    lane.fill()
-    lane.unfilled(touched=True)
-    assert isinstance(lane.stand, Empty) and lane.catch.versions == [NO_VERSION] * 2
-    lane.on_piece("bob", LISTED)
+    replica = cyd(has=1)
+    replica.fill()
+    replica.unfilled(touched=True)
+    assert isinstance(replica.stand, Empty) and replica.catch.versions == [NO_VERSION] * 2
+    replica.on_piece("bob", LISTED)
     arrived = []
     for chunk in (0, 1):
-        lane.on_piece("bob", piece(chunk))
-        arrived += lane.advance(1.0)
+        replica.on_piece("bob", piece(chunk))
+        arrived += replica.advance(1.0)
     assert [type(each) for each in changes(arrived)] == [Install, Install, Seal]
 
 
 def test_the_run_that_goes_back_while_values_are_written_has_no_use_for_them() -> None:
     for end in ("filled", "unfilled", "recalled"):
-        lane = cyd()
-        lane.fill()
-        lane.go_back(0, b"0" * 32)
-        assert isinstance(lane.stand, VoidFilling)
-        lane.go_back(0, b"0" * 32)
-        lane.on_tick(FragmentTick(0, 1, ((1, root_of(HASHES)),), False, ("bob",), 0, False, 0))
-        assert lane.on_piece("bob", LISTED) is Verdict.STALE and lane.advance(1.0) == []
+        replica = cyd()
+        replica.fill()
+        replica.go_back(0, b"0" * 32)
+        assert isinstance(replica.stand, VoidFilling)
+        replica.go_back(0, b"0" * 32)
+        replica.on_tick(FragmentTick(0, 1, ((1, root_of(HASHES)),), False, ("bob",), 0, False, 0))
+        assert replica.on_piece("bob", LISTED) is Verdict.STALE and replica.advance(1.0) == []
         if end == "filled":
-            assert lane.filled(1) == []
+            assert replica.filled(1) == []
         elif end == "unfilled":
-            lane.unfilled(touched=True)
+            replica.unfilled(touched=True)
         else:
-            lane.recalled({0: (1, b""), 1: (1, b"")})
-        assert isinstance(lane.stand, Empty) and lane.catch.versions == [NO_VERSION] * 2
+            replica.recalled({0: (1, b""), 1: (1, b"")})
+        assert isinstance(replica.stand, Empty) and replica.catch.versions == [NO_VERSION] * 2
 
 
 def test_pieces_that_were_recalled_are_where_they_were_and_the_others_are_fetched() -> None:
-    lane = cyd()
-    lane.fill()
-    lane.recalled({1: (1, root_of(HASHES))})
-    assert isinstance(lane.stand, Empty) and lane.catch.versions == [NO_VERSION, 1]
+    replica = cyd()
+    replica.fill()
+    replica.recalled({1: (1, root_of(HASHES))})
+    assert isinstance(replica.stand, Empty) and replica.catch.versions == [NO_VERSION, 1]
     wanted = [
         each.frame.header
-        for each in lane.advance(1.0)
+        for each in replica.advance(1.0)
         if isinstance(each, SendFrame) and each.frame.header.kind is Kind.WANT_STATE
     ]
     assert [each.chunk for each in wanted] == [0]
 
 
-def test_two_do_not_fill_a_lane_at_once_and_what_is_hashed_is_not_filled() -> None:
-    lane = cyd()
-    lane.fill()
+def test_two_do_not_fill_a_replica_at_once_and_what_is_hashed_is_not_filled() -> None:
+    replica = cyd()
+    replica.fill()
     with pytest.raises(IllegalMove):
-        lane.fill()
-    assert isinstance(lane.stand, Filling)
-    lane.filled(0)
+        replica.fill()
+    assert isinstance(replica.stand, Filling)
+    replica.filled(0)
     with pytest.raises(IllegalMove):
-        lane.fill()
-    assert isinstance(lane.stand, Sealing)
+        replica.fill()
+    assert isinstance(replica.stand, Hashing)
 
 
 def test_P4_a_true_piece_that_she_lacks_not_tears_no_whole_state() -> None:
-    lane = cyd()
-    lane.fill()
-    lane.filled(0)
-    lane.on_sealed(0, b"0" * 32)
-    lane.on_piece("bob", LISTED)
-    assert lane.on_piece("bob", piece(0)) is Verdict.STALE
-    assert not changes(lane.advance(1.0)) and lane.whole and lane.catch.versions == [0, 0]
+    replica = cyd()
+    replica.fill()
+    replica.filled(0)
+    replica.on_sealed(0, b"0" * 32)
+    replica.on_piece("bob", LISTED)
+    assert replica.on_piece("bob", piece(0)) is Verdict.STALE
+    assert not changes(replica.advance(1.0)) and replica.whole and replica.catch.versions == [0, 0]
 
 
 def test_P1_pieces_that_came_just_before_are_not_put_into_what_is_being_written() -> None:
-    lane = cyd()
-    lane.on_piece("bob", LISTED)
-    assert lane.on_piece("bob", piece(0)) is Verdict.ACCEPTED  # while the trainer reads the anchor, say
-    lane.fill()
-    lane.unfilled(touched=False)
-    assert not changes(lane.advance(1.0)) and lane.catch.versions == [NO_VERSION] * 2
+    replica = cyd()
+    replica.on_piece("bob", LISTED)
+    assert replica.on_piece("bob", piece(0)) is Verdict.ACCEPTED  # while the trainer reads the anchor, say
+    replica.fill()
+    replica.unfilled(touched=False)
+    assert not changes(replica.advance(1.0)) and replica.catch.versions == [NO_VERSION] * 2

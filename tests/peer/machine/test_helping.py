@@ -7,7 +7,7 @@ from typing import Any
 from farflung.collectives.round.effects import SendFrame
 from farflung.compression.codec import check_payload, payload_bytes
 from farflung.peer.machine.effects import Assist, Effect, Exit, Note, ToDoor
-from farflung.peer.machine.getting_in import EARLY_S, Me, PeerConfig
+from farflung.peer.machine.handshake import EARLY_S, Me, PeerConfig
 from farflung.peer.machine.machine import PeerMachine
 from farflung.protocol.frames import Kind
 from farflung.protocol.limits import PROTOCOL_VERSION

@@ -9,17 +9,22 @@ import pytest
 
 from farflung.collectives.round.pieces import Progress
 from farflung.peer.machine.effects import ToCoordinator
-from farflung.peer.machine.reports import GATHER_EVERY_S, PROGRESS_EVERY_S, SCATTER_EVERY_S, Reporter
+from farflung.peer.machine.heartbeat import (
+    GATHER_EVERY_S,
+    PROGRESS_EVERY_S,
+    SCATTER_EVERY_S,
+    HeartbeatBuilder,
+)
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import FragmentTick, ProgressReport
-from farflung.protocol.moments import Known
-from farflung.protocol.round_words import Column, Decision, Plan
+from farflung.protocol.round_words import Decision, MeshColumn, Plan
+from farflung.protocol.run_terms import Known
 
 KNOWN = Known(Manifest(), bytes(16))
 PLAN = Plan(7, 1, 3, ("ann", "bob", "cyd"), (0, 1, 2), ("fp32",) * 3)
 MESH = Plan(
     *(7, 1, 3, ("ann", "bob", "cyd"), (0, 1, 2), ("fp32",) * 3),
-    column=Column(0, 2, ("ann", "dan"), (0, 1), (0,)),
+    column=MeshColumn(0, 2, ("ann", "dan"), (0, 1), (0,)),
 )
 NOTHING = Progress({}, {}, (), {}, b"", (0, bytes(32)), None, b"", {}, {}, b"", None, b"")
 
@@ -38,7 +43,7 @@ class Flight:
 
 class Peer:
     def __init__(self, plan: Plan = MESH) -> None:
-        self.reports, self.flight = Reporter(lambda raw: bytes(64)), Flight(plan)
+        self.reports, self.flight = HeartbeatBuilder(lambda raw: bytes(64)), Flight(plan)
         self.reports.begin_session(bytes(16), KNOWN)
         self.reports.begin_round(plan.fragment)
 

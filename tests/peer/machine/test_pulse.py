@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from farflung.peer.agent.supervisor import ChildTrainer
-from farflung.peer.machine.trainer_view import FIRST_S, LEAST_S, TIMES_LONGEST, Pulse
+from farflung.peer.machine.trainer_proxy import FIRST_S, LEAST_S, TIMES_LONGEST, Pulse
 from rig.waiting import eventually
 
 

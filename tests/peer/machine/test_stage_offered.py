@@ -14,12 +14,12 @@ from farflung.peer.machine.effects import (
     Hold,
     LeaveMembers,
     Note,
-    Tell,
+    TellTrainer,
     ToCoordinator,
     ToDoor,
     Vacate,
 )
-from farflung.peer.machine.getting_in import PeerConfig, me_of
+from farflung.peer.machine.handshake import PeerConfig, me_of
 from farflung.peer.machine.machine import PeerMachine
 from farflung.protocol.causes import LeaveCause
 from farflung.protocol.limits import PROTOCOL_VERSION
@@ -64,7 +64,7 @@ def known(stages: int = 3) -> PeerMachine:
     peer = machine()
     peer.on_timer(0.0)
     begun = peer.on_door(challenge(stages), 0.0)
-    assert any(isinstance(e, Tell) and isinstance(e.message, Begin) for e in begun)
+    assert any(isinstance(e, TellTrainer) and isinstance(e.message, Begin) for e in begun)
     return peer
 
 
@@ -78,7 +78,7 @@ def holds(effects: list[Effect]) -> bool:
 
 
 def stops_in(effects: list[Effect]) -> list[str]:
-    return [e.message.reason for e in effects if isinstance(e, Tell) and isinstance(e.message, Stop)]
+    return [e.message.reason for e in effects if isinstance(e, TellTrainer) and isinstance(e.message, Stop)]
 
 
 def inside(stage: int = 1) -> PeerMachine:
@@ -96,7 +96,7 @@ def test_it_offers_the_stages_that_fit_in_the_order_that_it_is_told_and_holds_no
     assert peer.joined is None and peer.part is None
 
 
-def test_the_welcome_names_its_stage_and_then_it_has_a_lane_for_that_one_alone() -> None:
+def test_the_welcome_names_its_stage_and_then_it_has_a_replica_for_that_one_alone() -> None:
     peer = known()
     peer.on_attach(model_of(3), "ann:1", 0.0, (2, 0))
     effects = peer.on_door(welcome(2), 0.0)
@@ -106,7 +106,7 @@ def test_the_welcome_names_its_stage_and_then_it_has_a_lane_for_that_one_alone()
     assert kinds.index(Hold) < kinds.index(EnterMembers), "the trainer knows first where its memory is"
     [told] = [e.text for e in effects if isinstance(e, Note)]
     assert told == "I hold stage 2 of 3: 0.0 of 0.0 MB of state"
-    assert peer.part is not None and list(peer.part.lanes) == [2] and list(peer.training.works) == [2]
+    assert peer.part is not None and list(peer.part.replicas) == [2] and list(peer.training.works) == [2]
     assert peer.training.attached
     [beat] = [e.message for e in effects if isinstance(e, ToCoordinator) and isinstance(e.message, Beat)]
     assert [each.fragment for each in beat.fragments] == [2]
@@ -183,13 +183,13 @@ def test_who_is_told_to_serve_another_stage_leaves_its_own_and_comes_in_as_a_new
     assert peer.on_local(late, 1.0) == [], "of the stage that it held"
     assert peer.on_attach(model_of(3), "ann:1", 1.0, (0, 1, 2)) == [], "it hears in a moment to begin anew"
     [anew] = peer.on_vacated(2.0)
-    assert isinstance(anew, Tell) and isinstance(anew.message, Anew)
+    assert isinstance(anew, TellTrainer) and isinstance(anew.message, Anew)
     peer.on_timer(2.0)
     peer.on_door(challenge(), 2.0)
     said = hello_in(peer.on_attach(model_of(3), "ann:1", 2.0, (0, 1, 2)))
     assert (said.fragments, said.version, said.digest) == ((0, 1, 2), -1, b"")
     assert said.address == "ann:1" and said.fits == (0, 1, 2)
-    assert holds(peer.on_door(welcome(2), 2.0)) and peer.part is not None and list(peer.part.lanes) == [2]
+    assert holds(peer.on_door(welcome(2), 2.0)) and peer.part is not None and list(peer.part.replicas) == [2]
 
 
 @pytest.mark.parametrize("serve", [-1, 1, 0])

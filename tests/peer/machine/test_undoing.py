@@ -7,8 +7,8 @@ import pytest
 from farflung.checkpoints.result_log import ResultLog
 from farflung.peer.machine.checkpoint_policy import OTHERS_TOLD, OWN_TOLD, Shelf, Undoing, Undone
 from farflung.peer.machine.effects import Undo
-from farflung.peer.machine.lane import Lane
-from farflung.peer.machine.lane_states import Empty, Sealing, Stand
+from farflung.peer.machine.replica import Replica
+from farflung.peer.machine.replica_states import Empty, Hashing, ReplicaState
 from farflung.protocol.limits import SHELVED_TOLD
 from farflung.protocol.model_schema import fragments_of
 from farflung.protocol.round_words import Shelved
@@ -46,19 +46,19 @@ def test_P4_what_was_asked_for_in_an_era_that_is_over_ends_all_the_same() -> Non
     assert undoing.take_due(loading=False) == []
 
 
-@pytest.mark.parametrize(("whole", "left"), [(True, Sealing), (False, Empty)])
+@pytest.mark.parametrize(("whole", "left"), [(True, Hashing), (False, Empty)])
 def test_P4_nothing_is_put_among_what_is_gone_back_to_and_what_is_not_all_there_is_no_version(
-    whole: bool, left: type[Stand]
+    whole: bool, left: type[ReplicaState]
 ) -> None:
-    lane = lane_of(0)
-    lane.fill()
-    lane.unfilled(touched=True)
-    lane.fill()
+    replica = replica_of(0)
+    replica.fill()
+    replica.unfilled(touched=True)
+    replica.fill()
     if whole:
-        lane.filled(4)
+        replica.filled(4)
     else:
-        lane.unfilled(touched=True)
-    assert isinstance(lane.stand, left)
+        replica.unfilled(touched=True)
+    assert isinstance(replica.stand, left)
 
 
 def test_the_answer_of_a_stage_that_was_given_up_is_none_of_this_one() -> None:
@@ -68,14 +68,14 @@ def test_the_answer_of_a_stage_that_was_given_up_is_none_of_this_one() -> None:
 # ---- what it can bring -------------------------------------------------------------------------------------------
 
 
-def lane_of(stage: int) -> Lane:
-    return Lane("ann", b"12345678", fragments_of(4, 4)[stage], ResultLog(3))
+def replica_of(stage: int) -> Replica:
+    return Replica("ann", b"12345678", fragments_of(4, 4)[stage], ResultLog(3))
 
 
 def test_a_beat_has_the_newest_of_my_own_stage_and_a_few_of_others() -> None:
     shelf = Shelf()
     shelf.put("checkpoints", [shelved(version, stage) for version in range(1, 40) for stage in range(4)])
-    told = shelf.told([lane_of(2)])
+    told = shelf.told([replica_of(2)])
     mine = [each.version for each in told if each.first == 2]
     assert mine == list(range(39, 39 - OWN_TOLD, -1))
     assert [each.version for each in told if each.first == 0] == [39, 38][:OTHERS_TOLD]
@@ -87,14 +87,14 @@ def test_what_is_found_anew_takes_the_place_of_what_was_there_and_of_no_other_pl
     shelf.put("checkpoints", [shelved(1)])
     shelf.put("kept", [shelved(3)])
     shelf.put("checkpoints", [shelved(2)])
-    assert [each.version for each in shelf.told([lane_of(0)])] == [3, 2]
+    assert [each.version for each in shelf.told([replica_of(0)])] == [3, 2]
 
 
 def test_what_could_not_be_read_is_promised_no_more() -> None:
     shelf = Shelf()
     shelf.put("checkpoints", [shelved(2), shelved(3), shelved(3, stage=1)])
     shelf.strike(0, ((3, digest(3)), (2, b"of another era" + bytes(18))))
-    told = shelf.told([lane_of(0)])
+    told = shelf.told([replica_of(0)])
     assert [(each.version, each.first) for each in told] == [(2, 0), (3, 1)]
 
 

@@ -15,14 +15,14 @@ from farflung.peer.data.sampling import permuted_range
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import (
     Attach,
-    Counted,
     Finish,
-    Freeze,
+    FreezeSums,
     Frozen,
     Grants,
-    Load,
     Loaded,
-    Need,
+    LoadState,
+    MicrobatchCounted,
+    NeedSamples,
     Provide,
     Provided,
     Stop,
@@ -108,8 +108,8 @@ class Trainer:
         return self.shared.anchor.clone()
 
 
-def load(version: int = 0) -> Load:
-    return Load(version=version, keep="drop", slot=0, tokens=0, steps=0, spare=0)
+def load(version: int = 0) -> LoadState:
+    return LoadState(version=version, keep="drop", slot=0, tokens=0, steps=0, spare=0)
 
 
 def grants(*ranges: tuple[int, int], version: int = 0) -> Grants:
@@ -153,15 +153,15 @@ def test_granted_microbatches_are_counted_and_their_mean_gradient_is_frozen(trai
     ranges = tuple((m, m + 1) for m in micros)
 
     def answer(said: object) -> list[object]:
-        if isinstance(said, Counted) and said.micro == micros[-1]:
-            return [Freeze(version=0, slot=2)]
+        if isinstance(said, MicrobatchCounted) and said.micro == micros[-1]:
+            return [FreezeSums(version=0, slot=2)]
         return [Finish(version=0)] if isinstance(said, Frozen) else []
 
     trainer.agent.then = answer
     said = trainer.run(load(), grants(*ranges))
-    assert [type(each) for each in said[:3]] == [Attach, Need, Loaded]
+    assert [type(each) for each in said[:3]] == [Attach, NeedSamples, Loaded]
     assert said[1].samples == SAMPLES and said[1].data
-    counted = [each for each in said if isinstance(each, Counted)]
+    counted = [each for each in said if isinstance(each, MicrobatchCounted)]
     assert [(each.micro, each.tokens) for each in counted] == [(m, MICRO) for m in micros]
     frozen = next(each for each in said if isinstance(each, Frozen))
     assert (frozen.slot, frozen.tokens, frozen.steps) == (2, 6, 3)
@@ -182,7 +182,7 @@ def test_the_end_loads_the_newest_version_and_forgets_the_sums(trainer: Trainer)
     micro = finite_micros()[0]
 
     def answer(said: object) -> list[object]:
-        if isinstance(said, Counted):
+        if isinstance(said, MicrobatchCounted):
             trainer.shared.anchor.copy_(trainer.shared.anchor + 1)
             return [Finish(version=1)]
         return []
@@ -205,7 +205,7 @@ def test_a_microbatch_without_a_gradient_is_told_and_not_in_the_sums(trainer: Tr
     said = trainer.run(load(), whole)
     assert said[-1].micro == bad
     assert "the loss of microbatch" in said[-1].problem and "is nan" in said[-1].problem
-    assert not any(isinstance(each, Counted) for each in said)
+    assert not any(isinstance(each, MicrobatchCounted) for each in said)
 
 
 def test_a_load_drops_the_sums(trainer: Trainer) -> None:
@@ -214,7 +214,7 @@ def test_a_load_drops_the_sums(trainer: Trainer) -> None:
     seen: list[bool] = []
 
     def answer(said: object) -> list[object]:
-        if isinstance(said, Counted):
+        if isinstance(said, MicrobatchCounted):
             return [load(1)]
         if isinstance(said, Loaded) and said.version == 1:
             seen.append(any(sums.any() for _, sums in trainer.stage.sums.items()))

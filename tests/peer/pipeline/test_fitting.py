@@ -8,27 +8,27 @@ import pytest
 import torch
 
 from farflung.peer import room as room_module
-from farflung.peer.footprint import Need, Room
+from farflung.peer.footprint import FreeMemory, MemoryNeed
 from farflung.peer.pipeline.fitting import fitting_stages, room_here, size_bytes
 from farflung.protocol.errors import UserError
 from farflung.protocol.process import host_memory
 
 GB = 1_000_000_000
-NEEDS = [Need(4 * GB, 2 * GB, 0, 0), Need(3 * GB, 3 * GB, 0, 0), Need(6 * GB, 1 * GB, 0, 0)]
+NEEDS = [MemoryNeed(4 * GB, 2 * GB, 0, 0), MemoryNeed(3 * GB, 3 * GB, 0, 0), MemoryNeed(6 * GB, 1 * GB, 0, 0)]
 
 
 @pytest.mark.parametrize(
     ("room", "stages"),
     [
-        (Room(8 * GB, 8 * GB), (0, 1, 2)),
-        (Room(4 * GB, 8 * GB), (0, 1)),
-        (Room(8 * GB, 2 * GB), (0, 2)),
-        (Room(None, 7 * GB), (0, 1, 2)),
-        (Room(None, 6 * GB), (0, 1)),
+        (FreeMemory(8 * GB, 8 * GB), (0, 1, 2)),
+        (FreeMemory(4 * GB, 8 * GB), (0, 1)),
+        (FreeMemory(8 * GB, 2 * GB), (0, 2)),
+        (FreeMemory(None, 7 * GB), (0, 1, 2)),
+        (FreeMemory(None, 6 * GB), (0, 1)),
     ],
 )
 def test_a_stage_fits_where_it_computes_and_where_its_agent_keeps_its_state(
-    room: Room, stages: tuple[int, ...]
+    room: FreeMemory, stages: tuple[int, ...]
 ) -> None:
     assert fitting_stages(NEEDS, room) == stages
 
@@ -36,12 +36,12 @@ def test_a_stage_fits_where_it_computes_and_where_its_agent_keeps_its_state(
 @pytest.mark.parametrize(
     ("room", "words"),
     [
-        (Room(2 * GB, 8 * GB), "the smallest needs 3.0 GB of GPU memory, here are 2.0 GB"),
-        (Room(None, 2 * GB), "the smallest needs 6.0 GB of memory, here are 2.0 GB"),
-        (Room(8 * GB, 500_000_000), "the smallest needs 1.0 GB of host memory, here are 500.0 MB"),
+        (FreeMemory(2 * GB, 8 * GB), "the smallest needs 3.0 GB of GPU memory, here are 2.0 GB"),
+        (FreeMemory(None, 2 * GB), "the smallest needs 6.0 GB of memory, here are 2.0 GB"),
+        (FreeMemory(8 * GB, 500_000_000), "the smallest needs 1.0 GB of host memory, here are 500.0 MB"),
     ],
 )
-def test_where_none_fits_it_says_what_the_smallest_needs(room: Room, words: str) -> None:
+def test_where_none_fits_it_says_what_the_smallest_needs(room: FreeMemory, words: str) -> None:
     with pytest.raises(UserError, match=f"no stage of this run fits: {words}"):
         fitting_stages(NEEDS, room)
 
@@ -49,12 +49,12 @@ def test_where_none_fits_it_says_what_the_smallest_needs(room: Room, words: str)
 def test_a_limit_may_be_set_below_what_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room_module, "available_bytes", lambda: 16 * GB)
     cpu = torch.device("cpu")
-    assert room_here(cpu) == Room(None, 16 * GB)
-    assert room_here(cpu, "6 GB") == Room(None, 6 * GB)
-    assert room_here(cpu, "20 GB") == Room(None, 16 * GB)
+    assert room_here(cpu) == FreeMemory(None, 16 * GB)
+    assert room_here(cpu, "6 GB") == FreeMemory(None, 6 * GB)
+    assert room_here(cpu, "20 GB") == FreeMemory(None, 16 * GB)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7 * GB, 8 * GB))
-    assert room_here(torch.device("cuda"), "6 GB") == Room(6 * GB, 16 * GB)
-    assert room_here(torch.device("cuda")) == Room(7 * GB, 16 * GB)
+    assert room_here(torch.device("cuda"), "6 GB") == FreeMemory(6 * GB, 16 * GB)
+    assert room_here(torch.device("cuda")) == FreeMemory(7 * GB, 16 * GB)
 
 
 @pytest.mark.parametrize("text", ["6", "6 TB", "-1 GB", "many"])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import farflung
 from farflung.checkpoints.export import Exported
-from farflung.checkpoints.hf_folder import Trained, write_hf_folder
+from farflung.checkpoints.hf_folder import TrainedTensors, write_hf_folder
 from farflung.peer.pipeline.hf import hf_names
 from farflung.peer.pipeline.part_checks import survey_parts
 from farflung.peer.pipeline.parts import Stage, run_part
@@ -80,7 +80,7 @@ def test_parts_with_pretrained_tensors_compute_what_the_model_computes(
     tensors = Stage.build(parts, 0, len(parts), 3).state_dict()
     there, schema = tmp_path / "exported", ModelSchema((), 1, 1, 1, bytes(32))
     exported = Exported(tensors, {}, ())
-    trained = Trained(schema, exported, hf_names(tmp_path, tensors), untied=True)
+    trained = TrainedTensors(schema, exported, hf_names(tmp_path, tensors), untied=True)
     write_hf_folder(trained, tmp_path, there, "5GB")
     again, told = transformers.AutoModelForCausalLM.from_pretrained(
         there, attn_implementation="eager", output_loading_info=True

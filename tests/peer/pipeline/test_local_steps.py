@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from farflung.optim.inner import MuonAdamW
 from farflung.optim.recipes import inner_of_stage
-from farflung.peer.footprint import Rules
+from farflung.peer.footprint import MemoryRules
 from farflung.peer.pipeline.fitting import needs_of
 from farflung.peer.pipeline.parts import Stage, as_output, build, seed_of_chance
-from farflung.peer.pipeline.replica import Replica
 from farflung.peer.pipeline.stage_loop import StageLoop
+from farflung.peer.pipeline.stage_optimizer import StageOptimizer
 from farflung.peer.trainer.effects import LocalStep
 from farflung.protocol.manifest import Manifest
 from rig.stage_agents import Pipeline, model_of
@@ -243,15 +243,15 @@ def test_P11_whoever_moved_takes_steps_as_before_and_nothing_of_its_former_stage
 # ---- what takes the steps
 
 
-def replica_of(**inner: Any) -> tuple[Replica, StageLoop]:
+def replica_of(**inner: Any) -> tuple[StageOptimizer, StageLoop]:
     pipeline = {"batch": 8, "stages": 4, "mode": "local", "local_micros": 2}
     keys = {"inner": {"betas": [0.0, 0.0], "weight_decay": 0.0, "lr": 0.1} | inner, "pipeline": pipeline}
     manifest = Manifest.model_validate(keys | {"merge": {"policy": "mean"}})
     loop = StageLoop(Stage(0, [nn.Linear(1, 1, bias=False)]), 0, None)
-    return Replica(loop, manifest, is_last=False), loop
+    return StageOptimizer(loop, manifest, is_last=False), loop
 
 
-def step(replica: Replica, loop: StageLoop, gradient: float = 1.0, share: float = 1.0) -> float:
+def step(replica: StageOptimizer, loop: StageLoop, gradient: float = 1.0, share: float = 1.0) -> float:
     """How far a step of AdamW without memory goes: by its rate, whatever the gradient."""
     [weight] = loop.stage.parameters()
     before = weight.item()
@@ -338,7 +338,7 @@ def test_what_an_optimizer_remembers_must_fit_beside_the_stage() -> None:
     found = []
     for more in ({}, LOCAL):
         model, _ = model_of(GPT, 5, 1, [3], **more)
-        found.append(needs_of(model.whole, Rules.of(model.manifest)))
+        found.append(needs_of(model.whole, MemoryRules.of(model.manifest)))
     for layout, sync, local in zip(model.whole.layouts, *found, strict=True):
         values = layout.total_elements  # fp32, and no buffers
         assert local.gpu_bytes - sync.gpu_bytes == 8 * values, "two moments"

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from farflung.peer.local.belt import GIVEN, PLACES, slot_of
-from farflung.peer.local.words import Freeze, Frozen, Hand, Made, Need, Stop
-from farflung.peer.pipeline.samples import Read, Samples
+from farflung.peer.local.shared_slots import GIVEN, PLACES, slot_of
+from farflung.peer.local.words import FreezeSums, Frozen, MicrobatchWork, NeedSamples, Stop, WorkDone
+from farflung.peer.pipeline.samples import ReadMicrobatch, Samples
 from farflung.peer.trainer.inner_loop import GRADIENT_EVERY_S
 from farflung.protocol.digests import mask_of, mask_to_bytes
 from farflung.protocol.errors import Refused, UserError
@@ -111,7 +111,7 @@ def test_no_peer_builds_another_stage(pipeline: Pipeline) -> None:
 def test_only_the_source_tells_of_its_data(tmp_path: Path) -> None:
     model, micro = model_of(GPT, 0, 2, [2, 4])
     pipeline = Pipeline.start(tmp_path, model, micro)
-    needs = [(agent.stage, each.samples) for agent in pipeline.agents for each in agent.heard(Need)]
+    needs = [(agent.stage, each.samples) for agent in pipeline.agents for each in agent.heard(NeedSamples)]
     assert needs == [(0, 2 * MICROS * micro)]
 
 
@@ -139,7 +139,7 @@ def test_a_source_reads_a_microbatch_once_for_both_ways(
     asked: list[tuple[int, int, int]] = []
     read = Samples.read
 
-    def counting(self: Samples, epoch: int, start: int, stop: int) -> Read:
+    def counting(self: Samples, epoch: int, start: int, stop: int) -> ReadMicrobatch:
         asked.append((epoch, start, stop))
         return read(self, epoch, start, stop)
 
@@ -165,7 +165,7 @@ def test_a_value_that_is_no_number_is_told_and_counts_nowhere(pipeline: Pipeline
     made, _ = pipeline.work(2, "both", 0, 0, given[2], b"")
     assert "the loss of microbatch 0 of version 0 is nan" in made.problem and made.loss is None
     assert all(not each.any() for stage in (1, 2) for each in sums(pipeline, stage))
-    pipeline.tell(2, Freeze(version=0, slot=0))
+    pipeline.tell(2, FreezeSums(version=0, slot=0))
     assert not pipeline.agents[2].said, "there is nothing to freeze"
 
 
@@ -195,7 +195,7 @@ def test_tokens_reach_every_stage_and_sums_are_divided_by_those_in_them(pipeline
             _, gradient = pipeline.work(stage, "backward", 0, micro, given[stage], gradient)
     for stage in range(3):
         before = sums(pipeline, stage)
-        pipeline.tell(stage, Freeze(version=0, slot=2))
+        pipeline.tell(stage, FreezeSums(version=0, slot=2))
         frozen = pipeline.agents[stage].answer(Frozen)
         assert (frozen.tokens, frozen.counted) == (2 * 2 * 48, mask_to_bytes(mask_of((0, 2))))
         shared, layout = pipeline.agents[stage].shared, pipeline.loops[stage].held.layout
@@ -214,7 +214,7 @@ def test_the_norm_of_the_gradient_is_read_seldom(pipeline: Pipeline) -> None:
     for micro, then in enumerate((0.0, GRADIENT_EVERY_S - 1, 1.0)):
         now[0] += then
         pipeline.work(2, "both", 0, micro, forward(pipeline, micro, 2)[2], b"")
-        pipeline.tell(2, Freeze(version=0, slot=2))
+        pipeline.tell(2, FreezeSums(version=0, slot=2))
         agent.answer(Frozen)
         assert agent.shared is not None
         told.append(agent.shared.read_gradient_norm())
@@ -243,7 +243,7 @@ def test_two_works_lie_at_two_places(pipeline: Pipeline) -> None:
     for place, payload in ((0, one), (1, other)):
         agent.belt.write(slot_of(place, GIVEN), payload)
         agent.coming.append(
-            Hand(
+            MicrobatchWork(
                 way="forward",
                 version=0,
                 micro=place,
@@ -258,7 +258,7 @@ def test_two_works_lie_at_two_places(pipeline: Pipeline) -> None:
     made = []
     while len(made) < 2:
         pipeline.loops[1].turn()
-        made += [each for each in agent.said if isinstance(each, Made)]
+        made += [each for each in agent.said if isinstance(each, WorkDone)]
         agent.said.clear()
     found = [agent.belt.read(slot_of(each.micro, 2), each.bytes_made) for each in made]
     assert found == [

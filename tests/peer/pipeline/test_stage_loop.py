@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from farflung.peer.pipeline.parts import Stage
-from farflung.peer.pipeline.stage_loop import Micro, NotFinite, StageLoop
+from farflung.peer.pipeline.stage_loop import MicroActivations, NonFiniteTensor, StageLoop
 from farflung.protocol.errors import UserError
 from rig.unsplit import GPT, LLAMA, SEQUENTIAL, Task, train_pipeline, train_unsplit
 
@@ -164,7 +164,7 @@ def loop_of(*parts: nn.Module, first: int = 0, loss: object = kind_loss) -> Stag
     return StageLoop(Stage(first, list(parts)), 0, loss)  # type: ignore[arg-type]
 
 
-MICRO = Micro(0, 0, 4, {"labels": torch.tensor([0, 1, 2, 3])})
+MICRO = MicroActivations(0, 0, 4, {"labels": torch.tensor([0, 1, 2, 3])})
 
 
 def test_on_the_way_there_no_graph_is_kept_and_nothing_is_summed() -> None:
@@ -208,7 +208,7 @@ def test_a_loss_that_is_no_number_leaves_sums_and_buffers_as_they_were() -> None
     loop.last(MICRO, (torch.randn(4, 6),))
     before = [sums.clone() for _, sums in loop.sums.items()]
     buffers = [buffer.clone() for buffer in loop.stage.buffers()]
-    with pytest.raises(NotFinite, match="the loss of microbatch 5 of version 0 is nan"):
+    with pytest.raises(NonFiniteTensor, match="the loss of microbatch 5 of version 0 is nan"):
         loop.last(replace(MICRO, number=5), (torch.full((4, 6), torch.nan),))
     assert all(torch.equal(was, now) for was, (_, now) in zip(before, loop.sums.items(), strict=True))
     assert all(torch.equal(was, now) for was, now in zip(buffers, loop.stage.buffers(), strict=True))
@@ -231,7 +231,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_sums_as_they_were() -> None:
     loop.last(MICRO, (torch.randn(4, 6),))
     before = [sums.clone() for _, sums in loop.sums.items()]
     loop._loss = lambda logits, item: Steep.apply(logits).sum()
-    with pytest.raises(NotFinite, match="the gradient of microbatch 5 of version 0 is not finite"):
+    with pytest.raises(NonFiniteTensor, match="the gradient of microbatch 5 of version 0 is not finite"):
         loop.last(replace(MICRO, number=5), (torch.randn(4, 6),))
     assert all(torch.equal(was, now) for was, (_, now) in zip(before, loop.sums.items(), strict=True))
 
@@ -250,7 +250,7 @@ def test_a_gradient_for_the_stage_before_that_is_not_finite_leaves_the_sums_as_t
     loop = loop_of(Sharp(), first=1, loss=None)
     x = torch.randn(4, 6)
     loop.forward(MICRO, (x,))
-    with pytest.raises(NotFinite, match="the gradient of microbatch 0 of version 0 is not finite"):
+    with pytest.raises(NonFiniteTensor, match="the gradient of microbatch 0 of version 0 is not finite"):
         loop.backward(MICRO, (x,), (torch.ones(4, 6),))
     assert all(not sums.any() for _, sums in loop.sums.items())
     assert loop.stage.get_parameter("1.shift").grad is None
@@ -266,7 +266,7 @@ def test_a_microbatch_that_went_forward_elsewhere_counts_in_the_buffers_on_its_w
     for (name, had), now in zip(both.stage.named_buffers(), only_back.stage.buffers(), strict=True):
         assert torch.equal(had, now), name
     assert both.stage.get_buffer("1.num_batches_tracked") == 1
-    with pytest.raises(NotFinite):
+    with pytest.raises(NonFiniteTensor):
         only_back.backward(replace(MICRO, number=1), (x,), (gradient * torch.inf,))
     assert only_back.stage.get_buffer("1.num_batches_tracked") == 1, "what does not count moves no buffer"
 

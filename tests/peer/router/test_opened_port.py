@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from farflung.peer.router.asking import AGAIN_S, LIFETIME_S, SHORTEST_S, Asking, Tongue
+from farflung.peer.router.asking import AGAIN_S, LIFETIME_S, SHORTEST_S, PortRequest, Tongue
 from farflung.peer.router.opened_port import OpenedPort, may_be_behind_one, router_towards
 from farflung.peer.router.packets import pcp_map
 from rig.fake_router import OUTSIDE, PCP, PMP, FakeRouter
@@ -18,11 +18,11 @@ from rig.waiting import eventually
 NONCE = bytes(12)
 
 
-def asking() -> Asking:
-    return Asking("127.0.0.1", 4000, NONCE)
+def asking() -> PortRequest:
+    return PortRequest("127.0.0.1", 4000, NONCE)
 
 
-def answered(router: FakeRouter, asked: Asking, now: float) -> None:
+def answered(router: FakeRouter, asked: PortRequest, now: float) -> None:
     for question in asked.due(now):
         reply = router._answer(question, "127.0.0.1")
         if reply:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from farflung.peer.router.packets import (
     Mapped,
-    Refused,
+    RouterRefused,
     pcp_map,
     pmp_address,
     pmp_map,
@@ -66,13 +66,13 @@ def test_what_answers_another_question_is_nothing(raw: bytes) -> None:
 
 def test_no_is_told_in_words() -> None:
     said = read_pcp(answer(result=2), NONCE, 4000)
-    assert isinstance(said, Refused) and "does not allow" in said.why and not said.is_older
+    assert isinstance(said, RouterRefused) and "does not allow" in said.why and not said.is_older
     older = read_pcp(struct.pack(">BBHI", 0, 0x81, 1, 7), NONCE, 4000)
-    assert isinstance(older, Refused) and older.is_older, "a router that knows NAT-PMP alone"
+    assert isinstance(older, RouterRefused) and older.is_older, "a router that knows NAT-PMP alone"
     said = read_pmp_map(struct.pack(">BBHI", 0, 0x82, 3, 1), 4000)
-    assert isinstance(said, Refused) and "no address itself" in said.why
+    assert isinstance(said, RouterRefused) and "no address itself" in said.why
     unknown = read_pmp_map(struct.pack(">BBHIHHI", 0, 0x82, 99, 1, 4000, 0, 0), 4000)
-    assert isinstance(unknown, Refused) and "99" in unknown.why
+    assert isinstance(unknown, RouterRefused) and "99" in unknown.why
 
 
 @given(st.binary(max_size=80))

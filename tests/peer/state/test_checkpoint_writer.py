@@ -22,7 +22,7 @@ from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import OuterSection, RoundSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.moments import Attached, Known
+from farflung.protocol.run_terms import Attached, Known
 from rig.amended import FIRST, PERIOD_10, terms_of
 
 ELEMENTS, CHUNKS, VERSION = 6, 5, 3

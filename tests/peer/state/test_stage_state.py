@@ -16,7 +16,7 @@ from farflung.peer.state.outer_state import Files, OuterState
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Show, What
 from farflung.protocol.model_schema import ModelSchema, StageSpec, TensorSpec
-from farflung.protocol.moments import Attached, Known
+from farflung.protocol.run_terms import Attached, Known
 
 ELEMENTS = 4
 MANIFEST = Manifest.from_toml(

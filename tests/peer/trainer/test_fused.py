@@ -17,9 +17,9 @@ from farflung.optim.outer import Nesterov
 from farflung.peer.local.memory import SharedState
 from farflung.peer.trainer import fused
 from farflung.peer.trainer.effects import LoadAnchor
-from farflung.peer.trainer.fused import Ahead, OnValues, Owed, Taken, do_all, prepared
+from farflung.peer.trainer.fused import Lookahead, OnValues, Owed, Taken, do_all, prepared
 from farflung.peer.trainer.layout import ModelLayout
-from farflung.peer.trainer.unmerged import Unmerged
+from farflung.peer.trainer.pending_delta import PendingDelta
 from farflung.protocol.model_schema import Fragment
 
 needs_compiler = pytest.mark.skipif(
@@ -51,7 +51,7 @@ class Tile:
         return self._made(OnValues(self.now, Owed()), reads, [self.slot])
 
     def ahead(self, is_parameter: bool) -> list[Tensor]:
-        recipe = Ahead(Nesterov(lr=0.7, momentum=0.9), is_parameter)
+        recipe = Lookahead(Nesterov(lr=0.7, momentum=0.9), is_parameter)
         return self._made(OnValues(self.now, recipe), [self.anchor, self.momentum, self.slot], [self.loaded])
 
     def taken(self, recipe: Taken) -> list[Tensor]:
@@ -138,7 +138,7 @@ def test_a_trainer_has_the_same_values_with_and_without_it(
         shared = SharedState.create(tmp_path / native, layout.total_elements)
         layout.write_anchor(model, shared.anchor)
         loaded = layout.snapshot(model)
-        part = Unmerged(layout, Fragment(0, 0, layout.chunk_count))
+        part = PendingDelta(layout, Fragment(0, 0, layout.chunk_count))
         shared.moments[0].normal_()
         for number, mix in enumerate((0.5, 0.0, 0.5)):
             slot = number % 2

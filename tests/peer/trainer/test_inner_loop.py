@@ -25,13 +25,13 @@ from farflung.peer.local.words import (
     Finish,
     Frozen,
     LeasesNow,
-    Load,
     Loaded,
-    Need,
-    Opened,
+    LoadState,
+    NeedSamples,
     Provide,
     Provided,
-    Resume,
+    ResumeSteps,
+    RoundOpened,
     Stop,
     from_trainer,
     to_bytes,
@@ -88,9 +88,9 @@ class FakeChannel:
         return said
 
 
-def load(version: int, keep: str = "drop", **fields: int) -> Load:
+def load(version: int, keep: str = "drop", **fields: int) -> LoadState:
     given = {"slot": 0, "tokens": 0, "steps": 0, "spare": 0, **fields}
-    return Load(version=version, keep=keep, **given)  # type: ignore[arg-type]
+    return LoadState(version=version, keep=keep, **given)  # type: ignore[arg-type]
 
 
 class Trainer:
@@ -213,7 +213,7 @@ def test_shared_memory_of_another_size_is_refused(tmp_path: Path) -> None:
 
 def test_a_freeze_hands_over_everything_since_the_load(trainer: Trainer) -> None:
     before = trainer.flat()
-    frozen = trainer.freeze(Resume(spare=1))
+    frozen = trainer.freeze(ResumeSteps(spare=1))
     assert (frozen.slot, frozen.steps, frozen.tokens, frozen.used) == (0, 3, 30, ())
     expected = trainer.used_cells(before - trainer.flat())
     assert torch.equal(trainer.used_cells(trainer.shared.slots[0]), expected)
@@ -221,10 +221,10 @@ def test_a_freeze_hands_over_everything_since_the_load(trainer: Trainer) -> None
 
 
 def test_work_goes_on_without_the_network_and_no_slot_is_overwritten(trainer: Trainer) -> None:
-    first = trainer.freeze(Resume(spare=1))
+    first = trainer.freeze(ResumeSteps(spare=1))
     kept = trainer.shared.slots[0].clone()
-    second = trainer.freeze(Resume(spare=2))
-    third = trainer.freeze(Resume(spare=0))
+    second = trainer.freeze(ResumeSteps(spare=2))
+    third = trainer.freeze(ResumeSteps(spare=0))
     assert [first.slot, second.slot, third.slot] == [0, 1, 2]
     assert [first.steps, second.steps, third.steps] == [3, 6, 9]
     assert torch.equal(trainer.shared.slots[0], kept)
@@ -251,14 +251,14 @@ def test_a_commit_without_me_costs_me_nothing(tmp_path: Path, dtype: torch.dtype
     trainer = Trainer(tmp_path, dtype)
     anchor = new_anchor(trainer)
     trainer.attach(load(0))
-    trainer.freeze(Resume(spare=1))
+    trainer.freeze(ResumeSteps(spare=1))
     owed = trainer.owed()
     trainer.shared.anchor.add_(1.0)
     trainer.channel.will_say(load(1, "all", spare=1))
     trainer.step(by=0.0)
     assert torch.equal(trainer.owed(), owed)  # also for bf16: the carry is fp32, and rounding is not learning
     assert holds(trainer, anchor - torch.nn.functional.pad(owed, (0, trainer.shared.elements - 15)))
-    frozen = trainer.freeze(Resume(spare=2))  # the period goes on: the load is no new beginning
+    frozen = trainer.freeze(ResumeSteps(spare=2))  # the period goes on: the load is no new beginning
     assert (frozen.slot, frozen.steps, frozen.tokens) == (1, 6, 60)
 
 
@@ -266,9 +266,9 @@ def test_what_came_after_the_used_slot_stays(tmp_path: Path, dtype: torch.dtype)
     trainer = Trainer(tmp_path, dtype)
     new_anchor(trainer)
     trainer.attach(load(0))
-    trainer.freeze(Resume(spare=1))
+    trainer.freeze(ResumeSteps(spare=1))
     in_slot = trainer.used_cells(trainer.shared.slots[0]).clone()
-    trainer.freeze(Resume(spare=2))
+    trainer.freeze(ResumeSteps(spare=2))
     trainer.step()
     owed = trainer.owed()
     trainer.shared.anchor.sub_(in_slot.mean())
@@ -287,7 +287,7 @@ def test_dropped_work_is_gone(trainer: Trainer) -> None:
     trainer.channel.will_say(load(4, "drop", spare=2))
     trainer.step()
     assert holds(trainer, anchor)
-    frozen = trainer.freeze(Resume(spare=0))  # a whole period, counted from nothing
+    frozen = trainer.freeze(ResumeSteps(spare=0))  # a whole period, counted from nothing
     assert (frozen.slot, frozen.steps, frozen.tokens) == (2, 3, 30)
     assert torch.allclose(trainer.used_cells(trainer.shared.slots[2]), torch.tensor(0.75))
 
@@ -296,7 +296,7 @@ def test_a_fresh_trainer_takes_over_what_stands_in_the_slot(tmp_path: Path, dtyp
     first = Trainer(tmp_path, dtype)
     anchor = new_anchor(first)
     first.attach(load(3, spare=1))
-    frozen = first.freeze(Resume(spare=0))
+    frozen = first.freeze(ResumeSteps(spare=0))
     first.step()  # dies with it
 
     second = Trainer(tmp_path, dtype, first.shared)
@@ -333,8 +333,8 @@ def test_a_finished_run_takes_no_more_part(trainer: Trainer) -> None:
     assert trainer.loop.next_batch(100, 2) == ()
 
 
-def last_load(version: int) -> Load:
-    return Load(version=version, keep="drop", slot=0, tokens=0, steps=0, spare=0, last=True)
+def last_load(version: int) -> LoadState:
+    return LoadState(version=version, keep="drop", slot=0, tokens=0, steps=0, spare=0, last=True)
 
 
 def test_a_trainer_that_waits_at_the_end_of_the_run_takes_no_step_more_and_has_the_runs_model(
@@ -400,7 +400,7 @@ def test_progress_is_shown_at_every_step_and_losses_now_and_then(trainer: Traine
     trainer.step(loss=4.0, tokens=5)
     assert trainer.shared.read_progress() == (2, 10, 2.0)  # reading it would wait for the GPU
     trainer.now = 1.0
-    trainer.channel.will_answer(Resume(spare=1))
+    trainer.channel.will_answer(ResumeSteps(spare=1))
     trainer.step(loss=-6.0, tokens=5)
     assert trainer.shared.read_progress() == (3, 15, 0.0)
 
@@ -408,8 +408,8 @@ def test_progress_is_shown_at_every_step_and_losses_now_and_then(trainer: Traine
 def test_a_frozen_loss_is_the_mean_since_the_last_freeze(trainer: Trainer) -> None:
     trainer.step(loss=1.0)
     trainer.loop.record(torch.tensor(3.0, requires_grad=True), None)
-    assert trainer.freeze(Resume(spare=1)).loss == 2.0
-    assert trainer.freeze(Resume(spare=2)).loss is None
+    assert trainer.freeze(ResumeSteps(spare=1)).loss == 2.0
+    assert trainer.freeze(ResumeSteps(spare=2)).loss is None
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
@@ -553,7 +553,7 @@ def test_a_restored_trainer_names_what_its_slot_holds_again(tmp_path: Path) -> N
     trainer = Trainer(tmp_path)
     leases = LeasesNow(leases=(lease(1, 0, 6, upto=6), lease(2, 6, 12, upto=8)))
     trainer.attach(leases, load(1, "restore", slot=0, tokens=5, steps=3, spare=1))
-    assert trainer.freeze(Resume(spare=2)).used == (Used(1, 6), Used(2, 8))
+    assert trainer.freeze(ResumeSteps(spare=2)).used == (Used(1, 6), Used(2, 8))
 
 
 def test_about_two_leases_lie_ahead_and_nothing_is_asked_twice() -> None:
@@ -606,14 +606,14 @@ def test_batches_cover_the_leases_in_the_runs_order_until_it_is_finished(trainer
         )
         seen += batch[:, 0].tolist()
         if run.step_count % SYNC_EVERY == SYNC_EVERY - 1:
-            trainer.channel.will_answer(Finish(version=1) if len(seen) == 12 else Resume(spare=1))
+            trainer.channel.will_answer(Finish(version=1) if len(seen) == 12 else ResumeSteps(spare=1))
         run.step()
     assert sorted(seen) == list(range(12)) != seen
     assert run.finished
     assert trainer.loop.machine.accounts[0].tokens == 36  # 12 samples of 3 tokens
     frozen = [m for m in trainer.channel.said if isinstance(m, Frozen)]
     assert [f.used for f in frozen] == [(Used(1, 5), Used(2, 6)), (Used(1, 5), Used(2, 12))]
-    needs = [word for word in trainer.channel.said if isinstance(word, Need)]
+    needs = [word for word in trainer.channel.said if isinstance(word, NeedSamples)]
     assert (needs[0].samples, needs[0].want) == (12, 12) and all(len(need.data) == 16 for need in needs)
 
 
@@ -645,7 +645,7 @@ def test_P7_what_a_loader_holds_back_is_used_by_no_step_yet(trainer: Trainer) ->
     trainer.channel.will_say(LeasesNow(leases=(lease(1, 0, 20),)))
     for _ in one_ahead(run.batches(Numbers(20), ahead=1)):
         if run.step_count == SYNC_EVERY - 1:
-            trainer.channel.will_answer(Resume(spare=1))
+            trainer.channel.will_answer(ResumeSteps(spare=1))
         run.step()
         if run.step_count == SYNC_EVERY:
             break
@@ -775,7 +775,7 @@ def test_all_fragments_are_frozen_at_once_and_each_is_waited_for(tmp_path: Path)
     halves = Halves(tmp_path)
     lease_all = LeasesNow(leases=(lease(1, 0, 6, upto=4),))
     halves.channel.will_say(lease_all)
-    halves.channel.will_answer(Resume(spare=1), Resume(spare=2, fragment=1))
+    halves.channel.will_answer(ResumeSteps(spare=1), ResumeSteps(spare=2, fragment=1))
     for _ in range(SYNC_EVERY):
         halves.step()
     first, second = halves.frozen()
@@ -801,7 +801,7 @@ def test_one_commit_used_my_work_and_the_other_did_not(tmp_path: Path) -> None:
     assert torch.equal(flat[:256], anchor[:256])
     assert torch.equal(flat[256:408], anchor[256:408] - 0.75)
     halves.frozen()
-    halves.channel.will_answer(Resume(spare=0), Resume(spare=0, fragment=1))
+    halves.channel.will_answer(ResumeSteps(spare=0), ResumeSteps(spare=0, fragment=1))
     for _ in range(SYNC_EVERY):
         halves.step()
     assert [(each.slot, each.steps) for each in halves.frozen()] == [(1, 3), (2, 6)]
@@ -837,7 +837,7 @@ def test_P7_what_one_fragment_lost_is_read_again_and_only_that_fragment_learns_f
     halves.channel.will_say(load(1, "drop", fragment=1))
     step_on(Span(1, 0, 0, 2))
     assert halves.owes() == [0.5, 0.0]
-    halves.channel.will_answer(Resume(spare=1), Resume(spare=1, fragment=1))
+    halves.channel.will_answer(ResumeSteps(spare=1), ResumeSteps(spare=1, fragment=1))
     step_on(Span(1, 0, 0, 2))
     assert halves.owes() == [0.5, 0.25], "the first fragment has these samples already"
     assert [frozen.used for frozen in halves.frozen()] == [(Used(1, 2),), (Used(1, 2),)]
@@ -904,7 +904,7 @@ def frozen_by(trainer: Trainer, steps: int) -> list[Frozen]:
 def fail_a_round(trainer: Trainer) -> None:
     """The work that it had is in the next freeze, and in another slot."""
     frozen_by(trainer, SYNC_EVERY)
-    trainer.channel.will_say(Opened(hold=True), Resume(spare=1))
+    trainer.channel.will_say(RoundOpened(hold=True), ResumeSteps(spare=1))
     [second] = frozen_by(trainer, SYNC_EVERY)
     assert (second.slot, second.steps) == (1, 2 * SYNC_EVERY)
 
@@ -912,7 +912,7 @@ def fail_a_round(trainer: Trainer) -> None:
 def test_with_overlap_no_step_waits_for_a_round_and_what_is_learned_meanwhile_is_kept(tmp_path: Path) -> None:
     trainer = going_on(tmp_path)
     [first] = frozen_by(trainer, SYNC_EVERY)
-    trainer.channel.will_say(Opened(hold=True))
+    trainer.channel.will_say(RoundOpened(hold=True))
     assert frozen_by(trainer, SYNC_EVERY - 1) == [] and trainer.loop.waited_s == 0.0
     trainer.shared.anchor[:15] -= 5.0
     trainer.channel.will_say(
@@ -961,7 +961,7 @@ def test_P6_going_ahead_is_undone_exactly_when_the_round_fails(tmp_path: Path) -
 
 def test_with_blocking_nobody_goes_ahead(tmp_path: Path) -> None:
     trainer = pushed(tmp_path, schedule="blocking")
-    trainer.freeze(Resume(spare=1))
+    trainer.freeze(ResumeSteps(spare=1))
     assert torch.equal(trainer.used_cells(trainer.flat()), trainer.shared.anchor[:15] - 0.75)
 
 
@@ -970,7 +970,7 @@ def test_with_overlap_a_round_longer_than_a_period_is_waited_for_and_that_is_sai
 ) -> None:
     trainer = going_on(tmp_path)
     [first] = frozen_by(trainer, SYNC_EVERY)
-    trainer.channel.will_say(Opened(hold=True))
+    trainer.channel.will_say(RoundOpened(hold=True))
     frozen_by(trainer, SYNC_EVERY - 1)
     rest = load(1, "rest", slot=first.slot, tokens=first.tokens, steps=first.steps, spare=2)
     trainer.channel.will_answer(rest)
@@ -988,7 +988,7 @@ def test_P6_with_overlap_a_failed_round_leaves_all_its_work_in_the_next_freeze(t
 def test_where_no_round_opened_yet_the_newest_work_takes_the_place_of_the_older(tmp_path: Path) -> None:
     trainer = going_on(tmp_path)
     frozen_by(trainer, SYNC_EVERY)
-    trainer.channel.will_say(Resume(spare=1))
+    trainer.channel.will_say(ResumeSteps(spare=1))
     [second] = frozen_by(trainer, SYNC_EVERY)
     assert (second.slot, second.steps) == (1, 2 * SYNC_EVERY) and trainer.loop.waited_s == 0.0
 
@@ -997,7 +997,7 @@ def test_a_result_that_comes_early_is_taken_when_its_overlap_is_over(tmp_path: P
     trainer = going_on(tmp_path, overlap_steps=2)
     [first] = frozen_by(trainer, SYNC_EVERY)
     rest = load(1, "rest", slot=first.slot, tokens=first.tokens, steps=first.steps, spare=1)
-    trainer.channel.will_say(Opened(hold=True), rest)
+    trainer.channel.will_say(RoundOpened(hold=True), rest)
     versions = []
     for _ in range(2):
         trainer.step()
@@ -1040,7 +1040,7 @@ def test_how_much_a_peer_keeps_follows_from_the_schedule_unless_it_is_said(sched
 def test_by_the_clock_a_period_ends_by_time(tmp_path: Path) -> None:
     content = MANIFEST.model_dump() | {"round": {"period_s": 10.0, "chunk_kb": 1}}
     trainer = Trainer(tmp_path, manifest=Manifest.model_validate(content)).attach(load(0))
-    trainer.channel.will_answer(Resume(spare=1))
+    trainer.channel.will_answer(ResumeSteps(spare=1))
     steps = 0
     while not any(isinstance(m, Frozen) for m in trainer.channel.said):
         trainer.now += 3.0

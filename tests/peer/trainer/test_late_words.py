@@ -8,15 +8,15 @@ import dataclasses
 import pytest
 import torch
 
-from farflung.optim.schedule import Rules
+from farflung.optim.schedule import ScheduleRules
 from farflung.peer.data.leased_data import LeaseBook
 from farflung.peer.island.looks import MOST_STEPS, Outlook
-from farflung.peer.local.words import Frozen, LeasesNow, Resume
-from farflung.peer.simulator.trainer import VirtualTrainer
-from farflung.peer.simulator.world import Scenario, World
+from farflung.peer.local.words import Frozen, LeasesNow, ResumeSteps
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.machine import TrainerMachine
 from farflung.protocol.messages import Lease
+from farflung.simulator.trainer import VirtualTrainer
+from farflung.simulator.world import Scenario, World
 from rig.trainer_player import Player
 
 TOKENS = [3, None, 0, 7]
@@ -46,7 +46,7 @@ def run(rules: str, late: bool, steps: int = 60) -> list[Frozen]:
         for account in machine.accounts:
             if account.blocked:
                 assert not waiting, "a freeze, and not all is counted"
-                machine.on_message(Resume(spare=(account.spare + 1) % 3, fragment=account.fragment), 0.0)
+                machine.on_message(ResumeSteps(spare=(account.spare + 1) % 3, fragment=account.fragment), 0.0)
     return told
 
 
@@ -68,7 +68,7 @@ def test_a_step_is_due_for_which_the_count_says_so() -> None:
         machine.on_step(0.0)
         machine.on_heard(0.0)
         for account in machine.accounts:
-            machine.on_message(Resume(spare=0, fragment=account.fragment), 0.0)
+            machine.on_message(ResumeSteps(spare=0, fragment=account.fragment), 0.0)
     assert due == [4, 8, 12, 16, 20, 24]
     assert machine.outlook(0.0).steps == 1, "a tenth of a period, or each step"
     assert stepping("overlap 100").machine.outlook(0.0) == Outlook(False, 10)
@@ -101,7 +101,7 @@ def test_a_step_is_due_where_the_next_batches_are_not_all_leased() -> None:
     due = []
     for _ in range(3):  # steps of two batches
         for _ in range(2):
-            (read,) = [e for e in machine.on_want(100, 2, 0.0) if isinstance(e, do.Read)]
+            (read,) = [e for e in machine.on_want(100, 2, 0.0) if isinstance(e, do.ReadSamples)]
             machine.hand_out((read.span, *read.more), 5)
         due.append(machine.outlook(0.0).is_due)
         machine.on_step(0.0)
@@ -134,5 +134,5 @@ def test_the_simulator_sees_ranks_that_freeze_before_they_have_heard_each_other(
 
 
 def test_rules_of_a_clock_allow_any_number_of_steps() -> None:
-    assert TrainerMachine(Rules("blocking", 5, period_s=3.0), 4).outlook(0.0).steps == MOST_STEPS
-    assert TrainerMachine(Rules("blocking", 5), 4).outlook(0.0).steps == 1
+    assert TrainerMachine(ScheduleRules("blocking", 5, period_s=3.0), 4).outlook(0.0).steps == MOST_STEPS
+    assert TrainerMachine(ScheduleRules("blocking", 5), 4).outlook(0.0).steps == 1

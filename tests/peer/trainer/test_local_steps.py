@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.optim.schedule import Rules
-from farflung.peer.local.words import Freeze, Frozen, Hand, Load, Loaded, Made, Need, Shared, Way
+from farflung.optim.schedule import ScheduleRules
+from farflung.peer.local.words import (
+    FreezeSums,
+    Frozen,
+    Loaded,
+    LoadState,
+    MicrobatchWork,
+    NeedSamples,
+    Shared,
+    Way,
+    WorkDone,
+)
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.stage_machine import LocalSteps, StageMachine, local_steps_of
 from farflung.protocol.digests import mask_of, mask_to_bytes
@@ -24,19 +34,19 @@ class Player:
     """A trainer of stage 1, whose microbatches have 10 tokens and as many as their number."""
 
     def __init__(self, micros: int = 3) -> None:
-        self.machine = StageMachine(LocalSteps(micros, Rules("blocking", PERIOD)))
-        self.machine.attach(MODEL, 7, (1,), 64, Need(samples=100, want=0))
+        self.machine = StageMachine(LocalSteps(micros, ScheduleRules("blocking", PERIOD)))
+        self.machine.attach(MODEL, 7, (1,), 64, NeedSamples(samples=100, want=0))
         self.machine.on_message(SHARED)
 
     def load(self, version: int) -> list[do.Effect]:
-        said = Load(version=version, keep="drop", slot=0, tokens=0, steps=0, spare=0, fragment=1)
+        said = LoadState(version=version, keep="drop", slot=0, tokens=0, steps=0, spare=0, fragment=1)
         return self.machine.on_message(said)
 
     def work(self, *micros: int, way: Way = "backward") -> list[do.LocalStep]:
         """The steps that follow, each after the word that tells what was made."""
         steps = []
         for micro in micros:
-            hand = Hand(
+            hand = MicrobatchWork(
                 way=way,
                 version=self.machine.version,
                 micro=micro,
@@ -48,16 +58,16 @@ class Player:
                 returned_bytes=8,
             )
             assert self.machine.on_message(hand) == []
-            assert self.machine.next() == [do.Work(hand)]
+            assert self.machine.next() == [do.StageWork(hand)]
             said, *more = self.machine.on_made(8, 10 + micro, None)
-            assert isinstance(said, do.Say) and isinstance(said.word, Made)
+            assert isinstance(said, do.SayWord) and isinstance(said.word, WorkDone)
             for step in more:
                 assert isinstance(step, do.LocalStep)
                 steps.append(step)
         return steps
 
     def freeze(self, slot: int = 1) -> list[do.Effect]:
-        return self.machine.on_message(Freeze(version=self.machine.version, slot=slot))
+        return self.machine.on_message(FreezeSums(version=self.machine.version, slot=slot))
 
 
 def loaded(version: int = 0, micros: int = 3) -> Player:
@@ -72,7 +82,9 @@ def test_a_step_is_taken_of_each_so_many_microbatches_that_count() -> None:
     assert player.work(7, 8, way="forward") == [], "on the way there nothing counts"
     assert player.work(2) == [do.LocalStep(run_step=0, tokens=33, share=1.0)]
     assert player.work(5, 3, 4) == [do.LocalStep(run_step=1, tokens=42, share=1.0)]
-    assert player.machine.on_message(Freeze(version=4, slot=1)) == [], "a freeze of another version is none"
+    assert player.machine.on_message(FreezeSums(version=4, slot=1)) == [], (
+        "a freeze of another version is none"
+    )
 
 
 def test_P11_what_is_left_when_the_batch_ends_makes_a_smaller_step_and_is_in_what_is_written() -> None:
@@ -80,7 +92,7 @@ def test_P11_what_is_left_when_the_batch_ends_makes_a_smaller_step_and_is_in_wha
     player.work(0, 1, 2, 4)
     rest, written, said = player.freeze(slot=2)
     assert rest == do.LocalStep(run_step=1, tokens=14, share=1 / 3)
-    assert written == do.WriteLearned(2) and isinstance(said, do.Say)
+    assert written == do.WriteLearned(2) and isinstance(said, do.SayWord)
     assert isinstance(said.word, Frozen)
     due = (10 + 11 + 12 + 14, mask_to_bytes(mask_of((0, 1, 2, 4))), 2)
     assert (said.word.tokens, said.word.counted, said.word.slot) == due
@@ -96,7 +108,7 @@ def test_P11_nothing_is_stepped_on_twice_where_more_comes_after_a_freeze() -> No
     assert player.work(1, 2) == []
     rest, _, said = player.freeze()
     assert rest == do.LocalStep(1, 23, 2 / 3)
-    assert isinstance(said, do.Say) and isinstance(said.word, Frozen)
+    assert isinstance(said, do.SayWord) and isinstance(said.word, Frozen)
     assert said.word.tokens == 33, "all of the batch"
 
 
@@ -106,7 +118,7 @@ def test_P11_a_load_takes_the_anchor_and_what_was_counted_counts_no_more(version
     player.work(0, 1)
     dropped, anchor, said = player.load(version)
     assert dropped == do.DropSums() and isinstance(anchor, do.LoadAnchor) and anchor.keep == "drop"
-    assert said == do.Say(Loaded(version=version, fragment=1))
+    assert said == do.SayWord(Loaded(version=version, fragment=1))
     assert player.freeze() == []
     assert player.work(1, 2) == [], "the two from before are in no step"
     assert player.work(0)[0].tokens == 33
@@ -126,13 +138,13 @@ def test_the_rate_goes_by_the_runs_step_whoever_takes_how_many_of_them() -> None
 def test_a_gradient_that_is_no_number_is_in_no_step() -> None:
     player = loaded(micros=2)
     player.work(0)
-    hand = Hand(
+    hand = MicrobatchWork(
         way="both", version=0, micro=1, epoch=0, start=1, stop=2, place=0, given_bytes=8, returned_bytes=0
     )
     player.machine.on_message(hand)
     player.machine.next()
     [said] = player.machine.on_unusable("its loss is nan")
-    assert isinstance(said, do.Say)
+    assert isinstance(said, do.SayWord)
     assert player.work(2) == [do.LocalStep(0, 22, 1.0)]
 
 

@@ -25,7 +25,7 @@ from farflung.peer.local.words import (
     FromTrainer,
     Frozen,
     Loaded,
-    Need,
+    NeedSamples,
     Stop,
 )
 from farflung.peer.settings import OwnConfig
@@ -151,7 +151,7 @@ def test_a_script_that_ends_leaves_and_one_that_crashes_may_come_back(
     agent.serve(process, last=last)
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == (1 if "Zero" in end else 0)
-    words = [m for m in agent.heard if not isinstance(m, Need | Computed)]
+    words = [m for m in agent.heard if not isinstance(m, NeedSamples | Computed)]
     assert words[-1] == last
     agent.close()
 
@@ -196,7 +196,7 @@ def test_run_batches_in_a_worker_of_a_data_loader_is_refused_where_it_would_wait
     agent.serve(process)
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2 and "num_workers=0" in said, said
-    assert not any(isinstance(word, Need | Bye) for word in agent.heard), (
+    assert not any(isinstance(word, NeedSamples | Bye) for word in agent.heard), (
         "only the worker asked, or said good-bye"
     )
     agent.close()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from peer.trainer.test_inner_loop import SYNC_EVERY, NoAgent, Numbers, Trainer, load
 
-from farflung.peer.local.words import Frozen, LeasesNow, Resume
+from farflung.peer.local.words import Frozen, LeasesNow, ResumeSteps
 from farflung.peer.trainer.api import Run
 from farflung.peer.trainer.inner_loop import NO_LOSS, UNSTEPPED_MOST
 from farflung.peer.trainer.run_optimizer import RunSteps
@@ -32,12 +32,12 @@ def test_a_step_of_the_users_own_optimizer_is_one_of_the_run(
 ) -> None:
     run, mine = joined(trainer)
     assert run.optimizer is mine
-    trainer.channel.will_answer(Resume(spare=0))
+    trainer.channel.will_answer(ResumeSteps(spare=0))
     for batch, _ in zip(run.batches(Numbers(10_000)), range(2 * SYNC_EVERY - 1), strict=False):
         trainer.model(torch.ones(len(batch), 4)).sum().backward()
         mine.step()
         mine.zero_grad()
-        trainer.channel.will_answer(Resume(spare=0))
+        trainer.channel.will_answer(ResumeSteps(spare=0))
     [frozen] = [word for word in trainer.channel.said if isinstance(word, Frozen)]
     assert run.step_count == 2 * SYNC_EVERY - 1 and frozen.steps == SYNC_EVERY
     assert frozen.loss is None and caplog.text.count(NO_LOSS) == 1
@@ -47,7 +47,7 @@ def test_a_loss_that_is_recorded_is_that_of_the_step(
     trainer: Trainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, mine = joined(trainer)
-    trainer.channel.will_answer(Resume(spare=0))
+    trainer.channel.will_answer(ResumeSteps(spare=0))
     for _ in range(SYNC_EVERY):
         run.record(2.5)
         mine.step()

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from farflung.peer.local.memory import SharedState
-from farflung.peer.local.words import Load, to_bytes, to_trainer
+from farflung.peer.local.words import LoadState, to_bytes, to_trainer
 from farflung.peer.trainer.api import Connection, Run
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.manifest import Manifest
@@ -27,7 +27,7 @@ def joined(folder: Path, version: int, keep: str) -> tuple[Run, AdamW]:
     model = nn.Linear(4, 3)
     inner = AdamW(model.parameters(), 1.0)
     shared = SharedState.create(folder, ModelLayout.of(model, 256).total_elements)
-    load = Load(version=version, keep=keep, slot=0, tokens=0, steps=0, spare=1)  # type: ignore[arg-type]
+    load = LoadState(version=version, keep=keep, slot=0, tokens=0, steps=0, spare=1)  # type: ignore[arg-type]
     coming: deque[Any] = deque((shared.as_message(), load))
 
     def recv(timeout_s: float) -> object | None:

@@ -6,19 +6,19 @@ import pytest
 
 from farflung.peer.local.words import (
     Attach,
-    Freeze,
+    FreezeSums,
     Frozen,
-    Hand,
-    Load,
     Loaded,
-    Made,
-    Need,
+    LoadState,
+    MicrobatchWork,
+    NeedSamples,
     Provide,
     Provided,
     Shared,
     Stop,
     ToTrainer,
     Way,
+    WorkDone,
 )
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.stage_machine import StageMachine
@@ -26,7 +26,7 @@ from farflung.protocol.digests import mask_to_bytes
 from farflung.protocol.model_schema import ModelSchema
 
 MODEL = ModelSchema((), 4, 1, 1, bytes(32))
-NEED = Need(samples=100, want=0, data=b"data")
+NEED = NeedSamples(samples=100, want=0, data=b"data")
 
 
 def shared(stage: int) -> Shared:
@@ -41,12 +41,12 @@ def shared(stage: int) -> Shared:
     )
 
 
-def load(version: int, stage: int = 1) -> Load:
-    return Load(version=version, keep="drop", slot=0, tokens=0, steps=0, spare=0, fragment=stage)
+def load(version: int, stage: int = 1) -> LoadState:
+    return LoadState(version=version, keep="drop", slot=0, tokens=0, steps=0, spare=0, fragment=stage)
 
 
-def hand(way: Way, micro: int, version: int = 5, place: int = 0) -> Hand:
-    return Hand(
+def hand(way: Way, micro: int, version: int = 5, place: int = 0) -> MicrobatchWork:
+    return MicrobatchWork(
         way=way,
         version=version,
         micro=micro,
@@ -60,7 +60,7 @@ def hand(way: Way, micro: int, version: int = 5, place: int = 0) -> Hand:
 
 
 def said(effects: list[do.Effect]) -> list[object]:
-    return [effect.word for effect in effects if isinstance(effect, do.Say)]
+    return [effect.word for effect in effects if isinstance(effect, do.SayWord)]
 
 
 class Player:
@@ -74,7 +74,7 @@ class Player:
 
     def works(self) -> tuple[str, int] | None:
         [effect] = self.machine.next()
-        return (effect.word.way, effect.word.micro) if isinstance(effect, do.Work) else None
+        return (effect.word.way, effect.word.micro) if isinstance(effect, do.StageWork) else None
 
 
 def loaded(version: int = 5) -> Player:
@@ -87,22 +87,22 @@ def test_it_says_which_stages_fit_and_builds_the_one_that_it_is_told() -> None:
     machine = StageMachine()
     [attach] = said(machine.attach(MODEL, 7, (0, 2), 64, NEED))
     assert attach == Attach(model=MODEL, pid=7, stages=(0, 2), crossing_bytes=64)
-    assert machine.next() == [do.Wait(do.Stand.ATTACHING)]
+    assert machine.next() == [do.WaitBefore(do.TrainerState.ATTACHING)]
     assert machine.on_message(shared(2)) == [do.OpenShared(shared(2))] and machine.stage == 2
-    assert machine.on_message(Provide()) == [do.WriteAnchor(), do.Say(Provided())]
+    assert machine.on_message(Provide()) == [do.WriteAnchor(), do.SayWord(Provided())]
 
 
 def test_only_a_source_tells_of_its_data() -> None:
     machine = StageMachine()
     machine.attach(MODEL, 7, (0, 2), 64, NEED)
-    assert machine.on_message(shared(0)) == [do.OpenShared(shared(0)), do.Say(NEED)]
+    assert machine.on_message(shared(0)) == [do.OpenShared(shared(0)), do.SayWord(NEED)]
 
 
 def test_another_stage_than_the_one_that_is_built_is_refused() -> None:
     player = Player(stage=1)
     assert player.hear(shared(1)) == [do.OpenShared(shared(1))], "the same one once more is none"
     [refused] = player.hear(shared(2))
-    assert isinstance(refused, do.Refuse) and "shares stage 2, and stage 1 is built" in refused.reason
+    assert isinstance(refused, do.EndWithRefusal) and "shares stage 2, and stage 1 is built" in refused.reason
     assert player.machine.next() == [refused]
 
 
@@ -114,7 +114,7 @@ def test_gradients_come_before_activations_and_each_in_the_order_of_the_words() 
         order.append(work)
         player.machine.on_made(8, 12, None)
     assert order == [("backward", 3), ("backward", 2), ("forward", 4), ("forward", 6)]
-    assert player.machine.next() == [do.Wait(do.Stand.WITHOUT_DATA)]
+    assert player.machine.next() == [do.WaitBefore(do.TrainerState.WITHOUT_DATA)]
 
 
 def test_P11_a_forward_pass_counts_nothing_a_backward_pass_counts() -> None:
@@ -122,18 +122,20 @@ def test_P11_a_forward_pass_counts_nothing_a_backward_pass_counts() -> None:
     player.hear(hand("forward", 2))
     player.works()
     [made] = said(player.machine.on_made(8, 12, None))
-    assert made == Made(way="forward", version=5, micro=2, bytes_made=8, tokens=12, loss=None, problem="")
-    assert player.hear(Freeze(version=5, slot=1)) == [], "there is nothing in the sums"
+    assert made == WorkDone(way="forward", version=5, micro=2, bytes_made=8, tokens=12, loss=None, problem="")
+    assert player.hear(FreezeSums(version=5, slot=1)) == [], "there is nothing in the sums"
     player.hear(hand("backward", 2))
     player.works()
     [made] = said(player.machine.on_made(6, 12, None))
-    assert made == Made(way="backward", version=5, micro=2, bytes_made=6, tokens=12, loss=None, problem="")
-    written, say = player.hear(Freeze(version=5, slot=1))
+    assert made == WorkDone(
+        way="backward", version=5, micro=2, bytes_made=6, tokens=12, loss=None, problem=""
+    )
+    written, say = player.hear(FreezeSums(version=5, slot=1))
     assert written == do.WriteSums(slot=1, tokens=12)
-    assert isinstance(say, do.Say) and say.word == Frozen(
+    assert isinstance(say, do.SayWord) and say.word == Frozen(
         slot=1, tokens=12, steps=1, used=(), loss=None, fragment=1, counted=mask_to_bytes(0b100)
     )
-    assert player.machine.next() == [do.Wait(do.Stand.AT_BARRIER)]
+    assert player.machine.next() == [do.WaitBefore(do.TrainerState.AT_BARRIER)]
 
 
 def test_the_last_stage_tells_the_mean_loss_of_its_tokens_and_goes_on_when_more_comes() -> None:
@@ -142,13 +144,13 @@ def test_the_last_stage_tells_the_mean_loss_of_its_tokens_and_goes_on_when_more_
         player.hear(hand("both", micro))
         player.works()
         player.machine.on_made(8, tokens, loss)
-    [_, say] = player.hear(Freeze(version=5, slot=0))
-    assert isinstance(say, do.Say) and isinstance(say.word, Frozen)
+    [_, say] = player.hear(FreezeSums(version=5, slot=0))
+    assert isinstance(say, do.SayWord) and isinstance(say.word, Frozen)
     assert (say.word.loss, say.word.tokens, say.word.counted) == (3.0, 20, mask_to_bytes(0b1100))
     player.hear(hand("both", 0))  # somebody's share was lost: mine stays
     player.works()
     player.machine.on_made(8, 12, 1.0)
-    [written, _] = player.hear(Freeze(version=5, slot=2))
+    [written, _] = player.hear(FreezeSums(version=5, slot=2))
     assert written == do.WriteSums(slot=2, tokens=32)
 
 
@@ -161,15 +163,15 @@ def test_P11_a_load_drops_the_sums_and_whatever_was_handed_over(version: int) ->
     dropped, anchor, say = player.hear(load(version))
     assert dropped == do.DropSums() and isinstance(anchor, do.LoadAnchor)
     assert (anchor.keep, anchor.fragment) == ("drop", 1)
-    assert isinstance(say, do.Say) and say.word == Loaded(version=version, fragment=1)
-    assert player.works() is None and player.hear(Freeze(version=version, slot=0)) == []
+    assert isinstance(say, do.SayWord) and say.word == Loaded(version=version, fragment=1)
+    assert player.works() is None and player.hear(FreezeSums(version=version, slot=0)) == []
     player.hear(hand("backward", 1, version))
     assert player.works() == ("backward", 1), "what counted in dropped sums may count again"
 
 
 def test_words_of_another_version_are_none() -> None:
     player = loaded()
-    assert player.hear(hand("forward", 1, 4), hand("both", 1, 6), Freeze(version=4, slot=0)) == []
+    assert player.hear(hand("forward", 1, 4), hand("both", 1, 6), FreezeSums(version=4, slot=0)) == []
     assert player.works() is None
 
 
@@ -193,10 +195,10 @@ def test_what_gives_nothing_is_said_and_is_not_in_the_sums(way: Way) -> None:
     player.hear(hand(way, 1))
     player.works()
     [made] = said(player.machine.on_unusable("its loss is nan"))
-    assert made == Made(
+    assert made == WorkDone(
         way=way, version=5, micro=1, bytes_made=0, tokens=0, loss=None, problem="its loss is nan"
     )
-    assert player.hear(Freeze(version=5, slot=0)) == []
+    assert player.hear(FreezeSums(version=5, slot=0)) == []
 
 
 def test_a_word_under_a_gradient_is_a_mistake_of_the_shell() -> None:
@@ -208,5 +210,5 @@ def test_a_word_under_a_gradient_is_a_mistake_of_the_shell() -> None:
 
 
 def test_an_agent_that_is_gone_ends_it() -> None:
-    assert loaded().machine.on_agent_gone("it ended") == [do.Refuse("agent", "it ended")]
-    assert loaded().hear(Stop(code="left", reason="asked")) == [do.Over(stopped=True)]
+    assert loaded().machine.on_agent_gone("it ended") == [do.EndWithRefusal("agent", "it ended")]
+    assert loaded().hear(Stop(code="left", reason="asked")) == [do.RunOver(stopped=True)]

@@ -17,14 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from farflung.compression.native_build import SWITCH
 from farflung.peer.island.blocks import whole
-from farflung.peer.trainer.cuda_lane import Lasting, PlainLane, place_on
+from farflung.peer.trainer.copy_queues import Lasting, PlainQueue, place_on
 from farflung.peer.trainer.layout import ModelLayout
-from farflung.peer.trainer.tiles import HERE_VALUES, Across, Here, Place, tiles
+from farflung.peer.trainer.tiles import HERE_VALUES, Across, Here, TilePlace, tiles
 
 CHUNK = 16
 
 
-class LateLane(PlainLane):
+class LateLane(PlainQueue):
     """Does at some time what it was given; with staging memory that is full of rubbish until then."""
 
     def __init__(self, chance: random.Random, registered: bool) -> None:
@@ -65,7 +65,7 @@ class Mixed(nn.Module):
         self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
 
 
-def a_round(place: Place, border: int) -> list[Tensor]:
+def a_round(place: TilePlace, border: int) -> list[Tensor]:
     """Everything that is done with a model's values, in two parts; the values of all that came of it."""
     model = Mixed()
     layout = ModelLayout.of(model, CHUNK)

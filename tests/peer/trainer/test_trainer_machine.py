@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from farflung.peer.data.leased_data import AHEAD_S
-from farflung.peer.local.words import LeasesNow, Need
+from farflung.peer.local.words import LeasesNow, NeedSamples
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.machine import NO_LEASED_DATA
 from farflung.protocol.messages import UNKNOWN_LENGTH, Lease
@@ -703,15 +703,15 @@ def test_what_is_leased_lasts_ten_minutes_of_steps_without_a_coordinator() -> No
     player("rules blocking 1000000"), player("begin")
     for _ in range(500):
         effects = player.machine.on_want(10_000_000, batch, player.now)
-        said = [each.word for each in effects if isinstance(each, do.Say)]
-        for need in [word for word in said if isinstance(word, Need)]:
+        said = [each.word for each in effects if isinstance(each, do.SayWord)]
+        for need in [word for word in said if isinstance(word, NeedSamples)]:
             held.append(Lease.at(len(held) + 1, 0, reached, reached + need.want, (reached,)))
             reached += need.want
             player.machine.on_message(LeasesNow(leases=tuple(held)), player.now)
-            effects = effects if any(isinstance(each, do.Read) for each in effects) else []
+            effects = effects if any(isinstance(each, do.ReadSamples) for each in effects) else []
         if not effects:
             effects = player.machine.on_want(10_000_000, batch, player.now)
-        [read] = [each for each in effects if isinstance(each, do.Read)]
+        [read] = [each for each in effects if isinstance(each, do.ReadSamples)]
         player.machine.hand_out((read.span, *read.more), 0)
         player.now += step_s
         player("step 1")
@@ -729,12 +729,12 @@ def test_two_peers_share_a_short_stream_however_fast_they_read_at_first() -> Non
         player("rules blocking 10"), player("begin")
     for _ in range(240):
         for at, player in enumerate(players):
-            read: do.Read | None = None
+            read: do.ReadSamples | None = None
             while read is None:
                 for effect in player.machine.on_want(UNKNOWN_LENGTH, batch, player.now):
-                    if isinstance(effect, do.Read):
+                    if isinstance(effect, do.ReadSamples):
                         read = effect
-                    elif isinstance(effect, do.Say) and isinstance(effect.word, Need):
+                    elif isinstance(effect, do.SayWord) and isinstance(effect.word, NeedSamples):
                         stop = reached + effect.word.want
                         held[at].append(Lease.at(100 * at + len(held[at]), 0, reached, stop, (reached,)))
                         reached = stop

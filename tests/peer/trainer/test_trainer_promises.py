@@ -13,36 +13,36 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.optim.schedule import Rules
+from farflung.optim.schedule import ScheduleRules
 from farflung.peer.data.leased_data import Span
 from farflung.peer.local.words import (
     Finish,
     Frozen,
     Keep,
     LeasesNow,
-    Load,
-    Need,
-    Opened,
+    LoadState,
+    NeedSamples,
     Provide,
-    Resume,
+    ResumeSteps,
+    RoundOpened,
     Stop,
     ToTrainer,
 )
-from farflung.peer.simulator.invariants import Broken
-from farflung.peer.simulator.trainer import VirtualTrainer
-from farflung.peer.simulator.world import Scenario, World
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.machine import WAITS, TrainerMachine
 from farflung.protocol.messages import Lease
+from farflung.simulator.invariants import Broken
+from farflung.simulator.trainer import VirtualTrainer
+from farflung.simulator.world import Scenario, World
 from rig.trainer_player import MODEL
 
 TOKENS = 10  # of each step
 
 SCHEDULES = (
-    Rules("blocking", 3, fragments=2),
-    Rules("overlap", 3, fragments=2, overlap_steps=2),
-    Rules("streaming", 4, fragments=3, overlap_steps=1),
-    Rules("overlap", 2),
+    ScheduleRules("blocking", 3, fragments=2),
+    ScheduleRules("overlap", 3, fragments=2, overlap_steps=2),
+    ScheduleRules("streaming", 4, fragments=3, overlap_steps=1),
+    ScheduleRules("overlap", 2),
 )
 
 Samples = tuple[int, ...]
@@ -64,7 +64,7 @@ class Pair:
     """The machine, a shell that writes down which samples are in each fragment's unmerged work, and a small agent."""
 
     def __init__(
-        self, rules: Rules, machine: type[TrainerMachine] = TrainerMachine, loader: Loader = PLAIN
+        self, rules: ScheduleRules, machine: type[TrainerMachine] = TrainerMachine, loader: Loader = PLAIN
     ) -> None:
         self.rules, self.fragments = rules, range(rules.fragments)
         self.loader = loader
@@ -115,7 +115,7 @@ class Pair:
                 case do.SayFrozen(words):
                     for word in words:
                         self.on_frozen(word)
-                case do.Say(Need()):
+                case do.SayWord(NeedSamples()):
                     self.asked = True
                 case do.GoOn():
                     assert not self.machine.waits
@@ -126,7 +126,9 @@ class Pair:
         if self.machine.stand in WAITS:
             return
         while len(self.batches) < self.loader.group + self.loader.ahead:
-            found = [(effect.span, *effect.more) for effect in self.wanted() if isinstance(effect, do.Read)]
+            found = [
+                (effect.span, *effect.more) for effect in self.wanted() if isinstance(effect, do.ReadSamples)
+            ]
             if not found:
                 return
             self.machine.hand_out(found[0], 1)
@@ -183,7 +185,7 @@ class Pair:
         frozen = self.frozen[fragment] if keep in ("rest", "restore") else None
         if keep in ("rest", "drop"):
             self.frozen[fragment] = None
-        load = Load(
+        load = LoadState(
             version=self.versions[fragment],
             keep=keep,
             slot=frozen.slot if frozen is not None else 0,
@@ -241,10 +243,12 @@ class Pair:
 
     def fail(self, fragment: int) -> None:
         """A round failed, or none is to be."""
-        self.hear(Resume(spare=self.spare(self.frozen[fragment]), fragment=fragment))
+        self.hear(ResumeSteps(spare=self.spare(self.frozen[fragment]), fragment=fragment))
 
     def open(self, fragment: int) -> None:
-        self.hear(Opened(hold=self.frozen[fragment] is not None and not self.rules.waits, fragment=fragment))
+        self.hear(
+            RoundOpened(hold=self.frozen[fragment] is not None and not self.rules.waits, fragment=fragment)
+        )
 
     def drop(self, fragment: int) -> None:
         self.frozen[fragment] = None
@@ -277,7 +281,7 @@ EVENTS = st.lists(st.tuples(st.sampled_from(HAPPENS), st.integers(0, 2)), max_si
 
 
 def play(
-    rules: Rules,
+    rules: ScheduleRules,
     events: list[tuple[str, int]],
     machine: type[TrainerMachine] = TrainerMachine,
     loader: Loader = PLAIN,
@@ -298,7 +302,7 @@ LOADERS = st.builds(Loader, st.integers(1, 3), st.integers(0, 3), st.sampled_fro
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(SCHEDULES), EVENTS, LOADERS)
 def test_P6_P7_in_any_order_each_step_and_each_sample_is_counted_once_for_each_fragment(
-    rules: Rules, events: list[tuple[str, int]], loader: Loader
+    rules: ScheduleRules, events: list[tuple[str, int]], loader: Loader
 ) -> None:
     play(rules, events, loader=loader)
 
@@ -306,7 +310,7 @@ def test_P6_P7_in_any_order_each_step_and_each_sample_is_counted_once_for_each_f
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(SCHEDULES), EVENTS, LOADERS)
 def test_P7_whatever_a_loader_holds_back_every_sample_is_learned_in_the_end(
-    rules: Rules, events: list[tuple[str, int]], loader: Loader
+    rules: ScheduleRules, events: list[tuple[str, int]], loader: Loader
 ) -> None:
     """Batches that it holds back may be of no use any more; those that are missing come behind them."""
     pair = play(rules, events, loader=loader)
@@ -344,7 +348,7 @@ def test_P7_in_any_run_batches_may_go_on_in_the_next_lease() -> None:
 
 WORDS: st.SearchStrategy[ToTrainer] = st.one_of(
     st.builds(
-        Load,
+        LoadState,
         version=st.integers(0, 3),
         keep=st.sampled_from(("drop", "all", "rest", "restore")),
         slot=st.integers(0, 2),
@@ -353,8 +357,8 @@ WORDS: st.SearchStrategy[ToTrainer] = st.one_of(
         spare=st.integers(0, 2),
         fragment=st.integers(0, 1),
     ),
-    st.builds(Resume, spare=st.integers(0, 2), fragment=st.integers(0, 1)),
-    st.builds(Opened, hold=st.booleans(), fragment=st.integers(0, 1)),
+    st.builds(ResumeSteps, spare=st.integers(0, 2), fragment=st.integers(0, 1)),
+    st.builds(RoundOpened, hold=st.booleans(), fragment=st.integers(0, 1)),
     st.builds(LeasesNow, leases=st.just((Lease(1, 0, 0, 6, 2),)) | st.just(()), unsure=st.booleans()),
     st.just(Provide()),
     st.just(Finish(version=1)),
@@ -379,7 +383,7 @@ def told(machine: TrainerMachine, call: ToTrainer | str, now: float) -> list[do.
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from([rules for rules in SCHEDULES if rules.fragments == 2]), CALLS)
 def test_no_order_of_words_leads_out_of_the_declared_moves_or_below_zero(
-    rules: Rules, calls: list[ToTrainer | str]
+    rules: ScheduleRules, calls: list[ToTrainer | str]
 ) -> None:
     """Also words that no agent says, and steps of a script that was told to wait.  A twin that is told the same
     answers the same, as each rank of an island must."""

@@ -14,7 +14,7 @@ import pytest
 
 from farflung.peer.agent.journal_writer import RoundEvents, open_journal
 from farflung.peer.local.words import Frozen
-from farflung.peer.machine.trainer_view import Training
+from farflung.peer.machine.trainer_proxy import TrainerProxy
 from farflung.protocol.errors import UserError
 from farflung.protocol.process import failpoints
 from farflung.protocol.process.journal import JOURNAL_VARIABLE, EventLog, Follower, read_events
@@ -164,7 +164,7 @@ def test_each_peer_has_its_own_beside_its_key_and_needs_none(tmp_path: Path) -> 
 
 def test_a_freeze_that_crossed_a_load_is_marked_as_such(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "e")
-    events, machine = RoundEvents(log, {}, dict, dict), SimpleNamespace(training=Training())  # type: ignore[arg-type]
+    events, machine = RoundEvents(log, {}, dict, dict), SimpleNamespace(training=TrainerProxy())  # type: ignore[arg-type]
     machine.training.on_attach()
     machine.training.load(0, 0, None)
     events.on_local(Frozen(slot=0, tokens=8, steps=2, used=(), loss=None), machine)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from farflung.coordinator.run_metrics import run_metrics
 from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.peer.agent.metrics import of_peer
 from farflung.peer.identity import Identity
-from farflung.peer.machine.getting_in import PeerConfig, me_of
+from farflung.peer.machine.handshake import PeerConfig, me_of
 from farflung.peer.machine.machine import PeerMachine
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import METRICS_CONNECTIONS, METRICS_REQUEST_BYTES
@@ -68,7 +68,7 @@ def machine() -> RunMachine:
 
 
 def metrics_of(made: RunMachine, slowest_turn_s: float) -> bytes:
-    return run_metrics(made.core, made.conductors, COUNTS, slowest_turn_s)
+    return run_metrics(made.core, made.drivers, COUNTS, slowest_turn_s)
 
 
 COUNTS = {"arrived": 7, "undelivered": 1, "counters": Counters().as_dict()}

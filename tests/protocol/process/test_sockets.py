@@ -15,7 +15,7 @@ from zmq.utils import z85
 from farflung.collectives.link.pacer import Pacer
 from farflung.collectives.link.zmq_link import LinkSettings, ZmqLink
 from farflung.console.bench import exchange
-from farflung.console.bench.exchange import ABOVE_THE_DOOR, Collector, Line, send_report
+from farflung.console.bench.exchange import ABOVE_THE_DOOR, BenchLine, Collector, send_report
 from farflung.console.screen.status_client import StatusClient
 from farflung.coordinator.door.dialer import Dialer, Target
 from farflung.coordinator.door.keys import load_or_create
@@ -224,7 +224,7 @@ def test_the_two_ends_of_a_benchs_reports(
     recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange, "SEND_S", 0.0)
-    with Collector(tmp_path, "127.0.0.1", Line(0)):
+    with Collector(tmp_path, "127.0.0.1", BenchLine(0)):
         pass
     # Fmt: skip.
     assert recorded.only("bind", zmq.REP) == SERVER_KEYS | {"LINGER": 1000, "IPV6": 1, "MAXMSGSIZE": 64 << 20}

@@ -1,0 +1,490 @@
+"""Conducts the rounds of one fragment: opens them, moves them on, commits them.
+
+One of the two halves of the run machine (the other is machine.py, which listens to members); there is one driver
+for each fragment, and their rounds are in flight side by side.  Pure.  The rules that a round is opened with, and the
+witness that checks the signed hash lists, are its own parts; what state a version is, is its settling's business.
+Each decision leaves a reason in `reason`, which the status shows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
+
+from farflung.coordinator.batches.batch_members import SeatShare
+from farflung.coordinator.batches.batches import Batches
+from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, Opened
+from farflung.coordinator.rounds.foreseeing import Foresight, can_be_foreseen
+from farflung.coordinator.rounds.gradient_clip import clipped, warning
+from farflung.coordinator.rounds.groups import Groups, drawn, most_of_round, planned
+from farflung.coordinator.rounds.opening import chosen, lines_of, rules_for, within
+from farflung.coordinator.rounds.patience import Patience
+from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.silent_owners import LastHolders
+from farflung.coordinator.rounds.steps import Done, Failed, Foreseen, OwnersMoved, RoundCommitted, RoundWaits
+from farflung.coordinator.run.auditing import AuditDesk
+from farflung.coordinator.run.core import Core
+from farflung.coordinator.run.digest_agreement import DigestAgreement
+from farflung.coordinator.run.discipline import found_useless
+from farflung.coordinator.run.eligibility import Eligibility
+from farflung.coordinator.run.membership import Looks, Member
+from farflung.coordinator.run.signed_results import SignedResults, record_of
+from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause, NoteCause
+from farflung.protocol.limits import MEMBERS_PER_ROUND
+from farflung.protocol.messages import (
+    Aborted,
+    Decided,
+    FragmentBeat,
+    OpenRound,
+    ProgressReport,
+    Sent,
+)
+from farflung.protocol.round_words import CROWD, Decision
+
+RETRY_S = 1.0  # after an abort; doubles with each further abort of the same version
+RETRY_MAX_S = 30.0
+MUCH_SHORTENED = 0.5  # to this or less: people are told
+# Contributions that an owner alone lacks, in rounds in a row; then it owns nothing for a while.
+WITHHELD_MOST = 3
+LATE_OWNER = "it owned chunks and did not give their results in time"
+
+
+class RoundDriver(Eligibility):
+    def __init__(
+        self,
+        core: Core,
+        fragment: int,
+        auditing: AuditDesk | None = None,
+        batches: Batches | None = None,
+    ) -> None:
+        """`auditing` is told of each commit, after it was written, with what proves whose sums it is made of.
+
+        `batches` says who must be in a round, where updates are synchronous batches.
+        """
+        super().__init__(core, fragment)
+        self._auditing = auditing
+        self.round: Round | None = None
+        self.agreement = DigestAgreement(core, fragment)
+        self._witness = SignedResults(core)
+        self.batches = batches
+        self._shares: dict[str, SeatShare] = {}  # of the batch that the round in flight is to merge
+        self._last_holders = LastHolders()
+        self._foresight = Foresight()
+        # Owner -> contributions that it alone lacked, in rounds in a row.
+        self._withheld: Counter[str] = Counter()
+        self.processes: dict[str, bytes] = {}  # which process of each member the round counts on
+        # Of these: who lost what the round goes from.  What it had sent counts, and nobody waits for more.
+        self._gone: set[str] = set()
+        self.reason = "starting"
+        self.merged = ""  # how the round in flight is merged, once that is decided
+        # Its round is at its end, and is committed with those of all other stages.
+        self.prepared: Done | None = None
+        self._looks, self._settling_looks, self._patience = Looks(), Looks(), Patience()
+        self._aborts = 0
+        self._committed_at = 0.0
+
+    @property
+    def since_commit_s(self) -> float:
+        return self.core.now - self._committed_at
+
+    # ---- opening -------------------------------------------------------------------------------------
+
+    def maybe_open(self) -> None:
+        if self.round is not None:
+            return
+        if self.core.finished:
+            self.reason = "finished"
+            return
+        if self.batches is not None:
+            self._maybe_open_batch(self.batches)
+            return
+        if not self._looks.is_due(len(self.holders), self.core.now):
+            return
+        able = self.able
+        self._look_for_slow_lines()
+        ready = self._counted_on([m for m in able if self._is_ready(m)])
+        why_not = self.core.held or self.agreement.reason or self._why_not_open(able, ready)
+        if why_not:
+            self.reason = why_not
+            return
+        # A member that was left out last time comes first, where not all fit into one round.
+        ready.sort(key=lambda m: (-self.standing(m).missed, self.standing(m).ready_since or 0.0, m.joined_no))
+        owners = self.core.members.can_own(self.core.now, {m.peer for m in ready} | self._helping)
+        most = most_of_round(self.core.manifest.round.group, len(owners))
+        self._open(sorted(chosen([m.peer for m in ready], owners, most)))
+
+    def _maybe_open_batch(self, batches: Batches) -> None:
+        """With exactly those who have counted something; where none of them can be dialled, others own the chunks."""
+        self._shares, waits = batches.shares(self.fragment)
+        held = "" if batches.under_way else self.core.held
+        why_not = held or self.agreement.reason or waits
+        if why_not:  # nearly always: who could own a chunk is looked for when there are chunks to own
+            self.reason = why_not
+            return
+        peers, helping = set(self._shares), self._helping
+        owners = self._can_own(peers | helping)
+        if not (peers | helping) & owners:
+            owners = self.core.members.can_own(self.core.now)
+            peers |= {m.peer for m in self.able if m.peer in owners}
+        left_s = self._not_before - self.core.now
+        if not (peers | helping) & owners:
+            self.reason = "no peer can be dialled, so nobody can own a chunk"
+        elif left_s > 0:
+            self.reason = f"the last round failed; trying again in {left_s:.1f} s"
+        else:
+            self._open(sorted(peers)[:MEMBERS_PER_ROUND] if len(peers) > len(self._shares) else sorted(peers))
+
+    def _open(self, contribute: list[str]) -> None:
+        core, manifest, model = self.core, self.core.manifest, self.core.ledger.model
+        if model is None:
+            return  # the first member brings it, and nobody is ready before
+        size = manifest.round.group
+        room = max(0, MEMBERS_PER_ROUND - len(contribute))
+        helpers = sorted(self._helping.difference(contribute))[:room]
+        peers = sorted([*contribute, *helpers])
+        owners = self._can_own(peers)
+        most_bytes_per_s = core.members.ways.share_bytes_per_s(peers, owners)
+        beats = within({p: core.members.members[p].beat for p in peers}, most_bytes_per_s)
+        groups = drawn(peers, owners, size, self.book.digests.get(self.book.version, b""))
+        wider = core.members.wider_owners(core.now, peers, owners)
+        codecs, owned = self.ahead.shared_out(beats, owners, model, groups, wider)
+        numbers = core.ledger.round_no + 1, self.book.version, self.fragment
+        plan = planned(numbers, peers, groups, owned, codecs)
+        rules = replace(
+            rules_for(manifest, self.book, peers, core.ledger.books, core.clock_s),
+            min_peers=1 if self._shares else min(self._least, len(contribute)),
+            whole=frozenset(self._shares),
+            # Whether or not they hold its state yet.
+            most_of_run=sum(not m.helps for m in self.holders) // 2 + 1,
+            helpers=frozenset(helpers),
+            unawaited=frozenset(peers) & self.ahead.slow.keys(),
+            lines=lines_of(beats),
+        )
+        core.acquaint(Groups(plan).circles)
+        core.members.await_words(peers, core.now)
+        core.write(Opened(plan=plan))
+        self._last_holders.begin()
+        self.round = flight = Round(plan, rules, core.now, core.name, last_holders=self._last_holders)
+        flight.foresees = can_be_foreseen(plan, rules) and self._foresight.is_on
+        self.processes = {peer: core.members.members[peer].process for peer in peers}
+        self._gone = set()
+        of = core.of(self.fragment)
+        told = f"round {plan.round_no}{of} opened from version {plan.version} with {_peers(len(contribute))}"
+        core.log(told, NoteCause.OPENED)
+        for member in self.able:
+            if member.peer not in peers:
+                self._leave_out(flight, member.peer, self._why_without(member))
+        self._tell_plan(flight, peers)
+
+    def _tell_plan(self, flight: Round, peers: Collection[str]) -> None:
+        for member in self._members_of(flight):
+            if member.peer in peers:
+                self.tell_plan(flight, member)
+
+    def tell_plan(self, flight: Round, member: Member) -> None:
+        plan, amended = flight.plan_for(member.peer), self.core.amended_for(flight.plan.version)
+        self.core.tell(member, OpenRound, plan=plan, amended=amended)
+
+    def _tell_all(self, flight: Round, decision: Decision) -> None:
+        for member in self._members_of(flight):
+            self.tell_decision(flight, decision, member)
+
+    def tell_decision(self, flight: Round, decision: Decision, member: Member) -> None:
+        self.core.tell(member, Decided, decision=flight.decision_for(member.peer, decision))
+
+    def _look_for_slow_lines(self) -> None:
+        """Among those who have shown that they hold the run's state, whether or not they have the newest version."""
+        model, holders = self.core.ledger.model, self.holders
+        if self.core.manifest.round.group or len(holders) > MEMBERS_PER_ROUND:
+            return
+        if model is None or not self.ahead.is_due(self.core.now):
+            return
+        known = {
+            m.peer: m.beat for m in holders if self.standing(m).vouched and m.beat is not None and m.trains
+        }
+        staying = {peer: beat for peer, beat in sorted(known.items()) if not beat.leaving}
+        told = self.ahead.look(staying, self._can_own(staying), model, self.core.now, self.core.name)
+        for news in told:
+            self.core.note(news)
+
+    @property
+    def is_audited(self) -> bool:
+        """Sums of the newest versions are merged again by others, or their case is open."""
+        return self._auditing is not None and self._auditing.is_busy_with(self.fragment)
+
+    # ---- moving on -----------------------------------------------------------------------------------
+
+    def counts_on(self, member: Member) -> bool:
+        """The round in flight counts on this very process."""
+        return self.round is not None and self.processes.get(member.peer) == member.process
+
+    def recognise(self, member: Member, said: FragmentBeat) -> bool:
+        """Take in what a beat says that the member holds.  True if it is verified now and was not, or the reverse."""
+        flight = self.round
+        if flight is not None and said.version < flight.plan.version and self.counts_on(member):
+            # It took part, so it held that version, and has to take the run's state again.
+            if member.peer not in flight.rules.helpers | self._gone:
+                self._gone.add(member.peer)
+                self._steadiness.breaks(member.peer, member.process)
+                self._leave_out(flight, member.peer, "it had to take the run's state again")
+        return self.agreement.recognise(member, said)
+
+    def _is_awaited(self, member: Member) -> bool:
+        return self.counts_on(member) and member.peer not in self._gone
+
+    def _living(self, flight: Round) -> set[str]:
+        """Members of the round whose very process it counts on, and that can still do something in it."""
+        here = self.core.members.holding(self.fragment)
+        return {peer for peer in flight.plan.members if peer in here and self._is_awaited(here[peer])}
+
+    def is_about(self, member: Member, round_no: int) -> bool:
+        """That is the round in flight here, and it counts on this very process."""
+        return self.round is not None and self.round.plan.round_no == round_no and self.counts_on(member)
+
+    def on_progress(self, member: Member, report: ProgressReport) -> None:
+        if self.round is None:
+            return
+        if self.round.on_progress(member.peer, self._witness.proven(member, self.round, report)):
+            self.standing(member).progress_seen = report.seq
+
+    def on_sent(self, member: Member, sent: Sent) -> None:
+        if self.round is None:
+            return
+        leases = self.core.ledger.leases
+        cause, problem = ExclusionCause.UNSIGNED, self._witness.problem(member, sent)
+        if not problem:
+            problem = leases.problem(member.peer, sent.used, self.fragment) or ""
+            cause = ExclusionCause.LEASES
+        if not problem and self.batches is not None:
+            problem = self.batches.problem(self._shares.get(member.peer), sent)
+            cause = ExclusionCause.OTHER_SHARE
+        if problem and member.peer not in self.round.sent:
+            self.round.barred[member.peer] = Excluded(cause, problem)
+        samples = 0 if problem else leases.newly_used(sent.used, self.fragment)
+        why = self.round.on_sent(member.peer, sent, samples)
+        if why:
+            self.core.note(f"{self.core.name(member.peer)} is out of round {sent.round_no}: {why}")
+
+    def may_use_work_of(self, peer: str) -> bool:
+        """A commit of the round in flight may acknowledge what this peer sent."""
+        flight = self.round
+        return flight is not None and peer in flight.plan.members and peer not in flight.barred
+
+    def on_session(self, peer: str, process: bytes) -> None:
+        """A member begins a session, with a process that was here before or with another one."""
+        flight = self.round
+        was = self.processes.get(peer, b"") if flight is not None and peer in flight.plan.members else b""
+        self._steadiness.comes(peer, process, was)
+
+    def on_restart(self, peer: str) -> None:
+        """A member came back as another process: what its former self sent may not be acknowledged twice."""
+        if self.round is not None and peer in self.round.plan.members and self.round.decision is None:
+            self.round.barred[peer] = Excluded(ExclusionCause.RESTARTED, "it restarted during the round")
+
+    def is_due(self) -> bool:
+        """To be looked at now, and not with the next words or in a moment."""
+        here, flight, core = self.core.members.holding(self.fragment), self.round, self.core
+        count = len(here) if flight is None else len(flight.plan.members)
+        return self._patience.is_due(
+            flight,
+            count,
+            core.members.losses,
+            lambda peer: peer in here and self._is_awaited(here[peer]),
+            core.now,
+        )
+
+    def advance(self) -> None:
+        """Take every transition that is due now."""
+        # A fragment that has had its rounds goes on for as long as another one has not: the model learns as a whole.
+        if self.round is not None and self.core.finished:
+            self.abort(AbortCause.COMPLETE, "the run is complete")
+        self.prepared = None
+        while (flight := self.round) is not None:
+            alive = self._living(flight)
+            step = flight.next_step(self.core.now, alive, self._can_own(flight.plan.members))
+            match step:
+                case RoundWaits(reason):
+                    self.reason = reason
+                    return
+                case OwnersMoved(plan, reason, unfit):
+                    self.core.members.doubt(unfit, self.core.now)
+                    for peer in unfit:
+                        barred, accused = flight.barred.get(peer), flight.accused.get(peer)
+                        why = (
+                            accused or "others could not get through to it" if barred is None else barred.text
+                        )
+                        self._leave_out(flight, peer, f"it lost its chunks: {why}")
+                    self.core.note(f"round {plan.round_no}, epoch {plan.epoch}: {reason}")
+                    self.core.write(Opened(plan=plan))
+                    self.core.acquaint(flight.groups.circles)
+                    self._tell_plan(flight, flight.told)
+                case RoundCommitted():
+                    self._announce(flight, step)
+                case Foreseen(decision):
+                    self._tell_all(flight, decision)
+                case Failed(reason, cause, unfit, dropped, lost):
+                    self.core.members.doubt(unfit, self.core.now)
+                    for peer in unfit:
+                        self._leave_out(flight, peer, LATE_OWNER)
+                    self.abort(cause, reason, dropped)
+                    if self.batches is not None:
+                        self.batches.give_up(lost, reason)
+                case Done() if self._of_several_stages:
+                    flight.prepared, self.prepared = True, step
+                    self.reason = "every result is held by several: waiting for the other stages' rounds"
+                    return
+                case Done():
+                    self._commit(flight, step)
+
+    def _announce(self, flight: Round, step: RoundCommitted) -> None:
+        core, decision, screening = self.core, step.decision, flight.screening
+        causes = {peer: why.cause for peer, why in flight.excluded.items()}
+        core.write(DecidedOn(decision=decision, causes=causes, merged=step.merged))
+        for peer, why in decision.reasons.items():
+            if peer in flight.rules.helpers:
+                continue  # of these it is no news
+            core.note(f"{core.name(peer)} is not in round {decision.round_no}: {why}")
+            self._leave_out(flight, peer, why)
+        for peer, factor in screening.factors.items() if screening is not None else ():
+            if factor <= MUCH_SHORTENED and peer not in flight.excluded:
+                why = screening.clipped[peer] if screening is not None else ""
+                core.note(f"{core.name(peer)} counts for less in round {decision.round_no}: {why}")
+        for peer, why in flight.believed.why.items():
+            core.note(f"{core.name(peer)} counts for less in round {decision.round_no}: {why}")
+        self._doubt_who_withholds(flight)
+        self._tell_all(flight, decision)
+        self.reason, self.merged = step.reason, step.merged
+
+    def _doubt_who_withholds(self, flight: Round) -> None:
+        """An owner may say of few others, round after round, that what they sent did not come: then their work never
+        counts.  Or all owners say so of most.  Once is a slow line."""
+        core, living = self.core, self._living(flight)
+        lacks = flight.lacking_alone(living, flight.senders(living, awaited=False))
+        alone = {owner: len(lacking) for owner, lacking in lacks.items() if lacking}
+        if 2 * len(flight.excluded) > len(flight.plan.members):
+            alone = dict.fromkeys(flight.deaf(living), 1) | alone
+        self._withheld = Counter({owner: self._withheld[owner] + count for owner, count in alone.items()})
+        unfit = [owner for owner, count in self._withheld.items() if count >= WITHHELD_MOST]
+        core.members.doubt(unfit, core.now)
+        for owner in unfit:
+            del self._withheld[owner]
+            why = (
+                "what others sent came to all owners but to it, again and again: it owns nothing for a while"
+            )
+            self._leave_out(flight, owner, why)
+            core.note(f"{core.name(owner)}: {why}")
+
+    def asks_anew(self) -> bool:
+        """True once after each change of whom owners are to compare, or may encode: they must hear of it at once."""
+        flight = self.round
+        if flight is None:
+            return False
+        asks, freed = flight.comparing.asks_anew(), flight.comparing_sums.news
+        flight.comparing_sums.news = False
+        return asks or freed
+
+    def abort(self, cause: AbortCause, reason: str, dropped: bool = False) -> None:
+        """Of the round in flight, if there is one."""
+        flight = self.round
+        if flight is None:
+            return
+        number = flight.plan.round_no
+        for peer, why in flight.barred.items():
+            self._leave_out(flight, peer, why.text)
+        fate = f"everybody starts again from version {self.book.version}" if dropped else "local work is kept"
+        told = AbortedRound(
+            round_no=number, cause=cause, reason=reason, fragment=self.fragment, dropped=dropped
+        )
+        self.core.write(told)
+        self._foresight.on_end(flight.foreseen is not None, flight.as_foreseen)
+        self.core.note(f"round {number} aborted: {reason}; {fate}")
+        self._strike_useless(flight)
+        for member in self._members_of(flight):
+            self.core.tell(member, Aborted, round_no=number, reason=reason)
+        self.round = self.prepared = None
+        if cause is AbortCause.SHARE_LOST:
+            return  # the next one opens as soon as the share is computed again
+        self._aborts += 1
+        self._not_before = self.core.now + min(RETRY_MAX_S, RETRY_S * 2 ** (self._aborts - 1))
+
+    def _strike_useless(self, over: Round) -> None:
+        for peer in found_useless(over):
+            self.core.strike(peer, f"what it sent in round {over.plan.round_no} was of no use to the others")
+
+    def _leave_out(self, flight: Round, peer: str, why: str) -> None:
+        """For the status: the member's owner wants to know, also when the round itself is forgotten."""
+        member = self.core.members.members.get(peer)
+        if member is not None:
+            member.left_out = f"round {flight.plan.round_no}: {why}"
+            self.core.members.ways.left_out(peer, self.core.now)
+
+    def _commit(self, flight: Round, done: Done) -> None:
+        (done,) = clipped([done], self.core.manifest.batch_clip)
+        self.core.warn(warning([done], self.core.of))
+        record = self.record(flight, done)
+        self.core.write(record)
+        self.on_committed(flight, record, done.late)
+
+    def record(self, flight: Round, done: Done) -> CommittedRound:
+        """What the journal has of a round that is at its end."""
+        counted = {peer: share.counted for peer, share in self._shares.items()}
+        return record_of(self.core, flight, done, self.merged, counted)
+
+    def on_committed(self, flight: Round, record: CommittedRound, late: frozenset[str]) -> None:
+        """It is written: the round is over."""
+        core, commit = self.core, record.commit
+        included = commit.included
+        sums = self._witness.on_commit(commit, flight, self.processes)
+        self._steadiness.on_commit({peer: self.processes[peer] for peer in included})
+        self._foresight.on_end(flight.foreseen is not None, flight.as_foreseen)
+        for peer in sorted(self._last_holders.on_commit(late)):
+            told = "it does not get the results that most others hold; for a while no commit waits for it"
+            core.note(f"{core.name(peer)}: {told}")
+        core.pace.on_commit(core.ledger.version, core.now)
+        self.ahead.on_commit(included, core.now)
+        self._aborts, self._not_before, self._committed_at = 0, 0.0, core.now
+        self._strike_useless(flight)
+        self.round = self.prepared = None
+        self._count_participation(included)
+        what = f"version {commit.version}{core.of(self.fragment)}"
+        told = f"{what} committed by round {commit.round_no} with {_peers(len(included))}"
+        core.log(told, NoteCause.COMMITTED)
+        at_once = len(self.holders) <= CROWD
+        for member in self.holders:
+            self.standing(member).verified = False  # until it shows the digest of the new version
+            if at_once or member.peer in self.processes:
+                self.agreement.tell_commit(member)
+        if self._auditing is not None:
+            self._auditing.on_commit(sums)
+
+    def _count_participation(self, included: tuple[str, ...]) -> None:
+        for member in self.holders:
+            peer, standing = member.peer, self.standing(member)
+            if peer in included:
+                standing.missed = 0
+            elif standing.verified and not member.helps:
+                standing.missed += 1
+
+    def _members_of(self, flight: Round) -> list[Member]:
+        """Those of the round that can hear of it."""
+        found = map(self.core.members.members.get, flight.plan.members)
+        return [member for member in found if member is not None and member.alive and self.counts_on(member)]
+
+    # ---- the digest of a version -----------------------------------------------------------------------
+
+    def settle_digest(self) -> bool:
+        """True when what stands as the digest of the newest version, or who holds it, changed now."""
+        if not self._settling_looks.is_due(len(self.holders), self.core.now):
+            return False
+        said = [(member, beat) for member in self.holders if (beat := self.beat_of(member)) is not None]
+        patience_over = self.since_commit_s >= 2 * self.core.manifest.net.dead_after_s
+        changed = self.agreement.settle(said, patience_over)
+        if self.agreement.disputed:
+            # What it would commit may be built on a lie, and whoever knows better would be left behind.
+            self.abort(AbortCause.DISPUTED, self.agreement.reason)
+        return changed
+
+
+def _peers(count: int) -> str:
+    return "1 peer" if count == 1 else f"{count} peers"

@@ -1,0 +1,217 @@
+"""What the agent has from the moment on when a trainer has said what its model is: the state, and hands for it.
+
+Made once by the agent, when the first trainer attaches; each hand is given what it needs then, and none of them sees
+the peer machine but for the few events that it has for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from farflung.checkpoints.archive import Archive
+from farflung.checkpoints.store import Store
+from farflung.collectives.round.effects import Roll
+from farflung.compression.codec import payload_bytes
+from farflung.compression.native import outer_step
+from farflung.optim.outer import checked
+from farflung.optim.recipes import outer_of, outer_steps_of
+from farflung.peer.agent.answers import Answering
+from farflung.peer.agent.crossing_hand import CrossingHand
+from farflung.peer.agent.kept_crossings import KeptCrossings
+from farflung.peer.identity import Identity
+from farflung.peer.line.data_line import DataLine
+from farflung.peer.local.memory import SharedState
+from farflung.peer.local.words import Attach, ToTrainer
+from farflung.peer.machine import effects as do
+from farflung.peer.machine.checkpoint_policy import Undone
+from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.machine.stage_boundaries import crossing_bytes_most
+from farflung.peer.pool import Pool
+from farflung.peer.settings import OwnConfig
+from farflung.peer.state.archiving import Archiving
+from farflung.peer.state.arrived_pieces import Arriving, name_on_disk
+from farflung.peer.state.before_images import unnamed_file
+from farflung.peer.state.beginning import StartJobs
+from farflung.peer.state.checkpoint_thread import Checkpointing
+from farflung.peer.state.keeping_state import KeepingState
+from farflung.peer.state.keeping_state import ResultPlace as KeepingPlace
+from farflung.peer.state.outer_state import Files, OuterState, payload_bytes_most
+from farflung.peer.state.results_on_disk import DiskPlace, KeepingResults
+from farflung.peer.worker import Submit, nothing
+from farflung.protocol.digests import HASH_BYTES
+from farflung.protocol.errors import UserError
+from farflung.protocol.frames import Frame
+from farflung.protocol.process.log_lines import LineWriter
+from farflung.protocol.run_terms import Attached, Known, Terms
+
+
+@dataclass(frozen=True)
+class WorkerTools:
+    """Of the agent, for whatever hand needs them."""
+
+    identity: Identity
+    own: OwnConfig
+    folder: Path  # of this peer, beside its key
+    store: Store | None  # for checkpoints, where the volunteer named a place
+    line: DataLine
+    arithmetic: Pool
+    carry_out: Callable[[list[do.Effect]], None]
+    tell: Callable[[ToTrainer], None]
+    say: LineWriter
+
+
+@dataclass(frozen=True)
+class IoWorkers:
+    attached: Attached
+    shared: SharedState
+    state: OuterState
+    answering: Answering
+    arriving: Arriving
+    results: KeepingResults | None
+    checkpoints: Checkpointing | None
+    keeping: KeepingState | None
+    beginning: StartJobs
+    archive: Archiving | None
+    crossings: CrossingHand | None  # of a stage
+
+    @staticmethod
+    def of(attached: Attached, shared: SharedState, machine: PeerMachine, tools: WorkerTools) -> IoWorkers:
+        rules = attached.known.manifest.round
+        outer = outer_of(attached.known.manifest, checked(outer_step()))
+        files = Files(unnamed_file(tools.folder), unnamed_file(tools.folder))
+        state = OuterState(
+            shared.anchor,
+            attached.model,
+            rules,
+            outer,
+            shared.mark_torn,
+            shared.moments,
+            files,
+            attached.held,
+        )
+        submit, tell, peer, own = tools.arithmetic.submit, tools.carry_out, tools.identity.peer_id, tools.own
+        results = checkpoints = keeping = None
+        if own.results_on_disk:
+            lies = DiskPlace(tools.folder, peer, own.results_limit, largest_payload_bytes(attached))
+            results = KeepingResults(lies, attached, submit, machine, tell)
+        if tools.store is not None:
+            checkpoints = Checkpointing(tools.store, tools.identity, machine, submit, tell)
+        if own.keep:
+            place = KeepingPlace(tools.folder, peer, own.keep)
+            keeping = KeepingState(place, attached, submit, machine, tell)
+        archive = _archive_of(attached, tools) if own.archive else None
+        return IoWorkers(
+            attached,
+            shared,
+            state,
+            Answering(tools.line, attached, tools.arithmetic, tell),
+            Arriving(tools.folder, peer, attached, submit, tell, keeping),
+            results,
+            checkpoints,
+            keeping,
+            StartJobs(attached, machine, submit, tell),
+            archive,
+            _crossings_of(attached, shared, tools),
+        )
+
+    def follow(self, terms: Terms, submit: Submit) -> None:
+        """`submit`: to the arithmetic, behind the versions that are being made."""
+        if self.archive is not None:
+            self.archive.follow(terms)
+        making = outer_steps_of(terms, checked(outer_step()))
+        submit(lambda: self.state.follow(making, terms.newest.round.codec), nothing)
+
+    def begin_to_close(self, finished: bool = False) -> None:
+        """While the arithmetic still works; `finished`: the run is complete."""
+        self.beginning.close()
+        for hand in (self.checkpoints, self.results, self.archive):
+            if hand is not None:
+                hand.close(finished)
+        if self.keeping is not None:
+            self.keeping.close()
+
+    def close(self) -> None:
+        """Once everything that was asked of the arithmetic is done."""
+        self.arriving.close()
+        if self.crossings is not None:
+            self.crossings.close()
+
+    def undo(self, undo: do.Undo, era: int, arithmetic: Pool, then: Callable[[Undone], None]) -> None:
+        """Each chunk by itself, as a checkpoint that is being written may still need what is there now."""
+        number, state, whole = undo.fragment, self.state, list[bool]()
+
+        def job(chunk: int) -> None:
+            whole.append(state.undo(number, chunk, undo.version))
+
+        for chunk in self.attached.fragments[number].chunks:
+            arithmetic.beside(chunk, partial(self.change, chunk, partial(job, chunk)))
+        arithmetic.submit(lambda: Undone(number, undo.version, era, all(whole)), then)
+
+    def change(self, chunk: int, job: Callable[[], object]) -> None:
+        """In the arithmetic, of several chunks at once: do what changes this one, once it was copied where a checkpoint
+        needs it."""
+        if (checkpoints := self.checkpoints) is not None:
+            then, job = job, lambda: checkpoints.change(chunk, then)
+        if self.keeping is not None:
+            self.keeping.change(chunk, job)
+        else:
+            job()
+
+    def rolled(self, effect: Roll, machine: PeerMachine) -> None:
+        """A result is to be applied, and others may ask for it, or this peer in another life."""
+        if self.results is not None:
+            self.results.rolled(effect, machine.era, machine.logged_bytes)
+        if self.keeping is not None:
+            self.keeping.rolled(effect, machine.era)
+
+    def serve(self, effect: do.ServeLogged, machine: PeerMachine, hear: Callable[[Frame], None]) -> None:
+        """A result that lies on the disk; `hear`: if this peer itself asked for what a former life of it kept."""
+        if self.keeping is not None and self.keeping.serves(effect):
+            self.keeping.serve(effect, machine.era, hear)
+        elif self.results is not None:
+            self.results.serve(effect, machine.era)
+
+
+def largest_payload_bytes(attached: Attached) -> int:
+    """Of all bulk frames of this run, whichever part of it this peer holds.  UserError for what can't be sent."""
+    manifest, model = attached.known.manifest, attached.model
+    hashes_bytes = HASH_BYTES * max(fragment.count for fragment in attached.fragments)
+    results_bytes = payload_bytes_most(manifest.round, model.chunk_elements)
+    largest = max(attached.form.size_bytes, hashes_bytes, results_bytes)
+    if not model.stages:
+        return largest
+    try:
+        return max(largest, crossing_bytes_most(model, manifest.pipeline, payload_bytes))
+    except ValueError as error:
+        raise UserError(f"what goes from one stage to the next can't be sent: {error}") from None
+
+
+def stages_in_order(said: Attach, known: Known, tools: WorkerTools) -> tuple[int, ...]:
+    """Those that the trainer could hold: the one first of which this peer kept something last."""
+    peer = tools.identity.peer_id
+
+    def kept_at(stage: int) -> float:
+        name = name_on_disk(Attached(known, said.model, (stage,)), peer)
+        return max((path.stat().st_mtime for path in tools.folder.glob(f"{name}.*")), default=0.0)
+
+    return tuple(sorted(said.stages, key=lambda stage: (-kept_at(stage), stage)))
+
+
+def _crossings_of(attached: Attached, shared: SharedState, tools: WorkerTools) -> CrossingHand | None:
+    if not attached.stages:
+        return None
+    kept = KeptCrossings(tools.folder, tools.own.crossings_limit)
+    return CrossingHand(shared.place / "belt", kept, tools.line.link.send, tools.tell)
+
+
+def _archive_of(attached: Attached, tools: WorkerTools) -> Archiving | None:
+    """A replay starts from a checkpoint: an archive without any would be of no use."""
+    if not attached.known.manifest.checkpoint.every_rounds:
+        tools.say(
+            "nothing is archived: this run saves no checkpoints ([checkpoint] every_rounds in run.toml)"
+        )
+        return None
+    return Archiving(Archive(tools.own.checkpoints), attached, tools.arithmetic.submit, tools.say)

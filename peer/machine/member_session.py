@@ -1,0 +1,400 @@
+"""The peer machine's parts from the moment on when a trainer has said what its model is.  Pure.
+
+Made once by the machine (machine.py), which sends every event to the part that it concerns.  What the disk has to say
+(checkpoints, pieces of state, results of a former life) concerns several of them, and is answered here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from farflung.checkpoints.result_log import ResultLog
+from farflung.checkpoints.state_sync import NO_VERSION
+from farflung.collectives.round.member import MemberRound
+from farflung.peer.local.words import WorkDone
+from farflung.peer.machine import effects as do
+from farflung.peer.machine.auditing import SHOWN, Auditor
+from farflung.peer.machine.checkpoint_policy import (
+    Held,
+    Keeping,
+    Recalling,
+    RestoringOwn,
+    Saving,
+    Shelf,
+    Undoing,
+    Undone,
+    WhyWaiting,
+    is_empty,
+)
+from farflung.peer.machine.early_upload import fragment_of
+from farflung.peer.machine.founding import Founding
+from farflung.peer.machine.handshake import AmendmentNews, Offer, PeerConfig
+from farflung.peer.machine.heartbeat import HeartbeatBuilder
+from farflung.peer.machine.replica import Replica
+from farflung.peer.machine.replicas import Replicas
+from farflung.peer.machine.stage_boundaries import StageBoundaries
+from farflung.peer.machine.stage_transfers import MyStage, StageTransfers
+from farflung.peer.machine.trainer_proxy import TrainerProxy
+from farflung.peer.machine.trainer_sync import TrainerSync
+from farflung.protocol.frames import Payload
+from farflung.protocol.manifest_sections import NetSection
+from farflung.protocol.messages import Aborted, Committed, Show, Tick, What
+from farflung.protocol.round_words import Plan
+from farflung.protocol.run_terms import Attached
+from farflung.protocol.signing import KeptReceipts
+from farflung.protocol.states import Goal
+from farflung.protocol.verdicts import Counters
+
+
+@dataclass(frozen=True)
+class MemberSession:
+    """The machine's parts from the moment on when a trainer has said what its model is."""
+
+    offer: Offer  # of that which is held
+    training: TrainerProxy
+    crossings: StageTransfers | None  # where the model is cut into stages
+    part: Replicas
+    auditing: Auditor
+    exchange: TrainerSync
+    log: ResultLog
+    saving: Saving
+    keeping: Keeping
+    waiting: WhyWaiting
+    restoring: RestoringOwn
+    recalling: Recalling
+    founding: Founding
+    amending: AmendmentNews
+    shelf: Shelf
+    undoing: Undoing
+
+    @staticmethod
+    def of(
+        offer: Offer,
+        training: TrainerProxy,
+        config: PeerConfig,
+        reports: HeartbeatBuilder,
+        chance: Callable[[], float],
+        counters: Counters,
+    ) -> MemberSession:
+        """`offer`: of what is held from now on.  `chance`: 0..1, for ties.  `counters`: of all frames, ever (P8)."""
+        attached, me = offer.attached, config.me.peer
+        known = attached.known
+        log = ResultLog(known.manifest.round.keep_results, config.results_limit_bytes, config.results_on_disk)
+        part = Replicas(me, attached, log, config.check, counters)
+        crossings = _crossings(offer, part, config, chance) if attached.stages else None
+        if crossings is not None:
+            training = TrainerProxy.of_stage(known.manifest, crossings, attached.stages, training)
+        founding = Founding(known.manifest.start, is_empty, config.start)
+        reports.lacks_start = founding.lacks_it
+        return MemberSession(
+            offer,
+            training,
+            crossings,
+            part,
+            Auditor(me, known.tag, part, reports.audited),
+            TrainerSync(part, training),
+            log,
+            Saving(known, config.saves, config.pinned),
+            Keeping(me, config.keeps_in, _results_of_a_state(attached, config)),
+            WhyWaiting(),
+            RestoringOwn(config.saves, _worth_rolling_on(attached, config)),
+            Recalling(config.recalls),
+            founding,
+            AmendmentNews(known, config.pinned),
+            Shelf(),
+            Undoing(),
+        )
+
+    @property
+    def attached(self) -> Attached:
+        return self.offer.attached
+
+    def begun(self) -> list[do.Effect]:
+        """The coordinator has named the stage."""
+        attached = self.attached
+        [stage], [fragment] = attached.stages, attached.held
+        mine, whole = (
+            fragment.count * attached.form.size_bytes,
+            attached.model.chunk_count * attached.form.size_bytes,
+        )
+        told = f"I hold stage {stage} of {len(attached.fragments)}: {mine / 1e6:.1f} of {whole / 1e6:.1f} MB of state"
+        return [do.Note(told), do.Hold(attached)]
+
+    def moves_to(self, stage: int) -> str:
+        """For people, behind whoever it is of."""
+        [mine] = self.attached.stages
+        return f"moves from stage {mine} to stage {stage}, which is short"
+
+    def misfit(self, again: Offer) -> str:
+        """Why a later trainer can't take the place of the first one; empty: it can."""
+        mine = self.offer
+        if again.attached.model != mine.attached.model:
+            return "the trainer came back with another model"
+        lacking = set(mine.attached.stages) - set(again.attached.stages)
+        if lacking:
+            held, could = mine.attached.stages, again.attached.stages
+            return f"the trainer that came back has room for stages {list(could)}, and this peer holds {list(held)}"
+        return ""
+
+    @property
+    def replicas(self) -> list[Replica]:
+        return list(self.part.replicas.values())
+
+    def about(self) -> KeptReceipts:
+        """What a coordinator that has lost its disk asks of the run, besides what it signed."""
+        known, terms = self.attached.known, self.amending.terms
+        run = known.manifest.canonical()
+        return KeptReceipts(
+            identity=bytes(32),
+            kept=None,
+            model=self.attached.model,
+            manifest=run,
+            amendments=terms.amendments,
+        )
+
+    @property
+    def net(self) -> NetSection:
+        return self.attached.known.manifest.net
+
+    def on_timer(self, now: float) -> list[do.Effect]:
+        """What goes on without the coordinator, too."""
+        crossing = self.crossings.on_timer(now) if self.crossings is not None else []
+        return [*self.part.on_timer(now), *crossing]
+
+    @property
+    def is_in_round(self) -> bool:
+        return any(replica.round is not None for replica in self.replicas)
+
+    def has_news(self, now: float) -> bool:
+        """The coordinator is to hear from me before the next beat is due."""
+        return self.crossings is not None and self.crossings.has_news(now)
+
+    def on_made(self, word: WorkDone, payload: Payload, now: float) -> tuple[list[do.Effect], bool]:
+        """By a stage's trainer.  The second: the coordinator is to hear of it at once."""
+        if self.crossings is None:
+            return [], False
+        before = self.crossings.counted
+        effects = self.crossings.on_made(word, payload, now)
+        if self.crossings.counted != before:
+            self.training.on_sums_changed()
+        return effects, bool(word.problem) or self.crossings.has_news(now)
+
+    @property
+    def early_count(self) -> int:
+        """Frames that wait for their explanation, and end in a counter when it comes."""
+        waiting = self.crossings.early_count if self.crossings is not None else 0
+        return self.part.early_count + waiting
+
+    # ---- words of rounds -------------------------------------------------------------------------------------
+
+    def on_plan(self, plan: Plan, reports: HeartbeatBuilder, now: float) -> list[do.Effect]:
+        if plan.fragment not in self.part.replicas:
+            return []
+        replica = self.part.replicas[plan.fragment]
+        before = replica.round
+        effects = self.part.on_plan(plan, self.training.works[plan.fragment].frozen, now)
+        if replica.round is not before:
+            reports.begin_round(plan.fragment)
+            if replica.contribution is None:
+                effects = [reports.sent(plan, b"", None), *effects]
+            elif replica.round is not None and replica.round.encoded:  # and on its way since before the round
+                told = reports.sent(plan, replica.round.hashes(), replica.contribution.frozen)
+                effects = [told, *effects]
+            effects += self.training.on_opened(plan.fragment, uses=replica.contribution is not None)
+        return effects
+
+    def on_commit(self, committed: Committed, now: float) -> None:
+        replica = self.part.replicas.get(committed.commit.fragment)
+        if replica is not None:
+            replica.on_commit(committed.commit, now, committed.nonce)
+
+    def on_aborted(self, aborted: Aborted) -> list[do.Effect]:
+        """Who is in no round any more may be in the next one."""
+        mine = self.part.replica_of_round(aborted.round_no)
+        self.part.on_aborted(aborted.round_no)
+        if mine is None:
+            return []
+        told = f"round {aborted.round_no} was aborted: {aborted.reason}"
+        return [do.Note(told, routine=self.crossings is not None)]
+
+    def on_encoded(
+        self,
+        replica: Replica,
+        round_no: int,
+        made: Mapping[int, Payload],
+        problem: str,
+        reports: HeartbeatBuilder,
+    ) -> list[do.Effect] | None:
+        """Some chunks of the fragment.  `problem`: why it can't be contributed (it is not finite), else empty.
+
+        None: nobody waits for them any more."""
+        flight, mine = replica.round, replica.contribution
+        if fragment_of(round_no) is not None:
+            if not replica.ahead.on_encoded(round_no, made):
+                return None
+            if not problem:
+                return []
+            told: do.Effect = do.Note(
+                f"nothing is sent ahead of the next round, {problem}: it starts again from version {replica.version}"
+            )
+            replica.disown()
+            return [told, *self.exchange.on_unusable(replica)]
+        if flight is None or mine is None:
+            return None
+        if problem:
+            told = do.Note(
+                f"round {round_no} goes on without this peer, {problem}: it starts again from version {replica.version}"
+            )
+            return [told, reports.sent(flight.plan, b"", None), *self.exchange.on_unusable(replica)]
+        moved = flight.on_encoded(made)
+        # The hash list first: owners' reports can only be checked against it.
+        sent = [reports.sent(flight.plan, flight.hashes(), mine.frozen)] if flight.encoded else []
+        return [*sent, *moved]
+
+    def on_show(self, show: Show, reports: HeartbeatBuilder, now: float) -> list[do.Effect]:
+        if show.what in SHOWN:
+            kept = self.auditing.contribution(show, now)
+            return [*reports.shown(show, bytes(kept) if kept is not None else None)]
+        if show.fragment not in self.part.replicas:
+            return [*reports.shown(show, None)]
+        logged = self.part.replicas[show.fragment].log.get(show.fragment, show.version, show.chunk)
+        return [do.FetchShown(show, logged if show.what is What.RESULT else None)]
+
+    def tell_progress(self, flight: MemberRound, reports: HeartbeatBuilder, now: float) -> list[do.Effect]:
+        waits, effects = self.keeping.hold_back(flight, now)
+        return effects if waits else [*reports.maybe_progress(flight, now)]
+
+    def go_back(self, tick: Tick, reports: HeartbeatBuilder) -> list[do.Effect]:
+        """The run is at another version, made by other commits: what I hold of later ones, and learned from them, is
+        void."""
+        reports.era = tick.era
+        self.begin_era(tick)
+        reports.vitals.saved = self.saving.saved
+        return self.exchange.go_back(tick.fragments, tick.era_because, self.undoing, tick.era)
+
+    # ---- what the disk has to say ------------------------------------------------------------------------------
+
+    @property
+    def reads(self) -> bool:
+        """What is read here, or hashed, may be the run's newest state: the coordinator has not heard of it yet."""
+        return self.recalling.is_open or any(replica.filling or replica.sealing for replica in self.replicas)
+
+    def why_waiting(self, tick: Tick) -> list[do.Effect]:
+        """Once, and not while this peer itself may end it."""
+        if self.reads or not (news := self.waiting.hear(tick.reason)):
+            return []
+        waits = tick.goal in (Goal.WAIT, Goal.ALONE)
+        behind = tick.goal == Goal.SYNC and self.part.is_behind(tick.fragments)
+        return [do.Note(news)] if waits or behind else []
+
+    def parting(self, tick: Tick | None) -> list[do.Effect]:
+        """What it means that this peer goes, where nobody else holds what it holds."""
+        last = {word.fragment: not word.donors for word in tick.fragments} if tick is not None else {}
+        mine = [replica.version for replica in self.replicas if last.get(replica.fragment.number)]
+        return self.keeping.parting(max(mine, default=NO_VERSION), self.attached.stages)
+
+    def on_results_found(self, found: dict[int, set[int]]) -> list[do.Effect]:
+        self.log.on_found(found)
+        return []
+
+    def due_saves(self, era: int, now: float) -> list[do.Effect]:
+        return [*self.saving.due_saves(self.replicas, era), *self.keeping.due(self.replicas, now)]
+
+    def begin_era(self, tick: Tick) -> None:
+        self.saving.begin_era(tick.fragments, self.replicas)
+        self.keeping.begin_era(tick.era)
+
+    def on_saved(self, version: int, problem: str, reports: HeartbeatBuilder) -> list[do.Effect]:
+        effects = self.saving.on_saved(version, problem)
+        reports.vitals.saved = self.saving.saved
+        return effects
+
+    def on_kept(self, word: do.KeptWord, now: float) -> list[do.Effect]:
+        if isinstance(word, do.Reached) and word.ahead:
+            self.log.on_found({word.version + 1: set(word.ahead)})
+        return self.keeping.on_kept(word, now)
+
+    def begin_reading(self, tick: Tick, now: float) -> list[do.Effect]:
+        """Of what may be the run's state already, somewhere else than at another peer."""
+        if tick.roster is not None:
+            self.restoring.on_ways(tick.ways)
+        here: list[do.Effect] = []
+        for each in self.part.first_here():
+            of = self.attached.of_part(each.fragment.number)
+            here.append(do.Note(f"version 0{of} is here, digest {each.digest.hex()[:8]}", routine=True))
+        # A replica that one of them fills is none that another may fill.
+        effects = [*self.saving.due_list(), *here, *self.undoing.take_due(self.training.loading)]
+        effects += [*self.recalling.due_recall(tick, self.replicas), *self.found(tick, now)]
+        return effects + self.restoring.due_restore(tick, self.replicas, self.training.loading, now)
+
+    def on_restored(self, version: int, problems: list[str], touched: bool, now: float) -> list[do.Effect]:
+        """The state is that of a checkpoint; or NO_VERSION: none was found that is whole and of this run.  `touched`:
+        values of one were written into the state all the same."""
+        notes: list[do.Effect] = [do.Note(each) for each in problems]
+        read = self.restoring.on_end(version, now)
+        for number, unread in self.restoring.unread.items():
+            self.shelf.strike(number, unread)
+        if version != NO_VERSION and read:
+            return notes + self.exchange.on_restored(version, read)
+        for number in read:
+            self.part.replicas[number].unfilled(touched)
+        return notes
+
+    def on_undone(self, undone: Undone) -> list[do.Effect]:
+        """The fragment is what it was before the last round; or something of that is not there."""
+        if not self.undoing.on_undone(undone):
+            return []
+        if undone.whole:
+            return self.exchange.on_restored(undone.version, {undone.fragment}, "went back by one round to")
+        self.part.replicas[undone.fragment].unfilled(touched=True)
+        return []
+
+    def on_recalled(self, held: Held) -> list[do.Effect]:
+        """These pieces of the run's state, which had arrived before a crash, stand in it again."""
+        return self.recalling.on_end(held, self.replicas)
+
+    def on_results_lost(self, why: str) -> list[do.Effect]:
+        """The disk can't keep results any more: the memory does."""
+        if not self.log.on_disk_lost():
+            return []
+        return [do.Note(f"results of past rounds are kept in memory, not on disk any more: {why}")]
+
+    def found(self, tick: Tick, now: float) -> list[do.Effect]:
+        """My trainer's own values, or what [start] names, may be the run's version 0, or become it: that is worth a try
+        before anything is fetched."""
+        if not self.training.attached or self.training.loading:
+            return []
+        return self.founding.due(tick, self.replicas, now)
+
+    def on_provided(self) -> list[do.Effect]:
+        return self.exchange.on_provided() if self.founding.on_provided() else []
+
+    def on_begun(self, problem: str, is_final: bool, now: float) -> tuple[str, list[do.Effect]]:
+        """What [start] names stands in the state; or why not, and why to leave if nothing can come of it."""
+        if not self.founding.reads:
+            return "", []  # it was asked for by whoever held another stage here
+        leaves, effects = self.founding.on_read(problem, is_final, self.replicas, now)
+        return leaves, effects + ([] if problem else self.exchange.on_provided())
+
+
+def _worth_rolling_on(attached: Attached, config: PeerConfig) -> int:
+    """Over so many versions results can be had, and are fewer bytes than the state."""
+    return min(attached.known.manifest.round.keep_results, _results_of_a_state(attached, config))
+
+
+def _results_of_a_state(attached: Attached, config: PeerConfig) -> int:
+    """So many are fewer bytes than one state."""
+    codec = attached.known.manifest.round.gather_codec
+    return (attached.form.size_bytes - 1) // config.payload_bytes(codec, attached.model.chunk_elements)
+
+
+def _crossings(
+    offer: Offer, part: Replicas, config: PeerConfig, chance: Callable[[], float]
+) -> StageTransfers:
+    known, [stage] = offer.attached.known, offer.attached.stages
+    rules = known.manifest.pipeline
+    local_micros = rules.local_micros if rules.mode == "local" else 0
+    mine = MyStage(known.tag, config.me.peer, stage, rules.stages, rules.micro, local_micros)
+    borders = StageBoundaries(stage, offer.attached.model, rules, config.payload_bytes, config.check)
+    return StageTransfers(mine, borders, part.counters, chance)

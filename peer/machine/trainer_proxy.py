@@ -1,0 +1,464 @@
+"""The agent's view of its trainer: what is loaded, what is frozen, which data is leased.  Pure.
+
+Part of the peer machine.  It decides when the trainer loads a new anchor and how much of its own work it
+keeps (P6), when it goes on without the network (P5), and which samples it may use (P7).  What concerns one
+fragment is in `FragmentWork`, below.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from farflung.checkpoints.state_sync import NO_VERSION
+from farflung.optim.schedule import ScheduleRules, rules_of
+from farflung.peer.local.words import (
+    Finish,
+    Frozen,
+    Keep,
+    LeasesNow,
+    LoadState,
+    MicrobatchCounted,
+    NeedSamples,
+    ResumeSteps,
+    RoundOpened,
+)
+from farflung.peer.machine.batch_work import BatchWork, SeatSums
+from farflung.peer.machine.effects import Effect, TellTrainer
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import Lease
+from farflung.protocol.round_words import Forward, Used
+
+DONE_KEPT = 1024
+BLOCKING = ScheduleRules("blocking", period_steps=1)
+
+
+class TrainerProxy:
+    def __init__(
+        self,
+        rules: ScheduleRules = BLOCKING,
+        batch: SeatSums | None = None,
+        held: Iterable[int] | None = None,
+    ) -> None:
+        """`held`: fragments; None: all of them."""
+        self.rules = rules
+        self.batch = batch  # where updates are synchronous batches
+        numbers = range(rules.fragments) if held is None else held
+        self.works = {number: FragmentWork(number) for number in numbers}  # by fragment
+        self.attached = False
+        self.moved_on = False  # some fragment was loaded since the last freeze
+        self.leases: dict[int, Lease] = {}
+        self.samples = 0
+        self.data = b""  # the fingerprint of the data set
+        self.want = 0
+        # What its model computes, at the newest version of which it said so.
+        self.forward: Forward | None = None
+        self.unsure = False  # nobody here knows how far the leases are acknowledged: the coordinator is asked
+        # Leases that were forgotten though other fragments may owe work on them: the coordinator says which are void.
+        self._doubtful: set[int] = set()
+        # Leases that every fragment has learned from to their end.
+        self._done: deque[int] = deque(maxlen=DONE_KEPT)
+        self._finish_told = False
+
+    @staticmethod
+    def of(manifest: Manifest) -> TrainerProxy:
+        return TrainerProxy(rules_of(manifest), BatchWork() if manifest.pipeline.batch else None)
+
+    @staticmethod
+    def of_stage(
+        manifest: Manifest, batch: SeatSums, held: Iterable[int], before: TrainerProxy
+    ) -> TrainerProxy:
+        """From the moment on when the coordinator named the stage; `before`: the trainer may have come already."""
+        training = TrainerProxy(rules_of(manifest), batch, held)
+        training.attached = before.attached
+        return training
+
+    # ---- the trainer comes and goes -----------------------------------------------------------------------
+
+    def on_attach(self) -> None:
+        self.attached = True
+        self._finish_told = False
+        self.want = 0
+        for work in self.works.values():
+            work.on_attach()
+
+    def on_gone(self) -> None:
+        self.attached = False
+        for work in self.works.values():
+            work.on_gone()
+        if self.batch is not None:
+            self.lose_sums(self.batch)
+
+    def lose_sums(self, batch: SeatSums) -> None:
+        """Those of a batch: others compute the share again, or this trainer does, in another seat."""
+        batch.lose_sums()
+        self.on_sums_changed()
+
+    def on_sums_changed(self) -> None:
+        """What stands frozen is not what is counted."""
+        for work in self.works.values():
+            work.frozen = None
+
+    @property
+    def loading(self) -> bool:
+        return any(work.loading for work in self.works.values())
+
+    @property
+    def waiting(self) -> bool:
+        """At the barrier: some frozen work has not been answered yet."""
+        return self.attached and any(work.waiting for work in self.works.values())
+
+    @property
+    def stepping(self) -> bool:
+        """It is to load what it was told to, or to take inner steps: it waits neither for a round nor for data."""
+        if self.batch is not None:
+            return self.attached and not self.loading and self.batch.open != 0
+        busy = self.attached and not self.waiting and not self.want
+        return busy and all(not work.fresh for work in self.works.values())
+
+    # ---- loading ------------------------------------------------------------------------------------------
+
+    def load(self, fragment: int, version: int, consumed: Frozen | None) -> list[Effect]:
+        """The anchor is at a new version (or the trainer is fresh).  `consumed`: what a commit used."""
+        work = self.works[fragment]
+        if self.batch is not None:  # sums are made from one version: what no commit used is of no use
+            return self.drop_work(fragment, version)
+        if consumed is not None:
+            work.frozen = None
+        return self._tell_load(work.load(version, consumed)) if self.attached else []
+
+    def drop_work(self, fragment: int, version: int) -> list[Effect]:
+        """The unmerged work of a fragment goes: it was not finite, or nobody knows whether it was used."""
+        self.works[fragment].frozen = None
+        return self._tell_load(self.works[fragment].drop(version)) if self.attached else []
+
+    def _drop_all(self, versions: Mapping[int, int]) -> list[Effect]:
+        """`versions`: of each fragment; where none is here, the next load will be a first one."""
+        effects: list[Effect] = []
+        for fragment, version in versions.items():
+            if version == NO_VERSION:
+                self.works[fragment].forget()
+            else:
+                effects += self.drop_work(fragment, version)
+        return effects
+
+    def _tell_load(self, load: LoadState) -> list[Effect]:
+        self.moved_on = True
+        if self.batch is not None:
+            self.batch.on_load(load.version)
+            return [TellTrainer(load)]
+        # A trainer that starts from the anchor or from a slot must know where to go on reading.
+        restarts = load.keep in ("drop", "restore")
+        return [*(self._tell_leases() if restarts else []), TellTrainer(load)]
+
+    def on_loaded(self, fragment: int) -> None:
+        self.works[fragment].on_loaded()
+        if self.batch is not None and not self.loading:
+            self.batch.on_loaded()
+
+    # ---- freezing -----------------------------------------------------------------------------------------
+
+    def on_frozen(self, frozen: Frozen) -> None:
+        self.moved_on = False
+        if self.batch is not None:
+            if self.batch.is_mine(frozen):
+                self.works[frozen.fragment].on_frozen(msgspec.structs.replace(frozen, seat=self.batch.seat))
+            return
+        news = tuple(used for used in frozen.used if not self._is_committed(frozen.fragment, used))
+        self.works[frozen.fragment].on_frozen(msgspec.structs.replace(frozen, used=news))
+
+    def on_counted(self, batch: BatchWork, word: MicrobatchCounted, now: float) -> bool:
+        """True: the trainer has nothing more to compute.  What it says before it has loaded is of older sums."""
+        if self.loading:
+            return False
+        before, idle = batch.counted, batch.on_counted(word, now)
+        if batch.counted != before:
+            self.on_sums_changed()
+        return idle
+
+    def _is_committed(self, fragment: int, used: Used) -> bool:
+        """A trainer that was restarted, or has not heard of the last commit yet, names it all the same."""
+        lease = self.leases.get(used.lease)
+        known = lease is not None and lease.reached(len(self.works))[fragment] >= used.upto
+        return known or used.lease in self._done
+
+    def resume(self) -> list[Effect]:
+        """The trainer goes on, whatever it waits for."""
+        return [TellTrainer(work.resume()) for work in self.works.values() if self.attached and work.waiting]
+
+    def resume_where(self, idle: Mapping[int, bool]) -> list[Effect]:
+        """Each fragment that no round is using, and whose trainer waits for a word, goes on."""
+        return [
+            TellTrainer(self.works[number].resume())
+            for number, free in idle.items()
+            if self.attached and free and self.works[number].waiting
+        ]
+
+    def on_opened(self, fragment: int, uses: bool) -> list[Effect]:
+        """A round of the fragment began; `uses`: what stands frozen goes into it."""
+        if not (self.attached and self.rules.told_of_rounds):
+            return []
+        return [TellTrainer(self.works[fragment].opened(uses and not self.rules.waits))]
+
+    def finish(self, versions: Mapping[int, int]) -> list[Effect]:
+        if not self.attached or self.loading or self._finish_told:
+            return []
+        self._finish_told = True
+        # The script's model is then the run's, without the steps that no round will use any more.
+        drops = [_as_last(effect) for effect in self._drop_all(versions)]
+        return [*drops, TellTrainer(Finish(version=min(versions.values())))]
+
+    def on_computed(self, forward: Forward) -> bool:
+        """Said before it loads what it is told to by now, it may be of another era.  Whether it is the first."""
+        is_first = self.forward is None
+        if not self.loading:
+            self.forward = forward
+        return is_first and not self.loading
+
+    # ---- data ---------------------------------------------------------------------------------------------
+
+    def on_need(self, need: NeedSamples) -> list[Effect]:
+        self.samples, self.want, self.data = need.samples, need.want, need.data
+        return self._cut_leases()
+
+    def _cut_leases(self) -> list[Effect]:
+        """What is leased beyond the end of this peer's data is for others: the coordinator cuts it as well, as soon
+        as a beat says the same."""
+        cut = {i: _cut(lease, self.samples) for i, lease in self.leases.items() if lease.stop > self.samples}
+        if not self.samples or not cut:
+            return []
+        self.leases |= cut
+        for lease_id, lease in cut.items():
+            if min(lease.reached(len(self.works))) >= lease.stop:
+                del self.leases[lease_id]
+                self._done.append(lease_id)
+        return self._tell_leases()
+
+    def on_leases(self, leases: tuple[Lease, ...]) -> list[Effect]:
+        """The coordinator's list of all that is leased to me.
+
+        A lease that is not in it any more stays until a commit acknowledges it or the coordinator voids it: work
+        behind it may be unmerged, and only `on_void` knows that this work must go.
+        """
+        fresh = {lease.lease: lease for lease in leases if lease.lease not in self.leases}
+        if not (fresh or self.unsure):
+            return []
+        self.unsure = False
+        self.want = max(0, self.want - sum(lease.stop - lease.upto for lease in fresh.values()))
+        self.leases |= fresh
+        self._doubtful -= self.leases.keys()
+        return self._cut_leases() or self._tell_leases()
+
+    def forget_leases(self) -> list[Effect]:
+        """Nobody here knows how far they were acknowledged: the coordinator tells them again, as they are now."""
+        if len(self.works) > 1:
+            self._doubtful |= self.leases.keys()
+        self.leases.clear()
+        self.unsure = True
+        return self._tell_leases()
+
+    def on_commit_used(self, fragment: int, used: dict[int, int]) -> list[Effect]:
+        """A commit acknowledged my samples for this fragment: the trainer must not name them again."""
+        for lease_id, upto in used.items():
+            lease = self.leases.get(lease_id)
+            if lease is not None:
+                uptos = list(lease.reached(len(self.works)))
+                uptos[fragment] = max(uptos[fragment], upto)
+                self.leases[lease_id] = _moved(lease, uptos)
+                if min(uptos) >= lease.stop:
+                    del self.leases[lease_id]
+                    self._done.append(lease_id)
+        return self._tell_leases() if used and not self.works[fragment].fresh else []
+
+    def on_void(self, void: tuple[int, ...], versions: Mapping[int, int]) -> list[Effect]:
+        """Samples that I took for mine were given to somebody else: the work behind them goes, in all fragments."""
+        mine = self.known_leases & set(void)
+        if not mine:
+            return []
+        for lease_id in mine:
+            self.leases.pop(lease_id, None)
+        self._doubtful -= mine
+        return self._drop_all(versions)
+
+    @property
+    def known_leases(self) -> set[int]:
+        """Leases that I think are mine, and those behind work that stands frozen or may be owed."""
+        return (
+            self.leases.keys()
+            | self._doubtful
+            | {u.lease for work in self.works.values() for u in _used(work)}
+        )
+
+    def _tell_leases(self) -> list[Effect]:
+        """Where each fragment's work goes on: behind what is committed, and behind what stands frozen."""
+        if not self.attached:
+            return []
+        frozen = [{used.lease: used.upto for used in _used(work)} for work in self.works.values()]
+        told = []
+        for _, lease in sorted(self.leases.items()):
+            reached = lease.reached(len(self.works))
+            uptos = [max(upto, by.get(lease.lease, 0)) for upto, by in zip(reached, frozen, strict=True)]
+            told.append(_moved(lease, uptos))
+        return [TellTrainer(LeasesNow(leases=tuple(told), unsure=self.unsure))]
+
+
+def _as_last(effect: Effect) -> Effect:
+    if isinstance(effect, TellTrainer) and isinstance(effect.message, LoadState):
+        return TellTrainer(msgspec.structs.replace(effect.message, last=True))
+    return effect
+
+
+def _used(work: FragmentWork) -> tuple[Used, ...]:
+    return work.frozen.used if work.frozen is not None else ()
+
+
+def _cut(lease: Lease, samples: int) -> Lease:
+    stop = max(lease.start, min(lease.stop, samples))
+    return msgspec.structs.replace(
+        lease, stop=stop, upto=min(lease.upto, stop), uptos=tuple(min(upto, stop) for upto in lease.uptos)
+    )
+
+
+def _moved(lease: Lease, uptos: Sequence[int]) -> Lease:
+    return Lease.at(lease.lease, lease.epoch, lease.start, lease.stop, tuple(uptos))
+
+
+# ---- one fragment at the trainer ----------------------------------------------------------------------
+
+
+class FragmentWork:
+    def __init__(self, fragment: int) -> None:
+        self.fragment = fragment
+        self.fresh = True  # the trainer has loaded nothing since it attached
+        self.running = False  # taking inner steps, not waiting at the barrier for this fragment
+        self.frozen: Frozen | None = None  # unmerged work that stands in a slot
+        # The slot that a round is using, until its commit or abort is known.
+        self._sent_slot: int | None = None
+        self._loads = 0  # told and not yet answered
+        self._is_forgotten = False  # what the trainer has of it, until it loads something in its place
+
+    @property
+    def loading(self) -> bool:
+        """The trainer may be reading the anchor: it must not be written."""
+        return self._loads > 0
+
+    @property
+    def waiting(self) -> bool:
+        """The trainer must be told how to go on: it stands at the barrier for this fragment, or will at its next
+        freeze."""
+        return self.frozen is not None and not self.running and not self.loading
+
+    def on_attach(self) -> None:
+        self.on_gone()
+
+    def on_slot_sent(self, slot: int | None) -> None:
+        """None: no round is using one."""
+        self._sent_slot = slot
+
+    def on_gone(self) -> None:
+        """It died.  Work that stands in a slot is still good; the rest died with it."""
+        self.running, self._loads = False, 0
+        self.fresh = True
+
+    def forget(self) -> None:
+        """Nothing is kept: the next load is a first one."""
+        self.frozen, self.fresh, self._is_forgotten = None, True, True
+
+    def load(self, version: int, consumed: Frozen | None) -> LoadState:
+        """The anchor is at a new version (or the trainer is fresh).  `consumed`: what a commit used."""
+        if self.fresh:
+            return self._load(version, "restore" if self.frozen is not None else "drop", self.frozen)
+        return self._load(version, "all" if consumed is None else "rest", consumed)
+
+    def drop(self, version: int) -> LoadState:
+        self.frozen = None
+        return self._load(version, "drop", None)
+
+    def _load(self, version: int, keep: Keep, work: Frozen | None) -> LoadState:
+        """`work`: what a commit used (rest), or what the trainer takes as its own (restore)."""
+        self.fresh, self.running, self._is_forgotten = False, True, False
+        self._loads += 1
+        return LoadState(
+            version=version,
+            keep=keep,
+            slot=work.slot if work else 0,
+            tokens=work.tokens if work else 0,
+            steps=work.steps if work else 0,
+            spare=self.spare,
+            fragment=self.fragment,
+        )
+
+    def on_loaded(self) -> None:
+        self._loads = max(0, self._loads - 1)  # one of a trainer that is gone may still come
+
+    def on_frozen(self, frozen: Frozen) -> None:
+        if self.loading or self._is_forgotten:
+            # It crossed the Load.  What it speaks of may be merged or dropped by now, and its slot may be the one
+            # that the Load names as spare.  The trainer goes on, and its next freeze holds all that it still owes.
+            # Or its work was forgotten, while no state was here to load in its place: that load is still to come.
+            return
+        self.frozen = frozen
+        self.running = False
+
+    def resume(self) -> ResumeSteps:
+        self.running = True
+        return ResumeSteps(spare=self.spare, fragment=self.fragment)
+
+    def opened(self, hold: bool) -> RoundOpened:
+        """`hold`: the round uses what stands frozen, and the trainer, which goes on, is not to freeze again before it
+        knows the end."""
+        self.running = self.running and not hold
+        return RoundOpened(fragment=self.fragment, hold=hold)
+
+    @property
+    def spare(self) -> int:
+        """A slot that holds neither the newest frozen work nor what a round is using."""
+        taken = {self._sent_slot, self.frozen.slot if self.frozen is not None else None}
+        return min({0, 1, 2} - taken)
+
+
+# ---- is the trainer alive, or only its process? -------------------------------------------------------
+#
+# Asked by the agent at every tick.
+# A trainer that should be taking inner steps and takes none for long is stuck: a deadlock, a GPU that
+# hangs, a process that was stopped. How long is long follows from what its steps have taken so far; the
+# first one may have to compile the model. A trainer that waits for a round or for data is not judged.
+
+
+FIRST_S = 900.0  # for the first step
+LEAST_S = 120.0  # for any other: an evaluation or a checkpoint of the script's own takes a while
+TIMES_LONGEST = 10.0  # what the longest pause between two steps so far is multiplied by
+
+
+class Pulse:
+    def __init__(self, patience_s: float | None = None) -> None:
+        """`patience_s`: said by the volunteer; None: as above."""
+        self._patience_s = patience_s
+        self._step: int | None = None
+        self._moved_at: float | None = None  # None: it was not to take steps when it was looked at last
+        self._longest_s = 0.0
+        self._has_stepped = False
+
+    def check_stuck(self, now: float, step: int, running: bool) -> bool:
+        """True while it is stuck.  `running`: it is to take inner steps and has what it needs for them."""
+        if not running:
+            self._moved_at = None
+        elif self._moved_at is None:
+            self._moved_at = now
+        elif step != self._step:
+            if self._has_stepped:
+                self._longest_s = max(self._longest_s, now - self._moved_at)
+            self._moved_at, self._has_stepped = now, True
+        self._step = step
+        return self._moved_at is not None and now - self._moved_at >= self.patience_s
+
+    @property
+    def patience_s(self) -> float:
+        if self._patience_s is not None:
+            return self._patience_s
+        return max(LEAST_S, TIMES_LONGEST * self._longest_s) if self._has_stepped else FIRST_S
+
+    def on_new_trainer(self) -> None:
+        self._moved_at, self._has_stepped, self._step = None, False, None

@@ -1,0 +1,196 @@
+"""The simulator's trainer of one stage: the real machine in virtual time, on crossings and sums that can be read.
+
+What crosses a border says through which states its microbatch has passed: version, microbatch, and of each stage a
+mark of the very values that the trainer there had loaded.  What a stage adds to its sums is an exact 1 and the mark of
+the microbatch, as in batch_trainer.py; the path of each one that is in them is kept beside them, and dropped with them.
+What is computed, written and dropped is decided by the machine alone.  In mode "local" a step moves what is in the sums
+to what is learned, and that alone is written: a microbatch that no step took is missing in its round.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from farflung.collectives.pipeline.crossing import border_after, pack, parse
+from farflung.compression.codec import codec_named
+from farflung.peer.local.words import Anew, Begin, MicrobatchWork, NeedSamples, ToTrainer
+from farflung.peer.trainer import effects as do
+from farflung.peer.trainer.stage_machine import NO_STAGE, StageMachine, local_steps_of
+from farflung.protocol.digests import hash_bytes
+from farflung.simulator.batch_trainer import VirtualBatchTrainer, is_poisoned, mark_of, tokens_of
+from farflung.simulator.trainer import VirtualPart
+from farflung.simulator.trainer_surroundings import Learned, TrainerHost, TrainerSurroundings
+
+NOT_PASSED = -1
+BACKWARD_UNITS = 2  # a backward pass takes so many times as long
+
+
+@dataclass(frozen=True)
+class PassedMicro:
+    """The way of one microbatch, as what crosses a border says it; all numbers are exact in fp32."""
+
+    version: int
+    micro: int
+    states: tuple[int, ...]  # of each stage; NOT_PASSED: it was not there
+
+    def through(self, stage: int, state: int) -> PassedMicro:
+        states = (*self.states[:stage], state, *self.states[stage + 1 :])
+        return PassedMicro(self.version, self.micro, states)
+
+    def values(self, samples: int) -> torch.Tensor:
+        """One tensor, whose samples are all alike."""
+        return torch.tensor([self.version, self.micro, *self.states], dtype=torch.float32).repeat(samples)
+
+    @staticmethod
+    def of(values: torch.Tensor, stages: int) -> PassedMicro:
+        version, micro, *states = (int(value) for value in values[: stages + 2])
+        return PassedMicro(version, micro, tuple(states))
+
+
+def state_mark(raw: bytes) -> int:
+    """Of a stage's values."""
+    return int.from_bytes(hash_bytes(raw)[:3], "little") >> 1
+
+
+class VirtualStageTrainer(VirtualBatchTrainer):
+    stage_machine: type[StageMachine] = StageMachine
+
+    def __init__(
+        self, host: TrainerHost, world: TrainerSurroundings, rules: object, poison_every: int = 0
+    ) -> None:
+        super().__init__(host, world, rules, poison_every)
+        self.works = self.stage_machine(local_steps_of(host.manifest))
+        self._stages = len(host.model.stages)
+        rules = host.manifest.pipeline
+        lengths = lambda codec, elements: codec_named(codec).payload_bytes(elements)  # noqa: E731
+        self._border = border_after(0, host.model, rules, lengths)  # all are alike
+        self._state = NOT_PASSED
+        self.paths: dict[
+            int, PassedMicro
+        ] = {}  # of each microbatch in the sums, or taken out of them by a step
+        self._learned, self._learned_tokens = torch.zeros_like(self._sums), 0  # by steps since the load
+
+    def delta(self, part: VirtualPart) -> torch.Tensor:
+        return self._sums + self._learned
+
+    def on_message(self, message: ToTrainer) -> None:
+        if not self.alive:
+            return
+        if self._busy:
+            self._waiting.append(message)
+        else:
+            self._hear(message)
+            self._go_on()
+
+    def _hear(self, message: ToTrainer) -> None:
+        if isinstance(message, Begin | Anew):  # `Begin` may be told twice; a stage is built once
+            if self.works.stage != NO_STAGE and isinstance(message, Begin):
+                return
+            self.works = self.stage_machine(local_steps_of(self.host.manifest))
+            self.paths.clear()
+            need = NeedSamples(samples=self.dataset_samples, want=0, data=self.fingerprint)
+            largest = max(self._border.most_bytes(backwards) for backwards in (False, True))
+            self._carry_out(self.works.attach(self.host.model, 0, self.host.offers, largest, need))
+        else:
+            self._carry_out(self.works.on_message(message))
+
+    def _go_on(self) -> None:
+        if not self.works.finished and not self._busy:
+            self._carry_out(self.works.next())
+
+    def _do(self, effect: do.Effect) -> None:
+        match effect:
+            case do.StageWork(word):
+                self._busy = True
+                units = BACKWARD_UNITS if word.way == "backward" else 1
+                self.world.after(
+                    self.host.pace * units * self.world.delay("unit"), lambda: self._worked(word)
+                )
+            case do.OpenShared():
+                self._sums, self._learned = (torch.zeros_like(self.host.anchor) for _ in range(2))
+            case do.LoadAnchor():
+                values = self.host.state.part(self.host.anchor, self.works.stage)
+                self._state = state_mark(values.numpy().tobytes())
+                super()._do(effect)
+            case do.DropSums():
+                self.paths.clear()
+                self._learned_tokens = 0
+                self._learned.zero_()
+                super()._do(effect)
+            case do.LocalStep(tokens=tokens):
+                self._learned += self._sums
+                self._learned_tokens += tokens
+                self._sums.zero_()
+            case do.WriteLearned(slot):
+                self.host.slots[slot].copy_(self._learned / max(1, self._learned_tokens))
+                self._keep(slot)
+            case do.WriteSums(slot, _):
+                super()._do(effect)
+                self._keep(slot)
+            case _:
+                super()._do(effect)
+
+    def _keep(self, slot: int) -> None:
+        """Beside what is written, what it is made of."""
+        self.host.keep_work(slot, 0, (list(self.parts[0].work), 0.0))
+        self.host.keep_paths(slot, dict(self.paths))
+
+    def _worked(self, hand: MicrobatchWork) -> None:
+        if not self.alive:
+            return
+        self._busy = False
+        last = self.works.stage == self._stages - 1
+        if last and is_poisoned(hand.start, self._poison_every):
+            self._carry_out(self.works.on_unusable("its loss is nan"))
+        else:
+            self._carry_out(self._made(hand))
+        waiting, self._waiting = self._waiting, []
+        for word in waiting:
+            if self.alive:
+                self._hear(word)
+        if self.alive:
+            self._go_on()
+
+    def _made(self, hand: MicrobatchWork) -> list[do.Effect]:
+        stage, belt = self.works.stage, self.host.belt
+        nowhere = PassedMicro(hand.version, hand.micro, (NOT_PASSED,) * self._stages)
+        given = self._taken(hand, 0, hand.given_bytes) if stage else nowhere
+        if hand.way == "backward":
+            returned = self._taken(hand, 1, hand.returned_bytes)
+            self.world.observe("returned", (self.host, stage, self._state, given, returned))
+            given = returned
+        path = given.through(stage, self._state)
+        backwards = hand.way != "forward"
+        made = b"" if stage == 0 and backwards else self._crossing(hand, path, backwards)
+        belt[3 * hand.place + 2] = made
+        if backwards:
+            self._add(hand, path)
+            self.world.observe("step", self.host)
+        return self.works.on_made(len(made), tokens_of(hand.micro), 1.0)
+
+    def _crossing(self, hand: MicrobatchWork, path: PassedMicro, backwards: bool) -> bytes:
+        samples = hand.stop - hand.start
+        codec = self._border.gradient_codec if backwards else self._border.codec
+        data = codec_named(codec).encode(path.values(samples))
+        return pack(self._border, backwards, samples, tokens_of(hand.micro), [data])
+
+    def _taken(self, hand: MicrobatchWork, slot: int, size_bytes: int) -> PassedMicro:
+        """What lies in a slot of the belt, as a crossing of this very microbatch."""
+        raw = self.host.belt[3 * hand.place + slot][:size_bytes]
+        [piece] = parse(self._border, backwards=slot == 1, payload=raw).pieces
+        values = codec_named(piece.codec).decode(piece.data, math.prod(piece.dims))
+        passed = PassedMicro.of(values, self._stages)
+        self.world.observe("taken", (self.host, hand, passed))
+        return passed
+
+    def _add(self, hand: MicrobatchWork, path: PassedMicro) -> None:
+        self._sums += 0.25
+        self._sums[0] += 0.75
+        self._sums[1] += mark_of(hand.version, hand.micro) - 0.25
+        self.paths[hand.micro] = path
+        # The samples are read at the source; what a stage learns from is the whole microbatch all the same.
+        learned: Learned = tuple((hand.epoch, place) for place in range(hand.start, hand.stop))
+        self.parts[0].work.append(learned)
