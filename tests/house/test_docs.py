@@ -10,6 +10,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -477,6 +478,23 @@ def look_as_the_pages_say(url: str, folder: Path) -> None:
         more = [option for option in LOOKING[words[0]] if option not in words]
         done = CliRunner().invoke(app, [words[0], *more, *filled])
         assert done.exit_code == 0, (words, done.output, done.exception)
+
+
+def test_the_glossary_names_classes_that_stand_once() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8").partition("## Rooms")[0]
+    rows = [
+        line.split("|")[1:4] for line in text.splitlines() if line.startswith("| ") and "---" not in line
+    ][1:]
+    found = Counter(name for path in MODULES for name in re.findall(r"(?m)^class (\w+)", path.read_text()))
+    named = [name for _, _, classes in rows for name in re.findall(r"`(\w+)`", classes)]
+    assert len(rows) >= 40
+    complain(
+        [
+            f"the glossary names {name}, which {found[name]} classes are called"
+            for name in named
+            if found[name] != 1
+        ]
+    )
 
 
 @pytest.mark.slow
