@@ -367,9 +367,6 @@ ZMQ_MODULES = (
     "console/screen/status_client",
 )
 
-# Small on purpose: a type or a table that others agree on, or the door of a process.
-INTERFACES = ("__init__", "__main__", "peer/agent/main", "coordinator/ledger/run_store")
-
 FOLDERS = tuple(sorted({room.partition("/")[0] for room in ROOMS}))
 IMPURE = {"torch", "zmq", "socket", "time", "os", "random", "threading", "asyncio", "logging", "sqlite3"}
 

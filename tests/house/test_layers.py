@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from rooms import (
     FOLDERS,
     IMPURE,
-    INTERFACES,
     PURE_MODULES,
     ROOMS,
     ROOT,
@@ -41,7 +40,6 @@ from rooms import (
 # One process has what all of these parse; three would each parse it.
 pytestmark = pytest.mark.xdist_group("house: layers")
 
-CRUMB_LINES = 60
 ROOM_FILES_LIMIT = 20
 FUNCTION_LINES_LIMIT = 60
 PARAMETERS_LIMIT = 8
@@ -65,7 +63,6 @@ def test_the_tables_name_only_what_is_there() -> None:
     for table, names in (
         ("PURE_MODULES", PURE_MODULES),
         ("ZMQ_MODULES", ZMQ_MODULES),
-        ("INTERFACES", INTERFACES),
     ):
         problems += [f"{table}: there is no {name}" for name in names if name not in paths]
         problems += [f"{table} names {name} twice" for name, n in Counter(names).items() if n > 1]
@@ -377,23 +374,6 @@ def test_no_module_is_named_like_one_of_the_standard_library() -> None:
 
 
 # ---- how long things may get ---------------------------------------------------------------------------------------
-
-
-def test_no_crumb_is_split_off_for_its_length_alone() -> None:
-    importers: dict[str, set[str]] = defaultdict(set)
-    for module in modules():
-        for each in module.imports:
-            importers[each.path].add(module.path)
-    complain(
-        [
-            f"{module.label} has {len(module.lines)} lines and one importer, "
-            f"{''.join(importers[module.path])}: join them"
-            for module in modules()
-            if len(module.lines) < CRUMB_LINES
-            and len(importers[module.path]) <= 1
-            and module.path not in INTERFACES
-        ]
-    )
 
 
 def test_functions_fit_on_a_screen() -> None:
