@@ -81,12 +81,12 @@ def test_a_late_joiner_begins_at_the_runs_step_and_a_lost_round_moves_nobody_on(
     check("""
         > rules blocking 2
         > attach
-            Say Attach pid=7
-            Wait stand=attaching
-        > hear Load version=30 keep=drop
+            SayWord Attach pid=7
+            WaitBefore stand=attaching
+        > hear LoadState version=30 keep=drop
             LoadAnchor fragment=0 version=30 keep=drop slot=0 steps=0
             ForgetLoss
-            Say Loaded version=30
+            SayWord Loaded version=30
             GoOn
         > place
             step 60 of the run
@@ -98,8 +98,8 @@ def test_a_late_joiner_begins_at_the_runs_step_and_a_lost_round_moves_nobody_on(
             Freeze fragment=0 slot=0
             SayFrozen Frozen slot=0 tokens=20 steps=2 used=[] step=2
             ForgetLoss
-            Wait stand='at the barrier'
-        > hear Resume spare=1  # no commit
+            WaitBefore stand='at the barrier'
+        > hear ResumeSteps spare=1  # no commit
             GoOn
         > step 10
             GoOn
@@ -109,10 +109,10 @@ def test_a_late_joiner_begins_at_the_runs_step_and_a_lost_round_moves_nobody_on(
             Freeze fragment=0 slot=1
             SayFrozen Frozen slot=1 tokens=40 steps=4 used=[] step=4
             ForgetLoss
-            Wait stand='at the barrier'
-        > hear Load version=31 keep=rest slot=1 tokens=40 steps=4 spare=0
+            WaitBefore stand='at the barrier'
+        > hear LoadState version=31 keep=rest slot=1 tokens=40 steps=4 spare=0
             LoadAnchor fragment=0 version=31 keep=rest slot=1 steps=0 used_steps=4
-            Say Loaded version=31
+            SayWord Loaded version=31
             GoOn
         > place
             step 62 of the run
@@ -120,10 +120,10 @@ def test_a_late_joiner_begins_at_the_runs_step_and_a_lost_round_moves_nobody_on(
             GoOn
         > place
             step 63 of the run
-        > hear Load version=20 keep=drop  # the run goes back to a checkpoint
+        > hear LoadState version=20 keep=drop  # the run goes back to a checkpoint
             LoadAnchor fragment=0 version=20 keep=drop slot=0 steps=0
             ForgetLoss
-            Say Loaded version=20
+            SayWord Loaded version=20
         > place
             step 40 of the run
     """)
@@ -147,9 +147,9 @@ def test_with_overlap_the_run_goes_on_while_the_version_is_on_its_way() -> None:
             GoOn
         > place
             step 3 of the run
-        > hear Load version=1 keep=rest slot=0 tokens=20 steps=2 spare=1
+        > hear LoadState version=1 keep=rest slot=0 tokens=20 steps=2 spare=1
             LoadAnchor fragment=0 version=1 keep=rest slot=0 steps=1 used_steps=2
-            Say Loaded version=1
+            SayWord Loaded version=1
         > place
             step 3 of the run
     """)

@@ -32,7 +32,7 @@ from farflung.protocol.model_schema import ModelSchema
 from rig.transcript import check_transcript
 
 MODEL = ModelSchema((), 4, 1, 1, bytes(32))
-NUMBERS = {"slot": "0", "tokens": "0", "steps": "0", "spare": "0"}  # of a Load that names none
+NUMBERS = {"slot": "0", "tokens": "0", "steps": "0", "spare": "0"}  # of a LoadState that names none
 
 
 def word_of(text: str) -> ToTrainer:
@@ -43,7 +43,7 @@ def word_of(text: str) -> ToTrainer:
         )
     fields = dict(each.split("=") for each in given)
     kind = getattr(words, name)
-    return msgspec.convert((NUMBERS if name == "Load" else {}) | fields, kind, strict=False)  # type: ignore[no-any-return]
+    return msgspec.convert((NUMBERS if name == "LoadState" else {}) | fields, kind, strict=False)  # type: ignore[no-any-return]
 
 
 def lease_of(text: str) -> Lease:

@@ -35,7 +35,7 @@ def test_another_process_sees_what_is_written_and_answers(tmp_path: Path) -> Non
     size = belt.write(slot_of(1, GIVEN), b"there")
     script = (
         "from farflung.peer.local.shared_slots import *\n"
-        f"belt = Belt.open({str(path)!r}, {PLACES}, {SLOT_BYTES})\n"
+        f"belt = SharedSlots.open({str(path)!r}, {PLACES}, {SLOT_BYTES})\n"
         f"belt.write(slot_of(1, MADE), belt.read(slot_of(1, GIVEN), {size}) + b' and back')\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

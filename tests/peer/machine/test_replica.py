@@ -169,13 +169,13 @@ def test_a_round_that_commits() -> None:
     ann.seals(1)
     assert ann.tells.text == told("""
         the trainer writes version 0
-            Empty/Idle -> Sealing/Idle
+            Empty/Idle -> Hashing/Idle
             Seal version 0, fragment 0
         version 0 is hashed
-            Sealing/Idle -> Whole/Idle
+            Hashing/Idle -> Current/Idle
         the coordinator confirms it
         round 1 opens, and her work is frozen
-            Whole/Idle -> Whole/Contributing
+            Current/Idle -> Current/Contributing
             Encode round_no 1, slot 2, codec fp32, order [1 0], fragment 0
         her work is encoded
             to bob: CONTRIBUTION chunk 1
@@ -186,14 +186,14 @@ def test_a_round_that_commits() -> None:
             to bob: RESULT chunk 0
         bob's result comes
         version 1 is committed
-            Whole/Contributing -> Sealing/Merged
+            Current/Contributing -> Hashing/Merged
             Resolve slot 2, used, fragment 0
             KeepBefore fragment 0, version 0
             Roll chunk 0, version 1, payload new zero, factor 1
             Roll chunk 1, version 1, payload new one , factor 1
             Seal version 1, fragment 0
         version 1 is hashed; her work is in it
-            Sealing/Merged -> Whole/Idle
+            Hashing/Merged -> Current/Idle
     """)
 
 
@@ -205,10 +205,10 @@ def test_P6_an_aborted_round_keeps_the_work() -> None:
     ann.tells("round 2 opens from the same version", ann.replica.on_plan(again, FROZEN, 1.0))
     assert ann.tells.text == told("""
         round 1 is aborted
-            Whole/Contributing -> Whole/Idle
+            Current/Contributing -> Current/Idle
             Resolve slot 2, not used, fragment 0
         round 2 opens from the same version
-            Whole/Idle -> Whole/Contributing
+            Current/Idle -> Current/Contributing
             Encode round_no 2, slot 2, codec fp32, order [1 0], fragment 0
     """)
 
@@ -221,14 +221,14 @@ def test_P6_a_commit_without_her_work_leaves_it_to_her() -> None:
     ann.seals(1)
     assert ann.tells.text == told("""
         version 1 is committed
-            Whole/Contributing -> Sealing/Idle
+            Current/Contributing -> Hashing/Idle
             Resolve slot 2, not used, fragment 0
             KeepBefore fragment 0, version 0
             Roll chunk 0, version 1, payload new zero, factor 1
             Roll chunk 1, version 1, payload new one , factor 1
             Seal version 1, fragment 0
         version 1 is hashed
-            Sealing/Idle -> Whole/Idle
+            Hashing/Idle -> Current/Idle
     """)
 
 
@@ -243,14 +243,14 @@ def test_P7_who_missed_a_commit_does_not_know_whether_it_used_the_work() -> None
     ann.seals(9)
     assert ann.tells.text == told("""
         version 3 is committed
-            Whole/Contributing -> Whole/Unsure
+            Current/Contributing -> Current/Unsure
         the run is far ahead
-            Whole/Unsure -> Empty/Unsure
+            Current/Unsure -> Empty/Unsure
         pieces of version 9 stand in the state
-            Empty/Unsure -> Sealing/Unsure
+            Empty/Unsure -> Hashing/Unsure
             Seal version 9, fragment 0
         version 9 is hashed; she lost track
-            Sealing/Unsure -> Whole/Idle
+            Hashing/Unsure -> Current/Idle
             Resolve slot 2, not used, fragment 0
     """)
 
@@ -265,12 +265,12 @@ def test_work_that_is_not_finite_is_withdrawn_and_she_stays_an_owner() -> None:
     ann.commits()
     assert ann.tells.text == told("""
         round 1 opens, and her work is frozen
-            Whole/Idle -> Whole/Contributing
+            Current/Idle -> Current/Contributing
             Encode round_no 1, slot 2, codec fp32, order [1 0], fragment 0
         it holds a NaN
-            Whole/Contributing -> Whole/Owning
+            Current/Contributing -> Current/Owning
         version 1 is committed
-            Whole/Owning -> Whole/Idle
+            Current/Owning -> Current/Idle
     """)
 
 
@@ -285,9 +285,9 @@ def test_P2_the_run_goes_back_while_a_version_is_hashed() -> None:
     ann.tells("version 1 is hashed", ann.moves_on())
     assert ann.tells.text == told("""
         the run is at version 0 again
-            Sealing/Merged -> VoidSealing/Idle
+            Hashing/Merged -> VoidHashing/Idle
         version 1 is hashed
-            VoidSealing/Idle -> Empty/Idle
+            VoidHashing/Idle -> Empty/Idle
     """)
 
 
@@ -297,7 +297,7 @@ def test_the_run_goes_back_to_exactly_what_she_holds() -> None:
     ann.tells("the run is at version 0 again", ann.moves_on())
     assert ann.tells.text == told("""
         the run is at version 0 again
-            Whole/Contributing -> Whole/Idle
+            Current/Contributing -> Current/Idle
             Resolve slot 2, not used, fragment 0
     """)
     assert not ann.replica.serves, "it is confirmed anew, in the new era"
@@ -319,7 +319,7 @@ def test_P4_a_state_that_is_not_the_runs_is_forgotten_and_fetched() -> None:
     ann.seals(0, root_of(theirs))
     assert ann.tells.text == told("""
         the run's digest is another one
-            Whole/Idle -> Empty/Idle
+            Current/Idle -> Empty/Idle
             to bob: WANT_MANIFEST chunk 0, version 0
             to bob: WANT_STATE chunk 0, version 0
         the list of hashes comes
@@ -327,11 +327,11 @@ def test_P4_a_state_that_is_not_the_runs_is_forgotten_and_fetched() -> None:
         bob's chunk 0 comes
             Install chunk 0, version 0, payload their 0
         bob's chunk 1 comes
-            Empty/Idle -> Sealing/Idle
+            Empty/Idle -> Hashing/Idle
             Install chunk 1, version 0, payload their 1
             Seal version 0, fragment 0
         version 0 is hashed
-            Sealing/Idle -> Whole/Idle
+            Hashing/Idle -> Current/Idle
     """)
 
 
@@ -564,7 +564,7 @@ def test_an_event_that_the_table_does_not_have_is_a_mistake_of_the_program() -> 
         replica.on_sealed(0, b"digest")  # nothing was to be hashed
     replica.fill()
     replica.found()
-    with pytest.raises(IllegalMove, match="values are being written in the state Sealing"):
+    with pytest.raises(IllegalMove, match="values are being written in the state Hashing"):
         replica.fill()  # the values of before are just being hashed
     assert isinstance(replica.stand, Hashing) and isinstance(replica.role, Idle)
 

@@ -22,15 +22,15 @@ def test_the_first_peer_founds_the_run_and_training_waits_from_each_freeze_to_th
     check("""
         > rules blocking 2
         > attach
-            Say Attach pid=7
-            Wait stand=attaching
+            SayWord Attach pid=7
+            WaitBefore stand=attaching
         > hear Provide
             WriteAnchor
-            Say Provided
-        > hear Load version=0 keep=drop
+            SayWord Provided
+        > hear LoadState version=0 keep=drop
             LoadAnchor fragment=0 version=0 keep=drop slot=0 steps=0
             ForgetLoss
-            Say Loaded version=0
+            SayWord Loaded version=0
             GoOn
         > step 10
             GoOn
@@ -38,12 +38,12 @@ def test_the_first_peer_founds_the_run_and_training_waits_from_each_freeze_to_th
             Freeze fragment=0 slot=0
             SayFrozen Frozen slot=0 tokens=20 steps=2 used=[] step=2
             ForgetLoss
-            Wait stand='at the barrier'
+            WaitBefore stand='at the barrier'
         > at 1.5
         > hear LeasesNow 1:0-8  # no reason to go on
-        > hear Load version=1 keep=rest slot=0 tokens=20 steps=2 spare=1  # the commit used it
+        > hear LoadState version=1 keep=rest slot=0 tokens=20 steps=2 spare=1  # the commit used it
             LoadAnchor fragment=0 version=1 keep=rest slot=0 steps=0 used_steps=2
-            Say Loaded version=1
+            SayWord Loaded version=1
             GoOn
         > step 10
             GoOn
@@ -51,10 +51,10 @@ def test_the_first_peer_founds_the_run_and_training_waits_from_each_freeze_to_th
             Freeze fragment=0 slot=1
             SayFrozen Frozen slot=1 tokens=20 steps=2 used=[] step=4
             ForgetLoss
-            Wait stand='at the barrier'
-        > hear Load version=2 keep=all spare=2  # the commit was made without it
+            WaitBefore stand='at the barrier'
+        > hear LoadState version=2 keep=all spare=2  # the commit was made without it
             LoadAnchor fragment=0 version=2 keep=all slot=0 steps=2
-            Say Loaded version=2
+            SayWord Loaded version=2
             GoOn
         > step 10
             GoOn
@@ -62,8 +62,8 @@ def test_the_first_peer_founds_the_run_and_training_waits_from_each_freeze_to_th
             Freeze fragment=0 slot=2
             SayFrozen Frozen slot=2 tokens=40 steps=4 used=[] step=6
             ForgetLoss
-            Wait stand='at the barrier'
-        > hear Resume spare=0  # no commit
+            WaitBefore stand='at the barrier'
+        > hear ResumeSteps spare=0  # no commit
             GoOn
         > counts
             fragment 0 at 2: 4 steps, 40 tokens, spare 0
@@ -75,15 +75,15 @@ def test_all_fragments_are_frozen_at_one_step_and_each_is_answered_for_itself() 
     check("""
         > rules blocking 2 fragments=2
         > attach
-            Say Attach pid=7
-            Wait stand=attaching
-        > hear Load version=4 keep=drop
+            SayWord Attach pid=7
+            WaitBefore stand=attaching
+        > hear LoadState version=4 keep=drop
             LoadAnchor fragment=0 version=4 keep=drop slot=0 steps=0
             ForgetLoss
-            Say Loaded version=4
-        > hear Load version=3 keep=drop fragment=1
+            SayWord Loaded version=4
+        > hear LoadState version=3 keep=drop fragment=1
             LoadAnchor fragment=1 version=3 keep=drop slot=0 steps=0
-            Say Loaded version=3 fragment=1
+            SayWord Loaded version=3 fragment=1
             GoOn
         > step 10
             GoOn
@@ -94,11 +94,11 @@ def test_all_fragments_are_frozen_at_one_step_and_each_is_answered_for_itself() 
                 Frozen slot=0 tokens=20 steps=2 used=[] step=2 more=true
                 Frozen slot=0 tokens=20 steps=2 used=[] fragment=1 step=2
             ForgetLoss
-            Wait stand='at the barrier'
-        > hear Load version=5 keep=rest slot=0 tokens=20 steps=2 spare=1
+            WaitBefore stand='at the barrier'
+        > hear LoadState version=5 keep=rest slot=0 tokens=20 steps=2 spare=1
             LoadAnchor fragment=0 version=5 keep=rest slot=0 steps=0 used_steps=2
-            Say Loaded version=5
-        > hear Resume spare=2 fragment=1
+            SayWord Loaded version=5
+        > hear ResumeSteps spare=2 fragment=1
             GoOn
         > counts
             fragment 0 at 5: 0 steps, 0 tokens, spare 1
@@ -121,13 +121,13 @@ def test_with_overlap_a_result_waits_for_its_time_and_a_late_round_is_waited_for
             SayFrozen Frozen slot=0 tokens=30 steps=3 used=[] step=3
             ForgetLoss
             GoOn
-        > hear Opened hold=true
-        > hear Load version=1 keep=rest slot=0 tokens=30 steps=3 spare=1  # too early: kept back
+        > hear RoundOpened hold=true
+        > hear LoadState version=1 keep=rest slot=0 tokens=30 steps=3 spare=1  # too early: kept back
         > step 10
             GoOn
         > step 10
             LoadAnchor fragment=0 version=1 keep=rest slot=0 steps=2 used_steps=3 mix=0.5
-            Say Loaded version=1
+            SayWord Loaded version=1
             GoOn
         > step 10
             Freeze fragment=0 slot=1
@@ -135,7 +135,7 @@ def test_with_overlap_a_result_waits_for_its_time_and_a_late_round_is_waited_for
             SayFrozen Frozen slot=1 tokens=30 steps=3 used=[] step=6
             ForgetLoss
             GoOn
-        > hear Opened hold=true
+        > hear RoundOpened hold=true
         > step 10
             GoOn
         > step 10
@@ -143,14 +143,14 @@ def test_with_overlap_a_result_waits_for_its_time_and_a_late_round_is_waited_for
         > at 5
         > step 10
             Warn text='training waits: a round takes longer than a period; raise sync_every or period_s'
-            Wait stand='held up'
+            WaitBefore stand='held up'
         > silence
         > at 36
         > silence
             Warn text='training waits: a round takes longer than a period; raise sync_every or period_s'
-        > hear Load version=2 keep=all spare=2
+        > hear LoadState version=2 keep=all spare=2
             LoadAnchor fragment=0 version=2 keep=all slot=0 steps=6
-            Say Loaded version=2
+            SayWord Loaded version=2
             Freeze fragment=0 slot=2
             GoAhead fragment=0 slot=2
             SayFrozen Frozen slot=2 tokens=60 steps=6 used=[] step=9
@@ -174,7 +174,7 @@ def test_the_next_freeze_takes_the_place_of_one_that_no_round_took() -> None:
             SayFrozen Frozen slot=0 tokens=20 steps=2 used=[] step=2
             ForgetLoss
             GoOn
-        > hear Resume spare=1
+        > hear ResumeSteps spare=1
         > step 10
             GoOn
         > step 10
@@ -199,7 +199,7 @@ def test_with_streaming_each_fragment_has_its_own_moment() -> None:
             Freeze fragment=1 slot=0
             SayFrozen Frozen slot=0 tokens=20 steps=2 used=[] fragment=1 step=2
             GoOn
-        > hear Opened hold=true fragment=1
+        > hear RoundOpened hold=true fragment=1
         > step 10
             GoOn
         > step 10
@@ -207,10 +207,10 @@ def test_with_streaming_each_fragment_has_its_own_moment() -> None:
             SayFrozen Frozen slot=0 tokens=40 steps=4 used=[] step=4
             ForgetLoss
             GoOn
-        > hear Load version=1 keep=rest slot=0 tokens=20 steps=2 spare=1 fragment=1
+        > hear LoadState version=1 keep=rest slot=0 tokens=20 steps=2 spare=1 fragment=1
             LoadAnchor fragment=1 version=1 keep=rest slot=0 steps=2 used_steps=2
-            Say Loaded version=1 fragment=1
-        > hear Opened hold=true fragment=0
+            SayWord Loaded version=1 fragment=1
+        > hear RoundOpened hold=true fragment=0
         > step 10
             GoOn
         > step 10
@@ -242,22 +242,22 @@ def test_a_trainer_that_is_held_up_takes_what_it_had_kept_back() -> None:
             SayFrozen Frozen slot=0 tokens=4 steps=4 used=[] step=4
             ForgetLoss
             GoOn
-        > hear Opened hold=true
-        > hear Resume spare=1 fragment=1
+        > hear RoundOpened hold=true
+        > hear ResumeSteps spare=1 fragment=1
         > step
             GoOn
         > step
             Freeze fragment=1 slot=1
             SayFrozen Frozen slot=1 tokens=6 steps=6 used=[] fragment=1 step=6
             GoOn
-        > hear Load version=1 keep=all spare=2 fragment=1  # two steps too early, as it turns out
+        > hear LoadState version=1 keep=all spare=2 fragment=1  # two steps too early, as it turns out
         > step
             GoOn
         > step
             LoadAnchor fragment=1 version=1 keep=all slot=0 steps=8
-            Say Loaded version=1 fragment=1
+            SayWord Loaded version=1 fragment=1
             Warn text='training waits: a round takes longer than a period; raise sync_every or period_s'
-            Wait stand='held up'
+            WaitBefore stand='held up'
     """)
 
 
@@ -273,12 +273,12 @@ def test_what_is_kept_back_is_taken_before_the_trainer_waits_for_data() -> None:
             SayFrozen Frozen slot=0 tokens=2 steps=2 used=[] step=2
             ForgetLoss
             GoOn
-        > hear Load version=1 keep=rest slot=0 tokens=2 steps=2 spare=1
+        > hear LoadState version=1 keep=rest slot=0 tokens=2 steps=2 spare=1
         > read 2
-            Say Need samples=100 want=8
+            SayWord NeedSamples samples=100 want=8
             LoadAnchor fragment=0 version=1 keep=rest slot=0 steps=0 used_steps=2
-            Say Loaded version=1
-            Wait stand='without data'
+            SayWord Loaded version=1
+            WaitBefore stand='without data'
     """)
 
 
@@ -286,30 +286,30 @@ def test_P6_P7_a_restarted_trainer_takes_over_the_slot_and_where_to_read_on() ->
     check("""
         > rules blocking 2 fragments=2
         > attach
-            Say Attach pid=7
-            Wait stand=attaching
+            SayWord Attach pid=7
+            WaitBefore stand=attaching
         > hear LeasesNow 1:0-8@4,2
-        > hear Load version=3 keep=restore slot=2 tokens=40 steps=4 spare=0
+        > hear LoadState version=3 keep=restore slot=2 tokens=40 steps=4 spare=0
             LoadAnchor fragment=0 version=3 keep=restore slot=2 steps=4
             ForgetLoss
-            Say Loaded version=3
-        > hear Load version=3 keep=drop fragment=1  # nothing of it stood frozen
+            SayWord Loaded version=3
+        > hear LoadState version=3 keep=drop fragment=1  # nothing of it stood frozen
             LoadAnchor fragment=1 version=3 keep=drop slot=0 steps=0
-            Say Loaded version=3 fragment=1
+            SayWord Loaded version=3 fragment=1
             GoOn
         > counts
             fragment 0 at 3: 4 steps, 40 tokens, spare 0
             fragment 1 at 3: 0 steps, 0 tokens, spare 0
             stepping, 0 steps in all, waited 0 s
         > read 2
-            Read Span lease=1 epoch=0 start=2 stop=4
+            ReadSamples Span lease=1 epoch=0 start=2 stop=4
         > step
-            Remember fragments=[0]
+            CopyFragments fragments=[0]
             PutBack fragments=[0]
             GoOn
         > read 4
-            Say Need samples=100 want=4
-            Read Span lease=1 epoch=0 start=4 stop=8
+            SayWord NeedSamples samples=100 want=4
+            ReadSamples Span lease=1 epoch=0 start=4 stop=8
         > step
             Freeze fragment=0 slot=0
             Freeze fragment=1 slot=0
@@ -317,11 +317,11 @@ def test_P6_P7_a_restarted_trainer_takes_over_the_slot_and_where_to_read_on() ->
                 Frozen slot=0 tokens=60 steps=5 used=[(Used lease=1 upto=8)] step=2 more=true
                 Frozen slot=0 tokens=30 steps=2 used=[(Used lease=1 upto=8)] fragment=1 step=2
             ForgetLoss
-            Wait stand='at the barrier'
-        > hear Load version=4 keep=rest slot=2 tokens=40 steps=4 spare=1  # the predecessor's work was used
+            WaitBefore stand='at the barrier'
+        > hear LoadState version=4 keep=rest slot=2 tokens=40 steps=4 spare=1  # the predecessor's work was used
             LoadAnchor fragment=0 version=4 keep=rest slot=2 steps=1 used_steps=4
-            Say Loaded version=4
-        > hear Resume spare=1 fragment=1
+            SayWord Loaded version=4
+        > hear ResumeSteps spare=1 fragment=1
             GoOn
         > counts
             fragment 0 at 4: 1 steps, 20 tokens, spare 1
@@ -336,21 +336,21 @@ def test_P7_what_was_dropped_in_one_fragment_is_read_again_and_put_back_in_the_o
         > begin
         > hear LeasesNow 1:0-8
         > read 2
-            Read Span lease=1 epoch=0 start=0 stop=2
+            ReadSamples Span lease=1 epoch=0 start=0 stop=2
         > step
             GoOn
         > read 2
-            Read Span lease=1 epoch=0 start=2 stop=4
+            ReadSamples Span lease=1 epoch=0 start=2 stop=4
         > step
             GoOn
         > hear LeasesNow 1:0-8
-        > hear Load version=0 keep=drop spare=1 fragment=1
+        > hear LoadState version=0 keep=drop spare=1 fragment=1
             LoadAnchor fragment=1 version=0 keep=drop slot=0 steps=0
-            Say Loaded version=0 fragment=1
+            SayWord Loaded version=0 fragment=1
         > read 2
-            Read Span lease=1 epoch=0 start=0 stop=2
+            ReadSamples Span lease=1 epoch=0 start=0 stop=2
         > step
-            Remember fragments=[0]
+            CopyFragments fragments=[0]
             PutBack fragments=[0]
             Freeze fragment=0 slot=0
             Freeze fragment=1 slot=1
@@ -358,7 +358,7 @@ def test_P7_what_was_dropped_in_one_fragment_is_read_again_and_put_back_in_the_o
                 Frozen slot=0 tokens=20 steps=2 used=[(Used lease=1 upto=4)] step=3 more=true
                 Frozen slot=1 tokens=10 steps=1 used=[(Used lease=1 upto=2)] fragment=1 step=3
             ForgetLoss
-            Wait stand='at the barrier'
+            WaitBefore stand='at the barrier'
         > counts
             fragment 0 at 0: 2 steps, 20 tokens, spare 0, blocked
             fragment 1 at 0: 1 steps, 10 tokens, spare 1, blocked
@@ -374,10 +374,10 @@ def test_a_drop_begins_a_period_and_forgets_the_loss() -> None:
             GoOn
         > step 10
             GoOn
-        > hear Load version=1 keep=drop spare=2
+        > hear LoadState version=1 keep=drop spare=2
             LoadAnchor fragment=0 version=1 keep=drop slot=0 steps=0
             ForgetLoss
-            Say Loaded version=1
+            SayWord Loaded version=1
         > step 10
             GoOn
         > step 10
@@ -386,7 +386,7 @@ def test_a_drop_begins_a_period_and_forgets_the_loss() -> None:
             Freeze fragment=0 slot=2
             SayFrozen Frozen slot=2 tokens=30 steps=3 used=[] step=5
             ForgetLoss
-            Wait stand='at the barrier'
+            WaitBefore stand='at the barrier'
     """)
 
 
@@ -397,10 +397,10 @@ def test_a_load_between_the_step_and_the_freeze_counts_before_the_freeze() -> No
         > step 10
             GoOn
         > count 10
-        > hear Load version=1 keep=drop
+        > hear LoadState version=1 keep=drop
             LoadAnchor fragment=0 version=1 keep=drop slot=0 steps=0
             ForgetLoss
-            Say Loaded version=1
+            SayWord Loaded version=1
         > heard
             GoOn
     """)
@@ -411,25 +411,25 @@ def test_P7_nothing_is_read_while_the_agent_does_not_know_whose_the_leases_are()
         > rules blocking 4
         > begin
         > read 2
-            Say Need samples=100 want=8
-            Wait stand='without data'
+            SayWord NeedSamples samples=100 want=8
+            WaitBefore stand='without data'
         > hear LeasesNow 1:0-4
         > read 2
-            Say Need samples=100 want=4
-            Read Span lease=1 epoch=0 start=0 stop=2
+            SayWord NeedSamples samples=100 want=4
+            ReadSamples Span lease=1 epoch=0 start=0 stop=2
         > step
             GoOn
         > hear LeasesNow unsure
         > read 2
-            Say Need samples=100 want=8
-            Wait stand='without data'
+            SayWord NeedSamples samples=100 want=8
+            WaitBefore stand='without data'
         > at 30
         > silence
             Warn text='waiting for data: no samples are leased to this peer; the agent says why'
         > hear LeasesNow 1:0-4@0  # less than was learned: it is not read again
         > read 2
-            Say Need samples=100 want=6
-            Read Span lease=1 epoch=0 start=2 stop=4
+            SayWord NeedSamples samples=100 want=6
+            ReadSamples Span lease=1 epoch=0 start=2 stop=4
     """)
 
 
@@ -439,11 +439,11 @@ def test_tokens_are_those_said_or_those_handed_out_or_one() -> None:
         > begin
         > hear LeasesNow 1:0-8
         > read 2
-            Read Span lease=1 epoch=0 start=0 stop=2
+            ReadSamples Span lease=1 epoch=0 start=0 stop=2
         > step
             GoOn
         > read 2
-            Read Span lease=1 epoch=0 start=2 stop=4
+            ReadSamples Span lease=1 epoch=0 start=2 stop=4
         > step 3
             GoOn
         > step
@@ -466,10 +466,10 @@ def test_by_the_clock_a_period_begins_with_the_round_and_a_step_too_many_is_not_
             Freeze fragment=0 slot=0
             SayFrozen Frozen slot=0 tokens=20 steps=2 used=[] step=2
             ForgetLoss
-            Wait stand='at the barrier'
+            WaitBefore stand='at the barrier'
         > at 9
-        > hear Opened hold=false
-        > hear Resume spare=1
+        > hear RoundOpened hold=false
+        > hear ResumeSteps spare=1
             GoOn
         > at 13
         > step 10
@@ -479,7 +479,7 @@ def test_by_the_clock_a_period_begins_with_the_round_and_a_step_too_many_is_not_
             Freeze fragment=0 slot=1
             SayFrozen Frozen slot=1 tokens=40 steps=4 used=[] step=4
             ForgetLoss
-            Wait stand='at the barrier'
+            WaitBefore stand='at the barrier'
     """)
 
 
@@ -503,10 +503,10 @@ def test_the_end_of_the_run_ends_the_wait_and_steps_are_the_scripts_own_affair(
             Freeze fragment=0 slot=0
             SayFrozen Frozen slot=0 tokens=20 steps=2 used=[] step=2
             ForgetLoss
-            Wait stand='at the barrier'
+            WaitBefore stand='at the barrier'
         > at 2
         > hear {word}
-            Over stopped={str(stopped).lower()}
+            RunOver stopped={str(stopped).lower()}
         > step 10
         > read 2
         > counts
@@ -525,14 +525,14 @@ def test_a_refusal_is_said_again_to_a_script_that_goes_on() -> None:
             Freeze fragment=0 slot=0
             SayFrozen Frozen slot=0 tokens=20 steps=2 used=[] step=2
             ForgetLoss
-            Wait stand='at the barrier'
+            WaitBefore stand='at the barrier'
         > at 2
         > hear Stop code=refused reason=banned
-            Refuse code=refused reason=banned
+            EndWithRefusal code=refused reason=banned
         > step 10
-            Refuse code=refused reason=banned
+            EndWithRefusal code=refused reason=banned
         > read 2
-            Refuse code=refused reason=banned
+            EndWithRefusal code=refused reason=banned
         > counts
             fragment 0 at 0: 2 steps, 20 tokens, spare 0, blocked
             refused, 2 steps in all, waited 0 s
@@ -543,10 +543,10 @@ def test_a_stop_before_the_runs_state_is_here_is_a_refusal() -> None:
     check("""
         > rules blocking 2
         > attach
-            Say Attach pid=7
-            Wait stand=attaching
+            SayWord Attach pid=7
+            WaitBefore stand=attaching
         > hear Stop code=finished reason=over
-            Refuse code=finished reason=over
+            EndWithRefusal code=finished reason=over
     """)
 
 
@@ -561,16 +561,16 @@ def test_between_the_last_load_and_the_end_a_trainer_that_waits_takes_no_step() 
                 Frozen slot=0 tokens=10 steps=1 used=[] step=1 more=true
                 Frozen slot=0 tokens=10 steps=1 used=[] fragment=1 step=1
             ForgetLoss
-            Wait stand='at the barrier'
-        > hear Load version=1 keep=drop last=true
+            WaitBefore stand='at the barrier'
+        > hear LoadState version=1 keep=drop last=true
             LoadAnchor fragment=0 version=1 keep=drop slot=0 steps=0
             ForgetLoss
-            Say Loaded version=1
-        > hear Load version=1 keep=drop last=true fragment=1
+            SayWord Loaded version=1
+        > hear LoadState version=1 keep=drop last=true fragment=1
             LoadAnchor fragment=1 version=1 keep=drop slot=0 steps=0
-            Say Loaded version=1 fragment=1
+            SayWord Loaded version=1 fragment=1
         > hear Finish version=1
-            Over stopped=false
+            RunOver stopped=false
         > counts
             fragment 0 at 1: 0 steps, 0 tokens, spare 0, blocked
             fragment 1 at 1: 0 steps, 0 tokens, spare 0, blocked
@@ -582,15 +582,15 @@ def test_a_step_that_was_under_way_at_the_last_load_is_undone_at_the_end() -> No
     check("""
         > rules blocking 4
         > begin
-        > hear Load version=1 keep=drop last=true
+        > hear LoadState version=1 keep=drop last=true
             LoadAnchor fragment=0 version=1 keep=drop slot=0 steps=0
             ForgetLoss
-            Say Loaded version=1
+            SayWord Loaded version=1
         > step 10
             GoOn
         > hear Finish version=1
             LoadAnchor fragment=0 version=1 keep=drop slot=0 steps=0
-            Over stopped=false
+            RunOver stopped=false
     """)
 
 
@@ -598,17 +598,17 @@ def test_a_finish_before_the_runs_state_is_here_still_waits_for_it() -> None:
     check("""
         > rules blocking 2
         > attach
-            Say Attach pid=7
-            Wait stand=attaching
+            SayWord Attach pid=7
+            WaitBefore stand=attaching
         > at 31
         > silence
             Warn text="still waiting for the run's state; the agent says what for"
         > hear Finish version=3
-            Over stopped=false
-        > hear Load version=3 keep=drop
+            RunOver stopped=false
+        > hear LoadState version=3 keep=drop
             LoadAnchor fragment=0 version=3 keep=drop slot=0 steps=0
             ForgetLoss
-            Say Loaded version=3
+            SayWord Loaded version=3
         > counts
             fragment 0 at 3: 0 steps, 0 tokens, spare 0
             over, 0 steps in all, waited 0 s
@@ -620,9 +620,9 @@ def test_an_agent_that_is_gone_is_a_refusal() -> None:
         > rules blocking 2
         > begin
         > gone
-            Refuse code=agent reason='the agent is gone'
+            EndWithRefusal code=agent reason='the agent is gone'
         > step
-            Refuse code=agent reason='the agent is gone'
+            EndWithRefusal code=agent reason='the agent is gone'
     """)
 
 
@@ -634,12 +634,12 @@ def test_a_wait_that_the_script_broke_off_is_begun_again() -> None:
             Freeze fragment=0 slot=0
             SayFrozen Frozen slot=0 tokens=10 steps=1 used=[] step=1
             ForgetLoss
-            Wait stand='at the barrier'
+            WaitBefore stand='at the barrier'
         > step 10
-            Wait stand='at the barrier'
+            WaitBefore stand='at the barrier'
         > read 2
-            Wait stand='at the barrier'
-        > hear Resume spare=1
+            WaitBefore stand='at the barrier'
+        > hear ResumeSteps spare=1
             GoOn
     """)
 
@@ -662,14 +662,14 @@ def test_a_script_that_never_asks_for_leased_samples_hears_once_what_that_means(
             SayFrozen Frozen slot=0 tokens=10 steps=1 used=[] step=1
             Warn text={NO_LEASED_DATA!r}
             ForgetLoss
-            Wait stand='at the barrier'
-        > hear Resume spare=1
+            WaitBefore stand='at the barrier'
+        > hear ResumeSteps spare=1
             GoOn
         > step 10
             Freeze fragment=0 slot=1
             SayFrozen Frozen slot=1 tokens=20 steps=2 used=[] step=2
             ForgetLoss
-            Wait stand='at the barrier'
+            WaitBefore stand='at the barrier'
         """,
         shows_own_data=True,
     )
@@ -681,17 +681,17 @@ def test_a_script_that_reads_leased_samples_hears_nothing_of_it() -> None:
         > rules blocking 1
         > begin
         > read 2
-            Say Need samples=100 want=8
-            Wait stand='without data'
+            SayWord NeedSamples samples=100 want=8
+            WaitBefore stand='without data'
         > hear LeasesNow 1:0-4
         > read 2
-            Say Need samples=100 want=4
-            Read Span lease=1 epoch=0 start=0 stop=2
+            SayWord NeedSamples samples=100 want=4
+            ReadSamples Span lease=1 epoch=0 start=0 stop=2
         > step
             Freeze fragment=0 slot=0
             SayFrozen Frozen slot=0 tokens=10 steps=1 used=[(Used lease=1 upto=2)] step=1
             ForgetLoss
-            Wait stand='at the barrier'
+            WaitBefore stand='at the barrier'
         """,
         shows_own_data=True,
     )
