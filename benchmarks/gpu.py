@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from freezing import Gpt, StandIn, manifest_of
 from torch import nn
 
-from farflung.console.bench.freezing import Gpt, StandIn, manifest_of
 from farflung.peer.local.memory import SharedState
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.run_optimizer import RunSteps
@@ -174,7 +174,7 @@ def measure(layers: list[int]) -> dict[str, Any]:
     freezing: list[dict[str, Any]] = []
     for each in layers:
         words = ["--device", "cuda", "--json", "--layers", str(each)]
-        done = ran(["python", "-m", "farflung", "bench", "freezing", *words])
+        done = ran(["python", "benchmarks/freezing.py", *words])
         done.check_returncode()
         freezing += json.loads(done.stdout)
     told = tests.stdout.strip().splitlines() or ["no output"]

@@ -1,7 +1,7 @@
 """Stages that are far apart, in the lab: what `python benchmarks/pipeline.py wan` measures.
 
 Agents, coordinator, lines and encryption are real, each host in a namespace of its own (docs/lab.md); trainers take
-little time and compute nothing (console/bench/sham_stage.py), so that the lines are what is short.  Two rows:
+little time and compute nothing (benchmarks/stage_bench/sham_stage.py), so that the lines are what is short.  Two rows:
 
 - three hosts with a stage each: how much of its line the middle one uses while microbatches are counted.  It sends two
   crossings for each microbatch, and gets two; those at the ends send and get one.
@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from stage_bench.crowd import CrowdOptions as CrowdAsked
+from stage_bench.pipeline_bench import RUN_TOML
+from stage_bench.sham_stage import CHUNKS
 
-from farflung.console.bench.crowd import CrowdOptions as CrowdAsked
-from farflung.console.bench.pipeline_bench import RUN_TOML
-from farflung.console.bench.sham_stage import CHUNKS
 from farflung.protocol.errors import FarflungError
 from farflung.protocol.limits import MICROS_PER_BATCH
 from farflung.protocol.process.journal import Event, read_events
@@ -41,7 +41,10 @@ from rig.nursery import Child, Nursery, end_in_turn
 FAST_MBIT = 1000.0
 LOOK_S = 0.05
 # Run as a module it would be __main__, where the nursery's process has something else, and there its types are sought.
-CROWD = "import sys; del sys.argv[1]; from farflung.console.bench.crowd import main; sys.exit(main())"
+CROWD = (
+    f"import sys; del sys.argv[1]; sys.path.insert(0, {str(Path(__file__).resolve().parent)!r}); "
+    "from stage_bench.crowd import main; sys.exit(main())"
+)
 CODECS = 'codec = "{codec}"\ngradient_codec = "{codec}"\n'
 ENDS = 0.1  # of a batch, in which the pipeline fills and drains
 LINE_GOAL, ROUND_GOAL = 0.9, 1.25

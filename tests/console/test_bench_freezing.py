@@ -1,16 +1,17 @@
-"""`farflung bench freezing`: a real trainer's loop, rounds that commit, and figures of each; its options."""
+"""benchmarks/freezing.py: a real trainer's loop, rounds that commit, and figures of each; its options."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
+import freezing
 import pytest
 import torch
+from as_script import called
+from freezing import WARM, FreezingOptions, measured, row
 
-from farflung.console.bench import freezing
-from farflung.console.bench.freezing import WARM, FreezingOptions, measured, row
 from farflung.protocol.errors import UserError
 
 
@@ -55,9 +56,9 @@ WRONG = [
 
 @pytest.mark.parametrize(("words", "sentence"), WRONG)
 def test_a_wrong_option_is_one_line_and_exit_code_2(
-    say: Callable[..., tuple[int, str, str]], words: list[str], sentence: str
+    capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
 ) -> None:
-    code, _, told = say("bench", "freezing", *words)
+    code, told = called(freezing.freezing, FreezingOptions, words), capsys.readouterr().err
     assert code == 2 and told.count("\n") == 1 and sentence in told, told
 
 

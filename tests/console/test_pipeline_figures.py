@@ -1,17 +1,18 @@
-"""The figures of `farflung bench pipeline` from hand-written events; what its trainers see in sums; its options."""
+"""The figures of benchmarks/stages.py from hand-written events; what its trainers see in sums; its options."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from as_script import called
+from stage_bench.pipeline_bench import PipelineOptions, check
+from stage_bench.pipeline_figures import BenchSetting, result_of, table
+from stage_bench.sham_stage import ShamTrainer, Shape, model_of
+from stages import stages
 
-from farflung.console.bench.pipeline_bench import PipelineOptions, check
-from farflung.console.bench.pipeline_figures import BenchSetting, result_of, table
-from farflung.console.bench.sham_stage import ShamTrainer, Shape, model_of
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import MicrobatchWork
 from farflung.protocol.errors import UserError
@@ -213,9 +214,9 @@ WRONG = [
 
 @pytest.mark.parametrize(("words", "sentence"), WRONG)
 def test_a_wrong_option_is_one_line_and_exit_code_2(
-    say: Callable[..., tuple[int, str, str]], words: list[str], sentence: str
+    capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
 ) -> None:
-    code, _, told = say("bench", "pipeline", *words)
+    code, told = called(stages, PipelineOptions, words), capsys.readouterr().err
     assert code == 2 and told.count("\n") == 1 and sentence in told, told
 
 

@@ -207,15 +207,8 @@ ROOMS: dict[str, Room] = {
         (
             "console/screen",
             "coordinator/door",
-            "peer",
-            "peer/agent/main",
             "peer/local",
             "peer/trainer/agent_process",
-            "peer/trainer/effects",
-            "peer/trainer/inner_loop",
-            "peer/trainer/stage_machine",
-            "collectives/pipeline/crossing",
-            "compression",
             *PROTOCOL,
         )
     ),
@@ -259,7 +252,6 @@ PURE_MODULES = (
     "collectives/link/stalled_streams",
     "collectives/link/priorities",
     "console/bench/figures",
-    "console/bench/pipeline_figures",
     "console/doctor/advice",
     "console/doctor/stage_advice",
     "console/history/finding",

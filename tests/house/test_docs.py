@@ -347,7 +347,8 @@ def test_options_of_benchmarks_exist(page: Path) -> None:
     """Whoever wants to see a figure again types what the page says."""
     text = "\n".join([*spans(page), *(text for _, text in blocks(page))])
     for script, options in re.findall(r"(benchmarks/[\w/]+\.py)([^\n;|]*)", text):
-        known = "".join(path.read_text(encoding="utf-8") for path in (ROOT / script).parent.glob("*.py"))
+        known = "".join(path.read_text(encoding="utf-8") for path in (ROOT / script).parent.rglob("*.py"))
+        known += "".join(f'"--{each.replace("_", "-")}"' for each in re.findall(r"(\w+): Annotated\[", known))
         complain(
             [
                 f"{script} has no {each}"

@@ -1,10 +1,11 @@
-"""`farflung bench` as people call it: real processes over encrypted loopback."""
+"""`farflung bench allreduce` and benchmarks/stages.py as people call them: real processes over encrypted loopback."""
 
 from __future__ import annotations
 
 import json
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 
 from rig.ports import free_ports
-from rig.waiting import is_running
+from rig.waiting import LONG_S, is_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
+STAGES = Path(__file__).resolve().parents[2] / "benchmarks" / "stages.py"
 SMALL = ["--mb", "1", "--rounds", "3", "--chunk-kb", "32"]
 
 
@@ -91,7 +93,12 @@ def test_ctrl_c_leaves_no_process_behind(stage: Any) -> None:
 @pytest.mark.hard
 def test_P14_batches_of_a_model_in_stages_with_a_death_in_one_of_them(stage: Any) -> None:
     words = ("--stages", "2", "--seats", "2", "--unit-ms", "10", "--batch", "48", "--batches", "3")
-    done = stage.call("bench", "pipeline", *words, "--kill-at", "scatter", "--json")
+    done = subprocess.run(
+        [sys.executable, str(STAGES), *words, "--kill-at", "scatter", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["batches"] == 3 and 0 < found["of_ideal"] < 1

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from farflung.console.bench.sham_stage import ShamTrainer, Shape
+from stage_bench.sham_stage import ShamTrainer, Shape
+
 from farflung.console.screen.status_client import StatusClient
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.process.journal import Follower

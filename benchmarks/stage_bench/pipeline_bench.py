@@ -1,8 +1,8 @@
-"""`farflung bench pipeline`: batches of a model in stages, with real agents, lines and coordinator on this machine.
+"""Batches of a model in stages, with real agents, lines and coordinator on this machine.
 
-Called by the command line.  It starts the coordinator and the crowd (crowd.py), whose trainers take a given time for a
-microbatch and compute nothing; then it reads the event logs.  So what the program itself costs shows as the distance
-from an ideal that is known.  Must not know how a microbatch travels.
+Called by benchmarks/stages.py.  It starts the coordinator and the crowd (crowd.py), whose trainers take a given time
+for a microbatch and compute nothing; then it reads the event logs.  So what the program itself costs shows as the
+distance from an ideal that is known.  Must not know how a microbatch travels.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import typer
+from stage_bench.crowd import CrowdOptions
+from stage_bench.deaths import MOMENTS, DeathPlan, Moment
+from stage_bench.pipeline_figures import BenchSetting, result_of
+from stage_bench.sham_stage import CHUNKS, border_of, model_of
 
 from farflung.console.bench.bench import BenchProcesses, stopped_in_good_order
-from farflung.console.bench.crowd import CrowdOptions
-from farflung.console.bench.deaths import MOMENTS, DeathPlan, Moment
-from farflung.console.bench.pipeline_figures import BenchSetting, result_of
-from farflung.console.bench.sham_stage import CHUNKS, border_of, model_of
 from farflung.peer.settings import own_config
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import FRAGMENTS_MAX, MEMBERS_PER_ROUND, MICROS_PER_BATCH
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process.journal import read_events
 
+BENCHMARKS = Path(__file__).resolve().parents[1]
 PEERS_MOST = 64  # each is a process here
 
 # Nothing is timed out, as in the other bench.  Heartbeats are those that a run has by default.
@@ -67,19 +69,40 @@ rebalance_s = {rebalance_s}
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    stages: int = 4
-    seats: str = "4"
-    unit_ms: str = "15,20,20,40"
-    batch: int = 1500
-    batches: int = 3
-    crossing_kb: int = 1
-    kill_every: float = 0.0
-    return_after: float = 3.0
-    kill_at: str = ""
-    memory: str = ""
-    rebalance_s: float = 0.0
-    slow_stage: int = -1
-    json: bool = False
+    stages: Annotated[int, typer.Option(help="Into how many stages the model is cut.")] = 4
+    seats: Annotated[str, typer.Option(help="Peers in each stage: 4, or one number for each, 3,5,5,3.")] = "4"
+    unit_ms: Annotated[
+        str,
+        typer.Option(help="How long a trainer takes for a microbatch, there and back: one number a stage."),
+    ] = "15,20,20,40"
+    batch: Annotated[int, typer.Option(help="Microbatches in a batch.")] = 1500
+    batches: Annotated[int, typer.Option(help="Batches to measure; one more warms up.")] = 3
+    crossing_kb: Annotated[int, typer.Option(help="What a microbatch sends over a border, one way.")] = 1
+    kill_every: Annotated[float, typer.Option(help="Kill a peer every so many seconds; 0: nobody dies.")] = (
+        0.0
+    )
+    return_after: Annotated[
+        float, typer.Option(help="Whoever was killed is started again so much later.")
+    ] = 3.0
+    kill_at: Annotated[
+        str, typer.Option(help="Kill one peer a batch at these moments: counting,frozen,scatter,prepared.")
+    ] = ""
+    memory: Annotated[
+        str, typer.Option(help="How much of the crossings each agent keeps in memory, such as 64MB.")
+    ] = ""
+    rebalance_s: Annotated[
+        float,
+        typer.Option(
+            help="Every peer could hold any stage, and the coordinator looks at seats so often; 0: never."
+        ),
+    ] = 0.0
+    slow_stage: Annotated[
+        int,
+        typer.Option(
+            help="In the middle of each batch a peer of this stage, each time another, becomes four times as slow."
+        ),
+    ] = -1
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for scripts.")] = False
 
 
 @dataclass(frozen=True)
@@ -197,7 +220,10 @@ def bench_pipeline(asked: PipelineOptions) -> dict[str, Any]:
                 checked.plan,
                 asked.slow_stage,
             )
-            party = stage.start("crowd", "farflung.console.bench.crowd", ["--asked", _as_json(told)])
+            found = os.pathsep.join([str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])])
+            party = stage.start(
+                "crowd", "stage_bench.crowd", ["--asked", _as_json(told)], {"PYTHONPATH": found}
+            )
             stage.wait_for([party], None)
             crowd = party.report()
         finally:

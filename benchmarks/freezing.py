@@ -1,6 +1,8 @@
 """What a freeze and a load cost the trainer: a GPT of 100 million parameters, on the CPU or on a GPU.
 
-Called by `farflung bench freezing`; benchmarks/gpu.py takes the model and the agent from here.
+    python benchmarks/freezing.py [--layers 9] [--device cuda] [--json]
+
+benchmarks/gpu.py takes the model and the agent from here.
 
 The agent is a stand-in that answers each frozen fragment as a commit does, so what is measured is the trainer's side
 alone: from the end of an inner step to the word that all is frozen, with what goes ahead of the momentum, and from the
@@ -11,19 +13,25 @@ the first rounds' worst.  `more memory`: how much larger the process became by t
 
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing
 import resource
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from as_script import called
 
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import FromTrainer, Frozen, Loaded, LoadState, Provide, ResumeSteps, ToTrainer
@@ -52,13 +60,17 @@ class Gpt(nn.Module):
 
 @dataclass(frozen=True)
 class FreezingOptions:
-    schedule: str = "blocking,overlap"
-    dtype: str = "bf16,fp32"
-    layers: int = 9
-    rounds: int = 8
-    device: str = "cpu"
-    threads: int = 0
-    json: bool = False
+    schedule: Annotated[str, typer.Option(help="Of [outer] schedule; with commas, one after the other.")] = (
+        "blocking,overlap"
+    )
+    dtype: Annotated[str, typer.Option(help="Of the model: bf16,fp32.")] = "bf16,fp32"
+    layers: Annotated[
+        int, typer.Option(help="Of the GPT; 9 layers are 103 million parameters, 135 are 1,000 million.")
+    ] = 9
+    rounds: Annotated[int, typer.Option(help="Rounds, the first three of which warm up.")] = 8
+    device: Annotated[str, typer.Option(help="Where the model lies: cpu, or cuda.")] = "cpu"
+    threads: Annotated[int, typer.Option(help="Of torch; 0: as many as it takes.")] = 0
+    json: Annotated[bool, typer.Option("--json", help="One JSON list on stdout, for scripts.")] = False
 
     def __post_init__(self) -> None:
         if odd := set(self.dtype.split(",")) - set(DTYPES):
@@ -258,3 +270,19 @@ def row(one: dict[str, Any]) -> str:
         f"({one['load_cpu_s']:.2f} s CPU)  a round {one['freeze_s'] + one['load_s']:.2f} s, at the most "
         f"{one['most_s']:.2f} s  more memory {one['more_memory_bytes'] / 1e6:.0f} MB"
     )
+
+
+def freezing(**words: object) -> None:
+    """Time how long a round holds a trainer up: freeze and load of a GPT, with an agent that answers at once."""
+    asked = FreezingOptions(**words)  # type: ignore[arg-type]
+    found = []
+    for one in bench_freezing(asked):
+        found.append(one)
+        if not asked.json:
+            print(row(one), flush=True)
+    if asked.json:
+        print(json.dumps(found, indent=1), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(called(freezing, FreezingOptions))

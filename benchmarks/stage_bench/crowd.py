@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from stage_bench.deaths import DeathPlan, Deaths
+from stage_bench.forked import Forked, forked
+from stage_bench.sham_stage import ShamTrainer, Shape, model_of
 
-from farflung.console.bench.deaths import DeathPlan, Deaths
-from farflung.console.bench.forked import Forked, forked
-from farflung.console.bench.sham_stage import ShamTrainer, Shape, model_of
 from farflung.peer.agent.main import main as agent_main
 from farflung.peer.local.channel import those_that_hear
 from farflung.peer.trainer.agent_process import AgentProcess
@@ -162,7 +162,7 @@ def cpu_s_with_children(pid: int) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m farflung.console.bench.crowd")
+    parser = argparse.ArgumentParser(prog="python -m stage_bench.crowd")
     parser.add_argument("--asked", required=True, help="JSON")
     parser.add_argument("--figures", required=True, type=Path, help="where to write them at the end")
     options = parser.parse_args()
