@@ -112,7 +112,6 @@ class ExclusionCause(StrEnum):
     LOST = "lost"
     NOT_WHOLE = "not_whole_in_time"
     NO_LIST = "no_hash_list_in_time"
-    UNKNOWN = "unknown"
 
     @property
     def of_its_bytes(self) -> bool:
