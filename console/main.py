@@ -50,8 +50,8 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-app.add_typer(bench_app, name="bench")
-app.add_typer(checkpoint_app, name="checkpoint")
+app.add_typer(bench_app, name="bench", rich_help_panel="Try")
+app.add_typer(checkpoint_app, name="checkpoint", rich_help_panel="Afterwards")
 app.add_typer(operator_app)
 app.add_typer(publish_app)
 app.add_typer(phonebook_app)
@@ -139,12 +139,12 @@ def everywhere(
     """Many people, each with one GPU box and an ordinary internet link, train one model together."""
 
 
-@app.command()
+@app.command(rich_help_panel="Host a run")
 def init(
     path: Annotated[Path, typer.Argument(help="Where to write the file.")] = Path("run.toml"),
     force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write run.toml, commented: the description of a run."""
+    """Write run.toml, the description of a run."""
     from farflung.console.run_toml import TEMPLATE
 
     if path.exists() and not force:
@@ -156,7 +156,7 @@ def init(
     typer.echo(f"wrote {path}; next: farflung coordinate {path}")
 
 
-@app.command()
+@app.command(rich_help_panel="Host a run")
 def coordinate(
     run_toml: Annotated[Path, typer.Argument(help="The run's description; `farflung init` writes one.")],
     data: Annotated[
@@ -191,7 +191,10 @@ def coordinate(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help=LOG_JSON_HELP)] = False,
 ) -> None:
-    """Host a run: brokers it, never sees model bytes, may be killed and restarted at any time."""
+    """Host a run: start its coordinator.
+
+    It brokers the run, never sees model bytes, and may be killed and restarted at any time.
+    """
     from farflung.console.screen import embedded
 
     log_lines.choose(verbose, log_json)
@@ -255,7 +258,7 @@ def _host(
         serve(hosting, announce, opened)
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(rich_help_panel="Take part")
 @with_settings
 def join(
     url: Url,
@@ -278,7 +281,10 @@ def join(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help=LOG_JSON_HELP)] = False,
 ) -> None:
-    """Take part in a run: train until it ends.  Ctrl-C leaves cleanly.  Options come before the URL."""
+    """Train in a run until it ends. Ctrl-C leaves.
+
+    Arguments of your own script come last, after --.
+    """
     from farflung.console.screen import embedded
 
     log_lines.choose(verbose, log_json)
@@ -300,7 +306,7 @@ def join(
     raise typer.Exit(code)
 
 
-@app.command()
+@app.command(rich_help_panel="Take part")
 @partial(with_settings, but=OF_TRAINERS)
 def assist(
     url: Url,
@@ -309,7 +315,10 @@ def assist(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help=LOG_JSON_HELP)] = False,
 ) -> None:
-    """Help a run without a GPU: sum what others learned, give state to who comes, keep checkpoints.  Ctrl-C leaves."""
+    """Help a run without a GPU.
+
+    Sums contributions, serves state to joiners, keeps checkpoints. Ctrl-C leaves.
+    """
     from farflung.console.screen import embedded
 
     log_lines.choose(verbose, log_json)
@@ -332,12 +341,12 @@ def _offered_relay(own: OwnConfig, say: log_lines.LineWriter) -> RelayHere | Non
     return offered_relay(own, say)
 
 
-@app.command()
+@app.command(rich_help_panel="Watch")
 def status(
     url: Url,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
 ) -> None:
-    """Show where a run is, once."""
+    """Show the state of a run once."""
     from farflung.console.screen.health import plain_text
     from farflung.console.screen.status_client import StatusClient
 
@@ -348,7 +357,7 @@ def status(
     )
 
 
-@app.command()
+@app.command(rich_help_panel="Watch")
 def watch(
     url: Annotated[str | None, typer.Argument(help="The join URL (put it in quotes).")] = None,
     replay: Annotated[
@@ -363,7 +372,10 @@ def watch(
     size: Annotated[str | None, typer.Option(help="Of --once and --svg, such as 80x24.")] = None,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
 ) -> None:
-    """The dashboard, live; plain lines where the output is no terminal.  `?` shows the keys, q ends it."""
+    """Show the dashboard of a run, live.
+
+    Plain text where the output is no terminal. `?` shows the keys, q ends it.
+    """
     from farflung.console.inspect_commands import WatchOptions, run_watch
 
     if (url is None) == (replay is None):
@@ -372,12 +384,15 @@ def watch(
     run_watch(WatchOptions(parsed, replay, speed, at, once, svg, size, every))
 
 
-@app.command()
+@app.command(rich_help_panel="Afterwards")
 def plot(
     folder: Annotated[Path, typer.Argument(help="Where the event journals of a run lie.")],
     out: Annotated[Path, typer.Option(help="The picture, .svg or .png.")] = Path("run.svg"),
 ) -> None:
-    """Draw a run from its event journals: loss, participation, bytes, and a waterfall of its rounds."""
+    """Draw a run from its event journals.
+
+    Loss, participation, bytes, and a waterfall of its rounds.
+    """
     from farflung.console.history.history import read_folder
     from farflung.console.history.picture import write_picture
     from farflung.console.history.plots import picture_of
@@ -387,7 +402,7 @@ def plot(
     typer.echo(f"wrote {out}")
 
 
-@app.command()
+@app.command(rich_help_panel="Afterwards")
 def export(
     folder: Annotated[Path, typer.Argument(help="Where event journals lie: run.data/, and those of peers.")],
     tensorboard: Board = None,
@@ -398,7 +413,10 @@ def export(
         bool, typer.Option(help="Go on with the rounds to come, until the run is complete.")
     ] = False,
 ) -> None:
-    """Hand a run's figures to an experiment tracker: a row for each round, live or long after the run."""
+    """Send a run's figures to an experiment tracker.
+
+    A row for each round, live or long after the run.
+    """
     from farflung.console.history.trackers import Chosen, ExportOptions
     from farflung.console.history.trackers import export as hand_over
 
@@ -407,7 +425,7 @@ def export(
     hand_over(options, typer.echo, lambda text: typer.echo(text, err=True))
 
 
-@app.command()
+@app.command(rich_help_panel="Take part")
 def doctor(
     url: Annotated[
         str | None, typer.Argument(help="The join URL (put it in quotes); none: this machine only.")
@@ -416,14 +434,17 @@ def doctor(
     advertise: Annotated[str | None, typer.Option(help="As for `join`.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
 ) -> None:
-    """Can this machine take part, and how well?  Each line is ok, warn or FAIL, with what to do."""
+    """Check whether this machine can take part.
+
+    Each result is ok, warn or FAIL, with what to do.
+    """
     from farflung.console.inspect_commands import run_doctor
 
     own = own_config({"listen": listen, "advertise": advertise})
     raise typer.Exit(run_doctor(JoinUrl.parse(url) if url is not None else None, own, json_output))
 
 
-@app.command()
+@app.command(rich_help_panel="Afterwards")
 def audit(
     folder: Annotated[
         Path | None, typer.Argument(help="Where event journals lie: run.data/, and those of peers.")
@@ -450,7 +471,10 @@ def audit(
     ] = None,
     run: Annotated[str, typer.Option(help="With --replay: of the run whose id begins with this.")] = "",
 ) -> None:
-    """Check the promises on the event journals of a run; one line for each, exit code 1 if one is broken."""
+    """Check the promises on a run's event journals.
+
+    One result for each promise; exit code 1 if one is broken.
+    """
     from farflung.console.history import audit_evidence
     from farflung.console.history.audit import audit as check_promises
     from farflung.console.history.history import read_folder
@@ -482,11 +506,14 @@ def audit(
     raise typer.Exit(exit_codes.OK if report.kept else exit_codes.UNEXPECTED)
 
 
-@app.command()
+@app.command(rich_help_panel="Try")
 def demo(
     keep: Annotated[Path | None, typer.Option(help="Keep logs and models in this folder.")] = None,
 ) -> None:
-    """A whole run on this machine: a coordinator, three peers, one of them killed, a fresh one in its place."""
+    """A whole run on this machine, with a death.
+
+    A coordinator and three peers; one of them is killed, and a fresh one takes its place.
+    """
     from farflung.console.demo import run_demo
 
     raise typer.Exit(run_demo(keep))

@@ -46,7 +46,7 @@ Who = Annotated[str, typer.Argument(help="A peer's name, its id, or the beginnin
 Json = Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")]
 
 
-@app.command()
+@app.command(rich_help_panel="Steer a run")
 def invite(
     place: Place,
     uses: Annotated[int, typer.Option(min=1, max=10_000, help="So many peers may come in with it.")] = 1,
@@ -54,7 +54,7 @@ def invite(
     note: Annotated[str, typer.Option(help="For whom; kept in the journal.")] = "",
     json_output: Json = False,
 ) -> None:
-    """Make an invitation: prints a join URL, for a run that lets in by invitation."""
+    """Make an invitation, and print its join URL."""
     reply = _asked(place, Invite(uses=uses, lasts_s=seconds(expires), note=note))
     if json_output:
         typer.echo(json.dumps(reply.found))
@@ -63,14 +63,14 @@ def invite(
     typer.echo(reply.found["url"])
 
 
-@app.command()
+@app.command(rich_help_panel="Steer a run")
 def invites(place: Place, json_output: Json = False) -> None:
-    """Which invitations there are, who used them, and how long they last."""
+    """List the invitations and their guests."""
     reply = _asked(place, Invites())
     typer.echo(json.dumps(reply.found) if json_output else reply.text)
 
 
-@app.command()
+@app.command(rich_help_panel="Steer a run")
 def revoke(
     place: Place,
     which: Annotated[
@@ -82,11 +82,11 @@ def revoke(
     ] = "no reason given",
     guests: Annotated[bool, typer.Option(help="Send away who came in by it, too.")] = False,
 ) -> None:
-    """Take an invitation back: nobody comes in with it any more."""
+    """Withdraw an invitation."""
     typer.echo(_asked(place, Revoke(which=which, reason=reason, guests=guests)).text)
 
 
-@app.command()
+@app.command(rich_help_panel="Steer a run")
 def kick(
     place: Place,
     who: Who,
@@ -94,11 +94,11 @@ def kick(
         str, typer.Option(help="Told to the peer and kept in the journal.")
     ] = "no reason given",
 ) -> None:
-    """Send a peer away.  It may come again."""
+    """Disconnect a peer. It may come again."""
     typer.echo(_asked(place, Kick(who=who, reason=reason)).text)
 
 
-@app.command()
+@app.command(rich_help_panel="Steer a run")
 def ban(
     place: Place,
     who: Who,
@@ -108,25 +108,25 @@ def ban(
     lasts: Annotated[str, typer.Option("--for", help="90m, 24h, 7d.")] = "365d",
     network: Annotated[bool, typer.Option(help="Everybody else from its network, too.")] = False,
 ) -> None:
-    """Send a peer away and keep it out."""
+    """Disconnect a peer, and keep it out."""
     order = Ban(who=who, reason=reason, lasts_s=seconds(lasts), network=network)
     typer.echo(_asked(place, order).text)
 
 
-@app.command()
+@app.command(rich_help_panel="Steer a run")
 def unban(place: Place, who: Who) -> None:
-    """Let a banned peer in again, and forget its strikes."""
+    """Lift a ban, and clear the peer's strikes."""
     typer.echo(_asked(place, Unban(who=who)).text)
 
 
-@app.command()
+@app.command(rich_help_panel="Steer a run")
 def bans(place: Place, json_output: Json = False) -> None:
-    """Who is banned, who has strikes, and why."""
+    """List bans and strikes, with their reasons."""
     reply = _asked(place, Bans())
     typer.echo(json.dumps(reply.found) if json_output else reply.text)
 
 
-@app.command()
+@app.command(rich_help_panel="Steer a run")
 def amend(
     run_toml: Annotated[Path, typer.Argument(help="The run.toml of the run, with what is to be otherwise.")],
     data: Annotated[
@@ -140,7 +140,10 @@ def amend(
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Change what may change while the run goes on: rounds, deadlines, limits, the codec, periods, rates, admission."""
+    """Change settings while the run goes on.
+
+    Rounds, deadlines, limits, the codec, periods, rates, admission.
+    """
     from farflung.protocol.process.run_file import read_manifest
 
     wanted = read_manifest(run_toml, changes or []).model_dump_json().encode()
@@ -148,21 +151,27 @@ def amend(
     typer.echo(json.dumps(reply.found) if json_output else reply.text)
 
 
-@app.command()
+@app.command(rich_help_panel="Steer a run")
 def pause(place: Place, reason: Annotated[str, typer.Option(help="Told to the peers.")] = "") -> None:
-    """Open no rounds until `farflung resume`.  Peers train on alone, and lose nothing."""
+    """Open no more rounds until `farflung resume`.
+
+    Peers go on training alone, and lose nothing.
+    """
     typer.echo(_asked(place, Pause(reason=reason)).text)
 
 
-@app.command()
+@app.command(rich_help_panel="Steer a run")
 def resume(place: Place) -> None:
-    """Let a paused run go on."""
+    """Resume a paused run."""
     typer.echo(_asked(place, Resume()).text)
 
 
-@app.command()
+@app.command(rich_help_panel="Steer a run")
 def drain(place: Place) -> None:
-    """End the coordinator when the rounds in flight are over, to upgrade it.  Peers train on and come back."""
+    """End the coordinator between rounds.
+
+    For an upgrade: peers go on training, and reconnect.
+    """
     typer.echo(_asked(place, Drain()).text)
 
 
@@ -170,7 +179,7 @@ Why = Annotated[str, typer.Option("--reason", help="Told to the peers and kept i
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask again: for scripts.")]
 
 
-@app.command("go-back")
+@app.command("go-back", rich_help_panel="Steer a run")
 def go_back(
     place: Place,
     to: Annotated[
@@ -180,18 +189,24 @@ def go_back(
     reason: Why = "",
     yes: Yes = False,
 ) -> None:
-    """Nobody here holds the newest version: go on from the newest that is here, without those who are away."""
+    """Go on from the newest version that is here.
+
+    For a run whose newest version is lost, without waiting for peers that are away.
+    """
     _said_twice(place, GoBack(to=to, reason=reason), yes)
 
 
-@app.command()
+@app.command(rich_help_panel="Steer a run")
 def rewind(
     place: Place,
     version: Annotated[int, typer.Argument(min=0, help="The rounds after it are undone for good.")],
     reason: Why = "",
     yes: Yes = False,
 ) -> None:
-    """Undo rounds that were found to be spoiled: go on from an older version that is here."""
+    """Undo rounds, for instance spoiled ones.
+
+    The run goes on from an older version that is here.
+    """
     _said_twice(place, Rewind(to=version, reason=reason), yes)
 
 

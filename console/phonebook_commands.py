@@ -24,7 +24,7 @@ BOOK_HELP = "A phone book: /ip4/.../p2p/..., as `farflung phonebook` prints it; 
 Books = Annotated[list[str] | None, typer.Option("--book", envvar="FARFLUNG_BOOK", help=BOOK_HELP)]
 
 
-@app.command()
+@app.command(rich_help_panel="Host a run")
 def phonebook(
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "0.0.0.0:29810",
     node: Annotated[
@@ -34,7 +34,10 @@ def phonebook(
         ),
     ] = None,
 ) -> None:
-    """Run a node of a phone book, until Ctrl-C: for runs that their hosts announce, and for `farflung find`."""
+    """Run a node of a phone book.
+
+    For runs that their hosts announce, and for `farflung find`. Ctrl-C ends it.
+    """
     from farflung.console.phonebook.book import place_of
     from farflung.console.phonebook.hivemind_book import HivemindBook
 
@@ -50,7 +53,7 @@ def phonebook(
             pass
 
 
-@app.command()
+@app.command(rich_help_panel="Take part")
 def find(
     what: Annotated[
         str,
@@ -61,7 +64,10 @@ def find(
     book: Books = None,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
 ) -> None:
-    """Look a run up in a phone book, and print the join URL that leads to it now."""
+    """Look a run up in a phone book.
+
+    Prints the join URL that leads to it now.
+    """
     from farflung.console.phonebook.book import place_of, wanted
     from farflung.console.phonebook.books import look_up
 

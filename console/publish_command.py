@@ -39,7 +39,7 @@ PROVENANCE = "provenance.jsonl"
 app = typer.Typer(help="Publish models.")
 
 
-@app.command()
+@app.command(rich_help_panel="Afterwards")
 def publish(
     place: Place,
     journal: Annotated[
@@ -67,7 +67,10 @@ def publish(
         bool, typer.Option(help="Replace weights that are not of this run; overwrite --out.")
     ] = False,
 ) -> None:
-    """Publish a model with a card of who made it: peers, tokens, commits, digest.  All of it, or nothing."""
+    """Publish a model with a card of its makers.
+
+    Peers, tokens, commits, digest. All of it, or nothing.
+    """
     if hub is None and out is None:
         raise UserError("publish: name a repository with --hub, or a folder with --out")
     if out is not None and out.exists() and not force:

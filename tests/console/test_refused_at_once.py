@@ -90,8 +90,9 @@ def test_a_mistake_in_words_or_files_is_one_line(volunteer: Volunteer, door: Joi
     url = str(door)
     code, told = volunteer.joins("http://x")
     assert code == exit_codes.USAGE and "does not start with farflung://" in told
-    code, told = volunteer.joins("--script", "missing.py", url)
-    assert code == exit_codes.USAGE and "--script missing.py: there is no such file" in told
+    for words in (("--script", "missing.py", url), (url, "--script", "missing.py", "--", "--lr", "3")):
+        code, told = volunteer.joins(*words)
+        assert code == exit_codes.USAGE and "--script missing.py: there is no such file" in told
     volunteer.home.mkdir()
     settings = volunteer.home / "config.toml"
     settings.write_text('uplod_limit = "20 Mbit/s"\n')
