@@ -143,14 +143,15 @@ def everywhere(
 def init(
     path: Annotated[Path, typer.Argument(help="Where to write the file.")] = Path("run.toml"),
     force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
+    every_key: Annotated[bool, typer.Option("--all", help="Write every key, with what it is for.")] = False,
 ) -> None:
     """Write run.toml, the description of a run."""
-    from farflung.console.run_toml import TEMPLATE
+    from farflung.console.run_toml import SHORT, TEMPLATE
 
     if path.exists() and not force:
         raise UserError(f"{path} exists; choose another name, or add --force to overwrite it")
     try:
-        path.write_text(TEMPLATE, encoding="utf-8")
+        path.write_text(TEMPLATE if every_key else SHORT, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot write: {error.strerror}") from error
     typer.echo(f"wrote {path}; next: farflung coordinate {path}")

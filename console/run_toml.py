@@ -1,9 +1,43 @@
-"""What `farflung init` writes: run.toml with every key at its default, and what each is for.
+"""What `farflung init` writes: run.toml with the keys that a host thinks about first, or with every key.  All stand at
+their defaults, with what each is for.
 
 Must say what protocol/manifest.py means; a test holds the two together.
 """
 
 from __future__ import annotations
+
+SHORT = """\
+# The public description of a run. Every peer gets it, and its hash names the run: a change makes another run, except
+# for [admission] and what `farflung amend` changes. Every key is optional; `farflung init --all` writes all of them.
+
+[run]
+name = "my-run"           # appears in the join URL; a-z, 0-9 and -
+min_peers = 1             # no round opens with fewer
+rounds = 100              # the run is finished after so many committed rounds
+
+[model]
+builtin = "tiny-gpt"      # "" where every peer brings the same model in a script of its own (docs/train.md)
+layers = 2                # this and the next three describe tiny-gpt
+width = 64
+heads = 4
+context = 64              # tokens in a sample
+
+[data]
+source = "python-stdlib"  # or token shards, "s3://bucket/*.bin"; "" where the script brings the data
+batch = 8                 # samples in an inner step; lower it if the smallest GPU runs out of memory
+
+[inner]
+lr = 4e-4                 # of the steps that each peer takes alone between two rounds
+
+[round]
+sync_every = 50           # inner steps between two rounds; raise it on slow networks
+
+[checkpoint]
+every_rounds = 0          # peers with a place for checkpoints save after so many rounds (join --checkpoints); 0: never
+
+[admission]
+mode = "open"             # anyone with the URL; "token": by invitation (farflung invite); "allowlist": by a list
+"""
 
 TEMPLATE = """\
 # The public description of a run.  Every peer gets it and it is hashed: a change makes another run, but for

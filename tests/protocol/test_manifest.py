@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from farflung.compression.codec import codec_names
 from farflung.compression.feedback import AUTO
-from farflung.console.run_toml import TEMPLATE
+from farflung.console.run_toml import SHORT, TEMPLATE
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import MAX_MANIFEST_BYTES, Manifest
 from farflung.protocol.manifest_sections import CodecName
@@ -27,6 +27,9 @@ def problem(text: str) -> str:
 
 def test_template_spells_out_exactly_the_defaults() -> None:
     assert Manifest.from_toml(TEMPLATE, "run.toml") == Manifest() == Manifest.from_toml("", "run.toml")
+    assert Manifest.from_toml(SHORT, "run.toml") == Manifest()
+    keys = set(re.findall(r"^(\w+) = ", SHORT, re.MULTILINE))
+    assert keys <= set(re.findall(r"^(\w+) = ", TEMPLATE, re.MULTILINE)) and len(SHORT.splitlines()) <= 35
     for section, value in Manifest().model_dump().items():
         assert f"[{section}]" in TEMPLATE
         for key in value:
