@@ -1,6 +1,6 @@
 """Declared states: a table of which event leads from which state to which, and the one of where a peer is.  Pure.
 
-A table is checked at every move and drawn into docs/architecture.md (docs/make_states.py).  A room that has declared
+A table is checked at every move and drawn into docs/states.md (docs/make_states.py).  A room that has declared
 states uses it: a fragment's lane (peer/machine/replica_states.py), and below a peer as people see it.
 """
 

@@ -251,7 +251,7 @@ def test_the_page_of_the_api_is_what_its_script_writes() -> None:
 
 def test_every_page_is_in_the_index() -> None:
     index = (DOCS / "README.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"\]\((\w+\.md)\)", index))
+    named = set(re.findall(r"\]\(([\w-]+\.md)\)", index))
     assert named == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
 
 
