@@ -192,10 +192,7 @@ def coordinate(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help=LOG_JSON_HELP)] = False,
 ) -> None:
-    """Host a run: start its coordinator.
-
-    It brokers the run, never sees model bytes, and may be killed and restarted at any time.
-    """
+    """Host a run: start its coordinator."""
     from farflung.console.screen import embedded
 
     log_lines.choose(verbose, log_json)
