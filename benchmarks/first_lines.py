@@ -144,7 +144,7 @@ def one_round(folder: Path) -> dict[str, float]:
             said = peer.hear("version 0 is here")
             took["farflung join: first line"] = said.first_s
             took["farflung join: first line, CPU"] = said.first_cpu_s
-            took["farflung join: the agent is there"] = said.until("I am ")
+            took["farflung join: the agent is there"] = said.until("this peer is ")
             took["farflung join: in the run, the first peer"] = said.until("version 0 is here")
     with Speaker(["demo"], folder) as demo:
         said = demo.hear(IN_THE_RUN)

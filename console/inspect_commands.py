@@ -63,7 +63,7 @@ def _show(findings: list[Advice], failed: list[str], with_run: bool) -> None:
     elif with_run:
         console.print("this machine can take part")
     else:
-        console.print("this machine is fit; with a join URL the way to the run is looked at, too")
+        console.print("this machine is ready; add the join URL to test the connection as well")
 
 
 # ---- farflung watch -----------------------------------------------------------------------------------

@@ -365,8 +365,8 @@ def _router(seen: SeenPort, is_dialled: bool) -> Advice:
             "router", WARN, f"it shows you at port {door_port}: nobody is sent to one below {LEAST_PORT}"
         )
     if seen.by_relay:
-        why = f"one port for all connections ({seen.by_door})"
-        return Advice("router", OK, f"{why}: others behind routers can meet you, unless theirs forbids it")
+        why = f"it keeps one port for all connections ({seen.by_door})"
+        return Advice("router", OK, f"{why}: hole punching should work")
     kept = "the same as here, so probably" if door_port == seen.local_port else "it is not known whether"
     told = f"the door sees port {door_port}, {kept} others behind routers meet you; no relay can be asked as well"
     return Advice("router", OK, told)
@@ -413,7 +413,7 @@ def round_bytes(model_bytes: float, codec: str, gather_codec: str, peers: int) -
 def _round(facts: MachineFacts, manifest: Manifest, line: LineToCoordinator) -> Advice:
     held = facts.held_bytes
     if held is None:
-        return Advice("a round here", OK, "cannot be told yet: the first peer brings the model")
+        return Advice("a round here", OK, "unknown until the first peer has joined")
     others = max((stage.seats for stage in facts.stages), default=0) if facts.is_in_stages else facts.alive
     rules, peers = manifest.round, max(2, others + 1)
     up, down = _within(line.up_bytes_per_s, facts.limits[0]), _within(line.down_bytes_per_s, facts.limits[1])
@@ -439,7 +439,7 @@ def _crossings(facts: MachineFacts, manifest: Manifest, line: LineToCoordinator)
     fit, pipeline = _fitting(facts), manifest.pipeline
     if not fit:
         why = "no stage fits this machine" if facts.stages else "the first peer brings the model"
-        return Advice("a stage here", OK, f"cannot be told yet: {why}")
+        return Advice("a stage here", OK, f"unknown yet: {why}")
     up, down = _within(line.up_bytes_per_s, facts.limits[0]), _within(line.down_bytes_per_s, facts.limits[1])
     share, text, todo = line_words(facts.stages, fit, (pipeline.codec, pipeline.gradient_codec), (up, down))
     if share is not None and share < GOOD_SHARE:

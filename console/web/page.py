@@ -239,8 +239,8 @@ def _coarse(seconds: float) -> str:
 def _leaders(parts: Mapping[str, str]) -> str:
     titles = [("Peer", ""), ("Tokens", "number"), ("Share", "number"), ("", "track")]
     table = _table("leaders", titles, body_of("leaders", parts))
-    told = '<p class="dim">Whose tokens are in the model, since the run began.</p>'
-    return _section("leaders", "Who taught it most", told + table)
+    told = '<p class="dim">By tokens in the model since the run began.</p>'
+    return _section("leaders", "Top contributors", told + table)
 
 
 def _leader(rank: int, leader: Leader, key: str) -> str:

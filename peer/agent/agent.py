@@ -68,7 +68,7 @@ from farflung.protocol.run_terms import Attached
 from farflung.protocol.verdicts import Counters, Verdict
 
 TICK_S = 0.05
-ASKED = "the user asked it to leave"
+ASKED = "stopped by its user"
 
 
 class Agent:
@@ -130,7 +130,7 @@ class Agent:
     def run(self) -> do.Exit:
         """Until the run is over, the user leaves, or the trainer is gone for good."""
         me = self._identity
-        self._say(f"I am {me.name} ({me.peer_id})", peer=me.peer_id, name=me.name)
+        self._say(f"this peer is {me.name} ({me.peer_id})", peer=me.peer_id, name=me.name)
         next_tick = 0.0
         try:
             while self._exit is None:

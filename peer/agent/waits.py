@@ -91,7 +91,7 @@ def wait_of(machine: PeerMachine, share: float = 0.0) -> NamedWait:
 def _outside(machine: PeerMachine) -> NamedWait:
     doorway = machine.doorway
     if doorway.refused:
-        return NamedWait(WaitCause.REFUSED, f"not let in yet: {doorway.refused}")
+        return NamedWait(WaitCause.REFUSED, f"not admitted yet: {doorway.refused}")
     if machine.joined is not None and doorway.stand != HandshakeState.GREETING:
         return NamedWait(
             WaitCause.KNOCKING, "no answer from the coordinator; training goes on, and it is asked again"

@@ -354,7 +354,7 @@ class AmendmentNews:
             return [Note(f"the coordinator told of an amendment that is not believed: {error}")]
         new = self.terms.amendments[before:]
         told: list[Effect] = [
-            Note(f"the host changed what holds from version {each.version} on: {each}") for each in new
+            Note(f"from version {each.version} on, the host changed: {each}") for each in new
         ]
         return [*told, Follow(self.terms), *self.words()] if new else []
 

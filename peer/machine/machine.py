@@ -129,7 +129,7 @@ class PeerMachine:
                 return self._on_welcome(message)
             case Refuse() if not self.doorway.inside:
                 final = self.doorway.on_refuse(message, now)
-                note = do.Note(f"not let in yet: {message.reason}")
+                note = do.Note(f"not admitted yet: {message.reason}")
                 return self._exit(message.code, message.reason) if final else [note]
             case StandsBy():
                 self.doorway.on_standby(now)
@@ -253,7 +253,7 @@ class PeerMachine:
         if tick.serve in set(joined.offer.fits) - set(part.replicas) and not self.leaving.asked:
             return [*effects, *self._change_stage(tick.serve, joined)]
         if any([replica.on_tick(word) for replica, word in part.words(tick.fragments)]):
-            effects.append(do.Note("my state differs from the run's: I take the run's again"))
+            effects.append(do.Note("local weights don't match the run's digest; downloading them again"))
         effects += joined.due_saves(tick.era, self._now)
         effects += joined.begin_reading(tick, self._now)
         if tick.leases is not None:

@@ -161,9 +161,7 @@ class TrainerSync:
     def _start_again(self, replica: Replica, round_no: int) -> list[Effect]:
         """The guard did not take the update of a round that I was in: its work must not come again."""
         number = replica.fragment.number
-        told = Note(
-            f"round {round_no} made an update of unusual size: I start again from version {replica.version}"
-        )
+        told = Note(f"round {round_no} made an update of unusual size; restored version {replica.version}")
         replica.disown()
         if replica.whole:
             return [told, *self.free_slots(), *self._training.drop_work(number, replica.version)]

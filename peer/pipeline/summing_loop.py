@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 30.0  # between two words about one wait
 _WAITS_FOR = {
-    do.TrainerState.ATTACHING: "still waiting for the run's state; the agent says what for",
+    do.TrainerState.ATTACHING: "still waiting for the model weights; the agent's log has the reason",
     do.TrainerState.WITHOUT_DATA: "waiting for microbatches: is the coordinator there, and are enough peers?",
     do.TrainerState.AT_BARRIER: "waiting for the others to end this batch",
 }

@@ -94,7 +94,7 @@ NO_LEASED_DATA = (
     "train on the same samples; let its loop, or its Trainer's data loader, read run.batches(dataset) (docs/train.md)"
 )
 _REMINDERS = {
-    TrainerState.ATTACHING: "still waiting for the run's state; the agent says what for",
+    TrainerState.ATTACHING: "still waiting for the model weights; the agent's log has the reason",
     TrainerState.HELD_UP: "training waits: a round takes longer than a period; raise sync_every or period_s",
     TrainerState.WITHOUT_DATA: "waiting for data: no samples are leased to this peer; the agent says why",
 }

@@ -69,7 +69,7 @@ AGENT = {
     "serve.mid": "it gives a joiner chunks of its state",
     "serve.logged": "it gives a result to one that missed it",
     "restore.before": "it is to read a checkpoint",
-    "leave.before_word": "the user asked it to leave, nobody knows",
+    "leave.before_word": "its user stopped it, nobody knows",
     "checkpoint.before_copy": "a fragment is to be copied for a checkpoint",
     "checkpoint.mid_write": "part of a file is written",
     "checkpoint.before_fsync": "a file is written, not durable",

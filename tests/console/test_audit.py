@@ -78,7 +78,7 @@ def coordinator() -> list[Event]:
         opened(4),
         {"event": "departed", "peer": "bob", "cause": "connection_closed", "reason": "its connection closed"},
         committed(4, {"ann": [[3, 240]]}, (1.0, 0.0)) | {"version": 3}, digest(3),
-        {"event": "departed", "peer": "ann", "cause": "left", "reason": "the user asked it to leave"},
+        {"event": "departed", "peer": "ann", "cause": "left", "reason": "stopped by its user"},
         frames(30), *({"event": "note", "text": "bye"} for _ in range(5)),
     ])  # fmt: skip
 
@@ -131,7 +131,7 @@ def peer(name: str) -> list[Event]:
         *round_of(4, 3, 20, 40, "rest"),
         {"event": "serves", "to": "cid", "version": 3, "fragment": 0, "era": 0, "digest": "d3"},
         frames(10, tx=5_000_000, rx=0, waiting=0),
-        {"event": "end", "code": "left", "reason": "the user asked it to leave"},
+        {"event": "end", "code": "left", "reason": "stopped by its user"},
     ]
 
 

@@ -134,7 +134,7 @@ def test_a_second_moment_needs_memory_too() -> None:
         ("a round here", FAIL, "the run gives 120 s", {"line": dataclasses.replace(FINE.line, up_bytes_per_s=1e6)}),
         ("a round here", FAIL, "the run gives 120 s", {"limits": (1e6, None)}),
         ("a round here", WARN, "others wait 10 s", {"line": dataclasses.replace(FINE.line, up_bytes_per_s=6e6)}),
-        ("a round here", OK, "the first peer brings the model", {"model_bytes": None}),
+        ("a round here", OK, "unknown until the first peer has joined", {"model_bytes": None}),
         ("the run", FAIL, "4 of at most 4", {"alive": 4}),
     ],
 )  # fmt: skip

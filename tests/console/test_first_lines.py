@@ -157,7 +157,7 @@ def test_a_trainer_that_starts_slowly_is_told_of_again_and_again_but_not_often()
 
 def test_while_nobody_is_in_the_run_the_demo_says_what_its_peers_do(tmp_path: Path) -> None:
     demo = Demo(tmp_path, began_at=100.0)
-    for number, said in ((1, "farflung: joining demo\nfarflung: I am amber-fox"), (2, "")):
+    for number, said in ((1, "farflung: joining demo\nfarflung: this peer is amber-fox"), (2, "")):
         log = tmp_path / f"{number}.log"
         log.write_text(said)
         process = types.SimpleNamespace(poll=lambda: None)
@@ -165,7 +165,7 @@ def test_while_nobody_is_in_the_run_the_demo_says_what_its_peers_do(tmp_path: Pa
     status: dict[str, Any] = {"members": [], "phase": "waiting"}
     line = plain_line(status | demo.starting(status, 112.0))
     assert "2 peers have been starting on this machine for 12 s" in line
-    assert "peer 1: I am amber-fox; peer 2: python starts" in line and "nobody is here" not in line
+    assert "peer 1: this peer is amber-fox; peer 2: python starts" in line and "nobody is here" not in line
     assert demo.starting({"members": [{"alive": True}]}, 112.0) == {}
     demo.peers.clear()
     assert "nobody is here" in plain_line(status | demo.starting(status, 112.0))

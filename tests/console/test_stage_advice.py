@@ -80,7 +80,7 @@ def test_before_anybody_measured_the_line_is_told_and_before_anybody_came_nothin
         "computes one",
     )
     assert "the first peer brings the model" in verdicts(stages=())["a stage here"][1]
-    assert "the first peer brings the model" in verdicts(stages=())["a round here"][1]
+    assert "unknown until the first peer has joined" in verdicts(stages=())["a round here"][1]
 
 
 def test_a_stage_not_the_model_must_fit() -> None:

@@ -38,7 +38,7 @@ def own(wait: str | None = "", why: str = "", **more: object) -> dict[str, objec
 
 
 FULL = (
-    "not let in yet: this identity is already in the run as another process; stop that one, or use another identity "
+    "not admitted yet: this identity is already in the run as another process; stop that one, or use another identity "
     "file"
 )
 LOST = (
@@ -108,7 +108,7 @@ def test_a_peer_that_trains_waits_for_nothing() -> None:
 def test_somebody_elses_row_under_my_id_is_not_me() -> None:
     """A second process of one identity, which is not let in, sees the first one's row."""
     status = run("waiting")
-    assert "let in" in why_waiting(status, own("refused", FULL), 112.0)
+    assert "not admitted" in why_waiting(status, own("refused", FULL), 112.0)
     picture = "\n".join(screen(status, {"title": "you", "waiting": FULL, "log": []}))
     assert "waits " not in picture.split("╰")[0]
 

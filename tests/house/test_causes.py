@@ -201,7 +201,7 @@ SAID_BY_ABORTS = {
 SAID_BY_THE_GONE = {
     DepartureCause.CLOSED: "its connection closed",
     DepartureCause.SILENT: "nothing heard for 3 s",
-    DepartureCause.LEFT: "the user asked it to leave",
+    DepartureCause.LEFT: "stopped by its user",
     DepartureCause.FINISHED: "finished",
     DepartureCause.MISFIT: "data set has 3 samples here, 4 in the run; use the same data",
     DepartureCause.BANNED: "3 strikes, the last one: it lies",
@@ -253,7 +253,7 @@ def a_kept_run(folder: Path) -> Path:
             "event": "end",
             "at": last["at"] - 0.25,
             "code": "left",
-            "reason": "the user asked it to leave",
+            "reason": "stopped by its user",
         }
         lines = "".join(json.dumps(each) + "\n" for each in (start, end))
         (folder / f"{peer[0]}.events.jsonl").write_text(lines, encoding="utf-8")

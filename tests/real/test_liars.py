@@ -13,7 +13,7 @@ from farflung.protocol.process.exit_codes import REFUSED
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
 SHARED = Path("/dev/shm")
-TAKES_AGAIN = "I take the run's again"
+TAKES_AGAIN = "downloading them again"
 IS_HERE = " is here, digest "
 TIMES_MOST = 5
 

@@ -161,12 +161,12 @@ def test_a_screen_reader_finds_its_way(browser: Browser) -> None:
         assert {"banner", "main", "contentinfo", "progressbar", "status"} <= set(roles)
         headings = [name for role, name in tree if role == "heading"]
         assert headings == [
-            "tiny-stories-1b", "Loss", "Stages", "Who is here", "Take part", "Who taught it most",
+            "tiny-stories-1b", "Loss", "Stages", "Who is here", "Take part", "Top contributors",
         ]  # fmt: skip
         [picture] = [name for role, name in tree if role in ("image", "img")]
         assert picture.startswith("From 6.") and "at round 1,284" in picture
         regions = {name for role, name in tree if role == "region"}
-        assert {"Loss", "Stages", "Who is here", "Take part", "Who taught it most"} <= regions
+        assert {"Loss", "Stages", "Who is here", "Take part", "Top contributors"} <= regions
         assert ("columnheader", "Here for") in tree and ("rowheader", "amber-fox") in tree
 
 

@@ -56,7 +56,7 @@ NEW = {"known": False, "offer": False, "joined": False, "goal": None}
         (machine(HandshakeState.READING, **NEW | {"known": True}), WaitCause.TRAINER, "starting the trainer"),
         (machine(HandshakeState.READING, helps=True, **NEW | {"known": True}), WaitCause.TRAINER, "waiting for a peer"),
         (machine(HandshakeState.GREETING, joined=False), WaitCause.ENTERING, "asking to be let in"),
-        (machine(HandshakeState.KNOCKING, refused="it is full"), WaitCause.REFUSED, "not let in yet: it is full"),
+        (machine(HandshakeState.KNOCKING, refused="it is full"), WaitCause.REFUSED, "not admitted yet: it is full"),
         (machine(HandshakeState.KNOCKING), WaitCause.KNOCKING, "no answer from the coordinator; training goes on"),
         (machine(goal=None), WaitCause.ENTERING, "waiting for the coordinator's first word"),
         (machine(goal=Goal.FOUND), WaitCause.FOUNDING, "giving the run its first weights"),
@@ -112,9 +112,9 @@ def test_what_the_machine_notes_again_and_again_is_one_line(capsys: pytest.Captu
     lines = WaitLines(lambda text, routine=False, **facts: said.append((text, routine, facts)))
     refused = machine(HandshakeState.KNOCKING, refused="this identity is already in the run", **NEW)
     for second in range(60):
-        lines.note("not let in yet: this identity is already in the run", False, refused)
+        lines.note("not admitted yet: this identity is already in the run", False, refused)
         lines.turn(refused, 0.0, float(second))
-    wait = "not let in yet: this identity is already in the run"
+    wait = "not admitted yet: this identity is already in the run"
     assert said == [(wait, False, {"wait": "refused", "why": wait})]
     lines.note("something else", True, refused)
     assert said[1:] == [("something else", True, {})]

@@ -45,7 +45,7 @@ def test_what_is_new_is_told_to_the_shell_and_the_trainer_once() -> None:
     it = knowing()
     first = amendment(it.terms, 4, **PERIOD_10)
     note, follow, tell = it.on_told([first])
-    assert note == Note("the host changed what holds from version 4 on: [round] sync_every = 10")
+    assert note == Note("from version 4 on, the host changed: [round] sync_every = 10")
     assert isinstance(follow, Follow) and follow.terms is it.terms and it.count == 1
     assert (
         tell == TellTrainer(TermsWord(first=FIRST.canonical(), amendments=(first,))) and [tell] == it.words()

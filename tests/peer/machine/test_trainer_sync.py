@@ -219,7 +219,7 @@ def test_when_the_guard_threw_away_a_round_that_i_was_in_its_work_does_not_come_
     ann.part.on_aborted(1)
     dropped = (word_of(0, 0, dropped=1), word_of(1, 0))
     effects = ann.tick(*dropped)
-    assert notes(effects) == ["round 1 made an update of unusual size: I start again from version 0"]
+    assert notes(effects) == ["round 1 made an update of unusual size; restored version 0"]
     assert loads(effects) == [(0, 0, "drop")] and ann.training.works[0].frozen is None
     assert ann.tick(*dropped) == [], "once"
 

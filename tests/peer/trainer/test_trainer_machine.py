@@ -602,7 +602,7 @@ def test_a_finish_before_the_runs_state_is_here_still_waits_for_it() -> None:
             WaitBefore stand=attaching
         > at 31
         > silence
-            Warn text="still waiting for the run's state; the agent says what for"
+            Warn text="still waiting for the model weights; the agent's log has the reason"
         > hear Finish version=3
             RunOver stopped=false
         > hear LoadState version=3 keep=drop

@@ -27,7 +27,7 @@ from farflung.protocol.process.log_lines import (
 def told(choice: str) -> list[str]:
     out, now = io.StringIO(), [0.0]
     say = Teller("peer", choice, out, lambda: now[0])
-    say("I am amber-fox")
+    say("this peer is amber-fox")
     for second in range(0, 61, 10):
         now[0] = float(second)
         say(f"version {second} is here", routine=True)
@@ -38,7 +38,7 @@ def told(choice: str) -> list[str]:
 def test_what_happens_in_every_round_is_told_now_and_then() -> None:
     assert ROUTINE_EVERY_S == 30.0
     rounds = [f"farflung: version {second} is here" for second in (0, 30, 60)]
-    assert told("") == ["farflung: I am amber-fox", *rounds, "farflung: the disk is full"]
+    assert told("") == ["farflung: this peer is amber-fox", *rounds, "farflung: the disk is full"]
 
 
 def test_verbose_tells_all() -> None:
@@ -48,7 +48,7 @@ def test_verbose_tells_all() -> None:
 def test_json_lines_say_who_and_how_bad() -> None:
     lines = [json.loads(line) for line in told("verbose,json")]
     assert [line["level"] for line in lines] == ["info"] * 8 + ["error"]
-    assert lines[0]["text"] == "I am amber-fox" and {line["who"] for line in lines} == {"peer"}
+    assert lines[0]["text"] == "this peer is amber-fox" and {line["who"] for line in lines} == {"peer"}
 
 
 def test_a_json_line_reads_as_the_text_line_that_it_would_have_been() -> None:
