@@ -1,4 +1,4 @@
-"""All peers of `farflung bench pipeline` in one process but for their agents, which are real ones.
+"""All peers of benchmarks/stages.py in one process but for their agents, which are real ones.
 
 Started by console/bench/pipeline_bench.py; starts an agent for each peer, plays their trainers, kills and brings back
 whom the plan of deaths (deaths.py) names, and writes at the end what was done for which version.  Everything waits in

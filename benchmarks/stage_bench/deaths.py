@@ -1,4 +1,4 @@
-"""Who of the crowd dies when, and who comes back: the plan of `farflung bench pipeline`'s deaths.
+"""Who of the crowd dies when, and who comes back: the plan of benchmarks/stages.py's deaths.
 
 Asked by the crowd's loop (crowd.py) at every turn.  Either one peer every so many seconds, which comes back a while
 later, or one in each batch at a certain moment of it.  What a death cost is found by pipeline_figures.py from what is

@@ -1,4 +1,4 @@
-"""From event logs, and from what the sham trainers did, to the figures of `farflung bench pipeline`.  Pure.
+"""From event logs, and from what the sham trainers did, to the figures of benchmarks/stages.py.  Pure.
 
 Called by console/bench/pipeline_bench.py.  Must not know processes or files.
 

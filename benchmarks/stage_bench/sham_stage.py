@@ -1,4 +1,4 @@
-"""Trainers of `farflung bench pipeline`: each holds a stage of a model that is none, and its work takes a given time.
+"""Trainers of benchmarks/stages.py: each holds a stage of a model that is none, and its work takes a given time.
 
 Many live in one process (crowd.py).  Each has a real agent, speaks the words that a script's trainer speaks, and lets
 the real machine of a trainer (peer/trainer/stage_machine.py) decide; only what a work computes is left out.  A work is
