@@ -445,6 +445,10 @@ def _restore(ledger: Ledger, record: Restored) -> None:
     if newest is not None and books is not None and newest.head.order > ledger.link.order:
         _put_back(ledger, newest.head, books)
         _fill_in(ledger, record)
+    else:
+        # It may lack the last grants and seats, by which members count: the batch begins again, with other seats.
+        batches = ledger.batches
+        batches.begin_again(batches.cursor, batches.last_seat, batches.table_no + NUMBERS_AHEAD)
     ledger.leases.next_id += NUMBERS_AHEAD
     ledger.round_no += NUMBERS_AHEAD
     ledger.batches.last_seat += NUMBERS_AHEAD

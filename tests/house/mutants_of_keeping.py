@@ -90,6 +90,13 @@ KEEPING = (
         UNITS,
     ),
     Mutant(
+        "P14 a batch whose last grants may be lost begins again",
+        _BOOKS,
+        "batches.begin_again(batches.cursor, batches.last_seat, batches.table_no + NUMBERS_AHEAD)",
+        "pass",
+        UNITS,
+    ),
+    Mutant(
         "a fork of the coordinator's own is told",
         _RESTORING,
         "if number == head.number and after != head.after and len(self.notes) < NOTES_MOST:",

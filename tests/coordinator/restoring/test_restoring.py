@@ -10,9 +10,12 @@ from farflung.coordinator.ledger.leases import Leases
 from farflung.coordinator.ledger.ledger import NUMBERS_AHEAD, Ledger
 from farflung.coordinator.ledger.records import (
     Amended,
+    BatchBegun,
     Granted,
+    GrantedMicros,
     Restored,
     RolledBack,
+    Seated,
     Started,
     from_bytes,
     to_bytes,
@@ -124,6 +127,19 @@ def test_an_old_copy_gets_what_it_lacks_and_a_whole_one_nothing() -> None:
         assert copy.ledger.register.clock_s == 0.0 and copy.ledger.names[ANN] == "ann", (
             "the rest is the copy's"
         )
+
+
+def test_P14_a_copy_that_lacks_no_commit_may_lack_grants_so_its_batch_begins_again_with_other_seats() -> None:
+    copy = host_at(6)
+    copy.write(BatchBegun(version=6, epoch=0, start=96, stop=104, count=8))
+    copy.write(
+        Seated(number=3, peer=ANN, process=bytes(16), trainer=0), GrantedMicros(seat=3, first=0, stop=8)
+    )
+    table_no = copy.ledger.batches.table_no
+    copy.write(Restored(kept=None))
+    batches = copy.ledger.batches
+    assert batches.batch is None and not batches.seats and not batches.table.seats
+    assert batches.last_seat >= 3 + NUMBERS_AHEAD and batches.table_no >= table_no + NUMBERS_AHEAD
 
 
 def test_a_restored_run_goes_on_and_can_be_restored_again() -> None:
