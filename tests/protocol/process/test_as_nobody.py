@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import socket
 import sys
@@ -147,6 +148,11 @@ def test_no_setting_of_this_machine_is_said_or_opened(
     monkeypatch.setitem(
         fsspec.config.conf, "s3", {"key": "mine", "secret": "s", "endpoint_url": "http://127.0.0.1:9"}
     )
+    for module in (
+        "netrc",
+        "aiobotocore.credentials",
+    ):  # else their own files are opened when they are first needed
+        importlib.import_module(module)
     found: list[str] = []
     listening = True
 
