@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import typer
 
 from farflung.console.bench_command import with_options
-from farflung.protocol.errors import FarflungError
 from farflung.protocol.process import exit_codes
 
 
@@ -17,13 +16,7 @@ def called(command: Callable[..., None], options: type, words: Sequence[str] | N
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     with_options(command, options)
     app.command()(command)
-    try:
-        app(args=list(words) if words is not None else None)
-    except SystemExit as end:  # how the parser ends, also after a success
-        return end.code if isinstance(end.code, int) else exit_codes.UNEXPECTED
-    except KeyboardInterrupt:
-        return exit_codes.INTERRUPTED
-    except FarflungError as error:
-        print(f"{command.__name__}: {error}", file=sys.stderr)
-        return exit_codes.code_for(error)
-    return exit_codes.OK
+    given = list(words) if words is not None else None
+    return exit_codes.code_of(
+        lambda: app(args=given), lambda why: print(f"{command.__name__}: {why}", file=sys.stderr)
+    )

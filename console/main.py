@@ -34,7 +34,7 @@ from farflung.peer.settings import (
     own_config,
     place_of,
 )
-from farflung.protocol.errors import FarflungError, UserError
+from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.process import exit_codes, log_lines
@@ -519,13 +519,4 @@ def demo(
 
 def main() -> int:
     """The entry point: every expected failure is one line on stderr and a documented exit code."""
-    try:
-        app()
-    except SystemExit as end:  # how the parser ends, also after a success
-        return end.code if isinstance(end.code, int) else exit_codes.UNEXPECTED
-    except KeyboardInterrupt:
-        return exit_codes.INTERRUPTED
-    except FarflungError as error:
-        log_lines.Teller.from_environment("farflung").failed(str(error))
-        return exit_codes.code_for(error)
-    return exit_codes.OK
+    return exit_codes.code_of(app, lambda why: log_lines.Teller.from_environment("farflung").failed(why))

@@ -30,6 +30,15 @@ class Counters:
         self._counts[verdict] += frames
         return verdict
 
+    def since(self, earlier: Counters) -> dict[Verdict, int]:
+        """What these have that the earlier ones had not, where that is anything."""
+        return dict(self._counts - earlier._counts)
+
+    def copy(self) -> Counters:
+        made = Counters()
+        made._counts = self._counts.copy()
+        return made
+
     @property
     def total(self) -> int:
         return sum(self._counts.values())

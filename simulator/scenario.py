@@ -160,6 +160,18 @@ class Scenario:
         neighbours = (self.apart, self.mute, self.damages, self.slanders)
         return not any((*lines, *deaths, *neighbours, self.leave_per_s))
 
+    def without_chance(self) -> Scenario:
+        """No frame is lost, late or doubled, and nobody dies or is cut off at random."""
+        return replace(
+            self,
+            drop=0.0,
+            duplicate=0.0,
+            slow=0.0,
+            kill_per_effect=0.0,
+            cut_per_s=0.0,
+            trainer_crash_per_s=0.0,
+        )
+
     @staticmethod
     def of(seed: int) -> Scenario:
         """The seed also chooses how large the run is, and how bad the world."""
@@ -223,18 +235,7 @@ class Scenario:
         )
         if seed % 4 != 3:
             return batched
-        return replace(
-            batched,
-            drop=0.0,
-            duplicate=0.0,
-            slow=0.0,
-            kill_per_effect=0.0,
-            cut_per_s=0.0,
-            trainer_crash_per_s=0.0,
-            leave_per_s=0.0,
-            blackout_at_s=0.0,
-            store_fails=0.0,
-        )
+        return replace(batched.without_chance(), leave_per_s=0.0, blackout_at_s=0.0, store_fails=0.0)
 
     @staticmethod
     def of_stages(seed: int) -> Scenario:
@@ -455,19 +456,13 @@ class Scenario:
             {"batch": 12, "policy": "mean", "clip": 1.0} if lies == "length" or draw.random() < 0.5 else {}
         )
         return replace(
-            Scenario(**batches),  # type: ignore[arg-type]
+            Scenario(**batches).without_chance(),  # type: ignore[arg-type]
             peers=peers,
             min_peers=draw.choice((1, 2)),
             liars=1,
             lies=lies,
             chunks=2 * peers,
             rounds=4,
-            drop=0.0,
-            duplicate=0.0,
-            slow=0.0,
-            kill_per_effect=0.0,
-            cut_per_s=0.0,
-            trainer_crash_per_s=0.0,
             faults_until_s=4.0,
             end_s=400.0,
         )

@@ -178,15 +178,12 @@ def check_states(history: History) -> Finding:
     return finding
 
 
-_NEW_ERA = ("rolled_back",)
-
-
 def check_durability(history: History) -> Finding:
     finding = Finding("P5", "a durable broker", "records, restarts and commits that peers heard of")
     place, incarnation, versions = 0, 0, [0] * history.rules["fragments"]
     for number, process in enumerate(history.coordinators):
         start = process.start
-        late = [each for each in process.of("committed", *_NEW_ERA) if each.get("late")]
+        late = [each for each in process.of("committed", "rolled_back") if each.get("late")]
         for each in late:
             versions = _after(each, versions)
         told = f"it started at version {start['versions']}, and had committed {versions}"
@@ -201,7 +198,7 @@ def check_durability(history: History) -> Finding:
                 told = f"record {each['pos']} follows on record {place}"
                 finding.expect(same or each["pos"] == place + 1, told)
                 place = each["pos"]
-            if each["event"] in ("committed", *_NEW_ERA) and not each.get("late"):
+            if each["event"] in ("committed", "rolled_back") and not each.get("late"):
                 versions = _after(each, versions)
     if history.coordinators[0].start["versions"] == [0] * len(versions):  # else older commits may be gone
         for peer, process in history.lives:
@@ -212,7 +209,7 @@ def check_durability(history: History) -> Finding:
 
 
 def _after(record: Event, versions: list[int]) -> list[int]:
-    if record["event"] in _NEW_ERA:
+    if record["event"] == "rolled_back":
         return list(record["versions"])
     return [record["version"] if at == record["fragment"] else v for at, v in enumerate(versions)]
 

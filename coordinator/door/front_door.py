@@ -97,7 +97,7 @@ class FrontDoor:
         self._strikes: Tally[bytes] = Tally()
         self._counters = Counters()
         self._arrived = 0
-        self._told: dict[str, int] = {}
+        self._told = Counters()
         self._told_arrived = 0
         self._last_told = float("-inf")
         self._notes: list[str] = []
@@ -290,16 +290,15 @@ class FrontDoor:
     def _tell(self, now: float, at_once: bool = False) -> None:
         if not at_once and now - self._last_told < TELL_EVERY_S:
             return
-        counts = self._counters.as_dict()
-        news = {name: count - self._told.get(name, 0) for name, count in counts.items()}
         said = FramesCounted(
             arrived=self._arrived - self._told_arrived,
-            counters={Verdict(name): count for name, count in news.items() if count},
+            counters=self._counters.since(self._told),
             connections=len(self._crowd),
             notes=tuple(self._notes[:8]),
         )
         if self._channel.send(said):
-            self._told, self._told_arrived, self._notes, self._last_told = counts, self._arrived, [], now
+            self._told, self._told_arrived = self._counters.copy(), self._arrived
+            self._notes, self._last_told = [], now
 
 
 def serve(end: socket.socket) -> None:

@@ -68,7 +68,7 @@ class Gateway:
         self._waiting: deque[bytes] = deque()  # words for the coordinator, packed
         self._counters = Counters()
         self._arrived = self._undelivered = 0
-        self._told: dict[str, int] = {}
+        self._told = Counters()
         self._told_at = float("-inf")
         self._context: zmq.Context[zmq.SyncSocket] = zmq.Context()
         self._zap = ZapHandler(self._context)
@@ -235,15 +235,13 @@ class Gateway:
         if now - self._told_at < TELL_EVERY_S:
             return
         self._told_at = now
-        counts = self._counters.as_dict()
-        news = {name: count - self._told.get(name, 0) for name, count in counts.items()}
         said = FramesCounted(
             arrived=self._arrived,
-            counters={Verdict(name): count for name, count in news.items() if count},
+            counters=self._counters.since(self._told),
             connections=len(self._lines),
             undelivered=self._undelivered,
         )
-        self._told, self._arrived, self._undelivered = counts, 0, 0
+        self._told, self._arrived, self._undelivered = self._counters.copy(), 0, 0
         self._pass_on(said)
 
 

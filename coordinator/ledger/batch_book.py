@@ -160,11 +160,12 @@ class BatchBook:
         if self.rows:
             self._keep(self.table.of_next_batch(shares or {}))
 
-    def begin_again(self, cursor: Cursor, last_seat: int, table_no: int) -> None:
-        """Nobody sits anywhere: what was granted since is not known.  Numbers go on after these."""
+    def begin_again(self, ahead: int) -> None:
+        """Nobody sits anywhere: what was granted of late is not known.  Numbers go on so far ahead."""
         self.batch, self.released = None, []
         self.seats, self.rows, self._known_places = {}, (), None
-        self.cursor, self.last_seat, self.table_no = cursor, last_seat, table_no
+        self.last_seat += ahead
+        self.table_no += ahead
 
     def sit_down(self, seat: BookedSeat) -> None:
         self.seats[seat.number] = seat

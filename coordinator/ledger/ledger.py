@@ -445,13 +445,10 @@ def _restore(ledger: Ledger, record: Restored) -> None:
     if newest is not None and books is not None and newest.head.order > ledger.link.order:
         _put_back(ledger, newest.head, books)
         _fill_in(ledger, record)
-    else:
-        # It may lack the last grants and seats, by which members count: the batch begins again, with other seats.
-        batches = ledger.batches
-        batches.begin_again(batches.cursor, batches.last_seat, batches.table_no + NUMBERS_AHEAD)
+    # Whatever it has, it may lack the last grants and seats, by which members count: the batch begins again.
+    ledger.batches.begin_again(NUMBERS_AHEAD)
     ledger.leases.next_id += NUMBERS_AHEAD
     ledger.round_no += NUMBERS_AHEAD
-    ledger.batches.last_seat += NUMBERS_AHEAD
     for book in ledger.books:
         book.open_round = 0
 
@@ -463,7 +460,8 @@ def _put_back(ledger: Ledger, head: SignedHead, books: Books) -> None:
     ledger.tokens, ledger.loss = books.tokens, books.loss
     ledger.round_no = max(ledger.round_no, books.round_no)
     ledger.leases = leases_in(books.leases)
-    ledger.batches.begin_again(books.cursor, books.last_seat, books.table_no + NUMBERS_AHEAD)
+    batches = ledger.batches
+    batches.cursor, batches.last_seat, batches.table_no = books.cursor, books.last_seat, books.table_no
     for number, (book, said) in enumerate(zip(ledger.books, books.fragments, strict=True)):
         book.version = head.versions[number]
         book.digests, book.shown, book.commits, book.marks = dict(said.digests), {}, {}, {}

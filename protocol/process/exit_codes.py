@@ -5,7 +5,9 @@ Called by the command line, the agent and the built-in trainer.  Must not know h
 
 from __future__ import annotations
 
-from farflung.protocol.errors import Deposed, Refused, StoreError, Unreachable, UserError
+from collections.abc import Callable
+
+from farflung.protocol.errors import Deposed, FarflungError, Refused, StoreError, Unreachable, UserError
 
 OK = 0
 UNEXPECTED = 1  # a bug, or a process of farflung's own that died
@@ -29,6 +31,20 @@ def for_refusal(code: str) -> int:
     if code == "unreachable":
         return UNREACHABLE
     return MISMATCH if code in ("model", "misfit", "manifest", "protocol", "start") else REFUSED
+
+
+def code_of(command: Callable[[], object], failed: Callable[[str], None]) -> int:
+    """Of a command line that is carried out: `failed` is given what went wrong, in one line, for people."""
+    try:
+        command()
+    except SystemExit as end:  # how the parser ends, also after a success
+        return end.code if isinstance(end.code, int) else UNEXPECTED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except FarflungError as error:
+        failed(str(error))
+        return code_for(error)
+    return OK
 
 
 def code_for(error: BaseException) -> int:

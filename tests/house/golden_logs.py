@@ -42,14 +42,6 @@ MODES: Mapping[str, Callable[[int], Scenario]] = MappingProxyType(
 OF_MODES = tuple(f"{mode} {seed}" for mode in MODES for seed in range(40))
 OUTCOMES = tuple(f"outcome {seed}" for seed in range(100))
 ALL = PLAIN + HOSTILE + OF_MODES + OUTCOMES
-CALM = {
-    "drop": 0.0,
-    "duplicate": 0.0,
-    "slow": 0.0,
-    "kill_per_effect": 0.0,
-    "cut_per_s": 0.0,
-    "trainer_crash_per_s": 0.0,
-}
 
 
 def hash_of(name: str) -> str:
@@ -63,7 +55,7 @@ def hash_of(name: str) -> str:
             scenario, peers=max(4, scenario.peers), hostile=0.5, hostile_until_s=scenario.end_s
         )
     if kind == "outcome":
-        scenario = replace(scenario, **CALM)
+        scenario = scenario.without_chance()
     world = World(seed, scenario)
     log = world.run().log
     told = commits_of(world) if kind == "outcome" else log

@@ -92,7 +92,7 @@ KEEPING = (
     Mutant(
         "P14 a batch whose last grants may be lost begins again",
         _BOOKS,
-        "batches.begin_again(batches.cursor, batches.last_seat, batches.table_no + NUMBERS_AHEAD)",
+        "ledger.batches.begin_again(NUMBERS_AHEAD)",
         "pass",
         UNITS,
     ),
