@@ -102,6 +102,11 @@ class Member:
         return bool(self.contact.address)
 
     @property
+    def is_being_dialled(self) -> bool:
+        """For the first time: in a few seconds it is known whether others can dial it where it says."""
+        return bool(self.claimed) and not self.contact.address and not self.not_reached
+
+    @property
     def verified(self) -> bool:
         return all(standing.verified for standing in self.standings.values())
 

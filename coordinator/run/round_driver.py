@@ -238,6 +238,11 @@ class RoundDriver(Eligibility):
         here = self.core.members.holding(self.fragment)
         return {peer for peer in flight.plan.members if peer in here and self._is_awaited(here[peer])}
 
+    def _being_dialled(self, alive: set[str]) -> list[str]:
+        """After a restart of the coordinator a round may open before all addresses are tried: one that is may own."""
+        members = self.core.members.members
+        return [peer for peer in sorted(alive) if members[peer].is_being_dialled]
+
     def is_about(self, member: Member, round_no: int) -> bool:
         """That is the round in flight here, and it counts on this very process."""
         return self.round is not None and self.round.plan.round_no == round_no and self.counts_on(member)
@@ -323,6 +328,10 @@ class RoundDriver(Eligibility):
                     self._announce(flight, step)
                 case Foreseen(decision):
                     self._tell_all(flight, decision)
+                case Failed(cause=AbortCause.NO_OWNER) if self._being_dialled(alive):
+                    names = ", ".join(map(self.core.name, self._being_dialled(alive)))
+                    self.reason = f"waiting to see whether {names} can be dialled: nobody else can own a chunk"
+                    return
                 case Failed(reason, cause, unfit, dropped, lost):
                     self.core.members.doubt(unfit, self.core.now)
                     for peer in unfit:

@@ -109,6 +109,20 @@ PROOFS = (
         COURT,
     ),
     Mutant(
+        "where nobody is here who held the run's state, a maker of the newest version is heard at once",
+        "coordinator/run/digest_agreement.py",
+        "        if not heard and commit is not None:",
+        "        if not heard and commit is None:",
+        COURT,
+    ),
+    Mutant(
+        "and a stranger is not",
+        "coordinator/run/digest_agreement.py",
+        "m.peer in commit.members and said.version == version]",
+        "said.version == version]",
+        COURT,
+    ),
+    Mutant(
         "a digest is contested, whoever came first",
         "coordinator/run/digest_agreement.py",
         "if version and (len(claims) > 1 or undefended):",

@@ -325,6 +325,20 @@ ROUNDS = (
         WITHHOLDING,
     ),
     Mutant(
+        "P3 a round waits for whoever is being dialled, and not for whoever was in vain",
+        "coordinator/run/membership.py",
+        "return bool(self.claimed) and not self.contact.address and not self.not_reached",
+        "return bool(self.claimed) and not self.contact.address",
+        CONDUCTOR,
+    ),
+    Mutant(
+        "P3 a round without an owner waits for whoever may be one in a moment",
+        "coordinator/run/round_driver.py",
+        "case Failed(cause=AbortCause.NO_OWNER) if self._being_dialled(alive):",
+        "case Failed(cause=AbortCause.NO_OWNER) if not alive:",
+        CONDUCTOR,
+    ),
+    Mutant(
         "P9 an owner that lacks what all others hold of a few, round after round, owns nothing",
         "coordinator/run/round_driver.py",
         "unfit = [owner for owner, count in self._withheld.items() if count >= WITHHELD_MOST]",

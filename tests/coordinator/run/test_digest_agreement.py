@@ -15,6 +15,7 @@ from farflung.coordinator.court.dispute import TRIED_AT_ONCE
 from farflung.coordinator.court.questions import PATIENCE_S
 from farflung.coordinator.ledger.records import (
     CommittedRound,
+    Departed,
     DigestFixed,
     DigestRefuted,
     DigestWithdrawn,
@@ -30,6 +31,7 @@ from farflung.coordinator.ledger.records import (
 from farflung.coordinator.run import digest_agreement
 from farflung.coordinator.run.effects import KeepProof
 from farflung.coordinator.run.membership import Member
+from farflung.protocol.causes import DepartureCause
 from farflung.protocol.digests import drawn_chunk, hash_bytes, keyed_hash, root_of, split_hashes
 from farflung.protocol.limits import PART_BYTES
 from farflung.protocol.messages import TAG_BYTES, FragmentBeat, Shown, What
@@ -284,6 +286,21 @@ def test_P3_where_who_held_the_state_lacks_what_only_others_have_those_that_fetc
     run.comes(Holder("bob"), vouched=False)
     assert run.goes_on() == [], "ann may be about to say"
     assert fixed(TRUE, run.true_value(3)) in run.goes_on(patience_over=True) and run.is_verified("bob")
+
+
+def test_P3_a_peer_that_left_before_it_named_the_version_it_made_is_heard_at_once_when_it_comes_back() -> None:
+    """It trained alone, and its disk has that version.  A stranger that is here meanwhile is not heard."""
+    run = Bench(Holder("ann"))
+    ann = run.people["ann"][0].peer
+    run.book.commits[3] = changed(run.book.commits[3], members=(ann,), weights=(1.0,))
+    run.core.write(Departed(peer=ann, cause=DepartureCause.LEFT, reason="it left"))
+    came_back = run.people.pop("ann")
+    run.comes(liar("eve"), vouched=False)
+    assert [each for each in run.goes_on(1.0) if isinstance(each, DigestFixed)] == []
+    run.people["ann"] = came_back
+    assert fixed(TRUE, run.true_value(3)) in run.goes_on() and not run.is_verified("eve")
+    run.goes_on()
+    assert run.is_verified("ann")
 
 
 def test_P18_a_stranger_that_lies_while_who_knows_better_is_behind_is_out_as_soon_as_that_one_is_there() -> (

@@ -289,6 +289,49 @@ def test_P3_a_round_whose_owner_is_lost_goes_on_without_it() -> None:
     """)
 
 
+def not_dialled_yet(stage: Stage, name: str) -> None:
+    """It said where it can be dialled, and the coordinator is about to try."""
+    member = stage.member(name)
+    member.contact = structs.replace(member.contact, address="")
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_P3_a_round_whose_only_owner_is_lost_waits_for_whoever_is_being_dialled(reached: bool) -> None:
+    alone = RunSection(name="demo", min_peers=1, max_peers=4, rounds=9)
+    stage = Stage(manifest=Manifest(run=alone, round=MANIFEST.round, merge=MANIFEST.merge))
+    not_dialled_yet(stage, "bob")
+    stage.opens()
+    assert stage.driver.round is not None
+    owners = {stage.driver.round.plan.members[owner] for owner in stage.driver.round.plan.owners}
+    assert owners == {stage.guests["ann"].peer}
+    stage.sends("bob")
+    stage.core.members.lose(stage.member("ann"), PeerEvent.FELL_SILENT)
+    stage.tell("ann is lost")
+    stage.core.members.on_dialled(stage.guests["bob"].peer, stage.guests["bob"].process, reached)
+    stage.tell("bob can be dialled" if reached else "bob can't be dialled")
+    over = """
+        bob can be dialled
+            version 0, round 1, epoch 1 -> version 0, round 1, epoch 2
+            notes: round 1, epoch 2: owner ann is lost; its chunks moved
+            writes: round 1 with bob ann, owners bob bob
+            to bob: OpenRound
+            says: scatter: waiting for bob
+    """
+    failed = """
+        bob can't be dialled
+            version 0, round 1, epoch 1 -> version 0, no round
+            writes: round 1 is aborted
+            notes: round 1 aborted: no living member can be dialled, so nobody can own a chunk; local work is kept
+            to bob: Aborted
+            says: the last round failed; trying again in 1.0 s
+    """
+    waits = """
+        ann is lost
+            says: waiting to see whether bob can be dialled: nobody else can own a chunk
+    """
+    assert stage.tells.text == told(waits.rstrip() + (over if reached else failed))
+
+
 def test_the_heir_of_all_chunks_is_whoever_has_a_line_for_them() -> None:
     stage = Stage(3)
     for name, up in (("ann", 10_000_000), ("bob", 100_000), ("cyd", 1_000_000)):
