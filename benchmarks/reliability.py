@@ -290,14 +290,14 @@ ROWS = [
         "40",
         "the coordinator that leads, with another one standing by on etcd: killed, or killed with one of three etcd",
         "the standby leads within its lease, every commit that a peer heard of is there, peers follow by themselves",
-        f"{STANDBY}, tests/coordinator/test_standby.py",
+        f"{STANDBY}, tests/coordinator/standby/test_standby.py",
         faults=("leader killed, standby on etcd", "leader and one etcd killed"),
     ),
     Row(
         "40",
         "... cut from its store, or standing still until the standby leads",
         "it ends with exit code 40; what it writes late is refused by the store",
-        f"{STANDBY}, tests/coordinator/store/test_etcd_store.py",
+        f"{STANDBY}, tests/coordinator/standby/test_etcd_store.py",
         faults=("leader cut from etcd", "leader stopped, standby on etcd"),
     ),
     Row(

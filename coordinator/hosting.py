@@ -26,8 +26,8 @@ from farflung.coordinator.relay.relay_words import RelaySettings
 from farflung.coordinator.relaying import FILE_NAME as RELAY_NAME
 from farflung.coordinator.relaying import Month, Relaying, RelayProcess
 from farflung.coordinator.run.machine import RunMachine
+from farflung.coordinator.run_lead import StoreOptions, held
 from farflung.coordinator.server import Server
-from farflung.coordinator.standby import StandbyOptions, held
 from farflung.protocol.caps import parse_bytes, relay_bytes_per_s
 from farflung.protocol.errors import Deposed, UserError
 from farflung.protocol.join_url import Address, JoinUrl, Whereabouts
@@ -86,7 +86,7 @@ def serve(
     manifest = read_manifest(asked_for.run_toml, asked_for.changes)
     _make_folder(data_dir)
     public = asked_for.public or listen_on.hosts_for_others()
-    wanted = StandbyOptions(
+    wanted = StoreOptions(
         data_dir, manifest, listen_on, asked_for.store, asked_for.restored, partial(_places, public)
     )
     with contextlib.ExitStack() as waiting:

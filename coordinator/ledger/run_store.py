@@ -1,7 +1,8 @@
 """What a coordinator needs of the place that keeps its records, whichever it is.
 
-Two keep to it, and one suite holds both to the same promises (tests/coordinator/store/test_run_stores.py): `Journal` is
-a file in the coordinator's own folder, `EtcdStore` (coordinator/store/) a cluster beside it, for hosts with a standby.
+Two keep to it, and one suite holds both to the same promises (tests/coordinator/standby/test_run_stores.py): `Journal`
+is a file in the coordinator's own folder, `EtcdStore` (coordinator/standby/) a cluster beside it, for hosts with a
+standby.
 """
 
 from __future__ import annotations

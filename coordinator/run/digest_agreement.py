@@ -198,7 +198,9 @@ class DigestAgreement:
         if not heard and commit is not None:
             # All who showed the run's state have left.  Whoever made this version may be back with it, from its own
             # disk, before it has shown it here: its word is what it would have been, had it stayed.
-            heard = [(m, said) for m, said in speakers if m.peer in commit.members and said.version == version]
+            heard = [
+                (m, said) for m, said in speakers if m.peer in commit.members and said.version == version
+            ]
         if patience_over and all(said.version < version for _, said in heard):
             # All who ever showed the run's state are gone, or lack what only others have.  Who fetched it chunk by
             # chunk, each checked by its hash, and rolled on is right; and where it is not, those who come back, or

@@ -330,7 +330,9 @@ class RoundDriver(Eligibility):
                     self._tell_all(flight, decision)
                 case Failed(cause=AbortCause.NO_OWNER) if self._being_dialled(alive):
                     names = ", ".join(map(self.core.name, self._being_dialled(alive)))
-                    self.reason = f"waiting to see whether {names} can be dialled: nobody else can own a chunk"
+                    self.reason = (
+                        f"waiting to see whether {names} can be dialled: nobody else can own a chunk"
+                    )
                     return
                 case Failed(reason, cause, unfit, dropped, lost):
                     self.core.members.doubt(unfit, self.core.now)

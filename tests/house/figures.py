@@ -63,6 +63,7 @@ MODES: Mapping[str, tuple[str, ...]] = {
         "coordinator/ledger/keeping",
         "coordinator/ledger/kept_books",
         "checkpoints/kept_commits",
+        "peer/machine/coordinator_search",
     ),
     "admission": (
         "coordinator/run/admission",
@@ -70,7 +71,7 @@ MODES: Mapping[str, tuple[str, ...]] = {
         "coordinator/ledger/register",
         "coordinator/door/arriving",
     ),
-    "standby": ("coordinator/store", "coordinator/standby", "peer/machine/coordinator_search"),
+    "standby": ("coordinator/standby",),
     "slow lines": (
         "coordinator/rounds/early_uploads",
         "coordinator/rounds/foreseeing",

@@ -118,8 +118,8 @@ PROOFS = (
     Mutant(
         "and a stranger is not",
         "coordinator/run/digest_agreement.py",
-        "m.peer in commit.members and said.version == version]",
-        "said.version == version]",
+        "if m.peer in commit.members and said.version == version",
+        "if said.version == version",
         COURT,
     ),
     Mutant(

@@ -38,7 +38,6 @@ ROOMS: dict[str, Room] = {
     "coordinator/rounds": Room(("protocol",), pure=True),
     "coordinator/court": Room(("protocol",), pure=True),
     "coordinator/ledger": Room(("coordinator/court", "collectives/pipeline/seats", *PROTOCOL)),
-    "coordinator/store": Room(("coordinator/ledger", *PROTOCOL)),
     "coordinator/batches": Room(
         ("coordinator/ledger", "collectives/pipeline/seats", "collectives/pipeline/stage_rates", "protocol"),
         pure=True,
@@ -75,9 +74,12 @@ ROOMS: dict[str, Room] = {
             "coordinator/reach",
             "coordinator/relay",
             "coordinator/run",
-            "coordinator/store",
             *PROTOCOL,
         )
+    ),
+    # A mode that can be taken out: nobody may import it.
+    "coordinator/standby": Room(
+        ("coordinator", "coordinator/door", "coordinator/ledger", "coordinator/restoring", *PROTOCOL)
     ),
     "peer": Room(PROTOCOL),
     "peer/local": Room(PROTOCOL),
@@ -290,8 +292,8 @@ PURE_MODULES = (
     "coordinator/ledger/register",
     "coordinator/ledger/snapshot",
     "coordinator/ledger/useful_members",
-    "coordinator/store/etcd_url",
-    "coordinator/store/standby_rules",
+    "coordinator/standby/etcd_url",
+    "coordinator/standby/standby_rules",
     "optim/rates",
     "optim/schedule",
     "peer/footprint",

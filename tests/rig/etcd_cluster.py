@@ -4,7 +4,7 @@
         cluster.url("runs/demo")
         cluster.kill(cluster.leader)     # SIGKILL; cluster.start(0) starts it again
 
-Used by tests/coordinator/store/, tests/chaos/test_standby.py and benchmarks/standby.py.  Debian has it as etcd-server.
+Used by tests/coordinator/standby/, tests/chaos/test_standby.py and benchmarks/standby.py.  In Debian it is etcd-server.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A run as its coordinator wrote and signed it before its disk was lost, and the peers that keep commits of it.
 
-Used by tests/coordinator/restoring/ and tests/coordinator/store/test_restored_store.py.
+Used by tests/coordinator/restoring/ and tests/coordinator/standby/test_restored_store.py.
 """
 
 from __future__ import annotations

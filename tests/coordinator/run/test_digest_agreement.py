@@ -288,7 +288,9 @@ def test_P3_where_who_held_the_state_lacks_what_only_others_have_those_that_fetc
     assert fixed(TRUE, run.true_value(3)) in run.goes_on(patience_over=True) and run.is_verified("bob")
 
 
-def test_P3_a_peer_that_left_before_it_named_the_version_it_made_is_heard_at_once_when_it_comes_back() -> None:
+def test_P3_a_peer_that_left_before_it_named_the_version_it_made_is_heard_at_once_when_it_comes_back() -> (
+    None
+):
     """It trained alone, and its disk has that version.  A stranger that is here meanwhile is not heard."""
     run = Bench(Holder("ann"))
     ann = run.people["ann"][0].peer

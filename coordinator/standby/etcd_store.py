@@ -25,8 +25,8 @@ import msgspec
 from farflung.coordinator.ledger.chain import SCHEMA_VERSION, RecordChain, damaged
 from farflung.coordinator.ledger.journal import FOLD_AFTER_BYTES, RUN_ID_BYTES, agreed_manifest
 from farflung.coordinator.ledger.records import UNREADABLE, Folded, Record, from_bytes, to_bytes
-from farflung.coordinator.store.etcd_url import StoreUrl
-from farflung.coordinator.store.gateway import (
+from farflung.coordinator.standby.etcd_url import StoreUrl
+from farflung.coordinator.standby.gateway import (
     EtcdGateway,
     Json,
     Op,
@@ -38,8 +38,8 @@ from farflung.coordinator.store.gateway import (
     made_at,
     put,
 )
-from farflung.coordinator.store.lease import LeaseKeeper, StoreLease
-from farflung.coordinator.store.standby_rules import Leading, Sight, StoredRun
+from farflung.coordinator.standby.lease import LeaseKeeper, StoreLease
+from farflung.coordinator.standby.standby_rules import Leading, Sight, StoredRun
 from farflung.protocol.errors import Deposed, FarflungError, Unreachable, UserError
 from farflung.protocol.limits import WHEREABOUTS_BYTES
 from farflung.protocol.manifest import Manifest

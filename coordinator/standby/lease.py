@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from farflung.coordinator.store.gateway import EtcdGateway
+from farflung.coordinator.standby.gateway import EtcdGateway
 from farflung.protocol.errors import Unreachable, UserError
 
 RENEWALS = 4  # in each lease

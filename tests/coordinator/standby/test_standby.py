@@ -14,12 +14,12 @@ import pytest
 
 from farflung.console.doctor.places import ask_each
 from farflung.console.screen.status_client import StatusClient
-from farflung.coordinator import standby
 from farflung.coordinator.door.keys import FILE_NAME, load_or_create
 from farflung.coordinator.hosting import Hosting, serve
 from farflung.coordinator.ledger.records import Started
-from farflung.coordinator.store.etcd_store import EtcdStore
-from farflung.coordinator.store.etcd_url import StoreUrl
+from farflung.coordinator.standby import standby
+from farflung.coordinator.standby.etcd_store import EtcdStore
+from farflung.coordinator.standby.etcd_url import StoreUrl
 from farflung.protocol.errors import Refused, Unreachable, UserError
 from farflung.protocol.join_url import Address, JoinUrl
 from farflung.protocol.process.run_file import read_manifest

@@ -13,9 +13,9 @@ from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import Amended, Folded, Paused, Record, Started
 from farflung.coordinator.ledger.run_store import RunStore
-from farflung.coordinator.store import etcd_store
-from farflung.coordinator.store.etcd_store import EtcdStore
-from farflung.coordinator.store.etcd_url import StoreUrl
+from farflung.coordinator.standby import etcd_store
+from farflung.coordinator.standby.etcd_store import EtcdStore
+from farflung.coordinator.standby.etcd_url import StoreUrl
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import RoundSection
@@ -145,7 +145,7 @@ def test_a_long_store_says_that_it_is(opening: Opening, monkeypatch: pytest.Monk
 def test_more_records_than_one_answer_of_a_store_holds(
     opening: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("farflung.coordinator.store.gateway.PAGE", 3)
+    monkeypatch.setattr("farflung.coordinator.standby.gateway.PAGE", 3)
     with closing(opening()) as store:
         store.records()
         for number in range(10):

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from farflung.coordinator.ledger.records import Folded, Paused, Record
-from farflung.coordinator.store import etcd_store
-from farflung.coordinator.store.etcd_store import EtcdStore
-from farflung.coordinator.store.etcd_url import StoreUrl
-from farflung.coordinator.store.gateway import EtcdGateway, Json, StoreOutcome, put
+from farflung.coordinator.standby import etcd_store
+from farflung.coordinator.standby.etcd_store import EtcdStore
+from farflung.coordinator.standby.etcd_url import StoreUrl
+from farflung.coordinator.standby.gateway import EtcdGateway, Json, StoreOutcome, put
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import Deposed, FarflungError, Unreachable, UserError
 from farflung.protocol.manifest import Manifest

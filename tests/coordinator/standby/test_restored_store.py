@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import zmq
 
-from farflung.coordinator import standby
 from farflung.coordinator.door.keys import FILE_NAME, CoordinatorKeys, load_or_create
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import Record, Restored
 from farflung.coordinator.restoring import restoring
 from farflung.coordinator.run.machine import RunMachine
-from farflung.coordinator.standby import BELONGS_NAME, RunLead, StandbyOptions, held
-from farflung.coordinator.store.etcd_store import EtcdStore
-from farflung.coordinator.store.etcd_url import StoreUrl
+from farflung.coordinator.run_lead import BELONGS_NAME, RunLead, StoreOptions, held
+from farflung.coordinator.standby import standby
+from farflung.coordinator.standby.etcd_store import EtcdStore
+from farflung.coordinator.standby.etcd_url import StoreUrl
 from farflung.peer.line.control import ControlLink
 from farflung.protocol.errors import Deposed, UserError
 from farflung.protocol.join_url import Address, JoinUrl
@@ -76,7 +76,7 @@ class Place:
     def restored(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[RunLead | None]:
         listen = ListenOn("127.0.0.1", self.port)
         with held(
-            StandbyOptions(self.folder, MANIFEST, listen, self._url, True, lambda port: ()), stopped
+            StoreOptions(self.folder, MANIFEST, listen, self._url, True, lambda port: ()), stopped
         ) as found:
             yield found
 
@@ -177,7 +177,7 @@ def test_nobody_writes_what_was_found_once_the_lease_is_over(
 ) -> None:
     place.keep(place.snapshot)
     monkeypatch.setattr(restoring, "PATIENCE_S", 30.0)
-    monkeypatch.setattr("farflung.coordinator.store.lease.LeaseKeeper._renew", lambda keeper: None)
+    monkeypatch.setattr("farflung.coordinator.standby.lease.LeaseKeeper._renew", lambda keeper: None)
     began = time.monotonic()
     why = "did not renew its lease of 2 s in time"
     with pytest.raises(Deposed, match=why), place.ann(), place.restored():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from farflung.coordinator.store.etcd_url import StoreUrl
-from farflung.coordinator.store.lease import StoreLease
-from farflung.coordinator.store.standby_rules import (
+from farflung.coordinator.standby.etcd_url import StoreUrl
+from farflung.coordinator.standby.lease import StoreLease
+from farflung.coordinator.standby.standby_rules import (
     Leading,
     ShowLeader,
     Sight,

@@ -1,10 +1,9 @@
-"""The store that `farflung coordinate` was told to use, held by this process: at once, or after it has stood by.
+"""The store that `farflung coordinate --store` names, led by this process: at once, or after it has stood by.
 
-Called by hosting.py.  For a folder that is its journal.  For etcd this waits until nobody leads, with a door open at
-which it names who does; what it says and when it claims the lead is decided in store/waiting.py.  A data folder belongs
-to one run in one place: a small file in it says in which, so that a mistyped prefix begins no second run.  With
-`--restored` peers are asked for what came after the copy, in a folder or in etcd, and its records are written first;
-in etcd as its leader, whose lease is renewed meanwhile, so that nobody else asks or writes.
+Where the mode begins: the core asks for `stands_by` (coordinator/run_lead.py).  It waits until nobody leads, with a
+door open at which it names who does; what it says and when it claims the lead is decided in standby_rules.py.  A data
+folder belongs to one run in one place: a small file in it says in which, so that a mistyped prefix begins no second
+run.  With `--restored` the lease is renewed while peers are asked, so that nobody else asks or writes.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from farflung.coordinator.door.front_door_process import DoorProcess, settings_of
@@ -24,14 +23,14 @@ from farflung.coordinator.door.hello_check import DoorFacts
 from farflung.coordinator.door.keys import FILE_NAME as KEY_NAME
 from farflung.coordinator.door.keys import CoordinatorKeys, load_or_create
 from farflung.coordinator.door.listener import ListenOn
-from farflung.coordinator.ledger.journal import Journal, locked
-from farflung.coordinator.ledger.run_store import RunStore
+from farflung.coordinator.ledger.journal import locked
 from farflung.coordinator.restoring.restoring import FoundRun
-from farflung.coordinator.restoring_door import JournalCopy, ask_peers, check_key, from_peers
+from farflung.coordinator.restoring_door import JournalCopy, ask_peers, check_key
+from farflung.coordinator.run_lead import BELONGS_NAME, RunLead, StoreOptions
 from farflung.coordinator.server import JOURNAL_NAME
-from farflung.coordinator.store.etcd_store import EtcdStore
-from farflung.coordinator.store.etcd_url import StoreUrl
-from farflung.coordinator.store.standby_rules import (
+from farflung.coordinator.standby.etcd_store import EtcdStore
+from farflung.coordinator.standby.etcd_url import StoreUrl
+from farflung.coordinator.standby.standby_rules import (
     LOOK_EVERY_S,
     ShowLeader,
     StandbyNote,
@@ -41,62 +40,17 @@ from farflung.coordinator.store.standby_rules import (
     TryToLead,
 )
 from farflung.protocol.errors import Unreachable, UserError
-from farflung.protocol.join_url import Address
-from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import own_files
 
-BELONGS_NAME = "store"  # which run of which store this folder is of
 START_PATIENCE_S = 10.0  # a store that is started in the same moment needs some seconds
 
 log = logging.getLogger("farflung.coordinator")
 
 
-@dataclass(frozen=True)
-class StandbyOptions:
-    """What the host said of it."""
-
-    data_dir: Path
-    manifest: Manifest
-    listen: ListenOn
-    store: str | None  # a URL; None: the folder
-    restored: bool
-    places: Callable[[int], tuple[Address, ...]]  # of a door at this port, as peers dial it
-
-
-@dataclass(frozen=True)
-class RunLead:
-    """This process leads the run, and nobody else does."""
-
-    store: RunStore
-    keys: CoordinatorKeys
-    listen: ListenOn  # where peers were told to knock, if it stood by
-
-
 @contextlib.contextmanager
-def held(asked: StandbyOptions, stopped: Callable[[], bool]) -> Iterator[RunLead | None]:
+def stands_by(asked: StoreOptions, url: str, stopped: Callable[[], bool]) -> Iterator[RunLead | None]:
     """None: it was stopped while it stood by."""
     folder = asked.data_dir
-    belongs = folder / BELONGS_NAME
-    if asked.store is None:
-        if belongs.exists():
-            raise UserError(
-                f"{folder}: this run is kept elsewhere ({belongs.read_text().strip()}): name that with --store, or "
-                "begin a new run in an empty folder"
-            )
-        manifest, run_id, given_back = asked.manifest, os.urandom(16), None
-        if asked.restored:
-            given_back = from_peers(folder, manifest, asked.listen, stopped)
-            if given_back is None:
-                yield None
-                return
-            manifest, run_id = given_back.manifest, given_back.run_id
-        with Journal.open_or_create(
-            folder / JOURNAL_NAME, manifest, lambda: run_id, asked.restored
-        ) as journal:
-            if given_back is not None:
-                journal.append(given_back.records)
-            yield RunLead(journal, load_or_create(folder), asked.listen)
-        return
     if (folder / JOURNAL_NAME).exists():
         raise UserError(
             f"{folder}: here lies the journal of a run, which is not moved into a store; go on without --store, or "
@@ -104,11 +58,11 @@ def held(asked: StandbyOptions, stopped: Callable[[], bool]) -> Iterator[RunLead
         )
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, locked(folder / BELONGS_NAME))
-        yield _led(asked, StoreUrl.parse(asked.store, asked.manifest.run.name), stack, stopped)
+        yield _led(asked, StoreUrl.parse(url, asked.manifest.run.name), stack, stopped)
 
 
 def _led(
-    asked: StandbyOptions, url: StoreUrl, stack: contextlib.ExitStack, stopped: Callable[[], bool]
+    asked: StoreOptions, url: StoreUrl, stack: contextlib.ExitStack, stopped: Callable[[], bool]
 ) -> RunLead | None:
     store = EtcdStore(url, asked.restored)
     stack.callback(store.close)
@@ -128,7 +82,7 @@ def _led(
 
 
 def _begun(
-    asked: StandbyOptions,
+    asked: StoreOptions,
     store: EtcdStore,
     keys: CoordinatorKeys,
     listen: ListenOn,
@@ -223,7 +177,7 @@ class _Standby:
     """Asks the store, and has a door as long as somebody else leads."""
 
     def __init__(
-        self, asked: StandbyOptions, store: EtcdStore, keys: CoordinatorKeys, waiting: StandbyRules
+        self, asked: StoreOptions, store: EtcdStore, keys: CoordinatorKeys, waiting: StandbyRules
     ) -> None:
         self._asked, self._store, self._keys, self._waiting = asked, store, keys, waiting
         self._door: DoorProcess | None = None

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from farflung.coordinator.store.etcd_url import StoreUrl
+from farflung.coordinator.standby.etcd_url import StoreUrl
 from farflung.protocol.errors import Unreachable, UserError
 
 ATTEMPT_S = 1.0  # for one of the cluster to answer; etcd's own elections take about as long

@@ -1,0 +1,93 @@
+"""The store of a run's records, held by this process: its folder's journal, or one that others may take over.
+
+Called by hosting.py.  With `--restored` peers are asked for what came after the copy, and its records are written
+first.  A store outside the folder belongs to a mode (coordinator/standby/): a small file in the folder says in which
+one its run is, so that no second run begins in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from farflung.coordinator import modes
+from farflung.coordinator.door.keys import CoordinatorKeys, load_or_create
+from farflung.coordinator.door.listener import ListenOn
+from farflung.coordinator.ledger.journal import Journal
+from farflung.coordinator.ledger.run_store import RunStore
+from farflung.coordinator.restoring_door import from_peers
+from farflung.coordinator.server import JOURNAL_NAME
+from farflung.protocol.errors import UserError
+from farflung.protocol.join_url import Address
+from farflung.protocol.manifest import Manifest
+
+BELONGS_NAME = "store"  # which run of which store this folder is of
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """What the host said of it."""
+
+    data_dir: Path
+    manifest: Manifest
+    listen: ListenOn
+    store: str | None  # a URL; None: the folder
+    restored: bool
+    places: Callable[[int], tuple[Address, ...]]  # of a door at this port, as peers dial it
+
+
+@dataclass(frozen=True)
+class RunLead:
+    """This process leads the run, and nobody else does."""
+
+    store: RunStore
+    keys: CoordinatorKeys
+    listen: ListenOn  # where peers were told to knock, if it stood by
+
+
+class LeadsStore(Protocol):
+    """Of a store that others may lead from."""
+
+    def __call__(
+        self, asked: StoreOptions, url: str, stopped: Callable[[], bool]
+    ) -> AbstractContextManager[RunLead | None]: ...
+
+
+def held(asked: StoreOptions, stopped: Callable[[], bool]) -> AbstractContextManager[RunLead | None]:
+    """None: it was told to stop before it led."""
+    if asked.store is None:
+        return _held_in_folder(asked, stopped)
+    standby = modes.found("standby")
+    if standby is None:
+        raise UserError(
+            "--store: this installation has no standby; go on without --store: the run is kept in the data folder"
+        )
+    stands_by: LeadsStore = standby.stands_by
+    return stands_by(asked, asked.store, stopped)
+
+
+@contextlib.contextmanager
+def _held_in_folder(asked: StoreOptions, stopped: Callable[[], bool]) -> Iterator[RunLead | None]:
+    folder = asked.data_dir
+    belongs = folder / BELONGS_NAME
+    if belongs.exists():
+        raise UserError(
+            f"{folder}: this run is kept elsewhere ({belongs.read_text().strip()}): name that with --store, or "
+            "begin a new run in an empty folder"
+        )
+    manifest, run_id, given_back = asked.manifest, os.urandom(16), None
+    if asked.restored:
+        given_back = from_peers(folder, manifest, asked.listen, stopped)
+        if given_back is None:
+            yield None
+            return
+        manifest, run_id = given_back.manifest, given_back.run_id
+    with Journal.open_or_create(folder / JOURNAL_NAME, manifest, lambda: run_id, asked.restored) as journal:
+        if given_back is not None:
+            journal.append(given_back.records)
+        yield RunLead(journal, load_or_create(folder), asked.listen)
