@@ -13,7 +13,8 @@ import sys
 from collections import Counter, defaultdict
 from statistics import mean, median
 
-from farflung.coordinator.ledger.records import Banned, CommittedRound, from_bytes
+from farflung.coordinator.admission.register import Banned
+from farflung.coordinator.ledger.records import CommittedRound, from_bytes
 from farflung.simulator.invariants import Broken
 from farflung.simulator.scenario import Scenario
 from farflung.simulator.world import AMONG_LIARS, World

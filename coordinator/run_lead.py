@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from farflung.coordinator import modes
 from farflung.coordinator.door.keys import CoordinatorKeys, load_or_create
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.run_store import RunStore
+from farflung.coordinator.modes import registry
 from farflung.coordinator.restoring_door import from_peers
 from farflung.coordinator.server import JOURNAL_NAME
 from farflung.protocol.errors import UserError
@@ -62,7 +62,7 @@ def held(asked: StoreOptions, stopped: Callable[[], bool]) -> AbstractContextMan
     """None: it was told to stop before it led."""
     if asked.store is None:
         return _held_in_folder(asked, stopped)
-    standby = modes.found("standby")
+    standby = registry.found("standby")
     if standby is None:
         raise UserError(
             "--store: this installation has no standby; go on without --store: the run is kept in the data folder"

@@ -20,7 +20,6 @@ from typing import Any, cast
 import zmq
 from msgspec.structs import replace
 
-from farflung.coordinator.allowlist import Allowlist
 from farflung.coordinator.door import gateway_words
 from farflung.coordinator.door.allowance import Allowance, Tally
 from farflung.coordinator.door.dialer import Dialer, Target
@@ -50,6 +49,8 @@ from farflung.coordinator.failpoint_names import after_record, after_word, befor
 from farflung.coordinator.ledger.record_events import RecordEvents
 from farflung.coordinator.ledger.records import Record
 from farflung.coordinator.ledger.run_store import RunStore
+from farflung.coordinator.modes import registry
+from farflung.coordinator.modes.mode import FileHand
 from farflung.coordinator.operator_socket import OperatorSocket
 from farflung.coordinator.provenance_file import ProvenanceFile
 from farflung.coordinator.reach.hole_punching import DOORS
@@ -130,7 +131,7 @@ class Server:
         self._listen = listen
         self._folder = folder
         self._operator: OperatorSocket | None = None
-        self._allowlist: Allowlist | None = None
+        self._hands: list[FileHand] = []  # of modes
         self.url: JoinUrl | None = None  # what an invitation is made of
         self._allowed: set[bytes] = set()
         self._routes: dict[bytes, bytes] = {}  # session -> routing id of the connection it last spoke on
@@ -173,7 +174,9 @@ class Server:
             if self._folder is not None:
                 self._operator = OperatorSocket(self._folder, self._obey)
                 on_failure.callback(self._operator.close)
-                self._read_allowlist()
+                made = registry.hands()
+                self._hands = [hand(self._machine.modes[name], self._folder) for name, hand in made.items()]
+                self._look_at_files()
             self._machine.core.members.ways.meetings.is_on = (
                 True  # both sockets see from which ports they come
             )
@@ -317,7 +320,7 @@ class Server:
             self._execute(self._machine.on_relay_tried(trial, why_not, now))
         for descriptor in self._own.due(now, self._stays):
             self._members.cut(descriptor)
-        self._read_allowlist()
+        self._look_at_files()
         if self.relaying is not None:
             self._execute(self.relaying.on_tick(now, time.time()))
         self._execute(self._machine.on_timer(now))
@@ -337,7 +340,7 @@ class Server:
 
     def _obey(self, order: Order) -> Reply:
         reply, effects = self._machine.obey(order, time.monotonic())
-        self._read_allowlist()  # it may be asked for from now on
+        self._look_at_files()  # one may be asked for from now on
         self._execute(effects)
         self._carry_out()  # durable before the operator is told
         token = reply.found.get("token")
@@ -345,14 +348,9 @@ class Server:
             return reply
         return replace(reply, found={**reply.found, "url": str(dataclasses.replace(self.url, token=token))})
 
-    def _read_allowlist(self) -> None:
-        """From when on the host wants one: from the beginning, or by an amendment."""
-        if self._folder is None or self._machine.admission.rules.mode != "allowlist":
-            return
-        if self._allowlist is None:
-            self._allowlist = Allowlist(self._folder)
-            self._allowlist.create()
-        self._machine.admission.allowed = self._allowlist.refreshed()
+    def _look_at_files(self) -> None:
+        for hand in self._hands:
+            hand.look()
 
     # ---- what arrives --------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
@@ -21,7 +22,6 @@ from farflung.compression.codec import Codec, codec_named
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.proofs import FalseClaim, proof_from_bytes, proof_to_bytes
 from farflung.coordinator.ledger.records import (
-    Banned,
     CommittedRound,
     DigestFixed,
     DigestWithdrawn,
@@ -29,6 +29,7 @@ from farflung.coordinator.ledger.records import (
     Genesis,
     Record,
     RolledBack,
+    tag_of,
 )
 from farflung.coordinator.run.effects import KeepEvidence, KeepProof
 from farflung.peer.machine.effects import Encode, SaveFragment, ServePiece
@@ -145,13 +146,6 @@ class Invariants:
             case DigestWithdrawn(version=version, fragment=fragment):
                 for key in [k for k in self.eras[-1].digests if k[0] == fragment and k[1] >= version]:
                     del self.eras[-1].digests[key]
-            case Banned(peer=peer):
-                honest = bool(self.liars) and peer not in self.liars
-                self._require("P18", not honest, f"{peer} is honest and was banned: {record.reason}")
-                for (liar, fragment), version in self.lied.items():
-                    rounds = self.version_of(fragment) - version if liar == peer else 0
-                    told = f"{peer} lied about version {version} of {fragment} for {rounds} rounds"
-                    self._require("P18", rounds <= ROUNDS_OF_A_LIE or self.lies_to_itself, told)
             case Genesis(digests=digests):
                 self._require("P4", not self.commits, "a run that has learned something was founded anew")
                 self._require("P4", len(digests) == len(self._fragments), "some fragment was not founded")
@@ -159,6 +153,17 @@ class Invariants:
                 self.geneses |= set(digests)
             case RolledBack(versions=versions):
                 self._on_rolled_back(versions)
+            case _ if tag_of(record) == "banned":  # of a mode, which may have been taken out
+                self._on_banned(record)
+
+    def _on_banned(self, record: Any) -> None:
+        peer = record.peer
+        honest = bool(self.liars) and peer not in self.liars
+        self._require("P18", not honest, f"{peer} is honest and was banned: {record.reason}")
+        for (liar, fragment), version in self.lied.items():
+            rounds = self.version_of(fragment) - version if liar == peer else 0
+            told = f"{peer} lied about version {version} of {fragment} for {rounds} rounds"
+            self._require("P18", rounds <= ROUNDS_OF_A_LIE or self.lies_to_itself, told)
 
     def on_evidence(self, kept: KeepEvidence) -> None:
         """Each member in the commit signed for its bytes, and these are the bytes that it made."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import msgspec
+
 from farflung.coordinator.ledger.batch_book import Batch, BatchBook, BookedSeat
 from farflung.coordinator.ledger.eras import (
     ACCOUNTED_FOR,
@@ -26,23 +28,19 @@ from farflung.coordinator.ledger.records import (
     AbortedRound,
     Admitted,
     Amended,
-    Banned,
     BatchBegun,
     CommittedBatch,
     CommittedRound,
     CutShort,
     DataFixed,
-    DecidedOn,
     Departed,
     DigestFixed,
     DigestRefuted,
     DigestWithdrawn,
     Folded,
-    FoundCheating,
     Genesis,
     Granted,
     GrantedMicros,
-    Invited,
     MicroSkipped,
     ModelFixed,
     Moving,
@@ -52,21 +50,19 @@ from farflung.coordinator.ledger.records import (
     Released,
     Restored,
     Resumed,
-    Revoked,
     RolledBack,
     Seated,
     ShownFixed,
     Started,
     StreamEnded,
-    Struck,
     TakenBack,
-    Unbanned,
     Unseated,
     Vouched,
 )
-from farflung.coordinator.ledger.register import Register
-from farflung.coordinator.ledger.snapshot import packed, unpacked
+from farflung.coordinator.ledger.run_clock import RunClock
+from farflung.coordinator.ledger.snapshot import built, packed, unpacked
 from farflung.coordinator.ledger.useful_members import ROUNDS_KEPT
+from farflung.coordinator.modes import registry
 from farflung.protocol.causes import DepartureCause
 from farflung.protocol.digests import hash_bytes, keyed_hash
 from farflung.protocol.messages import UNKNOWN_LENGTH
@@ -153,7 +149,9 @@ class Ledger:
     here: set[str] = field(default_factory=set)  # peers that came in and have not gone, since the last start
     amendments: list[Amendment] = field(default_factory=list)
     furthest: int = 0  # the newest version that was lost by going back
-    register: Register = field(default_factory=Register)
+    clock: RunClock = field(default_factory=RunClock)
+    paused: Paused | None = None  # by the host
+    parts: dict[str, Any] = field(default_factory=dict)  # of modes, by name: each folds records as well
     batches: BatchBook = field(default_factory=BatchBook)  # where updates are synchronous batches
     link: HeadLink = field(default_factory=HeadLink)  # what peers keep for a coordinator that loses all this
     restored_because: str = ""  # it did, once
@@ -164,6 +162,7 @@ class Ledger:
     def __post_init__(self) -> None:
         self.leases = Leases(self.lease_samples, fragments=self.fragments)
         self.books = [FragmentBook() for _ in range(self.fragments)]
+        self.parts = {name: kind() for name, kind in registry.having("LedgerPart").items()}
 
     @property
     def version(self) -> int:
@@ -174,8 +173,22 @@ class Ledger:
     def learned(self) -> bool:
         return any(book.version for book in self.books)
 
+    def after_unpacking(self) -> None:
+        """The parts are plain yet.  One of a mode that was taken out can't be read: the run must not go on without."""
+        kinds = registry.having("LedgerPart")
+        if lost := sorted(self.parts.keys() - kinds.keys()):
+            raise msgspec.ValidationError(
+                f"it has records of what this coordinator was installed without: {lost}"
+            )
+        self.parts = {name: built(kind, self.parts.get(name, {})) for name, kind in kinds.items()}
+
     def apply(self, record: Record) -> None:
-        self.register.apply(record)
+        self._fold(record)
+        self.clock.apply(record)
+        for part in self.parts.values():
+            part.apply(record)
+
+    def _fold(self, record: Record) -> None:
         match record:
             case Started(incarnation=incarnation, secret=secret):
                 self.incarnation = incarnation
@@ -229,10 +242,10 @@ class Ledger:
                 self._depart(record)
             case Folded(ledger=raw):
                 vars(self).update(vars(unpacked(raw, Ledger)))
-            case DecidedOn() | FoundCheating():
-                pass  # kept for the audit
-            case Invited() | Revoked() | Struck() | Banned() | Unbanned() | Paused() | Resumed():
-                pass  # the register has them
+            case Paused() | Resumed():
+                self.paused = record if isinstance(record, Paused) else None
+            case _:
+                pass  # kept for the audit, or of a mode
 
     def _know_data(self, record: DataFixed | StreamEnded | CutShort) -> None:
         match record:

@@ -6,9 +6,13 @@ Programs read a `cause`; the `reason` beside it is for people alone.  Data only.
 
 from __future__ import annotations
 
+import functools
+from typing import Union
+
 import msgspec
 from msgspec import Struct
 
+from farflung.coordinator.modes import registry
 from farflung.protocol.causes import AbortCause, DepartureCause, Excluded, ExclusionCause
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.messages import Lease
@@ -17,11 +21,11 @@ from farflung.protocol.round_words import Commit, Decision, Plan, Used
 from farflung.protocol.signing import Amendment, KeptCommit
 
 
-class _Record(Struct, frozen=True, tag_field="record", kw_only=True):
-    pass
+class Record(Struct, frozen=True, tag_field="record", kw_only=True):
+    """Those of the core are below; a mode has its own (coordinator/modes/registry.py)."""
 
 
-class Started(_Record, frozen=True, kw_only=True, tag="started"):
+class Started(Record, frozen=True, kw_only=True, tag="started"):
     """A coordinator process took over the run."""
 
     incarnation: int
@@ -31,14 +35,14 @@ class Started(_Record, frozen=True, kw_only=True, tag="started"):
     secret: bytes = b""  # of the run, once: nobody can foresee what follows from it
 
 
-class ModelFixed(_Record, frozen=True, kw_only=True, tag="model"):
+class ModelFixed(Record, frozen=True, kw_only=True, tag="model"):
     """The first peer's model is the run's model."""
 
     model: ModelSchema
     peer: str
 
 
-class DataFixed(_Record, frozen=True, kw_only=True, tag="data"):
+class DataFixed(Record, frozen=True, kw_only=True, tag="data"):
     """The data set of most members is the run's.  Leases of another one are void: nothing of it was committed."""
 
     samples: int
@@ -46,14 +50,14 @@ class DataFixed(_Record, frozen=True, kw_only=True, tag="data"):
     data: bytes = b""  # its fingerprint; empty: it has none
 
 
-class StreamEnded(_Record, frozen=True, kw_only=True, tag="stream_ended"):
+class StreamEnded(Record, frozen=True, kw_only=True, tag="stream_ended"):
     """Those who decide about it read a data set of unknown length to its end: the length of every epoch."""
 
     samples: int
     peer: str  # the one whose word it took
 
 
-class CutShort(_Record, frozen=True, kw_only=True, tag="cut_short"):
+class CutShort(Record, frozen=True, kw_only=True, tag="cut_short"):
     """The data of the peer that holds these leases ends within or before them: the rest is for others."""
 
     leases: tuple[int, ...]
@@ -61,7 +65,7 @@ class CutShort(_Record, frozen=True, kw_only=True, tag="cut_short"):
     peer: str
 
 
-class Genesis(_Record, frozen=True, kw_only=True, tag="genesis"):
+class Genesis(Record, frozen=True, kw_only=True, tag="genesis"):
     """Version 0 of every fragment is its founder's initial state."""
 
     digest: bytes  # of fragment 0
@@ -75,38 +79,37 @@ class Genesis(_Record, frozen=True, kw_only=True, tag="genesis"):
         return (self.digest, *self.others)
 
 
-class Admitted(_Record, frozen=True, kw_only=True, tag="admitted"):
+class Admitted(Record, frozen=True, kw_only=True, tag="admitted"):
     peer: str
     name: str
     session: bytes
-    invitation: bytes = b""  # the digest of the token that it came in with for the first time
     helps: bool = False  # without a trainer: no round counts on what it contributes
 
 
-class Vouched(_Record, frozen=True, kw_only=True, tag="vouched"):
+class Vouched(Record, frozen=True, kw_only=True, tag="vouched"):
     """This peer has shown that it holds the run's state: what it says of the next version's digest is heard."""
 
     peer: str
     fragment: int = 0
 
 
-class Departed(_Record, frozen=True, kw_only=True, tag="departed"):
+class Departed(Record, frozen=True, kw_only=True, tag="departed"):
     peer: str
     cause: DepartureCause
     reason: str
 
 
-class Opened(_Record, frozen=True, kw_only=True, tag="opened"):
+class Opened(Record, frozen=True, kw_only=True, tag="opened"):
     plan: Plan
 
 
-class DecidedOn(_Record, frozen=True, kw_only=True, tag="decided"):
+class DecidedOn(Record, frozen=True, kw_only=True, tag="decided"):
     decision: Decision
     causes: dict[str, ExclusionCause]  # why each one is out; the decision has the sentences
     merged: str = ""  # how, and what the guard did
 
 
-class CommittedRound(_Record, frozen=True, kw_only=True, tag="committed"):
+class CommittedRound(Record, frozen=True, kw_only=True, tag="committed"):
     commit: Commit
     used: dict[str, tuple[Used, ...]]
     excluded: dict[str, Excluded]
@@ -130,13 +133,13 @@ class CommittedRound(_Record, frozen=True, kw_only=True, tag="committed"):
     at_s: float = 0.0  # on the run's clock
 
 
-class CommittedBatch(_Record, frozen=True, kw_only=True, tag="committed_batch"):
+class CommittedBatch(Record, frozen=True, kw_only=True, tag="committed_batch"):
     """All stages of a model go on to the next version at once: one round of each, in the order of the stages."""
 
     rounds: tuple[CommittedRound, ...]
 
 
-class AbortedRound(_Record, frozen=True, kw_only=True, tag="aborted"):
+class AbortedRound(Record, frozen=True, kw_only=True, tag="aborted"):
     round_no: int
     cause: AbortCause
     reason: str
@@ -144,14 +147,14 @@ class AbortedRound(_Record, frozen=True, kw_only=True, tag="aborted"):
     dropped: bool = False  # by the guard: its members start again from the version before
 
 
-class DigestFixed(_Record, frozen=True, kw_only=True, tag="digest"):
+class DigestFixed(Record, frozen=True, kw_only=True, tag="digest"):
     version: int
     digest: bytes
     fragment: int = 0
     shown: bytes = b""  # what holders show under the version's nonce
 
 
-class ShownFixed(_Record, frozen=True, kw_only=True, tag="shown"):
+class ShownFixed(Record, frozen=True, kw_only=True, tag="shown"):
     """What holders of a settled version show under its nonce, calculated from a chunk that was seen."""
 
     version: int
@@ -159,7 +162,7 @@ class ShownFixed(_Record, frozen=True, kw_only=True, tag="shown"):
     shown: bytes
 
 
-class DigestWithdrawn(_Record, frozen=True, kw_only=True, tag="withdrawn"):
+class DigestWithdrawn(Record, frozen=True, kw_only=True, tag="withdrawn"):
     """It was proven that the committed results do not lead to this digest: it, and what followed from it, is void."""
 
     version: int
@@ -167,7 +170,7 @@ class DigestWithdrawn(_Record, frozen=True, kw_only=True, tag="withdrawn"):
     digest: bytes
 
 
-class DigestRefuted(_Record, frozen=True, kw_only=True, tag="refuted"):
+class DigestRefuted(Record, frozen=True, kw_only=True, tag="refuted"):
     """These members named a digest that is proven wrong; `chunk` is where that was seen."""
 
     peers: tuple[str, ...]
@@ -177,7 +180,7 @@ class DigestRefuted(_Record, frozen=True, kw_only=True, tag="refuted"):
     chunk: int
 
 
-class RolledBack(_Record, frozen=True, kw_only=True, tag="rolled_back"):
+class RolledBack(Record, frozen=True, kw_only=True, tag="rolled_back"):
     """The newest state was lost with all who held it: the run goes on from an older version of its own.
 
     The versions after it are given up, and made again by other commits; `era` in the ledger counts how often.
@@ -188,17 +191,17 @@ class RolledBack(_Record, frozen=True, kw_only=True, tag="rolled_back"):
     undone: bool = False  # by the host, who did not like what was learned: nothing was lost
 
 
-class Granted(_Record, frozen=True, kw_only=True, tag="granted"):
+class Granted(Record, frozen=True, kw_only=True, tag="granted"):
     peer: str
     lease: Lease
 
 
-class Released(_Record, frozen=True, kw_only=True, tag="released"):
+class Released(Record, frozen=True, kw_only=True, tag="released"):
     leases: tuple[int, ...]
     reason: str
 
 
-class BatchBegun(_Record, frozen=True, kw_only=True, tag="batch"):
+class BatchBegun(Record, frozen=True, kw_only=True, tag="batch"):
     """The next version is the exact gradient of these samples."""
 
     version: int  # from which it goes on
@@ -210,7 +213,7 @@ class BatchBegun(_Record, frozen=True, kw_only=True, tag="batch"):
     shares: dict[int, float] = {}
 
 
-class Seated(_Record, frozen=True, kw_only=True, tag="seated"):
+class Seated(Record, frozen=True, kw_only=True, tag="seated"):
     """A trainer has a place in the batches; nothing that it counts is ever taken under another number."""
 
     number: int
@@ -220,7 +223,7 @@ class Seated(_Record, frozen=True, kw_only=True, tag="seated"):
     stage: int = 0
 
 
-class Unseated(_Record, frozen=True, kw_only=True, tag="unseated"):
+class Unseated(Record, frozen=True, kw_only=True, tag="unseated"):
     """It is gone, and its sums with it: what it was granted is granted again."""
 
     number: int
@@ -229,7 +232,7 @@ class Unseated(_Record, frozen=True, kw_only=True, tag="unseated"):
     contested: bool = False  # it named a microbatch that an older seat of its stage had named
 
 
-class Moving(_Record, frozen=True, kw_only=True, tag="moving"):
+class Moving(Record, frozen=True, kw_only=True, tag="moving"):
     """A peer is told to give its stage up and to serve another one."""
 
     peer: str
@@ -239,7 +242,7 @@ class Moving(_Record, frozen=True, kw_only=True, tag="moving"):
     reason: str
 
 
-class GrantedMicros(_Record, frozen=True, kw_only=True, tag="granted_micros"):
+class GrantedMicros(Record, frozen=True, kw_only=True, tag="granted_micros"):
     """Microbatches [first, stop) of the batch are this seat's."""
 
     seat: int
@@ -247,7 +250,7 @@ class GrantedMicros(_Record, frozen=True, kw_only=True, tag="granted_micros"):
     stop: int
 
 
-class TakenBack(_Record, frozen=True, kw_only=True, tag="taken_back"):
+class TakenBack(Record, frozen=True, kw_only=True, tag="taken_back"):
     """The seat gets no gradient out of these and has not counted them: another one tries."""
 
     seat: int
@@ -256,7 +259,7 @@ class TakenBack(_Record, frozen=True, kw_only=True, tag="taken_back"):
     reason: str
 
 
-class MicroSkipped(_Record, frozen=True, kw_only=True, tag="skipped"):
+class MicroSkipped(Record, frozen=True, kw_only=True, tag="skipped"):
     """Nobody gets a finite gradient out of it: the batch goes without these samples."""
 
     version: int
@@ -265,17 +268,7 @@ class MicroSkipped(_Record, frozen=True, kw_only=True, tag="skipped"):
     reason: str
 
 
-class Invited(_Record, frozen=True, kw_only=True, tag="invited"):
-    """So many peers may come in with the token that has this digest.  The token itself is not kept."""
-
-    digest: bytes
-    uses: int
-    until_s: float  # on the run's clock
-    at_s: float
-    note: str = ""  # for whom
-
-
-class Struck(_Record, frozen=True, kw_only=True, tag="struck"):
+class Struck(Record, frozen=True, kw_only=True, tag="struck"):
     """A member did what no honest member does."""
 
     peer: str
@@ -283,7 +276,7 @@ class Struck(_Record, frozen=True, kw_only=True, tag="struck"):
     at_s: float
 
 
-class FoundCheating(_Record, frozen=True, kw_only=True, tag="found_cheating"):
+class FoundCheating(Record, frozen=True, kw_only=True, tag="found_cheating"):
     """A member's own signature convicts it: the file `evidence` shows that to anybody (proofs.py)."""
 
     peer: str
@@ -294,37 +287,14 @@ class FoundCheating(_Record, frozen=True, kw_only=True, tag="found_cheating"):
     evidence: str
 
 
-class Revoked(_Record, frozen=True, kw_only=True, tag="revoked"):
-    """Nobody comes in with this invitation any more."""
-
-    digest: bytes
-    reason: str
-    at_s: float
-    guests: bool = False  # those who came in by it may not come again without another one
-
-
-class Banned(_Record, frozen=True, kw_only=True, tag="banned"):
-    peer: str
-    reason: str
-    at_s: float
-    until_s: float
-    network: str = ""  # nobody else from there is let in either
-
-
-class Unbanned(_Record, frozen=True, kw_only=True, tag="unbanned"):
-    """Its strikes are forgotten as well."""
-
-    peer: str
-
-
-class Amended(_Record, frozen=True, kw_only=True, tag="amended"):
+class Amended(Record, frozen=True, kw_only=True, tag="amended"):
     """The host changed what holds from a version on."""
 
     amendment: Amendment
     at_s: float  # on the run's clock
 
 
-class Restored(_Record, frozen=True, kw_only=True, tag="restored"):
+class Restored(Record, frozen=True, kw_only=True, tag="restored"):
     """The coordinator started on a copy, or on its key alone: what peers showed is put back (kept_books.py)."""
 
     kept: KeptCommit | None  # the newest; None: nobody showed any
@@ -336,17 +306,17 @@ class Restored(_Record, frozen=True, kw_only=True, tag="restored"):
     given_up: tuple[int, int] = (0, 0)
 
 
-class Paused(_Record, frozen=True, kw_only=True, tag="paused"):
+class Paused(Record, frozen=True, kw_only=True, tag="paused"):
     """No rounds are opened until `Resumed`."""
 
     reason: str
 
 
-class Resumed(_Record, frozen=True, kw_only=True, tag="resumed"):
+class Resumed(Record, frozen=True, kw_only=True, tag="resumed"):
     pass
 
 
-class Folded(_Record, frozen=True, kw_only=True, tag="folded"):
+class Folded(Record, frozen=True, kw_only=True, tag="folded"):
     """Takes the place of all records up to its own position: the ledger that they made (snapshot.py)."""
 
     position: int
@@ -354,52 +324,53 @@ class Folded(_Record, frozen=True, kw_only=True, tag="folded"):
     digest: bytes  # of the ledger's bytes: damaged ones are not taken apart
 
 
-Record = (
-    Started
-    | ModelFixed
-    | DataFixed
-    | StreamEnded
-    | CutShort
-    | Genesis
-    | Admitted
-    | Vouched
-    | Departed
-    | Opened
-    | DecidedOn
-    | CommittedRound
-    | CommittedBatch
-    | AbortedRound
-    | DigestFixed
-    | ShownFixed
-    | DigestWithdrawn
-    | DigestRefuted
-    | RolledBack
-    | Granted
-    | Released
-    | BatchBegun
-    | Seated
-    | Unseated
-    | Moving
-    | GrantedMicros
-    | TakenBack
-    | MicroSkipped
-    | Invited
-    | Revoked
-    | Struck
-    | FoundCheating
-    | Banned
-    | Unbanned
-    | Amended
-    | Restored
-    | Paused
-    | Resumed
-    | Folded
+OF_CORE: tuple[type[Record], ...] = (
+    Started,
+    ModelFixed,
+    DataFixed,
+    StreamEnded,
+    CutShort,
+    Genesis,
+    Admitted,
+    Vouched,
+    Departed,
+    Opened,
+    DecidedOn,
+    CommittedRound,
+    CommittedBatch,
+    AbortedRound,
+    DigestFixed,
+    ShownFixed,
+    DigestWithdrawn,
+    DigestRefuted,
+    RolledBack,
+    Granted,
+    Released,
+    BatchBegun,
+    Seated,
+    Unseated,
+    Moving,
+    GrantedMicros,
+    TakenBack,
+    MicroSkipped,
+    Struck,
+    FoundCheating,
+    Amended,
+    Restored,
+    Paused,
+    Resumed,
+    Folded,
 )
 
 # What `from_bytes` raises for bytes that are no record.
 UNREADABLE = (msgspec.MsgspecError, TypeError, UnicodeDecodeError, RecursionError)
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+
+
+@functools.cache
+def _decoder() -> msgspec.msgpack.Decoder[Record]:
+    """Of the core's records and of those of the modes that are there; one of a mode that was taken out is refused."""
+    return msgspec.msgpack.Decoder(Union[(*OF_CORE, *registry.records())])
 
 
 def to_bytes(record: Record) -> bytes:
@@ -407,7 +378,12 @@ def to_bytes(record: Record) -> bytes:
 
 
 def from_bytes(raw: bytes) -> Record:
-    record = _decoder.decode(raw)
+    record = _decoder().decode(raw)
     if isinstance(record, Folded) and hash_bytes(record.ledger) != record.digest:
         raise msgspec.ValidationError("the folded ledger is damaged")
     return record
+
+
+def tag_of(record: Record) -> str:
+    """Which it is, for whoever may not know its type."""
+    return str(record.__struct_config__.tag)

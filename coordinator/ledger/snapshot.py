@@ -22,7 +22,7 @@ def packed(whole: object) -> bytes:
 
 def unpacked(raw: bytes, kind: type[Any]) -> Any:
     """What was packed, which was of this kind.  Errors: those of a record that cannot be read."""
-    return _built(kind, msgspec.msgpack.decode(raw))
+    return built(kind, msgspec.msgpack.decode(raw))
 
 
 def _plain(value: object) -> object:
@@ -45,20 +45,20 @@ def _fields(kind: type[Any]) -> dict[str, Any]:
     return {each.name: hints[each.name] for each in fields(kind) if not each.name.startswith("_")}
 
 
-def _built(kind: Any, raw: Any) -> Any:
+def built(kind: Any, raw: Any) -> Any:
     if is_dataclass(kind):
         return _object(kind, raw)
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         [other] = [each for each in inner if each is not types.NoneType]
-        return None if raw is None else _built(other, raw)
+        return None if raw is None else built(other, raw)
     build: Callable[[Any, Any], Any] | None = _CONTAINERS.get(origin)
     if build is not None:
         return build(kind, raw)
     if isinstance(origin, type) and issubclass(origin, dict):
         # A Counter names the type of its keys alone.
         of_key, of_value = inner if len(inner) == 2 else (*inner, int)
-        return origin({_built(of_key, key): _built(of_value, each) for key, each in raw})
+        return origin({built(of_key, key): built(of_value, each) for key, each in raw})
     return msgspec.convert(raw, kind)
 
 
@@ -66,7 +66,7 @@ def _object(kind: Any, raw: dict[str, Any]) -> Any:
     made = object.__new__(kind)
     for name, of_field in _fields(kind).items():
         # A snapshot from before the field was thought of says nothing of it.
-        value = _built(of_field, raw[name]) if name in raw else _default(kind, name)
+        value = built(of_field, raw[name]) if name in raw else _default(kind, name)
         object.__setattr__(made, name, value)
     after = getattr(made, "after_unpacking", None)
     if after is not None:
@@ -86,18 +86,18 @@ def _default(kind: type[Any], name: str) -> Any:
 def _tuple(kind: Any, raw: Any) -> tuple[Any, ...]:
     inner = get_args(kind)
     if inner[-1] is Ellipsis:
-        return tuple(_built(inner[0], each) for each in raw)
-    return tuple(_built(each, value) for each, value in zip(inner, raw, strict=True))
+        return tuple(built(inner[0], each) for each in raw)
+    return tuple(built(each, value) for each, value in zip(inner, raw, strict=True))
 
 
 def _deque(kind: Any, raw: Any) -> deque[Any]:
     most, found = raw
-    return deque((_built(get_args(kind)[0], each) for each in found), maxlen=most)
+    return deque((built(get_args(kind)[0], each) for each in found), maxlen=most)
 
 
 _CONTAINERS: dict[Any, Callable[[Any, Any], Any]] = {
-    list: lambda kind, raw: [_built(get_args(kind)[0], each) for each in raw],
-    set: lambda kind, raw: {_built(get_args(kind)[0], each) for each in raw},
+    list: lambda kind, raw: [built(get_args(kind)[0], each) for each in raw],
+    set: lambda kind, raw: {built(get_args(kind)[0], each) for each in raw},
     tuple: _tuple,
     deque: _deque,
 }

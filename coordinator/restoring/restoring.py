@@ -350,7 +350,7 @@ class Restoring:
             terms = terms.believed(told[terms.count :], run_id, curve_key_of(self._own.key))
         except UserError as error:  # two coordinators of this key amended the run, each on its own
             self.notes.append(f"a peer shows amendments that do not follow this journal's: {error}")
-        clock_s = self._own.ledger.register.clock_s if self._own.ledger is not None else 0.0
+        clock_s = self._own.ledger.clock.newest_s if self._own.ledger is not None else 0.0
         return [Amended(amendment=each, at_s=clock_s) for each in terms.amendments[len(known) :]]
 
     def _told(self, newest: KeptCommit | None) -> str:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from farflung.coordinator.reach.partial_view import WHOLE_ROSTER
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.signed_results import CommittedSums, OneSum
 from farflung.coordinator.run.sum_cases import SumCases
@@ -47,11 +46,11 @@ class DrawnAudit:
 
 
 class AuditDesk:
-    def __init__(self, core: Core, random: Callable[[int], bytes], discipline: Discipline) -> None:
+    def __init__(self, core: Core, random: Callable[[int], bytes]) -> None:
         self._core = core
         self._dice = Dice(random)
         self._tasks: dict[Key, DrawnAudit] = {}
-        self.cases = SumCases(core, discipline)
+        self.cases = SumCases(core)
 
     @property
     def open(self) -> Iterable[DrawnAudit]:

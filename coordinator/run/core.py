@@ -15,6 +15,7 @@ from farflung.coordinator.ledger.keeping import kept_commit
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.pace import RunPace
 from farflung.coordinator.ledger.records import Amended, Record, Struck
+from farflung.coordinator.modes.mode import Modes
 from farflung.coordinator.reach.partial_view import WHOLE_ROSTER
 from farflung.coordinator.run.effects import Effect, Note, Tell, Write
 from farflung.coordinator.run.membership import Member, Membership
@@ -37,6 +38,7 @@ class Core:
         self.ledger = ledger
         self.members = Membership(manifest.net.dead_after_s)
         self.events: deque[tuple[float, str]] = deque(maxlen=EVENTS_SHOWN)
+        self.modes: Modes = ()  # that are there; the machine makes them
         self.now = 0.0
         self.began_at = 0.0  # `now` when this coordinator started
         self.draining = False  # the operator wants it to end
@@ -123,12 +125,12 @@ class Core:
 
     @property
     def clock_s(self) -> float:
-        """The run's own clock: see coordinator/ledger/register.py."""
-        return max(self.ledger.register.clock_s, self.clock_at(self.now))
+        """The run's own clock: see coordinator/ledger/run_clock.py."""
+        return max(self.ledger.clock.newest_s, self.clock_at(self.now))
 
     def clock_at(self, at: float) -> float:
         """What it showed at this moment of this coordinator's."""
-        return self.ledger.register.began_s + at - self.began_at
+        return self.ledger.clock.began_s + at - self.began_at
 
     @property
     def held(self) -> str:
@@ -137,7 +139,7 @@ class Core:
             return self._outdated
         if self.draining:
             return "the coordinator is about to end; training goes on alone until it is back"
-        paused = self.ledger.register.paused
+        paused = self.ledger.paused
         if paused is None:
             return ""
         return (
@@ -145,22 +147,31 @@ class Core:
         )
 
     def strike(self, peer: str, reason: str) -> None:
-        """What follows from it is the discipline's business, when this event is over."""
+        """What follows from it is a mode's business, when this event is over."""
         self.write(Struck(peer=peer, reason=reason[:200], at_s=self.clock_s))
         self.note(f"{self.name(peer)} gets a strike: {reason}")
         self._struck.append(peer)
+
+    def convict(self, peer: str, reason: str) -> None:
+        """It was proven to have lied: it has to go when this event is over."""
+        self._convicted.append((peer, reason))
 
     def take_struck(self) -> list[str]:
         struck, self._struck = self._struck, []
         return struck
 
-    def convict(self, peer: str, reason: str) -> None:
-        """It was proven to have lied: it is banned when this event is over."""
-        self._convicted.append((peer, reason))
-
     def take_convicted(self) -> list[tuple[str, str]]:
         convicted, self._convicted = self._convicted, []
         return convicted
+
+    def follow_up(self) -> None:
+        """An event is over, or somebody was convicted in its midst."""
+        struck, convicted = self.take_struck(), self.take_convicted()
+        for mode in self.modes if struck or convicted else ():
+            mode.after(struck, convicted)
+
+    def keeps_out(self, peer: str) -> bool:
+        return any(mode.keeps_out(peer) for mode in self.modes)
 
     def write(self, record: Record) -> None:
         self.ledger.apply(record)

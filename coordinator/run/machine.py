@@ -26,14 +26,14 @@ from farflung.coordinator.ledger.records import (
     Record,
     Started,
 )
+from farflung.coordinator.modes import registry
+from farflung.coordinator.modes.mode import ModeTools
 from farflung.coordinator.reach.relays import RelayNow, Trial
 from farflung.coordinator.reach.routes import Usage
 from farflung.coordinator.reach.tickets import TicketScope
 from farflung.coordinator.rounds.gradient_clip import clipped, warning
-from farflung.coordinator.run.admission import Admission
 from farflung.coordinator.run.auditing import AuditDesk
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.effects import (
     Allow,
     AnswerDoor,
@@ -44,6 +44,7 @@ from farflung.coordinator.run.effects import (
     Tell,
     TryRelay,
 )
+from farflung.coordinator.run.entrance import Entrance
 from farflung.coordinator.run.lease_desk import LeaseDesk
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.operator_orders import AmendmentOrders, GoingBackByOrder, Operating
@@ -65,7 +66,6 @@ from farflung.protocol.messages import (
     Knock,
     Leave,
     ProgressReport,
-    Refuse,
     Sent,
     Show,
     Shown,
@@ -89,6 +89,7 @@ class RunMachine:
     def __init__(
         self, manifest: Manifest, run_id: bytes, records: list[Record], random: Callable[[int], bytes]
     ) -> None:
+        registry.check(manifest)
         ledger = Ledger(
             manifest.data.lease_samples,
             manifest.round.keep_results,
@@ -98,10 +99,10 @@ class RunMachine:
         for record in records:
             ledger.apply(record)
         self.core = Core(manifest, run_id, ledger)
-        self.discipline = Discipline(
-            self.core, lambda member, cause, why: self._lose(member, cause, why, True)
-        )
-        self.auditing = AuditDesk(self.core, random, self.discipline)
+        tools = ModeTools(random, self._send_away)
+        self.modes = {name: made(self.core, tools) for name, made in registry.having("made").items()}
+        self.core.modes = tuple(self.modes.values())
+        self.auditing = AuditDesk(self.core, random)
         fragments = range(ledger.fragments)
         self.batches = Batches(self.core, self._house()) if manifest.pipeline.batch else None
         self.drivers = [RoundDriver(self.core, each, self.auditing, self.batches) for each in fragments]
@@ -111,10 +112,10 @@ class RunMachine:
         self.core.acquaint = self.tick_builder.acquaint
         self.facts = DoorFacts(manifest.run.name, run_id, manifest.canonical())
         self.doorkeeper = Doorkeeper(self.facts)
-        self.admission = Admission(self.core)
+        self.entrance = Entrance(self.core)
         by_order = GoingBackByOrder(self.core, self.drivers, self.rollback)
         amending = AmendmentOrders(self.core, self.drivers)
-        self._operating = Operating(self.core, self.discipline, by_order, amending, random)
+        self._operating = Operating(self.core, self._send_away, by_order, amending)
         self.counters = Counters()
         self.member_port = 0
         # Of gateways that hold members' connections, where there are any.
@@ -142,10 +143,10 @@ class RunMachine:
         self, now: float, member_port: int, wall_s: float = 0.0, restored: bool = False
     ) -> list[Effect]:
         """`restored`: from a copy of the journal, which may lack the last starts of the original."""
-        core, register = self.core, self.core.ledger.register
+        core = self.core
         core.now = core.began_at = now
         self.member_port = member_port
-        clock_s = register.clock_at_start(wall_s)
+        clock_s = core.ledger.clock.at_start(wall_s)
         number = core.ledger.incarnation + (RESTORED_AHEAD if restored else 1)
         secret = b"" if core.ledger.secret else self._random(32)
         core.write(Started(incarnation=number, clock_s=clock_s, wall_s=wall_s, secret=secret))
@@ -217,7 +218,7 @@ class RunMachine:
         self.core.now = now
         if (member := self.core.members.by_session(session)) is not None and member.peer == peer:
             self.core.strike(peer, "it sent frames that no farflung sends")
-            self.discipline.follow_up_strikes()
+            self.core.follow_up()
         return [*self.core.take_effects(), *self.on_closed(peer, session, now)]
 
     @property
@@ -340,9 +341,9 @@ class RunMachine:
 
     def _admit(self, caller: bytes, passed: HelloPassed) -> None:
         core = self.core
-        let = self.admission.examine(passed)
-        if isinstance(let, Refuse):
-            core.do(AnswerDoor(caller, let))
+        refused = self.entrance.refuses(passed)
+        if refused is not None:
+            core.do(AnswerDoor(caller, refused))
             return
         hello = passed.hello
         core.hear_of(hello.kept)
@@ -350,7 +351,7 @@ class RunMachine:
         if old is not None and old.has_not_spoken_since(hello):
             member, old.heard_at = old, core.now
         else:
-            member = self._begin_session(passed, let.invitation)
+            member = self._begin_session(passed)
         first = hello.fragments[0]
         known = core.ledger.books[first].digests.get(hello.version)
         if first in member.standings:
@@ -377,7 +378,7 @@ class RunMachine:
         ports = self.member_ports
         return ports[int.from_bytes(member.session, "big") % len(ports)] if ports else self.member_port
 
-    def _begin_session(self, passed: HelloPassed, invitation: bytes) -> Member:
+    def _begin_session(self, passed: HelloPassed) -> Member:
         core, hello, key = self.core, passed.hello, passed.hello.key
         peer, name = peer_id_of(hello.identity), name_of(hello.identity)
         session = self._random(16)
@@ -387,7 +388,9 @@ class RunMachine:
                 why = "a peer that trains brought another model before anything was learned; start it again"
                 core.tell(member, Gone, reason=why, final=True)
                 self._lose(member, DepartureCause.MISFIT, why)
-        core.write(Admitted(peer=peer, name=name, session=session, invitation=invitation, helps=hello.helps))
+        core.write(Admitted(peer=peer, name=name, session=session, helps=hello.helps))
+        for mode in core.modes:
+            mode.on_admitted(passed, peer)
         old = core.members.members.get(peer)
         # Of a process that was only out of contact nobody wants to hear.
         again = old is not None and old.alive and old.process == hello.process
@@ -519,8 +522,13 @@ class RunMachine:
         forger = next((m for m in self.core.members.alive.values() if m.contact.key == key), None)
         if forger is not None:
             self.core.strike(forger.peer, "it spoke in the name of another member")
-            self.discipline.follow_up_strikes()
+            self.core.follow_up()
         return self.core.take_effects()
+
+    def _send_away(self, peer: str, cause: DepartureCause, told: str, why: str) -> None:
+        member = self.core.members.alive[peer]
+        self.core.tell(member, Gone, reason=told, final=True)
+        self._lose(member, cause, why, True)
 
     def _lose(self, member: Member, cause: DepartureCause, why: str, cut: bool = False) -> None:
         self.core.write(Departed(peer=member.peer, cause=cause, reason=why))
@@ -537,6 +545,7 @@ class RunMachine:
         for answer in self.core.questions.take_answers():
             if not self.auditing.cases.on_answer(answer):
                 any(driver.agreement.on_answer(answer) for driver in self.drivers)
+        self.core.follow_up()
         for driver in drivers:
             driver.advance()
         if self._commit_stages():
@@ -550,7 +559,7 @@ class RunMachine:
         for driver in [each for each in drivers if each.round is None]:
             driver.maybe_open()
             driver.advance()
-        self.discipline.follow_up_strikes()
+        self.core.follow_up()
         self._ask_members()
 
     def _commit_stages(self) -> bool:

@@ -54,7 +54,7 @@ def member_status(
         "why_this_way": core.members.ways.why_this_way(member)[:WHY_CHARS] if member.alive else "",
         "saved": beat.saved if beat else -1,
         "missed": member.missed,
-        "strikes": len(core.ledger.register.strikes_of(member.peer, core.clock_s)),
+        **{key: shown for mode in core.modes for key, shown in mode.status_of(member.peer).items()},
         "left_out": member.left_out[:WHY_CHARS],
     }
     batches = drivers[0].batches

@@ -7,56 +7,50 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from farflung.coordinator.ledger.records import Amended, Paused, Resumed
-from farflung.coordinator.run.admission import Inviting
+from farflung.coordinator.modes import registry
+from farflung.coordinator.modes.mode import SendAway
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.rollback import Rollback
 from farflung.coordinator.run.round_driver import RoundDriver
+from farflung.protocol.causes import DepartureCause
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import AMENDMENTS_MOST
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.orders import (
     Amend,
-    Ban,
-    Bans,
     Drain,
     GoBack,
-    Invite,
-    Invites,
     Kick,
     Order,
     Pause,
     Reply,
     Resume,
-    Revoke,
     Rewind,
-    Unban,
 )
-from farflung.protocol.process.units import duration
 from farflung.protocol.run_terms import changes_of, encoded
 from farflung.protocol.signing import Amendment
+
+SENT_AWAY = "the host of the run sent it away"
 
 
 class Operating:
     def __init__(
         self,
         core: Core,
-        discipline: Discipline,
+        send_away: SendAway,
         rollback: GoingBackByOrder,
         amending: AmendmentOrders,
-        random: Callable[[int], bytes],
     ) -> None:
         self._core = core
         self._rollback = rollback
         self._amending = amending
-        self._discipline = discipline
-        self._inviting = Inviting(core, random, discipline.kick)
+        self._send_away = send_away
 
     def obey(self, order: Order) -> Reply:
         try:
@@ -66,82 +60,28 @@ class Operating:
 
     def _obey(self, order: Order) -> Reply:
         match order:
-            case Invite():
-                return self._inviting.invite(order)
-            case Invites():
-                return self._inviting.invites()
-            case Revoke():
-                return self._inviting.revoke(order)
             case Kick(who=who, reason=reason):
-                peer = self._one(who)
-                member = self._core.members.alive.get(peer)
-                if member is None:
-                    raise UserError(f"{self._named(peer)} is not here now; to keep it out: farflung ban")
-                self._discipline.kick(member, reason)
-                return Reply(
-                    text=f"sent {self._named(peer)} away; it may come again: farflung ban keeps it out"
-                )
-            case Ban():
-                return self._ban(order)
-            case Unban(who=who):
-                return self._unban(who)
-            case Bans():
-                return self._bans()
+                return self._kick(who, reason)
             case Amend():
                 return self._amending.obey(order)
             case Pause() | Resume() | Drain():
                 return self._hold(order)
             case GoBack() | Rewind():
                 return self._rollback.obey(order)
+        for mode in self._core.modes:
+            if (reply := mode.obey(order)) is not None:
+                return reply
+        raise UserError(
+            "this coordinator was installed without what that order needs (docs/architecture.md, modes)"
+        )
 
-    # ---- keeping out ---------------------------------------------------------------------------------------
-
-    def _ban(self, order: Ban) -> Reply:
-        peer = self._one(order.who)
-        member = self._core.members.members.get(peer)
-        network = member.network if member is not None and order.network else ""
-        if order.network and not network:
-            raise UserError(f"the network of {self._named(peer)} is not known; ban it without --network")
-        self._discipline.ban(peer, order.reason, order.lasts_s, network)
-        also = f" and everybody from {network}" if network else ""
-        return Reply(text=f"banned {self._named(peer)}{also} for {duration(order.lasts_s)}")
-
-    def _unban(self, who: str) -> Reply:
-        register = self._core.ledger.register
-        known = [peer for peer in {**register.bans, **register.strikes} if self._is(peer, who)]
-        if len(known) != 1:
-            raise UserError(_which(who, [self._named(peer) for peer in known], "is banned or has strikes"))
-        self._discipline.unban(known[0])
-        return Reply(text=f"{self._named(known[0])} may come in again, without strikes")
-
-    def _bans(self) -> Reply:
-        register, clock_s = self._core.ledger.register, self._core.clock_s
-        bans = [each for each in register.bans.values() if each.until_s > clock_s]
-        struck = {peer: register.strikes_of(peer, clock_s) for peer in register.strikes}
-        lines = [
-            f"{self._named(each.peer)}{f' with {each.network}' if each.network else ''}: "
-            f"{duration(each.until_s - clock_s)} more: {each.reason}"
-            for each in bans
-        ]
-        lines += [
-            f"{self._named(peer)}: {len(those)} strikes, the last one: {those[-1].reason}"
-            for peer, those in struck.items()
-            if those and peer not in {each.peer for each in bans}
-        ]
-        found = {
-            "bans": [
-                {
-                    "id": each.peer,
-                    "name": self._core.name(each.peer),
-                    "network": each.network,
-                    "left_s": round(each.until_s - clock_s, 1),
-                    "reason": each.reason,
-                }
-                for each in bans
-            ],
-            "strikes": {peer: [each.reason for each in those] for peer, those in struck.items() if those},
-        }
-        return Reply(text="\n".join(lines) or "nobody is banned, and nobody has strikes", found=found)
+    def _kick(self, who: str, reason: str) -> Reply:
+        peer = one_peer(self._core, who)
+        name = named(self._core, peer)
+        if peer not in self._core.members.alive:
+            raise UserError(f"{name} is not here now; to keep it out: farflung ban")
+        self._send_away(peer, DepartureCause.KICKED, f"{SENT_AWAY}: {reason}", reason)
+        return Reply(text=f"sent {name} away; it may come again: farflung ban keeps it out")
 
     # ---- holding the run ---------------------------------------------------------------------------------
 
@@ -154,7 +94,7 @@ class Operating:
                 text="no round opens until: farflung resume; peers go on alone, their work counts later"
             )
         if isinstance(order, Resume):
-            if core.ledger.register.paused is None:
+            if core.ledger.paused is None:
                 raise UserError("the run is not paused")
             core.write(Resumed())
             core.note("the host lets the run go on")
@@ -165,26 +105,31 @@ class Operating:
             text="the coordinator ends when no round is in flight; peers go on alone until it is back"
         )
 
-    # ---- who is meant ------------------------------------------------------------------------------------
 
-    def _one(self, who: str) -> str:
-        known = {**self._core.ledger.names, **self._core.members.members}
-        found = [peer for peer in known if self._is(peer, who)]
-        here = [peer for peer in found if peer in self._core.members.alive]
-        found = here if len(here) == 1 else found  # of two with one name, the one that is here
-        if len(found) != 1:
-            raise UserError(_which(who, [self._named(peer) for peer in found], "was ever here"))
-        return found[0]
-
-    def _is(self, peer: str, who: str) -> bool:
-        return bool(who) and (peer == who or self._core.name(peer) == who or peer.startswith(who))
-
-    def _named(self, peer: str) -> str:
-        name = self._core.name(peer)
-        return f"{name} ({peer})" if name != peer else peer
+# ---- who is meant ---------------------------------------------------------------------------------------
 
 
-def _which(who: str, found: list[str], what: str) -> str:
+def one_peer(core: Core, who: str) -> str:
+    """By its name, its id or the beginning of its id.  UserError: it is not one peer alone."""
+    known = {**core.ledger.names, **core.members.members}
+    found = [peer for peer in known if is_meant(core, peer, who)]
+    here = [peer for peer in found if peer in core.members.alive]
+    found = here if len(here) == 1 else found  # of two with one name, the one that is here
+    if len(found) != 1:
+        raise UserError(which(who, [named(core, peer) for peer in found], "was ever here"))
+    return found[0]
+
+
+def is_meant(core: Core, peer: str, who: str) -> bool:
+    return bool(who) and (peer == who or core.name(peer) == who or peer.startswith(who))
+
+
+def named(core: Core, peer: str) -> str:
+    name = core.name(peer)
+    return f"{name} ({peer})" if name != peer else peer
+
+
+def which(who: str, found: list[str], what: str) -> str:
     if not found:
         return f"nobody called {who!r} {what}; name a peer by its name, its id or the beginning of its id"
     return f"{who!r} may be {', '.join(found[:5])}; name one of them by its id"
@@ -203,6 +148,7 @@ class AmendmentOrders:
 
     def obey(self, order: Amend) -> Reply:
         core, wanted = self._core, Manifest.from_json(order.manifest)
+        registry.check(wanted)
         changes = changes_of(core.terms.newest, wanted)
         admits = wanted.admission != core.manifest.admission
         if not changes and not admits:

@@ -26,7 +26,6 @@ from farflung.coordinator.rounds.steps import Done, Failed, Foreseen, OwnersMove
 from farflung.coordinator.run.auditing import AuditDesk
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.digest_agreement import DigestAgreement
-from farflung.coordinator.run.discipline import found_useless
 from farflung.coordinator.run.eligibility import Eligibility
 from farflung.coordinator.run.membership import Looks, Member
 from farflung.coordinator.run.signed_results import SignedResults, record_of
@@ -47,6 +46,7 @@ RETRY_MAX_S = 30.0
 MUCH_SHORTENED = 0.5  # to this or less: people are told
 # Contributions that an owner alone lacks, in rounds in a row; then it owns nothing for a while.
 WITHHELD_MOST = 3
+LEAST_ACCUSERS = 2  # of a member whose bytes are of no use
 LATE_OWNER = "it owned chunks and did not give their results in time"
 
 
@@ -495,6 +495,13 @@ class RoundDriver(Eligibility):
             # What it would commit may be built on a lie, and whoever knows better would be left behind.
             self.abort(AbortCause.DISPUTED, self.agreement.reason)
         return changed
+
+
+def found_useless(flight: Round) -> list[str]:
+    """Members from whom most of the others, and at least two, got bytes that are of no use."""
+    others = len(flight.plan.members) - 1
+    accusers = {peer: flight.accusers_of(peer) for peer in flight.plan.members}
+    return [peer for peer, by in accusers.items() if len(by) >= LEAST_ACCUSERS and 2 * len(by) > others]
 
 
 def _peers(count: int) -> str:

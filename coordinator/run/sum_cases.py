@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from farflung.coordinator.court.questions import MemberAnswer, WantedProof
 from farflung.coordinator.ledger.records import FoundCheating
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.effects import KeepProof
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.signed_results import OneSum
@@ -36,9 +35,8 @@ class SumCase:
 
 
 class SumCases:
-    def __init__(self, core: Core, discipline: Discipline) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
-        self._discipline = discipline
         self._cases: list[SumCase] = []
         self._authors: dict[int, SumCase] = {}  # question to an author itself -> what it is about
         self._asked_authors: set[tuple[str, int, What]] = set()  # (author, round, what of it)
@@ -85,7 +83,7 @@ class SumCases:
         self._strike(case.accuser, why)
 
     def _is_out(self, peer: str) -> bool:
-        return self._core.ledger.register.ban_of(peer, "", self._core.clock_s) is not None
+        return self._core.keeps_out(peer)
 
     @property
     def _most(self) -> int:
@@ -181,4 +179,4 @@ class SumCases:
         )
         core.do(KeepProof(proof))
         core.note(f"{name(maker)} is found out by {name(case.accuser)}: {why}; proof: {proof.name}")
-        self._discipline.ban(maker, why, core.manifest.admission.ban_hours * 3600.0)
+        core.convict(maker, why)

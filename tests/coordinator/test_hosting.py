@@ -19,7 +19,6 @@ import pytest
 import zmq
 
 from farflung.console.screen.status_client import StatusClient
-from farflung.coordinator import modes
 from farflung.coordinator.door.front_door_words import FROM_DOOR
 from farflung.coordinator.door.gateway_words import FROM_GATEWAY
 from farflung.coordinator.door.keys import load_or_create
@@ -27,6 +26,7 @@ from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.hosting import QuietEnd, _places, _whereabouts
 from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.records import CommittedRound, Started
+from farflung.coordinator.modes import registry
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run_lead import StoreOptions, held
 from farflung.coordinator.server import JOURNAL_NAME, Server
@@ -128,7 +128,7 @@ def test_a_finished_runs_coordinator_goes_home_if_asked_to(tmp_path: Path) -> No
 def test_a_store_is_refused_in_one_line_where_the_standby_was_taken_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(modes, "found", lambda name: None)
+    monkeypatch.setattr(registry, "found", lambda name: None)
     asked = StoreOptions(
         tmp_path, MANIFEST, ListenOn.parse("127.0.0.1:0"), "etcd://h/run", False, lambda port: ()
     )

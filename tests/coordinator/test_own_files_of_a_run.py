@@ -14,7 +14,6 @@ import pytest
 
 from farflung.checkpoints.files import Folder
 from farflung.checkpoints.kept_results import KeptResults
-from farflung.coordinator.allowlist import Allowlist
 from farflung.coordinator.relaying import Month
 from rig.waiting import PATIENCE_S
 
@@ -75,7 +74,6 @@ def test_what_is_written_later_is_no_more_open(tmp_path: Path) -> None:
     try:
         month = Month(tmp_path / "relay.json", 1)
         month.save()
-        Allowlist(tmp_path).create()
         Folder(str(tmp_path / "checkpoints")).write("v1", "chunk", [b"x"])
         KeptResults(tmp_path / "kept", b"what", 2, 1 << 20, 1 << 10).put(0, 0, 1, 0, b"payload")
     finally:

@@ -13,8 +13,6 @@ import pytest
 import zmq
 
 from farflung.console.screen.status_client import StatusClient
-from farflung.coordinator.allowlist import FILE_NAME as ALLOWLIST
-from farflung.coordinator.operator_socket import ask
 from farflung.protocol import envelope
 from farflung.protocol.errors import Unreachable
 from farflung.protocol.join_url import JoinUrl
@@ -24,11 +22,8 @@ from farflung.protocol.messages import (
     AskStatus,
     Gone,
     Leave,
-    Refuse,
     Tick,
-    Welcome,
 )
-from farflung.protocol.orders import Amend
 from farflung.protocol.process.sockets import curve_raw
 from rig.served import MANIFEST, Caller, Running, ScriptedPeer, beat, member
 from rig.waiting import PATIENCE_S, eventually
@@ -243,21 +238,3 @@ def test_a_member_that_sends_garbage_is_cut_off_and_lost(
     for _ in range(3):
         peer.members.socket.send(b"\xff")
     eventually(lambda: not member(running, peer)["alive"], "the garbage sender is lost")
-
-
-# ---- the operator -----------------------------------------------------------------------------------------
-
-
-def test_amended_to_a_list_the_run_takes_in_whom_the_list_names_and_nobody_else(
-    running: Running, context: zmq.Context[zmq.SyncSocket], tmp_path: Path
-) -> None:
-    listed, stranger = ScriptedPeer(context, running.url), ScriptedPeer(context, running.url)
-    (tmp_path / ALLOWLIST).write_text(f"{listed.identity.peer_id}\n", encoding="utf-8")
-    admission = MANIFEST.admission.model_copy(update={"mode": "allowlist"})
-    wanted = MANIFEST.model_copy(update={"admission": admission})
-    assert ask(tmp_path, Amend(manifest=wanted.model_dump_json().encode(), at=None)).ok
-    assert isinstance(listed.greet(), Welcome)
-    refusal = stranger.greet()
-    assert isinstance(refusal, Refuse) and refusal.code == "not-listed"
-    (tmp_path / ALLOWLIST).write_text(f"{stranger.identity.peer_id}  # and now this one\n", encoding="utf-8")
-    eventually(lambda: isinstance(stranger.greet(), Welcome), "the list is read again")

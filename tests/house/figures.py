@@ -65,12 +65,7 @@ MODES: Mapping[str, tuple[str, ...]] = {
         "checkpoints/kept_commits",
         "peer/machine/coordinator_search",
     ),
-    "admission": (
-        "coordinator/run/admission",
-        "coordinator/run/discipline",
-        "coordinator/ledger/register",
-        "coordinator/door/arriving",
-    ),
+    "admission": ("coordinator/admission",),
     "standby": ("coordinator/standby",),
     "slow lines": (
         "coordinator/rounds/early_uploads",

@@ -21,8 +21,11 @@ class Mutant:
 # Tests by what they are about; those of whole runs come last, as they take longest.
 AMENDMENTS = ("tests/protocol/test_amendments.py",)
 WARM_START = ("tests/checkpoints/test_warm_start.py",)
-FRONT_DOOR = ("tests/coordinator/door/test_front_door.py", "tests/coordinator/run/test_admission.py")
-ADMISSION = ("tests/coordinator/run/test_admission.py", "tests/coordinator/run/test_invitations.py")
+FRONT_DOOR = ("tests/coordinator/door/test_front_door.py", "tests/coordinator/admission/test_admission.py")
+ADMISSION = (
+    "tests/coordinator/admission/test_admission.py",
+    "tests/coordinator/admission/test_invitations.py",
+)
 ROUND = (
     "tests/coordinator/rounds/test_round.py",
     "tests/coordinator/run/test_round_driver.py",

@@ -54,7 +54,7 @@ HELPERS = (
     ),
     Mutant(
         "who helps brings no model",
-        "coordinator/run/admission.py",
+        "coordinator/run/entrance.py",
         "if hello.helps and (too_early := self._nothing_to_help(hello)) is not None:",
         "if False and (too_early := self._nothing_to_help(hello)) is not None:",
         MEMBERS,

@@ -37,7 +37,10 @@ ROOMS: dict[str, Room] = {
     "checkpoints": Room(("collectives/round", *PROTOCOL)),
     "coordinator/rounds": Room(("protocol",), pure=True),
     "coordinator/court": Room(("protocol",), pure=True),
-    "coordinator/ledger": Room(("coordinator/court", "collectives/pipeline/seats", *PROTOCOL)),
+    "coordinator/modes": Room(("coordinator/door/hello_check", "protocol"), pure=True),
+    "coordinator/ledger": Room(
+        ("coordinator/modes", "coordinator/court", "collectives/pipeline/seats", *PROTOCOL)
+    ),
     "coordinator/batches": Room(
         ("coordinator/ledger", "collectives/pipeline/seats", "collectives/pipeline/stage_rates", "protocol"),
         pure=True,
@@ -47,6 +50,7 @@ ROOMS: dict[str, Room] = {
     "coordinator/relay": Room(("coordinator/reach", *PROTOCOL)),
     "coordinator/run": Room(
         (
+            "coordinator/modes",
             "coordinator/rounds",
             "coordinator/batches",
             "coordinator/court",
@@ -54,7 +58,6 @@ ROOMS: dict[str, Room] = {
             "coordinator/reach",
             "coordinator/door/hello_check",
             "coordinator/door/allowance",
-            "coordinator/door/arriving",
             "protocol/process/networks",
             "protocol",
             "protocol/process/units",
@@ -71,13 +74,24 @@ ROOMS: dict[str, Room] = {
             "coordinator/court",
             "coordinator/ledger",
             "coordinator/door",
+            "coordinator/modes",
             "coordinator/reach",
             "coordinator/relay",
             "coordinator/run",
             *PROTOCOL,
         )
     ),
-    # A mode that can be taken out: nobody may import it.
+    # Modes that can be taken out: nobody may import them.
+    "coordinator/admission": Room(
+        (
+            "coordinator/modes",
+            "coordinator/run",
+            "coordinator/ledger",
+            "coordinator/door/hello_check",
+            "coordinator/door/allowance",
+            *PROTOCOL,
+        )
+    ),
     "coordinator/standby": Room(
         ("coordinator", "coordinator/door", "coordinator/ledger", "coordinator/restoring", *PROTOCOL)
     ),
@@ -271,7 +285,11 @@ PURE_MODULES = (
     "console/web/public",
     "console/web/requests",
     "coordinator/door/allowance",
-    "coordinator/door/arriving",
+    "coordinator/admission/admission",
+    "coordinator/admission/bans",
+    "coordinator/admission/invitations",
+    "coordinator/admission/newcomers",
+    "coordinator/admission/register",
     "coordinator/door/hello_check",
     "coordinator/relay/socks",
     "coordinator/relay/switchboard",
@@ -289,7 +307,7 @@ PURE_MODULES = (
     "coordinator/ledger/provenance",
     "coordinator/ledger/proofs",
     "coordinator/ledger/records",
-    "coordinator/ledger/register",
+    "coordinator/ledger/run_clock",
     "coordinator/ledger/snapshot",
     "coordinator/ledger/useful_members",
     "coordinator/standby/etcd_url",

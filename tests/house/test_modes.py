@@ -19,7 +19,7 @@ from rig.waiting import LONG_S
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from rooms import ROOT, modules
 
-from farflung.coordinator.modes import BEGINNINGS
+from farflung.coordinator.modes.registry import BEGINNINGS
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,14 @@ class Mode:
 
 
 MODES = {
+    "admission": Mode(
+        ("coordinator/admission",),
+        (
+            "tests/whole/test_liars.py",
+            "tests/whole/test_wrong_sums_in_groups.py",
+            "tests/whole/test_wrong_sums.py",
+        ),
+    ),
     "standby": Mode(
         ("coordinator/standby",),
         ("tests/chaos/test_standby.py", "tests/rig/etcd_cluster.py", "tests/rig/twin_arena.py"),
@@ -98,7 +106,10 @@ def test_without_its_folder_all_else_is_imported_and_the_core_runs(name: str, tm
     ]
     assert len(left) > 300
     where = python(
-        copy, "-c", f"{IMPORT_ALL}\nimport farflung.coordinator.modes as it\nprint(it.__file__)", *left
+        copy,
+        "-c",
+        f"{IMPORT_ALL}\nimport farflung.coordinator.modes.registry as it\nprint(it.__file__)",
+        *left,
     )
     assert where.strip().startswith(str(copy)), "it is the copy that was tried"
     passes(copy, *SHORT)

@@ -5,9 +5,11 @@ For tests of the coordinator's audits.  The parts are the real ones; members say
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from farflung.coordinator.ledger.records import CommittedRound, Record
+from farflung.coordinator.modes.mode import CoordinatorMode
 from farflung.coordinator.run.auditing import AuditDesk
-from farflung.coordinator.run.discipline import Discipline
 from farflung.coordinator.run.effects import KeepProof, Tell, Write
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.limits import PART_BYTES
@@ -16,11 +18,28 @@ from farflung.protocol.manifest_sections import MergeSection
 from farflung.protocol.messages import AuditChunks, Audited, Show, Shown
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import THE_RESULT, ChunkVerdict, Contact
-from farflung.protocol.states import OF_DEPARTURE
+from farflung.protocol.states import PeerEvent
 from farflung.protocol.verdicts import Verdict
 from rig.made_mesh import MadeMesh
 from rig.made_run import MadeRun
 from rig.made_sums import ELEMENTS, MadeSums, process_of
+
+
+class Bailiff(CoordinatorMode):
+    """Sends away whoever is convicted, for good."""
+
+    def __init__(self, court: SumCourt) -> None:
+        self._court = court
+
+    def after(self, struck: Sequence[str], convicted: Sequence[tuple[str, str]]) -> None:
+        members = self._court.core.members
+        for peer, _ in convicted:
+            self._court.out.append(peer)
+            if peer in members.alive:
+                members.lose(members.alive[peer], PeerEvent.SHUT_OUT)
+
+    def keeps_out(self, peer: str) -> bool:
+        return peer in self._court.out
 
 
 class SumCourt:
@@ -38,10 +57,9 @@ class SumCourt:
             bytes(32),
         )
         self._drawn = seed
-        discipline = Discipline(
-            self.core, lambda member, cause, why: self.core.members.lose(member, OF_DEPARTURE[cause])
-        )
-        self.auditing = AuditDesk(self.core, self._random, discipline)
+        self.out: list[str] = []  # who was convicted
+        self.core.modes = (Bailiff(self),)
+        self.auditing = AuditDesk(self.core, self._random)
         self.members = {peer: self._enters(peer) for peer in made.members}
         self.run.effects()
         self.told: list[Tell] = []
@@ -75,6 +93,7 @@ class SumCourt:
         """What follows at once: answers are judged, questions go out."""
         for answer in self.core.questions.take_answers():
             self.auditing.cases.on_answer(answer)
+        self.core.follow_up()
         for peer, fields in self.core.questions.due(set(self.core.members.alive), self.core.now):
             self.core.tell(self.core.members.alive[peer], Show, **fields)
         for effect in self.run.effects():

@@ -73,8 +73,7 @@ def test_one_who_helps_and_lies_about_its_sums_is_caught() -> None:
     assert world.run().outcome == "finished"
     [helper] = helpers_of(world)
     assert world.coordinator is not None
-    register = world.coordinator.core.ledger.register
-    assert register.ban_of(helper, "", world.coordinator.core.clock_s) is not None
+    assert world.coordinator.core.keeps_out(helper)
 
 
 @pytest.mark.hard

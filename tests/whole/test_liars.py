@@ -13,7 +13,8 @@ from statistics import mean
 import pytest
 from msgspec import structs
 
-from farflung.coordinator.ledger.records import Banned, CommittedRound, Genesis, Opened, from_bytes
+from farflung.coordinator.admission.register import Banned
+from farflung.coordinator.ledger.records import CommittedRound, Genesis, Opened, from_bytes
 from farflung.coordinator.rounds import round
 from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.rounds.silent_owners import LastHolders
@@ -53,8 +54,7 @@ def test_P18_a_liar_that_speaks_up_when_nobody_can_prove_anything_any_more_is_ou
     assert world.run().outcome == "finished"
     assert world.coordinator is not None
     [liar] = world.league.members
-    register = world.coordinator.core.ledger.register
-    assert register.ban_of(liar, "", world.coordinator.core.clock_s) is not None
+    assert world.coordinator.core.keeps_out(liar)
 
 
 def test_P18_liars_that_make_rounds_among_themselves_are_those_that_min_peers_lets(

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from farflung.coordinator.ledger.records import Banned, CommittedRound, Opened, Struck, from_bytes
+from farflung.coordinator.admission.register import Banned
+from farflung.coordinator.ledger.records import CommittedRound, Opened, Struck, from_bytes
 from farflung.simulator.scenario import Scenario
 from farflung.simulator.world import World
 from rig.finished import finished

@@ -24,8 +24,6 @@ from farflung.coordinator.door.hello_check import (
     HelloPassed,
 )
 from farflung.coordinator.door.listener import Arrival
-from farflung.coordinator.ledger.records import Banned, Struck
-from farflung.coordinator.ledger.register import PEERS_KEPT, Register
 from farflung.coordinator.operator_socket import LINE_BYTES, SOCKET_NAME, OperatorSocket
 from farflung.peer.identity import Identity
 from farflung.peer.machine.handshake import Handshake, Offer, me_of
@@ -171,14 +169,6 @@ def test_who_answers_a_challenge_that_is_forgotten_is_told_so_and_not_that_it_is
     late = keeper.examine(b"caller", hello.key, hello)
     assert isinstance(late, Refuse) and (late.code, late.retry_after_s) == ("challenge", 0.5)
     assert "knock again" in late.reason and "signed" not in late.reason
-
-
-def test_strikes_and_bans_are_kept_of_a_bounded_number_of_peers() -> None:
-    register = Register()
-    for number in range(PEERS_KEPT + 10):
-        register.apply(Struck(peer=str(number), reason="x", at_s=0.0))
-        register.apply(Banned(peer=str(number), reason="x", at_s=0.0, until_s=9.0))
-    assert (len(register.strikes), len(register.bans)) == (PEERS_KEPT, PEERS_KEPT)
 
 
 def test_an_order_without_end_is_hung_up_on(tmp_path: Path) -> None:

@@ -124,9 +124,7 @@ def test_an_old_copy_gets_what_it_lacks_and_a_whole_one_nothing() -> None:
         copy.write(*found.records)
         assert copy.ledger.version == expected and copy.ledger.link == host.ledger.link
         assert copy.ledger.leases.committed_samples == 16 * expected
-        assert copy.ledger.register.clock_s == 0.0 and copy.ledger.names[ANN] == "ann", (
-            "the rest is the copy's"
-        )
+        assert copy.ledger.clock.newest_s == 0.0 and copy.ledger.names[ANN] == "ann", "the rest is the copy's"
 
 
 def test_P14_a_copy_that_lacks_no_commit_may_lack_grants_so_its_batch_begins_again_with_other_seats() -> None:

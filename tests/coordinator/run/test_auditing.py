@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from farflung.coordinator.ledger.records import Banned, FoundCheating, Struck
+from farflung.coordinator.ledger.records import FoundCheating, Struck
 from farflung.coordinator.run import sum_cases
 from farflung.coordinator.run.auditing import Dice
 from farflung.protocol.manifest_sections import MergeSection
@@ -112,7 +112,7 @@ def test_a_wrong_sum_is_proven_and_its_maker_is_banned() -> None:
     assert all(show.what is What.CONTRIBUTION for show in court.asked(auditor))
     court.shows(auditor, dict(zip(court.made.members, court.made.of_chunk(1), strict=True)))
     maker = court.made.members[1]
-    assert court.of(FoundCheating) == court.of(Banned) == [maker] and not court.of(Struck)
+    assert court.of(FoundCheating) == court.out == [maker] and not court.of(Struck)
     [kept] = court.proofs
     assert kept.proof.guilty == maker and kept.proof.run_id == RUN_ID
     assert not court.members[maker].alive
@@ -124,7 +124,7 @@ def test_who_calls_a_right_sum_wrong_gets_a_strike_and_the_owner_stays() -> None
     auditor = court.audits()[1]
     court.says(auditor, wrong(1))
     court.shows(auditor, dict(zip(court.made.members, court.made.of_chunk(1), strict=True)))
-    assert court.of(Struck) == [auditor] and not court.of(Banned) and not court.proofs
+    assert court.of(Struck) == [auditor] and not court.out and not court.proofs
 
 
 def test_an_accuser_that_shows_other_bytes_or_none_gets_a_strike() -> None:
@@ -134,7 +134,7 @@ def test_an_accuser_that_shows_other_bytes_or_none_gets_a_strike() -> None:
         auditor = court.audits()[1]
         court.says(auditor, wrong(1))
         court.shows(auditor, dict.fromkeys(court.made.members, shown))
-        assert court.of(Struck) == [auditor] and not court.of(Banned)
+        assert court.of(Struck) == [auditor] and not court.out
 
 
 def test_an_accuser_that_is_lost_leaves_nothing_behind() -> None:
@@ -155,7 +155,7 @@ def test_the_heir_of_a_lost_owner_does_not_answer_for_its_sum() -> None:
     court.core.members.lose(court.members[maker], OF_DEPARTURE["silent"])
     court.says(auditor, wrong(1))
     court.shows(auditor, dict(zip(court.made.members, court.made.of_chunk(1), strict=True)))
-    assert court.of(Banned) == [maker], "also where it is gone"
+    assert court.out == [maker], "also where it is gone"
 
 
 def test_contributions_that_take_too_much_memory_are_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:

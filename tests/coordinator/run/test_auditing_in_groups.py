@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.coordinator.ledger.records import Banned, FoundCheating, Struck
+from farflung.coordinator.ledger.records import FoundCheating, Struck
 from farflung.protocol.messages import AuditChunks, What
 from farflung.protocol.round_words import THE_RESULT, ChunkVerdict
 from farflung.protocol.states import OF_DEPARTURE
@@ -65,7 +65,7 @@ def test_a_wrong_sum_convicts_who_made_it_and_nobody_else(place: tuple[int, int]
     auditor, maker = accuses(court, place), court.made.maker(*place)  # type: ignore[union-attr]
     asked = {show.what for show in court.asked(auditor)}
     assert asked == {What.SUM if place == RESULT else What.CONTRIBUTION}
-    assert court.of(FoundCheating) == court.of(Banned) == [maker] and not court.of(Struck)
+    assert court.of(FoundCheating) == court.out == [maker] and not court.of(Struck)
     [kept] = court.proofs
     assert kept.proof.guilty == maker and kept.proof.run_id == RUN_ID and not kept.proof.problem()
 
@@ -74,14 +74,14 @@ def test_the_root_of_a_group_that_lied_added_up_rightly() -> None:
     """What it got was signed: that it was wrong is not the root's fault."""
     court = court_of(SUM)
     auditor = accuses(court, RESULT)
-    assert court.of(Struck) == [auditor] and not court.of(Banned)
+    assert court.of(Struck) == [auditor] and not court.out
 
 
 @pytest.mark.parametrize("place", [SUM, RESULT])
 def test_who_calls_a_right_one_wrong_gets_a_strike(place: tuple[int, int]) -> None:
     court = court_of()
     auditor = accuses(court, place)
-    assert court.of(Struck) == [auditor] and not court.of(Banned) and not court.proofs
+    assert court.of(Struck) == [auditor] and not court.out and not court.proofs
 
 
 def test_a_word_is_about_the_sum_that_was_asked_about() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from farflung.coordinator.ledger.records import CommittedRound, Paused, Resumed, Started, Struck
+from farflung.coordinator.modes.mode import CoordinatorMode
 from farflung.coordinator.run.core import EVENTS_SHOWN
 from farflung.coordinator.run.effects import Forbid, Note, Tell, Write
 from farflung.protocol.manifest import Manifest
@@ -18,7 +21,7 @@ from rig.made_run import MadeRun, peer_of
 def test_what_is_written_counts_at_once_and_leaves_before_what_follows_from_it() -> None:
     run = MadeRun()
     run.core.write(Paused(reason="a test"))
-    assert run.core.ledger.register.paused == Paused(reason="a test"), "folded before anything leaves"
+    assert run.core.ledger.paused == Paused(reason="a test"), "folded before anything leaves"
     run.core.do(Forbid(b"key"))
     run.core.note("paused")
     run.core.write(Resumed())
@@ -141,9 +144,7 @@ def test_whatever_clocks_do_what_is_written_by_the_runs_clock_is_in_order(
         run.core.now = at
         if restarts:
             run.core.began_at = at
-            run.core.write(
-                Started(incarnation=1, clock_s=run.core.ledger.register.clock_at_start(0.0), wall_s=0.0)
-            )
+            run.core.write(Started(incarnation=1, clock_s=run.core.ledger.clock.at_start(0.0), wall_s=0.0))
         run.core.strike(peer_of("ann"), "a test")
         readings.append(run.core.clock_s)
     assert readings == sorted(readings)
@@ -152,6 +153,14 @@ def test_whatever_clocks_do_what_is_written_by_the_runs_clock_is_in_order(
 
 
 # ---- strikes -------------------------------------------------------------------------------------------------
+
+
+class Heard(CoordinatorMode):
+    def __init__(self) -> None:
+        self.after_events: list[tuple[list[str], list[tuple[str, str]]]] = []
+
+    def after(self, struck: Sequence[str], convicted: Sequence[tuple[str, str]]) -> None:
+        self.after_events.append(([*struck], [*convicted]))
 
 
 def test_a_strike_is_written_and_said_and_then_taken_once() -> None:
@@ -165,7 +174,12 @@ def test_a_strike_is_written_and_said_and_then_taken_once() -> None:
     assert first == Write(Struck(peer=ann, reason="it lies" + "." * 193, at_s=12.0)), "long reasons are cut"
     assert second == Write(Struck(peer=ann, reason="again", at_s=12.0))
     assert [text for _, text in run.core.events][1] == "ann gets a strike: again"
-    assert run.core.take_struck() == [ann, ann]
+    heard = Heard()
+    run.core.modes = (heard,)
+    run.core.convict(ann, "proven")
+    run.core.follow_up()
+    run.core.follow_up()
+    assert heard.after_events == [([ann, ann], [(ann, "proven")])], "once"
     assert run.core.take_struck() == []
 
 

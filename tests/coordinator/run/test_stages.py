@@ -11,6 +11,7 @@ from farflung.coordinator.batches.rebalancing import PAYS_WITHIN_S, Move
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Genesis, Opened, Unseated
 from farflung.coordinator.run.ticks import FOUNDER_PATIENCE_S
 from farflung.protocol import messages as m
+from farflung.protocol.causes import DepartureCause
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.outer_numbers import fp32
 from farflung.protocol.round_words import Plan
@@ -265,7 +266,7 @@ def test_P2_a_stage_that_was_at_its_end_and_lost_results_since_is_not_committed(
     hall.send(late, "ann", "dan", first, other)  # the late one reports before anything is merged
     hall.finish_rounds("ann", "dan", first, other)
     assert second.prepared
-    hall.machine.discipline.ban(hall.peers.pop(other).guest.peer, "it is told to", 3600.0)
+    hall.machine._send_away(hall.peers.pop(other).guest.peer, DepartureCause.KICKED, "", "it is told to")
     rest = [name for name, peer in hall.peers.items() if peer.stage == 2]
     hall.send(*rest)
     hall.finish_rounds(*rest)

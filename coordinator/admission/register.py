@@ -1,8 +1,6 @@
-"""The register: who was invited, who is banned, who was struck, and the run's own clock.  A fold over records.  Pure.
+"""The register: who was invited, who is banned, who was struck.  A fold over records.  Pure.
 
-Part of the ledger, so that all of it outlives the coordinator.  The run's clock counts the seconds since the run
-began: while a coordinator runs by its monotonic clock, which nobody can set; while none runs by the wall clock of its
-machine, and never backwards.  No peer's clock takes part, and no peer is told a time.
+The admission's part of the ledger, with its records in the run's journal, so that all of it outlives the coordinator.
 """
 
 from __future__ import annotations
@@ -10,24 +8,60 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-from farflung.coordinator.ledger.records import (
-    Admitted,
-    Banned,
-    CommittedBatch,
-    CommittedRound,
-    Invited,
-    Paused,
-    Record,
-    Resumed,
-    Revoked,
-    Started,
-    Struck,
-    Unbanned,
-)
+from farflung.coordinator.ledger.records import Record, Struck
 
 STRIKE_LASTS_S = 86400.0
 STRIKES_KEPT = 64  # of one peer
 PEERS_KEPT = 4096  # that were struck, or are banned: strangers make ids for nothing
+
+
+# ---- records ------------------------------------------------------------------------------------------
+
+
+class Invited(Record, frozen=True, kw_only=True, tag="invited"):
+    """So many peers may come in with the token that has this digest.  The token itself is not kept."""
+
+    digest: bytes
+    uses: int
+    until_s: float  # on the run's clock
+    at_s: float
+    note: str = ""  # for whom
+
+
+class CameByInvitation(Record, frozen=True, kw_only=True, tag="came_by_invitation"):
+    """One use of it; with the record that this peer was admitted."""
+
+    peer: str
+    digest: bytes
+
+
+class Revoked(Record, frozen=True, kw_only=True, tag="revoked"):
+    """Nobody comes in with this invitation any more."""
+
+    digest: bytes
+    reason: str
+    at_s: float
+    guests: bool = False  # those who came in by it may not come again without another one
+
+
+class Banned(Record, frozen=True, kw_only=True, tag="banned"):
+    peer: str
+    reason: str
+    at_s: float
+    until_s: float
+    network: str = ""  # nobody else from there is let in either
+
+
+class Unbanned(Record, frozen=True, kw_only=True, tag="unbanned"):
+    """Its strikes are forgotten as well."""
+
+    peer: str
+
+
+OF_ADMISSION: tuple[type[Record], ...] = (Invited, CameByInvitation, Revoked, Banned, Unbanned)
+
+
+# ---- what they make -------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -41,61 +75,34 @@ class Invitation:
 
 @dataclass
 class Register:
-    clock_s: float = 0.0  # the newest reading of the run's clock in any record
-    began_s: float = 0.0  # the run's clock when the newest coordinator started
-    wall_s: float = 0.0  # and the wall clock of its machine then
     invitations: dict[bytes, Invitation] = field(default_factory=dict)
     guests: set[str] = field(default_factory=set)  # peers that came in by an invitation: they may come again
     bans: OrderedDict[str, Banned] = field(default_factory=OrderedDict)
     strikes: OrderedDict[str, deque[Struck]] = field(default_factory=OrderedDict)
-    paused: Paused | None = None
 
     def apply(self, record: Record) -> None:
         match record:
-            case Started(clock_s=clock_s, wall_s=wall_s):
-                self._saw(clock_s)
-                self.began_s, self.wall_s = clock_s, wall_s
-            case CommittedRound(at_s=at_s):
-                self._saw(at_s)
-            case CommittedBatch(rounds=rounds):
-                self._saw(rounds[-1].at_s)
             case Invited():
-                self._saw(record.at_s)
                 self.invitations[record.digest] = Invitation(record.uses, record.until_s, record.note)
             case Revoked(digest=digest) if digest in self.invitations:
-                self._saw(record.at_s)
                 self.invitations[digest].revoked = record.reason
                 if record.guests:
                     self.guests -= self.invitations[digest].guests
-            case Admitted(peer=peer, invitation=digest) if digest in self.invitations:
+            case CameByInvitation(peer=peer, digest=digest) if digest in self.invitations:
                 self.invitations[digest].guests.add(peer)
                 self.guests.add(peer)
             case Banned(peer=peer):
-                self._saw(record.at_s)
                 self.bans[peer] = record
                 _keep(self.bans)
             case Unbanned(peer=peer):
                 self.bans.pop(peer, None)
                 self.strikes.pop(peer, None)
             case Struck(peer=peer):
-                self._saw(record.at_s)
                 self.strikes.setdefault(peer, deque(maxlen=STRIKES_KEPT)).append(record)
                 self.strikes.move_to_end(peer)
                 _keep(self.strikes)
-            case Paused():
-                self.paused = record
-            case Resumed():
-                self.paused = None
             case _:
                 pass
-
-    def clock_at_start(self, wall_s: float) -> float:
-        """Of a coordinator that starts now: time went on while there was none."""
-        away_s = wall_s - self.wall_s if self.wall_s and wall_s else 0.0
-        return max(self.clock_s, self.began_s + away_s)
-
-    def _saw(self, at_s: float) -> None:
-        self.clock_s = max(self.clock_s, at_s)
 
     def strikes_of(self, peer: str, clock_s: float) -> list[Struck]:
         """Those that still count."""

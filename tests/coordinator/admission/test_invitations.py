@@ -7,17 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from farflung.coordinator.admission.admission import NAME, Admission
+from farflung.coordinator.admission.invitations import ID_CHARS, TOKEN_BYTES, token_digest
+from farflung.coordinator.admission.register import CameByInvitation, Invited, Register, Revoked
 from farflung.coordinator.door.hello_check import HelloPassed
-from farflung.coordinator.ledger.records import Admitted, Invited, Revoked
-from farflung.coordinator.run.admission import (
-    ID_CHARS,
-    TOKEN_BYTES,
-    Admission,
-    Inviting,
-    LetIn,
-    token_digest,
-)
+from farflung.coordinator.ledger.records import Admitted
+from farflung.coordinator.modes.mode import ModeTools
 from farflung.coordinator.run.membership import Member
+from farflung.protocol.causes import DepartureCause
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import PROTOCOL_VERSION
@@ -42,16 +39,17 @@ class Host(MadeRun):
         super().__init__(Manifest(admission=AdmissionSection(mode=mode)))  # type: ignore[arg-type]
         self.kicked: list[tuple[str, str]] = []
         self.drawn = 0
-        self.inviting = Inviting(self.core, self.random, self.kick)
-        self.admission = Admission(self.core)
+        self.admission = Admission(self.core, ModeTools(self.random, self.kick))
+        self.inviting = self.admission.invitations
+        self.register: Register = self.core.ledger.parts[NAME]
 
     def random(self, count: int) -> bytes:
         self.drawn += 1
         return hash_bytes(str(self.drawn).encode())[:count]
 
-    def kick(self, member: Member, why: str) -> None:
-        self.kicked.append((member.peer, why))
-        self.core.members.lose(member, PeerEvent.SENT_AWAY)
+    def kick(self, peer: str, cause: DepartureCause, told: str, why: str) -> None:
+        self.kicked.append((peer, why))
+        self.core.members.lose(self.core.members.alive[peer], PeerEvent.SENT_AWAY)
 
     def invites(self, note: str = "", uses: int = 1, lasts_s: float = HOUR_S) -> str:
         """The token."""
@@ -60,9 +58,8 @@ class Host(MadeRun):
     def brings(self, name: str, token: str) -> Member:
         """Somebody came in by it."""
         member = self.enters(name)
-        self.core.write(
-            Admitted(peer=member.peer, name=name, session=member.session, invitation=token_digest(token))
-        )
+        self.core.write(Admitted(peer=member.peer, name=name, session=member.session))
+        self.core.write(CameByInvitation(peer=member.peer, digest=token_digest(token)))
         return member
 
     def revokes(self, which: str, reason: str = "a test", guests: bool = False) -> Reply:
@@ -70,9 +67,9 @@ class Host(MadeRun):
 
     def usable(self) -> list[str]:
         """The notes of those that were not taken back."""
-        return [each.note for each in self.core.ledger.register.invitations.values() if each.revoked is None]
+        return [each.note for each in self.register.invitations.values() if each.revoked is None]
 
-    def says_hello(self, guest: Guest, token: str) -> Refuse | LetIn:
+    def says_hello(self, guest: Guest, token: str) -> Refuse | None:
         """What the admission says; who is let in is written down."""
         bare = Hello(
             protocol=PROTOCOL_VERSION, run_id=RUN_ID, identity=guest.identity, key=guest.key, address="",
@@ -81,10 +78,12 @@ class Host(MadeRun):
             token=token, signature=b"",
         )  # fmt: skip
         hello = replace(bare, signature=guest.signer.sign(hello_part(bare, bytes(32))))
-        said = self.admission.examine(HelloPassed(hello, bytes(32)))
-        if isinstance(said, LetIn):
-            self.core.write(Admitted(peer=guest.peer, name="", session=bytes(16), invitation=said.invitation))
-        return said
+        passed = HelloPassed(hello, bytes(32))
+        refused = self.admission.refuses(passed, guest.peer)
+        if refused is None:
+            self.core.write(Admitted(peer=guest.peer, name="", session=bytes(16)))
+            self.admission.on_admitted(passed, guest.peer)
+        return refused
 
 
 # ---- made ----------------------------------------------------------------------------------------------------
@@ -120,13 +119,13 @@ def test_where_nobody_is_asked_for_invitations_the_host_is_told() -> None:
 
 def test_the_list_says_who_came_by_each_and_how_long_it_is_good() -> None:
     host = Host()
-    assert host.inviting.invites() == Reply(text="nobody was invited", found={"invitations": []})
+    assert host.inviting.list() == Reply(text="nobody was invited", found={"invitations": []})
     lab, short, gone = host.invites("lab", 3, 2 * HOUR_S), host.invites(lasts_s=60.0), host.invites("gone")
     host.brings("bob", lab)
     host.brings("ann", lab)
     host.core.now += HOUR_S / 2
     host.revokes("gone", "it was posted")
-    listed, ids = host.inviting.invites(), [token_digest(t).hex()[:ID_CHARS] for t in (lab, short, gone)]
+    listed, ids = host.inviting.list(), [token_digest(t).hex()[:ID_CHARS] for t in (lab, short, gone)]
     assert listed.text.splitlines() == [
         f"{ids[0]} (lab): 2 of 3 used (ann, bob); 90 min more",
         f"{ids[1]}: 0 of 1 used; expired",
@@ -204,7 +203,7 @@ def test_revoked_with_its_guests_those_that_are_here_go_and_nobody_else_does() -
     told = host.revokes("lab", "closed", guests=True).text
     assert told.endswith("sent 1 away, who need another invitation to come again")
     assert host.kicked == [(ann.peer, "its invitation was revoked: closed")]
-    assert host.core.ledger.register.guests == {bob.peer}
+    assert host.register.guests == {bob.peer}
     [record] = host.records()
     assert isinstance(record, Revoked) and record.guests and record.reason == "closed"
 
@@ -216,11 +215,11 @@ def test_an_invitation_is_good_until_the_very_moment_that_was_said() -> None:
     host = Host()
     token = host.invites(uses=9, lasts_s=60.0)
     host.core.now += 59.9
-    assert host.says_hello(Guest(1), token) == LetIn(token_digest(token))
+    assert host.says_hello(Guest(1), token) is None
     host.core.now += 0.1
     refused = host.says_hello(Guest(2), token)
     assert isinstance(refused, Refuse) and "has expired" in refused.reason
-    assert host.says_hello(Guest(1, restarts=1), "") == LetIn(), "who came in while it was good comes again"
+    assert host.says_hello(Guest(1, restarts=1), "") is None, "who came in while it was good comes again"
 
 
 @settings(max_examples=60)
@@ -239,9 +238,9 @@ def test_by_an_invitation_come_as_many_as_it_is_for_and_each_of_them_as_often_as
         at %= len(uses)
         known = any(number in those for those in came)
         let = host.says_hello(Guest(number), tokens[at])
-        assert isinstance(let, LetIn) == (known or len(came[at]) < uses[at])
-        if isinstance(let, LetIn) and not known:
+        assert (let is None) == (known or len(came[at]) < uses[at])
+        if let is None and not known:
             came[at].add(number)
-    invitations = host.core.ledger.register.invitations.values()
+    invitations = host.register.invitations.values()
     assert [len(each.guests) for each in invitations] == [len(those) for those in came]
-    assert host.replayed().register.invitations == host.core.ledger.register.invitations
+    assert host.replayed().parts[NAME].invitations == host.register.invitations

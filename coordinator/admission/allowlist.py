@@ -9,6 +9,7 @@ import logging
 import re
 from pathlib import Path
 
+from farflung.coordinator.admission.admission import Admission
 from farflung.protocol.process import own_files
 
 FILE_NAME = "allowlist.txt"
@@ -68,3 +69,23 @@ def parsed(text: str) -> tuple[frozenset[str], list[str]]:
         elif first:
             problems.append(f"line {number}: {first[0][:40]!r} is no peer id: 16 of a-z and 2-7")
     return frozenset(ids), problems
+
+
+class AllowlistHand:
+    """Reads the list from when on the host wants one: from the beginning, or by an amendment."""
+
+    def __init__(self, mode: Admission, folder: Path) -> None:
+        self._mode = mode
+        self._folder = folder
+        self._list: Allowlist | None = None
+
+    def look(self) -> None:
+        if self._mode.rules.mode != "allowlist":
+            return
+        if self._list is None:
+            self._list = Allowlist(self._folder)
+            self._list.create()
+        self._mode.allowed = self._list.refreshed()
+
+
+hand = AllowlistHand

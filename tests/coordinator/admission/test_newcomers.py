@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import cast
 
-from farflung.coordinator.door.arriving import (
+from farflung.coordinator.admission.newcomers import (
     ARRIVING_S,
     BUSY_RETRY_S,
     FETCHES_WITHIN_S,

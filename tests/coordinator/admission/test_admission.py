@@ -8,18 +8,19 @@ import pytest
 from msgspec.structs import replace
 
 from farflung.console.operator_commands import folder_of, seconds
-from farflung.coordinator.allowlist import Allowlist, parsed
+from farflung.coordinator.admission.allowlist import Allowlist, parsed
+from farflung.coordinator.admission.register import STRIKE_LASTS_S
 from farflung.coordinator.door.allowance import KEYS_KEPT, Quota
 from farflung.coordinator.door.hello_check import HelloPassed
 from farflung.coordinator.ledger.ledger import FragmentBook
-from farflung.coordinator.ledger.records import Admitted, Record, Started
-from farflung.coordinator.ledger.register import STRIKE_LASTS_S, Register
+from farflung.coordinator.ledger.records import Record, Started, Struck
+from farflung.coordinator.ledger.run_clock import RunClock
 from farflung.coordinator.rounds.opening import PROBATION_WEIGHT, rules_for
 from farflung.coordinator.rounds.round import Round
-from farflung.coordinator.run.admission import COMES_PER_MINUTE, Admission
-from farflung.coordinator.run.discipline import found_useless
 from farflung.coordinator.run.effects import AnswerDoor, Effect, Forbid, Tell, Write
+from farflung.coordinator.run.entrance import COMES_PER_MINUTE, Entrance
 from farflung.coordinator.run.machine import RESTORED_AHEAD, RunMachine
+from farflung.coordinator.run.round_driver import found_useless
 from farflung.peer.machine.handshake import Handshake, Me, Offer
 from farflung.protocol import messages as m
 from farflung.protocol.causes import AbortCause
@@ -323,13 +324,13 @@ def test_an_invitation_that_is_not_there_or_could_be_two_is_not_revoked() -> Non
 
 
 def test_the_runs_clock_never_goes_back() -> None:
-    register = Register()
-    register.apply(Started(incarnation=1, clock_s=0.0, wall_s=5000.0))
-    assert register.clock_at_start(5060.0) == 60.0
-    register.apply(Started(incarnation=2, clock_s=60.0, wall_s=5060.0))
-    assert register.clock_at_start(4000.0) == 60.0
-    register.apply(Admitted(peer="p", name="n", session=bytes(16), invitation=b"of nobody"))
-    assert register.guests == set()
+    clock = RunClock()
+    clock.apply(Started(incarnation=1, clock_s=0.0, wall_s=5000.0))
+    assert clock.at_start(5060.0) == 60.0
+    clock.apply(Started(incarnation=2, clock_s=60.0, wall_s=5060.0))
+    assert clock.at_start(4000.0) == 60.0
+    clock.apply(Struck(peer="p", reason="", at_s=70.0))
+    assert clock.at_start(0.0) == 70.0
 
 
 # ---- by list -------------------------------------------------------------------------------------------------
@@ -345,7 +346,7 @@ def test_only_who_is_on_the_list_comes_in(tmp_path: Path) -> None:
     )
     assert ann.peer in refusal.reason
     listed.path.write_text(f"# friends\n{ann.peer}  Ann's box\nnobody\n", encoding="utf-8")
-    house.machine.admission.allowed = listed.refreshed()
+    house.machine.modes["admission"].allowed = listed.refreshed()
     house.join(ann)
     house.refuses("not-listed", "on its host's list", house.hello(bob))
     listed.path.unlink()
@@ -457,10 +458,10 @@ def test_the_doorkeepers_word_for_a_signature_is_not_taken() -> None:
     challenge = house.ask(guest, m.Knock(protocol=PROTOCOL_VERSION, run="demo"))
     assert isinstance(challenge, m.Challenge)
     bare = house.bare_hello(guest)
-    admission = Admission(house.machine.core)
+    entrance = Entrance(house.machine.core)
     for signer, code in ((other, "signature"), (guest, "")):
         hello = replace(bare, signature=signer.signer.sign(hello_part(bare, challenge.nonce)))
-        found = admission.examine(HelloPassed(hello, challenge.nonce, guest.comes_from))
+        found = entrance.refuses(HelloPassed(hello, challenge.nonce, guest.comes_from))
         assert (found.code if isinstance(found, m.Refuse) else "") == code
 
 

@@ -1,0 +1,45 @@
+"""A run and its host, who gives orders, with the modes that are there.  Virtual time, no door."""
+
+from __future__ import annotations
+
+from farflung.coordinator.modes import registry
+from farflung.coordinator.modes.mode import ModeTools
+from farflung.coordinator.run.operator_orders import AmendmentOrders, GoingBackByOrder, Operating
+from farflung.coordinator.run.rollback import Rollback
+from farflung.protocol.causes import DepartureCause
+from farflung.protocol.messages import Gone
+from farflung.protocol.orders import Order
+from farflung.protocol.states import OF_DEPARTURE
+from rig.made_run import MadeRun
+
+
+class Office(MadeRun):
+    """A run and its host; `lost` is who had to go, how, and why."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.lost: list[tuple[str, str, str]] = []
+        tools = ModeTools(lambda count: bytes(count), self.sends_away)
+        self.core.modes = tuple(made(self.core, tools) for made in registry.having("made").values())
+        by_order = GoingBackByOrder(self.core, self.drivers, Rollback(self.core, self.drivers))
+        amending = AmendmentOrders(self.core, self.drivers)
+        self.operating = Operating(self.core, self.sends_away, by_order, amending)
+
+    def sends_away(self, peer: str, cause: DepartureCause, told: str, why: str) -> None:
+        member = self.core.members.alive[peer]
+        self.core.tell(member, Gone, reason=told, final=True)
+        self.lost.append((member.contact.name, cause, why))
+        self.core.members.lose(member, OF_DEPARTURE[cause])
+
+    def obeys(self, order: Order) -> str:
+        reply = self.operating.obey(order)
+        assert reply.ok, reply.text
+        return reply.text
+
+    def refuses(self, order: Order) -> str:
+        """A sentence for the host; nothing is changed by it."""
+        self.effects()
+        reply = self.operating.obey(order)
+        assert not reply.ok and reply.found == {}, reply
+        assert self.effects() == [], "nothing was written, and nobody was told"
+        return reply.text
