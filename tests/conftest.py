@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from farflung.coordinator.modes import registry
+
 # Before anything loads torch: two test processes, and the peers that they start, share a few cores. Threads of several
 # of them wait for each other after every operation, which made some files take three times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -70,6 +72,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """What a test draws is the same in every run, and whatever ran before it in this process."""
     if item.get_closest_marker("hard") and not os.environ.get("FARFLUNG_LONG"):
         pytest.skip("too long for each time; make hard runs it")
+    for mark in item.iter_markers("mode"):
+        if registry.found(mark.args[0]) is None:
+            pytest.skip(f"{mark.args[0]} was taken out")
     random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)

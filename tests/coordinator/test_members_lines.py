@@ -88,6 +88,7 @@ def test_P8_who_dials_again_and_again_is_answered_each_time(
     assert member(running, peer)["alive"]
 
 
+@pytest.mark.mode("admission")
 def test_P8_after_a_ban_no_connection_of_its_key_is_left_whether_it_spoke_or_not(
     running: Running, context: zmq.Context[zmq.SyncSocket], tmp_path: Path
 ) -> None:

@@ -62,6 +62,7 @@ class Setting:
     tcp_buffer_bytes: int | None = 64 << 20
     seed: int = 1
     timeout_s: float = 300.0
+    foresees: bool = True  # results may leave before the decision
     audits: bool = True  # False: the end waits for nobody who is to merge sums again, and can't
 
     @property
@@ -193,9 +194,11 @@ class LabRun:
         run_toml.write_text(as_toml(self.setting.manifest), encoding="utf-8")
         home = self.setting.coordinator or self.setting.hosts[0]
         host = self.lab.hosts[home.name]
-        words = ["farflung", "coordinate", str(run_toml), "--listen", f"{host.address}:{PORT}"]
+        program = "farflung" if self.setting.foresees else "rig.unforeseen"
+        words = [program, "coordinate", str(run_toml), "--listen", f"{host.address}:{PORT}"]
+        more = {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
         self._coordinator = self._start(
-            host, COORDINATOR, [*words, "--data", str(data), "--json", "--exit-when-done"], {}
+            host, COORDINATOR, [*words, "--data", str(data), "--json", "--exit-when-done"], more
         )
         assert self._coordinator.stdout is not None
         line = self._coordinator.stdout.readline()

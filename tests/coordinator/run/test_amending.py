@@ -115,6 +115,7 @@ def test_what_is_pending_is_taken_back_by_whoever_puts_it_back() -> None:
         office.commits({ANN: (), BOB: ()})
 
 
+@pytest.mark.mode("admission")
 def test_admission_is_changed_at_once_whatever_is_pending() -> None:
     office = Office()
     office.amends(TEN, at=50)
@@ -149,6 +150,7 @@ def test_what_can_not_be_is_refused_and_leaves_no_trace() -> None:
     assert told == "the run is complete: begin a new one, with [start] from its last checkpoint"
 
 
+@pytest.mark.mode("admission")
 def test_admission_is_changed_at_once_and_is_no_amendment() -> None:
     office = Office()
     reply = office.amends('[admission]\nmode = "token"\n')
@@ -156,6 +158,7 @@ def test_admission_is_changed_at_once_and_is_no_amendment() -> None:
     assert office.core.manifest.admission.mode == "token" and office.written == []
 
 
+@pytest.mark.mode("admission")
 def test_a_coordinator_that_is_started_again_goes_on_with_what_was_amended(tmp_path: Path) -> None:
     """With the file that it began with, or with the one that says what holds now; by the journal, folded or not."""
     keys, path = load_or_create(tmp_path), tmp_path / "journal.sqlite"
@@ -187,6 +190,7 @@ def test_a_coordinator_that_is_started_again_goes_on_with_what_was_amended(tmp_p
                 journal.fold(ledger.folded)
 
 
+@pytest.mark.mode("admission")
 def test_the_file_of_any_of_its_amendments_is_the_runs(tmp_path: Path) -> None:
     """Whoever stood by, or was stopped, while the host amended the run once more has a file from in between."""
     path = tmp_path / "journal.sqlite"

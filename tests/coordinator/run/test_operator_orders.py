@@ -163,6 +163,7 @@ def asked(line: Any, message: Message) -> Message:
 
 
 @pytest.mark.slow
+@pytest.mark.mode("admission")
 def test_an_evening_of_an_operator(tmp_path: Path, context: zmq.Context[Any]) -> None:
     """Invite, kick, ban, restart after kill -9, unban, pause, resume, drain."""
     with hosting(tmp_path, 'mode = "token"') as host:
