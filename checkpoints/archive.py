@@ -1,6 +1,6 @@
 """The archive of a run: what its rounds were made of, so that anybody can compute every version anew, much later.
 
-Written by a peer's thread (peer/state/archiving.py) beside the checkpoints, at the same place; read by
+Written by a peer's thread (peer/state/archive.py) beside the checkpoints, at the same place; read by
 `farflung audit --replay`.  One folder for a run, in it the manifest and a file for each version of each fragment: the
 commit, the digest and the chunk hashes of the state that it led to, and the encoded results.  All peers' files of a
 version are the same but for a few words, so several peers may share the place.  Nothing is removed.

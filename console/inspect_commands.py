@@ -17,7 +17,7 @@ from rich.text import Text
 from farflung.console.doctor.advice import FAIL, OK, WARN, Advice, examine
 from farflung.console.doctor.facts import of_the_run, of_this_machine
 from farflung.console.history.history import read_folder
-from farflung.console.history.recording import Recording
+from farflung.console.history.recorded_run import Recording
 from farflung.console.history.replay import Replay
 from farflung.console.screen import live
 from farflung.console.screen.status_client import StatusClient

@@ -42,7 +42,7 @@ from farflung.protocol.process import exit_codes, log_lines
 if TYPE_CHECKING:
     from farflung.console.history.trackers import Chosen
     from farflung.coordinator.hosting import Hosting
-    from farflung.peer.line.offering import RelayHere
+    from farflung.peer.line.relay_offer import RelayHere
 
 app = typer.Typer(
     name="farflung",
@@ -233,7 +233,7 @@ def _host(
     hosting: Hosting, chosen: Chosen, web: str | None, books: list[str], tell: Callable[[str], None]
 ) -> None:
     """A coordinator, and what goes on beside it in processes of their own: a page, trackers, phone books."""
-    from farflung.console.history.tracking import Tracking
+    from farflung.console.history.live_tracker import Tracking
     from farflung.console.phonebook.announcer import Announcer
     from farflung.console.web.page_keeper import PageKeeper
     from farflung.coordinator.hosting import OpenedRun, serve
@@ -289,8 +289,8 @@ def join(
     if embedded.wanted(plain or log_json):
         raise typer.Exit(embedded.run_with_screen(sys.argv[1:], JoinUrl.parse(url)))
     parsed, own = JoinUrl.parse(url), own_config(given)
+    from farflung.console.history.live_tracker import Tracking
     from farflung.console.history.trackers import Chosen
-    from farflung.console.history.tracking import Tracking
     from farflung.peer.agent.join import JoinOptions
     from farflung.peer.agent.join import join as take_part
     from farflung.protocol.process.journal import journal_path
@@ -394,7 +394,7 @@ def plot(
     from farflung.console.history.history import read_folder
     from farflung.console.history.picture import write_picture
     from farflung.console.history.plots import picture_of
-    from farflung.console.history.recording import Recording
+    from farflung.console.history.recorded_run import Recording
 
     write_picture(picture_of(Recording.of(*read_folder(folder).told)), out)
     typer.echo(f"wrote {out}")

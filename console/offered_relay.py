@@ -1,8 +1,8 @@
 """The relay of `farflung join --relay RATE` and `farflung assist --relay RATE`: the coordinator's, beside an agent.
 
 Made by the command line, and handed to the agent, which is in the same process and knows nothing of a relay's code
-(peer/line/offering.py).  It is a process of its own with the same bounds as a coordinator's: a rate for all pairs, fair
-shares, a month's bytes.  It is told the run's public key, and lets in whoever has a ticket for this very relay.
+(peer/line/relay_offer.py).  It is a process of its own with the same bounds as a coordinator's: a rate for all pairs,
+fair shares, a month's bytes.  It is told the run's public key, and lets in whoever has a ticket for this very relay.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from farflung.coordinator.relay.relay_words import RelaySettings
-from farflung.coordinator.relaying import KeptRelay, Month, RelayProcess
-from farflung.peer.line.offering import RelayTerms
+from farflung.coordinator.relay_process import KeptRelay, Month, RelayProcess
+from farflung.peer.line.relay_offer import RelayTerms
 from farflung.peer.settings import OwnConfig, default_path
 from farflung.protocol.caps import relay_bytes_per_s
 from farflung.protocol.errors import UserError

@@ -23,8 +23,8 @@ from farflung.coordinator.evidence_folder import FOLDER_NAME, EvidenceFolder
 from farflung.coordinator.ledger.record_events import CoordinatorStart, RecordEvents
 from farflung.coordinator.provenance_file import FILE_NAME, ProvenanceFile
 from farflung.coordinator.relay.relay_words import RelaySettings
-from farflung.coordinator.relaying import FILE_NAME as RELAY_NAME
-from farflung.coordinator.relaying import Month, Relaying, RelayProcess
+from farflung.coordinator.relay_process import FILE_NAME as RELAY_NAME
+from farflung.coordinator.relay_process import Month, Relaying, RelayProcess
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run_lead import StoreOptions, held
 from farflung.coordinator.server import Server

@@ -23,7 +23,7 @@ from farflung.coordinator.door.listener import Listener, ListenOn
 from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import Record
-from farflung.coordinator.restoring.restoring import FoundRun, Own, Restoring
+from farflung.coordinator.restoring.restoration import FoundRun, Own, Restoring
 from farflung.coordinator.server import JOURNAL_NAME
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError, UserError

@@ -55,7 +55,7 @@ from farflung.coordinator.operator_socket import OperatorSocket
 from farflung.coordinator.provenance_file import ProvenanceFile
 from farflung.coordinator.reach.hole_punching import DOORS
 from farflung.coordinator.relay.trials import Trials
-from farflung.coordinator.relaying import Relaying
+from farflung.coordinator.relay_process import Relaying
 from farflung.coordinator.run.effects import (
     Allow,
     AnswerDoor,

@@ -25,7 +25,7 @@ from farflung.coordinator.ledger.records import (
     from_bytes,
     to_bytes,
 )
-from farflung.coordinator.restoring.restoring import Own, Restoring
+from farflung.coordinator.restoring.restoration import Own, Restoring
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Knock, Message

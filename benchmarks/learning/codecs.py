@@ -22,7 +22,7 @@ from farflung.compression.codec import codec_named, codec_names
 from farflung.optim.outer import Nesterov
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, evaluate
-from farflung.peer.data.sampling import permuted_range
+from farflung.peer.data.sample_order import permuted_range
 from farflung.peer.machine.effects import Encode
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.trainer.layout import ModelLayout

@@ -27,14 +27,14 @@ from farflung.collectives.round.member import MemberRound
 from farflung.compression.codec import codec_named
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.rounds import shares
-from farflung.coordinator.rounds.opening import rules_for
 from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.round_rules import rules_for
 from farflung.coordinator.rounds.steps import Done, OwnersMoved, RoundCommitted
 from farflung.coordinator.run.signed_results import FAR_TOO_LONG
 from farflung.optim.outer import Nesterov
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, evaluate
-from farflung.peer.data.sampling import permuted_range
+from farflung.peer.data.sample_order import permuted_range
 from farflung.peer.machine.effects import Encode
 from farflung.peer.machine.heartbeat import HeartbeatBuilder
 from farflung.peer.state.outer_state import OuterState

@@ -47,11 +47,11 @@ from farflung.collectives.pipeline.effects import (
     seat_of,
     table_of,
 )
+from farflung.collectives.pipeline.frame_sender import Sending
 from farflung.collectives.pipeline.microbatches import Asks, MicroState, Queue
 from farflung.collectives.pipeline.neighbour_health import NeighbourHealth
-from farflung.collectives.pipeline.routing import Routing
+from farflung.collectives.pipeline.seat_router import Routing
 from farflung.collectives.pipeline.seats import SeatPlace, Table
-from farflung.collectives.pipeline.sending import Sending
 from farflung.collectives.pipeline.work_stealing import WorkStealing
 from farflung.protocol.digests import bits, mask_from_bytes, mask_of
 from farflung.protocol.errors import FrameError

@@ -7,7 +7,7 @@ the coordinator: it never decides that a round commits, it only reports what it 
 The rules, in the order in which a round meets them:
   * A contribution is encoded once and its bytes kept until the round is over: any owner, first or second,
     receives the same bytes.
-  * An owner merges only by a decision, be it a foreseen one (deciding.py), and only when it holds every included
+  * An owner merges only by a decision, be it a foreseen one (decision_news.py), and only when it holds every included
     contribution of the chunk.  Order and weights are fixed by plan and decision, so two owners produce the same bytes.
   * Where contributions are compared, an owner computes the dot products of each chunk once all contributions
     to it are here, and reports their sums before the decision; a root does so with the sums of groups, after it.
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from farflung.collectives.round.deciding import Deciding, DecisionNews, Doubt
+from farflung.collectives.round.decision_news import Deciding, DecisionNews, Doubt
 from farflung.collectives.round.dot_products import Weighing
 from farflung.collectives.round.effects import (
     DataEffect,

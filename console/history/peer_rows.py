@@ -1,7 +1,7 @@
 """One peer's own training as numbers, a row whenever it tells how far it is: what its owner's tracker wants.
 
-Called by tracking.py with what the peer's event journal says.  Pure.  A journal may hold earlier lives of the peer, and
-runs that it took part in before; each life of its process is told by itself, as trackers do with a training script
+Called by live_tracker.py with what the peer's event journal says.  Pure.  A journal may hold earlier lives of the peer,
+and runs that it took part in before; each life of its process is told by itself, as trackers do with a training script
 that is started again.
 """
 

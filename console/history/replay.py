@@ -1,13 +1,13 @@
 """Plays a finished run on the dashboard: a recording, a time that moves, keys that move it.
 
-Called by `farflung watch --replay DIR`.  What happened is recording.py's.
+Called by `farflung watch --replay DIR`.  What happened is recorded_run.py's.
 """
 
 from __future__ import annotations
 
 import time
 
-from farflung.console.history.recording import RecordedStatus, Recording, Status
+from farflung.console.history.recorded_run import RecordedStatus, Recording, Status
 from farflung.console.screen.text import Record
 from farflung.protocol.process.units import duration
 

@@ -1,6 +1,6 @@
 """A run as numbers, a row for each committed round: what experiment trackers and spreadsheets want.
 
-Called by `farflung export` and tracking.py with what the history's reader has found.  Pure.  Nothing here rests on
+Called by `farflung export` and live_tracker.py with what the history's reader has found.  Pure.  Nothing here rests on
 clocks: what a peer tells of a round is told before its commit.
 """
 

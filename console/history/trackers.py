@@ -1,6 +1,6 @@
 """Rows for TensorBoard, Weights & Biases, MLflow, or a script: one small interface, and `farflung export`.
 
-Called by the command line and by tracking.py.  The packages are optional and imported only by the tracker that was
+Called by the command line and by live_tracker.py.  The packages are optional and imported only by the tracker that was
 asked for.  To add another tracker, write a class with `write` and `close`, and a row in PACKAGES.
 """
 

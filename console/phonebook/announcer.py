@@ -1,7 +1,7 @@
 """`farflung coordinate --announce`: keeps the run's record in phone books for as long as its coordinator runs.
 
 Used by the command.  Every ten minutes a new record is signed here, in the coordinator's process, and handed to
-another one (feeding.py), which speaks with the books: whoever takes that one over has no key, and the run goes on.
+another one (feeder.py), which speaks with the books: whoever takes that one over has no key, and the run goes on.
 It is started again when it dies.  Must not know what a book is.
 """
 
@@ -21,7 +21,7 @@ from types import TracebackType
 import msgspec
 
 from farflung.console.phonebook.book import LIFE_S, RENEWED_S, place_of
-from farflung.console.phonebook.feeding import LINE_BYTES, Became
+from farflung.console.phonebook.feeder import LINE_BYTES, Became
 from farflung.protocol.join_url import JoinUrl, Whereabouts
 
 AGAIN_S = 30.0  # after a record that no book took
@@ -44,7 +44,7 @@ class Announcer:
     def __init__(self, books: Sequence[str], words: Sequence[str] = ()) -> None:
         """`books`: as people name them; UserError for what is none.  `words`: what is run, in tests."""
         places = [*dict.fromkeys(map(place_of, books))]
-        module = [sys.executable, "-m", "farflung.console.phonebook.feeding"]
+        module = [sys.executable, "-m", "farflung.console.phonebook.feeder"]
         self._words = [*(words or module), *places]
         self._process: subprocess.Popen[str] | None = None
         self._stop = threading.Event()

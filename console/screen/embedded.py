@@ -25,7 +25,7 @@ from farflung.console.screen.gpu import Gpu, read_gpus
 from farflung.console.screen.live import Feed, Status, interact
 from farflung.console.screen.terminal import has_terminal
 from farflung.console.screen.text import Record, clean, count, number
-from farflung.console.screen.waiting import own_member, waited, why_waiting
+from farflung.console.screen.wait_reasons import own_member, waited, why_waiting
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.process.log_lines import LOG_VARIABLE, VERBOSE, facts_of, text_of

@@ -19,7 +19,7 @@ from statistics import median
 from msgspec.structs import replace
 
 from farflung.coordinator.rounds import shares
-from farflung.coordinator.rounds.opening import Beats, codecs_for, owners_for
+from farflung.coordinator.rounds.round_rules import Beats, codecs_for, owners_for
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Beat

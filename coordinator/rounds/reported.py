@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from farflung.coordinator.rounds.gram_collection import ComparingMembers, ComparingSums
 from farflung.coordinator.rounds.groups import Groups
-from farflung.coordinator.rounds.opening import RoundRules
+from farflung.coordinator.rounds.round_rules import RoundRules
 from farflung.coordinator.rounds.signed_sums import MadeSum, Place, SignedSums
 from farflung.coordinator.rounds.silent_owners import are_most
 from farflung.protocol.causes import Excluded, ExclusionCause

@@ -17,7 +17,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from farflung.coordinator.rounds import early_uploads
-from farflung.coordinator.rounds.foreseeing import weights_foreseen
+from farflung.coordinator.rounds.foresight import weights_foreseen
 from farflung.coordinator.rounds.groups import decision_view, summed, touched, view
 from farflung.coordinator.rounds.outliers import Screening, captured, screened_in_groups
 from farflung.coordinator.rounds.reassignment import ProvenHoldings, Reassignment, inherited

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from farflung.coordinator.court.questions import Questions
-from farflung.coordinator.ledger.keeping import kept_commit
+from farflung.coordinator.ledger.kept_commit import kept_commit
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.pace import RunPace
 from farflung.coordinator.ledger.records import Amended, Record, Struck

@@ -32,7 +32,7 @@ from farflung.coordinator.reach.relays import RelayNow, Trial
 from farflung.coordinator.reach.routes import Usage
 from farflung.coordinator.reach.tickets import TicketScope
 from farflung.coordinator.rounds.gradient_clip import clipped, warning
-from farflung.coordinator.run.auditing import AuditDesk
+from farflung.coordinator.run.audit_desk import AuditDesk
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import (
     Allow,

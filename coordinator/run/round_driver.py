@@ -15,15 +15,15 @@ from dataclasses import replace
 from farflung.coordinator.batches.batch_members import SeatShare
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, Opened
-from farflung.coordinator.rounds.foreseeing import Foresight, can_be_foreseen
+from farflung.coordinator.rounds.foresight import Foresight, can_be_foreseen
 from farflung.coordinator.rounds.gradient_clip import clipped, warning
 from farflung.coordinator.rounds.groups import Groups, drawn, most_of_round, planned
-from farflung.coordinator.rounds.opening import chosen, lines_of, rules_for, within
 from farflung.coordinator.rounds.patience import Patience
 from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.round_rules import chosen, lines_of, rules_for, within
 from farflung.coordinator.rounds.silent_owners import LastHolders
 from farflung.coordinator.rounds.steps import Done, Failed, Foreseen, OwnersMoved, RoundCommitted, RoundWaits
-from farflung.coordinator.run.auditing import AuditDesk
+from farflung.coordinator.run.audit_desk import AuditDesk
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.digest_agreement import DigestAgreement
 from farflung.coordinator.run.eligibility import Eligibility

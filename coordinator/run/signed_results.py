@@ -2,7 +2,7 @@
 
 One of the parts of a driver.  Members sign the list of what they send (`Sent`), and owners what they made of it
 (`Results`), in a mesh also roots (`SumsOfGroups`); a commit rests on nothing that is not signed.  Whether a sum is
-right is not judged here: that is the audit's (auditing.py), which is handed all that was signed with the commit.
+right is not judged here: that is the audit's (audit_desk.py), which is handed all that was signed with the commit.
 """
 
 from __future__ import annotations

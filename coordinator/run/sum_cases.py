@@ -1,6 +1,6 @@
 """Accusations of a wrong sum: what went in is asked for, the sum is done here, one of the two has lied.  Pure.
 
-Part of the audits (auditing.py).  An accuser shows the contributions to the one chunk; their authors signed their
+Part of the audits (audit_desk.py).  An accuser shows the contributions to the one chunk; their authors signed their
 hashes, and the owner signed which contributions it had, their weights, and what it made of them.  In a mesh it shows
 the sums of groups to a result, for which its root signed.  So nobody is
 believed: either the accuser shows these very bytes and their sum is another one, which is proof against the owner for

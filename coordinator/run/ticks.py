@@ -16,7 +16,7 @@ from farflung.coordinator.ledger.records import Genesis
 from farflung.coordinator.reach import partial_view
 from farflung.coordinator.reach.roster_delta import RosterNews
 from farflung.coordinator.rounds.early_uploads import Known
-from farflung.coordinator.rounds.opening import up_rates
+from farflung.coordinator.rounds.round_rules import up_rates
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.lease_desk import LeaseDesk
 from farflung.coordinator.run.membership import LOOK_S_PER_MEMBER, Member, Standing

@@ -24,7 +24,7 @@ from farflung.coordinator.door.keys import FILE_NAME as KEY_NAME
 from farflung.coordinator.door.keys import CoordinatorKeys, load_or_create
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.ledger.journal import locked
-from farflung.coordinator.restoring.restoring import FoundRun
+from farflung.coordinator.restoring.restoration import FoundRun
 from farflung.coordinator.restoring_door import JournalCopy, ask_peers, check_key
 from farflung.coordinator.run_lead import BELONGS_NAME, RunLead, StoreOptions
 from farflung.coordinator.server import JOURNAL_NAME

@@ -39,8 +39,8 @@ from farflung.peer.agent.waits import WaitLines
 from farflung.peer.identity import Identity
 from farflung.peer.line.control import BeatClock, ControlLink
 from farflung.peer.line.data_line import DataLine, Expected
-from farflung.peer.line.offering import Offering
-from farflung.peer.line.reaching import Reaching
+from farflung.peer.line.reachability import Reaching
+from farflung.peer.line.relay_offer import Offering
 from farflung.peer.local.channel import ChannelGreeting, LocalServer
 from farflung.peer.local.folder import remove_folder
 from farflung.peer.local.memory import SharedState, let_go_of_text, unmap_pages
@@ -53,7 +53,7 @@ from farflung.peer.pool import Pool, shares, usual_threads
 from farflung.peer.remembered_places import RememberedPlaces
 from farflung.peer.settings import default_path
 from farflung.peer.state.checkpoint_writer import RunFacts
-from farflung.peer.state.encoding import Encoded
+from farflung.peer.state.delta_encoder import Encoded
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.worker import Inbox, Job, nothing
 from farflung.protocol.causes import LeaveCause

@@ -31,15 +31,15 @@ from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.machine.stage_boundaries import crossing_bytes_most
 from farflung.peer.pool import Pool
 from farflung.peer.settings import OwnConfig
-from farflung.peer.state.archiving import Archiving
+from farflung.peer.state.archive import Archiving
 from farflung.peer.state.arrived_pieces import Arriving, name_on_disk
 from farflung.peer.state.before_images import unnamed_file
-from farflung.peer.state.beginning import StartJobs
 from farflung.peer.state.checkpoint_thread import Checkpointing
 from farflung.peer.state.keeping_state import KeepingState
 from farflung.peer.state.keeping_state import ResultPlace as KeepingPlace
 from farflung.peer.state.outer_state import Files, OuterState, payload_bytes_most
 from farflung.peer.state.results_on_disk import DiskPlace, KeepingResults
+from farflung.peer.state.start_reader import StartJobs
 from farflung.peer.worker import Submit, nothing
 from farflung.protocol.digests import HASH_BYTES
 from farflung.protocol.errors import UserError

@@ -24,7 +24,7 @@ from farflung.peer.agent.supervisor import ChildTrainer, NoTrainer, Supervisor
 from farflung.peer.first_contact import check
 from farflung.peer.identity import Identity
 from farflung.peer.in_use import InUse, path_of
-from farflung.peer.line.offering import RelayHere
+from farflung.peer.line.relay_offer import RelayHere
 from farflung.peer.local.folder import make_folder, remove_folder, sweep_stale
 from farflung.peer.settings import (
     DATA_VARIABLE,

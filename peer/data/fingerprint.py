@@ -1,6 +1,6 @@
 """The fingerprint of a data set: a hash that tells two data sets apart and costs little.
 
-Called by what reads the data (reading.py), once, before the first samples are asked for.  Must not know leases,
+Called by what reads the data (sample_source.py), once, before the first samples are asked for.  Must not know leases,
 models or the network.
 
 It is taken over some items: of data that can be indexed 64 at places that follow from its length and the run, of a

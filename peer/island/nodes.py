@@ -5,8 +5,8 @@ the shared memory, of which only the pages of its own values are ever real, and 
 partner: what the far one has written it puts into the shared memory, and what the far one is to read it sends.  All
 ranks carry out the same effects in the same order, so nobody asks for anything: both do it when its turn comes.
 
-Called when ranks agree (peer/trainer/agreeing.py), by the group and by the inner loop.  Must not know the flat vector
-beyond views of it, words or rounds.
+Called when ranks agree (peer/trainer/rank_agreement.py), by the group and by the inner loop.  Must not know the flat
+vector beyond views of it, words or rounds.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from farflung.checkpoints.state_sync import NO_VERSION
 from farflung.collectives.round.member import MemberRound
 from farflung.peer.local.words import WorkDone
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.auditing import SHOWN, Auditor
+from farflung.peer.machine.auditor import SHOWN, Auditor
 from farflung.peer.machine.checkpoint_policy import (
     Held,
     Keeping,

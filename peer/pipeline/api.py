@@ -15,11 +15,11 @@ import torch
 from farflung.peer.footprint import of_stage
 from farflung.peer.local.words import FINISHED
 from farflung.peer.pipeline.batch_loop import BatchLoop
-from farflung.peer.pipeline.fitting import fitting_stages, needs_of, room_here, say_which_fit
 from farflung.peer.pipeline.part_checks import Loss, survey_parts
 from farflung.peer.pipeline.parts import Part, Stage, checked_parts
 from farflung.peer.pipeline.pipeline_loop import PipelineLoop, StageModel
 from farflung.peer.pipeline.samples import Samples
+from farflung.peer.pipeline.stage_fit import fitting_stages, needs_of, room_here, say_which_fit
 from farflung.peer.pipeline.stage_loop import StageLoop
 from farflung.peer.pipeline.whole import whole_model
 from farflung.peer.room import rules_here, say_whether_it_fits

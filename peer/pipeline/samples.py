@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from farflung.peer.data.leased_data import Span
-from farflung.peer.data.reading import SampleSource, source_of, tokens_in
+from farflung.peer.data.sample_source import SampleSource, source_of, tokens_in
 from farflung.peer.pipeline.parts import THEIR_ERRORS, Riders, Tensors, first_line
 from farflung.peer.trainer.model_tensors import dtype_name
 from farflung.protocol.errors import FarflungError, UserError

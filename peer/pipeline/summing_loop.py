@@ -3,7 +3,7 @@
 Owns: the channel to the agent, the order in which words and work are taken.
 Called by its two kinds: batch_loop.py (a whole model) and pipeline_loop.py (a stage of one).
 Must not know: processes, sockets, seats, rounds, the outer step.  What is computed, written and dropped is decided in
-peer/trainer/summing.py and the machines beside it; how a microbatch is computed is in stage_loop.py.
+peer/trainer/summing_machine.py and the machines beside it; how a microbatch is computed is in stage_loop.py.
 """
 
 from __future__ import annotations

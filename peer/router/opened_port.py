@@ -1,4 +1,4 @@
-"""A port of this machine's router that leads here, for as long as the peer lives: the socket around asking.py.
+"""A port of this machine's router that leads here, for as long as the peer lives: the socket around port_request.py.
 
 Opened by peer/line/data_line.py, before it tells others its address.  A thread asks the router on the way to the
 coordinator, keeps the port open, and closes it at the end; where the router knows neither PCP nor NAT-PMP, and the
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farflung.peer.router.asking import PortRequest
 from farflung.peer.router.packets import NONCE_BYTES, PORT
+from farflung.peer.router.port_request import PortRequest
 
 ROUTES = Path("/proc/net/route")
 LONGEST_BYTES = 1100  # of PCP

@@ -1,7 +1,7 @@
 """The packets by which a home router is asked to open a port: PCP (RFC 6887), and NAT-PMP (RFC 6886) before it.  Pure.
 
-Read and written by asking.py.  What comes from a router is bytes of anybody on the local network: whatever is not the
-answer to this very question is nothing.  Must not know sockets, or when to ask.
+Read and written by port_request.py.  What comes from a router is bytes of anybody on the local network: whatever is not
+the answer to this very question is nothing.  Must not know sockets, or when to ask.
 """
 
 from __future__ import annotations

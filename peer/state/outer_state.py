@@ -29,7 +29,7 @@ from farflung.compression.tiles import scratch
 from farflung.optim.outer import OuterStep, PlainMean, advance
 from farflung.peer.machine.effects import Encode
 from farflung.peer.state.before_images import VERSION_BYTES, BeforeImages
-from farflung.peer.state.encoding import DeltaSource, Encoded, Encoding
+from farflung.peer.state.delta_encoder import DeltaSource, Encoded, Encoding
 from farflung.peer.state.sent_file import SentFile
 from farflung.protocol.digests import drawn_chunk, hash_at, hash_bytes, keyed_hash, root_of
 from farflung.protocol.manifest_sections import RoundSection

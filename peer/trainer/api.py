@@ -33,7 +33,14 @@ from torch.utils.data import default_collate
 from farflung.peer.checks.misuse import refuse_other_parameters
 from farflung.peer.data.leased_data import Span
 from farflung.peer.data.prefetch import Prefetch
-from farflung.peer.data.reading import MapStyle, SampleSource, pinned, refuse_lists, source_of, tokens_in
+from farflung.peer.data.sample_source import (
+    MapStyle,
+    SampleSource,
+    pinned,
+    refuse_lists,
+    source_of,
+    tokens_in,
+)
 from farflung.peer.data.token_shards import TokenShards
 from farflung.peer.island.island import Island
 from farflung.peer.island.parts import BatchPart
@@ -43,11 +50,11 @@ from farflung.peer.local.memory import SharedState
 from farflung.peer.room import rows_here, rules_here, say_whether_it_fits
 from farflung.peer.settings import own_config
 from farflung.peer.trainer.agent_process import AgentHandle, refuse_ranks, start_or_find
-from farflung.peer.trainer.agreeing import agree
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.layout import ModelLayout, unwrap
 from farflung.peer.trainer.model_tensors import survey
 from farflung.peer.trainer.pretrained import SAVE_PATIENCE_S, save_pretrained
+from farflung.peer.trainer.rank_agreement import agree
 from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.manifest import Manifest

@@ -1,6 +1,6 @@
 """The trainer's machine where updates are synchronous batches of a whole model: what to compute next.  Pure.
 
-Owns: which microbatches of the batch are granted, and which is next.  Sums, loads and the end are in summing.py.
+Owns: which microbatches of the batch are granted, and which is next.  Sums, loads, the end: summing_machine.py.
 Called by its shells: the batch loop (which works on a model) and the simulator's trainer.
 Must not know: tensors, clocks, sockets, seats, rounds, who else computes.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from farflung.peer.local.words import Attach, Grants, MicrobatchCounted, NeedSamples, ToTrainer, Unusable
 from farflung.peer.trainer.effects import Accumulate, Effect, SayWord, TrainerState, WaitBefore
-from farflung.peer.trainer.summing import SummingMachine
+from farflung.peer.trainer.summing_machine import SummingMachine
 from farflung.protocol.model_schema import ModelSchema
 
 

@@ -1,6 +1,6 @@
 """The trainer's machine of one stage of a model: which work is next, what is said of it.  Pure.
 
-Owns: the works that the agent handed over and that are not done yet.  Sums, loads and the end are in summing.py.
+Owns: the works that the agent handed over and that are not done yet.  Sums, loads, the end: summing_machine.py.
 Called by its shells: the pipeline loop (which works on a stage's parts) and the simulator's trainer.
 Must not know: tensors, clocks, sockets, seats, who sends what comes over a border, what its bytes are.
 
@@ -45,7 +45,7 @@ from farflung.peer.trainer.effects import (
     WaitBefore,
     WriteLearned,
 )
-from farflung.peer.trainer.summing import SummingMachine
+from farflung.peer.trainer.summing_machine import SummingMachine
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema
 

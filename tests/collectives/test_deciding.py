@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from farflung.collectives.round.deciding import Deciding, DecisionNews
+from farflung.collectives.round.decision_news import Deciding, DecisionNews
 from farflung.collectives.round.effects import DataEffect, Merge, SendFrame, Weigh
 from farflung.collectives.round.member import MemberRound
 from farflung.protocol.digests import full_mask, hash_bytes

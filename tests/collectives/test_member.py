@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from farflung.collectives.arithmetic.merge import merged_chunk, square_length
-from farflung.collectives.round.deciding import DOUBTED_S
+from farflung.collectives.round.decision_news import DOUBTED_S
 from farflung.collectives.round.effects import DataEffect, Measure, Merge, SendFrame, Weigh
 from farflung.collectives.round.member import ASK_AT_ONCE, MemberRound
 from farflung.collectives.round.result_requests import ARRIVING_PATIENCE

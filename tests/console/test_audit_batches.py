@@ -12,7 +12,7 @@ from farflung.console.history.audit_batches import check_batches, has_batches
 from farflung.console.history.finding import Finding
 from farflung.console.history.history import each_round
 from farflung.console.history.plots import picture_of
-from farflung.console.history.recording import Recording
+from farflung.console.history.recorded_run import Recording
 from farflung.console.history.stage_stories import stage_stories
 from farflung.coordinator.ledger.record_events import event_of
 from farflung.coordinator.ledger.records import Record

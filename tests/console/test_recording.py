@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from farflung.console.history.history import read_folder
 from farflung.console.history.picture import round_steps, write_picture
 from farflung.console.history.plots import WIDTH, picture_of
-from farflung.console.history.recording import Recording
+from farflung.console.history.recorded_run import Recording
 from farflung.console.history.replay import Replay
 from farflung.console.main import app
 from farflung.console.screen.health import health

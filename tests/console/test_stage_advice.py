@@ -15,7 +15,7 @@ from farflung.collectives.pipeline.stage_rates import BorderTraffic
 from farflung.console.doctor.advice import FAIL, OK, WARN, LineToCoordinator, MachineFacts, examine
 from farflung.console.doctor.stage_advice import StageFacts, fitting, memory_words, stages_in, use_of
 from farflung.peer.footprint import FreeMemory, MemoryRules, need_of, of_stage
-from farflung.peer.pipeline.fitting import fitting_stages
+from farflung.peer.pipeline.stage_fit import fitting_stages
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import MergeSection, OuterSection, PipelineSection
 

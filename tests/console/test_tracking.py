@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from farflung.console.history import tracking as tracking_module
+from farflung.console.history import live_tracker as tracking_module
+from farflung.console.history.live_tracker import Tracking
 from farflung.console.history.peer_rows import PeerRows
 from farflung.console.history.trackers import Chosen
-from farflung.console.history.tracking import Tracking
 from farflung.console.main import app
 from farflung.peer.trainer.inner_loop import gradient_norm
 from farflung.peer.trainer.layout import ModelLayout
@@ -297,7 +297,7 @@ def test_without_a_journal_there_is_nothing_to_track(monkeypatch: pytest.MonkeyP
 
 def test_no_tracker_is_imported_by_who_is_tracked() -> None:
     code = (
-        "import sys, farflung.console.history.tracking; "
+        "import sys, farflung.console.history.live_tracker; "
         "print({'wandb', 'tensorboard', 'mlflow', 'torch'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG_S)

@@ -14,7 +14,7 @@ import pytest
 
 from farflung.checkpoints.files import Folder
 from farflung.checkpoints.kept_results import KeptResults
-from farflung.coordinator.relaying import Month
+from farflung.coordinator.relay_process import Month
 from rig.waiting import PATIENCE_S
 
 

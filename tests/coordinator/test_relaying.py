@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from farflung.coordinator.relay.relay_words import PairsCounted
-from farflung.coordinator.relaying import BACK_WITHIN_S, SAVED_EVERY_S, Month, Relaying
+from farflung.coordinator.relay_process import BACK_WITHIN_S, SAVED_EVERY_S, Month, Relaying
 from farflung.coordinator.run.effects import Note
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol.manifest import Manifest

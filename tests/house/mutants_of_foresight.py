@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutant import MEMBER, ROUND, WITNESS, Mutant
 
-FORESEEING = "coordinator/rounds/foreseeing.py"
+FORESEEING = "coordinator/rounds/foresight.py"
 RULES = ("tests/coordinator/rounds/test_foreseeing.py", *ROUND)
 LEAVING = ("tests/collectives/test_priorities.py",)
 DECIDING = ("tests/collectives/test_deciding.py", *MEMBER)
@@ -118,7 +118,7 @@ FORESIGHT = (
     ),
     Mutant(
         "P9 whoever is foreseen to be out is asked for its contribution all the same",
-        "collectives/round/deciding.py",
+        "collectives/round/decision_news.py",
         "if self.newest is None or not self.is_made:",
         "if self.newest is None:",
         DECIDING,
@@ -132,21 +132,21 @@ FORESIGHT = (
     ),
     Mutant(
         "what is foreseen comes too late after the decision",
-        "collectives/round/deciding.py",
+        "collectives/round/decision_news.py",
         " or decision.foreseen or not known.foreseen:",
         " or not known.foreseen:",
         DECIDING,
     ),
     Mutant(
         "the same number with other weights makes nothing stand",
-        "collectives/round/deciding.py",
+        "collectives/round/decision_news.py",
         "return DecisionNews.STANDS if decision.weights == known.weights else DecisionNews.OTHER",
         "return DecisionNews.STANDS",
         DECIDING,
     ),
     Mutant(
         "a beat tells the decision that stands",
-        "collectives/round/deciding.py",
+        "collectives/round/decision_news.py",
         "return self.number if self.is_made else 0",
         "return self.number",
         ("tests/collectives/test_deciding.py", "tests/peer/machine/test_replicas.py"),

@@ -6,7 +6,7 @@ from mutant import Mutant
 
 UNITS = ("tests/coordinator/restoring/test_restoring.py",)
 _RESTORING, _BOOKS, _KEPT = (
-    "coordinator/restoring/restoring.py",
+    "coordinator/restoring/restoration.py",
     "coordinator/ledger/ledger.py",
     "checkpoints/kept_commits.py",
 )
@@ -154,7 +154,7 @@ KEEPING = (
     ),
     Mutant(
         "P21 of many fragments the books name fewer holders rather than being kept by nobody",
-        "coordinator/ledger/keeping.py",
+        "coordinator/ledger/kept_commit.py",
         "        holders //= 2",
         "        break",
         ("tests/coordinator/ledger/test_kept_books.py",),

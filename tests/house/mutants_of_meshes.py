@@ -394,21 +394,21 @@ MESHES = (
     ),
     Mutant(
         "what groups add up is drawn as results are",
-        "coordinator/run/auditing.py",
+        "coordinator/run/audit_desk.py",
         "self._dice.draw(count * (1 + groups), share)",
         "self._dice.draw(count, share)",
         AUDITED,
     ),
     Mutant(
         "an auditor is heard of the sum that it was asked about",
-        "coordinator/run/auditing.py",
+        "coordinator/run/audit_desk.py",
         "task = self._tasks.get((said.round_no, said.group, verdict.chunk))",
         "task = next((t for k, t in self._tasks.items() if (k[0], k[2]) == (said.round_no, verdict.chunk)), None)",
         AUDITED,
     ),
     Mutant(
         "auditors of a mesh are near to what goes in",
-        "coordinator/run/auditing.py",
+        "coordinator/run/audit_desk.py",
         "for among in (task.sum.near, set(sums.commit.included)):",
         "for among in (set(sums.commit.included),):",
         AUDITED,
@@ -443,7 +443,7 @@ MESHES = (
     ),
     Mutant(
         "what goes into a result of groups are their sums",
-        "peer/machine/auditing.py",
+        "peer/machine/auditor.py",
         "return Kind.SUM if self.audit.of_sums else Kind.CONTRIBUTION",
         "return Kind.CONTRIBUTION",
         AUDITOR,

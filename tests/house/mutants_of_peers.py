@@ -22,7 +22,7 @@ POOL = ("tests/peer/test_pool.py", "tests/peer/state/test_side_by_side.py")
 ARITHMETIC = (
     Mutant(
         "P1 owners add in the order of the plan",
-        "collectives/round/deciding.py",
+        "collectives/round/decision_news.py",
         "return [(m, w) for m, w in zip(members, weights, strict=True) if w > 0.0]",
         "return [(m, w) for m, w in zip(members, weights, strict=True) if w > 0.0][::-1]",
         (*MEMBER, "tests/whole/test_diloco_reference.py"),
@@ -36,7 +36,7 @@ ARITHMETIC = (
     ),
     Mutant(
         "a decision is followed by newer ones alone",
-        "collectives/round/deciding.py",
+        "collectives/round/decision_news.py",
         "if known is None or decision.decision_no > known.decision_no:",
         "if True:",
         ("tests/collectives/test_deciding.py", *MEMBER),
@@ -204,14 +204,14 @@ ARITHMETIC = (
     ),
     Mutant(
         "nothing comes after what is not finite",
-        "peer/state/encoding.py",
+        "peer/state/delta_encoder.py",
         "wanted = not self._is_told",
         "wanted = True",
         tuple(reversed(POOL)),
     ),
     Mutant(
         "what a coarse codec lost is forgotten with what is not finite",
-        "peer/state/encoding.py",
+        "peer/state/delta_encoder.py",
         "self._is_spoilt = True",
         "self._is_spoilt = False",
         tuple(reversed(POOL)),
@@ -517,7 +517,7 @@ STAGES = (
     ),
     Mutant(
         "P11 a load drops what counts",
-        "peer/trainer/summing.py",
+        "peer/trainer/summing_machine.py",
         "self.version, self.sums, self._frozen = load.version, CountedSums(), False",
         "self.version, self._frozen = load.version, False",
         (*STAGE_MACHINE, "tests/peer/trainer/test_batch_machine.py"),
@@ -559,7 +559,7 @@ STAGES = (
     ),
     Mutant(
         "only stages that fit are offered",
-        "peer/pipeline/fitting.py",
+        "peer/pipeline/stage_fit.py",
         "enumerate(needs) if need.within(room))",
         "enumerate(needs))",
         ("tests/peer/pipeline/test_fitting.py",),

@@ -211,28 +211,28 @@ PROOFS = (
 SUMS = (
     Mutant(
         "P19 nobody audits its own sum",
-        "coordinator/run/auditing.py",
+        "coordinator/run/audit_desk.py",
         "            if member.peer != maker",
         "            if True",
         AUDITS,
     ),
     Mutant(
         "P19 only who was asked says that a sum is right",
-        "coordinator/run/auditing.py",
+        "coordinator/run/audit_desk.py",
         "if task is None or task.auditor != member.peer:",
         "if task is None:",
         AUDITS,
     ),
     Mutant(
         "one auditor alone makes no author suspect",
-        "coordinator/run/auditing.py",
+        "coordinator/run/audit_desk.py",
         "if member is not None and task.named.count(peer) >= NAMED_LEAST:",
         "if member is not None:",
         AUDITS,
     ),
     Mutant(
         "another process owes no contribution",
-        "coordinator/run/auditing.py",
+        "coordinator/run/audit_desk.py",
         "if self._is_the_same(task.sum.of, member):",
         "if True:",
         AUDITS,
@@ -309,7 +309,7 @@ SUMS = (
     ),
     Mutant(
         "an auditor takes the bytes that were signed",
-        "peer/machine/auditing.py",
+        "peer/machine/auditor.py",
         "if header.hash != task.hash_of(sender):",
         "if False:",
         AUDITOR,

@@ -529,7 +529,7 @@ ROUNDS = (
     ),
     Mutant(
         "P9 a fragment without a past is judged by that of the others",
-        "coordinator/rounds/opening.py",
+        "coordinator/rounds/round_rules.py",
         "[rate for each in books for rate in each.rates.values()]",
         "own",
         ("tests/coordinator/run/test_round_driver.py",),

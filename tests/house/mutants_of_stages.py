@@ -248,7 +248,7 @@ PIPELINES = (
     ),
     Mutant(
         "P15 neighbours: whoever is of no use gets nothing new",
-        "collectives/pipeline/routing.py",
+        "collectives/pipeline/seat_router.py",
         " if self._peers[number] not in self._shunned} or here",
         "} or here",
         OF_NEIGHBOURS,

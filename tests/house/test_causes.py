@@ -21,7 +21,7 @@ import pytest
 
 from farflung.console.history.audit import audit
 from farflung.console.history.history import History, _with_cause, read_folder
-from farflung.console.history.recording import Recording
+from farflung.console.history.recorded_run import Recording
 from farflung.console.history.replay import Replay
 from farflung.console.history.round_rows import RunRows
 from farflung.coordinator.ledger.ledger import Ledger
@@ -56,7 +56,7 @@ MAY = {
         2,
         "numbers in a sentence do not make it another wait; a note may be the wait itself",
     ),
-    "console/screen/waiting.py": (1, "numbers in a sentence do not make it another wait"),
+    "console/screen/wait_reasons.py": (1, "numbers in a sentence do not make it another wait"),
 }
 
 

@@ -27,7 +27,7 @@ from farflung.peer.machine import effects as do
 from farflung.peer.machine.handshake import Me, PeerConfig
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.settings import default_cache
-from farflung.peer.state.beginning import StartJobs
+from farflung.peer.state.start_reader import StartJobs
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol import envelope
 from farflung.protocol.errors import FarflungError

@@ -232,7 +232,7 @@ def replay(steps: int) -> None:
     from safetensors.torch import save_file
 
     from farflung.peer.data.leased_data import Span
-    from farflung.peer.data.reading import source_of
+    from farflung.peer.data.sample_source import source_of
     from farflung.protocol.manifest import Manifest
 
     torch.manual_seed(3)

@@ -12,7 +12,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.checkpoints.kept_commits import KeptCommits
-from farflung.coordinator.ledger.keeping import kept_commit
+from farflung.coordinator.ledger.kept_commit import kept_commit
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import (
     Admitted,

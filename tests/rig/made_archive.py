@@ -22,7 +22,7 @@ from farflung.coordinator.rounds.gradient_clip import clipped
 from farflung.coordinator.rounds.steps import Done
 from farflung.optim.recipes import outer_of
 from farflung.peer.identity import Identity
-from farflung.peer.state.archiving import Archiving
+from farflung.peer.state.archive import Archiving
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.digests import hash_bytes, root_of, split_hashes
 from farflung.protocol.manifest import Manifest

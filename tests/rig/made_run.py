@@ -18,8 +18,8 @@ from farflung.coordinator.ledger.records import (
     from_bytes,
     to_bytes,
 )
-from farflung.coordinator.rounds.opening import rules_for
 from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.round_rules import rules_for
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import Effect, Note, Tell, Write
 from farflung.coordinator.run.membership import Member

@@ -19,8 +19,8 @@ from farflung.collectives.link.pings import ANSWERED_PER_S, ON_WAY_MOST, Pings
 from farflung.collectives.round.effects import Install, SendFrame
 from farflung.collectives.round.member import MemberRound
 from farflung.compression.codec import check_payload
-from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.round_rules import RoundRules
 from farflung.coordinator.rounds.steps import Failed, OwnersMoved
 from farflung.coordinator.run.status import status_json
 from farflung.peer.agent.turns import HELD_MOST_S, Serving

@@ -15,7 +15,7 @@ import pytest
 
 from farflung.collectives.round.effects import SendFrame
 from farflung.coordinator.ledger.records import CommittedRound, DecidedOn, from_bytes
-from farflung.coordinator.rounds.foreseeing import MISTAKE_ROUNDS, Foresight
+from farflung.coordinator.rounds.foresight import MISTAKE_ROUNDS, Foresight
 from farflung.protocol.frames import Kind
 from farflung.protocol.messages import Decided, Message
 from farflung.simulator.scenario import Scenario

@@ -26,8 +26,8 @@ from farflung.collectives.link.port import LINES_OF_CONTACT
 from farflung.collectives.link.zmq_link import ZmqLink
 from farflung.collectives.round.effects import Merge, SendFrame
 from farflung.compression.codec import check_payload, codec_named
-from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.round_rules import RoundRules
 from farflung.coordinator.rounds.steps import Done, Failed, OwnersMoved, RoundCommitted
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import Effect, Encode, ServeManifest, ServeState, ToCoordinator

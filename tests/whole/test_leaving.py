@@ -14,7 +14,7 @@ from farflung.coordinator.ledger.records import (
     Record,
     Released,
 )
-from farflung.coordinator.rounds.foreseeing import Foresight
+from farflung.coordinator.rounds.foresight import Foresight
 from farflung.coordinator.run.effects import Tell
 from farflung.peer.machine.handshake import STAY_S, Leaving
 from farflung.simulator.departures import ask_to_leave

@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from farflung.collectives.round.member import MemberRound
 from farflung.collectives.round.result_requests import IN_VAIN
-from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.round_rules import RoundRules
 from farflung.coordinator.rounds.steps import OwnersMoved
 from farflung.coordinator.run.membership import DIAL_AGAIN_S, DOUBT_S, Membership
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.collectives.pipeline.credits import QUEUED_MOST, CreditsGiven, CreditsHeld, Window
-from farflung.collectives.pipeline.routing import CORRECTION_MOST, Routing
+from farflung.collectives.pipeline.seat_router import CORRECTION_MOST, Routing
 from farflung.collectives.pipeline.seats import Seat
 
 

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.console.phonebook import announcer
 from farflung.console.phonebook.announcer import Announcer
-from farflung.console.phonebook.feeding import record_in
+from farflung.console.phonebook.feeder import record_in
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl, Whereabouts
 from farflung.protocol.signing import curve_key_of

@@ -20,7 +20,7 @@ from farflung.console.phonebook.book import (
     wanted,
 )
 from farflung.console.phonebook.books import Putting, look_up
-from farflung.console.phonebook.feeding import feed, record_in
+from farflung.console.phonebook.feeder import feed, record_in
 from farflung.console.phonebook.hivemind_book import is_kept, key_name, run_name
 from farflung.protocol.errors import Unreachable, UserError
 from farflung.protocol.join_url import Address, JoinUrl, Whereabouts

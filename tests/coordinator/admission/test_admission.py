@@ -15,8 +15,8 @@ from farflung.coordinator.door.hello_check import HelloPassed
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.ledger.records import Record, Started, Struck
 from farflung.coordinator.ledger.run_clock import RunClock
-from farflung.coordinator.rounds.opening import PROBATION_WEIGHT, rules_for
 from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.round_rules import PROBATION_WEIGHT, rules_for
 from farflung.coordinator.run.effects import AnswerDoor, Effect, Forbid, Tell, Write
 from farflung.coordinator.run.entrance import COMES_PER_MINUTE, Entrance
 from farflung.coordinator.run.machine import RESTORED_AHEAD, RunMachine

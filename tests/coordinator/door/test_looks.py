@@ -30,7 +30,7 @@ from farflung.coordinator.reach.hole_punching import DOORS
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.peer.line.control import Took
-from farflung.peer.line.reaching import LOOKS_MOST, CoordinatorClock, Reaching
+from farflung.peer.line.reachability import LOOKS_MOST, CoordinatorClock, Reaching
 from farflung.protocol import envelope
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest

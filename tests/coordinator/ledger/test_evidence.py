@@ -18,8 +18,8 @@ from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.evidence_folder import EvidenceFolder
 from farflung.coordinator.ledger.evidence import Evidence
 from farflung.coordinator.ledger.ledger import FragmentBook
-from farflung.coordinator.rounds.opening import rules_for
 from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.round_rules import rules_for
 from farflung.coordinator.run.effects import KeepEvidence
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.membership import Membership

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.coordinator.ledger.eras import HolderMark
-from farflung.coordinator.ledger.keeping import kept_commit
 from farflung.coordinator.ledger.kept_books import Books, kept_leases, leases_in
+from farflung.coordinator.ledger.kept_commit import kept_commit
 from farflung.coordinator.ledger.leases import Leases, Missing, Range, _ranges
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.ledger.snapshot import packed

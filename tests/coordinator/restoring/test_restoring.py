@@ -20,7 +20,7 @@ from farflung.coordinator.ledger.records import (
     from_bytes,
     to_bytes,
 )
-from farflung.coordinator.restoring.restoring import (
+from farflung.coordinator.restoring.restoration import (
     CODE,
     NOBODY_S,
     PATIENCE_S,

@@ -17,8 +17,8 @@ from farflung.coordinator.rounds.early_uploads import (
     patience_s,
     slow_lines,
 )
-from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.round_rules import RoundRules
 from farflung.coordinator.rounds.steps import RoundCommitted, RoundWaits
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import RoundSection, RunSection

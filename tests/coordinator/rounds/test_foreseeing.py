@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace as with_fields
 
-from farflung.coordinator.rounds.foreseeing import (
+from farflung.coordinator.rounds.foresight import (
     MISTAKE_ROUNDS,
     ROUNDS_MOST,
     Foresight,
     can_be_foreseen,
     weights_foreseen,
 )
-from farflung.coordinator.rounds.opening import RoundRules
+from farflung.coordinator.rounds.round_rules import RoundRules
 from farflung.coordinator.rounds.weights import token_weights
 from farflung.protocol.messages import Sent
 from farflung.protocol.round_words import Plan

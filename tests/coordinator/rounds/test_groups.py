@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from farflung.collectives.round.mesh_columns import MeshColumns
 from farflung.coordinator.rounds.groups import Groups, drawn, most_of_round, planned, touched, view
-from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.rounds.reassignment import ProvenHoldings, inherited
 from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.round_rules import RoundRules
 from farflung.coordinator.rounds.shares import MemberRates
 from farflung.coordinator.rounds.steps import Failed, OwnersMoved, RoundCommitted, RoundWaits
 from farflung.protocol.digests import bits

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from farflung.coordinator.ledger.ledger import FragmentBook
-from farflung.coordinator.rounds.opening import NEW_ROUNDS, rules_for
 from farflung.coordinator.rounds.outliers import OwnerShare, Screening, screened
+from farflung.coordinator.rounds.round_rules import NEW_ROUNDS, rules_for
 from farflung.coordinator.rounds.weights import (
     SPAN_MOST,
     SPAN_TIMES,

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.round_rules import RoundRules
 from farflung.coordinator.rounds.silent_owners import LastHolders
 from farflung.coordinator.rounds.steps import (
     Done,

@@ -10,7 +10,7 @@ import pytest
 
 from farflung.coordinator.ledger.records import FoundCheating, Struck
 from farflung.coordinator.run import sum_cases
-from farflung.coordinator.run.auditing import Dice
+from farflung.coordinator.run.audit_desk import Dice
 from farflung.protocol.manifest_sections import MergeSection
 from farflung.protocol.messages import AuditChunks, What
 from farflung.protocol.round_words import ChunkVerdict

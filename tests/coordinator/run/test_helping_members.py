@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from farflung.coordinator.ledger.records import DataFixed, Granted
-from farflung.coordinator.rounds.opening import rules_for
 from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.round_rules import rules_for
 from farflung.coordinator.rounds.steps import Done, RoundCommitted, RoundWaits
 from farflung.coordinator.run.lease_desk import LeaseDesk
 from farflung.coordinator.run.membership import Member

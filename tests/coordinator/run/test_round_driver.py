@@ -20,7 +20,7 @@ from farflung.coordinator.ledger.records import (
     from_bytes,
     to_bytes,
 )
-from farflung.coordinator.rounds.opening import PROBATION_WEIGHT, chosen, rules_for
+from farflung.coordinator.rounds.round_rules import PROBATION_WEIGHT, chosen, rules_for
 from farflung.coordinator.rounds.steadiness import FORGIVEN
 from farflung.coordinator.rounds.weights import NORMS_LEAST
 from farflung.coordinator.run.core import Core

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from farflung.coordinator.rounds.opening import RoundRules
 from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.round_rules import RoundRules
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.signed_results import SignedResults
 from farflung.protocol.digests import hash_bytes, mask_to_bytes

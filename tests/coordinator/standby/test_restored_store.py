@@ -15,7 +15,7 @@ from farflung.coordinator.door.keys import FILE_NAME, CoordinatorKeys, load_or_c
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import Record, Restored
-from farflung.coordinator.restoring import restoring
+from farflung.coordinator.restoring import restoration
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run_lead import BELONGS_NAME, RunLead, StoreOptions, held
 from farflung.coordinator.standby import standby
@@ -116,7 +116,7 @@ def _link(context: zmq.Context[zmq.Socket[bytes]], url: JoinUrl) -> ControlLink:
 
 @pytest.fixture
 def place(tmp_path: Path, cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(restoring, "PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(restoration, "PATIENCE_S", PATIENCE_S)
     return Place(tmp_path, cluster)
 
 
@@ -176,7 +176,7 @@ def test_nobody_writes_what_was_found_once_the_lease_is_over(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.keep(place.snapshot)
-    monkeypatch.setattr(restoring, "PATIENCE_S", 30.0)
+    monkeypatch.setattr(restoration, "PATIENCE_S", 30.0)
     monkeypatch.setattr("farflung.coordinator.standby.lease.LeaseKeeper._renew", lambda keeper: None)
     began = time.monotonic()
     why = "did not renew its lease of 2 s in time"

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from farflung.peer.data.fingerprint import ITEMS, places
-from farflung.peer.data.reading import source_of
+from farflung.peer.data.sample_source import source_of
 from farflung.peer.data.text_lines import TextLines
 
 RUN = b"r" * 32

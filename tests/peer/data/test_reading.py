@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from farflung.coordinator.ledger.leases import Leases
 from farflung.peer.data.leased_data import LeaseBook, Span
-from farflung.peer.data.reading import (
+from farflung.peer.data.sample_source import (
     MapStyle,
     SampleSource,
     Stream,

@@ -21,7 +21,7 @@ from torch import Tensor
 from farflung.peer.builtin.corpus import ByteTokens, NextBytes
 from farflung.peer.data import token_shards
 from farflung.peer.data.data_files import DataFiles
-from farflung.peer.data.reading import source_of
+from farflung.peer.data.sample_source import source_of
 from farflung.peer.data.token_shards import TokenShards
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from farflung.console.offered_relay import OfferedRelay, offered_relay
-from farflung.coordinator.relaying import Month
+from farflung.coordinator.relay_process import Month
 from farflung.peer.line.data_line import DataLine
-from farflung.peer.line.offering import Offering, RelayTerms
+from farflung.peer.line.relay_offer import Offering, RelayTerms
 from farflung.peer.settings import OwnConfig, own_config
 from farflung.protocol.errors import UserError
 from farflung.protocol.messages import Tick

@@ -8,7 +8,7 @@ from msgspec.structs import replace as changed
 from farflung.collectives.round.effects import MergeAgain, SendFrame
 from farflung.collectives.round.kept import GIVEN_MOST, Given, KeptContributions
 from farflung.collectives.round.pieces import ChunkPiece
-from farflung.peer.machine.auditing import ASK_AGAIN_S, ASK_AT_ONCE, PATIENCE_S, Auditor
+from farflung.peer.machine.auditor import ASK_AGAIN_S, ASK_AT_ONCE, PATIENCE_S, Auditor
 from farflung.peer.machine.effects import Effect, ToCoordinator
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Kind

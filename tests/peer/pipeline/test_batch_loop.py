@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from farflung.peer.data.sampling import permuted_range
+from farflung.peer.data.sample_order import permuted_range
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import (
     Attach,

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from farflung.optim.inner import MuonAdamW
 from farflung.optim.recipes import inner_of_stage
 from farflung.peer.footprint import MemoryRules
-from farflung.peer.pipeline.fitting import needs_of
 from farflung.peer.pipeline.parts import Stage, as_output, build, seed_of_chance
+from farflung.peer.pipeline.stage_fit import needs_of
 from farflung.peer.pipeline.stage_loop import StageLoop
 from farflung.peer.pipeline.stage_optimizer import StageOptimizer
 from farflung.peer.trainer.effects import LocalStep

@@ -15,7 +15,7 @@ from farflung.optim.outer import Nesterov
 from farflung.peer.machine.effects import Encode
 from farflung.peer.pool import Pool, shares
 from farflung.peer.state.before_images import unnamed_file
-from farflung.peer.state.encoding import CHUNKS_AT_ONCE, Encoded, Encoding
+from farflung.peer.state.delta_encoder import CHUNKS_AT_ONCE, Encoded, Encoding
 from farflung.peer.state.outer_state import Files, OuterState
 from farflung.peer.worker import Inbox
 from farflung.protocol.frames import Payload

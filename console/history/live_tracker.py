@@ -86,7 +86,7 @@ class Tracking:
         self._words = Path(self._stack.enter_context(tempfile.TemporaryDirectory())) / "words"
         with self._words.open("wb") as words:  # trackers talk much
             self._process = process = subprocess.Popen(
-                [sys.executable, "-m", "farflung.console.history.tracking"],
+                [sys.executable, "-m", "farflung.console.history.live_tracker"],
                 stdin=subprocess.PIPE,
                 stdout=words,
                 stderr=words,
@@ -164,7 +164,7 @@ def track(begin: TrackingOptions, over: Callable[[float], bool]) -> None:
 
 
 def main() -> int:
-    """`python -m farflung.console.history.tracking`, by the commands alone."""
+    """`python -m farflung.console.history.live_tracker`, by the commands alone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever is tracked, which then hangs up
     os.nice(10)
     begin = msgspec.json.decode(sys.stdin.buffer.readline(), type=TrackingOptions)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from farflung.coordinator.rounds.opening import RoundRules
+from farflung.coordinator.rounds.round_rules import RoundRules
 from farflung.coordinator.rounds.weights import WorkClaim, believed, weighted
 from farflung.protocol.messages import Sent
 from farflung.protocol.round_words import Plan

@@ -25,7 +25,7 @@ from torch.utils.data import IterableDataset
 from farflung.peer.data.data_files import ENDINGS, ending_of
 from farflung.peer.data.fingerprint import FIRST_ITEMS, READ_AGAIN, Fingerprint, fingerprint, places
 from farflung.peer.data.leased_data import Span
-from farflung.peer.data.sampling import permuted_range
+from farflung.peer.data.sample_order import permuted_range
 from farflung.peer.data.text_lines import TextLines
 from farflung.protocol.errors import UserError
 from farflung.protocol.messages import UNKNOWN_LENGTH

@@ -1,7 +1,7 @@
 """The process that puts a run's records into phone books, beside its coordinator.  It speaks with strangers: it has no
 key.
 
-Started by announcer.py as `python -m farflung.console.phonebook.feeding BOOK...`.  Each line that it reads is a
+Started by announcer.py as `python -m farflung.console.phonebook.feeder BOOK...`.  Each line that it reads is a
 record, signed by the coordinator; each line that it writes says what became of it.  It ends when nobody writes to it
 any more.
 """
