@@ -1,6 +1,6 @@
 """What a mode may say in the run machine: six questions, and an answer to each that changes nothing.  Pure.
 
-The core asks the modes that are there (coordinator/modes.py), in their order; it never asks which they are.  A mode
+The core asks the modes that are there (registry.py), in their order; it never asks which they are.  A mode
 answers with a value, writes records of its own, and speaks through the core's words alone (`write`, `note`, `tell`).
 What it has to remember is its part of the ledger, a fold over records.
 """
@@ -25,7 +25,7 @@ class CoordinatorMode:
         return None
 
     def on_admitted(self, passed: HelloPassed, peer: str) -> None:
-        """It came in, as another process than before: that is written."""
+        """A session of it begins: that is written."""
 
     def after(self, struck: Sequence[str], convicted: Sequence[tuple[str, str]]) -> None:
         """At the end of an event in which some were `struck` for what no honest member does, or `convicted`: proven to

@@ -5,8 +5,7 @@ without it where the folder is gone.  This list, in its order, is all that the c
 register and nothing to discover.  tests/house/test_modes.py takes each folder out of a copy and runs the rest.
 
 What such a module may have: `LedgerPart`, a class that folds records (coordinator/ledger/ledger.py); `RECORDS`, the
-types of its records; `made`, which makes its part of the run machine (coordinator/run/mode.py); `hand`, its hand in the
-server; `stands_by` (coordinator/run_lead.py).
+types of its records; `made`, which makes its part of the run machine (mode.py); `stands_by` (coordinator/run_lead.py).
 """
 
 from __future__ import annotations
