@@ -27,8 +27,8 @@ NAMES = (
     "early_frames",
     "microbatches",
     "credits",
-    "routing",
-    "sending",
+    "seat_router",
+    "frame_sender",
     "work_stealing",
     "stage_scheduler",
 )  # each after those that it imports
@@ -201,7 +201,7 @@ MUTATIONS = (
     ),
     Mutation(
         "R6: the second sending is not marked",
-        "sending",
+        "frame_sender",
         "(FOR_GOOD if record.out_for_good else 0)",
         "0",
     ),

@@ -31,7 +31,7 @@ KNOBS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("collectives.round.result_requests", "BACKOFF_MOST", FEWER_OR_MORE),
     ("collectives.round.result_requests", "IN_VAIN", FEWER_OR_MORE),
     # Longer, a round of 12 s, as in these worlds, is over before what follows from the doubt is done (seed 551).
-    ("collectives.round.deciding", "DOUBTED_S", (0.25, 0.5)),
+    ("collectives.round.decision_news", "DOUBTED_S", (0.25, 0.5)),
     ("collectives.round.kept", "ASKED_AGAIN_S", SHORTER_OR_LONGER),
     ("collectives.round.kept", "GIVEN_MOST", FEWER_OR_MORE),
     ("collectives.round.member", "ASK_AT_ONCE", FEWER_OR_MORE),
@@ -45,7 +45,7 @@ KNOBS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("coordinator.run.ticks", "DONORS_TURN_S", SHORTER_OR_LONGER),
     ("coordinator.run.machine", "RECONNECT_GRACE_S", SHORTER_OR_LONGER),
     ("coordinator.run.digest_agreement", "CHECKS_AT_ONCE", FEWER_OR_MORE),
-    ("peer.machine.auditing", "ASK_AGAIN_S", SHORTER_OR_LONGER),
+    ("peer.machine.auditor", "ASK_AGAIN_S", SHORTER_OR_LONGER),
     ("peer.machine.checkpoint_policy", "READ_AGAIN_S", SHORTER_OR_LONGER),
     ("peer.machine.checkpoint_policy", "STARVED_S", SHORTER_OR_LONGER),
     ("peer.machine.handshake", "RETRY_S", SHORTER_OR_LONGER),
@@ -60,17 +60,17 @@ def turned(seed: int) -> Iterator[dict[str, float]]:
     turned_now: dict[str, float] = {}
     before: list[tuple[ModuleType, str, float]] = []
     turns_any = draw.random() < 0.5
-    for name, constant, factors in KNOBS:
-        wanted, factor = draw.random() < OFTEN, draw.choice(factors)
-        if not (turns_any and wanted):
-            continue
-        module = importlib.import_module(ROOM + name)
-        usual = getattr(module, constant)
-        value = max(1, round(usual * factor)) if isinstance(usual, int) else usual * factor
-        turned_now[f"{name}.{constant}"] = value
-        before.append((module, constant, usual))
-        setattr(module, constant, value)
     try:
+        for name, constant, factors in KNOBS:
+            wanted, factor = draw.random() < OFTEN, draw.choice(factors)
+            if not (turns_any and wanted):
+                continue
+            module = importlib.import_module(ROOM + name)
+            usual = getattr(module, constant)
+            value = max(1, round(usual * factor)) if isinstance(usual, int) else usual * factor
+            turned_now[f"{name}.{constant}"] = value
+            before.append((module, constant, usual))
+            setattr(module, constant, value)
         yield turned_now
     finally:
         for module, constant, usual in reversed(before):
