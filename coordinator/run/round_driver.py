@@ -328,8 +328,8 @@ class RoundDriver(Eligibility):
                     self._announce(flight, step)
                 case Foreseen(decision):
                     self._tell_all(flight, decision)
-                case Failed(cause=AbortCause.NO_OWNER) if self._being_dialled(alive):
-                    names = ", ".join(map(self.core.name, self._being_dialled(alive)))
+                case Failed(cause=AbortCause.NO_OWNER) if tried := self._being_dialled(alive):
+                    names = ", ".join(map(self.core.name, tried))
                     self.reason = (
                         f"waiting to see whether {names} can be dialled: nobody else can own a chunk"
                     )

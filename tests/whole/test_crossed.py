@@ -58,17 +58,11 @@ RESTORES = Scenario(
     chunks=3,
     rounds=14,
     min_peers=2,
-    drop=0.0,
-    duplicate=0.0,
-    slow=0.0,
-    kill_per_effect=0.0,
-    cut_per_s=0.0,
-    trainer_crash_per_s=0.0,
     store_fails=0.0,
     every_rounds=2,
     go_back_after_s=4.0,
     end_s=300.0,
-)
+).without_chance()
 
 
 @pytest.mark.parametrize("seed", [2, 7, 12])

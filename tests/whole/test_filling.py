@@ -26,16 +26,10 @@ EACH = 3  # seeds of one test
 STORMY = Scenario(
     peers=3,
     rounds=12,
-    drop=0.0,
-    duplicate=0.0,
-    slow=0.0,
-    kill_per_effect=0.0,
-    cut_per_s=0.0,
-    trainer_crash_per_s=0.0,
     store_fails=0.0,
     every_rounds=2,
     end_s=200.0,
-)
+).without_chance()
 
 
 class Aimed:

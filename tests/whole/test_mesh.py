@@ -19,15 +19,9 @@ from farflung.simulator.world import COORDINATOR, World
 CALM = Scenario(
     policy="mean",
     audit=0.0,
-    drop=0.0,
-    duplicate=0.0,
-    slow=0.0,
-    kill_per_effect=0.0,
-    cut_per_s=0.0,
-    trainer_crash_per_s=0.0,
     faults_until_s=0.0,
     go_back_after_s=0.0,
-)
+).without_chance()
 
 
 def storm(seed: int) -> Scenario:
