@@ -180,6 +180,9 @@ def test_a_strike_is_written_and_said_and_then_taken_once() -> None:
     run.core.follow_up()
     run.core.follow_up()
     assert heard.after_events == [([ann, ann], [(ann, "proven")])], "once"
+    run.core.convict(ann, "proven once more")
+    run.core.follow_up()
+    assert heard.after_events[1:] == [([], [(ann, "proven once more")])], "without a strike"
     assert run.core.take_struck() == []
 
 
