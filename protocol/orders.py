@@ -1,7 +1,7 @@
 """The words between a run's operator and its coordinator: orders, and the reply.
 
 Sent over the operator's socket (coordinator/operator_socket.py) by console/operator_commands.py; obeyed in
-coordinator/run/operator_orders.py.  Data only.
+coordinator/run/operator_orders.py and by modes.  Data only.
 """
 
 from __future__ import annotations

@@ -97,12 +97,12 @@ class OrdersOfHost:
         if self._from_s is None or now < self._from_s or now - self._since < NO_NEWS_S:
             return None
         self._since = now
-        held = machine.rollback.settled_held()
-        brought = machine.rollback.shelves.brought
+        rollback = machine.modes["recovery"].rollback
+        held, brought = rollback.settled_held(), rollback.shelves.brought
         there = [max([held[at], *brought(each)]) for at, each in enumerate(machine.drivers)]
         gone = max(there) <= 0 or min(there) < 0  # only founding anew makes a model of what is left of others
         if ledger.model is not None and ledger.model.stages:  # all of them go to one version
-            gone = max(machine.rollback.together(held)) <= 0
+            gone = max(rollback.together(held)) <= 0
         return GoBack(to=0, sure=True) if gone else GoBack(sure=True)
 
 

@@ -19,6 +19,7 @@ from farflung.coordinator.door.hello_check import HelloPassed, refuse
 from farflung.coordinator.modes.mode import CoordinatorMode, ModeTools
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.membership import Looks
+from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol import orders
 from farflung.protocol.manifest_sections import AdmissionSection
 from farflung.protocol.messages import Refuse
@@ -32,7 +33,7 @@ RECORDS = OF_ADMISSION
 
 
 class Admission(CoordinatorMode):
-    def __init__(self, core: Core, tools: ModeTools) -> None:
+    def __init__(self, core: Core, drivers: Sequence[RoundDriver], tools: ModeTools) -> None:
         self._core = core
         self.allowed: frozenset[str] = frozenset()  # ids of the allowlist
         self._newcomers, self._looks = NewcomerQueue(), Looks()

@@ -7,7 +7,6 @@ was sent away: whoever left without a word may be alive behind a cut line, with 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from farflung.coordinator.ledger.leases import CoveredRange
@@ -42,14 +41,3 @@ class Mark:
     tokens: int
     loss: float | None
     cursor: tuple[int, int] = (0, 0)  # of synchronous batches: where the next one begins
-
-
-def are_accounted_for(holders: Mapping[str, HolderMark], version: int, present: Sequence[str]) -> bool:
-    """May the run go back to this version, held by somebody who is here, while nobody here holds more?
-
-    Yes, if nobody who is away can hold more; or if of those who can, by their committed tokens, more than half are here
-    (and hold no more).  Who never brought anything has no say, however many they are.
-    """
-    can = {peer: holder.tokens for peer, holder in holders.items() if holder.reached > version}
-    here = can.keys() & set(present)
-    return can.keys() == here or 2 * sum(can[peer] for peer in here) > sum(can.values())

@@ -1,4 +1,4 @@
-"""What a mode may say in the run machine: six questions, and an answer to each that changes nothing.  Pure.
+"""What a mode may say in the run machine: a few questions, and an answer to each that changes nothing.  Pure.
 
 The core asks the modes that are there (registry.py), in their order; it never asks which they are.  A mode
 answers with a value, writes records of its own, and speaks through the core's words alone (`write`, `note`, `tell`).
@@ -8,12 +8,13 @@ What it has to remember is its part of the ledger, a fold over records.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from farflung.coordinator.door.hello_check import HelloPassed
 from farflung.protocol.causes import DepartureCause
-from farflung.protocol.messages import Refuse
+from farflung.protocol.messages import Beat, Refuse
 from farflung.protocol.orders import Order, Reply
 
 
@@ -27,6 +28,13 @@ class CoordinatorMode:
     def on_admitted(self, passed: HelloPassed, peer: str) -> None:
         """A session of it begins: that is written."""
 
+    def hear(self, peer: str, beat: Beat) -> None:
+        """What a member says of itself, before the core takes it in."""
+
+    def on_timer(self) -> bool:
+        """Time passed.  True: members are told at once where the run is now."""
+        return False
+
     def after(self, struck: Sequence[str], convicted: Sequence[tuple[str, str]]) -> None:
         """At the end of an event in which some were `struck` for what no honest member does, or `convicted`: proven to
         have lied, and how."""
@@ -34,6 +42,19 @@ class CoordinatorMode:
     def keeps_out(self, peer: str) -> bool:
         """It does not come in again, for now."""
         return False
+
+    def why_wait(self, fragment: int, is_given: bool) -> str:
+        """Why a member that lacks this fragment's newest version has to wait, for people; empty: it has no reason.
+        `is_given`: another member would give it."""
+        return ""
+
+    def lost(self) -> Mapping[int, str]:
+        """Fragments whose newest version nobody has, and what can be done."""
+        return {}
+
+    def saved_by(self, fragment: int) -> AbstractSet[str]:
+        """Peers that have some version of it on disk, by what they say."""
+        return frozenset()
 
     def obey(self, order: Order) -> Reply | None:
         """None: an order of somebody else's.  UserError: a mistake of the host's."""

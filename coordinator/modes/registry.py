@@ -22,6 +22,7 @@ from farflung.protocol.manifest import Manifest
 # Name -> the module in which it begins.
 BEGINNINGS: Final = {
     "admission": "farflung.coordinator.admission.admission",
+    "recovery": "farflung.coordinator.recovery.recovery",
     "standby": "farflung.coordinator.standby.standby",
 }
 # Name -> the module with its `hand` in the server (`FileHand`): it looks at files of the host's.

@@ -173,6 +173,22 @@ class Core:
     def keeps_out(self, peer: str) -> bool:
         return any(mode.keeps_out(peer) for mode in self.modes)
 
+    def why_wait(self, fragment: int, is_given: bool) -> str:
+        """Of a member that lacks this fragment's newest version; empty: it can have it from somebody here."""
+        why = next(filter(None, (mode.why_wait(fragment, is_given) for mode in self.modes)), "")
+        if why or is_given:
+            return why
+        newest = self.ledger.books[fragment].version
+        return f"nobody online has version {newest}{self.of(fragment)}: waiting for a peer that has it"
+
+    def lost(self) -> dict[int, str]:
+        """Fragments whose newest version nobody has, and what can be done."""
+        return {fragment: why for mode in self.modes for fragment, why in mode.lost().items()}
+
+    def saved_by(self, fragment: int) -> set[str]:
+        """Peers that have some version of it on disk, by what they say."""
+        return {peer for mode in self.modes for peer in mode.saved_by(fragment)}
+
     def write(self, record: Record) -> None:
         self.ledger.apply(record)
         if isinstance(record, Amended):

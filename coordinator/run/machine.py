@@ -45,10 +45,10 @@ from farflung.coordinator.run.effects import (
     TryRelay,
 )
 from farflung.coordinator.run.entrance import Entrance
+from farflung.coordinator.run.held_versions import newest_held
 from farflung.coordinator.run.lease_desk import LeaseDesk
 from farflung.coordinator.run.membership import Member
-from farflung.coordinator.run.operator_orders import AmendmentOrders, GoingBackByOrder, Operating
-from farflung.coordinator.run.rollback import Rollback
+from farflung.coordinator.run.operator_orders import AmendmentOrders, Operating
 from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.coordinator.run.status import status_json
 from farflung.coordinator.run.ticks import TickBuilder
@@ -99,23 +99,21 @@ class RunMachine:
         for record in records:
             ledger.apply(record)
         self.core = Core(manifest, run_id, ledger)
-        tools = ModeTools(random, self._send_away)
-        self.modes = {name: made(self.core, tools) for name, made in registry.having("made").items()}
-        self.core.modes = tuple(self.modes.values())
         self.auditing = AuditDesk(self.core, random)
         fragments = range(ledger.fragments)
         self.batches = Batches(self.core, self._house()) if manifest.pipeline.batch else None
         self.drivers = [RoundDriver(self.core, each, self.auditing, self.batches) for each in fragments]
         self.lease_desk = LeaseDesk(self.core, self.drivers)
-        self.rollback = Rollback(self.core, self.drivers)
-        self.tick_builder = TickBuilder(self.core, self.drivers, self.lease_desk, self.rollback, self.batches)
+        tools = ModeTools(random, self._send_away)
+        made = registry.having("made").items()
+        self.modes = {name: make(self.core, self.drivers, tools) for name, make in made}
+        self.core.modes = tuple(self.modes.values())
+        self.tick_builder = TickBuilder(self.core, self.drivers, self.lease_desk, self.batches)
         self.core.acquaint = self.tick_builder.acquaint
         self.facts = DoorFacts(manifest.run.name, run_id, manifest.canonical())
         self.doorkeeper = Doorkeeper(self.facts)
         self.entrance = Entrance(self.core)
-        by_order = GoingBackByOrder(self.core, self.drivers, self.rollback)
-        amending = AmendmentOrders(self.core, self.drivers)
-        self._operating = Operating(self.core, self._send_away, by_order, amending)
+        self._operating = Operating(self.core, self._send_away, AmendmentOrders(self.core, self.drivers))
         self.counters = Counters()
         self.member_port = 0
         # Of gateways that hold members' connections, where there are any.
@@ -133,7 +131,7 @@ class RunMachine:
             in_round=lambda peer: any(each.may_use_work_of(peer) for each in self.drivers),
             flying=lambda stage: self.drivers[stage].round is not None,
             abort=lambda stage, why: self.drivers[stage].abort(AbortCause.SHARE_LOST, why),
-            saved_by=lambda stage: self.rollback.shelves.peers_with(self.drivers[stage]),
+            saved_by=self.core.saved_by,
             meet=members.ways.meets,
         )
 
@@ -189,8 +187,7 @@ class RunMachine:
         made_at, raw = self._shown
         count = len(self.core.members.alive)
         if not raw or count <= CROWD or now - made_at >= max(STATUS_CROWD_S, count * STATUS_S_PER_MEMBER):
-            lost = self.rollback.lost()
-            self._shown = now, status_json(self.core, self.drivers, self.counters, now, lost)
+            self._shown = now, status_json(self.core, self.drivers, self.counters, now, self.core.lost())
         return self._shown[1]
 
     def on_hello(self, caller: bytes, passed: HelloPassed, now: float) -> list[Effect]:
@@ -332,7 +329,7 @@ class RunMachine:
                 self._lose(member, DepartureCause.SILENT, told)
         self.lease_desk.reclaim()
         self.auditing.on_timer()
-        if self.rollback.check_what_is_held():
+        if any([mode.on_timer() for mode in core.modes]):
             self.tick_builder.recheck_all()
         self._settle([driver for driver in self.drivers if driver.is_due()])
         return core.take_effects()
@@ -437,7 +434,7 @@ class RunMachine:
             at for each, at in here.items() if each != peer and (each not in living or living[each].claimed)
         }
         known = bool(hello.digest) and first.book.digests.get(hello.version) == hello.digest
-        newest = self.rollback.newest_held(first) if known else hello.version
+        newest = newest_held(first) if known else hello.version
         return held_by_newcomer(pipeline, hello, loads_of(held, reached, measured, pipeline.stages), newest)
 
     def _tell_roster(self) -> None:

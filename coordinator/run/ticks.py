@@ -18,9 +18,9 @@ from farflung.coordinator.reach.roster_delta import RosterNews
 from farflung.coordinator.rounds.early_uploads import Known
 from farflung.coordinator.rounds.round_rules import up_rates
 from farflung.coordinator.run.core import Core
+from farflung.coordinator.run.held_versions import in_this_era
 from farflung.coordinator.run.lease_desk import LeaseDesk
 from farflung.coordinator.run.membership import LOOK_S_PER_MEMBER, Member, Standing
-from farflung.coordinator.run.rollback import Rollback
 from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.limits import AMENDMENTS_TOLD
@@ -140,11 +140,9 @@ class TickBuilder:
         core: Core,
         drivers: list[RoundDriver],
         lease_desk: LeaseDesk,
-        rollback: Rollback,
         batches: Batches | None = None,
     ) -> None:
         self._core = core
-        self._rollback = rollback
         alive = core.members.alive
         self._alike = Alike(
             lambda peer: m.joined_no if (m := alive.get(peer)) else None, core.name, core.note
@@ -169,10 +167,11 @@ class TickBuilder:
         core = self._core
         # Why another era than the member's began; empty if that is no news to it.
         why_era = core.ledger.era_reason if beat.era < core.ledger.era else ""
-        self._rollback.shelves.hear(member, beat)
+        for mode in core.modes:
+            mode.hear(member.peer, beat)
         if beat.era == core.ledger.era:
             self._alike.hear(member.peer, member.process, beat.forward, beat.era)
-        beat = self._rollback.in_this_era(beat)
+        beat = in_this_era(beat, core.ledger.era)
         member.pace.on_beat(beat, core.now)
         if member.beat is None or _versions(member.beat) != _versions(beat):
             self._changes += 1
@@ -441,9 +440,8 @@ class TickBuilder:
         at_it = driver.since_commit_s < self._core.manifest.net.dead_after_s
         if at_it and driver.is_arriving(member):
             return Goal.SYNC, reason
-        if self._donors(member, driver) and not self._rollback.is_lost(driver):
-            return Goal.SYNC, reason
-        return Goal.WAIT, self._rollback.reason(driver)
+        why_wait = self._core.why_wait(driver.fragment, bool(self._donors(member, driver)))
+        return (Goal.WAIT, why_wait) if why_wait else (Goal.SYNC, reason)
 
     def _quarantine(self, member: Member, standing: Standing, version: int) -> None:
         news, standing.quarantined = not member.quarantined, True

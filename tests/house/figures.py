@@ -58,7 +58,7 @@ MODES: Mapping[str, tuple[str, ...]] = {
     "reach": ("coordinator/reach", "coordinator/relay"),
     "recovery": (
         "coordinator/restoring",
-        "coordinator/run/rollback",
+        "coordinator/recovery",
         "coordinator/ledger/eras",
         "coordinator/ledger/kept_commit",
         "coordinator/ledger/kept_books",

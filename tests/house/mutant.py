@@ -55,7 +55,7 @@ JOURNAL = (
     "tests/coordinator/ledger/test_journal.py",
     "tests/coordinator/ledger/test_journal_kept.py",
 )
-GOING_BACK = ("tests/coordinator/run/test_rollback.py", "tests/whole/test_going_back.py")
+GOING_BACK = ("tests/coordinator/recovery/test_rollback.py", "tests/whole/test_going_back.py")
 MEMBER = (
     "tests/collectives/test_member.py",
     "tests/peer/machine/test_replica.py",
@@ -86,10 +86,13 @@ PROVEN = ("tests/coordinator/ledger/test_proofs.py",)
 WITNESS = ("tests/coordinator/run/test_round_driver.py", "tests/coordinator/run/test_signed_results.py")
 AUDITOR = ("tests/peer/machine/test_auditing.py",)
 OLDER_ERAS = (
-    "tests/coordinator/run/test_older_eras.py",
-    "tests/coordinator/run/test_rollback.py",
-    "tests/coordinator/run/test_going_back_orders.py",
+    "tests/coordinator/recovery/test_older_eras.py",
+    "tests/coordinator/recovery/test_rollback.py",
+    "tests/coordinator/recovery/test_going_back_orders.py",
     "tests/whole/test_going_back.py",
 )
-UNDONE = ("tests/coordinator/run/test_going_back_orders.py", "tests/coordinator/run/test_rollback.py")
+UNDONE = (
+    "tests/coordinator/recovery/test_going_back_orders.py",
+    "tests/coordinator/recovery/test_rollback.py",
+)
 FLOW = ("tests/collectives/pipeline/test_stage_scheduler.py", "tests/collectives/pipeline/test_flow_world.py")

@@ -65,8 +65,8 @@ RUN = (
     ),
     Mutant(
         "what a peer says in an older era counts for nothing",
-        "coordinator/run/rollback.py",
-        "if beat.era >= self._core.ledger.era:",
+        "coordinator/run/held_versions.py",
+        "if beat.era >= era:",
         "if True:",
         (*GUIDANCE[:1], *GOING_BACK),
     ),

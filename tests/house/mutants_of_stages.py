@@ -85,10 +85,10 @@ PIPELINES = (
     ),
     Mutant(
         "what a peer says it can bring counts with the run's own digest alone",
-        "coordinator/run/rollback.py",
+        "coordinator/recovery/shelves.py",
         '            if each.version > 0 and each.is_of(number, known.get(each.version, b""))\n',
         "            if each.first == number\n",
-        ("tests/coordinator/run/test_stages_go_back.py",),
+        ("tests/coordinator/recovery/test_stages_go_back.py",),
     ),
     Mutant(
         "R2 what came back from a seat that is gone now is sent again",

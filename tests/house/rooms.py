@@ -92,6 +92,9 @@ ROOMS: dict[str, Room] = {
             *PROTOCOL,
         )
     ),
+    "coordinator/recovery": Room(
+        ("coordinator/modes", "coordinator/run", "coordinator/ledger", "protocol"), pure=True
+    ),
     "coordinator/standby": Room(
         ("coordinator", "coordinator/door", "coordinator/ledger", "coordinator/restoring", *PROTOCOL)
     ),

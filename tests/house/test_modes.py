@@ -1,6 +1,8 @@
 """A mode is a folder: taken out of a copy with its tests, the rest imports, runs and passes its tests.
 
-`Mode.tests` lists what goes with the folder, so that nothing else in tests/ may lean on it.
+`Mode.tests` lists what goes with the folder, so that nothing else in tests/ may lean on it.  `make test` takes all modes
+out together; the hard half takes each out alone, so that none leans on another, and runs all tests of the core without
+any of them.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +40,15 @@ MODES = {
             "tests/whole/test_wrong_sums.py",
         ),
     ),
+    "recovery": Mode(
+        ("coordinator/recovery",),
+        (
+            "tests/whole/test_going_back.py",
+            "tests/whole/test_last_copy.py",
+            "tests/whole/test_lost_holders.py",
+            "tests/rig/lost_holders.py",
+        ),
+    ),
     "standby": Mode(
         ("coordinator/standby",),
         ("tests/chaos/test_standby.py", "tests/rig/etcd_cluster.py", "tests/rig/twin_arena.py"),
@@ -58,14 +70,16 @@ def test_each_mode_that_can_be_taken_out_is_tried() -> None:
         assert not missing, f"{name} is made of what is not there: {missing}"
 
 
-def without(mode: Mode, folder: Path) -> Path:
-    """A copy of the product and its tests, in which the mode never was."""
+def without(names: Collection[str], folder: Path) -> Path:
+    """A copy of the product and its tests, in which these modes never were."""
     copy = folder / "farflung"
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, check=True, text=True,
     ).stdout.split("\0")  # fmt: skip
-    gone = (*mode.folders, *(f"tests/{each}" for each in mode.folders), *mode.tests)
+    folders = [each for name in names for each in MODES[name].folders]
+    tests = [each for name in names for each in MODES[name].tests]
+    gone = (*folders, *(f"tests/{each}" for each in folders), *tests)
     for each in filter(None, listed):
         if (
             (ROOT / each).is_file()
@@ -96,13 +110,11 @@ def passes(copy: Path, *tests: str) -> None:
     assert " passed" in told, told
 
 
-@pytest.mark.parametrize("name", MODES)
-def test_without_its_folder_all_else_is_imported_and_the_core_runs(name: str, tmp_path: Path) -> None:
-    copy = without(MODES[name], tmp_path)
+def imports_and_runs(names: Collection[str], folder: Path) -> None:
+    copy = without(names, folder)
+    folders = tuple(f"{each}/" for name in names for each in MODES[name].folders)
     left = [
-        f"farflung.{each.path.replace('/', '.')}"
-        for each in modules()
-        if not each.path.startswith(MODES[name].folders)
+        f"farflung.{each.path.replace('/', '.')}" for each in modules() if not each.path.startswith(folders)
     ]
     assert len(left) > 300
     where = python(
@@ -115,7 +127,16 @@ def test_without_its_folder_all_else_is_imported_and_the_core_runs(name: str, tm
     passes(copy, *SHORT)
 
 
+def test_without_the_folders_of_all_modes_all_else_is_imported_and_the_core_runs(tmp_path: Path) -> None:
+    imports_and_runs(MODES, tmp_path)
+
+
 @pytest.mark.hard
 @pytest.mark.parametrize("name", MODES)
-def test_without_its_folder_all_tests_of_the_core_pass(name: str, tmp_path: Path) -> None:
-    passes(without(MODES[name], tmp_path), *LONG)
+def test_without_its_folder_all_else_is_imported_and_the_core_runs(name: str, tmp_path: Path) -> None:
+    imports_and_runs([name], tmp_path)
+
+
+@pytest.mark.hard
+def test_without_any_mode_all_tests_of_the_core_pass(tmp_path: Path) -> None:
+    passes(without(MODES, tmp_path), *LONG)

@@ -41,7 +41,7 @@ KNOBS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("coordinator.rounds.silent_owners", "ROUNDS_NOT_WAITED", FEWER_OR_MORE),
     ("coordinator.run.round_driver", "RETRY_S", SHORTER_OR_LONGER),
     ("coordinator.run.core", "KEEP_AGAIN_S", SHORTER_OR_LONGER),
-    ("coordinator.run.rollback", "AWAIT_DEAD", FEWER_OR_MORE),
+    ("coordinator.recovery.rollback", "AWAIT_DEAD", FEWER_OR_MORE),
     ("coordinator.run.ticks", "DONORS_TURN_S", SHORTER_OR_LONGER),
     ("coordinator.run.machine", "RECONNECT_GRACE_S", SHORTER_OR_LONGER),
     ("coordinator.run.digest_agreement", "CHECKS_AT_ONCE", FEWER_OR_MORE),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from farflung.coordinator.modes import registry
 from farflung.coordinator.modes.mode import ModeTools
-from farflung.coordinator.run.operator_orders import AmendmentOrders, GoingBackByOrder, Operating
-from farflung.coordinator.run.rollback import Rollback
+from farflung.coordinator.run.operator_orders import AmendmentOrders, Operating
 from farflung.protocol.causes import DepartureCause
 from farflung.protocol.messages import Gone
 from farflung.protocol.orders import Order
@@ -20,10 +19,10 @@ class Office(MadeRun):
         super().__post_init__()
         self.lost: list[tuple[str, str, str]] = []
         tools = ModeTools(lambda count: bytes(count), self.sends_away)
-        self.core.modes = tuple(made(self.core, tools) for made in registry.having("made").values())
-        by_order = GoingBackByOrder(self.core, self.drivers, Rollback(self.core, self.drivers))
-        amending = AmendmentOrders(self.core, self.drivers)
-        self.operating = Operating(self.core, self.sends_away, by_order, amending)
+        self.core.modes = tuple(
+            made(self.core, self.drivers, tools) for made in registry.having("made").values()
+        )
+        self.operating = Operating(self.core, self.sends_away, AmendmentOrders(self.core, self.drivers))
 
     def sends_away(self, peer: str, cause: DepartureCause, told: str, why: str) -> None:
         member = self.core.members.alive[peer]

@@ -21,7 +21,7 @@ from farflung.coordinator.ledger.records import (
     from_bytes,
     to_bytes,
 )
-from farflung.coordinator.run import rollback
+from farflung.coordinator.recovery import rollback
 from farflung.protocol.causes import DepartureCause
 from farflung.protocol.messages import Lease
 from farflung.protocol.round_words import Commit, Used

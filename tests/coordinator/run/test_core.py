@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -184,6 +184,32 @@ def test_a_strike_is_written_and_said_and_then_taken_once() -> None:
     run.core.follow_up()
     assert heard.after_events[1:] == [([], [(ann, "proven once more")])], "without a strike"
     assert run.core.take_struck() == []
+
+
+class Waits(CoordinatorMode):
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def why_wait(self, fragment: int, is_given: bool) -> str:
+        return self.why
+
+    def lost(self) -> Mapping[int, str]:
+        return {0: self.why} if self.why else {}
+
+    def saved_by(self, fragment: int) -> frozenset[str]:
+        return frozenset({f"{self.why}{fragment}"})
+
+
+def test_a_member_waits_for_what_a_mode_says_and_else_for_a_peer_that_has_it() -> None:
+    run = MadeRun()
+    of_nobody = "nobody online has version 0: waiting for a peer that has it"
+    for modes in ((), (CoordinatorMode(),), (Waits(""),)):
+        run.core.modes = modes
+        assert (run.core.why_wait(0, is_given=True), run.core.why_wait(0, is_given=False)) == ("", of_nobody)
+        assert run.core.lost() == {}
+    run.core.modes = (Waits(""), Waits("first"), Waits("second"))
+    assert {run.core.why_wait(0, given) for given in (False, True)} == {"first"}, "given or not"
+    assert run.core.lost() == {0: "second"} and run.core.saved_by(2) == {"2", "first2", "second2"}
 
 
 # ---- whether a round may be opened ---------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from farflung.coordinator.ledger.records import (
 from farflung.coordinator.reach.partial_view import FELLOWS_TOLD, in_turn_from
 from farflung.coordinator.run.lease_desk import LeaseDesk
 from farflung.coordinator.run.membership import ROSTER_ENTRIES_PER_S, Member
-from farflung.coordinator.run.rollback import Rollback
 from farflung.coordinator.run.ticks import (
     DIGESTS_TOLD,
     DONORS_CROWD_S,
@@ -57,9 +56,8 @@ class Guide(MadeRun):
         super().__init__(
             Manifest(run=RunSection(rounds=ROUNDS), round=rules, checkpoint=CheckpointSection(every_rounds=2))
         )
-        self.rollback = Rollback(self.core, self.drivers)
         lease_desk = LeaseDesk(self.core, self.drivers)
-        self.tick_builder = TickBuilder(self.core, self.drivers, lease_desk, self.rollback)
+        self.tick_builder = TickBuilder(self.core, self.drivers, lease_desk)
         if None not in versions:
             first, *others = (digest_of(0, fragment) for fragment in range(len(versions)))
             self.core.write(Genesis(digest=first, peer=peer_of("ann"), others=tuple(others)))
@@ -322,10 +320,8 @@ def test_who_lacks_a_version_that_nobody_has_waits_and_is_told_for_what() -> Non
     assert run.goal(ann, 2) == (Goal.SYNC, "it holds version 2, the run is at 3")
     run.core.now += run.manifest.net.dead_after_s
     assert run.goal(ann, 2)[0] == Goal.WAIT
-    run.says(ann, fragments=holding(2))
-    run.rollback.check_what_is_held()
-    assert run.goal(ann, 2) == (Goal.WAIT, run.rollback.reason(run.drivers[0]))
-    assert ann.told.startswith("nobody online has version 3") and ann.state == PeerState.WAITING
+    assert run.goal(ann, 2) == (Goal.WAIT, "nobody online has version 3: waiting for a peer that has it")
+    assert ann.state == PeerState.WAITING
 
 
 def test_a_member_that_knows_more_than_the_journal_waits_for_the_newer_journal() -> None:

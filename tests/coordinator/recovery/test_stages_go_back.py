@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from farflung.coordinator.ledger.records import RolledBack
-from farflung.coordinator.run.rollback import SOON_S
+from farflung.coordinator.recovery.rollback import SOON_S
 from farflung.protocol.messages import Welcome
 from farflung.protocol.orders import GoBack, Rewind
 from rig.stage_hall import StageHall, digest_at
@@ -275,7 +275,7 @@ def test_the_status_says_what_is_lost_and_who_may_bring_it() -> None:
     brings(hall, "eve", 1)
     hall.settle(2)
     told = "of stage 1: the run goes back to version 1 unless a peer brings it within 10 s"
-    assert told in hall.machine.rollback.reason(hall.machine.drivers[1])
+    assert told in hall.machine.modes["recovery"].rollback.reason(hall.machine.drivers[1])
 
 
 def test_to_restart_from_scratch_is_named_to_nobody_while_a_disk_may_have_it() -> None:
@@ -355,7 +355,7 @@ def test_P4_whoever_brings_the_newest_state_of_a_stage_serves_it_though_another_
 
 def test_what_a_peer_can_bring_of_a_stage_counts_for_it_where_the_peer_holds_that_stage() -> None:
     hall = with_versions(3)
-    shelves, [first, second] = hall.machine.rollback.shelves, hall.machine.drivers
+    shelves, [first, second] = hall.machine.modes["recovery"].rollback.shelves, hall.machine.drivers
     hall.peers["bob"].shelf = (2,)
     hall.settle(1)
     assert shelves.brought(second) == {2} and not shelves.brought(first)
@@ -366,7 +366,7 @@ def test_what_a_peer_can_bring_of_a_stage_counts_for_it_where_the_peer_holds_tha
 
 def test_what_a_peer_says_counts_only_with_the_runs_own_digest() -> None:
     hall = with_versions(3)
-    shelves, second = hall.machine.rollback.shelves, hall.machine.drivers[1]
+    shelves, second = hall.machine.modes["recovery"].rollback.shelves, hall.machine.drivers[1]
     hall.peers["bob"].shelf = (2, 7)
     hall.settle(1)
     assert shelves.brought(second) == {2}, "nobody knows a version 7"

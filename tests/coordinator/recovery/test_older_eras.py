@@ -14,9 +14,9 @@ from farflung.coordinator.ledger.records import (
     from_bytes,
     to_bytes,
 )
+from farflung.coordinator.recovery.rollback import Rollback
 from farflung.coordinator.run.lease_desk import LeaseDesk
 from farflung.coordinator.run.membership import Member
-from farflung.coordinator.run.rollback import Rollback
 from farflung.coordinator.run.ticks import TickBuilder
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import CheckpointSection, NetSection, RoundSection, RunSection
@@ -52,9 +52,7 @@ class Split(MadeRun):
                 used = {peer_of("cat"): (Used(1, 10 * version),)}
                 self.commits({peer_of("ann"): (), peer_of("bob"): (), **used}, fragment)
         self.rollback = Rollback(self.core, self.drivers)
-        self.tick_builder = TickBuilder(
-            self.core, self.drivers, LeaseDesk(self.core, self.drivers), self.rollback
-        )
+        self.tick_builder = TickBuilder(self.core, self.drivers, LeaseDesk(self.core, self.drivers))
         self.rollback.go_back([now] * fragments, "it was lost")
         for name in ("ann", "bob"):
             self.comes(name, *[now] * fragments, era=1)

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from farflung.console import operator_commands
 from farflung.coordinator.ledger.ledger import SAVED_KEPT
 from farflung.coordinator.ledger.records import Genesis, RolledBack, Vouched
-from farflung.coordinator.run.operator_orders import GoingBackByOrder
-from farflung.coordinator.run.rollback import Rollback
+from farflung.coordinator.recovery.rollback import Rollback
+from farflung.coordinator.recovery.rollback_orders import RollbackOrders
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import CheckpointSection, RoundSection, RunSection
@@ -41,7 +41,7 @@ class Hosted(MadeRun):
             for _ in range(versions):
                 self.commits({peer_of("ann"): (), peer_of("bob"): ()}, fragment)
         self.rollback = Rollback(self.core, self.drivers)
-        self.by_order = GoingBackByOrder(self.core, self.drivers, self.rollback)
+        self.by_order = RollbackOrders(self.core, self.drivers, self.rollback)
         self.effects()
 
     def holds(self, name: str, *versions: int, saved: tuple[int, ...] = ()) -> None:
@@ -51,7 +51,7 @@ class Hosted(MadeRun):
             for version in saved
         )
         beat = self.says(member, fragments=holding(*versions), shelf=shelf, era=self.core.ledger.era)
-        self.rollback.shelves.hear(member, beat)
+        self.rollback.shelves.hear(member.peer, beat)
         self.effects()
 
     def says_so(self, order: GoBack | Rewind) -> Reply:

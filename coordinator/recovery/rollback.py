@@ -1,10 +1,9 @@
 """When nobody holds the newest version any more: whether, when and how far the run goes back.  Pure.
 
-Part of the run machine, looked at on every timer.  The run goes back only to a version of its own: a state whose
-digest stands in the ledger and that a living member holds, or says that it can bring (`Shelves`).  Peers that hold the
-whole model do so by themselves only when those who may hold newer state are accounted for
-(coordinator/ledger/eras.py): a connection that is cut looks from here like the death of everybody behind it, and behind
-it such a run goes on.  Else the host decides (operator_orders.py).
+Looked at on every timer.  The run goes back only to a version of its own: a state whose digest stands in the ledger
+and that a living member holds, or says that it can bring (`Shelves`).  Peers that hold the whole model do so by
+themselves only when those who may hold newer state are accounted for: a connection that is cut looks from here like the
+death of everybody behind it, and behind it such a run goes on.  Else the host decides (rollback_orders.py).
 
 A run of stages waits for nobody's word.  Nothing can go on behind a cut connection, since every version of it is one
 record of this coordinator; and one dead peer is often the only one with its stage's newest version.  So it goes back by
@@ -15,18 +14,15 @@ they hold of it is given up: they take the run's state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
-import msgspec
-
-from farflung.coordinator.ledger.eras import are_accounted_for
+from farflung.coordinator.ledger.eras import HolderMark
 from farflung.coordinator.ledger.records import RolledBack
+from farflung.coordinator.recovery.shelves import Shelves
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.membership import Member
+from farflung.coordinator.run.held_versions import in_this_era, newest_held
 from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol.causes import AbortCause
-from farflung.protocol.messages import Beat, FragmentBeat
-from farflung.protocol.round_words import ShelvedList
 from farflung.protocol.states import Phase
 
 # A coordinator that has just begun waits so many times dead_after_s before it says that everybody is gone.
@@ -34,62 +30,13 @@ AWAIT_DEAD = 2.0
 # A run of stages that can go back by one version waits so much longer for the newest than until its holder counts as
 # dead; and so long for others who may bring more.
 SOON_S = 5.0
-TAKING = frozenset(
-    {Phase.SCATTER, Phase.GATHER, Phase.APPLY}
-)  # what a member is at that has no word of its commit
+# What a member is at that has no word of its commit.
+TAKING = frozenset({Phase.SCATTER, Phase.GATHER, Phase.APPLY})
 NAMED = 3  # so many of those who are waited for are named; of the others the number is told
-REMEMBERED_MOST = 1024  # peers that are away
-
-
-class Shelves:
-    """Which versions peers say they can bring, by what each of them says in its beats.
-
-    A word counts while its digest is one that the run knows: so it stays true over eras, and a checkpoint of a version
-    that was undone counts for nothing.  Who may lie: everybody.  A claim makes nobody a holder; it is a reason to go
-    back to that version, or to wait for it for a while.  What peers said that are away now is remembered for
-    people: before the host begins from scratch, they are worth waiting for.
-    """
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._said: dict[str, ShelvedList] = {}  # by peer
-
-    def hear(self, member: Member, beat: Beat) -> None:
-        if beat.shelf == self._said.get(member.peer, ()):
-            return
-        self._said.pop(
-            member.peer, None
-        )  # the last one that said something new is the last one to be forgotten
-        self._said[member.peer] = beat.shelf
-        away = [peer for peer in self._said if peer not in self._core.members.alive]
-        for peer in away[: max(0, len(away) - REMEMBERED_MOST)]:
-            del self._said[peer]
-
-    def brought(self, driver: RoundDriver) -> set[int]:
-        """Versions that members which hold this fragment, or are to hold it, can bring."""
-        return self._versions(driver, (member.peer for member in driver.holders))
-
-    def here(self, driver: RoundDriver) -> set[int]:
-        """... or any member, whatever it holds: its place may have checkpoints of several stages."""
-        return self._versions(driver, self._core.members.alive)
-
-    def peers_with(self, driver: RoundDriver) -> set[str]:
-        """Who can bring some version of this fragment that the run knows, wherever that peer is now."""
-        return {peer for peer in self._said if self._versions(driver, [peer])}
-
-    def _versions(self, driver: RoundDriver, peers: Iterable[str]) -> set[int]:
-        # Version 0 is founded by the host's word alone.
-        known, number = driver.book.digests, driver.fragment
-        return {
-            each.version
-            for peer in peers
-            for each in self._said.get(peer, ())
-            if each.version > 0 and each.is_of(number, known.get(each.version, b""))
-        }
 
 
 class Rollback:
-    def __init__(self, core: Core, drivers: list[RoundDriver]) -> None:
+    def __init__(self, core: Core, drivers: Sequence[RoundDriver]) -> None:
         self._core = core
         self._drivers = drivers
         # Of each fragment: the newest version that somebody held at the last look, and since when it is not the newest.
@@ -99,14 +46,6 @@ class Rollback:
         self.shelves = Shelves(core)
         self._short_since: float | None = None  # nobody holds the newest version of some fragment
         self._offer: tuple[list[int], float] = [], 0.0  # where it could go back to, and since when
-
-    # ---- what members say --------------------------------------------------------------------------------
-
-    def in_this_era(self, beat: Beat) -> Beat:
-        """A member that has not heard yet that the run went back holds nothing of it, whatever its numbers say."""
-        if beat.era >= self._core.ledger.era:
-            return beat
-        return msgspec.structs.replace(beat, fragments=tuple(map(_nothing_of, beat.fragments)))
 
     def together(self, held: Sequence[int]) -> list[int]:
         """Stages of a model go back to one version, the newest that all of them have: somebody there holds it (`held`:
@@ -127,7 +66,7 @@ class Rollback:
         core = self._core
         may = core.ledger.learned and not (core.finished and core.ledger.delivered) and core.members.alive
         for at, driver in enumerate(self._drivers):
-            held, before = self.newest_held(driver), self._held[at]
+            held, before = newest_held(driver), self._held[at]
             if held >= driver.book.version or not may:
                 self._lost_since[at] = None
             elif self._lost_since[at] is None or held != before:
@@ -227,37 +166,16 @@ class Rollback:
         alone = alone and core.now - core.began_at >= AWAIT_DEAD * core.members.dead_after_s
         return {each.fragment: self.reason(each) for each in self._drivers if alone or self.is_lost(each)}
 
-    def newest_held(
-        self, driver: RoundDriver, settled: bool = False, heard_since: float = float("-inf")
-    ) -> int:
-        """`settled`: that the run has agreed on the digest of.  `heard_since`: by somebody who spoke since then."""
-        book, newest = driver.book, -1
-        for member in driver.holders:
-            said = driver.beat_of(member)
-            if newest >= book.version:
-                break  # in a crowd it is nearly always the first one
-            if said is None or said.version <= newest or member.heard_at < heard_since:
-                continue
-            # A version whose digest is not settled yet is held; so is one that this journal does not know.
-            known = book.digests.get(said.version)
-            unknown = known is None and said.version >= book.version and not settled
-            due = book.shown.get(said.version)
-            # An echo of the digest holds nothing.
-            shows = due is None or driver.agreement.has_shown(said) == due
-            if (said.digest == known and shows) or unknown:
-                newest = said.version
-        return min(newest, book.version)
-
     def settled_held(self, heard_since: float = float("-inf")) -> list[int]:
         """Of each fragment the newest settled version that a living member holds; -1 if there is none."""
-        return [self.newest_held(driver, True, heard_since) for driver in self._drivers]
+        return [newest_held(driver, True, heard_since) for driver in self._drivers]
 
     # ---- a new era ---------------------------------------------------------------------------------------
 
     def go_back(self, versions: Sequence[int], reason: str, undone: bool = False) -> None:
         """`undone`: by the host, though somebody has it."""
         core = self._core
-        if min(versions) > 0 or self.newest_held(self._drivers[0], settled=True) == 0:
+        if min(versions) > 0 or newest_held(self._drivers[0], settled=True) == 0:
             core.note(f"the run went back from version {self._versions} to {_listed(versions)}: {reason}")
         else:
             core.note(f"the run starts again at version {_listed(versions)}: {reason}")
@@ -272,7 +190,7 @@ class Rollback:
                 standing.verified = standing.vouched = False
                 standing.ready_since = None
             if member.beat is not None:
-                member.beat = self.in_this_era(member.beat)
+                member.beat = in_this_era(member.beat, core.ledger.era)
 
     @property
     def _versions(self) -> str:
@@ -371,5 +289,12 @@ def _listed(versions: Sequence[int]) -> str:
     return ", ".join(str(version) for version in versions)
 
 
-def _nothing_of(said: FragmentBeat) -> FragmentBeat:
-    return FragmentBeat(said.fragment, -1, b"", 0, 0, 0, False, ())
+def are_accounted_for(holders: Mapping[str, HolderMark], version: int, present: Sequence[str]) -> bool:
+    """May the run go back to this version, held by somebody who is here, while nobody here holds more?
+
+    Yes, if nobody who is away can hold more; or if of those who can, by their committed tokens, more than half are here
+    (and hold no more).  Who never brought anything has no say, however many they are.
+    """
+    can = {peer: holder.tokens for peer, holder in holders.items() if holder.reached > version}
+    here = can.keys() & set(present)
+    return can.keys() == here or 2 * sum(can[peer] for peer in here) > sum(can.values())

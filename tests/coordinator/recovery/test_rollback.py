@@ -23,8 +23,9 @@ from farflung.coordinator.ledger.records import (
     from_bytes,
     to_bytes,
 )
+from farflung.coordinator.recovery.rollback import Rollback
+from farflung.coordinator.run.held_versions import in_this_era
 from farflung.coordinator.run.membership import Member
-from farflung.coordinator.run.rollback import Rollback
 from farflung.protocol.causes import DepartureCause
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import CheckpointSection, NetSection, RoundSection, RunSection
@@ -418,12 +419,12 @@ def test_beats_of_an_older_era_say_nothing_of_versions() -> None:
     """Version 5 is made again by other commits: who holds the old one must not pass for a holder of the new one."""
     run = Loser(5)
     before = run.says(run.holds("bob", 5), fragments=holding(5), step=7)
-    assert run.rollback.in_this_era(before) is before
+    assert in_this_era(before, run.core.ledger.era) is before
     run.core.write(RolledBack(versions=(4,), reason="a test"))
-    late = run.rollback.in_this_era(before)
+    late = in_this_era(before, run.core.ledger.era)
     assert late == replace(before, fragments=(NOWHERE,)), "what is not about versions is as good as before"
     again = replace(before, era=1)
-    assert run.rollback.in_this_era(again) is again
+    assert in_this_era(again, run.core.ledger.era) is again
 
 
 def test_what_members_said_before_it_went_back_does_not_count_after_it() -> None:
