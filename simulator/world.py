@@ -245,7 +245,8 @@ class World:
                     self.between.asked(machine, effect, self.now)
         if any(isinstance(effect, Write) for effect in effects):
             self.invariants.on_books(machine.core.ledger)
-            self.invariants.on_strikes(machine.auditing.cases.struck)
+            audits = machine.modes.get("audits")
+            self.invariants.on_strikes(audits.desk.cases.struck if audits is not None else ())
 
     def _dial_back(self, machine: RunMachine, effect: DialBack) -> None:
         """A handshake is a few packets; where none arrives the dialler gives up."""

@@ -12,10 +12,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from farflung.coordinator.court.questions import MemberAnswer
 from farflung.coordinator.door.hello_check import HelloPassed
+from farflung.coordinator.rounds.committed_sums import CommittedSums
 from farflung.protocol.causes import DepartureCause
-from farflung.protocol.messages import Beat, Refuse
+from farflung.protocol.messages import Beat, FromMember, Refuse
 from farflung.protocol.orders import Order, Reply
+from farflung.protocol.verdicts import Verdict
 
 
 class CoordinatorMode:
@@ -30,6 +33,21 @@ class CoordinatorMode:
 
     def hear(self, peer: str, beat: Beat) -> None:
         """What a member says of itself, before the core takes it in."""
+
+    def on_message(self, peer: str, message: FromMember) -> Verdict | None:
+        """What a member says to this mode.  None: it is for somebody else."""
+        return None
+
+    def on_answer(self, answer: MemberAnswer) -> bool:
+        """What a member shows.  False: this mode did not ask for it."""
+        return False
+
+    def on_committed(self, sums: CommittedSums) -> None:
+        """A round was committed, which is written; `sums`: who signed for what it is made of."""
+
+    def is_busy_with(self, fragment: int) -> bool:
+        """Members of a run that is complete stay a while for what this mode has begun."""
+        return False
 
     def on_timer(self) -> bool:
         """Time passed.  True: members are told at once where the run is now."""

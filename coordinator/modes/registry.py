@@ -22,25 +22,38 @@ from farflung.protocol.manifest import Manifest
 # Name -> the module in which it begins.
 BEGINNINGS: Final = {
     "admission": "farflung.coordinator.admission.admission",
+    "audits": "farflung.coordinator.audits.audits",
     "recovery": "farflung.coordinator.recovery.recovery",
     "standby": "farflung.coordinator.standby.standby",
 }
 # Name -> the module with its `hand` in the server (`FileHand`): it looks at files of the host's.
 HANDS: Final = {"admission": "farflung.coordinator.admission.allowlist"}
-# Name -> the section of run.toml that is the mode's.
-SECTIONS: Final = {"admission": "admission"}
+# Name -> what of run.toml is the mode's: a section, or a key of one that is false where the mode is off.
+WANTED_BY: Final = {"admission": "admission", "audits": "merge.audit"}
 
 
 def check(manifest: Manifest) -> None:
     """UserError: the host wants something of a mode that was taken out.  A run that is to be by invitation must not be
     open because of that."""
-    for mode, section in SECTIONS.items():
+    for mode, name in WANTED_BY.items():
+        section, _, key = name.partition(".")
         wanted = getattr(manifest, section)
-        if found(mode) is None and wanted != type(wanted)():
+        default = type(wanted)()
+        if key:
+            wanted, default = getattr(wanted, key), getattr(default, key)
+        if found(mode) is None and wanted and wanted != default:
             raise UserError(
-                f"[{section}] of run.toml is not as by default, and this coordinator was installed without {mode}: "
-                "leave that section out, or install it whole"
+                f"[{section}]{f' {key} = {wanted}' if key else ''} of run.toml is not as by default, and this "
+                f"coordinator was installed without {mode}: leave that out, or install it whole"
             )
+
+
+def lacking() -> str:
+    """For people: the modes that were taken out; empty: none."""
+    names = [mode for mode in BEGINNINGS if found(mode) is None]
+    return (
+        f"this coordinator was installed without {', '.join(names)} (docs/architecture.md)" if names else ""
+    )
 
 
 def found(mode: str) -> ModuleType | None:

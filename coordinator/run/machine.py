@@ -32,7 +32,6 @@ from farflung.coordinator.reach.relays import RelayNow, Trial
 from farflung.coordinator.reach.routes import Usage
 from farflung.coordinator.reach.tickets import TicketScope
 from farflung.coordinator.rounds.gradient_clip import clipped, warning
-from farflung.coordinator.run.audit_desk import AuditDesk
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import (
     Allow,
@@ -99,10 +98,9 @@ class RunMachine:
         for record in records:
             ledger.apply(record)
         self.core = Core(manifest, run_id, ledger)
-        self.auditing = AuditDesk(self.core, random)
         fragments = range(ledger.fragments)
         self.batches = Batches(self.core, self._house()) if manifest.pipeline.batch else None
-        self.drivers = [RoundDriver(self.core, each, self.auditing, self.batches) for each in fragments]
+        self.drivers = [RoundDriver(self.core, each, self.batches) for each in fragments]
         self.lease_desk = LeaseDesk(self.core, self.drivers)
         tools = ModeTools(random, self._send_away)
         made = registry.having("made").items()
@@ -148,6 +146,7 @@ class RunMachine:
         number = core.ledger.incarnation + (RESTORED_AHEAD if restored else 1)
         secret = b"" if core.ledger.secret else self._random(32)
         core.write(Started(incarnation=number, clock_s=clock_s, wall_s=wall_s, secret=secret))
+        core.warn(registry.lacking())
         core.warn(f"restored: {core.ledger.restored_because}" if restored else "")
         for fragment, book in enumerate(core.ledger.books):
             if book.open_round:
@@ -328,7 +327,6 @@ class RunMachine:
                 told = f"nothing heard for {core.members.dead_after_s:g} s"
                 self._lose(member, DepartureCause.SILENT, told)
         self.lease_desk.reclaim()
-        self.auditing.on_timer()
         if any([mode.on_timer() for mode in core.modes]):
             self.tick_builder.recheck_all()
         self._settle([driver for driver in self.drivers if driver.is_due()])
@@ -480,7 +478,8 @@ class RunMachine:
     def _on_member_message(self, member: Member, message: Beat | Audited | Leave) -> Verdict:
         match message:
             case Audited():
-                return self.auditing.on_audited(member, message)
+                told = (mode.on_message(member.peer, message) for mode in self.core.modes)
+                return next((each for each in told if each is not None), Verdict.STALE)
             case Beat():
                 return self._on_beat(member, message)
             case Leave():
@@ -540,7 +539,7 @@ class RunMachine:
     def _settle(self, drivers: list[RoundDriver]) -> None:
         """Move the rounds on, settle new versions' digests, and tell everybody at once what that changes."""
         for answer in self.core.questions.take_answers():
-            if not self.auditing.cases.on_answer(answer):
+            if not any(mode.on_answer(answer) for mode in self.core.modes):
                 any(driver.agreement.on_answer(answer) for driver in self.drivers)
         self.core.follow_up()
         for driver in drivers:

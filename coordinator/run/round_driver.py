@@ -23,7 +23,6 @@ from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.rounds.round_rules import chosen, lines_of, rules_for, within
 from farflung.coordinator.rounds.silent_owners import LastHolders
 from farflung.coordinator.rounds.steps import Done, Failed, Foreseen, OwnersMoved, RoundCommitted, RoundWaits
-from farflung.coordinator.run.audit_desk import AuditDesk
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.digest_agreement import DigestAgreement
 from farflung.coordinator.run.eligibility import Eligibility
@@ -55,15 +54,10 @@ class RoundDriver(Eligibility):
         self,
         core: Core,
         fragment: int,
-        auditing: AuditDesk | None = None,
         batches: Batches | None = None,
     ) -> None:
-        """`auditing` is told of each commit, after it was written, with what proves whose sums it is made of.
-
-        `batches` says who must be in a round, where updates are synchronous batches.
-        """
+        """`batches` says who must be in a round, where updates are synchronous batches."""
         super().__init__(core, fragment)
-        self._auditing = auditing
         self.round: Round | None = None
         self.agreement = DigestAgreement(core, fragment)
         self._witness = SignedResults(core)
@@ -211,7 +205,7 @@ class RoundDriver(Eligibility):
     @property
     def is_audited(self) -> bool:
         """Sums of the newest versions are merged again by others, or their case is open."""
-        return self._auditing is not None and self._auditing.is_busy_with(self.fragment)
+        return any(mode.is_busy_with(self.fragment) for mode in self.core.modes)
 
     # ---- moving on -----------------------------------------------------------------------------------
 
@@ -466,8 +460,8 @@ class RoundDriver(Eligibility):
             self.standing(member).verified = False  # until it shows the digest of the new version
             if at_once or member.peer in self.processes:
                 self.agreement.tell_commit(member)
-        if self._auditing is not None:
-            self._auditing.on_commit(sums)
+        for mode in self.core.modes:
+            mode.on_committed(sums)
 
     def _count_participation(self, included: tuple[str, ...]) -> None:
         for member in self.holders:

@@ -47,8 +47,7 @@ MODES: Mapping[str, tuple[str, ...]] = {
     ),
     "audits": (
         "coordinator/court",
-        "coordinator/run/audit_desk",
-        "coordinator/run/sum_cases",
+        "coordinator/audits",
         "coordinator/run/signed_results",
         "coordinator/ledger/proofs",
         "coordinator/ledger/evidence",

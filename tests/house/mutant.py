@@ -81,7 +81,7 @@ COURT = (
     "tests/whole/test_liars.py",
 )
 DATA = ("tests/coordinator/run/test_lease_desk.py", "tests/whole/test_liars_about_work.py")
-AUDITS = ("tests/coordinator/run/test_auditing.py", "tests/whole/test_wrong_sums.py")
+AUDITS = ("tests/coordinator/audits/test_auditing.py", "tests/whole/test_wrong_sums.py")
 PROVEN = ("tests/coordinator/ledger/test_proofs.py",)
 WITNESS = ("tests/coordinator/run/test_round_driver.py", "tests/coordinator/run/test_signed_results.py")
 AUDITOR = ("tests/peer/machine/test_auditing.py",)

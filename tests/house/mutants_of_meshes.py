@@ -8,8 +8,8 @@ MESH = ("tests/whole/test_mesh.py",)
 
 LIARS = ("tests/whole/test_mesh_of_liars.py",)
 SIGNED = ("tests/coordinator/rounds/test_signed_sums.py",)
-AUDITED = ("tests/coordinator/run/test_auditing_in_groups.py",)
-PROVEN = ("tests/coordinator/ledger/test_proofs_in_groups.py",)
+AUDITED = ("tests/coordinator/audits/test_auditing_in_groups.py",)
+PROVEN = ("tests/coordinator/audits/test_proofs_in_groups.py",)
 WRONG = ("tests/whole/test_wrong_sums_in_groups.py",)
 JUDGED = ("tests/coordinator/rounds/test_screening_in_groups.py",)
 
@@ -394,21 +394,21 @@ MESHES = (
     ),
     Mutant(
         "what groups add up is drawn as results are",
-        "coordinator/run/audit_desk.py",
+        "coordinator/audits/audit_desk.py",
         "self._dice.draw(count * (1 + groups), share)",
         "self._dice.draw(count, share)",
         AUDITED,
     ),
     Mutant(
         "an auditor is heard of the sum that it was asked about",
-        "coordinator/run/audit_desk.py",
+        "coordinator/audits/audit_desk.py",
         "task = self._tasks.get((said.round_no, said.group, verdict.chunk))",
         "task = next((t for k, t in self._tasks.items() if (k[0], k[2]) == (said.round_no, verdict.chunk)), None)",
         AUDITED,
     ),
     Mutant(
         "auditors of a mesh are near to what goes in",
-        "coordinator/run/audit_desk.py",
+        "coordinator/audits/audit_desk.py",
         "for among in (task.sum.near, set(sums.commit.included)):",
         "for among in (set(sums.commit.included),):",
         AUDITED,

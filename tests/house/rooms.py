@@ -37,7 +37,9 @@ ROOMS: dict[str, Room] = {
     "checkpoints": Room(("collectives/round", *PROTOCOL)),
     "coordinator/rounds": Room(("protocol",), pure=True),
     "coordinator/court": Room(("protocol",), pure=True),
-    "coordinator/modes": Room(("coordinator/door/hello_check", "protocol"), pure=True),
+    "coordinator/modes": Room(
+        ("coordinator/rounds", "coordinator/court", "coordinator/door/hello_check", "protocol"), pure=True
+    ),
     "coordinator/ledger": Room(
         ("coordinator/modes", "coordinator/court", "collectives/pipeline/seats", *PROTOCOL)
     ),
@@ -91,6 +93,18 @@ ROOMS: dict[str, Room] = {
             "coordinator/door/allowance",
             *PROTOCOL,
         )
+    ),
+    "coordinator/audits": Room(
+        (
+            "coordinator/modes",
+            "coordinator/run",
+            "coordinator/reach",
+            "coordinator/rounds",
+            "coordinator/court",
+            "coordinator/ledger",
+            "protocol",
+        ),
+        pure=True,
     ),
     "coordinator/recovery": Room(
         ("coordinator/modes", "coordinator/run", "coordinator/ledger", "protocol"), pure=True

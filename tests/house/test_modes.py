@@ -1,8 +1,8 @@
 """A mode is a folder: taken out of a copy with its tests, the rest imports, runs and passes its tests.
 
-`Mode.tests` lists what goes with the folder, so that nothing else in tests/ may lean on it.  `make test` takes all modes
-out together; the hard half takes each out alone, so that none leans on another, and runs all tests of the core without
-any of them.
+`Mode.tests` lists what goes with the folder, so that nothing else in tests/ may lean on it.  `make test` takes all
+modes out together; the hard half takes each out alone, so that none leans on another, and runs all tests of the core
+without any of them.
 """
 
 from __future__ import annotations
@@ -36,6 +36,15 @@ MODES = {
         ("coordinator/admission",),
         (
             "tests/whole/test_liars.py",
+            "tests/whole/test_wrong_sums_in_groups.py",
+            "tests/whole/test_wrong_sums.py",
+        ),
+    ),
+    "audits": Mode(
+        ("coordinator/audits",),
+        (
+            "tests/rig/sum_court.py",
+            "tests/whole/test_mesh_of_liars.py",
             "tests/whole/test_wrong_sums_in_groups.py",
             "tests/whole/test_wrong_sums.py",
         ),

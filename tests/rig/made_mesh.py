@@ -14,10 +14,11 @@ from msgspec.structs import replace
 
 from farflung.coordinator.court.plain_codecs import codec_named
 from farflung.coordinator.court.plain_steps import merged
+from farflung.coordinator.rounds.committed_sums import CommittedSums
 from farflung.coordinator.rounds.groups import Groups, planned, summed
 from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.rounds.round_rules import RoundRules
-from farflung.coordinator.run.signed_results import CommittedSums, SignedResults
+from farflung.coordinator.run.signed_results import SignedResults
 from farflung.peer.identity import Identity
 from farflung.protocol.digests import combined, hash_bytes, mask_of, mask_to_bytes
 from farflung.protocol.messages import ProgressReport, Sent

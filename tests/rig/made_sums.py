@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from farflung.coordinator.court.plain_codecs import codec_named
 from farflung.coordinator.court.plain_steps import merged
 from farflung.coordinator.ledger.proofs import WrongSum
+from farflung.coordinator.rounds.committed_sums import CommittedSums
 from farflung.coordinator.rounds.reported import MadeResult
-from farflung.coordinator.run.signed_results import CommittedSums
 from farflung.peer.identity import Identity
 from farflung.protocol.digests import hash_bytes, mask_to_bytes
 from farflung.protocol.messages import ProgressReport, Sent

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from farflung.coordinator.audits.audit_desk import AuditDesk
 from farflung.coordinator.ledger.records import CommittedRound, Record
 from farflung.coordinator.modes.mode import CoordinatorMode
-from farflung.coordinator.run.audit_desk import AuditDesk
 from farflung.coordinator.run.effects import KeepProof, Tell, Write
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.limits import PART_BYTES

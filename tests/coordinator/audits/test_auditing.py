@@ -8,9 +8,9 @@ from statistics import median
 
 import pytest
 
+from farflung.coordinator.audits import sum_cases
+from farflung.coordinator.audits.audit_desk import Dice
 from farflung.coordinator.ledger.records import FoundCheating, Struck
-from farflung.coordinator.run import sum_cases
-from farflung.coordinator.run.audit_desk import Dice
 from farflung.protocol.manifest_sections import MergeSection
 from farflung.protocol.messages import AuditChunks, What
 from farflung.protocol.round_words import ChunkVerdict

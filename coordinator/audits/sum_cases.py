@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from farflung.coordinator.audits.one_sum import OneSum
 from farflung.coordinator.court.questions import MemberAnswer, WantedProof
 from farflung.coordinator.ledger.records import FoundCheating
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import KeepProof
 from farflung.coordinator.run.membership import Member
-from farflung.coordinator.run.signed_results import OneSum
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import BULK_SLACK_BYTES, PROOF_BYTES_MOST, ROUNDS_KEPT
 from farflung.protocol.messages import What

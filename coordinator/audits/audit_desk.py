@@ -1,6 +1,6 @@
 """Audits of sums: some of each commit are drawn, and somebody else than their maker merges them again.  Pure.
 
-Part of the run machine, told of every commit after it was written: who made what was not to know which chunks would be
+Told of every commit after it was written: who made what was not to know which chunks would be
 looked at.  An auditor is drawn among those who were in the round.  Its word alone means little: "right" ends the matter
 (another one may be drawn next time), "wrong" opens a case that is decided by bytes (sum_cases.py), and whoever is said
 not to give its contribution is asked here.  Authors keep their contributions until `ROUNDS_KEPT` later commits.
@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from farflung.coordinator.audits.one_sum import OneSum
+from farflung.coordinator.audits.sum_cases import SumCases
 from farflung.coordinator.reach.partial_view import WHOLE_ROSTER
+from farflung.coordinator.rounds.committed_sums import CommittedSums
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.membership import Member
-from farflung.coordinator.run.signed_results import CommittedSums, OneSum
-from farflung.coordinator.run.sum_cases import SumCases
 from farflung.protocol.limits import AUDITED_AT_ONCE, ROUNDS_KEPT
 from farflung.protocol.messages import AuditChunks, Audited
 from farflung.protocol.round_words import THE_RESULT, ChunkVerdict

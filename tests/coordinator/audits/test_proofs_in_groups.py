@@ -10,13 +10,13 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from farflung.console.main import app
+from farflung.coordinator.audits.one_sum import OneSum
 from farflung.coordinator.ledger.proofs import (
     WrongSum,
     WrongSumOfSums,
     proof_from_bytes,
     proof_to_bytes,
 )
-from farflung.coordinator.run.signed_results import OneSum
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.round_words import THE_RESULT
 from farflung.protocol.signed_words import inputs_of, results_part, sums_of_groups_part
