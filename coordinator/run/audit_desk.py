@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from farflung.coordinator.reach.partial_view import WHOLE_ROSTER
+from farflung.coordinator.roster.partial_view import WHOLE_ROSTER
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.signed_results import CommittedSums, OneSum

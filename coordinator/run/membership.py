@@ -19,11 +19,11 @@ import msgspec
 
 from farflung.coordinator.ledger.pace import MemberPace
 from farflung.coordinator.reach.hole_punching import Together
-from farflung.coordinator.reach.partial_view import PartialView
 from farflung.coordinator.reach.relays import Trial
-from farflung.coordinator.reach.roster_delta import RosterDelta, RosterNews
 from farflung.coordinator.reach.routes import Routes
 from farflung.coordinator.reach.tickets import Sign, TicketScope
+from farflung.coordinator.roster.partial_view import PartialView
+from farflung.coordinator.roster.roster_delta import RosterDelta, RosterNews
 from farflung.protocol.limits import BEAT_LONGEST_S
 from farflung.protocol.messages import Beat, Hello
 from farflung.protocol.round_words import CROWD, Contact

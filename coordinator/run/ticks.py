@@ -13,8 +13,8 @@ from itertools import islice
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.court.alike import Alike
 from farflung.coordinator.ledger.records import Genesis
-from farflung.coordinator.reach import partial_view
-from farflung.coordinator.reach.roster_delta import RosterNews
+from farflung.coordinator.roster import partial_view
+from farflung.coordinator.roster.roster_delta import RosterNews
 from farflung.coordinator.rounds.early_uploads import Known
 from farflung.coordinator.rounds.round_rules import up_rates
 from farflung.coordinator.run.core import Core

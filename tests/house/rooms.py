@@ -46,6 +46,7 @@ ROOMS: dict[str, Room] = {
         pure=True,
     ),
     "coordinator/door": Room(PROTOCOL),
+    "coordinator/roster": Room(("protocol",), pure=True),
     "coordinator/reach": Room(("coordinator/door/allowance", "protocol"), pure=True),
     "coordinator/relay": Room(("coordinator/reach", *PROTOCOL)),
     "coordinator/run": Room(
@@ -55,6 +56,7 @@ ROOMS: dict[str, Room] = {
             "coordinator/batches",
             "coordinator/court",
             "coordinator/ledger",
+            "coordinator/roster",
             "coordinator/reach",
             "coordinator/door/hello_check",
             "coordinator/door/allowance",
@@ -345,6 +347,7 @@ THIRD_PARTY = {
     "collectives/pipeline": set(),
     "coordinator/rounds": {"msgspec", "numpy"},
     "coordinator/court": {"msgspec", "numpy"},
+    "coordinator/roster": set(),
     "coordinator/reach": set(),
     "coordinator/run": {"msgspec"},
     "peer/machine": {"msgspec"},
