@@ -1,4 +1,4 @@
-"""What a mode may say in the run machine: six questions, and an answer to each that changes nothing.  Pure.
+"""What a mode may say in the run machine: seven questions, and an answer to each that changes nothing.  Pure.
 
 The core asks the modes that are there (registry.py), in their order; it never asks which they are.  A mode
 answers with a value, writes records of its own, and speaks through the core's words alone (`write`, `note`, `tell`).
@@ -39,6 +39,11 @@ class CoordinatorMode:
         """None: an order of somebody else's.  UserError: a mistake of the host's."""
         return None
 
+    def find_ways(self, together: Callable[[str, str], bool]) -> bool:
+        """Time passed, or somebody came, or was dialled.  `together`: is there a round that both are in?  True: members
+        are to hear of other ways to each other."""
+        return False
+
     def status_of(self, peer: str) -> Mapping[str, Any]:
         """Of a member, for people."""
         return {}
@@ -56,12 +61,27 @@ class ModeTools:
 
     random: Callable[[int], bytes]
     send_away: SendAway
+    follow_ways: Callable[[], None]  # to each other: they may be others than before
+    settle: Callable[[], None]  # moves all rounds on
 
 
-class FileHand(Protocol):
-    """A mode's hand in the server: looks at files of the host's, and changes the mode by what it read."""
+class ServerHand:
+    """A mode's hand in the server: each does some of this."""
 
-    def look(self) -> None: ...
+    def look(self) -> None:
+        """At files of the host's, and changes the mode by what it read."""
+
+    def begin(self, public: bytes, host: str, port: int) -> None:
+        """The run has begun.  `public`: the key that signs for it; `host`, `port`: where the mode may listen."""
+
+    def turn(self, now: float, wall_s: float) -> Sequence[Any]:
+        """At every tick; the effects of what the mode heard by it."""
+        return ()
+
+    def act(self, effect: Any, now: float) -> None:
+        """One of the mode's own."""
+
+    def close(self) -> None: ...
 
 
 Modes = Sequence[CoordinatorMode]

@@ -6,6 +6,7 @@ register and nothing to discover.  tests/house/test_modes.py takes each folder o
 
 What such a module may have: `LedgerPart`, a class that folds records (coordinator/ledger/ledger.py); `RECORDS`, the
 types of its records; `made`, which makes its part of the run machine (mode.py); `stands_by` (coordinator/run_lead.py).
+Elsewhere it may have a `hand` in the server.
 """
 
 from __future__ import annotations
@@ -22,23 +23,37 @@ from farflung.protocol.manifest import Manifest
 # Name -> the module in which it begins.
 BEGINNINGS: Final = {
     "admission": "farflung.coordinator.admission.admission",
+    "reach": "farflung.coordinator.reach.reach",
     "standby": "farflung.coordinator.standby.standby",
 }
-# Name -> the module with its `hand` in the server (`FileHand`): it looks at files of the host's.
-HANDS: Final = {"admission": "farflung.coordinator.admission.allowlist"}
+# Name -> the module with its `hand` in the server (`ServerHand`).
+HANDS: Final = {
+    "admission": "farflung.coordinator.admission.allowlist",
+    "reach": "farflung.coordinator.relay.relay_hand",
+}
 # Name -> the section of run.toml that is the mode's.
 SECTIONS: Final = {"admission": "admission"}
+# Name -> (section, key) of run.toml by which the host asks for something of the mode's, and what asks for nothing.
+KEYS: Final = {"reach": ("net", "relay", "off")}
 
 
 def check(manifest: Manifest) -> None:
     """UserError: the host wants something of a mode that was taken out.  A run that is to be by invitation must not be
-    open because of that."""
+    open because of that.  What it asks for by default alone is no reason."""
     for mode, section in SECTIONS.items():
         wanted = getattr(manifest, section)
         if found(mode) is None and wanted != type(wanted)():
             raise UserError(
                 f"[{section}] of run.toml is not as by default, and this coordinator was installed without {mode}: "
                 "leave that section out, or install it whole"
+            )
+    for mode, (section, key, nothing) in KEYS.items():
+        part = getattr(manifest, section)
+        asked = getattr(part, key)
+        if found(mode) is None and asked not in (nothing, getattr(type(part)(), key)):
+            raise UserError(
+                f"[{section}] {key} = {asked!r} of run.toml: this coordinator was installed without {mode}: "
+                f"leave that out, say {nothing!r}, or install it whole"
             )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-WAYS = ("tests/coordinator/reach/test_routes.py", "tests/coordinator/run/test_relayed_members.py")
+WAYS = ("tests/coordinator/reach/test_routes.py", "tests/coordinator/reach/test_relayed_members.py")
 MEETING = (
     "tests/coordinator/reach/test_hole_punching.py",
-    "tests/coordinator/run/test_meeting_members.py",
+    "tests/coordinator/reach/test_meeting_members.py",
 )
 TICKETS = ("tests/coordinator/reach/test_tickets.py", "tests/coordinator/relay/test_relay.py")
 LEAN = ("tests/collectives/test_sealed_records.py", "tests/collectives/test_lean.py")
@@ -17,6 +17,27 @@ BOARD = ("tests/coordinator/relay/test_switchboard.py", "tests/coordinator/relay
 RELAYS = ("tests/coordinator/reach/test_relays.py",)
 
 REACH = (
+    Mutant(
+        "a relay that the host asks for is refused where the mode is not there, and no other run is",
+        "coordinator/modes/registry.py",
+        "if found(mode) is None and asked not in (nothing, getattr(type(part)(), key)):",
+        "if found(mode) is None and asked != nothing:",
+        ("tests/coordinator/roster/test_ways.py",),
+    ),
+    Mutant(
+        "without ways but to dial, whoever others could not reach owns nothing for a while",
+        "coordinator/roster/ways.py",
+        "if each.contact.address and each.doubted_until <= now}",
+        "if each.contact.address}",
+        ("tests/coordinator/roster/test_ways.py",),
+    ),
+    Mutant(
+        "the core asks the mode for ways, where it is there",
+        "coordinator/reach/reach.py",
+        "self.routes = core.members.ways = Routes()",
+        "self.routes = Routes()",
+        WAYS,
+    ),
     Mutant(
         "a ticket is good at one relay",
         "coordinator/reach/tickets.py",

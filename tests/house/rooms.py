@@ -47,8 +47,6 @@ ROOMS: dict[str, Room] = {
     ),
     "coordinator/door": Room(PROTOCOL),
     "coordinator/roster": Room(("protocol",), pure=True),
-    "coordinator/reach": Room(("coordinator/door/allowance", "protocol"), pure=True),
-    "coordinator/relay": Room(("coordinator/reach", *PROTOCOL)),
     "coordinator/run": Room(
         (
             "coordinator/modes",
@@ -57,7 +55,6 @@ ROOMS: dict[str, Room] = {
             "coordinator/court",
             "coordinator/ledger",
             "coordinator/roster",
-            "coordinator/reach",
             "coordinator/door/hello_check",
             "coordinator/door/allowance",
             "protocol/process/networks",
@@ -77,8 +74,7 @@ ROOMS: dict[str, Room] = {
             "coordinator/ledger",
             "coordinator/door",
             "coordinator/modes",
-            "coordinator/reach",
-            "coordinator/relay",
+            "coordinator/roster",
             "coordinator/run",
             *PROTOCOL,
         )
@@ -93,6 +89,19 @@ ROOMS: dict[str, Room] = {
             "coordinator/door/allowance",
             *PROTOCOL,
         )
+    ),
+    "coordinator/reach": Room(
+        (
+            "coordinator/modes",
+            "coordinator/roster",
+            "coordinator/run",
+            "coordinator/door/allowance",
+            "protocol",
+        ),
+        pure=True,
+    ),
+    "coordinator/relay": Room(
+        ("coordinator/modes", "coordinator/reach", "coordinator/roster", "coordinator/run", *PROTOCOL)
     ),
     "coordinator/standby": Room(
         ("coordinator", "coordinator/door", "coordinator/ledger", "coordinator/restoring", *PROTOCOL)
@@ -181,7 +190,7 @@ ROOMS: dict[str, Room] = {
             "coordinator/restoring",
             "coordinator/court",
             "coordinator/ledger",
-            "coordinator/reach",
+            "coordinator/roster",
             "peer",
             "peer/machine",
             "peer/state",
@@ -240,6 +249,7 @@ ROOMS: dict[str, Room] = {
             "console/web",
             "coordinator",
             "coordinator/ledger/provenance",
+            "coordinator/modes",
             "coordinator/relay",
             "peer",
             "peer/agent",

@@ -19,7 +19,7 @@ class Office(MadeRun):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.lost: list[tuple[str, str, str]] = []
-        tools = ModeTools(lambda count: bytes(count), self.sends_away)
+        tools = ModeTools(lambda count: bytes(count), self.sends_away, lambda: None, lambda: None)
         self.core.modes = tuple(made(self.core, tools) for made in registry.having("made").values())
         by_order = GoingBackByOrder(self.core, self.drivers, Rollback(self.core, self.drivers))
         amending = AmendmentOrders(self.core, self.drivers)
