@@ -20,9 +20,10 @@ from dataclasses import dataclass
 import zmq
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from farflung.coordinator.reach.tickets import Sign, Ticket, TicketScope, pair_of, side_of, written
+from farflung.coordinator.reach.tickets import Sign, Ticket, TicketScope, side_of, written
+from farflung.coordinator.relay.relay_process import RelayProcess
 from farflung.coordinator.relay.relay_words import RelaySettings
-from farflung.coordinator.relay_process import RelayProcess
+from farflung.coordinator.roster.ways import pair_of
 from farflung.protocol.process.sockets import Keys, Socket, curve_client, curve_raw, curve_server
 
 RUN = TicketScope(b"r" * 16, 1)

@@ -334,6 +334,10 @@ def _offered_relay(own: OwnConfig, say: log_lines.LineWriter) -> RelayHere | Non
     """What a relay needs takes a second to load."""
     if not own.relay:
         return None
+    from farflung.coordinator.modes import registry
+
+    if registry.found("reach") is None:
+        raise UserError("--relay: this installation has no reach; go on without --relay")
     from farflung.console.offered_relay import offered_relay
 
     return offered_relay(own, say)

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from farflung.coordinator.relay.relay_process import KeptRelay, Month, RelayProcess
 from farflung.coordinator.relay.relay_words import RelaySettings
-from farflung.coordinator.relay_process import KeptRelay, Month, RelayProcess
 from farflung.peer.line.relay_offer import RelayTerms
 from farflung.peer.settings import OwnConfig, default_path
 from farflung.protocol.caps import relay_bytes_per_s

@@ -21,14 +21,13 @@ from farflung.coordinator.door.keys import CoordinatorKeys
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.evidence_folder import FOLDER_NAME, EvidenceFolder
 from farflung.coordinator.ledger.record_events import CoordinatorStart, RecordEvents
+from farflung.coordinator.modes import registry
 from farflung.coordinator.provenance_file import FILE_NAME, ProvenanceFile
-from farflung.coordinator.relay.relay_words import RelaySettings
-from farflung.coordinator.relay_process import FILE_NAME as RELAY_NAME
-from farflung.coordinator.relay_process import Month, Relaying, RelayProcess
+from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run_lead import StoreOptions, held
 from farflung.coordinator.server import Server
-from farflung.protocol.caps import parse_bytes, relay_bytes_per_s
+from farflung.protocol.caps import relay_bytes_per_s
 from farflung.protocol.errors import Deposed, UserError
 from farflung.protocol.join_url import Address, JoinUrl, Whereabouts
 from farflung.protocol.limits import ADDRESSES_MOST, WHEREABOUTS_BYTES
@@ -114,9 +113,9 @@ def serve(
             server.exporter = stack.enter_context(exporter) if exporter is not None else None
             server.evidence = EvidenceFolder(data_dir / FOLDER_NAME, journal.run_id, keys.signing)
             server.provenance = ProvenanceFile(data_dir / FILE_NAME, journal.run_id, keys.signing)
-            server.relaying = _relaying(machine, keys, listen_on, data_dir)
-            if server.relaying is not None:
-                stack.callback(server.relaying.close)
+            for hand in server.hands:
+                hand.begin(keys.signing.public_key().public_bytes_raw(), listen_on.host, listen_on.relay_port)
+            say_what_is_missing(machine.core)
             places = _places(public, server.port)
             server.url = JoinUrl.at(places, manifest.run.name, keys.public_raw)
             machine.core.whereabouts = _whereabouts(machine, server.url, keys)
@@ -173,24 +172,10 @@ def _whereabouts(machine: RunMachine, url: JoinUrl, keys: CoordinatorKeys) -> by
     return said
 
 
-def _relaying(
-    machine: RunMachine, keys: CoordinatorKeys, listen: ListenOn, data_dir: Path
-) -> Relaying | None:
-    net, core = machine.core.manifest.net, machine.core
-    rate = relay_bytes_per_s(net.relay)
-    if rate is None:
-        core.members.ways.why_no_relay = 'the host wants none ([net] relay = "off")'
-        return None
-    begin = RelaySettings(
-        run_id=core.run_id,
-        incarnation=core.ledger.incarnation,
-        public=keys.signing.public_key().public_bytes_raw(),
-        host=listen.host,
-        port=listen.relay_port,
-        bytes_per_s=rate,
-    )
-    month = Month.load(data_dir / RELAY_NAME, parse_bytes(net.relay_month))
-    return Relaying(RelayProcess(begin, core.note), month, machine)
+def say_what_is_missing(core: Core) -> None:
+    """Where the host asks for it by default, and the mode was taken out."""
+    if registry.found("reach") is None and relay_bytes_per_s(core.manifest.net.relay) is not None:
+        core.note(f"relay: none, {core.members.ways.why_no_relay}")
 
 
 # ---- when a coordinator ends --------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def _of_relay(core: Core) -> list[Family]:
         gauge(
             "relay_on",
             "1 where peers that nobody can dial may meet at a relay.",
-            int(bool(ways.relays.usable)),
+            int(ways.has_relay),
         ),
         gauge("members_relayed", "Members that have tickets for it.", found.count("relayed")),
         gauge(
@@ -82,7 +82,7 @@ def _of_relay(core: Core) -> list[Family]:
             "Members that met others past their routers, and need it not.",
             found.count("punched"),
         ),
-        gauge("pairs_punched", "Pairs of members that did.", ways.meetings.punched),
+        gauge("pairs_punched", "Pairs of members that did.", ways.punched),
         gauge("relay_pairs", "Pairs that are joined there now.", usage.pairs),
         gauge("relay_waiting", "Sides that wait there for the other one.", usage.waiting),
         counter("relay_bytes_total", "Bytes that it passed.", usage.moved_bytes),

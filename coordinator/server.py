@@ -50,12 +50,10 @@ from farflung.coordinator.ledger.record_events import RecordEvents
 from farflung.coordinator.ledger.records import Record
 from farflung.coordinator.ledger.run_store import RunStore
 from farflung.coordinator.modes import registry
-from farflung.coordinator.modes.mode import FileHand
+from farflung.coordinator.modes.mode import ServerHand
 from farflung.coordinator.operator_socket import OperatorSocket
 from farflung.coordinator.provenance_file import ProvenanceFile
-from farflung.coordinator.reach.hole_punching import DOORS
-from farflung.coordinator.relay.trials import Trials
-from farflung.coordinator.relay_process import Relaying
+from farflung.coordinator.roster.ways import DOORS
 from farflung.coordinator.run.effects import (
     Allow,
     AnswerDoor,
@@ -131,7 +129,7 @@ class Server:
         self._listen = listen
         self._folder = folder
         self._operator: OperatorSocket | None = None
-        self._hands: list[FileHand] = []  # of modes
+        self.hands: list[ServerHand] = []  # of modes
         self.url: JoinUrl | None = None  # what an invitation is made of
         self._allowed: set[bytes] = set()
         self._routes: dict[bytes, bytes] = {}  # session -> routing id of the connection it last spoke on
@@ -144,7 +142,6 @@ class Server:
         self.evidence: EvidenceFolder | None = None  # where it is kept
         self.provenance: ProvenanceFile | None = None
         self.exporter: Exporter | None = None  # where /metrics is wanted
-        self.relaying: Relaying | None = None  # where peers may meet that nobody can dial
         self._slowest_turn_s = 0.0
         self._told_model: object = None  # to which front door, and of which model
         self._asked: list[tuple[Effect, bytes]] = []  # by the machine in this turn, each with whom it answers
@@ -163,8 +160,6 @@ class Server:
             self._door.open(self.asked_to_stop)
             self._dialer = Dialer(self._context, (self._keys.public, self._keys.secret))
             on_failure.callback(self._dialer.close)
-            self._trials = Trials()
-            on_failure.callback(self._trials.close)
             port = self._listen.member_port
             self._members = Listener(self._context, "members", self._keys, host, port, self._on_accepted)
             on_failure.callback(self._members.close)
@@ -175,11 +170,11 @@ class Server:
                 self._operator = OperatorSocket(self._folder, self._obey)
                 on_failure.callback(self._operator.close)
                 made = registry.hands()
-                self._hands = [hand(self._machine.modes[name], self._folder) for name, hand in made.items()]
+                self.hands = [hand(self._machine.modes[name], self._folder) for name, hand in made.items()]
+                for each in self.hands:
+                    on_failure.callback(each.close)
                 self._look_at_files()
-            self._machine.core.members.ways.meetings.is_on = (
-                True  # both sockets see from which ports they come
-            )
+            self._machine.core.members.ways.sees_ports()  # both sockets do
             self._execute(self._start())
             self._carry_out()
             self._closing = on_failure.pop_all()
@@ -316,13 +311,11 @@ class Server:
         self._watch_gateways(now)
         for target, reached in self._dialer.verdicts():
             self._execute(self._machine.on_dialled(target.peer, target.session, reached, now))
-        for trial, why_not in self._trials.turn(now):
-            self._execute(self._machine.on_relay_tried(trial, why_not, now))
         for descriptor in self._own.due(now, self._stays):
             self._members.cut(descriptor)
         self._look_at_files()
-        if self.relaying is not None:
-            self._execute(self.relaying.on_tick(now, time.time()))
+        for hand in self.hands:
+            self._execute(list(hand.turn(now, time.time())))
         self._execute(self._machine.on_timer(now))
         self._tell_model()
         self._events.on_timer(now, self.counts)
@@ -349,7 +342,7 @@ class Server:
         return replace(reply, found={**reply.found, "url": str(dataclasses.replace(self.url, token=token))})
 
     def _look_at_files(self) -> None:
-        for hand in self._hands:
+        for hand in self.hands:
             hand.look()
 
     # ---- what arrives --------------------------------------------------------------------------------
@@ -511,11 +504,9 @@ class Server:
                 self._shut(key, cut)
             case DialBack(peer=peer, session=session, address=address, key=key):
                 self._dialer.dial(Target(peer, session, address, key))
-            case RelayPairs(pairs=pairs):
-                if self.relaying is not None:
-                    self.relaying.process.want(pairs)
-            case TryRelay(trial=trial):
-                self._trials.begin(trial, time.monotonic())
+            case RelayPairs() | TryRelay():
+                for hand in self.hands:
+                    hand.act(effect, time.monotonic())
             case KeepEvidence():
                 if self.evidence is not None:
                     self.evidence.keep(effect)

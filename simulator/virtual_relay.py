@@ -16,10 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from farflung.coordinator.reach.hole_punching import DOORS
-from farflung.coordinator.reach.relays import RelayNow, Trial
-from farflung.coordinator.reach.routes import Usage
-from farflung.coordinator.reach.tickets import pair_of
+from farflung.coordinator.roster.ways import DOORS, RelayNow, Trial, Usage, pair_of
 from farflung.coordinator.run.effects import Effect, RelayPairs, TryRelay
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol.messages import Tick
@@ -69,7 +66,10 @@ class VirtualRelay:
         _can_sign(machine)
         gone = self.is_dead(now) and now - self._dead_from_s >= BACK_WITHIN_S
         relay = None if gone else RelayNow(PORT, BYTES_PER_S)
-        return machine.on_relay(relay, "it is dead" if gone else "", Usage(), now)
+        heard: list[Effect] = machine.modes["reach"].on_relay(
+            relay, "it is dead" if gone else "", Usage(), now
+        )
+        return heard
 
     def carries(self, one: VirtualPeer | None, other: VirtualPeer | None, now: float) -> bool:
         """A frame from one to the other."""
@@ -182,7 +182,9 @@ class VirtualOffers:
         why_not = "" if stands else "nobody answers there"
         self.after(
             TRIED_S,
-            lambda: self.carry_out(machine, machine.on_relay_tried(trial, why_not, now + TRIED_S)),
+            lambda: self.carry_out(
+                machine, machine.modes["reach"].on_relay_tried(trial, why_not, now + TRIED_S)
+            ),
         )
 
     def carries(self, one: VirtualPeer | None, other: VirtualPeer | None, now: float) -> bool:

@@ -207,7 +207,8 @@ class World:
         self.slow_line.prepare(machine)
         self._changes.prepare(machine)
         self.coordinator = machine
-        machine.core.members.ways.meetings.is_on = bool(self.scenario.routers)
+        if self.scenario.routers:
+            machine.core.members.ways.sees_ports()
         self._carry_out(machine, machine.start(self.now, 1, 1e9 + self.now, restored))
         self._tick(machine)
 

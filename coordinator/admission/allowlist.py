@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from farflung.coordinator.admission.admission import Admission
+from farflung.coordinator.modes.mode import ServerHand
 from farflung.protocol.process import own_files
 
 FILE_NAME = "allowlist.txt"
@@ -71,7 +72,7 @@ def parsed(text: str) -> tuple[frozenset[str], list[str]]:
     return frozenset(ids), problems
 
 
-class AllowlistHand:
+class AllowlistHand(ServerHand):
     """Reads the list from when on the host wants one: from the beginning, or by an amendment."""
 
     def __init__(self, mode: Admission, folder: Path) -> None:

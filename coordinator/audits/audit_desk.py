@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from farflung.coordinator.audits.one_sum import OneSum
 from farflung.coordinator.audits.sum_cases import SumCases
-from farflung.coordinator.reach.partial_view import WHOLE_ROSTER
+from farflung.coordinator.roster.partial_view import WHOLE_ROSTER
 from farflung.coordinator.rounds.committed_sums import CommittedSums
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.membership import Member

@@ -78,6 +78,11 @@ class CoordinatorMode:
         """None: an order of somebody else's.  UserError: a mistake of the host's."""
         return None
 
+    def find_ways(self, together: Callable[[str, str], bool]) -> bool:
+        """Time passed, or somebody came, or was dialled.  `together`: is there a round that both are in?  True: members
+        are to hear of other ways to each other."""
+        return False
+
     def status_of(self, peer: str) -> Mapping[str, Any]:
         """Of a member, for people."""
         return {}
@@ -95,12 +100,27 @@ class ModeTools:
 
     random: Callable[[int], bytes]
     send_away: SendAway
+    follow_ways: Callable[[], None]  # to each other: they may be others than before
+    settle: Callable[[], None]  # moves all rounds on
 
 
-class FileHand(Protocol):
-    """A mode's hand in the server: looks at files of the host's, and changes the mode by what it read."""
+class ServerHand:
+    """A mode's hand in the server: each does some of this."""
 
-    def look(self) -> None: ...
+    def look(self) -> None:
+        """At files of the host's, and changes the mode by what it read."""
+
+    def begin(self, public: bytes, host: str, port: int) -> None:
+        """The run has begun.  `public`: the key that signs for it; `host`, `port`: where the mode may listen."""
+
+    def turn(self, now: float, wall_s: float) -> Sequence[Any]:
+        """At every tick; the effects of what the mode heard by it."""
+        return ()
+
+    def act(self, effect: Any, now: float) -> None:
+        """One of the mode's own."""
+
+    def close(self) -> None: ...
 
 
 Modes = Sequence[CoordinatorMode]

@@ -6,6 +6,7 @@ register and nothing to discover.  tests/house/test_modes.py takes each folder o
 
 What such a module may have: `LedgerPart`, a class that folds records (coordinator/ledger/ledger.py); `RECORDS`, the
 types of its records; `made`, which makes its part of the run machine (mode.py); `stands_by` (coordinator/run_lead.py).
+Elsewhere it may have a `hand` in the server.
 """
 
 from __future__ import annotations
@@ -23,28 +24,38 @@ from farflung.protocol.manifest import Manifest
 BEGINNINGS: Final = {
     "admission": "farflung.coordinator.admission.admission",
     "audits": "farflung.coordinator.audits.audits",
+    "reach": "farflung.coordinator.reach.reach",
     "recovery": "farflung.coordinator.recovery.recovery",
     "standby": "farflung.coordinator.standby.standby",
 }
-# Name -> the module with its `hand` in the server (`FileHand`): it looks at files of the host's.
-HANDS: Final = {"admission": "farflung.coordinator.admission.allowlist"}
-# Name -> what of run.toml is the mode's: a section, or a key of one that is false where the mode is off.
-WANTED_BY: Final = {"admission": "admission", "audits": "merge.audit"}
+# Name -> the module with its `hand` in the server (`ServerHand`).
+HANDS: Final = {
+    "admission": "farflung.coordinator.admission.allowlist",
+    "reach": "farflung.coordinator.relay.relay_hand",
+}
+# Name -> the section of run.toml that is the mode's.
+SECTIONS: Final = {"admission": "admission"}
+# Name -> (section, key) of run.toml by which the host asks for something of the mode's, and what asks for nothing.
+KEYS: Final = {"audits": ("merge", "audit", 0.0), "reach": ("net", "relay", "off")}
 
 
 def check(manifest: Manifest) -> None:
     """UserError: the host wants something of a mode that was taken out.  A run that is to be by invitation must not be
-    open because of that."""
-    for mode, name in WANTED_BY.items():
-        section, _, key = name.partition(".")
+    open because of that.  What it asks for by default alone is no reason."""
+    for mode, section in SECTIONS.items():
         wanted = getattr(manifest, section)
-        default = type(wanted)()
-        if key:
-            wanted, default = getattr(wanted, key), getattr(default, key)
-        if found(mode) is None and wanted and wanted != default:
+        if found(mode) is None and wanted != type(wanted)():
             raise UserError(
-                f"[{section}]{f' {key} = {wanted}' if key else ''} of run.toml is not as by default, and this "
-                f"coordinator was installed without {mode}: leave that out, or install it whole"
+                f"[{section}] of run.toml is not as by default, and this coordinator was installed without {mode}: "
+                "leave that section out, or install it whole"
+            )
+    for mode, (section, key, nothing) in KEYS.items():
+        part = getattr(manifest, section)
+        asked = getattr(part, key)
+        if found(mode) is None and asked not in (nothing, getattr(type(part)(), key)):
+            raise UserError(
+                f"[{section}] {key} = {asked!r} of run.toml: this coordinator was installed without {mode}: "
+                f"leave that out, say {nothing!r}, or install it whole"
             )
 
 

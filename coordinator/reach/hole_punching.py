@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import ipaddress
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
 from farflung.coordinator.door.allowance import Quota
+from farflung.coordinator.roster.ways import DOORS, Together
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import MEETS_AT_ONCE
 from farflung.protocol.round_words import MEET_EVERY_S, MEET_TRIES, Contact, Meet
@@ -44,9 +45,7 @@ STOOD_S = 300.0
 LEAST_PORT = 1024
 # Of one member, in all its sessions: a new one must not buy new tries without end.
 SERIES_AT_ONCE, SERIES_PER_S = 64.0, 0.2
-DOORS = ("door", "members")  # the two sockets
 
-Together = Callable[[str, str], bool]  # is there a round that both peers are in?
 Pairs = Mapping[bytes, tuple[Contact, Contact]]  # by name
 
 

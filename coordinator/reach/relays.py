@@ -17,10 +17,11 @@ import ipaddress
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from farflung.coordinator.reach.hole_punching import Pairs, Together
-from farflung.coordinator.reach.tickets import TicketScope, pair_of
+from farflung.coordinator.reach.hole_punching import Pairs
+from farflung.coordinator.reach.tickets import TicketScope
+from farflung.coordinator.roster.ways import RelayNow, Together, pair_of
 from farflung.protocol.round_words import Contact, RelayOffer, RelayOrder
 
 OWN = ""  # the coordinator's relay, where others have their member's name
@@ -45,25 +46,6 @@ class RelayHost(Protocol):
     def contact(self) -> Contact: ...
     @property
     def doubted_until(self) -> float: ...
-
-
-@dataclass(frozen=True)
-class RelayNow:
-    """One that can be used."""
-
-    port: int
-    bytes_per_s: float
-    host: str = ""  # in numbers; empty: the coordinator's, as each member sees it
-
-
-class Trial(NamedTuple):
-    """To pass bytes between two connections to a relay, and say what became of it."""
-
-    peer: str  # who offers it
-    key: bytes  # of its session
-    host: str
-    port: int
-    tickets: tuple[str, str]
 
 
 @dataclass

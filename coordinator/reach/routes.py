@@ -1,6 +1,6 @@
 """Who can talk with whom, and by which way: the relation of pairs that rounds, donors and rosters follow.  Pure.
 
-Part of the membership (coordinator/run/membership.py).  Two members can talk if one of them was dialled, by the
+Asked by the membership (coordinator/roster/ways.py).  Two members can talk if one of them was dialled, by the
 coordinator, at the address that it gave; else if they met (hole_punching.py); else over a relay (relays.py), if there
 is one and their pair has a place there.  Nobody is told an address that the coordinator did not reach itself.
 Whoever it reached, and others do not, meets them for as long as that is doubted.
@@ -16,13 +16,25 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Protocol
+from typing import Any
 
-from farflung.coordinator.reach.hole_punching import HolePunching, Pairs, Together
-from farflung.coordinator.reach.relays import OWN, PAIRS_MOST, Relays, Trial
-from farflung.coordinator.reach.tickets import Sign, Ticket, TicketScope, pair_of, side_of, written
+from farflung.coordinator.reach.hole_punching import HolePunching, Pairs
+from farflung.coordinator.reach.relays import OWN, PAIRS_MOST, Relays
+from farflung.coordinator.reach.tickets import Sign, Ticket, TicketScope, side_of, written
+from farflung.coordinator.roster.ways import (
+    RouteEnd,
+    RouteNews,
+    Together,
+    Trial,
+    Usage,
+    Ways,
+    dialable,
+    pair_of,
+    told_of_relay,
+    why_not_dialled,
+)
 from farflung.protocol.messages import Beat
-from farflung.protocol.round_words import Contact, RelayRoute
+from farflung.protocol.round_words import Contact, RelayOffer, RelayRoute
 
 MEETING_MOST = PAIRS_MOST + 1  # members, of whom one can meet all others
 # Of what a relay passes, a round without need of it counts on so much: others use it, and its host's line may be full.
@@ -36,43 +48,12 @@ Place = tuple[str, str, int]  # whose relay it is, its host, its port
 Meets = tuple[bytes, Place]  # which pair, and where
 
 
-class RouteEnd(Protocol):
-    """A member, as far as it matters here."""
-
-    @property
-    def contact(self) -> Contact: ...
-    @property
-    def joined_no(self) -> int: ...
-    @property
-    def admitted_at(self) -> float: ...
-    @property
-    def claimed(self) -> str: ...
-    @property
-    def came_from(self) -> str: ...
-    @property
-    def not_reached(self) -> bool: ...
-    @property
-    def doubted_until(self) -> float: ...
-
-
-@dataclass
-class Usage:
-    """What the coordinator's relay says of itself, for people."""
-
-    pairs: int = 0
-    waiting: int = 0
-    moved_bytes: int = 0
-    refused: int = 0
-    month_bytes: int = 0
-    month_limit_bytes: int = 0
-
-
 def _never(one: str, other: str) -> bool:
     return False
 
 
 @dataclass
-class Routes:
+class Routes(Ways):
     relays: Relays = field(default_factory=Relays)
     why_no_relay: str = "this run has no relay"
     usage: Usage = field(default_factory=Usage)
@@ -123,6 +104,15 @@ class Routes:
             self._public = self._public or sign(b"farflung/relay/key")[:KEY_BYTES]
             self.relays.order(run, self._public)
         return news
+
+    def sees_ports(self) -> None:
+        self.meetings.is_on = True
+
+    def saw(self, key: bytes, door: str, endpoint: str) -> bool:
+        return self.meetings.saw(key, door, endpoint)
+
+    def says(self, key: bytes, peers: tuple[str, ...]) -> bool:
+        return self.meetings.says(key, peers)
 
     def hears(self, contact: Contact, beat: Beat, now: float) -> None:
         """Which relay a member offers, and whom it can't meet where it was sent."""
@@ -187,12 +177,34 @@ class Routes:
 
     # ---- what follows ------------------------------------------------------------------------------------------
 
+    def news_for(self, contact: Contact, offers: RelayOffer | None, now: float) -> RouteNews:
+        return RouteNews(
+            self.told(contact.peer),
+            self.meetings.told(contact.peer, now),
+            self.meetings.is_to_look(contact.key),
+            self.relays.order_for(contact.peer, offers),
+        )
+
     def told(self, peer: str) -> tuple[RelayRoute, ...]:
         """Its tickets, and where they are good."""
         return tuple(self._tickets[peer, other][1] for other in sorted(self._at_relay.get(peer, ())))
 
+    @property
+    def has_relay(self) -> bool:
+        return bool(self.relays.usable)
+
+    @property
+    def punched(self) -> int:
+        return self.meetings.punched
+
+    @property
+    def waits_for_gap(self) -> bool:
+        return self.meetings.waits_for_gap
+
+    def is_punched(self, one: str, other: str) -> bool:
+        return self.meetings.is_punched(one, other)
+
     def meets(self, one: str, other: str) -> bool:
-        """Though neither can dial the other."""
         return other in self._at_relay.get(one, ()) or self.meetings.is_punched(one, other)
 
     def can_talk(self, one: RouteEnd, other: RouteEnd) -> bool:
@@ -202,7 +214,7 @@ class Routes:
     def owners(self, among: Mapping[str, RouteEnd], now: float) -> set[str]:
         """Of these members, those whom all of them reach best: whoever can be dialled, and whoever met the others past
         its router; if nobody can be dialled, whoever meets all others, with as few of them as possible at the relay."""
-        dialled = {peer for peer, each in among.items() if each.contact.address and each.doubted_until <= now}
+        dialled = dialable(among, now)
         if dialled or not (self.relays.is_any or self.meetings.is_on):
             return dialled | self._punched(among, dialled, now) if self.meetings.punched else dialled
         if len(among) == 1:
@@ -292,12 +304,7 @@ class Routes:
         way = self.way_of(party)
         if party.contact.address:
             return "" if way == "dialled" else "others could not reach it for a while"
-        if not party.claimed:
-            why = "it says that it can't be dialled (--listen off)"
-        elif party.not_reached:
-            why = f"the coordinator could not dial it at {party.claimed}"
-        else:
-            why = f"it is tried whether it can be dialled at {party.claimed}"
+        why = why_not_dialled(party)
         if way == "punched":
             return why
         unmet = self.meetings.why_not(party.contact.peer, party.contact.key)
@@ -310,26 +317,13 @@ class Routes:
             else f"{why}; nobody to meet at the relay"
         )
 
-    def told_of_relay(self) -> dict[str, object]:
-        """For the status."""
-        usage, relay = self.usage, self.relays.own
+    def status(self, names: Mapping[str, str]) -> dict[str, Any]:
+        meetings = self.meetings
         return {
-            "on": relay is not None,
-            "port": relay.port if relay is not None else 0,
-            "why_not": self.why_no_relay if relay is None else "",
-            "bytes_per_s": round(relay.bytes_per_s) if relay is not None else 0,
-            "pairs_allowed": len(self.pairs),
-            "pairs": usage.pairs,
-            "waiting": usage.waiting,
-            "moved_bytes": usage.moved_bytes,
-            "refused": usage.refused,
-            "month_bytes": usage.month_bytes,
-            "month_limit_bytes": usage.month_limit_bytes,
+            "relay": told_of_relay(self.relays.own, self.why_no_relay, len(self.pairs), self.usage),
+            "relays_offered": self.relays.told(names),
+            "meetings": {"on": meetings.is_on, "pairs": meetings.punched, "tries": meetings.tries},
         }
-
-    def told_of_meetings(self) -> dict[str, object]:
-        """For the status: pairs that found a way past their routers."""
-        return {"on": self.meetings.is_on, "pairs": self.meetings.punched, "tries": self.meetings.tries}
 
 
 def _is_alone(party: RouteEnd, now: float) -> bool:

@@ -12,10 +12,9 @@ import binascii
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from farflung.protocol.digests import hash_bytes
+from farflung.coordinator.roster.ways import PAIR_BYTES
 from farflung.protocol.signing import verify
 
-PAIR_BYTES = 16
 SIGNATURE_BYTES = 64
 _FORM = b"\x01"  # its six highest bits begin the name: libzmq wants a letter or a digit there
 _BODY_BYTES = 1 + 1 + 4 + PAIR_BYTES
@@ -48,11 +47,6 @@ class TicketScope:
     def statement(self, ticket: Ticket) -> bytes:
         where = self.run_id + self.incarnation.to_bytes(8, "big") + self.relay.encode()
         return b"farflung/relay/1\0" + where + ticket.body
-
-
-def pair_of(one: bytes, other: bytes) -> bytes:
-    """A name for two sessions, by their keys."""
-    return hash_bytes(b"farflung/pair/1\0", *sorted((one, other)))[:PAIR_BYTES]
 
 
 def side_of(mine: bytes, theirs: bytes) -> int:

@@ -1,6 +1,6 @@
 """The relay: a process that passes bytes between two peers that can't dial each other.  It cannot read them.
 
-Started by the coordinator (relay_process.py), which starts it again if it dies.  Peers ask it, by SOCKS5, for the name
+Started by the coordinator (relay_hand.py), which starts it again if it dies.  Peers ask it, by SOCKS5, for the name
 that is their ticket (coordinator/reach/tickets.py); two with the tickets of one pair are joined.  What passes is CURVE,
 from one peer to the other: the relay sees lengths and times, and can delay, damage or drop.
 

@@ -11,8 +11,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from farflung.coordinator.reach.tickets import PAIR_BYTES
 from farflung.coordinator.relay.switchboard import PAIRS_MOST
+from farflung.coordinator.roster.ways import PAIR_BYTES
 from farflung.protocol.process.child import CannotListen, ChildSettings, ChildWord, Listening
 from farflung.protocol.round_words import Count, Hash
 

@@ -1,4 +1,4 @@
-"""Trials of relays that members offer: do some bytes come through, both ways?  A shell, driven by the server.
+"""Trials of relays that members offer: do some bytes come through, both ways?  A shell, driven by relay_hand.py.
 
 Each trial is two connections with the tickets of one pair that nobody else knows.  The relay lets them in only if its
 member passed on what the coordinator ordered, so whoever names a relay of somebody else fails.  Nothing here waits: a
@@ -14,8 +14,8 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from farflung.coordinator.reach.relays import Trial
 from farflung.coordinator.relay.socks import CHOSEN, JOINED
+from farflung.coordinator.roster.ways import Trial
 
 TRIAL_S = 5.0  # for all of it
 AT_ONCE = 8

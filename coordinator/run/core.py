@@ -16,7 +16,7 @@ from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.pace import RunPace
 from farflung.coordinator.ledger.records import Amended, Record, Struck
 from farflung.coordinator.modes.mode import Modes
-from farflung.coordinator.reach.partial_view import WHOLE_ROSTER
+from farflung.coordinator.roster.partial_view import WHOLE_ROSTER
 from farflung.coordinator.run.effects import Effect, Note, Tell, Write
 from farflung.coordinator.run.membership import Member, Membership
 from farflung.protocol.causes import NoteCause

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from farflung.coordinator.ledger.proofs import Proof
 from farflung.coordinator.ledger.records import Record
-from farflung.coordinator.reach.relays import Trial
+from farflung.coordinator.roster.ways import Trial
 from farflung.protocol.causes import NoteCause
 from farflung.protocol.messages import ToDoor, ToMember
 from farflung.protocol.round_words import Commit
@@ -63,7 +63,7 @@ class RelayPairs:
 
 @dataclass(frozen=True, slots=True)
 class TryRelay:
-    """Pass some bytes through the relay that a member offers; `on_relay_tried` takes the answer."""
+    """Pass some bytes through the relay that a member offers; the mode hears what came of it."""
 
     trial: Trial
 

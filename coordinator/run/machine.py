@@ -28,21 +28,9 @@ from farflung.coordinator.ledger.records import (
 )
 from farflung.coordinator.modes import registry
 from farflung.coordinator.modes.mode import ModeTools
-from farflung.coordinator.reach.relays import RelayNow, Trial
-from farflung.coordinator.reach.routes import Usage
-from farflung.coordinator.reach.tickets import TicketScope
 from farflung.coordinator.rounds.gradient_clip import clipped, warning
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.effects import (
-    Allow,
-    AnswerDoor,
-    DialBack,
-    Effect,
-    Forbid,
-    RelayPairs,
-    Tell,
-    TryRelay,
-)
+from farflung.coordinator.run.effects import Allow, AnswerDoor, DialBack, Effect, Forbid, Tell
 from farflung.coordinator.run.entrance import Entrance
 from farflung.coordinator.run.held_versions import newest_held
 from farflung.coordinator.run.lease_desk import LeaseDesk
@@ -51,7 +39,7 @@ from farflung.coordinator.run.operator_orders import AmendmentOrders, Operating
 from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.coordinator.run.status import status_json
 from farflung.coordinator.run.ticks import TickBuilder
-from farflung.protocol.causes import AbortCause, DepartureCause, NoteCause
+from farflung.protocol.causes import AbortCause, DepartureCause
 from farflung.protocol.digests import HASH_BYTES
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import (
@@ -102,7 +90,7 @@ class RunMachine:
         self.batches = Batches(self.core, self._house()) if manifest.pipeline.batch else None
         self.drivers = [RoundDriver(self.core, each, self.batches) for each in fragments]
         self.lease_desk = LeaseDesk(self.core, self.drivers)
-        tools = ModeTools(random, self._send_away)
+        tools = ModeTools(random, self._send_away, self._follow_ways, lambda: self._settle(self.drivers))
         made = registry.having("made").items()
         self.modes = {name: make(self.core, self.drivers, tools) for name, make in made}
         self.core.modes = tuple(self.modes.values())
@@ -130,7 +118,7 @@ class RunMachine:
             flying=lambda stage: self.drivers[stage].round is not None,
             abort=lambda stage, why: self.drivers[stage].abort(AbortCause.SHARE_LOST, why),
             saved_by=self.core.saved_by,
-            meet=members.ways.meets,
+            meet=lambda one, other: members.ways.meets(one, other),
         )
 
     # ---- events --------------------------------------------------------------------------------------
@@ -280,38 +268,16 @@ class RunMachine:
             self._tell_roster()
             self._settle(self.drivers)
         elif not reached and (member := core.members.members.get(peer)) is not None and member.alive:
-            relayed = ", or at a relay" if core.members.ways.relays.usable else ""
+            relayed = ", or at a relay" if core.members.ways.has_relay else ""
             how = f"it takes part, and meets others past its router{relayed}"
             core.note(f"{core.name(peer)} can't be dialled at {member.claimed}: {how}")
             self._follow_ways()
         return core.take_effects()
 
-    def on_relay(self, relay: RelayNow | None, why_not: str, usage: Usage, now: float) -> list[Effect]:
-        """Said again and again: what the coordinator's relay is, and what it did.  `why_not`: where there is none."""
-        core, ways = self.core, self.core.members.ways
-        core.now = now
-        ways.usage, ways.why_no_relay = usage, why_not
-        if relay != ways.relays.own:
-            core.note(f"relay: on port {relay.port}" if relay is not None else f"relay: none, {why_not}")
-            ways.relays.own = relay
-            self._follow_ways()
-            self._settle(self.drivers)
-        return core.take_effects()
-
-    def on_relay_tried(self, trial: Trial, why_not: str, now: float) -> list[Effect]:
-        """What came of a TryRelay; empty: its bytes came through."""
-        core, where = self.core, (trial.host, trial.port)
-        core.now = now
-        news = core.members.ways.relays.tried(trial.peer, trial.key, why_not, where, now)
-        if news:
-            core.note(f"{core.name(trial.peer)}: {news}")
-            self._follow_ways()
-        return core.take_effects()
-
     def on_look(self, key: bytes, door: str, endpoint: str, now: float) -> list[Effect]:
-        """From where a connection of that session was seen to come, by one of two sockets: see reach/meeting.py."""
+        """From where a connection of that session was seen to come, by one of two sockets."""
         self.core.now = now
-        if self.core.members.ways.meetings.saw(key, door, endpoint):
+        if self.core.members.ways.saw(key, door, endpoint):
             self._follow_ways()
         return self.core.take_effects()
 
@@ -441,24 +407,8 @@ class RunMachine:
             self.tick_builder.recheck_all()
 
     def _find_ways(self) -> bool:
-        """True if somebody is to be told of other ways.  The relay hears of them first."""
-        core, run = self.core, TicketScope(self.core.run_id, self.core.ledger.incarnation)
-        changed = core.members.refresh_ways(core.now, run, core.prove, self._are_together)
-        if changed:
-            core.do(RelayPairs(core.members.ways.pairs))
-        for trial in core.members.trials(core.now, run, core.prove):
-            core.do(TryRelay(trial))
-        for news in core.members.ways.meetings.take_news():
-            core.log(
-                f"{core.name(news.one)} and {core.name(news.other)} "
-                + (
-                    f"met past their routers, after {news.after_s:.2f} s"
-                    if news.stands
-                    else "lost each other"
-                ),
-                NoteCause.PUNCHED if news.stands else NoteCause.PARTED,
-            )
-        return changed
+        """True if somebody is to be told of other ways."""
+        return any([mode.find_ways(self._are_together) for mode in self.core.modes])
 
     def _follow_ways(self) -> None:
         if self._find_ways():
@@ -492,7 +442,7 @@ class RunMachine:
             return Verdict.MALFORMED
         if any(each.digest and len(each.digest) != HASH_BYTES for each in beat.fragments):
             return Verdict.MALFORMED
-        if self.core.members.ways.meetings.says(member.contact.key, beat.punched):
+        if self.core.members.ways.says(member.contact.key, beat.punched):
             self._follow_ways()
             self._unsettled.update(each.fragment for each in self.drivers)  # others may own, or begin
         self.core.members.ways.hears(member.contact, beat, self.core.now)
@@ -550,7 +500,7 @@ class RunMachine:
             self.tick_builder.recheck_all()
         if self.batches is not None and self.batches.advance():
             self.tick_builder.recheck_all()
-        if self.core.members.ways.meetings.waits_for_gap:
+        if self.core.members.ways.waits_for_gap:
             self._follow_ways()
         for driver in [each for each in drivers if each.round is None]:
             driver.maybe_open()

@@ -18,12 +18,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from farflung.coordinator.ledger.pace import MemberPace
-from farflung.coordinator.reach.hole_punching import Together
-from farflung.coordinator.reach.partial_view import PartialView
-from farflung.coordinator.reach.relays import Trial
-from farflung.coordinator.reach.roster_delta import RosterDelta, RosterNews
-from farflung.coordinator.reach.routes import Routes
-from farflung.coordinator.reach.tickets import Sign, TicketScope
+from farflung.coordinator.roster.partial_view import PartialView
+from farflung.coordinator.roster.roster_delta import RosterDelta, RosterNews
+from farflung.coordinator.roster.ways import Ways
 from farflung.protocol.limits import BEAT_LONGEST_S
 from farflung.protocol.messages import Beat, Hello
 from farflung.protocol.round_words import CROWD, Contact
@@ -193,7 +190,7 @@ class Membership:
     members: dict[str, Member] = field(default_factory=dict)
     everybody: RosterDelta = field(default_factory=RosterDelta)
     losses: int = 0  # so far
-    ways: Routes = field(default_factory=Routes)
+    ways: Ways = field(default_factory=Ways)  # a mode that knows more of them puts its own here
     acquaintances: PartialView = field(default_factory=PartialView)
     _joined: int = 0
     _by_session: dict[bytes, str] = field(default_factory=dict)
@@ -318,18 +315,11 @@ class Membership:
             if peer in self.members:
                 self.members[peer].doubted_until = self._doubted[peer] = now + DOUBT_S
 
-    def refresh_ways(self, now: float, run: TicketScope, sign: Sign, together: Together) -> bool:
-        """True if somebody is to be told of other ways than before, or of an instant."""
+    def hardly_reached(self, now: float) -> Iterable[Member]:
+        """Of the living all of whom no address is proven, or who are doubted."""
         self._doubted = {peer: until for peer, until in self._doubted.items() if until > now}
         doubted = {peer: self._alive[peer] for peer in self._doubted if peer in self._alive}
-        self.ways.relays.see(self._alive, now)
-        changed = self.ways.refresh((self._undialled | doubted).values(), now, run, sign, together)
-        self.everybody.number += changed  # ways are told with it
-        return changed
-
-    def trials(self, now: float, run: TicketScope, sign: Sign) -> list[Trial]:
-        """Of relays that members offer, those that are due."""
-        return self.ways.trials(self._alive, now, run, sign)
+        return (self._undialled | doubted).values()
 
     def can_own(self, now: float, among: Collection[str] | None = None) -> set[str]:
         """Peers that others can dial, as far as is known.  `among`: those of these living ones whom all of them get

@@ -99,9 +99,7 @@ def build_status(
         "rounds": [_past_round(core, record) for record in ledger.rounds],
         "events": [{"at_s": round(core.clock_at(at), 2), "text": text} for at, text in core.events],
         "leases": _leases(ledger.leases),
-        "relay": core.members.ways.told_of_relay(),
-        "relays_offered": core.members.ways.relays.told(core.ledger.names),
-        "meetings": core.members.ways.told_of_meetings(),
+        **core.members.ways.status(core.ledger.names),
         "frames": frames.as_dict(),
     }
     if (batches := drivers[0].batches) is not None:

@@ -13,8 +13,9 @@ from itertools import islice
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.court.alike import Alike
 from farflung.coordinator.ledger.records import Genesis
-from farflung.coordinator.reach import partial_view
-from farflung.coordinator.reach.roster_delta import RosterNews
+from farflung.coordinator.roster import partial_view
+from farflung.coordinator.roster.roster_delta import RosterNews
+from farflung.coordinator.roster.ways import RouteNews
 from farflung.coordinator.rounds.early_uploads import Known
 from farflung.coordinator.rounds.round_rules import up_rates
 from farflung.coordinator.run.core import Core
@@ -25,7 +26,7 @@ from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol.causes import AbortCause
 from farflung.protocol.limits import AMENDMENTS_TOLD
 from farflung.protocol.messages import Beat, Committed, FragmentBeat, FragmentTick, Tick
-from farflung.protocol.round_words import CROWD, Meet, RelayRoute
+from farflung.protocol.round_words import CROWD
 from farflung.protocol.signing import statement_of
 from farflung.protocol.states import Goal, state_after
 
@@ -190,8 +191,8 @@ class TickBuilder:
             elif standing.ready_since is None:
                 standing.ready_since = core.now
         leases, void = self._lease_desk.lease(member, beat)
-        meets = core.members.ways.meetings.told(member.peer, core.now)
-        news, ways = self._news_of_members(member, beat, fragments, meets)
+        ways = core.members.ways.news_for(member.contact, beat.relay, core.now)
+        news = self._news_of_members(member, beat, fragments, ways)
         member.advice = self._lease_desk.words.told(member) or self._alike.told(member.peer, member.process)
         batch = self._batches.on_beat(member, beat) if self._batches is not None else None
         core.tell(
@@ -210,10 +211,10 @@ class TickBuilder:
             advice=member.advice,
             batch=batch,
             serve=self._serves(member),
-            ways=ways if news.roster is not None else (),
-            look=core.members.ways.meetings.is_to_look(member.contact.key),
-            meets=meets,
-            relay=core.members.ways.relays.order_for(member.peer, beat.relay),
+            ways=ways.routes if news.roster is not None else (),
+            look=ways.look,
+            meets=ways.meets,
+            relay=ways.relay,
             amendments=tuple(core.ledger.amendments[beat.amended : beat.amended + AMENDMENTS_TOLD]),
             beat_s=self._next_beat_s(member),
         )
@@ -247,21 +248,21 @@ class TickBuilder:
         return any(each.counts_on(member) for each in self._drivers)
 
     def _news_of_members(
-        self, member: Member, beat: Beat, ticks: tuple[FragmentTick, ...], meets: tuple[Meet, ...]
-    ) -> tuple[RosterNews, tuple[RelayRoute, ...]]:
-        """Of all, or of those whom it needs; and its ways to them."""
-        members, now, ways = self._core.members, self._core.now, self._core.members.ways.told(member.peer)
+        self, member: Member, beat: Beat, ticks: tuple[FragmentTick, ...], ways: RouteNews
+    ) -> RosterNews:
+        """Of all, or of those whom it needs."""
+        members, now = self._core.members, self._core.now
         if not self._is_by_need():
-            return members.roster_for(member, beat.roster_no, now), ways
+            return members.roster_for(member, beat.roster_no, now)
         named = [other for tick in ticks for other in (*tick.donors, *tick.fellows)]
-        named += [*(each.peer for each in meets), *(each.peer for each in ways)]
+        named += [*(each.peer for each in ways.meets), *(each.peer for each in ways.routes)]
         flights = [each.round for each in self._drivers if each.round and each.counts_on(member)]
         known = members.acquaintances
         if not known.has_met(member.peer, (named, [(f.plan.round_no, f.plan.epoch) for f in flights]), now):
             near = [other for flight in flights for other in flight.groups.near(member.peer)]
             known.introduce(member.peer, [*named, *near], now)
-        asks = partial_view.RosterReader(member.peer, beat.roster_no, ways)
-        return known.news(asks, members.alive, now), ways
+        asks = partial_view.RosterReader(member.peer, beat.roster_no, ways.routes)
+        return known.news(asks, members.alive, now)
 
     def acquaint(self, circles: Iterable[Iterable[str]]) -> None:
         """They are in a round from now on: whoever lacks one of its own hears of it before the plan."""
@@ -547,7 +548,7 @@ class TickBuilder:
         joiners, alive = self._known_of(driver).joiners, self._core.members.alive
         others, met = (
             partial_view.in_turn_from(joiners, member.peer),
-            self._core.members.ways.meetings.is_punched,
+            self._core.members.ways.is_punched,
         )
         near = (peer for peer in others if peer in alive)
         fit = (p for p in near if member.dialable or alive[p].dialable or met(member.peer, p))

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 import zmq
 
+from farflung.console.main import _offered_relay
 from farflung.console.screen.status_client import StatusClient
 from farflung.coordinator.door.front_door_words import FROM_DOOR
 from farflung.coordinator.door.gateway_words import FROM_GATEWAY
@@ -30,6 +31,7 @@ from farflung.coordinator.modes import registry
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run_lead import StoreOptions, held
 from farflung.coordinator.server import JOURNAL_NAME, Server
+from farflung.peer.settings import OwnConfig
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import Address, JoinUrl, whereabouts_of
 from farflung.protocol.manifest import Manifest
@@ -135,6 +137,15 @@ def test_a_store_is_refused_in_one_line_where_the_standby_was_taken_out(
     with pytest.raises(UserError, match=r"--store: this installation has no standby; go on without --store"):
         held(asked, lambda: False)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_relay_to_offer_is_refused_in_one_line_where_reach_was_taken_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry, "found", lambda name: None)
+    assert _offered_relay(OwnConfig(), print) is None
+    with pytest.raises(UserError, match="--relay: this installation has no reach; go on without --relay"):
+        _offered_relay(OwnConfig(relay="9 Mbit/s"), print)
 
 
 def test_a_journal_that_cannot_be_written_stops_the_server_in_words(

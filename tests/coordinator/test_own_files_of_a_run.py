@@ -14,7 +14,6 @@ import pytest
 
 from farflung.checkpoints.files import Folder
 from farflung.checkpoints.kept_results import KeptResults
-from farflung.coordinator.relay_process import Month
 from rig.waiting import PATIENCE_S
 
 
@@ -72,8 +71,6 @@ def test_files_of_a_coordinator_are_its_users_alone(tmp_path: Path) -> None:
 def test_what_is_written_later_is_no_more_open(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        month = Month(tmp_path / "relay.json", 1)
-        month.save()
         Folder(str(tmp_path / "checkpoints")).write("v1", "chunk", [b"x"])
         KeptResults(tmp_path / "kept", b"what", 2, 1 << 20, 1 << 10).put(0, 0, 1, 0, b"payload")
     finally:

@@ -77,6 +77,7 @@ MODES: Mapping[str, tuple[str, ...]] = {
 # What they are to be taken out of: the machines, with what these stand on.
 CORE_ROOMS = (
     "coordinator/run",
+    "coordinator/roster",
     "coordinator/rounds",
     "coordinator/ledger",
     "collectives/round",

@@ -212,17 +212,17 @@ MESHES = (
     ),
     Mutant(
         "who has a thin line is not asked where others have it too",
-        "coordinator/reach/partial_view.py",
+        "coordinator/roster/partial_view.py",
         "quick, near = thicker_half([*found], found), thicker_half(dialable, found)",
         "quick, near = [*found], list(dialable)",
         ("tests/coordinator/run/test_ticks.py",),
     ),
     Mutant(
         "half of those who may be asked are, whatever others say of their lines",
-        "coordinator/reach/partial_view.py",
+        "coordinator/roster/partial_view.py",
         "stay = max(THICK_LEAST, -(-len(peers) // 2))",
         "stay = THICK_LEAST",
-        ("tests/coordinator/reach/test_partial_view.py",),
+        ("tests/coordinator/roster/test_partial_view.py",),
     ),
     Mutant(
         "in a mesh a sum whose root is lost goes to the heir",

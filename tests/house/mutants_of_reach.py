@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-WAYS = ("tests/coordinator/reach/test_routes.py", "tests/coordinator/run/test_relayed_members.py")
+WAYS = ("tests/coordinator/reach/test_routes.py", "tests/coordinator/reach/test_relayed_members.py")
 MEETING = (
     "tests/coordinator/reach/test_hole_punching.py",
-    "tests/coordinator/run/test_meeting_members.py",
+    "tests/coordinator/reach/test_meeting_members.py",
 )
 TICKETS = ("tests/coordinator/reach/test_tickets.py", "tests/coordinator/relay/test_relay.py")
 LEAN = ("tests/collectives/test_sealed_records.py", "tests/collectives/test_lean.py")
@@ -17,6 +17,27 @@ BOARD = ("tests/coordinator/relay/test_switchboard.py", "tests/coordinator/relay
 RELAYS = ("tests/coordinator/reach/test_relays.py",)
 
 REACH = (
+    Mutant(
+        "a relay that the host asks for is refused where the mode is not there, and no other run is",
+        "coordinator/modes/registry.py",
+        "if found(mode) is None and asked not in (nothing, getattr(type(part)(), key)):",
+        "if found(mode) is None and asked != nothing:",
+        ("tests/coordinator/roster/test_ways.py",),
+    ),
+    Mutant(
+        "without ways but to dial, whoever others could not reach owns nothing for a while",
+        "coordinator/roster/ways.py",
+        "if each.contact.address and each.doubted_until <= now}",
+        "if each.contact.address}",
+        ("tests/coordinator/roster/test_ways.py",),
+    ),
+    Mutant(
+        "the core asks the mode for ways, where it is there",
+        "coordinator/reach/reach.py",
+        "self.routes = core.members.ways = Routes()",
+        "self.routes = Routes()",
+        WAYS,
+    ),
     Mutant(
         "a ticket is good at one relay",
         "coordinator/reach/tickets.py",
@@ -285,31 +306,31 @@ REACH = (
     ),
     Mutant(
         "in a crowd two always hear of each other",
-        "coordinator/reach/partial_view.py",
+        "coordinator/roster/partial_view.py",
         "self._meets(other, one, now)",
         "pass",
-        ("tests/coordinator/reach/test_partial_view.py",),
+        ("tests/coordinator/roster/test_partial_view.py",),
     ),
     Mutant(
         "P8 who has gone is not kept in anybody's list",
-        "coordinator/reach/partial_view.py",
+        "coordinator/roster/partial_view.py",
         "its.marked.add(peer)  # it is to go",
         "pass",
-        ("tests/coordinator/reach/test_partial_view.py",),
+        ("tests/coordinator/roster/test_partial_view.py",),
     ),
     Mutant(
         "a difference is told only against a list that the member can have",
-        "coordinator/reach/roster_delta.py",
+        "coordinator/roster/roster_delta.py",
         "if not max(1, self._known_from) <= has_no < self.number:",
         "if not has_no:",
-        ("tests/coordinator/reach/test_roster_delta.py",),
+        ("tests/coordinator/roster/test_roster_delta.py",),
     ),
     Mutant(
         "who went is named to all that may have an older list",
-        "coordinator/reach/roster_delta.py",
+        "coordinator/roster/roster_delta.py",
         "return RosterNews(self.number, fresh, has_no, tuple(_since(self._gone, has_no)))",
         "return RosterNews(self.number, fresh, has_no, tuple(_since(self._gone, self.number - 1)))",
-        ("tests/coordinator/reach/test_roster_delta.py",),
+        ("tests/coordinator/roster/test_roster_delta.py",),
     ),
     Mutant(
         "a difference is put into no other list than it is meant for",
@@ -320,10 +341,10 @@ REACH = (
     ),
     Mutant(
         "whom one has no room for does not know it either",
-        "coordinator/reach/partial_view.py",
+        "coordinator/roster/partial_view.py",
         "its.marked.add(peer)  # nor it there",
         "pass",
-        ("tests/coordinator/reach/test_partial_view.py",),
+        ("tests/coordinator/roster/test_partial_view.py",),
     ),
     Mutant(
         "P3 who is in a round is missed as soon as in a small run",

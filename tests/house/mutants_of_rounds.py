@@ -424,7 +424,7 @@ ROUNDS = (
     ),
     Mutant(
         "a crowd of newcomers does not ask the same few donors",
-        "coordinator/reach/partial_view.py",
+        "coordinator/roster/partial_view.py",
         "at = bisect_left(others, mine) + turn * most",
         "at = turn * most",
         GUIDANCE,

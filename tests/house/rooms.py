@@ -48,8 +48,7 @@ ROOMS: dict[str, Room] = {
         pure=True,
     ),
     "coordinator/door": Room(PROTOCOL),
-    "coordinator/reach": Room(("coordinator/door/allowance", "protocol"), pure=True),
-    "coordinator/relay": Room(("coordinator/reach", *PROTOCOL)),
+    "coordinator/roster": Room(("protocol",), pure=True),
     "coordinator/run": Room(
         (
             "coordinator/modes",
@@ -57,7 +56,7 @@ ROOMS: dict[str, Room] = {
             "coordinator/batches",
             "coordinator/court",
             "coordinator/ledger",
-            "coordinator/reach",
+            "coordinator/roster",
             "coordinator/door/hello_check",
             "coordinator/door/allowance",
             "protocol/process/networks",
@@ -77,8 +76,7 @@ ROOMS: dict[str, Room] = {
             "coordinator/ledger",
             "coordinator/door",
             "coordinator/modes",
-            "coordinator/reach",
-            "coordinator/relay",
+            "coordinator/roster",
             "coordinator/run",
             *PROTOCOL,
         )
@@ -98,7 +96,7 @@ ROOMS: dict[str, Room] = {
         (
             "coordinator/modes",
             "coordinator/run",
-            "coordinator/reach",
+            "coordinator/roster",
             "coordinator/rounds",
             "coordinator/court",
             "coordinator/ledger",
@@ -108,6 +106,19 @@ ROOMS: dict[str, Room] = {
     ),
     "coordinator/recovery": Room(
         ("coordinator/modes", "coordinator/run", "coordinator/ledger", "protocol"), pure=True
+    ),
+    "coordinator/reach": Room(
+        (
+            "coordinator/modes",
+            "coordinator/roster",
+            "coordinator/run",
+            "coordinator/door/allowance",
+            "protocol",
+        ),
+        pure=True,
+    ),
+    "coordinator/relay": Room(
+        ("coordinator/modes", "coordinator/reach", "coordinator/roster", "coordinator/run", *PROTOCOL)
     ),
     "coordinator/standby": Room(
         ("coordinator", "coordinator/door", "coordinator/ledger", "coordinator/restoring", *PROTOCOL)
@@ -196,7 +207,7 @@ ROOMS: dict[str, Room] = {
             "coordinator/restoring",
             "coordinator/court",
             "coordinator/ledger",
-            "coordinator/reach",
+            "coordinator/roster",
             "peer",
             "peer/machine",
             "peer/state",
@@ -255,6 +266,7 @@ ROOMS: dict[str, Room] = {
             "console/web",
             "coordinator",
             "coordinator/ledger/provenance",
+            "coordinator/modes",
             "coordinator/relay",
             "peer",
             "peer/agent",
@@ -362,6 +374,7 @@ THIRD_PARTY = {
     "collectives/pipeline": set(),
     "coordinator/rounds": {"msgspec", "numpy"},
     "coordinator/court": {"msgspec", "numpy"},
+    "coordinator/roster": set(),
     "coordinator/reach": set(),
     "coordinator/run": {"msgspec"},
     "peer/machine": {"msgspec"},

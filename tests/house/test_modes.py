@@ -29,6 +29,7 @@ from farflung.coordinator.modes.registry import BEGINNINGS
 class Mode:
     folders: tuple[str, ...]
     tests: tuple[str, ...]  # besides tests/<folder>
+    files: tuple[str, ...] = ()  # in other folders, of no use without it
 
 
 MODES = {
@@ -48,6 +49,21 @@ MODES = {
             "tests/whole/test_wrong_sums_in_groups.py",
             "tests/whole/test_wrong_sums.py",
         ),
+    ),
+    "reach": Mode(
+        ("coordinator/reach", "coordinator/relay"),
+        (
+            "tests/collectives/test_relay_way.py",
+            "tests/collectives/test_undialled.py",
+            "tests/console/test_doctor.py",
+            "tests/lab/test_routers.py",
+            "tests/peer/line/test_offering.py",
+            "tests/rig/link_ends.py",
+            "tests/rig/relay_rig.py",
+            "tests/rig/relayed_hall.py",
+            "tests/whole/test_relayed_runs.py",
+        ),
+        ("console/offered_relay.py", "benchmarks/relay.py"),
     ),
     "recovery": Mode(
         ("coordinator/recovery",),
@@ -75,7 +91,7 @@ def test_each_mode_that_can_be_taken_out_is_tried() -> None:
         assert BEGINNINGS[name].startswith(
             tuple(f"farflung.{each.replace('/', '.')}." for each in mode.folders)
         )
-        missing = [each for each in (*mode.folders, *mode.tests) if not (ROOT / each).exists()]
+        missing = [each for each in (*mode.folders, *mode.tests, *mode.files) if not (ROOT / each).exists()]
         assert not missing, f"{name} is made of what is not there: {missing}"
 
 
@@ -87,8 +103,8 @@ def without(names: Collection[str], folder: Path) -> Path:
         cwd=ROOT, capture_output=True, check=True, text=True,
     ).stdout.split("\0")  # fmt: skip
     folders = [each for name in names for each in MODES[name].folders]
-    tests = [each for name in names for each in MODES[name].tests]
-    gone = (*folders, *(f"tests/{each}" for each in folders), *tests)
+    others = [each for name in names for each in (*MODES[name].tests, *MODES[name].files)]
+    gone = (*folders, *(f"tests/{each}" for each in folders), *others)
     for each in filter(None, listed):
         if (
             (ROOT / each).is_file()
@@ -122,8 +138,11 @@ def passes(copy: Path, *tests: str) -> None:
 def imports_and_runs(names: Collection[str], folder: Path) -> None:
     copy = without(names, folder)
     folders = tuple(f"{each}/" for name in names for each in MODES[name].folders)
+    files = {each for name in names for each in MODES[name].files}
     left = [
-        f"farflung.{each.path.replace('/', '.')}" for each in modules() if not each.path.startswith(folders)
+        f"farflung.{each.path.replace('/', '.')}"
+        for each in modules()
+        if not each.path.startswith(folders) and each.label not in files
     ]
     assert len(left) > 300
     where = python(

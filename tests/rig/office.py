@@ -18,7 +18,7 @@ class Office(MadeRun):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.lost: list[tuple[str, str, str]] = []
-        tools = ModeTools(lambda count: bytes(count), self.sends_away)
+        tools = ModeTools(lambda count: bytes(count), self.sends_away, lambda: None, lambda: None)
         self.core.modes = tuple(
             made(self.core, self.drivers, tools) for made in registry.having("made").values()
         )

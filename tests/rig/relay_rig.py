@@ -15,9 +15,10 @@ from dataclasses import replace
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.collectives.link.link import Relayed
-from farflung.coordinator.reach.tickets import Sign, Ticket, TicketScope, pair_of, side_of, written
+from farflung.coordinator.reach.tickets import Sign, Ticket, TicketScope, side_of, written
+from farflung.coordinator.relay.relay_process import RelayProcess
 from farflung.coordinator.relay.relay_words import PairsCounted, RelaySettings
-from farflung.coordinator.relay_process import RelayProcess
+from farflung.coordinator.roster.ways import pair_of
 from farflung.protocol.process.child import Spawn, started
 from rig.waiting import eventually
 

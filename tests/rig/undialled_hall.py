@@ -1,13 +1,10 @@
-"""The run machine with members that nobody can dial, on virtual time: for tests of the ways that they are told."""
+"""The run machine on virtual time, with guests that say what each test has them say."""
 
 from __future__ import annotations
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
-from farflung.coordinator.reach.relays import RelayNow
-from farflung.coordinator.reach.routes import Usage
-from farflung.coordinator.run.effects import AnswerDoor, Effect, RelayPairs, Tell
+from farflung.coordinator.run.effects import AnswerDoor, Effect, Tell
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol import messages as m
 from farflung.protocol.digests import hash_bytes
@@ -15,12 +12,10 @@ from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import RunSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.round_words import Forward, RelayRoute
+from farflung.protocol.round_words import Forward
 from farflung.protocol.signed_words import hello_part
 from rig.guests import Guest
 
-KEY = Ed25519PrivateKey.generate()
-RELAY = RelayNow(29802, 6_250_000.0)
 RUN_ID = bytes(range(16))
 MANIFEST = Manifest(run=RunSection(name="demo", min_peers=2, max_peers=4))
 MODEL = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
@@ -78,27 +73,3 @@ class Hall:
             lacks_start=lacks_start, forward=forward,
         )  # fmt: skip
         return self.says(guest, beat)
-
-
-def hall_with(*guests: Guest, relay: RelayNow | None = RELAY) -> Hall:
-    hall = Hall()
-    hall.machine.core.prove = lambda statement: KEY.public_key().public_bytes_raw() + KEY.sign(statement)
-    hall.machine.on_relay(relay, "" if relay else "off", Usage(), 0.0)
-    for guest in guests:
-        welcome = hall.hello(guest, address="")
-        assert isinstance(welcome, m.Welcome)
-        guest.session, guest.seq = welcome.session, 0
-    return hall
-
-
-def ways_in(effects: list[Effect], guest: Guest) -> tuple[RelayRoute, ...] | None:
-    """In its newest tick that has a roster."""
-    found = None
-    for effect in effects:
-        if isinstance(effect, Tell) and effect.peer == guest.peer and isinstance(effect.message, m.Tick):
-            found = effect.message.ways if effect.message.roster is not None else found
-    return found
-
-
-def pairs_in(effects: list[Effect]) -> list[tuple[bytes, ...]]:
-    return [effect.pairs for effect in effects if isinstance(effect, RelayPairs)]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from farflung.coordinator.ledger.records import CommittedRound, DigestFixed, Record
-from farflung.coordinator.reach import partial_view
+from farflung.coordinator.roster import partial_view
 from farflung.coordinator.rounds import groups
 from farflung.coordinator.rounds.groups import own_part
 from farflung.coordinator.run import core, digest_agreement, membership

@@ -39,7 +39,9 @@ class Host(MadeRun):
         super().__init__(Manifest(admission=AdmissionSection(mode=mode)))  # type: ignore[arg-type]
         self.kicked: list[tuple[str, str]] = []
         self.drawn = 0
-        self.admission = Admission(self.core, self.drivers, ModeTools(self.random, self.kick))
+        self.admission = Admission(
+            self.core, self.drivers, ModeTools(self.random, self.kick, lambda: None, lambda: None)
+        )
         self.inviting = self.admission.invitations
         self.register: Register = self.core.ledger.parts[NAME]
 

@@ -26,7 +26,7 @@ from farflung.coordinator.door.front_door_words import (
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import Arrival, ListenOn
 from farflung.coordinator.ledger.journal import Journal
-from farflung.coordinator.reach.hole_punching import DOORS
+from farflung.coordinator.roster.ways import DOORS
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.peer.line.control import Took
@@ -123,6 +123,7 @@ def hall(tmp_path: Path) -> Iterator[Hall]:
     thread.join()
 
 
+@pytest.mark.mode("reach")
 def test_what_is_seen_is_the_connection_and_nothing_that_is_said(hall: Hall) -> None:
     """Both sockets see the port that all meetings leave from; a stranger to whom nobody is to look is not kept."""
     keys = zmq.curve_keypair()

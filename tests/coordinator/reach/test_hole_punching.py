@@ -11,7 +11,6 @@ import pytest
 from farflung.coordinator.reach.hole_punching import (
     AGAIN_MOST_S,
     AGAIN_S,
-    DOORS,
     HOLD_S,
     LEAD_S,
     LOOKS_S,
@@ -22,7 +21,7 @@ from farflung.coordinator.reach.hole_punching import (
     HolePunching,
     Nat,
 )
-from farflung.coordinator.reach.tickets import pair_of
+from farflung.coordinator.roster.ways import DOORS, pair_of
 from farflung.protocol.limits import MEETS_AT_ONCE
 from farflung.protocol.round_words import MEET_EVERY_S, MEET_TRIES, Contact
 

@@ -16,12 +16,11 @@ from farflung.coordinator.reach.relays import (
     SEEN_AGAIN_S,
     SETTLES_S,
     SHOWN_MOST,
-    RelayNow,
     Relays,
-    Trial,
 )
 from farflung.coordinator.reach.routes import RENEWED_S, Routes
 from farflung.coordinator.reach.tickets import TicketScope, read
+from farflung.coordinator.roster.ways import RelayNow, Trial
 from farflung.protocol.round_words import Contact, RelayOffer, RelayOrder, RelayRoute
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)

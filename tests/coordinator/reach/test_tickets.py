@@ -13,11 +13,11 @@ from farflung.coordinator.reach.tickets import (
     NAME_CHARS,
     Ticket,
     TicketScope,
-    pair_of,
     read,
     side_of,
     written,
 )
+from farflung.coordinator.roster.ways import pair_of
 from farflung.protocol.limits import TICKET_CHARS
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from farflung.coordinator.reach.relays import Trial
 from farflung.coordinator.relay import trials
 from farflung.coordinator.relay.socks import CHOSEN, JOINED
 from farflung.coordinator.relay.trials import Trials
+from farflung.coordinator.roster.ways import Trial
 from rig.in_thread import InThread
 from rig.relay_rig import RelayRig
 from rig.waiting import eventually

@@ -8,7 +8,7 @@ from collections import Counter
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
-from farflung.coordinator.reach.partial_view import WHOLE_ROSTER
+from farflung.coordinator.roster.partial_view import WHOLE_ROSTER
 from farflung.coordinator.rounds.patience import PAUSE_MOST_S
 from farflung.coordinator.run.core import KEEPERS
 from farflung.coordinator.run.effects import Effect, Tell

@@ -19,7 +19,7 @@ from farflung.coordinator.ledger.records import (
     Struck,
     Vouched,
 )
-from farflung.coordinator.reach.partial_view import FELLOWS_TOLD, in_turn_from
+from farflung.coordinator.roster.partial_view import FELLOWS_TOLD, in_turn_from
 from farflung.coordinator.run.lease_desk import LeaseDesk
 from farflung.coordinator.run.membership import ROSTER_ENTRIES_PER_S, Member
 from farflung.coordinator.run.ticks import (

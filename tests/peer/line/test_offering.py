@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from farflung.console.offered_relay import OfferedRelay, offered_relay
-from farflung.coordinator.relay_process import Month
+from farflung.coordinator.relay.relay_process import Month
 from farflung.peer.line.data_line import DataLine
 from farflung.peer.line.relay_offer import Offering, RelayTerms
 from farflung.peer.settings import OwnConfig, own_config

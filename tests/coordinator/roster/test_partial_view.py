@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from farflung.coordinator.reach.partial_view import (
+from farflung.coordinator.roster.partial_view import (
     FORGET_EVERY_S,
     FRESH_S,
     KEPT,
@@ -20,7 +20,7 @@ from farflung.coordinator.reach.partial_view import (
     RosterReader,
     thicker_half,
 )
-from farflung.coordinator.reach.roster_delta import RosterNews
+from farflung.coordinator.roster.roster_delta import RosterNews
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import ROSTER_MOST
 from farflung.protocol.round_words import Contact

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from farflung.coordinator.reach.hole_punching import DOORS, HOLD_S, LOOKS_S
+from farflung.coordinator.reach.hole_punching import HOLD_S, LOOKS_S
 from farflung.coordinator.reach.routes import ASKED_S
+from farflung.coordinator.roster.ways import DOORS
 from farflung.coordinator.run.effects import Effect, Tell
 from farflung.coordinator.run.member_status import member_status
 from farflung.coordinator.run.status import build_status
@@ -13,7 +14,8 @@ from farflung.protocol import messages as m
 from farflung.protocol.round_words import Meet
 from farflung.protocol.verdicts import Counters
 from rig.guests import Guest
-from rig.undialled_hall import RELAY, Hall, hall_with, pairs_in
+from rig.relayed_hall import RELAY, hall_with, pairs_in
+from rig.undialled_hall import Hall
 
 ENDPOINTS = {1: "9.1.1.1:40001", 2: "9.1.1.2:40002"}
 

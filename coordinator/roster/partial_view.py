@@ -1,8 +1,8 @@
 """In a crowd: whom each member is told of, which is whom it needs, and who needs it.  Pure.
 
-Part of the membership (coordinator/run/membership.py); the guidance asks it with every answer to a beat.  A peer takes
-nothing from whom it was not told of, and sends nothing there: so two always hear of each other.  They need each other
-in a round, or because one is the other's donor, fellow, or auditor, or because they meet past their routers.
+Part of the membership (coordinator/run/membership.py); the tick builder asks it with every answer to a beat.  A peer
+takes nothing from whom it was not told of, and sends nothing there: so two always hear of each other.  They need each
+other in a round, or because one is the other's donor, fellow, or auditor, or because they meet past their routers.
 
 Up to `WHOLE_ROSTER` members hear of everybody, and this is not asked: so a small run spares all of it.  Of a list is
 told what is new in it (roster_delta.py).  Who is not needed any more stays in it as long as there is room: a line
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple, Protocol
 
-from farflung.coordinator.reach.roster_delta import RosterDelta, RosterNews
+from farflung.coordinator.roster.roster_delta import RosterDelta, RosterNews
 from farflung.protocol.limits import MEMBERS_PER_ROUND, ROSTER_MOST
 from farflung.protocol.round_words import Contact
 

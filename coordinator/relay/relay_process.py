@@ -1,8 +1,8 @@
 """The relay as the run machine knows it: is there one just now, what did it pass, and is the month's share used up?
 
-Owned by the server, around the relay's process (relay/relay.py); what a member offers is kept in the same way
-(console/offered_relay.py).  A relay that dies is back within a second, and on the same port: the machine hears of it
-only if that lasts, so that no round is given up for a hiccup.  Must not know who is joined.
+Owned by the mode's hand (relay_hand.py), around the relay's process (relay.py); what a member offers is kept in the
+same way (console/offered_relay.py).  A relay that dies is back within a second, and on the same port: the machine hears
+of it only if that lasts, so that no round is given up for a hiccup.  Must not know who is joined.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from farflung.coordinator.reach.relays import RelayNow
-from farflung.coordinator.reach.routes import Usage
 from farflung.coordinator.relay.relay_words import (
     FROM_RELAY,
     FromRelay,
@@ -23,8 +21,7 @@ from farflung.coordinator.relay.relay_words import (
     RelaySettings,
     Wanted,
 )
-from farflung.coordinator.run.effects import Effect
-from farflung.coordinator.run.machine import RunMachine
+from farflung.coordinator.roster.ways import RelayNow, Usage
 from farflung.protocol.process import own_files
 from farflung.protocol.process.child import KeptChild, Spawn, started
 
@@ -162,17 +159,3 @@ class KeptRelay:
     def close(self) -> None:
         self._month.save()
         self.process.close()
-
-
-class Relaying:
-    def __init__(self, process: RelayProcess, month: Month, machine: RunMachine) -> None:
-        self.process = process
-        self._kept = KeptRelay(process, month, "[net] relay_month")
-        self._machine = machine
-
-    def on_tick(self, now: float, wall_s: float) -> list[Effect]:
-        relay, why_not = self._kept.turn(now, wall_s)
-        return self._machine.on_relay(relay, why_not, self._kept.usage, now)
-
-    def close(self) -> None:
-        self._kept.close()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from farflung.coordinator.reach.routes import ASKED_S, Usage
-from farflung.coordinator.reach.tickets import pair_of
+from farflung.coordinator.reach.routes import ASKED_S
+from farflung.coordinator.roster.ways import Usage, pair_of
 from farflung.coordinator.run.effects import RelayPairs, Tell
 from farflung.coordinator.run.member_status import member_status
 from farflung.coordinator.run.status import build_status
 from farflung.protocol import messages as m
 from farflung.protocol.verdicts import Counters
 from rig.guests import Guest
-from rig.undialled_hall import RELAY, hall_with, pairs_in, ways_in
+from rig.relayed_hall import RELAY, hall_with, pairs_in, ways_in
 
 
 def test_both_hear_of_each_other_and_the_relay_hears_first() -> None:
@@ -82,7 +82,7 @@ def test_without_a_relay_nothing_is_told_and_the_status_says_why() -> None:
     )
     told = build_status(core, drivers, Counters(), 0.0)["relay"]
     assert told["on"] is False and told["why_not"] == "off"
-    hall.machine.on_relay(RELAY, "", Usage(pairs=1, moved_bytes=5), 1.0)
+    hall.machine.modes["reach"].on_relay(RELAY, "", Usage(pairs=1, moved_bytes=5), 1.0)
     told = build_status(core, drivers, Counters(), 1.0)["relay"]
     assert (told["on"], told["port"], told["pairs_allowed"], told["pairs"], told["moved_bytes"]) == (
         True,

@@ -1,14 +1,17 @@
-"""The relay as the run machine knows it: hiccups are not heard of, and a month ends."""
+"""The relay in the hand of its mode: hiccups are not heard of, and a month ends."""
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from farflung.coordinator.relay.relay_hand import RelayHand
+from farflung.coordinator.relay.relay_process import BACK_WITHIN_S, SAVED_EVERY_S, Month
 from farflung.coordinator.relay.relay_words import PairsCounted
-from farflung.coordinator.relay_process import BACK_WITHIN_S, SAVED_EVERY_S, Month, Relaying
 from farflung.coordinator.run.effects import Note
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol.manifest import Manifest
@@ -46,9 +49,11 @@ def machine() -> RunMachine:
     return found
 
 
-def relaying(machine: RunMachine, path: Path, limit: int = 1000) -> tuple[Relaying, Process]:
+def relaying(machine: RunMachine, path: Path, limit: int = 1000) -> tuple[RelayHand, Process]:
     process = Process()
-    return Relaying(process, Month.load(path, limit), machine), process  # type: ignore[arg-type]
+    hand = RelayHand(machine.modes["reach"], path.parent)
+    hand.keep(process, Month.load(path, limit))  # type: ignore[arg-type]
+    return hand, process
 
 
 def test_a_relay_that_is_back_soon_is_no_news_and_one_that_stays_away_is(
@@ -56,17 +61,17 @@ def test_a_relay_that_is_back_soon_is_no_news_and_one_that_stays_away_is(
 ) -> None:
     shell, process = relaying(machine, tmp_path / "relay.json")
     ways = machine.core.members.ways
-    shell.on_tick(0.0, JULY)
+    shell.turn(0.0, JULY)
     assert ways.relays.own is None and "not begun" in ways.why_no_relay
     process.port = 29802
-    [news] = shell.on_tick(1.0, JULY)
+    [news] = shell.turn(1.0, JULY)
     assert isinstance(news, Note) and "on port 29802" in news.text and ways.relays.own is not None
     process.port, process.why_not = None, "killed by SIGKILL"
-    assert shell.on_tick(2.0, JULY) == [] and shell.on_tick(2.0 + BACK_WITHIN_S - 0.1, JULY) == []
-    [news] = shell.on_tick(2.0 + BACK_WITHIN_S, JULY)
+    assert shell.turn(2.0, JULY) == [] and shell.turn(2.0 + BACK_WITHIN_S - 0.1, JULY) == []
+    [news] = shell.turn(2.0 + BACK_WITHIN_S, JULY)
     assert isinstance(news, Note) and "killed by SIGKILL" in news.text and ways.relays.own is None
     process.port = 29802
-    assert len(shell.on_tick(30.0, JULY)) == 1 and ways.relays.own is not None
+    assert len(shell.turn(30.0, JULY)) == 1 and ways.relays.own is not None
 
 
 def test_a_month_that_is_used_up_closes_it_until_the_next_one_also_after_a_restart(
@@ -76,19 +81,19 @@ def test_a_month_that_is_used_up_closes_it_until_the_next_one_also_after_a_resta
     shell, process = relaying(machine, path)
     process.port = 29802
     process.says = [counted(600), counted(399)]
-    shell.on_tick(0.0, JULY)
+    shell.turn(0.0, JULY)
     ways = machine.core.members.ways
     assert ways.relays.own is not None and ways.usage.moved_bytes == 999 and ways.usage.refused == 4
     process.says = [counted(1)]
-    shell.on_tick(1.0, JULY)
+    shell.turn(1.0, JULY)
     assert ways.relays.own is None and "of 2026-07 ([net] relay_month)" in ways.why_no_relay
     shell.close()
     assert process.closed
     again, process = relaying(machine, path)
     process.port = 29802
-    again.on_tick(2.0, JULY + 5.0)
+    again.turn(2.0, JULY + 5.0)
     assert ways.relays.own is None and ways.usage.month_bytes == 1000
-    again.on_tick(3.0, AUGUST)
+    again.turn(3.0, AUGUST)
     assert ways.relays.own is not None and ways.usage.month_bytes == 0
 
 
@@ -98,13 +103,22 @@ def test_it_is_written_down_now_and_then_and_a_damaged_file_is_no_end(
     path = tmp_path / "relay.json"
     path.write_text("{")
     shell, process = relaying(machine, path)
-    shell.on_tick(0.0, JULY)
+    shell.turn(0.0, JULY)
     process.says = [counted(7)]
-    shell.on_tick(SAVED_EVERY_S, JULY)
+    shell.turn(SAVED_EVERY_S, JULY)
     assert Month.load(path, 1).used_bytes == 7
     path.unlink()
     path.mkdir()
     shell.close()  # it says so in the log
+
+
+def test_what_is_written_of_a_month_is_its_users_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        Month(tmp_path / "relay.json", 1).save()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "relay.json").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize(
