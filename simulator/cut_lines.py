@@ -25,7 +25,8 @@ from farflung.coordinator.ledger.records import (
     from_bytes,
     to_bytes,
 )
-from farflung.coordinator.restoring.restoration import Own, Restoring
+from farflung.coordinator.ledger.run_store import RunRecords
+from farflung.coordinator.modes import registry
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Knock, Message
@@ -219,15 +220,23 @@ class Hall(Protocol):
     def start_coordinator(self, restored: bool = False) -> None: ...
 
 
+class AsksPeersOfWorld(Protocol):
+    """A coordinator that puts its run together again."""
+
+    def on_door(self, caller: bytes, message: Knock | KeptReceipts, now: float) -> Message | None: ...
+    def due(self, now: float) -> RunRecords | None: ...
+
+
 class LostDisk:
     """Once in a run the coordinator dies, and all that lay beside its key with it, or an older state of that is what is
     left: right after a record of some round, before or after it has told some of the peers.  Then it is started
-    with `--restored`, and puts the run together again out of what they keep."""
+    with `--restored`, and puts the run together again out of what they keep: a mode, without which no disk is lost."""
 
     def __init__(self, world: Hall, changes: HostChanges, seed: int) -> None:
         self._world, self._changes, self._draw = world, changes, random.Random(f"lost disk {seed}")
         scenario = world.scenario
-        self._kind = scenario.loses
+        self._mode = registry.found("restoring")
+        self._kind = scenario.loses if self._mode is not None else ""
         self._at_version = self._draw.randint(1, max(1, scenario.rounds - 1))
         self._after_record = self._draw.choice(
             (CommittedRound, CommittedRound, Opened, DecidedOn, DigestFixed)
@@ -235,7 +244,7 @@ class LostDisk:
         self._effects_left: int | None = None  # that it still carries out
         self._copied_at = self._draw.uniform(0.1, 0.9)
         self._lost = False
-        self._restoring: Restoring | None = None
+        self._restoring: AsksPeersOfWorld | None = None
         self.versions: tuple[int, ...] | None = None  # with which it came back
 
     def on_record(self, record: Record) -> None:
@@ -254,17 +263,15 @@ class LostDisk:
 
     def start(self) -> None:
         """Of a coordinator that was killed."""
-        world = self._world
-        if not self._lost or self.versions is not None:
+        world, mode = self._world, self._mode
+        if mode is None or not self._lost or self.versions is not None:
             world.start_coordinator()
             return
         kept = len(world.journal) * self._copied_at if self._kind == "copy" else 0
         world.journal = world.journal[: int(kept)]
         world.note(f"its disk is lost: {len(world.journal)} records are left")
-        own, ledger = Own(world.manifest, self._changes.public), self._ledger()
-        if world.journal:
-            own = Own(world.manifest, self._changes.public, RUN_ID, ledger, world.manifest)
-        self._restoring = Restoring(own, self._draw.randbytes(32), world.now)
+        copy, nonce = self._records() if world.journal else None, self._draw.randbytes(32)
+        self._restoring = mode.asking(world.manifest, self._changes.public, copy, nonce, world.now)
         self._look()
 
     def on_door(self, source: str, message: object) -> None:
@@ -284,24 +291,15 @@ class LostDisk:
         if found.run_id != RUN_ID or found.manifest.digest != world.manifest.digest:
             raise Broken("P21 is broken: it was put together as another run")
         world.journal += [to_bytes(record) for record in found.records]
-        ledger = self._ledger()
+        ledger = self._records().ledger
         self.versions = tuple(book.version for book in ledger.books)
         world.note(f"restored at {self.versions}: {ledger.restored_because}")
         self._nothing_is_lost(ledger)
         world.invariants.on_restored(self.versions)
         world.start_coordinator(restored=True)
 
-    def _ledger(self) -> Ledger:
-        rules = self._world.manifest
-        ledger = Ledger(
-            rules.data.lease_samples,
-            rules.round.keep_results,
-            rules.fragments,
-            rules.checkpoint.every_rounds,
-        )
-        for raw in self._world.journal:
-            ledger.apply(from_bytes(raw))
-        return ledger
+    def _records(self) -> RunRecords:
+        return RunRecords(RUN_ID, self._world.manifest, list(map(from_bytes, self._world.journal)))
 
     def _nothing_is_lost(self, ledger: Ledger) -> None:
         """That a living peer could prove: all of them had the time to show it."""

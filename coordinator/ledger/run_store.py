@@ -8,10 +8,34 @@ standby.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import Folded, Record
 from farflung.protocol.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """A run as its records say it: those of a store, or those that it lacks."""
+
+    run_id: bytes
+    manifest: Manifest  # that the run began with
+    records: Sequence[Record]
+
+    @property
+    def ledger(self) -> Ledger:
+        rules = self.manifest
+        ledger = Ledger(
+            rules.data.lease_samples,
+            rules.round.keep_results,
+            rules.fragments,
+            rules.checkpoint.every_rounds,
+        )
+        for record in self.records:
+            ledger.apply(record)
+        return ledger
 
 
 class RunStore(Protocol):

@@ -5,7 +5,8 @@ without it where the folder is gone.  This list, in its order, is all that the c
 register and nothing to discover.  tests/house/test_modes.py takes each folder out of a copy and runs the rest.
 
 What such a module may have: `LedgerPart`, a class that folds records (coordinator/ledger/ledger.py); `RECORDS`, the
-types of its records; `made`, which makes its part of the run machine (mode.py); `stands_by` (coordinator/run_lead.py).
+types of its records; `made`, which makes its part of the run machine (mode.py); `stands_by` and `ask_peers`
+(coordinator/run_lead.py), and `asking`, which is the latter without a socket (simulator/cut_lines.py).
 Elsewhere it may have a `hand` in the server.
 """
 
@@ -26,6 +27,7 @@ BEGINNINGS: Final = {
     "audits": "farflung.coordinator.audits.audits",
     "reach": "farflung.coordinator.reach.reach",
     "recovery": "farflung.coordinator.recovery.recovery",
+    "restoring": "farflung.coordinator.restoring.restoring_door",
     "standby": "farflung.coordinator.standby.standby",
 }
 # Name -> the module with its `hand` in the server (`ServerHand`).

@@ -25,6 +25,7 @@ from farflung.coordinator.door.hello_check import other_protocol, refuse
 from farflung.coordinator.ledger.kept_books import books_in, name_of_model
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import Amended, ModelFixed, Record, Restored
+from farflung.coordinator.ledger.run_store import RunRecords
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import KEPT_COMMITS, MAX_PEERS, PROTOCOL_VERSION
@@ -65,13 +66,6 @@ class Own:
     run_id: bytes = b""  # empty: no journal
     ledger: Ledger | None = None
     first: Manifest | None = None  # that its journal began with
-
-
-@dataclass(frozen=True)
-class FoundRun:
-    run_id: bytes
-    manifest: Manifest  # that the run began with
-    records: tuple[Record, ...]
 
 
 @dataclass
@@ -251,7 +245,7 @@ class Restoring:
 
     # ---- the decision ------------------------------------------------------------------------------------------
 
-    def due(self, now: float) -> FoundRun | None:
+    def due(self, now: float) -> RunRecords | None:
         """None: it waits, and `reason` says for whom."""
         if self._look(now):
             return None
@@ -260,7 +254,7 @@ class Restoring:
         newest = chain[0] if chain else None
         if newest is None:
             nothing = Restored(kept=None, reason=self._told(None), given_up=self._given_up(()))
-            return FoundRun(own.run_id, own.first or own.manifest, (nothing,))
+            return RunRecords(own.run_id, own.first or own.manifest, (nothing,))
         books = books_in(newest)
         model = self._shown.models.get(books.model) if books is not None else None
         records: list[Record] = []
@@ -277,7 +271,7 @@ class Restoring:
             reason=self._told(newest),
             given_up=self._given_up(chain),
         )
-        return FoundRun(newest.head.run_id, manifest, (*records, restored))
+        return RunRecords(newest.head.run_id, manifest, (*records, restored))
 
     def take_notes(self) -> list[str]:
         """For people, since the last time: what is wrong, and that more have answered."""
@@ -364,6 +358,14 @@ class Restoring:
             return f"this journal lacks nothing that {names} showed{void}"
         versions = ", ".join(map(str, head.versions))
         return f"the run goes on from version {versions}, step {head.number}, as {names} showed it{void}"
+
+
+def asking(manifest: Manifest, key: bytes, copy: RunRecords | None, nonce: bytes, now: float) -> Restoring:
+    """`copy`: what this coordinator has of the run itself."""
+    own = Own(manifest, key)
+    if copy is not None:
+        own = Own(manifest, key, copy.run_id, copy.ledger, copy.manifest)
+    return Restoring(own, nonce, now)
 
 
 def _relay_of(manifest: Manifest) -> dict[str, object]:

@@ -24,9 +24,8 @@ from farflung.coordinator.door.keys import FILE_NAME as KEY_NAME
 from farflung.coordinator.door.keys import CoordinatorKeys, load_or_create
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.ledger.journal import locked
-from farflung.coordinator.restoring.restoration import FoundRun
-from farflung.coordinator.restoring_door import JournalCopy, ask_peers, check_key
-from farflung.coordinator.run_lead import BELONGS_NAME, RunLead, StoreOptions
+from farflung.coordinator.ledger.run_store import RunRecords
+from farflung.coordinator.run_lead import BELONGS_NAME, RunLead, StoreOptions, asks_peers, check_key
 from farflung.coordinator.server import JOURNAL_NAME
 from farflung.coordinator.standby.etcd_store import EtcdStore
 from farflung.coordinator.standby.etcd_url import StoreUrl
@@ -100,8 +99,8 @@ def _begun(
         store.begin(asked.manifest, keys.public_raw, lambda: os.urandom(16))
     if not asked.restored:
         return True
-    copy = JournalCopy(store.run_id, store.manifest, store.records()) if kept is not None else None
-    found = ask_peers(asked.manifest, keys, copy, listen, is_to_stop)
+    copy = RunRecords(store.run_id, store.manifest, store.records()) if kept is not None else None
+    found = asks_peers()(asked.manifest, keys, copy, listen, is_to_stop)
     if found is None:
         return False
     if copy is None:
@@ -144,7 +143,7 @@ def _check_belongs(folder: Path, store: EtcdStore, kept: StoredRun | None) -> No
         )
 
 
-def _check_found(folder: Path, found: FoundRun) -> None:
+def _check_found(folder: Path, found: RunRecords) -> None:
     """With the key alone it is the run that most peers show."""
     run_id = _run_of(folder)
     if run_id not in ("", found.run_id.hex()):

@@ -295,6 +295,7 @@ def test_a_second_coordinator_of_the_same_run_is_refused(arena: Arena) -> None:
     arena.takes_part("ann", "bob", "cid")
 
 
+@pytest.mark.mode("restoring")
 def test_the_coordinator_is_restored_from_an_old_copy(build: Callable[..., Arena]) -> None:
     """It may not make a second history: peers hold more than it knows, and give it back."""
     arena = build()

@@ -148,6 +148,24 @@ def test_a_relay_to_offer_is_refused_in_one_line_where_reach_was_taken_out(
         _offered_relay(OwnConfig(relay="9 Mbit/s"), print)
 
 
+@pytest.mark.parametrize("store", [None, "etcd://h/run"])
+def test_a_run_is_asked_of_nobody_and_restored_is_refused_in_one_line_where_that_was_taken_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str | None
+) -> None:
+    data = tmp_path / "data"
+    begun(data, ROUNDS)
+    before = {path: path.read_bytes() for path in data.iterdir()}
+    monkeypatch.setattr(registry, "found", lambda name: None)
+    listen = ListenOn.parse("127.0.0.1:0")
+    asked = StoreOptions(data, MANIFEST, listen, store, True, lambda port: ())
+    why = (
+        r"--restored: this installation cannot ask peers for a run; install farflung whole, or go on without"
+    )
+    with pytest.raises(UserError, match=why), held(asked, lambda: False):
+        pytest.fail("it leads")
+    assert {path: path.read_bytes() for path in data.iterdir()} == before
+
+
 def test_a_journal_that_cannot_be_written_stops_the_server_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,6 +125,13 @@ KEEPING = (
         UNITS,
     ),
     Mutant(
+        "without the mode a run is asked of nobody, and that is said before anything is waited for",
+        "coordinator/run_lead.py",
+        "asks_peers()  # refused before anybody waits for the lead",
+        "pass",
+        ("tests/coordinator/test_hosting.py",),
+    ),
+    Mutant(
         "who keeps no books keeps the head",
         "coordinator/run/core.py",
         "else kept.without_books",

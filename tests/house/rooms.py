@@ -65,12 +65,8 @@ ROOMS: dict[str, Room] = {
         ),
         pure=True,
     ),
-    "coordinator/restoring": Room(
-        ("coordinator/ledger", "coordinator/door/hello_check", "protocol"), pure=True
-    ),
     "coordinator": Room(
         (
-            "coordinator/restoring",
             "coordinator/rounds",
             "coordinator/court",
             "coordinator/ledger",
@@ -120,9 +116,8 @@ ROOMS: dict[str, Room] = {
     "coordinator/relay": Room(
         ("coordinator/modes", "coordinator/reach", "coordinator/roster", "coordinator/run", *PROTOCOL)
     ),
-    "coordinator/standby": Room(
-        ("coordinator", "coordinator/door", "coordinator/ledger", "coordinator/restoring", *PROTOCOL)
-    ),
+    "coordinator/restoring": Room(("coordinator/ledger", "coordinator/door", *PROTOCOL)),
+    "coordinator/standby": Room(("coordinator", "coordinator/door", "coordinator/ledger", *PROTOCOL)),
     "peer": Room(PROTOCOL),
     "peer/local": Room(PROTOCOL),
     "peer/data": Room(("peer", *PROTOCOL)),
@@ -204,7 +199,7 @@ ROOMS: dict[str, Room] = {
     "simulator": Room(
         (
             "coordinator/run",
-            "coordinator/restoring",
+            "coordinator/modes",
             "coordinator/court",
             "coordinator/ledger",
             "coordinator/roster",
@@ -339,6 +334,7 @@ PURE_MODULES = (
     "coordinator/ledger/run_clock",
     "coordinator/ledger/snapshot",
     "coordinator/ledger/useful_members",
+    "coordinator/restoring/restoration",
     "coordinator/standby/etcd_url",
     "coordinator/standby/standby_rules",
     "optim/rates",
@@ -390,7 +386,7 @@ ZMQ_MODULES = (
     "collectives/link/tcp_counts",
     "collectives/link/undialled",
     "collectives/link/zmq_link",
-    "coordinator/restoring_door",
+    "coordinator/restoring/restoring_door",
     "coordinator/server",
     "coordinator/door/dialer",
     "coordinator/door/front_door",

@@ -74,6 +74,15 @@ MODES = {
             "tests/rig/lost_holders.py",
         ),
     ),
+    "restoring": Mode(
+        ("coordinator/restoring",),
+        (
+            "tests/coordinator/standby/test_restored_store.py",
+            "tests/real/test_restored.py",
+            "tests/rig/lost_run.py",
+            "tests/whole/test_lost_disks.py",
+        ),
+    ),
     "standby": Mode(
         ("coordinator/standby",),
         ("tests/chaos/test_standby.py", "tests/rig/etcd_cluster.py", "tests/rig/twin_arena.py"),

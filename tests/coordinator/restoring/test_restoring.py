@@ -20,11 +20,11 @@ from farflung.coordinator.ledger.records import (
     from_bytes,
     to_bytes,
 )
+from farflung.coordinator.ledger.run_store import RunRecords
 from farflung.coordinator.restoring.restoration import (
     CODE,
     NOBODY_S,
     PATIENCE_S,
-    FoundRun,
     Own,
     Restoring,
     RestoringState,
@@ -61,7 +61,7 @@ def knocks(asks: Restoring, number: int, kept: KeptCommits, now: float = 1.0) ->
     raise AssertionError("it asks for ever")
 
 
-def restored(found: FoundRun | None) -> Ledger:
+def restored(found: RunRecords | None) -> Ledger:
     assert found is not None
     ledger = Ledger(8, 4)
     for record in found.records:

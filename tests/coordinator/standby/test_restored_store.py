@@ -15,10 +15,9 @@ from farflung.coordinator.door.keys import FILE_NAME, CoordinatorKeys, load_or_c
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import Record, Restored
-from farflung.coordinator.restoring import restoration
+from farflung.coordinator.restoring import restoration, restoring_door
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run_lead import BELONGS_NAME, RunLead, StoreOptions, held
-from farflung.coordinator.standby import standby
 from farflung.coordinator.standby.etcd_store import EtcdStore
 from farflung.coordinator.standby.etcd_url import StoreUrl
 from farflung.peer.line.control import ControlLink
@@ -191,13 +190,13 @@ def test_who_is_stopped_while_it_asks_writes_nothing_and_keeps_nobody_waiting(
 ) -> None:
     place.keep(place.snapshot)
     asks = threading.Event()
-    ask_peers = standby.ask_peers
+    ask_peers = restoring_door.ask_peers
 
     def noting(*words: object) -> object:
         asks.set()
         return ask_peers(*words)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(standby, "ask_peers", noting)
+    monkeypatch.setattr(restoring_door, "ask_peers", noting)
     with place.restored(asks.is_set) as found:
         assert found is None
     with contextlib.closing(place.store()) as store:

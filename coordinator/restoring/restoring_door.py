@@ -1,8 +1,8 @@
 """The door of a coordinator that puts its run together again: the socket and the clock around `Restoring`.
 
-Called by standby.py for `--restored`, before the journal is written and the server begins, for a folder as for a store
-that this process leads; it listens where the front door will.  Who asks for the status is told why it waits.  Decides
-nothing.
+Where the mode begins: the core asks for `ask_peers` (coordinator/run_lead.py) for `--restored`, before the journal is
+written and the server begins, for a folder as for a store that this process leads; it listens where the front door
+will.  Who asks for the status is told why it waits.  Decides nothing.
 """
 
 from __future__ import annotations
@@ -10,21 +10,16 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from typing import cast
 
 import zmq
 
 from farflung.coordinator.door.allowance import Quota
-from farflung.coordinator.door.keys import FILE_NAME, CoordinatorKeys, load_or_create
+from farflung.coordinator.door.keys import CoordinatorKeys
 from farflung.coordinator.door.listener import Listener, ListenOn
-from farflung.coordinator.ledger.journal import Journal
-from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.records import Record
-from farflung.coordinator.restoring.restoration import FoundRun, Own, Restoring
-from farflung.coordinator.server import JOURNAL_NAME
+from farflung.coordinator.ledger.run_store import RunRecords
+from farflung.coordinator.restoring.restoration import Restoring, asking
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError, UserError
 from farflung.protocol.manifest import Manifest
@@ -42,41 +37,16 @@ _AT_DOOR = frozenset(DOOR_IN)
 log = logging.getLogger("farflung.coordinator")
 
 
-@dataclass(frozen=True)
-class JournalCopy:
-    """The journal of the folder, or what a store has of the run, as it is."""
-
-    run_id: bytes
-    manifest: Manifest  # that the run began with
-    records: Sequence[Record]
-
-    @property
-    def ledger(self) -> Ledger:
-        rules = self.manifest
-        ledger = Ledger(
-            rules.data.lease_samples,
-            rules.round.keep_results,
-            rules.fragments,
-            rules.checkpoint.every_rounds,
-        )
-        for record in self.records:
-            ledger.apply(record)
-        return ledger
-
-
 def ask_peers(
     manifest: Manifest,
     keys: CoordinatorKeys,
-    copy: JournalCopy | None,
+    copy: RunRecords | None,
     listen: ListenOn,
     asked_to_stop: Callable[[], bool],
-) -> FoundRun | None:
+) -> RunRecords | None:
     """What the run is, by what peers show; None: it was told to stop before that was known."""
     key = keys.signing.public_key().public_bytes_raw()
-    own = Own(manifest, key)
-    if copy is not None:
-        own = Own(manifest, key, copy.run_id, copy.ledger, copy.manifest)
-    machine = Restoring(own, os.urandom(32), time.monotonic())
+    machine = asking(manifest, key, copy, os.urandom(32), time.monotonic())
     with zmq.Context() as context:
         zap = ZapHandler(context)
         zap.set_policy("door", lambda key: True)
@@ -99,7 +69,7 @@ class _Loop:
         self._machine, self._zap, self._listener, self._stop = machine, zap, listener, stop
         self._frames: Quota[str] = Quota(FRAMES_PER_S, FRAMES_BURST)
 
-    def run(self) -> FoundRun | None:
+    def run(self) -> RunRecords | None:
         poller = zmq.Poller()
         for readable in (self._zap.socket, *self._listener.readable):
             poller.register(readable, zmq.POLLIN)
@@ -126,24 +96,3 @@ class _Loop:
         answer = self._machine.on_door(caller, message, time.monotonic())
         if answer is not None:
             self._listener.send(routing_id, envelope.encode(answer))
-
-
-def from_peers(
-    data_dir: Path, manifest: Manifest, listen: ListenOn, asked_to_stop: Callable[[], bool]
-) -> FoundRun | None:
-    """What peers give back, for a journal that is an old copy or was lost; None: it was told to stop before."""
-    check_key(data_dir)
-    path, copy = data_dir / JOURNAL_NAME, None
-    if path.exists():
-        with Journal.open_or_create(path, manifest, lambda: os.urandom(16), restored=True) as journal:
-            copy = JournalCopy(journal.run_id, journal.manifest, journal.records())
-    return ask_peers(manifest, load_or_create(data_dir), copy, listen, asked_to_stop)
-
-
-def check_key(data_dir: Path) -> None:
-    """UserError where there is nothing at all to put a run together from."""
-    if not os.path.lexists(data_dir / FILE_NAME):
-        raise UserError(
-            f"--restored: {data_dir} has no {FILE_NAME}; put a copy of it there (mode 0600): without the run's key "
-            "no peer believes this coordinator, and its join URL leads nowhere"
-        )
