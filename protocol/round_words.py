@@ -42,7 +42,7 @@ Mask = Annotated[bytes, Meta(max_length=CHUNKS_PER_FRAGMENT // 8)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Reason = Annotated[str, Meta(max_length=2000)]
 ShortReason = Annotated[str, Meta(max_length=200)]
-# Of two sessions: coordinator/reach/tickets.py.
+# Of two sessions: coordinator/roster/ways.py.
 PairName = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Group = Annotated[int, Meta(ge=0, lt=GROUPS_MOST)]
 # Of what a group of a mesh adds up: half of fp32, and a rounding far below that of a result.

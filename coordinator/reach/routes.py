@@ -290,6 +290,10 @@ class Routes(Ways):
 
     # ---- for people --------------------------------------------------------------------------------------------
 
+    @property
+    def undialled_meets(self) -> str:
+        return f"meets others past its router{', or at a relay' if self.has_relay else ''}"
+
     def way_of(self, party: RouteEnd) -> str:
         """By which others reach it: `dialled`, `punched`, `relayed`, or `none`: then it dials those who can be
         dialled.  The worst of them, where it meets some at the relay and some without it."""

@@ -156,6 +156,11 @@ class Ways:
 
     # ---- for people --------------------------------------------------------------------------------------------
 
+    @property
+    def undialled_meets(self) -> str:
+        """Whom a member meets that nobody can dial, and how."""
+        return "dials those who can be dialled"
+
     def way_of(self, party: RouteEnd) -> str:
         """By which others reach it: `none`: it dials those who can be dialled."""
         return "dialled" if party.contact.address else "none"

@@ -268,9 +268,8 @@ class RunMachine:
             self._tell_roster()
             self._settle(self.drivers)
         elif not reached and (member := core.members.members.get(peer)) is not None and member.alive:
-            relayed = ", or at a relay" if core.members.ways.has_relay else ""
-            how = f"it takes part, and meets others past its router{relayed}"
-            core.note(f"{core.name(peer)} can't be dialled at {member.claimed}: {how}")
+            how = core.members.ways.undialled_meets
+            core.note(f"{core.name(peer)} can't be dialled at {member.claimed}: it takes part, and {how}")
             self._follow_ways()
         return core.take_effects()
 

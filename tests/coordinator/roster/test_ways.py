@@ -75,6 +75,15 @@ def test_where_the_mode_was_taken_out_two_come_in_and_nobody_is_sent_to_another(
     assert not [each for each in effects if isinstance(each, RelayPairs | TryRelay)]
 
 
+def test_where_the_mode_was_taken_out_nobody_is_said_to_meet_others_past_a_router(hall: Hall) -> None:
+    ann = Guest(1)
+    welcome = hall.hello(ann, address="host:1")
+    assert isinstance(welcome, m.Welcome)
+    [news] = hall.machine.on_dialled(ann.peer, welcome.session, False, 1.0)
+    assert isinstance(news, Note)
+    assert news.text.endswith("can't be dialled at host:1: it takes part, and dials those who can be dialled")
+
+
 def test_where_the_mode_was_taken_out_the_status_says_so_and_lacks_nothing(hall: Hall) -> None:
     ann = Guest(1)
     hall.hello(ann, address="")
