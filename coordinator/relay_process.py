@@ -25,6 +25,7 @@ from farflung.coordinator.relay.relay_words import (
 )
 from farflung.coordinator.run.effects import Effect
 from farflung.coordinator.run.machine import RunMachine
+from farflung.protocol.causes import RelayCause
 from farflung.protocol.process import own_files
 from farflung.protocol.process.child import KeptChild, Spawn, started
 
@@ -146,6 +147,11 @@ class KeptRelay:
             self._saved_at = now
             self._month.save()
         return self._relay(now)
+
+    @property
+    def cause(self) -> RelayCause:
+        """Why there is none: all that others hear of it."""
+        return RelayCause.MONTH_OVER if self._month.is_over else RelayCause.NOT_OPEN
 
     def _relay(self, now: float) -> tuple[RelayNow | None, str]:
         process, month = self.process, self._month

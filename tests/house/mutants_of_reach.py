@@ -18,6 +18,13 @@ RELAYS = ("tests/coordinator/reach/test_relays.py",)
 
 REACH = (
     Mutant(
+        "why a relay does not listen is a code, whatever its member says",
+        "protocol/round_words.py",
+        'return RelayCause.of(self.why_not).told if self.why_not else ""',
+        "return self.why_not",
+        RELAYS,
+    ),
+    Mutant(
         "a ticket is good at one relay",
         "coordinator/reach/tickets.py",
         " + self.relay.encode()",
