@@ -16,12 +16,12 @@ from farflung.coordinator.relay.relay_words import RelaySettings
 from farflung.peer.line.relay_offer import RelayTerms
 from farflung.peer.settings import OwnConfig, default_path
 from farflung.protocol.caps import relay_bytes_per_s
+from farflung.protocol.causes import RelayCause
 from farflung.protocol.errors import UserError
 from farflung.protocol.process import own_files
 from farflung.protocol.round_words import RelayOffer
 
 FILE_NAME = "relay.json"
-WHY_CHARS = 200
 MONTH_SETTING = "--relay-month"
 
 
@@ -62,8 +62,8 @@ class OfferedRelay:
     def turn(self, now: float) -> RelayOffer:
         rate = round(self._bytes_per_s)
         if self._kept is None:
-            return RelayOffer(0, rate, 0, why_not="its member has not heard yet for whom it is")
-        relay, why_not = self._kept.turn(now, time.time())
+            return RelayOffer(0, rate, 0, why_not=RelayCause.NO_ORDER)
+        relay, _ = self._kept.turn(now, time.time())
         usage = self._kept.usage
         return RelayOffer(
             relay.port if relay is not None else 0,
@@ -73,7 +73,7 @@ class OfferedRelay:
             usage.waiting,
             usage.moved_bytes,
             usage.refused,
-            why_not[:WHY_CHARS],
+            self._kept.cause if relay is None else "",
         )
 
     def close(self) -> None:

@@ -94,6 +94,31 @@ _LEAVES = {
 }
 
 
+class RelayCause(StrEnum):
+    """Of a peer whose own relay lets nobody in, by its word.  As with `LeaveCause` nothing else is said."""
+
+    NO_ORDER = "no_order"
+    MONTH_OVER = "month_over"
+    NOT_OPEN = "not_open"
+
+    @classmethod
+    def of(cls, word: str) -> RelayCause:
+        """A peer may say anything."""
+        return next((each for each in cls if each == word), cls.NOT_OPEN)
+
+    @property
+    def told(self) -> str:
+        """For people."""
+        return _RELAYS[self]
+
+
+_RELAYS = {
+    RelayCause.NO_ORDER: "its member has not heard yet for whom it is",
+    RelayCause.MONTH_OVER: "it passed as many bytes as it may in a month (--relay-month)",
+    RelayCause.NOT_OPEN: "it does not listen; its member's own output says why",
+}
+
+
 class ExclusionCause(StrEnum):
     """Of a member of a round, whose work is not in the commit."""
 

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from farflung.protocol.causes import RelayCause
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import (
     ADDRESS_CHARS,
@@ -243,7 +244,12 @@ class RelayOffer(Struct, frozen=True, forbid_unknown_fields=True, array_like=Tru
     waiting: Count = 0
     moved_bytes: Count = 0
     refused: Count = 0
-    why_not: ShortReason = ""  # it does not listen
+    why_not: ShortReason = ""  # a `RelayCause`: it does not listen
+
+    @property
+    def told(self) -> str:
+        """Why it does not, for people."""
+        return RelayCause.of(self.why_not).told if self.why_not else ""
 
 
 class RelayOrder(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

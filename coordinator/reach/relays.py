@@ -99,7 +99,7 @@ class Relays:
             self._offers[contact.peer] = _Offer(contact.key, said)
         else:
             if known.passed is not None and said.port != known.passed[1]:
-                known.passed, known.why_not = None, said.why_not or "it listens at another port than before"
+                known.passed, known.why_not = None, said.told or "it listens at another port than before"
                 known.losses += 1
                 known.try_at = now + _pause_s(known.losses)
             known.said = said
@@ -247,7 +247,7 @@ class Relays:
                 continue
             host, port = host_of(each.contact), offer.said.port
             if (why := _unfit(each.contact, host, port)) is not None:
-                offer.passed, offer.why_not = None, why or offer.said.why_not or "it does not listen yet"
+                offer.passed, offer.why_not = None, why or offer.said.told or "it does not listen yet"
             elif offer.said.number == offer.order.number:
                 offer.is_on_trial = True
                 yield each.contact.peer, offer.key, host, port, offer.trial_pair

@@ -22,6 +22,7 @@ from farflung.coordinator.relay.relay_words import (
     Wanted,
 )
 from farflung.coordinator.roster.ways import RelayNow, Usage
+from farflung.protocol.causes import RelayCause
 from farflung.protocol.process import own_files
 from farflung.protocol.process.child import KeptChild, Spawn, started
 
@@ -143,6 +144,11 @@ class KeptRelay:
             self._saved_at = now
             self._month.save()
         return self._relay(now)
+
+    @property
+    def cause(self) -> RelayCause:
+        """Why there is none: all that others hear of it."""
+        return RelayCause.MONTH_OVER if self._month.is_over else RelayCause.NOT_OPEN
 
     def _relay(self, now: float) -> tuple[RelayNow | None, str]:
         process, month = self.process, self._month

@@ -39,6 +39,13 @@ REACH = (
         WAYS,
     ),
     Mutant(
+        "why a relay does not listen is a code, whatever its member says",
+        "protocol/round_words.py",
+        'return RelayCause.of(self.why_not).told if self.why_not else ""',
+        "return self.why_not",
+        RELAYS,
+    ),
+    Mutant(
         "a ticket is good at one relay",
         "coordinator/reach/tickets.py",
         " + self.relay.encode()",

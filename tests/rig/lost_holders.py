@@ -10,8 +10,10 @@ import statistics
 import sys
 from dataclasses import dataclass, field, replace
 
+from farflung.checkpoints.state_sync import NO_VERSION
 from farflung.coordinator.ledger.records import CommittedBatch, Record, RolledBack
 from farflung.simulator.disk import VirtualDisk
+from farflung.simulator.peer import VirtualPeer
 from farflung.simulator.scenario import Scenario, SimulationReport
 from farflung.simulator.world import COORDINATOR, World
 
@@ -50,11 +52,13 @@ class OnePlace(World):
     """One seat a stage, and only the peers of stage 1 keep checkpoints: where its only peer dies, the others go back by
     what they were before the last round, or not at all."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(
+        self, seed: int, peers: int = 4, offers: tuple[tuple[int, ...], ...] = ((0,), (1,), (2,), (1,))
+    ) -> None:
         draw = random.Random(f"one place {seed}")
         self._dies_at, self._effects, self.went_back = draw.randint(60, 500), 0, 0
         scenario, _ = scenario_of(4 * seed, 1)  # on good lines
-        super().__init__(seed, replace(scenario, peers=4, offers=((0,), (1,), (2,), (1,))))
+        super().__init__(seed, replace(scenario, peers=peers, offers=offers))
 
     def _late_s(self, index: int) -> float:
         return 0.0 if index < 3 else NEVER
@@ -75,6 +79,32 @@ class OnePlace(World):
 
     def _write(self, record: Record) -> None:
         self.went_back += isinstance(record, RolledBack)
+        super()._write(record)
+
+
+class BeforeLost(OnePlace):
+    """And stage 0 has two seats.  When the run goes back, what the second one was before the last round is gone, and
+    somebody new sits down there: both take it from the first one, over the network."""
+
+    NEW = 5
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, peers=6, offers=((0,), (1,), (2,), (1,), (0,), (0,)))
+        self.at_return: set[str] = set()  # all that were there
+
+    def _late_s(self, index: int) -> float:
+        return NEVER if index in (3, self.NEW) else 0.0
+
+    @property
+    def of_first(self) -> list[VirtualPeer]:
+        return [peer for peer in self.peers.values() if [each.number for each in peer.held] == [0]]
+
+    def _write(self, record: Record) -> None:
+        if isinstance(record, RolledBack):
+            self.at_return = set(self.peers)
+            second = self.of_first[1].state
+            second.before.begin(0, NO_VERSION, b"")
+            self.after(0.0, lambda: self.start_peer(self.NEW))
         super()._write(record)
 
 

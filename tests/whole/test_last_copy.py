@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from farflung.coordinator.ledger.records import CommittedRound, RolledBack, from_bytes
 from farflung.simulator.scenario import Scenario
 from farflung.simulator.world import World
 from rig.pieces import pieces
@@ -58,3 +59,22 @@ def test_P4_a_lone_peer_that_dies_at_any_moment_loses_no_committed_version(batch
         assert world.coordinator is not None
         assert world.coordinator.core.ledger.era == 0, f"seed {seed}: it went back"
     assert kills > SEEDS / 4
+
+
+def test_P4_several_that_all_end_in_the_same_instant_lose_one_version_at_most() -> None:
+    """Where nobody is alone, no commit waits for a disk: what it costs if all go before any of them has written."""
+    went_back = 0
+    for seed in range(8, 8 + SEEDS // 16):
+        together = replace(
+            lone(seed), peers=2 + seed % 2, min_peers=1 + seed % 2, kill_per_effect=0.0, trainer_crash_per_s=0.0,
+            leave_per_s=0.0, cut_per_s=0.0, blackout_at_s=2.0 + seed * 0.37 % 15, go_back_after_s=20.0, end_s=600.0,
+        )  # fmt: skip
+        newest: dict[int, int] = {}
+        for record in map(from_bytes, run(seed, together).journal):
+            if isinstance(record, CommittedRound):
+                newest[record.commit.fragment] = record.commit.version
+            elif isinstance(record, RolledBack):
+                went_back += 1
+                lost = {number: version - record.versions[number] for number, version in newest.items()}
+                assert all(each <= 1 for each in lost.values()), f"seed {seed}: {lost}"
+    assert went_back, "none of them went between a commit and every disk"

@@ -8,7 +8,8 @@ from __future__ import annotations
 import pytest
 
 from farflung.peer.machine.replica import Replica
-from rig.lost_holders import GOES_ON_S, OnePlace, Seen, run_of
+from farflung.peer.state.outer_state import OuterState
+from rig.lost_holders import GOES_ON_S, BeforeLost, OnePlace, Seen, run_of
 
 HARD = 200
 LOST_TWICE = 164  # with one seat a stage
@@ -64,3 +65,25 @@ def test_P13_whoever_keeps_no_checkpoint_goes_back_by_what_it_was_before_the_las
         assert all(outcomes) and any(world.went_back for world in worlds)
     else:
         assert not all(outcomes), "nothing was lost that the others lacked: this shows nothing"
+
+
+def test_P13_who_lost_what_it_was_before_and_who_is_new_take_it_from_those_who_went_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From then on it is the run's newest version, which every member serves: no older one has to be asked for."""
+    undone: list[tuple[OuterState, bool]] = []
+    undo = OuterState.undo
+
+    def told(state: OuterState, fragment: int, chunk: int, version: int) -> bool:
+        whole = undo(state, fragment, chunk, version)
+        if fragment == 0:
+            undone.append((state, whole))
+        return whole
+
+    monkeypatch.setattr(OuterState, "undo", told)
+    world = BeforeLost(5)
+    assert world.run().outcome == "finished" and world.went_back == 1
+    first, second, new = world.of_first
+    assert undone == [(first.state, True), (second.state, False)] and new.peer not in world.at_return
+    held = {peer.machine.part.replicas[0].digest for peer in (first, second, new) if peer.machine.part}
+    assert len(held) == 1 and b"" not in held

@@ -21,6 +21,7 @@ from farflung.coordinator.reach.relays import (
 from farflung.coordinator.reach.routes import RENEWED_S, Routes
 from farflung.coordinator.reach.tickets import TicketScope, read
 from farflung.coordinator.roster.ways import RelayNow, Trial
+from farflung.protocol.causes import RelayCause
 from farflung.protocol.round_words import Contact, RelayOffer, RelayOrder, RelayRoute
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
@@ -317,6 +318,25 @@ def test_whoever_moves_its_relay_again_and_again_waits_ever_longer() -> None:
         scene.tried(found[0])
         assert scene.turn() and len(scene.told()) == 1
     assert waits == [AGAIN_S, 2 * AGAIN_S, 4 * AGAIN_S]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (RelayCause.MONTH_OVER, "in a month"),
+        ("/home/ann/relay.json: disk full", "its member's own output says why"),
+    ],
+)
+def test_why_somebodys_relay_does_not_listen_is_a_code_and_no_sentence_of_its_member(
+    said: str, told: str
+) -> None:
+    scene = Scene()
+    host = scene.use(5)
+    scene.beat(host, RelayOffer(0, SLOW, 0, why_not=said))
+    scene.turn()
+    [shown] = scene.ways.relays.told({})
+    assert told in str(shown["why_not"]) and told in scene.order_of(host).why_not
+    assert "/home" not in str(shown)
 
 
 def test_another_rate_and_what_it_counted_change_nobodys_way() -> None:

@@ -14,6 +14,7 @@ from farflung.coordinator.relay.relay_process import Month
 from farflung.peer.line.data_line import DataLine
 from farflung.peer.line.relay_offer import Offering, RelayTerms
 from farflung.peer.settings import OwnConfig, own_config
+from farflung.protocol.causes import RelayCause
 from farflung.protocol.errors import UserError
 from farflung.protocol.messages import Tick
 from farflung.protocol.round_words import RelayOffer, RelayOrder, RelayRoute
@@ -85,7 +86,7 @@ def test_it_listens_for_the_pairs_of_its_order_and_lets_nobody_in_with_a_ticket_
             "127.0.0.1", 0, 1e8, Month.load(tmp_path / "relay.json", 10**9), lambda text: None
         )
         try:
-            assert relay.turn(0.0).port == 0 and "for whom" in relay.turn(0.0).why_not
+            assert relay.turn(0.0).port == 0 and relay.turn(0.0).why_not == RelayCause.NO_ORDER
             relay.follow(
                 RelayTerms(RUN.run_id, RUN.incarnation, rig.public, "hal"), (rig.pair(one, other),), 0.0
             )
@@ -109,6 +110,27 @@ def test_it_listens_for_the_pairs_of_its_order_and_lets_nobody_in_with_a_ticket_
                 each.close()
         finally:
             relay.close()
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "host", "cause"),
+    [(0, "127.0.0.1", RelayCause.MONTH_OVER), (10**9, "203.0.113.7", RelayCause.NOT_OPEN)],
+)
+def test_why_it_does_not_listen_leaves_this_machine_as_a_code(
+    limit_bytes: int, host: str, cause: RelayCause, tmp_path: Path
+) -> None:
+    """A sentence would name its owner's settings, or what lies on the disk."""
+    said: list[str] = []
+    relay = OfferedRelay(host, 0, 1e8, Month.load(tmp_path / "relay.json", limit_bytes), said.append)
+    try:
+        relay.follow(RelayTerms(RUN_ID, 2, PUBLIC, "hal"), (), 0.0)
+        offer = relay.turn(0.0)
+        if cause is RelayCause.NOT_OPEN:
+            eventually(lambda: relay.turn(0.0) and said, "its owner reads why")
+            offer = relay.turn(20.0)
+        assert (offer.port, offer.why_not) == (0, cause)
+    finally:
+        relay.close()
 
 
 @pytest.mark.parametrize(

@@ -747,3 +747,36 @@ def test_two_peers_share_a_short_stream_however_fast_they_read_at_first() -> Non
         if sum(taken) >= 960:
             break
     assert reached < length and 0.4 < taken[0] / sum(taken) < 0.6, (reached, taken)
+
+
+def test_who_reads_fast_at_first_and_then_hardly_holds_a_small_part_of_a_stream_back_from_the_others() -> (
+    None
+):
+    """What it holds it keeps while it is here: so it never holds much, and nothing has to be taken from it."""
+    players, held = [Player(), Player()], [list[Lease](), list[Lease]()]
+    reached, batch, length, furthest = 0, 8, 20_000, [0, 0]
+    for player in players:
+        player("rules blocking 10"), player("begin")
+    for turn in range(length // batch):
+        for at in (0, 1) if turn < 200 else (1,):
+            player, read = players[at], None
+            while read is None:
+                for effect in player.machine.on_want(UNKNOWN_LENGTH, batch, player.now):
+                    if isinstance(effect, do.ReadSamples):
+                        read = effect
+                    elif isinstance(effect, do.SayWord) and isinstance(effect.word, NeedSamples):
+                        stop = reached + effect.word.want
+                        held[at].append(Lease.at(1000 * at + len(held[at]), 0, reached, stop, (reached,)))
+                        reached = stop
+                player.machine.on_message(LeasesNow(leases=tuple(held[at])), player.now)
+            furthest[at] = max(read.span.stop, *(span.stop for span in read.more), 0)
+            player.machine.hand_out((read.span, *read.more), 0)
+            player.now += 0.0025
+            player.machine.on_step(player.now, (1,))
+        if turn == 199:
+            back = sum(max(0, lease.stop - max(lease.start, furthest[0])) for lease in held[0])
+            assert back <= max(2 * 256, reached / 16) + batch, (back, reached)
+        if reached >= length:
+            break
+    mine = sum(lease.stop - lease.start for lease in held[1])
+    assert reached >= length and mine >= length - 200 * batch - 2 * 256 - batch, (mine, reached)
