@@ -499,7 +499,6 @@ def test_the_glossary_names_classes_that_stand_once() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("processes")
 def test_the_quick_start_runs(tmp_path: Path) -> None:
     farflung = [sys.executable, "-m", "farflung"]
 
