@@ -26,6 +26,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install -c constraints.txt --no-build-isolation -e ".[dev]"
 	@touch $@
 
+# Images of containers like to forbid bytecode: then each of a thousand processes would compile all that it imports.
+test hard adapters optimizers: export PYTHONDONTWRITEBYTECODE =
+
 # Three processes for two cores: tests of real processes wait for most of their time.
 test: $(STAMP) ## run the tests, three processes (minutes; more seeds and longer runs are in make hard)
 	@$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder

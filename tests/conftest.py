@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -41,30 +42,49 @@ settings.load_profile("steady")
 
 def pytest_configure() -> None:
     """A shell's job in the background ignores Ctrl-C, and hands that on to all that the tests start and interrupt."""
+    gc.disable()  # pytest_collection_finish
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays to the end: a million objects, through which each full search for garbage
+    would go."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around the one in which xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    if hasattr(config, "workerinput"):
+        _in_pieces(items)
+    yield
+    # pytest-xdist 3.8 writes an item's group where pytest 9.2 no longer reads: each test would be a piece of its own.
+    for item in items:
+        if (named := getattr(item, "_nodeid", item.nodeid)) != item.nodeid:
+            item._id = type(item._id).parse(named)  # type: ignore[attr-defined]
+
+
+def _in_pieces(items: list[pytest.Item]) -> None:
     """What test processes hand each other costs milliseconds for each piece: a file is one piece, and comes late.
 
-    What is long goes first, so that both end at about the same time: groups, the largest of them first, then the
-    runs in virtual time, each for itself.
+    What is long goes first, so that all end at about the same time: groups, the largest of them first, then what starts
+    processes or takes long, then the runs in virtual time, each of these for itself.
     """
-    if not hasattr(config, "workerinput"):
-        return
     groups = {item: mark.args[0] for item in items if (mark := item.get_closest_marker("xdist_group"))}
     sizes = Counter(groups.values())
+    long = {"slow", "hard"} if os.environ.get("FARFLUNG_LONG") else {"slow"}
 
     def turn(item: pytest.Item) -> tuple[int, int, str]:
         if item in groups:
             return 0, -sizes[groups[item]], groups[item]
-        return (1, 0, "") if WHOLE in item.path.parents else (2, 0, "")
+        if any(item.get_closest_marker(name) for name in long):
+            return 1, 0, ""
+        return (2, 0, "") if WHOLE in item.path.parents else (3, 0, "")
 
     items.sort(key=turn)
     for item in items:
-        if turn(item)[0] == 2:
+        if turn(item)[0] == 3:
             item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(HERE))))
 
 

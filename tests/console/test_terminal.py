@@ -116,7 +116,6 @@ def read_until(terminal: int, wanted: bytes) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("processes")
 def test_a_replay_in_a_real_terminal(tmp_path: Path) -> None:
     start = {"wall": 1.0, "event": "start", "role": "coordinator", "run": "demo", "rules": {"rounds": 2}}
     come = {"wall": 500.0, "event": "admitted", "peer": "a" * 16, "name": "amber-fox"}

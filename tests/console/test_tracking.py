@@ -360,7 +360,6 @@ def test_exit_codes_of_mistakes_are_those_of_users(tmp_path: Path) -> None:
 
 
 @pytest.mark.hard
-@pytest.mark.xdist_group("processes")
 def test_a_run_and_its_peer_are_tracked_from_the_command_line(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed; pip install tensorboard")
     farflung = [sys.executable, "-m", "farflung"]

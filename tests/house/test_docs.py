@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -26,13 +27,13 @@ from farflung.protocol.process import exit_codes
 from rig.waiting import LONG_S
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from rooms import FOLDERS, PURE_MODULES, ROOMS, ROOT, product_files
+from rooms import FOLDERS, PURE_MODULES, ROOMS, ROOT, modules
 
 # One process has what all of these parse; three would each parse it.
-pytestmark = pytest.mark.xdist_group("house: docs")
+pytestmark = pytest.mark.xdist_group("house: sources")
 
 PLACES = (*FOLDERS, "docs", "tests", "examples", "benchmarks")
-MODULES = product_files()
+MODULES = [module.file for module in modules()]
 FOLDERS_OF_MODULES = sorted({path.parent for path in MODULES})
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
@@ -110,13 +111,17 @@ def names_in_the_rooms() -> tuple[dict[str, set[str]], set[str]]:
     """(class -> names inside it, every function and constant)."""
     classes: dict[str, set[str]] = {}
     others: set[str] = set()
-    for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for module in modules():
+        for node in ast.walk(module.tree):
             if isinstance(node, ast.ClassDef):
-                inside = {each.name for each in ast.walk(node) if isinstance(each, ast.FunctionDef)}
-                inside |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-                inside |= {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
-                classes.setdefault(node.name, set()).update(inside)
+                inside = classes.setdefault(node.name, set())
+                for each in ast.walk(node):
+                    if isinstance(each, ast.FunctionDef):
+                        inside.add(each.name)
+                    elif isinstance(each, ast.Name):
+                        inside.add(each.id)
+                    elif isinstance(each, ast.Attribute):
+                        inside.add(each.attr)
             elif isinstance(node, ast.FunctionDef):
                 others.add(node.name)
             elif isinstance(node, ast.Name):
@@ -256,7 +261,7 @@ def test_every_page_is_in_the_index() -> None:
 
 
 def test_every_command_stands_on_its_page() -> None:
-    there = set(get_command(app).commands)  # type: ignore[attr-defined]
+    there = set(commands_of_the_program())
     page = DOCS / "commands.md"
     told = [words[0] for words in command_lines(page)]
     told += [span.split()[1] for span in spans(page) if span.startswith("farflung ")]
@@ -265,12 +270,12 @@ def test_every_command_stands_on_its_page() -> None:
 
 def test_messages_that_are_quoted_are_in_the_program() -> None:
     """The column "the message says" of docs/models.md; `...` stands for a value."""
-    constants: set[str] = set()
-    for path in MODULES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        constants |= {
-            n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)
-        }
+    constants = {
+        node.value
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
     table = (
         (ROOT / "docs/models.md")
         .read_text(encoding="utf-8")
@@ -301,9 +306,14 @@ def command_lines(page: Path) -> Iterator[list[str]]:
                     yield shlex.split(line, comments=True)[1:]
 
 
+@functools.cache
+def commands_of_the_program() -> dict[str, Any]:
+    return dict(get_command(app).commands)  # type: ignore[attr-defined]
+
+
 def problem_with(words: list[str], whole: bool) -> str | None:
     """What the command line would say; with `whole`, also about words that are missing."""
-    commands = get_command(app).commands  # type: ignore[attr-defined]
+    commands = commands_of_the_program()
     if not words or words[0] not in commands:
         return f"there is no command {words[:1]}"
     try:
@@ -421,6 +431,7 @@ def quick_start() -> list[list[str]]:
     return list(command_lines(README))
 
 
+@functools.cache
 def words_of_tests() -> set[str]:
     """Every string in the tests that start real processes, and in the demo, which is one of them."""
     found = set()
@@ -499,7 +510,6 @@ def test_the_glossary_names_classes_that_stand_once() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("processes")
 def test_the_quick_start_runs(tmp_path: Path) -> None:
     farflung = [sys.executable, "-m", "farflung"]
 

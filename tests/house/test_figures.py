@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from figures import MODES, ceilings, crossings, measured, mode_of, ways_of_a_delta
 from rooms import modules
 
-pytestmark = pytest.mark.xdist_group("house: layers")
+pytestmark = pytest.mark.xdist_group("house: sources")
 
 
 def test_no_figure_rises() -> None:

@@ -38,7 +38,7 @@ from rooms import (
 )
 
 # One process has what all of these parse; three would each parse it.
-pytestmark = pytest.mark.xdist_group("house: layers")
+pytestmark = pytest.mark.xdist_group("house: sources")
 
 ROOM_FILES_LIMIT = 20
 FUNCTION_LINES_LIMIT = 60

@@ -89,7 +89,6 @@ def test_the_installed_wheel_works_far_from_the_checkout(wheel: Path, tmp_path: 
 
 
 @pytest.mark.hard
-@pytest.mark.xdist_group("processes")
 def test_what_the_wheel_installs_makes_a_round_in_an_environment_of_its_own(
     wheel: Path, tmp_path: Path
 ) -> None:

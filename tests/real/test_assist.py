@@ -10,7 +10,7 @@ import pytest
 from farflung.console.history.audit import audit
 from farflung.console.history.history import read_folder
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.slow
 
 
 def member(status: dict[str, Any], name: str) -> dict[str, Any]:

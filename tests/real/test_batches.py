@@ -29,7 +29,7 @@ from farflung.peer.pipeline.parts import build as build_part
 from farflung.peer.pipeline.parts import seed_of_chance
 from farflung.protocol.manifest import Manifest
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.slow
 
 BATCH, MICRO, ROUNDS, LR = 16, 2, 5, 0.5
 PLAIN, ADAMW = 'step = "mean"\nlr = 0.5', 'step = "adamw"\nlr = 4e-3'

@@ -15,7 +15,7 @@ import pytest
 from rig.ports import free_ports
 from rig.waiting import LONG_S, is_running
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.slow
 
 STAGES = Path(__file__).resolve().parents[2] / "benchmarks" / "stages.py"
 SMALL = ["--mb", "1", "--rounds", "3", "--chunk-kb", "32"]

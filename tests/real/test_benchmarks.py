@@ -24,7 +24,7 @@ from rig.lab.emulator import Lab
 from rig.nursery import Nursery
 from rig.waiting import LONG_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.slow
 
 COORDINATOR = Path(__file__).resolve().parents[2] / "benchmarks" / "coordinator.py"
 

@@ -11,7 +11,6 @@ import pytest
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("processes"),
     pytest.mark.hard,
 ]
 

@@ -25,7 +25,6 @@ def ran(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.hard
-@pytest.mark.xdist_group("processes")
 def test_four_peers_on_one_machine_learn_beside_one_process_and_end_with_one_model() -> None:
     done = ran("--tiny", "--json")
     assert done.returncode == 0, done.stderr[-3000:]

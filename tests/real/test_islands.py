@@ -18,7 +18,7 @@ from farflung.console.history.history import read_folder
 from rig.ports import free_ports
 from rig.waiting import is_running
 
-pytestmark = [pytest.mark.slow, pytest.mark.forked_peers, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.slow, pytest.mark.forked_peers]
 
 SCRIPT = str(Path(__file__).resolve().parents[1] / "rig" / "island_script.py")
 RUN = """

@@ -12,7 +12,7 @@ import pytest
 
 from farflung.protocol.process import failpoints
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes"), pytest.mark.forked_peers]
+pytestmark = [pytest.mark.slow, pytest.mark.forked_peers]
 
 LIGHT = Path(__file__).parents[1] / "rig" / "light_trainer.py"
 

@@ -10,7 +10,7 @@ import pytest
 
 from farflung.protocol.process.exit_codes import REFUSED
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.slow
 
 SHARED = Path("/dev/shm")
 TAKES_AGAIN = "downloading them again"

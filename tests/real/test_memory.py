@@ -9,7 +9,7 @@ import pytest
 
 from farflung.peer.footprint import MemoryRules, need_of, of_agent, of_shared
 
-pytestmark = [pytest.mark.slow, pytest.mark.hard, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.slow, pytest.mark.hard]
 
 SMALL_MB, LARGE_MB = 24, 96
 # The paper counts all of the contributions that others may send; of two peers each holds the half of the other's.

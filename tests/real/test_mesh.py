@@ -13,7 +13,7 @@ from farflung.console.history.history import read_folder
 from farflung.protocol.process.exit_codes import REFUSED
 from rig import wrong_owner
 
-pytestmark = [pytest.mark.slow, pytest.mark.hard, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.slow, pytest.mark.hard]
 
 IN_GROUPS = "[round]\ngroup = 2\n"
 NAMES = ("ann", "bob", "cid", "dan")

@@ -16,7 +16,7 @@ import pytest
 from farflung.protocol.join_url import JoinUrl
 from rig.waiting import LONG_S, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.slow
 
 FARFLUNG = [sys.executable, "-m", "farflung"]
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from farflung.optim.packaged import PACKAGED
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.slow
 
 
 def asks_for(stage: Any, word: str, **values: object) -> None:

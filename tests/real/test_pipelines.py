@@ -27,7 +27,7 @@ from farflung.peer.pipeline.parts import build, seed_of_chance
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.outer_numbers import Tile, fp32
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.slow
 
 BATCH, MICRO, ROUNDS, SAMPLES, CLIP = 8, 2, 5, 512, 0.5
 RUN = """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.slow
 
 ROUNDS = 21
 CODECS = '[round]\ncodec = "int8"\ngather_codec = "int4"\n'

@@ -10,7 +10,7 @@ import pytest
 
 from rig.etcd_cluster import EtcdCluster, needs_etcd
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes"), pytest.mark.forked_peers]
+pytestmark = [pytest.mark.slow, pytest.mark.forked_peers]
 
 
 def begin(stage: Any, *more: str, version: int = 3) -> Path:

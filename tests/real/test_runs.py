@@ -19,7 +19,7 @@ from farflung.console.history.audit import audit
 from farflung.console.history.history import read_folder
 from rig.waiting import is_running
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.slow
 
 
 def alive(status: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from farflung.protocol.process import exit_codes
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.slow
 
 TEXT = b"Many people, each with one small computer, train one model together. " * 300
 

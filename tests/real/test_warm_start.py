@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from farflung.protocol.causes import LeaveCause
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.slow
 
 
 def first_run(stage: Any) -> tuple[str, dict[str, torch.Tensor]]:

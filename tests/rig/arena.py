@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from farflung.console.history.audit import AuditReport, audit
 from farflung.console.history.history import read_folder
@@ -184,15 +185,17 @@ class Arena:
     def coordinator(self) -> Party:
         return self.parties["coordinator"]
 
-    def until(self, wanted: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
+    def until(self, wanted: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
+        """What it is in the end."""
         end = time.monotonic() + patience_s
-        while not wanted():
+        while not (found := wanted()):
             if time.monotonic() > end:
                 logs = "\n".join(
                     f"--- {p.name}\n{p.told()}\n{p.last_events()}" for p in self._the_newest_first()
                 )
                 raise AssertionError(f"not within {patience_s:g} s: {what}\n{logs}")
             time.sleep(0.02)
+        return found
 
     def _the_newest_first(self) -> list[Party]:
         """Whoever was started last is what a test waits for; of a long text some see the beginning alone."""
@@ -200,14 +203,15 @@ class Arena:
 
     def event(self, party: Party, wanted: Callable[[Event], object], what: str, since: float) -> Event:
         """The first such event after a moment; the machine's clock is everybody's."""
-        found: list[Event] = []
+        seen = 0  # a journal of many tests is long, and each look at all of it would cost the run a part of a core
 
-        def look() -> bool:
-            found[:] = [each for each in party.look() if each["at"] >= since and wanted(each)][:1]
-            return bool(found)
+        def look() -> Event | None:
+            nonlocal seen
+            new = party.look()[seen:]
+            seen += len(new)
+            return next((each for each in new if each["at"] >= since and wanted(each)), None)
 
-        self.until(look, what)
-        return found[0]
+        return self.until(look, what)
 
     def commit(self, since: float, what: str = "the next commit", of: str = "") -> Event:
         """The next commit; `of`: that this peer's work is in."""

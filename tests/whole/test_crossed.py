@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -97,11 +98,16 @@ def test_knobs_are_put_back() -> None:
 def test_a_knob_is_read_where_it_stands_alone() -> None:
     """Who imports the constant by its name would go on with the usual value."""
     root = Path(importlib.import_module("farflung").__file__ or "").parent
-    sources = [p for p in root.rglob("*.py") if not {"tests", ".venv"} & set(p.relative_to(root).parts)]
+    texts = [
+        path.read_text()
+        for path in root.rglob("*.py")
+        if not {"tests", ".venv"} & set(path.relative_to(root).parts)
+    ]
+    some_knob = re.compile(rf"\b({'|'.join(constant for _, constant, _ in KNOBS)})\b")
     imported = {
         (node.module, each.name)
-        for path in sources
-        for node in ast.walk(ast.parse(path.read_text()))
+        for text in filter(some_knob.search, texts)
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.ImportFrom)
         for each in node.names
     }

@@ -156,7 +156,7 @@ def test_P4_a_run_that_loses_everybody_goes_on_from_a_checkpoint_of_its_own() ->
     assert eras >= {0, 1}, "some had saved their newest version, some had to go back"
 
 
-@pytest.mark.parametrize("after_s", [0.05, pytest.param(0.1, marks=pytest.mark.hard), 0.2])
+@pytest.mark.parametrize("after_s", pieces([0.05, 0.1, 0.2]))
 def test_P4_a_run_that_loses_everybody_while_a_commit_is_applied_goes_on_from_the_version_before(
     after_s: float,
 ) -> None:

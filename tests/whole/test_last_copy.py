@@ -50,7 +50,7 @@ def run(seed: int, scenario: Scenario) -> World:
     return world
 
 
-@pytest.mark.parametrize("batch", pieces(4, 2))
+@pytest.mark.parametrize("batch", pieces(4))
 def test_P4_a_lone_peer_that_dies_at_any_moment_loses_no_committed_version(batch: int) -> None:
     kills = 0
     for seed in range(batch * SEEDS // 4, (batch + 1) * SEEDS // 4):

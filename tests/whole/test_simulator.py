@@ -60,7 +60,7 @@ def test_no_promise_is_broken_where_the_step_depends_on_the_version(batch: int) 
     assert 10 * outcomes.count("finished") >= 8 * len(outcomes)
 
 
-@pytest.mark.parametrize("batch", pieces(BATCHES, 6))
+@pytest.mark.parametrize("batch", pieces(BATCHES, 3))
 def test_no_promise_is_broken(batch: int) -> None:
     outcomes = [run_seed(seed) for seed in range(batch * SEEDS // BATCHES, (batch + 1) * SEEDS // BATCHES)]
     finished = sum(1 for outcome in outcomes if outcome == "finished")
@@ -112,7 +112,7 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
 NOT_WHOLE_BECAUSE = "not whole in time; "  # and then what an owner says of its bytes
 
 
-@pytest.mark.parametrize("batch", pieces(BATCHES, 6))
+@pytest.mark.parametrize("batch", pieces(BATCHES, 3))
 def test_P8_P9_a_member_that_spoils_its_frames_stops_nobody_and_only_it_is_blamed(batch: int) -> None:
     """It spoils half of them to the end of the run, as contributor, as owner, as donor and as founder."""
     seeds, blamed = HOSTILE_SEEDS // BATCHES, 0

@@ -25,7 +25,7 @@ from farflung.protocol.process import exit_codes
 from rig.etcd_cluster import EtcdCluster, Wire, needs_etcd
 from rig.waiting import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes"), needs_etcd]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("etcd"), needs_etcd]
 KEY, LONG_S, SHORT_S = bytes(range(32)), 600, 2
 
 

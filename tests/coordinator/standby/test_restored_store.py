@@ -32,7 +32,7 @@ from rig.lost_run import MANIFEST, RUN_ID, Host, keeper, key_of
 from rig.ports import free_ports
 from rig.waiting import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes"), needs_etcd]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("etcd"), needs_etcd]
 LEASE_S, PATIENCE_S = 2, 3.0  # it asks for longer than its lease lasts unless that is renewed
 
 

@@ -22,7 +22,7 @@ from farflung.protocol.manifest_sections import RoundSection
 from rig.amended import PERIOD_10, PERIOD_20, terms_of
 from rig.etcd_cluster import MISSING, EtcdCluster, needs_etcd
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("etcd")]
 KEY = bytes(range(32))
 LEASE_S = 600  # what is asked here is not how long it lasts
 Opening = Callable[..., RunStore]

@@ -27,7 +27,7 @@ from rig.etcd_cluster import EtcdCluster, needs_etcd
 from rig.ports import free_ports
 from rig.waiting import PATIENCE_S, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes"), needs_etcd]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("etcd"), needs_etcd]
 LONG_S, SHORT_S = 600, 2
 
 SERVE = """

@@ -24,7 +24,7 @@ from rig.lonely_agent import LonelyAgent, close_all
 from rig.nursery import Nursery
 from rig.ports import free_ports
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.slow
 
 SCRIPT = str(Path(__file__).resolve().parents[2] / "rig" / "island_script.py")
 SMALL: dict[str, dict[str, object]] = {
