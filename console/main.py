@@ -22,6 +22,7 @@ from farflung import __version__
 from farflung.console.bench_command import app as bench_app
 from farflung.console.checkpoint_commands import app as checkpoint_app
 from farflung.console.operator_commands import app as operator_app
+from farflung.console.operator_commands import refuse_beside, refuse_without
 from farflung.console.phonebook_commands import BOOK_HELP
 from farflung.console.phonebook_commands import app as phonebook_app
 from farflung.console.publish_command import app as publish_app
@@ -341,86 +342,86 @@ def _offered_relay(own: OwnConfig, say: log_lines.LineWriter) -> RelayHere | Non
 
 @app.command(rich_help_panel="Watch")
 def status(
-    url: Url,
+    context: typer.Context,
+    url: Annotated[str | None, typer.Argument(help="The join URL (put it in quotes).")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="The dashboard, live: `?` shows its keys.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="Draw the dashboard into this file, as a picture.")] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Of a finished run, from the event journals below this folder.")
+    ] = None,
+    at: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds into the replay \\[its end; with --watch, its beginning]."),
+    ] = None,
 ) -> None:
-    """Show the state of a run once."""
+    """Show the state of a run, once or live.
+
+    Of a finished one: its dashboard at any moment, or played. With --watch in a pipe: a line now and then.
+    """
+    if (url is None) == (replay is None):
+        raise UserError("name the join URL of a run, or --replay with a folder of event journals")
+    if replay is None:
+        refuse_without(context, "--replay", "at")
+    for option, is_said in (("--watch", watch), ("--svg", svg is not None)):
+        if is_said:
+            refuse_beside(context, option, "url", "replay", "at")
+    if watch or svg is not None or replay is not None:
+        from farflung.console.inspect_commands import LookOptions, look
+
+        parsed = JoinUrl.parse(url) if url is not None else None
+        look(LookOptions(parsed, replay, at, watch, svg, json_output))
+        return
     from farflung.console.screen.health import plain_text
     from farflung.console.screen.status_client import StatusClient
 
-    with StatusClient(JoinUrl.parse(url)) as client:
+    with StatusClient(JoinUrl.parse(url or "")) as client:
         found = client.fetch(STATUS_TIMEOUT_S)
     typer.echo(
         json.dumps(found) if json_output else plain_text(found, shutil.get_terminal_size((100, 24)).columns)
     )
 
 
-@app.command(rich_help_panel="Watch")
-def watch(
-    url: Annotated[str | None, typer.Argument(help="The join URL (put it in quotes).")] = None,
-    replay: Annotated[
-        Path | None, typer.Option(help="Play a finished run from the event journals below this folder.")
-    ] = None,
-    speed: Annotated[float, typer.Option(min=0.1, help="Of the replay.")] = 10.0,
-    at: Annotated[
-        float | None, typer.Option(min=0, help="Seconds into the replay \\[its end, with --once].")
-    ] = None,
-    once: Annotated[bool, typer.Option(help="Print one frame and end.")] = False,
-    svg: Annotated[Path | None, typer.Option(help="Write one frame into this file, as a picture.")] = None,
-    size: Annotated[str | None, typer.Option(help="Of --once and --svg, such as 80x24.")] = None,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
-) -> None:
-    """Show the dashboard of a run, live.
-
-    Plain text where the output is no terminal. `?` shows the keys, q ends it.
-    """
-    from farflung.console.inspect_commands import WatchOptions, run_watch
-
-    if (url is None) == (replay is None):
-        raise UserError("name the join URL of a run, or --replay with a folder of event journals")
-    parsed = JoinUrl.parse(url) if url is not None else None
-    run_watch(WatchOptions(parsed, replay, speed, at, once, svg, size, every))
-
-
-@app.command(rich_help_panel="Afterwards")
-def plot(
-    folder: Annotated[Path, typer.Argument(help="Where the event journals of a run lie.")],
-    out: Annotated[Path, typer.Option(help="The picture, .svg or .png.")] = Path("run.svg"),
-) -> None:
-    """Draw a run from its event journals.
-
-    Loss, participation, bytes, and a waterfall of its rounds.
-    """
-    from farflung.console.history.history import read_folder
-    from farflung.console.history.picture import write_picture
-    from farflung.console.history.plots import picture_of
-    from farflung.console.history.recorded_run import Recording
-
-    write_picture(picture_of(Recording.of(*read_folder(folder).told)), out)
-    typer.echo(f"wrote {out}")
-
-
 @app.command(rich_help_panel="Afterwards")
 def export(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Where event journals lie: run.data/, and those of peers.")],
     tensorboard: Board = None,
     wandb: Wandb = None,
     mlflow: Mlflow = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print a JSON object for each round.")] = False,
     follow: Annotated[
-        bool, typer.Option(help="Go on with the rounds to come, until the run is complete.")
+        bool, typer.Option("--follow", help="Go on with the rounds to come, until the run is complete.")
     ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw loss, participation, bytes and a waterfall of rounds: .svg or .png."),
+    ] = None,
 ) -> None:
-    """Send a run's figures to an experiment tracker.
+    """Send a run's figures to a tracker, or draw them.
 
-    A row for each round, live or long after the run.
+    A row for each round, live or long after the run; or all of it as one picture.
     """
     from farflung.console.history.trackers import Chosen, ExportOptions
     from farflung.console.history.trackers import export as hand_over
 
+    if plot is not None:
+        refuse_beside(context, "--plot", "folder")
+        _draw(folder, plot)
+        return
     chosen = Chosen(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
     options = ExportOptions(folder, chosen, json_output, follow)
     hand_over(options, typer.echo, lambda text: typer.echo(text, err=True))
+
+
+def _draw(folder: Path, picture: Path) -> None:
+    from farflung.console.history.history import read_folder
+    from farflung.console.history.picture import write_picture
+    from farflung.console.history.plots import picture_of
+    from farflung.console.history.recorded_run import Recording
+
+    write_picture(picture_of(Recording.of(*read_folder(folder).told)), picture)
+    typer.echo(f"wrote {picture}")
 
 
 @app.command(rich_help_panel="Take part")

@@ -116,7 +116,7 @@ def test_every_setting_is_an_option_of_join_and_the_api_s_are_settings() -> None
     [
         (["join"], "[as many as the line turns out to need]"),
         (["coordinate"], "[run.toml's folder]"),
-        (["watch"], "[its end, with --once]"),
+        (["status"], "[its end; with --watch, its beginning]"),
         (["checkpoint", "export"], "[the newest that is whole]"),
     ],
 )
