@@ -21,6 +21,7 @@ import typer
 from farflung import __version__
 from farflung.console.bench_command import app as bench_app
 from farflung.console.checkpoint_commands import app as checkpoint_app
+from farflung.console.checkpoint_commands import start_of
 from farflung.console.operator_commands import app as operator_app
 from farflung.console.operator_commands import refuse_beside, refuse_without
 from farflung.console.phonebook_commands import BOOK_HELP
@@ -142,17 +143,35 @@ def everywhere(
 
 @app.command(rich_help_panel="Host a run")
 def init(
-    path: Annotated[Path, typer.Argument(help="Where to write the file.")] = Path("run.toml"),
-    force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
+    context: typer.Context,
+    path: Annotated[Path, typer.Argument(help="Where to write the file; `-`: print it.")] = Path("run.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     every_key: Annotated[bool, typer.Option("--all", help="Write every key, with what it is for.")] = False,
+    start: Annotated[
+        str | None,
+        typer.Option(help="The run begins with this: a checkpoint, a folder of them, a .safetensors file."),
+    ] = None,
+    run: Annotated[str, typer.Option(help="With --start: of the run whose id begins with this.")] = "",
 ) -> None:
     """Write run.toml, the description of a run."""
-    from farflung.console.run_toml import SHORT, TEMPLATE
+    from farflung.console.run_toml import description
 
-    if path.exists() and not force:
+    is_printed = str(path) == "-"
+    if path.exists() and not force and not is_printed:
         raise UserError(f"{path} exists; choose another name, or add --force to overwrite it")
+    if start is None:
+        refuse_without(context, "--start", "run")
+        text = description(every_key)
+    else:
+        from farflung.protocol.manifest import Manifest
+
+        text = description(every_key, start_of(start, run))
+        Manifest.from_toml(text, str(path))  # a path may have letters that no run.toml takes
+    if is_printed:
+        typer.echo(text, nl=False)
+        return
     try:
-        path.write_text(TEMPLATE if every_key else SHORT, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot write: {error.strerror}") from error
     typer.echo(f"wrote {path}; next: farflung coordinate {path}")

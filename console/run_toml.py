@@ -6,6 +6,8 @@ Must say what protocol/manifest.py means; a test holds the two together.
 
 from __future__ import annotations
 
+import json
+
 SHORT = """\
 # The public description of a run. Every peer gets it, and its hash names the run: a change makes another run, except
 # for [admission] and what `farflung amend` changes. Every key is optional; `farflung init --all` writes all of them.
@@ -59,7 +61,7 @@ context = 64              # tokens per sample
 
 [start]                   # what version 0 is: as the first peer's script builds the model, or what was trained before
 from = ""                 # a checkpoint's folder, or a .safetensors file: https://, s3://, or a /path (join --start)
-hash = ""                 # of that; `farflung checkpoint start PLACE` finds it and prints these lines
+hash = ""                 # of that; `farflung init --start PLACE` finds it
 momentum = "fresh"        # "keep": go on with the outer momentum of the checkpoint, too; step = "nesterov" only
 
 [data]
@@ -165,3 +167,23 @@ ban_strikes = 5           # strikes within a day after which a peer is banned; 0
 ban_hours = 24.0          # for so long
 trusted = []              # ids of peers that you answer for: what is too few to judge, 2 or 3 members, they judge
 """
+
+START = """\
+[start]                   # what version 0 is
+from = ""                 # a full path, which no peer opens unless it joins with --start, or https:// or s3://
+hash = ""                 # of that; all peers agree on it
+momentum = "fresh"        # "keep": go on with the outer momentum of the checkpoint, too
+
+"""
+
+
+def description(every_key: bool, start: tuple[str, str] | None = None) -> str:
+    """The text of run.toml.  `start`: what the run begins with, and the hash of that."""
+    text = TEMPLATE if every_key else SHORT
+    if start is None:
+        return text
+    if "[start]" not in text:
+        text = text.replace("[data]\n", START + "[data]\n", 1)
+    for key, value in zip(("from", "hash"), start, strict=True):
+        text = text.replace(f'\n{key} = ""', f"\n{key} = {json.dumps(value)}", 1)
+    return text

@@ -258,7 +258,7 @@ def _start_problems(m: Manifest) -> list[str]:
     problems = []
     if not start.hash:
         problems.append(
-            f"[start] hash: expected the hash of what from names; farflung checkpoint start {start.source} prints it"
+            f"[start] hash: expected the hash of what from names; farflung init --start {start.source} - prints it"
         )
     if start.momentum == "keep" and start.is_file:
         problems.append(
