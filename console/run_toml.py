@@ -131,8 +131,8 @@ heartbeat_s = 1.0         # how often a peer says that it lives
 dead_after_s = 5.0        # silence after which it counts as lost; more than twice heartbeat_s
 upload_limit = "none"     # of every peer, for model data; "20 Mbit/s", or "20 Mbit/s, 5 Mbit/s 08:00-18:00"
 download_limit = "none"   # whoever sets a limit of his own as well keeps to the stricter of the two
-relay = "50 Mbit/s"       # what the coordinator passes at most, in and out, between peers that nobody can dial; "off"
-relay_month = "1 TB"      # and in a calendar month.  These two are not hashed: change them as you like
+relay = "50 Mbit/s, 1 TB a month"  # what the coordinator passes at most, in and out, between peers that nobody can
+                          # dial; "off".  Not hashed: change it as you like
 
 [checkpoint]              # saved by the peers that say where: farflung join --checkpoints URL
 every_rounds = 0          # after so many rounds the state is saved, and at the end; 0: never

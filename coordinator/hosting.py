@@ -28,7 +28,7 @@ from farflung.coordinator.relay_process import Month, Relaying, RelayProcess
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run_lead import StoreOptions, held
 from farflung.coordinator.server import Server
-from farflung.protocol.caps import parse_bytes, relay_bytes_per_s
+from farflung.protocol.caps import parse_relay
 from farflung.protocol.errors import Deposed, UserError
 from farflung.protocol.join_url import Address, JoinUrl, Whereabouts
 from farflung.protocol.limits import ADDRESSES_MOST, WHEREABOUTS_BYTES
@@ -176,9 +176,9 @@ def _whereabouts(machine: RunMachine, url: JoinUrl, keys: CoordinatorKeys) -> by
 def _relaying(
     machine: RunMachine, keys: CoordinatorKeys, listen: ListenOn, data_dir: Path
 ) -> Relaying | None:
-    net, core = machine.core.manifest.net, machine.core
-    rate = relay_bytes_per_s(net.relay)
-    if rate is None:
+    core = machine.core
+    limits = parse_relay(core.manifest.net.relay)
+    if limits is None:
         core.members.ways.why_no_relay = 'the host wants none ([net] relay = "off")'
         return None
     begin = RelaySettings(
@@ -187,9 +187,9 @@ def _relaying(
         public=keys.signing.public_key().public_bytes_raw(),
         host=listen.host,
         port=listen.relay_port,
-        bytes_per_s=rate,
+        bytes_per_s=limits.bytes_per_s,
     )
-    month = Month.load(data_dir / RELAY_NAME, parse_bytes(net.relay_month))
+    month = Month.load(data_dir / RELAY_NAME, limits.month_bytes)
     return Relaying(RelayProcess(begin, core.note), month, machine)
 
 

@@ -167,7 +167,7 @@ class KeptRelay:
 class Relaying:
     def __init__(self, process: RelayProcess, month: Month, machine: RunMachine) -> None:
         self.process = process
-        self._kept = KeptRelay(process, month, "[net] relay_month")
+        self._kept = KeptRelay(process, month, "[net] relay")
         self._machine = machine
 
     def on_tick(self, now: float, wall_s: float) -> list[Effect]:

@@ -174,8 +174,9 @@ class NetSection(Section):
     dead_after_s: Annotated[float, Field(gt=0, le=600)] = 5.0
     upload_limit: Annotated[str, Field(max_length=200, description='a limit such as "20 Mbit/s"')] = "none"
     download_limit: Annotated[str, Field(max_length=200, description='a limit such as "20 Mbit/s"')] = "none"
-    relay: Annotated[str, Field(max_length=40, description='such as "50 Mbit/s", or "off"')] = "50 Mbit/s"
-    relay_month: Annotated[str, Field(max_length=40, description='a size such as "1 TB"')] = "1 TB"
+    relay: Annotated[str, Field(max_length=60, description='such as "50 Mbit/s, 1 TB a month", or "off"')] = (
+        "50 Mbit/s, 1 TB a month"
+    )
 
 
 class CheckpointSection(Section):
