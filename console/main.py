@@ -187,9 +187,6 @@ def coordinate(
         str,
         typer.Option(help="HOST:PORT[:MEMBER_PORT] to listen on; a port of 0, or none, takes any free one."),
     ] = "0.0.0.0:29800",
-    host: Annotated[
-        str | None, typer.Option(help="The name or address that peers dial, for the URL.")
-    ] = None,
     public: Public = None,
     json_output: Annotated[bool, typer.Option("--json", help='Print {"url": ...} as one JSON line.')] = False,
     exit_when_done: Annotated[
@@ -232,9 +229,8 @@ def coordinate(
         print(json.dumps({"url": url}) if json_output else url, flush=True)
 
     folder = data if data is not None else run_toml.parent / f"{run_toml.stem}.data"
-    dialled = (*([host] if host is not None else []), *(public or []))
     how = (exit_when_done, metrics, restored, tuple(changes or ()), store, gateways)
-    hosting = Hosting(run_toml, folder, listen, dialled, *how)
+    hosting = Hosting(run_toml, folder, listen, tuple(public or ()), *how)
     chosen = Chosen(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
     _host(hosting, chosen, web, announced or [], tell)
 
