@@ -190,7 +190,7 @@ def coordinate(
     public: Public = None,
     json_output: Annotated[bool, typer.Option("--json", help='Print {"url": ...} as one JSON line.')] = False,
     exit_when_done: Annotated[
-        bool, typer.Option(help="End when the run is complete and everybody left.")
+        bool, typer.Option("--exit-when-done", help="End when the run is complete and everybody left.")
     ] = False,
     metrics: Annotated[str | None, typer.Option(help=METRICS_HELP, envvar="FARFLUNG_METRICS")] = None,
     web: Annotated[str | None, typer.Option(help=WEB_HELP)] = None,
@@ -201,7 +201,9 @@ def coordinate(
     changes: Changes = None,
     restored: Annotated[
         bool,
-        typer.Option(help="The data folder is a copy, or takes the place of one, and no other is in use."),
+        typer.Option(
+            "--restored", help="The data folder is a copy, or in the place of one, and no other is in use."
+        ),
     ] = False,
     store: Annotated[str | None, typer.Option(help=STORE_HELP, envvar="FARFLUNG_STORE")] = None,
     gateways: Annotated[int, typer.Option(min=0, max=16, help=GATEWAYS_HELP)] = 0,
