@@ -115,7 +115,6 @@ deadline_s = 60.0         # a round opens so long after the first peer is ready,
 scatter_grace_s = 10.0    # after a round opens, stragglers are waited for so long; they keep their work
 round_timeout_s = 120.0   # a round that takes longer is given up; raise it for big models on slow links
 weight_cap = 4.0          # no peer counts for more than so many times the median tokens
-ramp_rounds = 3           # newcomers, and peers that were suspect, count for less in so many rounds; 0: never
 keep_results = 3          # rounds that a peer may miss and still catch up with cheaply; costs memory
 
 [merge]                   # how the contributions of a round become one update
@@ -163,8 +162,7 @@ mode = "open"             # anyone with the URL; "token": by invitation (farflun
 joins_per_minute = 30     # open: newcomers from one network (IPv4 /24, IPv6 /48); the others wait
 joins_at_once = 16        # open: newcomers that fetch the model at the same time; the others wait
 probation_rounds = 0      # a newcomer counts for a tenth in so many rounds; raise it if strangers may join
-ban_strikes = 5           # strikes within a day after which a peer is banned; 0: never
-ban_hours = 24.0          # for so long
+ban_strikes = 5           # strikes within a day after which a peer is banned for a day; 0: never
 trusted = []              # ids of peers that you answer for: what is too few to judge, 2 or 3 members, they judge
 """
 
