@@ -28,7 +28,7 @@ from farflung.protocol.caps import (
     KEPT_BYTES,
     SHARDS_BYTES,
     Cap,
-    KeptResults,
+    ResultsLimit,
     parse_bytes,
     parse_cap,
     parse_relay,
@@ -49,9 +49,7 @@ _DOWNLOAD_HELP = "The same for what comes in."
 _CHECKPOINTS_HELP = "Folder or URL (s3://...) for checkpoints of the run, to save and to resume."
 _DATA_HELP = "Where this peer reads the run's token shards: file, folder or URL [as run.toml says]."
 _START_HELP = "Where this peer has what the run begins with ([start] of run.toml): file, folder or URL."
-_RELAY_HELP = (
-    'For peers that nobody can dial: "20 Mbit/s" for all of them; also ", 1 TB a month, port 29803".'
-)
+_RELAY_HELP = 'A relay for peers that nobody can dial: "20 Mbit/s", or "20 Mbit/s, 1 TB a month, port 29803".'
 _KEEP_HELP = 'Disk for the newest version of the runs that this peer was in; `off`: none ["100 GB"].'
 _RESULTS_HELP = 'For results of past rounds, by which others catch up ["2 GB"]; or "20 GB on disk".'
 
@@ -148,7 +146,7 @@ class OwnConfig:
     leave_router: bool = _setting(False, "Do not ask the router to open a port.", _yes)
 
     @property
-    def kept_results(self) -> KeptResults:
+    def kept_results(self) -> ResultsLimit:
         return parse_results(self.results)
 
     def as_json(self) -> str:

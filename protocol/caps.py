@@ -171,19 +171,19 @@ def _hosts_relay(text: str) -> None:
         raise UserError("the coordinator's relay has the last port of --listen; leave it out here")
 
 
-class KeptResults(NamedTuple):
+class ResultsLimit(NamedTuple):
     """Of past rounds: how much, and whether in memory or on disk."""
 
     limit_bytes: int = RESULTS_BYTES
     on_disk: bool = False
 
 
-def parse_results(text: str) -> KeptResults:
+def parse_results(text: str) -> ResultsLimit:
     """Such as `500 MB` or `20 GB on disk`; empty: as usual."""
     size, on_disk, more = text.strip().partition(" on disk")
     if more:
         raise UserError(f'expected a size such as "2 GB" or "20 GB on disk", found {text!r}')
-    return KeptResults(parse_bytes(size), bool(on_disk)) if text else KeptResults()
+    return ResultsLimit(parse_bytes(size), bool(on_disk)) if text else ResultsLimit()
 
 
 def parse_bytes(text: str) -> int:
