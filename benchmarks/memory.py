@@ -52,7 +52,7 @@ def modes() -> list[Mode]:
     return [
         Mode("`blocking`, int8, a bf16 model", lambda n: of_peer(int8, bf16(n))),
         Mode("... with `[merge] audit = 0`", lambda n: of_peer(MemoryRules(2, is_audited=False), bf16(n))),
-        Mode("... with `results_on_disk`", lambda n: of_peer(MemoryRules(2, results_on_disk=True), bf16(n))),
+        Mode("... with `results` on disk", lambda n: of_peer(MemoryRules(2, results_on_disk=True), bf16(n))),
         Mode("`blocking`, int8, an fp32 model", lambda n: of_peer(int8, fp32(n))),
         Mode("... without a GPU", lambda n: of_peer(int8, ModelSize(n))),
         Mode("... fp32 both ways", lambda n: of_peer(MemoryRules(2, "fp32", "fp32"), fp32(n))),

@@ -95,7 +95,7 @@ class Eight:
         words = [*FARFLUNG, "coordinate", "--json", "--exit-when-done", "--listen", f"0.0.0.0:{PORTS}"]
         log = (self.folder / "coordinator.log").open("w")
         process = self.homes.popen(
-            HOST, [*words, "--host", self.homes.host_address, toml], stdout=subprocess.PIPE, stderr=log
+            HOST, [*words, "--public", self.homes.host_address, toml], stdout=subprocess.PIPE, stderr=log
         )
         assert process.stdout is not None
         return str(json.loads(process.stdout.readline())["url"]), process

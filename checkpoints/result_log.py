@@ -71,7 +71,7 @@ class ResultLog:
             return ""
         self._told = True
         limit = f"{self._limit_bytes / 1e6:.0f} MB"
-        return f"the results of {self.keep_versions} rounds are more than {limit} (results_limit): fewer are kept"
+        return f"the results of {self.keep_versions} rounds are more than {limit} (setting `results`): fewer are kept"
 
     def _drop(self, key: tuple[int, int]) -> None:
         self.bytes -= sum(map(len, self._results.pop(key).values()))

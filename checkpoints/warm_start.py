@@ -1,6 +1,6 @@
 """What a run begins with, where `[start] from` names it: values of the model, and its momentum, if asked.
 
-Called by the founder's agent, and by peers that would rather read than be sent it; and by `farflung checkpoint start`,
+Called by the founder's agent, and by peers that would rather read than be sent it; and by `farflung init --start`,
 which says how it is written into run.toml.  Every value comes by the name of its tensor, so that chunks of another
 size, stages cut elsewhere and other fragments do no harm.  It is checked by the pinned hash and by the run's model: who
 reads it with success has the same version 0 as everybody, to the bit.  Must not know rounds or peers.

@@ -22,16 +22,6 @@ class AllreduceOptions:
     mb: Annotated[int, typer.Option(help="Megabytes (10^6) of fp32 values that each peer brings.")] = 100
     rounds: Annotated[int, typer.Option(help="Rounds to measure; one more warms up.")] = 5
     codec: Annotated[str, typer.Option(help="How contributions travel.")] = "fp32"
-    gather_codec: Annotated[
-        str, typer.Option(help="How results travel; the same as --codec if not given.")
-    ] = ""
-    policy: Annotated[str, typer.Option(help="Whether contributions are compared: robust, or mean.")] = (
-        "robust"
-    )
-    fragments: Annotated[
-        int, typer.Option(help="Parts of the vector, each with rounds of its own, all in flight at once.")
-    ] = 1
-    chunk_kb: Annotated[int, typer.Option(help="Size of a transferred piece.")] = 1024
     serve: Annotated[
         str | None,
         typer.Option(
@@ -50,10 +40,11 @@ class AllreduceOptions:
 
 def allreduce(**words: object) -> None:
     """Time the all-reduce rounds of the real program with synthetic tensors, on one machine or on many."""
-    from farflung.console.bench.bench import BenchOptions, bench_allreduce
+    from farflung.console.bench.bench import BenchOptions, bench_allreduce, usual_chunk_kb
     from farflung.console.bench.figures import table
 
     asked = BenchOptions(**words)  # type: ignore[arg-type]
+    asked = dataclasses.replace(asked, chunk_kb=usual_chunk_kb(asked.mb))
     result = bench_allreduce(asked, lambda line: print(line, flush=True))
     if asked.json or asked.serve is not None or asked.join is not None:
         print(json.dumps(result), flush=True)

@@ -1,5 +1,5 @@
-"""The command line of `farflung checkpoint`: list, verify and export what is at a URL, and begin
-a run with it.
+"""The command line of `farflung checkpoint`: list, verify and export what is at a URL; and what `farflung init --start`
+says of it.
 
 Added to the command line by console/main.py.  Works without a coordinator: that a checkpoint is a state of the run is
 said by the run's signature, which the key of a join URL must have made.  Every command of farflung imports this module:
@@ -55,35 +55,38 @@ Dcp = Annotated[
 
 
 @app.command("ls")
-def list_them(place: Place, run: Run = "", json_output: Json = False) -> None:
-    """What is there, newest first.  Contents are not read: `verify` does that."""
-    found, problems = look(store_at(place), run)
-    if json_output:
-        typer.echo(json.dumps({"checkpoints": [_facts(each) for each in found], "problems": problems}))
-        return
-    tell(problems)
-    for each in found:
-        typer.echo(_line(each))
+def list_them(
+    place: Place,
+    run: Run = "",
+    url: Url = None,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Read everything and compare every hash and signature."),
+    ] = False,
+    json_output: Json = False,
+) -> None:
+    """What is there, newest first.
 
-
-@app.command()
-def verify(place: Place, run: Run = "", url: Url = None, json_output: Json = False) -> None:
-    """Read everything and compare every hash and signature.  Exit code 2 if anything is damaged, or unsigned."""
+    With --verify, exit code 2 if anything is damaged, or unsigned.
+    """
     store = store_at(place)
     found, problems = look(store, run, url)
-    checked = []
+    told = []
     for each in found:
-        tell_if_large(each)
-        wrong = [problem for part in each.parts for problem in store.problems_of(part)]
-        problems += wrong
-        checked.append(_facts(each) | {"good": not wrong})
+        fact, line = _facts(each), _line(each)
+        if verify:
+            tell_if_large(each)
+            wrong = [problem for part in each.parts for problem in store.problems_of(part)]
+            problems += wrong
+            fact, line = fact | {"good": not wrong}, f"{'damaged' if wrong else 'good   '}  {line}"
+        told.append(fact)
         if not json_output:
-            typer.echo(f"{'damaged' if wrong else 'good   '}  {_line(each)}")
+            typer.echo(line)
     if json_output:
-        typer.echo(json.dumps({"checkpoints": checked, "problems": problems}))
+        typer.echo(json.dumps({"checkpoints": told, "problems": problems}))
     else:
         tell(problems)
-    if problems:
+    if problems and verify:
         count = f"{len(problems)} file{'s' if len(problems) > 1 else ''}"
         mend = "remove what is named above" + (", if that is the run's join URL" if url is not None else "")
         raise CheckpointError(f"{place}: {count} damaged, missing or foreign; {mend}")
@@ -102,7 +105,8 @@ def export(
     ] = None,
     url: Url = None,
     tied_once: Annotated[
-        bool, typer.Option(help="Tied weights under one name only; load them with strict=False.")
+        bool,
+        typer.Option("--tied-once", help="Tied weights under one name only; load them with strict=False."),
     ] = False,
     provenance: Annotated[
         Path | None, typer.Option(help="The run's provenance.jsonl: say in the file who contributed.")
@@ -110,7 +114,7 @@ def export(
     hf: Hf = None,
     max_shard_size: MaxShard = "5GB",
     dcp: Dcp = None,
-    force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write the model alone, with its own names and dtypes, as one safetensors file for `load_state_dict`."""
     if dcp is not None and (hf is not None or provenance is not None):
@@ -140,15 +144,8 @@ def export(
     raise CheckpointError(f"{place}: no checkpoint there can be read whole")
 
 
-@app.command()
-def start(
-    place: Annotated[str, typer.Argument(help="A checkpoint, a folder of them, or a .safetensors file.")],
-    run: Run = "",
-    momentum: Annotated[
-        bool, typer.Option("--momentum", help="Go on with the checkpoint's outer momentum, too.")
-    ] = False,
-) -> None:
-    """Print the lines of run.toml with which a new run begins with this."""
+def start_of(place: str, run: str) -> tuple[str, str]:
+    """What a new run begins with, for its [start]: where that is, and its hash."""
     from farflung.checkpoints.checkpoint_manifest import MANIFEST_NAME
     from farflung.checkpoints.warm_start import hash_at
 
@@ -158,8 +155,7 @@ def start(
         if MANIFEST_NAME not in store.files.files(""):
             found = next(candidates(look(store, run), place, None))
             source = f"{source}/{found.parts[0].folder}"
-    keep = '\nmomentum = "keep"' if momentum else ""
-    typer.echo(f'[start]\nfrom = "{source}"\nhash = "{hash_at(source)}"{keep}')
+    return source, hash_at(source)
 
 
 def _is_free(target: Path, force: bool, is_folder: bool, is_dcp: bool) -> None:

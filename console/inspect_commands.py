@@ -1,5 +1,5 @@
 """The commands that look and change nothing: `farflung doctor` (facts, findings, a line for each, an exit code) and
-`farflung watch` (a live run or a replay, on the screen, as one frame, or as a picture).
+what takes more than a line of `farflung status` (a live run or a replay, on the screen, as one frame, or as a picture).
 
 Called by the command line.
 """
@@ -66,41 +66,41 @@ def _show(findings: list[Advice], failed: list[str], with_run: bool) -> None:
         console.print("this machine is ready; add the join URL to test the connection as well")
 
 
-# ---- farflung watch -----------------------------------------------------------------------------------
+# ---- farflung status ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class WatchOptions:
+class LookOptions:
+    """`url` or `replay`, and of the rest what goes with it."""
+
     url: JoinUrl | None
     replay: Path | None
-    speed: float
     at_s: float | None
-    once: bool
+    watch: bool
     svg: Path | None
-    size: str | None
-    every_s: float
+    as_json: bool
 
 
-def run_watch(options: WatchOptions) -> None:
-    size = live.size_of(options.size)
-    still = options.once or options.svg is not None
+def look(options: LookOptions) -> None:
     if options.replay is not None:
         recording = Recording.of(*read_folder(options.replay).told)
-        replay = Replay(recording, options.speed)
+        replay = Replay(recording)
         replay.at_s = options.at_s or 0.0
-        if has_terminal(sys.stdout) and not still:
+        if options.watch and has_terminal(sys.stdout):
             live.interact(replay)
             return
         status = replay.status_at(recording.seconds if options.at_s is None else options.at_s)
     else:
         assert options.url is not None
-        if not still:
-            live.watch(options.url, options.every_s)
+        if options.watch:
+            live.watch(options.url)
             return
         with StatusClient(options.url) as client:
             status = client.fetch(live.FETCH_S)
     if options.svg is not None:
-        live.save_svg(status, options.svg, size, "farflung watch")
+        live.save_svg(status, options.svg)
         print(f"wrote {options.svg}", file=sys.stderr)
-    if options.once or options.svg is None:
-        live.print_frame(status, size)
+    elif options.as_json:
+        print(json.dumps(status))
+    else:
+        live.print_frame(status)

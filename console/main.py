@@ -21,7 +21,9 @@ import typer
 from farflung import __version__
 from farflung.console.bench_command import app as bench_app
 from farflung.console.checkpoint_commands import app as checkpoint_app
+from farflung.console.checkpoint_commands import start_of
 from farflung.console.operator_commands import app as operator_app
+from farflung.console.operator_commands import refuse_beside, refuse_without
 from farflung.console.phonebook_commands import BOOK_HELP
 from farflung.console.phonebook_commands import app as phonebook_app
 from farflung.console.publish_command import app as publish_app
@@ -63,7 +65,7 @@ Url = Annotated[
 STATUS_TIMEOUT_S = 5.0
 STARTS = "the coordinator of {} starts; the join URL comes when peers can use it"
 RANKS_MOST = 64  # of one machine
-OF_TRAINERS = ("data", "start", "crossings_limit")  # settings that mean nothing to who only helps
+OF_TRAINERS = ("data", "start")  # settings that mean nothing to who only helps
 PLAIN_HELP = "Plain log lines instead of the dashboard; the default without a terminal."
 VERBOSE_HELP = "Tell what happens in every round, too."
 LOG_JSON_HELP = "Each line of the log as one JSON object."
@@ -141,17 +143,35 @@ def everywhere(
 
 @app.command(rich_help_panel="Host a run")
 def init(
-    path: Annotated[Path, typer.Argument(help="Where to write the file.")] = Path("run.toml"),
-    force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
+    context: typer.Context,
+    path: Annotated[Path, typer.Argument(help="Where to write the file; `-`: print it.")] = Path("run.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     every_key: Annotated[bool, typer.Option("--all", help="Write every key, with what it is for.")] = False,
+    start: Annotated[
+        str | None,
+        typer.Option(help="The run begins with this: a checkpoint, a folder of them, a .safetensors file."),
+    ] = None,
+    run: Annotated[str, typer.Option(help="With --start: of the run whose id begins with this.")] = "",
 ) -> None:
     """Write run.toml, the description of a run."""
-    from farflung.console.run_toml import SHORT, TEMPLATE
+    from farflung.console.run_toml import description
 
-    if path.exists() and not force:
+    is_printed = str(path) == "-"
+    if path.exists() and not force and not is_printed:
         raise UserError(f"{path} exists; choose another name, or add --force to overwrite it")
+    if start is None:
+        refuse_without(context, "--start", "run")
+        text = description(every_key)
+    else:
+        from farflung.protocol.manifest import Manifest
+
+        text = description(every_key, start_of(start, run))
+        Manifest.from_toml(text, str(path))  # a path may have letters that no run.toml takes
+    if is_printed:
+        typer.echo(text, nl=False)
+        return
     try:
-        path.write_text(TEMPLATE if every_key else SHORT, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot write: {error.strerror}") from error
     typer.echo(f"wrote {path}; next: farflung coordinate {path}")
@@ -167,13 +187,10 @@ def coordinate(
         str,
         typer.Option(help="HOST:PORT[:MEMBER_PORT] to listen on; a port of 0, or none, takes any free one."),
     ] = "0.0.0.0:29800",
-    host: Annotated[
-        str | None, typer.Option(help="The name or address that peers dial, for the URL.")
-    ] = None,
     public: Public = None,
     json_output: Annotated[bool, typer.Option("--json", help='Print {"url": ...} as one JSON line.')] = False,
     exit_when_done: Annotated[
-        bool, typer.Option(help="End when the run is complete and everybody left.")
+        bool, typer.Option("--exit-when-done", help="End when the run is complete and everybody left.")
     ] = False,
     metrics: Annotated[str | None, typer.Option(help=METRICS_HELP, envvar="FARFLUNG_METRICS")] = None,
     web: Annotated[str | None, typer.Option(help=WEB_HELP)] = None,
@@ -184,7 +201,9 @@ def coordinate(
     changes: Changes = None,
     restored: Annotated[
         bool,
-        typer.Option(help="The data folder is a copy, or takes the place of one, and no other is in use."),
+        typer.Option(
+            "--restored", help="The data folder is a copy, or in the place of one, and no other is in use."
+        ),
     ] = False,
     store: Annotated[str | None, typer.Option(help=STORE_HELP, envvar="FARFLUNG_STORE")] = None,
     gateways: Annotated[int, typer.Option(min=0, max=16, help=GATEWAYS_HELP)] = 0,
@@ -212,9 +231,8 @@ def coordinate(
         print(json.dumps({"url": url}) if json_output else url, flush=True)
 
     folder = data if data is not None else run_toml.parent / f"{run_toml.stem}.data"
-    dialled = (*([host] if host is not None else []), *(public or []))
     how = (exit_when_done, metrics, restored, tuple(changes or ()), store, gateways)
-    hosting = Hosting(run_toml, folder, listen, dialled, *how)
+    hosting = Hosting(run_toml, folder, listen, tuple(public or ()), *how)
     chosen = Chosen(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
     _host(hosting, chosen, web, announced or [], tell)
 
@@ -345,86 +363,86 @@ def _offered_relay(own: OwnConfig, say: log_lines.LineWriter) -> RelayHere | Non
 
 @app.command(rich_help_panel="Watch")
 def status(
-    url: Url,
+    context: typer.Context,
+    url: Annotated[str | None, typer.Argument(help="The join URL (put it in quotes).")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="The dashboard, live: `?` shows its keys.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="Draw the dashboard into this file, as a picture.")] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Of a finished run, from the event journals below this folder.")
+    ] = None,
+    at: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds into the replay \\[its end; with --watch, its beginning]."),
+    ] = None,
 ) -> None:
-    """Show the state of a run once."""
+    """Show the state of a run, once or live.
+
+    Of a finished one: its dashboard at any moment, or played. With --watch in a pipe: a line now and then.
+    """
+    if (url is None) == (replay is None):
+        raise UserError("name the join URL of a run, or --replay with a folder of event journals")
+    if replay is None:
+        refuse_without(context, "--replay", "at")
+    for option, is_said in (("--watch", watch), ("--svg", svg is not None)):
+        if is_said:
+            refuse_beside(context, option, "url", "replay", "at")
+    if watch or svg is not None or replay is not None:
+        from farflung.console.inspect_commands import LookOptions, look
+
+        parsed = JoinUrl.parse(url) if url is not None else None
+        look(LookOptions(parsed, replay, at, watch, svg, json_output))
+        return
     from farflung.console.screen.health import plain_text
     from farflung.console.screen.status_client import StatusClient
 
-    with StatusClient(JoinUrl.parse(url)) as client:
+    with StatusClient(JoinUrl.parse(url or "")) as client:
         found = client.fetch(STATUS_TIMEOUT_S)
     typer.echo(
         json.dumps(found) if json_output else plain_text(found, shutil.get_terminal_size((100, 24)).columns)
     )
 
 
-@app.command(rich_help_panel="Watch")
-def watch(
-    url: Annotated[str | None, typer.Argument(help="The join URL (put it in quotes).")] = None,
-    replay: Annotated[
-        Path | None, typer.Option(help="Play a finished run from the event journals below this folder.")
-    ] = None,
-    speed: Annotated[float, typer.Option(min=0.1, help="Of the replay.")] = 10.0,
-    at: Annotated[
-        float | None, typer.Option(min=0, help="Seconds into the replay \\[its end, with --once].")
-    ] = None,
-    once: Annotated[bool, typer.Option(help="Print one frame and end.")] = False,
-    svg: Annotated[Path | None, typer.Option(help="Write one frame into this file, as a picture.")] = None,
-    size: Annotated[str | None, typer.Option(help="Of --once and --svg, such as 80x24.")] = None,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
-) -> None:
-    """Show the dashboard of a run, live.
-
-    Plain text where the output is no terminal. `?` shows the keys, q ends it.
-    """
-    from farflung.console.inspect_commands import WatchOptions, run_watch
-
-    if (url is None) == (replay is None):
-        raise UserError("name the join URL of a run, or --replay with a folder of event journals")
-    parsed = JoinUrl.parse(url) if url is not None else None
-    run_watch(WatchOptions(parsed, replay, speed, at, once, svg, size, every))
-
-
-@app.command(rich_help_panel="Afterwards")
-def plot(
-    folder: Annotated[Path, typer.Argument(help="Where the event journals of a run lie.")],
-    out: Annotated[Path, typer.Option(help="The picture, .svg or .png.")] = Path("run.svg"),
-) -> None:
-    """Draw a run from its event journals.
-
-    Loss, participation, bytes, and a waterfall of its rounds.
-    """
-    from farflung.console.history.history import read_folder
-    from farflung.console.history.picture import write_picture
-    from farflung.console.history.plots import picture_of
-    from farflung.console.history.recorded_run import Recording
-
-    write_picture(picture_of(Recording.of(*read_folder(folder).told)), out)
-    typer.echo(f"wrote {out}")
-
-
 @app.command(rich_help_panel="Afterwards")
 def export(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Where event journals lie: run.data/, and those of peers.")],
     tensorboard: Board = None,
     wandb: Wandb = None,
     mlflow: Mlflow = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print a JSON object for each round.")] = False,
     follow: Annotated[
-        bool, typer.Option(help="Go on with the rounds to come, until the run is complete.")
+        bool, typer.Option("--follow", help="Go on with the rounds to come, until the run is complete.")
     ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw loss, participation, bytes and a waterfall of rounds: .svg or .png."),
+    ] = None,
 ) -> None:
-    """Send a run's figures to an experiment tracker.
+    """Send a run's figures to a tracker, or draw them.
 
-    A row for each round, live or long after the run.
+    A row for each round, live or long after the run; or all of it as one picture.
     """
     from farflung.console.history.trackers import Chosen, ExportOptions
     from farflung.console.history.trackers import export as hand_over
 
+    if plot is not None:
+        refuse_beside(context, "--plot", "folder")
+        _draw(folder, plot)
+        return
     chosen = Chosen(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
     options = ExportOptions(folder, chosen, json_output, follow)
     hand_over(options, typer.echo, lambda text: typer.echo(text, err=True))
+
+
+def _draw(folder: Path, picture: Path) -> None:
+    from farflung.console.history.history import read_folder
+    from farflung.console.history.picture import write_picture
+    from farflung.console.history.plots import picture_of
+    from farflung.console.history.recorded_run import Recording
+
+    write_picture(picture_of(Recording.of(*read_folder(folder).told)), picture)
+    typer.echo(f"wrote {picture}")
 
 
 @app.command(rich_help_panel="Take part")

@@ -15,14 +15,14 @@ from farflung.coordinator.relay.relay_process import KeptRelay, Month, RelayProc
 from farflung.coordinator.relay.relay_words import RelaySettings
 from farflung.peer.line.relay_offer import RelayTerms
 from farflung.peer.settings import OwnConfig, default_path
-from farflung.protocol.caps import relay_bytes_per_s
+from farflung.protocol.caps import parse_relay
 from farflung.protocol.causes import RelayCause
 from farflung.protocol.errors import UserError
 from farflung.protocol.process import own_files
 from farflung.protocol.round_words import RelayOffer
 
 FILE_NAME = "relay.json"
-MONTH_SETTING = "--relay-month"
+MONTH_SETTING = "--relay"
 
 
 class OfferedRelay:
@@ -84,13 +84,14 @@ class OfferedRelay:
 
 def offered_relay(own: OwnConfig, note: Callable[[str], None]) -> OfferedRelay | None:
     """What the volunteer's settings ask for; None: no relay.  UserError for one that nobody could reach."""
-    rate = relay_bytes_per_s(own.relay) if own.relay else None
-    if rate is None:
+    limits = parse_relay(own.relay) if own.relay else None
+    if limits is None:
         return None
     if own.listen == "off":
         raise UserError("--relay: others must be able to dial this peer for that; leave --listen off away")
     host = own.listen.rpartition(":")[0].strip("[]")
     place = (own.identity or default_path()).parent
     own_files.made_folder(place)
-    month = Month.load(Path(place) / FILE_NAME, own.relay_month)
-    return OfferedRelay("*" if host in ("", "0.0.0.0", "::") else host, own.relay_port, rate, month, note)
+    month = Month.load(Path(place) / FILE_NAME, limits.month_bytes)
+    host = "*" if host in ("", "0.0.0.0", "::") else host
+    return OfferedRelay(host, limits.port, limits.bytes_per_s, month, note)

@@ -1,5 +1,4 @@
-"""The command line of whoever runs a coordinator: invite, invites, revoke, kick, ban, unban, bans, amend, pause,
-resume, drain, go-back, rewind.
+"""The command line of whoever runs a coordinator: invite, kick, ban, amend, pause, resume, drain, go-back, rewind.
 
 Each command asks the coordinator that runs on this machine, over the socket in its data folder.  Must not know what the
 coordinator makes of it: the words come from there.
@@ -9,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -42,57 +42,61 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 Place = Annotated[
     Path, typer.Argument(help="The run.toml that the coordinator was started with, or its data folder.")
 ]
-Who = Annotated[str, typer.Argument(help="A peer's name, its id, or the beginning of its id.")]
+WHO_HELP = "A peer's name, its id, or the beginning of its id."
+Who = Annotated[str, typer.Argument(help=WHO_HELP)]
+NO_REASON = "no reason given"
 Json = Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")]
 
 
 @app.command(rich_help_panel="Steer a run")
 def invite(
+    context: typer.Context,
     place: Place,
     uses: Annotated[int, typer.Option(min=1, max=10_000, help="So many peers may come in with it.")] = 1,
     expires: Annotated[str, typer.Option(help="After so long: 90m, 24h, 7d.")] = "24h",
     note: Annotated[str, typer.Option(help="For whom; kept in the journal.")] = "",
+    lists: Annotated[
+        bool, typer.Option("--list", help="The invitations that there are, and guests.")
+    ] = False,
+    revoke: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHICH", help="Withdraw one: its id, the beginning of it, its note, or its join URL."
+        ),
+    ] = None,
+    reason: Annotated[
+        str, typer.Option(help="With --revoke: told to whoever comes with it, and kept in the journal.")
+    ] = NO_REASON,
+    guests: Annotated[
+        bool, typer.Option("--guests", help="With --revoke: send away who came in by it, too.")
+    ] = False,
     json_output: Json = False,
 ) -> None:
-    """Make an invitation, and print its join URL."""
-    reply = _asked(place, Invite(uses=uses, lasts_s=seconds(expires), note=note))
-    if json_output:
-        typer.echo(json.dumps(reply.found))
-        return
-    typer.echo(f"{reply.text}:", err=True)
-    typer.echo(reply.found["url"])
+    """Make an invitation, and print its join URL.
 
-
-@app.command(rich_help_panel="Steer a run")
-def invites(place: Place, json_output: Json = False) -> None:
-    """List the invitations and their guests."""
-    reply = _asked(place, Invites())
-    typer.echo(json.dumps(reply.found) if json_output else reply.text)
-
-
-@app.command(rich_help_panel="Steer a run")
-def revoke(
-    place: Place,
-    which: Annotated[
-        str,
-        typer.Argument(help="Its id, the beginning of it, its note, or the join URL that has it."),
-    ],
-    reason: Annotated[
-        str, typer.Option(help="Told to whoever comes with it, and kept in the journal.")
-    ] = "no reason given",
-    guests: Annotated[bool, typer.Option(help="Send away who came in by it, too.")] = False,
-) -> None:
-    """Withdraw an invitation."""
-    typer.echo(_asked(place, Revoke(which=which, reason=reason, guests=guests)).text)
+    Or list them, or withdraw one.
+    """
+    if lists:
+        refuse_beside(context, "--list", "place", "json_output")
+        _tell(_asked(place, Invites()), json_output)
+    elif revoke is not None:
+        refuse_beside(context, "--revoke", "place", "reason", "guests")
+        typer.echo(_asked(place, Revoke(which=revoke, reason=reason, guests=guests)).text)
+    else:
+        refuse_without(context, "--revoke", "reason", "guests")
+        reply = _asked(place, Invite(uses=uses, lasts_s=seconds(expires), note=note))
+        if json_output:
+            typer.echo(json.dumps(reply.found))
+            return
+        typer.echo(f"{reply.text}:", err=True)
+        typer.echo(reply.found["url"])
 
 
 @app.command(rich_help_panel="Steer a run")
 def kick(
     place: Place,
     who: Who,
-    reason: Annotated[
-        str, typer.Option(help="Told to the peer and kept in the journal.")
-    ] = "no reason given",
+    reason: Annotated[str, typer.Option(help="Told to the peer and kept in the journal.")] = NO_REASON,
 ) -> None:
     """Disconnect a peer. It may come again."""
     typer.echo(_asked(place, Kick(who=who, reason=reason)).text)
@@ -100,30 +104,36 @@ def kick(
 
 @app.command(rich_help_panel="Steer a run")
 def ban(
+    context: typer.Context,
     place: Place,
-    who: Who,
-    reason: Annotated[
-        str, typer.Option(help="Told to the peer and kept in the journal.")
-    ] = "no reason given",
+    who: Annotated[str | None, typer.Argument(help=WHO_HELP)] = None,
+    reason: Annotated[str, typer.Option(help="Told to the peer and kept in the journal.")] = NO_REASON,
     lasts: Annotated[str, typer.Option("--for", help="90m, 24h, 7d.")] = "365d",
-    network: Annotated[bool, typer.Option(help="Everybody else from its network, too.")] = False,
+    network: Annotated[bool, typer.Option("--network", help="Everybody else from its network, too.")] = False,
+    lists: Annotated[bool, typer.Option("--list", help="Bans and strikes, with their reasons.")] = False,
+    lift: Annotated[
+        str | None, typer.Option(metavar="WHO", help="Let it in again, and forget its strikes.")
+    ] = None,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="With --list: one JSON object, for scripts.")
+    ] = False,
 ) -> None:
-    """Disconnect a peer, and keep it out."""
-    order = Ban(who=who, reason=reason, lasts_s=seconds(lasts), network=network)
-    typer.echo(_asked(place, order).text)
+    """Disconnect a peer, and keep it out.
 
-
-@app.command(rich_help_panel="Steer a run")
-def unban(place: Place, who: Who) -> None:
-    """Lift a ban, and clear the peer's strikes."""
-    typer.echo(_asked(place, Unban(who=who)).text)
-
-
-@app.command(rich_help_panel="Steer a run")
-def bans(place: Place, json_output: Json = False) -> None:
-    """List bans and strikes, with their reasons."""
-    reply = _asked(place, Bans())
-    typer.echo(json.dumps(reply.found) if json_output else reply.text)
+    Or list the bans, or lift one.
+    """
+    if lists:
+        refuse_beside(context, "--list", "place", "json_output")
+        _tell(_asked(place, Bans()), json_output)
+    elif lift is not None:
+        refuse_beside(context, "--lift", "place")
+        typer.echo(_asked(place, Unban(who=lift)).text)
+    elif who is None:
+        raise UserError("ban: name the peer, or --list, or --lift and a peer")
+    else:
+        refuse_without(context, "--list", "json_output")
+        order = Ban(who=who, reason=reason, lasts_s=seconds(lasts), network=network)
+        typer.echo(_asked(place, order).text)
 
 
 @app.command(rich_help_panel="Steer a run")
@@ -147,8 +157,7 @@ def amend(
     from farflung.protocol.process.run_file import read_manifest
 
     wanted = read_manifest(run_toml, changes or []).model_dump_json().encode()
-    reply = _asked(data if data is not None else run_toml, Amend(manifest=wanted, at=at))
-    typer.echo(json.dumps(reply.found) if json_output else reply.text)
+    _tell(_asked(data if data is not None else run_toml, Amend(manifest=wanted, at=at)), json_output)
 
 
 @app.command(rich_help_panel="Steer a run")
@@ -218,6 +227,25 @@ def _said_twice(place: Path, order: GoBack | Rewind, yes: bool) -> None:
     typer.echo(_asked(place, msgspec.structs.replace(order, sure=True)).text)
 
 
+def refuse_beside(context: typer.Context, option: str, *those: str) -> None:
+    """UserError where something was said that has no place beside this option.  `those`: parameters that have."""
+    _refuse(context, lambda name: name not in those, option, "has no place beside")
+
+
+def refuse_without(context: typer.Context, option: str, *those: str) -> None:
+    """UserError where one of these parameters was said, and the option that they belong to was not."""
+    _refuse(context, lambda name: name in those, option, "goes only with")
+
+
+def _refuse(context: typer.Context, is_wrong: Callable[[str], bool], option: str, why: str) -> None:
+    for each in context.command.params:
+        name = each.name or ""
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and option not in each.opts and is_wrong(name):
+            what = each.opts[0] if each.opts[0].startswith("-") else context.params[name]
+            raise UserError(f"{context.info_name}: {what} {why} {option}")
+
+
 def seconds(text: str) -> float:
     """Of 90m, 24h, 7d."""
     found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([smhd])", text.strip())
@@ -234,6 +262,10 @@ def folder_of(place: Path) -> Path:
             f"{place}: there is no data folder {folder}; name the one of farflung coordinate --data"
         )
     return folder
+
+
+def _tell(reply: Reply, json_output: bool) -> None:
+    typer.echo(json.dumps(reply.found) if json_output else reply.text)
 
 
 def _asked(place: Path, order: Order) -> Reply:

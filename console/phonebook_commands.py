@@ -1,4 +1,4 @@
-"""`farflung phonebook` and `farflung find`: a node of a phone book, and a run looked up in one.
+"""`farflung phonebook`: a node of a phone book, or a run looked up in one.
 
 Called by the command line.  Both are processes of their own: neither a peer nor a coordinator ever loads what a book
 needs.
@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from farflung.console.operator_commands import refuse_beside, refuse_without
 from farflung.protocol.errors import Unreachable, UserError
 from farflung.protocol.join_url import Address, JoinUrl
 
@@ -26,6 +27,7 @@ Books = Annotated[list[str] | None, typer.Option("--book", envvar="FARFLUNG_BOOK
 
 @app.command(rich_help_panel="Host a run")
 def phonebook(
+    context: typer.Context,
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "0.0.0.0:29810",
     node: Annotated[
         list[str] | None,
@@ -33,15 +35,36 @@ def phonebook(
             help="Another node of the same book, to begin at: /ip4/.../p2p/...; none for the first one."
         ),
     ] = None,
+    find: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Look a run up instead, and print the join URL that leads to it now: by its name, its key (k= in its "
+            "join URL), or a join URL that leads nowhere now.",
+        ),
+    ] = None,
+    book: Books = None,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="With --find: one JSON object, for scripts.")
+    ] = False,
 ) -> None:
-    """Run a node of a phone book.
+    """Run a node of a phone book, or look a run up.
 
-    For runs that their hosts announce, and for `farflung find`. Ctrl-C ends it.
+    For runs that their hosts announce. Ctrl-C ends it.
     """
+    if find is None:
+        refuse_without(context, "--find", "book", "json_output")
+        _run_node(listen, node or [])
+    else:
+        refuse_beside(context, "--find", "book", "json_output")
+        _find(find, book or [], json_output)
+
+
+def _run_node(listen: str, nodes: list[str]) -> None:
     from farflung.console.phonebook.book import place_of
     from farflung.console.phonebook.hivemind_book import HivemindBook
 
-    begin = tuple(map(place_of, node or []))
+    begin = tuple(map(place_of, nodes))
     ends = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ends.set())
@@ -53,30 +76,16 @@ def phonebook(
             pass
 
 
-@app.command(rich_help_panel="Take part")
-def find(
-    what: Annotated[
-        str,
-        typer.Argument(
-            help="A run's name, its key (k= in its join URL), or a join URL that leads nowhere now."
-        ),
-    ],
-    book: Books = None,
-    json_output: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
-) -> None:
-    """Look a run up in a phone book.
-
-    Prints the join URL that leads to it now.
-    """
+def _find(what: str, books: list[str], json_output: bool) -> None:
     from farflung.console.phonebook.book import place_of, wanted
     from farflung.console.phonebook.books import look_up
 
-    if not book:
+    if not books:
         raise UserError(
             "name a phone book with --book, or in FARFLUNG_BOOK; whoever hosts the run knows which"
         )
     asked = wanted(what)
-    found = look_up(asked, [place_of(each) for each in book], time.time)
+    found = look_up(asked, [place_of(each) for each in books], time.time)
     for problem in found.problems:
         typer.echo(f"phone book {problem}", err=True)
     urls: list[JoinUrl] = [each.url(asked.token) for each in found.runs]

@@ -61,10 +61,10 @@ def publish(
     energy_kwh: Annotated[
         float | None, typer.Option(min=0, help="For the card, if you know what all peers used.")
     ] = None,
-    private: Annotated[bool, typer.Option(help="A new repository is private.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="A new repository is private.")] = False,
     max_shard_size: MaxShard = "5GB",
     force: Annotated[
-        bool, typer.Option(help="Replace weights that are not of this run; overwrite --out.")
+        bool, typer.Option("--force", help="Replace weights that are not of this run; overwrite --out.")
     ] = False,
 ) -> None:
     """Publish a model with a card of its makers.

@@ -6,6 +6,8 @@ Must say what protocol/manifest.py means; a test holds the two together.
 
 from __future__ import annotations
 
+import json
+
 SHORT = """\
 # The public description of a run. Every peer gets it, and its hash names the run: a change makes another run, except
 # for [admission] and what `farflung amend` changes. Every key is optional; `farflung init --all` writes all of them.
@@ -59,7 +61,7 @@ context = 64              # tokens per sample
 
 [start]                   # what version 0 is: as the first peer's script builds the model, or what was trained before
 from = ""                 # a checkpoint's folder, or a .safetensors file: https://, s3://, or a /path (join --start)
-hash = ""                 # of that; `farflung checkpoint start PLACE` finds it and prints these lines
+hash = ""                 # of that; `farflung init --start PLACE` finds it
 momentum = "fresh"        # "keep": go on with the outer momentum of the checkpoint, too; step = "nesterov" only
 
 [data]
@@ -113,7 +115,6 @@ deadline_s = 60.0         # a round opens so long after the first peer is ready,
 scatter_grace_s = 10.0    # after a round opens, stragglers are waited for so long; they keep their work
 round_timeout_s = 120.0   # a round that takes longer is given up; raise it for big models on slow links
 weight_cap = 4.0          # no peer counts for more than so many times the median tokens
-ramp_rounds = 3           # newcomers, and peers that were suspect, count for less in so many rounds; 0: never
 keep_results = 3          # rounds that a peer may miss and still catch up with cheaply; costs memory
 
 [merge]                   # how the contributions of a round become one update
@@ -129,8 +130,8 @@ heartbeat_s = 1.0         # how often a peer says that it lives
 dead_after_s = 5.0        # silence after which it counts as lost; more than twice heartbeat_s
 upload_limit = "none"     # of every peer, for model data; "20 Mbit/s", or "20 Mbit/s, 5 Mbit/s 08:00-18:00"
 download_limit = "none"   # whoever sets a limit of his own as well keeps to the stricter of the two
-relay = "50 Mbit/s"       # what the coordinator passes at most, in and out, between peers that nobody can dial; "off"
-relay_month = "1 TB"      # and in a calendar month.  These two are not hashed: change them as you like
+relay = "50 Mbit/s, 1 TB a month"  # what the coordinator passes at most, in and out, between peers that nobody can
+                          # dial; "off".  Not hashed: change it as you like
 
 [checkpoint]              # saved by the peers that say where: farflung join --checkpoints URL
 every_rounds = 0          # after so many rounds the state is saved, and at the end; 0: never
@@ -161,7 +162,26 @@ mode = "open"             # anyone with the URL; "token": by invitation (farflun
 joins_per_minute = 30     # open: newcomers from one network (IPv4 /24, IPv6 /48); the others wait
 joins_at_once = 16        # open: newcomers that fetch the model at the same time; the others wait
 probation_rounds = 0      # a newcomer counts for a tenth in so many rounds; raise it if strangers may join
-ban_strikes = 5           # strikes within a day after which a peer is banned; 0: never
-ban_hours = 24.0          # for so long
+ban_strikes = 5           # strikes within a day after which a peer is banned for a day; 0: never
 trusted = []              # ids of peers that you answer for: what is too few to judge, 2 or 3 members, they judge
 """
+
+START = """\
+[start]                   # what version 0 is
+from = ""                 # a full path, which no peer opens unless it joins with --start, or https:// or s3://
+hash = ""                 # of that; all peers agree on it
+momentum = "fresh"        # "keep": go on with the outer momentum of the checkpoint, too
+
+"""
+
+
+def description(every_key: bool, start: tuple[str, str] | None = None) -> str:
+    """The text of run.toml.  `start`: what the run begins with, and the hash of that."""
+    text = TEMPLATE if every_key else SHORT
+    if start is None:
+        return text
+    if "[start]" not in text:
+        text = text.replace("[data]\n", START + "[data]\n", 1)
+    for key, value in zip(("from", "hash"), start, strict=True):
+        text = text.replace(f'\n{key} = ""', f"\n{key} = {json.dumps(value)}", 1)
+    return text

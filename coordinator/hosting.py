@@ -27,7 +27,7 @@ from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run_lead import StoreOptions, held
 from farflung.coordinator.server import Server
-from farflung.protocol.caps import relay_bytes_per_s
+from farflung.protocol.caps import parse_relay
 from farflung.protocol.errors import Deposed, UserError
 from farflung.protocol.join_url import Address, JoinUrl, Whereabouts
 from farflung.protocol.limits import ADDRESSES_MOST, WHEREABOUTS_BYTES
@@ -174,7 +174,7 @@ def _whereabouts(machine: RunMachine, url: JoinUrl, keys: CoordinatorKeys) -> by
 
 def say_what_is_missing(core: Core) -> None:
     """Where the host asks for it by default, and the mode was taken out."""
-    if registry.found("reach") is None and relay_bytes_per_s(core.manifest.net.relay) is not None:
+    if registry.found("reach") is None and parse_relay(core.manifest.net.relay) is not None:
         core.note(f"relay: none, {core.members.ways.why_no_relay}")
 
 

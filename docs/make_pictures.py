@@ -42,7 +42,7 @@ from rig.public_run import empty_status, public_status
 WIDTH, HEIGHT = 100, 30
 SMALL, LARGE = (80, 24), (200, 50)
 TMUX = ["tmux", "-L", f"farflung-pictures-{os.getpid()}"]
-WINDOWS = {"watch": "watch", "join1": "join", "coordinate": "coordinate"}
+WINDOWS = {"watch": "status --watch", "join1": "join", "coordinate": "coordinate"}
 SHOWN = frozenset(
     ("watch_lost_80x24", "watch_lost_200x50", "join_lost_80x24", "coordinate_well_80x24", "watch_well_80x24")
 )
@@ -64,7 +64,7 @@ gather_codec = "int8"
 
 def draw(sample: Path, picture: Path) -> None:
     """The status in `sample` as it would look in a terminal."""
-    save_svg(json.loads(sample.read_text(encoding="utf-8")), picture, (WIDTH, HEIGHT), "farflung watch")
+    save_svg(json.loads(sample.read_text(encoding="utf-8")), picture, (WIDTH, HEIGHT))
 
 
 class Session:
@@ -172,7 +172,7 @@ def session(into: Path, wanted: frozenset[str] | None) -> None:
         url = url_of(tmux)
         for number in (1, 2, 3, 4):
             tmux.open(f"join{number}", ["join", "--identity", f"{number}.pem", url])
-        tmux.open("watch", ["watch", url])
+        tmux.open("watch", ["status", "--watch", url])
         wait_for("four peers", url, lambda s: taking_part(s) == 4 and s["version"] >= 12)
         look(tmux, into, "well", wanted)
         tmux.kill("join4")
@@ -197,7 +197,7 @@ def look(tmux: Session, into: Path, when: str, wanted: frozenset[str] | None) ->
             tmux.resize(name, size)
         time.sleep(2.5)  # until the programs have seen their new size, asked again, and drawn
         for name, command in WINDOWS.items():
-            stem = f"{command}_{when}_{size[0]}x{size[1]}"
+            stem = f"{name.removesuffix('1')}_{when}_{size[0]}x{size[1]}"
             if wanted is None or stem in wanted:
                 screen = tmux.screen(name)
                 as_svg(screen, into / f"{stem}.svg", size, f"farflung {command}")

@@ -301,5 +301,5 @@ def _todo(rows: list[FootprintRow], rules: MemoryRules, values: float, room: Fre
     result = payload_bytes(rules.gather_codec, values)
     spared = (_results_kept(rules, result) - 1) * result
     if missing <= spared:
-        return "results_on_disk = true in your own config is enough (docs/memory.md); or end other programs"
+        return 'results = "2 GB on disk" in your own config is enough (docs/memory.md); or end other programs'
     return f"{si(missing, 'B')} are missing: end other programs, or take a machine with more memory"

@@ -47,8 +47,7 @@ _KEPT_USUAL = 2
 
 
 def rules_here(manifest: Manifest) -> MemoryRules:
-    own = own_config({})
-    return MemoryRules.of(manifest, own.results_limit, own.results_on_disk)
+    return MemoryRules.of(manifest, *own_config({}).kept_results)
 
 
 def room_on(device: torch.device) -> FreeMemory:

@@ -25,17 +25,14 @@ from typing import Any, NamedTuple, TypeVar, get_type_hints
 import msgspec
 
 from farflung.protocol.caps import (
-    CONNECTIONS_MOST,
-    CROSSINGS_BYTES,
     KEPT_BYTES,
-    RELAY_MONTH_BYTES,
-    RESULTS_BYTES,
     SHARDS_BYTES,
-    THREADS_MOST,
     Cap,
+    ResultsLimit,
     parse_bytes,
     parse_cap,
-    relay_bytes_per_s,
+    parse_relay,
+    parse_results,
     strictest,
 )
 from farflung.protocol.errors import UserError
@@ -43,19 +40,18 @@ from farflung.protocol.errors import UserError
 T = TypeVar("T")
 _PREFIX = "FARFLUNG_"
 DATA_VARIABLE = _PREFIX + "DATA"  # for the trainer, which is a process of its own
-ON_DISK_VARIABLE = _PREFIX + "RESULTS_ON_DISK"  # likewise: it says how much memory is needed
+RESULTS_VARIABLE = _PREFIX + "RESULTS"  # likewise: it says how much memory is needed
 METRICS_HELP = (
     "PORT or HOST:PORT where /metrics (Prometheus) and /healthz answer; a PORT: on this machine only."
 )
 _UPLOAD_HELP = 'For model data: "20 Mbit/s", or "none, 5 Mbit/s 08:00-18:00".'
 _DOWNLOAD_HELP = "The same for what comes in."
 _CHECKPOINTS_HELP = "Folder or URL (s3://...) for checkpoints of the run, to save and to resume."
-_CROSSINGS_HELP = 'Memory for what a stage keeps of a batch; what is more goes to the disk ["2 GB"].'
 _DATA_HELP = "Where this peer reads the run's token shards: file, folder or URL [as run.toml says]."
 _START_HELP = "Where this peer has what the run begins with ([start] of run.toml): file, folder or URL."
-_RELAY_HELP = 'Offer a relay to peers that nobody can dial: "20 Mbit/s" for all of them; `off`.'
+_RELAY_HELP = 'A relay for peers that nobody can dial: "20 Mbit/s", or "20 Mbit/s, 1 TB a month, port 29803".'
 _KEEP_HELP = 'Disk for the newest version of the runs that this peer was in; `off`: none ["100 GB"].'
-_RESULTS_HELP = 'For results of past rounds, by which others catch up ["2 GB"].'
+_RESULTS_HELP = 'For results of past rounds, by which others catch up ["2 GB"]; or "20 GB on disk".'
 
 
 def default_path(environ: Mapping[str, str] = os.environ) -> Path:
@@ -83,18 +79,6 @@ def _seconds(text: str) -> float:
     return found
 
 
-def _connections(text: str) -> int:
-    if not text.isdecimal() or int(text) > CONNECTIONS_MOST:
-        raise UserError(f"expected 0 (as many as needed) to {CONNECTIONS_MOST}, found {text!r}")
-    return int(text)
-
-
-def _threads(text: str) -> int:
-    if not text.isdecimal() or int(text) > THREADS_MOST:
-        raise UserError(f"expected 0 (as many as are of use) to {THREADS_MOST}, found {text!r}")
-    return int(text)
-
-
 def _kept(text: str) -> int:
     return 0 if text == "off" else parse_bytes(text)
 
@@ -108,27 +92,20 @@ def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
     try:
         return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "farflung" / "shards"
     except RuntimeError as error:
-        raise UserError(f"no place for shards: {error}; set FARFLUNG_CACHE to a folder") from error
+        raise UserError(f"no place for shards: {error}; set XDG_CACHE_HOME to a folder") from error
 
 
-def _cap(text: str) -> str:
-    parse_cap(text)
-    return text
+def _checked(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """As it was written, once it is known to be right."""
+
+    def checked(text: str) -> str:
+        parse(text)
+        return text
+
+    return checked
 
 
-def _relay(text: str) -> str:
-    relay_bytes_per_s(text)
-    return text
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise UserError(f"expected a port, 0 (any free one) to 65535, found {text!r}")
-    return int(text)
-
-
-def _folder(text: str) -> Path:
-    return _file(text).absolute()
+_CAP = _checked(parse_cap)
 
 
 def place_of(text: str) -> str:
@@ -148,17 +125,14 @@ class OwnConfig:
     listen: str = _setting("", "HOST:PORT for other peers; `off`: this peer can't be dialled.")
     advertise: str = _setting("", "HOST[:PORT] that others dial, behind a forwarded port.")
     # Of limits every place that names one counts: which is the strictest depends on the time of day.
-    upload_limits: tuple[str, ...] = _setting((), _UPLOAD_HELP, _cap, name="upload_limit", merge=tuple)
-    download_limits: tuple[str, ...] = _setting((), _DOWNLOAD_HELP, _cap, name="download_limit", merge=tuple)
-    connections: int = _setting(0, "To each peer [as many as the line turns out to need].", _connections)
+    upload_limits: tuple[str, ...] = _setting((), _UPLOAD_HELP, _CAP, name="upload_limit", merge=tuple)
+    download_limits: tuple[str, ...] = _setting((), _DOWNLOAD_HELP, _CAP, name="download_limit", merge=tuple)
     checkpoints: str = _setting("", _CHECKPOINTS_HELP, place_of)
     # Without a step for so long the trainer counts as stuck; None: it depends.  No option, only file and environment.
     stuck_after: float | None = _setting(None, parse=_seconds)
-    results_limit: int = _setting(RESULTS_BYTES, _RESULTS_HELP, parse_bytes)
-    results_on_disk: bool = _setting(False, "Keep those beside the key, not in memory.", _yes)
+    results: str = _setting("", _RESULTS_HELP, _checked(parse_results))
     # Of the newest version, and of all runs together; 0: nothing is kept.
     keep: int = _setting(KEPT_BYTES, _KEEP_HELP, _kept)
-    crossings_limit: int = _setting(CROSSINGS_BYTES, _CROSSINGS_HELP, parse_bytes)
     archive: bool = _setting(
         False, "Keep what rounds were made of beside the checkpoints, for `audit --replay`.", _yes
     )
@@ -166,18 +140,14 @@ class OwnConfig:
     data: str = _setting("", _DATA_HELP, place_of)
     start: str = _setting("", _START_HELP, place_of)
     book: str = _setting("", "A phone book in which to look the run up while nobody answers.")
-    # Of token shards that lie elsewhere, for all trainers of this machine.  No options, only file and environment.
-    cache: Path | None = _setting(None, parse=_folder)  # noqa: RUF009
+    # Of token shards that lie elsewhere, for all trainers of this machine.  No option, only file and environment.
     cache_limit: int = _setting(SHARDS_BYTES, parse=parse_bytes)
-    relay: str = _setting("", _RELAY_HELP, _relay)
-    relay_month: int = _setting(
-        RELAY_MONTH_BYTES, 'What it passes at most in a calendar month ["1 TB"].', parse_bytes
-    )
-    relay_port: int = _setting(0, "Where it listens, for a firewall to let through [any free port].", _port)
+    relay: str = _setting("", _RELAY_HELP, _checked(parse_relay))
     leave_router: bool = _setting(False, "Do not ask the router to open a port.", _yes)
-    threads: int = _setting(
-        0, "For the agent's arithmetic [half of this machine's cores, at most 4].", _threads
-    )
+
+    @property
+    def kept_results(self) -> ResultsLimit:
+        return parse_results(self.results)
 
     def as_json(self) -> str:
         """For the agent: an option of `python -m farflung.peer.agent.main`."""

@@ -11,13 +11,13 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from farflung.protocol.errors import UserError
 
 DAY_S = 24 * 3600
-THREADS_MOST = 64  # of an agent's arithmetic
 CONNECTIONS_MOST = 16  # to one peer
-RELAY_MONTH_BYTES = 10**12  # what a relay passes in a month
+RELAY_MONTH_BYTES = 10**12  # what a relay passes in a month, unless somebody says otherwise
 RESULTS_BYTES = 2 << 30  # of the results of past rounds, unless the volunteer says otherwise
 KEPT_BYTES = 100 * 10**9  # of the newest version of every run, on a peer's own disk; the same holds
 CROSSINGS_BYTES = 2 << 30  # of microbatches of a batch that is not committed, in memory; the same holds
@@ -31,6 +31,8 @@ _UNITS = {  # in bit/s; "mbit/s" can only mean Mbit/s, but "Mb/s" may mean eithe
 }
 _RATE = re.compile(r"(?P<number>\d+(?:\.\d+)?) *(?P<unit>[A-Za-z/]*)", re.ASCII)
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?([MGT])B")
+_MONTH = re.compile(r"(.+) a month")
+_PORT = re.compile(r"port (\d{1,5})", re.ASCII)
 _HOURS = re.compile(r"(?P<rate>.*\S) +(\d\d?):(\d\d) *- *(\d\d?):(\d\d)", re.ASCII)
 
 
@@ -131,14 +133,57 @@ def _wrong(text: str, why: str) -> UserError:
     return UserError(f'the cap "{text}" cannot be used: {why}; write for example {FORMS}')
 
 
-def relay_bytes_per_s(text: str) -> float | None:
-    """What a relay may pass; None for `off`.  It has one rate all day, and never none."""
+class RelayLimits(NamedTuple):
+    """What a relay passes at most, and where it listens."""
+
+    bytes_per_s: float
+    month_bytes: int = RELAY_MONTH_BYTES
+    port: int = 0  # any free one
+
+
+def parse_relay(text: str) -> RelayLimits | None:
+    """Such as `20 Mbit/s` or `20 Mbit/s, 2 TB a month, port 29803`; None for `off`.  It has one rate all day, and never
+    none."""
     if text.strip().lower() == "off":
         return None
-    cap = parse_cap(text)
+    rate, *more = (part.strip() for part in text.split(","))
+    cap = parse_cap(rate)
     if cap.bytes_per_s is None or cap.hours:
         raise _wrong(text, 'a relay has one rate for all hours, or is "off"')
-    return cap.bytes_per_s
+    found: dict[str, int] = {}
+    for part in more:
+        month, port = _MONTH.fullmatch(part), _PORT.fullmatch(part)
+        key, value = (
+            ("month_bytes", parse_bytes(month[1])) if month else ("port", int(port[1]) if port else -1)
+        )
+        if key in found or value < 0 or (port and not 0 < value < 65536):
+            raise UserError(
+                f'the relay "{text}" cannot be used: after its rate write "1 TB a month", "port 29803", or both, found '
+                f'"{part}"'
+            )
+        found[key] = value
+    return RelayLimits(cap.bytes_per_s, **found)
+
+
+def _hosts_relay(text: str) -> None:
+    limits = parse_relay(text)
+    if limits is not None and limits.port:
+        raise UserError("the coordinator's relay has the last port of --listen; leave it out here")
+
+
+class ResultsLimit(NamedTuple):
+    """Of past rounds: how much, and whether in memory or on disk."""
+
+    limit_bytes: int = RESULTS_BYTES
+    on_disk: bool = False
+
+
+def parse_results(text: str) -> ResultsLimit:
+    """Such as `500 MB` or `20 GB on disk`; empty: as usual."""
+    size, on_disk, more = text.strip().partition(" on disk")
+    if more:
+        raise UserError(f'expected a size such as "2 GB" or "20 GB on disk", found {text!r}')
+    return ResultsLimit(parse_bytes(size), bool(on_disk)) if text else ResultsLimit()
 
 
 def parse_bytes(text: str) -> int:
@@ -154,8 +199,7 @@ def wrong_caps(net: Mapping[str, object]) -> list[str]:
     checks: dict[str, Callable[[str], object]] = {
         "upload_limit": parse_cap,
         "download_limit": parse_cap,
-        "relay": relay_bytes_per_s,
-        "relay_month": parse_bytes,
+        "relay": _hosts_relay,
     }
     found = []
     for key, check in checks.items():

@@ -52,7 +52,7 @@ from farflung.protocol.outer_numbers import (
 MAX_MANIFEST_BYTES = 64 * 1024
 MAX_PROBLEMS = 5  # more than this at once is noise: mend these, then see the rest
 _SHOWN_CHARS = 60
-COORDINATORS_OWN: dict[str, Any] = {"admission": True, "net": {"relay", "relay_month"}}  # no peer needs it
+COORDINATORS_OWN: dict[str, Any] = {"admission": True, "net": {"relay"}}  # no peer needs it
 _SAME_VERSION = "are both sides on the same farflung version?"
 
 
@@ -258,7 +258,7 @@ def _start_problems(m: Manifest) -> list[str]:
     problems = []
     if not start.hash:
         problems.append(
-            f"[start] hash: expected the hash of what from names; farflung checkpoint start {start.source} prints it"
+            f"[start] hash: expected the hash of what from names; farflung init --start {start.source} - prints it"
         )
     if start.momentum == "keep" and start.is_file:
         problems.append(

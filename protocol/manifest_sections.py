@@ -157,7 +157,6 @@ class RoundSection(Section):
     scatter_grace_s: Seconds = 10.0
     round_timeout_s: Seconds = 120.0
     weight_cap: Annotated[float, Field(ge=1, le=1000)] = 4.0
-    ramp_rounds: Annotated[int, Field(ge=0, le=1000)] = 3
     keep_results: Annotated[int, Field(ge=1, le=1024)] = 3
     group: Annotated[int, Field(ge=0, le=MEMBERS_PER_ROUND)] = 0  # members of a mesh's group; 0: all in one
 
@@ -174,8 +173,9 @@ class NetSection(Section):
     dead_after_s: Annotated[float, Field(gt=0, le=600)] = 5.0
     upload_limit: Annotated[str, Field(max_length=200, description='a limit such as "20 Mbit/s"')] = "none"
     download_limit: Annotated[str, Field(max_length=200, description='a limit such as "20 Mbit/s"')] = "none"
-    relay: Annotated[str, Field(max_length=40, description='such as "50 Mbit/s", or "off"')] = "50 Mbit/s"
-    relay_month: Annotated[str, Field(max_length=40, description='a size such as "1 TB"')] = "1 TB"
+    relay: Annotated[str, Field(max_length=60, description='such as "50 Mbit/s, 1 TB a month", or "off"')] = (
+        "50 Mbit/s, 1 TB a month"
+    )
 
 
 class CheckpointSection(Section):
@@ -212,7 +212,6 @@ class AdmissionSection(Section):
     joins_at_once: Annotated[int, Field(ge=1, le=1024)] = 16
     probation_rounds: Annotated[int, Field(ge=0, le=1000)] = 0
     ban_strikes: Annotated[int, Field(ge=0, le=1000)] = 5
-    ban_hours: Annotated[float, Field(gt=0, le=24 * 3650)] = 24.0
     trusted: Annotated[
         tuple[Annotated[str, Field(pattern="^[a-z2-7]{16}$")], ...],
         Field(

@@ -43,7 +43,6 @@ MAY_CHANGE: dict[str, frozenset[str]] = {
             "scatter_grace_s",
             "round_timeout_s",
             "weight_cap",
-            "ramp_rounds",
         }
     ),
     "merge": frozenset({"clip", "guard"}),

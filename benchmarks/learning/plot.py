@@ -1,4 +1,4 @@
-"""Curves as an SVG file: what the experiments draw, on the sheet that `farflung plot` draws on."""
+"""Curves as an SVG file: what the experiments draw, on the sheet that `farflung export --plot` draws on."""
 
 from __future__ import annotations
 

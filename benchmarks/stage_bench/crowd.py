@@ -24,9 +24,11 @@ from stage_bench.deaths import DeathPlan, Deaths
 from stage_bench.forked import Forked, forked
 from stage_bench.sham_stage import ShamTrainer, Shape, model_of
 
+from farflung.peer.agent import io_workers
 from farflung.peer.agent.main import main as agent_main
 from farflung.peer.local.channel import those_that_hear
 from farflung.peer.trainer.agent_process import AgentProcess
+from farflung.protocol.caps import parse_bytes
 from farflung.protocol.errors import FarflungError, Refused
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest
@@ -56,6 +58,8 @@ class CrowdOptions:
 class BenchCrowd:
     def __init__(self, asked: CrowdOptions, manifest: Manifest) -> None:
         self._asked = asked
+        if asked.memory:  # of the agents, which are forks of this process
+            io_workers.CROSSINGS_BYTES = parse_bytes(asked.memory)
         self.folder = Path(asked.folder)
         self.url = JoinUrl.parse(asked.url)
         model = model_of(manifest, asked.crossing_kb)
@@ -89,7 +93,6 @@ class BenchCrowd:
         """A peer, or one that was here before, with the same key."""
         stages = self._stages.setdefault(name, stages)
         own = {"identity": str(self.folder / f"{name}.pem")}
-        own |= {"crossings_limit": self._asked.memory} if self._asked.memory else {}
         agent = AgentProcess.start_or_find(self._asked.url, own, forked_agent)
         self.here[name] = ShamTrainer(name, stages, self.shape, self._crossing, agent)
 

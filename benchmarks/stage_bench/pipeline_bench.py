@@ -23,7 +23,7 @@ from stage_bench.pipeline_figures import BenchSetting, result_of
 from stage_bench.sham_stage import CHUNKS, border_of, model_of
 
 from farflung.console.bench.bench import BenchProcesses, stopped_in_good_order
-from farflung.peer.settings import own_config
+from farflung.protocol.caps import parse_bytes
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import FRAGMENTS_MAX, MEMBERS_PER_ROUND, MICROS_PER_BATCH
 from farflung.protocol.manifest import Manifest
@@ -138,7 +138,8 @@ def check(asked: PipelineOptions) -> Checked:
     expect(1 <= asked.crossing_kb <= 65536, "crossing-kb", f"1 to 65536, found {asked.crossing_kb}")
     expect(0 <= asked.kill_every <= 36000, "kill-every", f"0 to 36000, found {asked.kill_every:g}")
     expect(0 <= asked.return_after <= 36000, "return-after", f"0 to 36000, found {asked.return_after:g}")
-    own_config({"crossings_limit": asked.memory} if asked.memory else {})
+    if asked.memory:
+        parse_bytes(asked.memory)
     expect(0 <= asked.rebalance_s <= 86400, "rebalance-s", f"0 to 86400, found {asked.rebalance_s:g}")
     dies = bool(asked.kill_every or asked.kill_at)
     expect(not (asked.rebalance_s and dies), "rebalance-s", "to be given without --kill-every and --kill-at")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -76,6 +77,9 @@ dead_after_s = 10.0
 """
 
 
+PIECES_LEAST = 32  # of a vector that is small
+
+
 @dataclass(frozen=True)
 class BenchOptions:
     peers: int = 4
@@ -95,6 +99,12 @@ class BenchOptions:
     grace_s: float = 36000.0
     keep_results: int = 1
     json: bool = False
+
+
+def usual_chunk_kb(mb: int) -> int:
+    """A run's 1 MB; less where only few pieces would be left, more where there would be too many."""
+    kb = mb * 10**6 / 1024
+    return max(1, math.ceil(kb / CHUNKS_PER_FRAGMENT), min(1024, int(kb / PIECES_LEAST)))
 
 
 def check(asked: BenchOptions) -> Manifest:

@@ -76,7 +76,7 @@ def why_not_writable(folder: Path) -> str:
 
 def of_the_run(facts: MachineFacts, url: JoinUrl, own: OwnConfig) -> None:
     """Adds what the run needs, and how the way there is."""
-    facts.results_limit_bytes, facts.results_on_disk = own.results_limit, own.results_on_disk
+    facts.results_limit_bytes, facts.results_on_disk = own.kept_results
     facts.wants_dialling = own.listen != OUTBOUND_ONLY
     facts.limits = Caps.of(*own.upload_limits).now(), Caps.of(*own.download_limits).now()
     if url.others:

@@ -1,7 +1,7 @@
 """A small writer of SVG: boxes, lines and words on a sheet, and axes with round numbers;
 and the drawn picture as a file.
 
-Called by plots.py and by `farflung plot`.  Every text is escaped.  Colours are told apart by people who see few
+Called by plots.py and by `farflung export`.  Every text is escaped.  Colours are told apart by people who see few
 (Okabe and Ito's), and no chart rests on colour alone.
 """
 

@@ -1,6 +1,6 @@
 """A run as one picture: loss, who took part, bytes of the rounds, and a waterfall of who waited for whom.  Pure.
 
-Called by `farflung plot`, with a recording.
+Called by `farflung export --plot`, with a recording.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Plays a finished run on the dashboard: a recording, a time that moves, keys that move it.
 
-Called by `farflung watch --replay DIR`.  What happened is recorded_run.py's.
+Called by `farflung status --replay DIR`.  What happened is recorded_run.py's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from farflung.protocol.process.units import duration
 
 _KEYS = "←→ Home End move, + - speed, p pause, q quit"
 STEP = 0.01  # of the whole, for a press of left or right
-FASTEST, SLOWEST = 1024.0, 0.125
+FASTEST, FIRST, SLOWEST = 1024.0, 10.0, 0.125
 
 
 class Replay:
@@ -22,7 +22,7 @@ class Replay:
     holds = True  # it does its own pausing: time can be moved while it stands still
     is_over = False
 
-    def __init__(self, recording: Recording, speed: float) -> None:
+    def __init__(self, recording: Recording, speed: float = FIRST) -> None:
         self.at_s = 0.0
         self._recording = recording
         self._speed = speed

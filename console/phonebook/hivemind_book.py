@@ -1,6 +1,6 @@
 """hivemind's DHT as a phone book: runs by key and by name, for a community that keeps a well-known node.
 
-Called by `farflung phonebook`, which runs a node, by `farflung find` and by the process that announces a run.  Every
+Called by `farflung phonebook`, which runs a node or asks one, and by the process that announces a run.  Every
 node checks what it is given (`Rule`): in hivemind the record with the latest expiry wins, so nothing may be kept
 longer than the run's key has signed for, or a forged or an old record would push the newest one out.  hivemind
 forks, and starts a daemon; so this is never in a peer's or a coordinator's process.  Must not know what a run is.

@@ -1,6 +1,6 @@
 """Owns how a run looks: from one status dictionary and a view to a screen of at most the given size.
 
-Called by `farflung watch`, `join`, `coordinate`, `farflung demo` and docs/make_pictures.py, several times a second.
+Called by `farflung status`, `join`, `coordinate`, `farflung demo` and docs/make_pictures.py, several times a second.
 Must not know clocks, terminals or sockets.  The status comes from elsewhere: keys may be missing or odd, and
 every text in it is stripped of control characters and shown as is, never read as markup.
 """

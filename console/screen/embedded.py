@@ -32,7 +32,6 @@ from farflung.protocol.process.log_lines import LOG_VARIABLE, VERBOSE, facts_of,
 from farflung.protocol.process.units import si
 from farflung.protocol.states import PeerState
 
-EVERY_S = 1.0
 GPU_EVERY_S = 2.0
 LOG_LINES = 200
 LOG_BYTES = 64 * 1024  # read of a log that may be long
@@ -154,7 +153,7 @@ class OwnProcess:
             if isinstance(facts.get("wait"), str):
                 self._told |= {key: facts.get(key) for key in ("wait", "why", "wall")}
         if self._feed is None and self._url is not None:
-            self._feed = Feed(self._url, EVERY_S)
+            self._feed = Feed(self._url)
 
     def own(self) -> Record:
         log = self._log.lines()

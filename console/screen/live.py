@@ -1,4 +1,4 @@
-"""Draws the status of a run again and again: the loop behind `watch`, the demo, and the screens of `join` and
+"""Draws the status of a run again and again: the loop behind `status --watch`, the demo, and the screens of `join` and
 `coordinate`.
 
 The picture itself is dashboard.py's; this module knows the time between two frames, and where statuses come from.
@@ -28,10 +28,11 @@ from farflung.protocol.states import RunPhase
 
 PLAIN_EVERY_S = 5.0  # without a terminal: a line when the version or the phase's kind changes, or so often
 FETCH_S = 5.0
+EVERY_S = 1.0  # between two looks
 FRAME_S = 0.25
 SAME_S = 1.0  # a picture without news is drawn again after so long: the terminal may have another size
 SILENT_S = 3.0  # without an answer for so long, the screen says that it is old
-DEFAULT_SIZE = (100, 40)
+FRAME_LINES = 40  # of a frame that is printed, where no terminal has a height
 
 Status = dict[str, Any]
 
@@ -60,9 +61,8 @@ class Feed:
 
     is_over = holds = False
 
-    def __init__(self, url: JoinUrl, every_s: float) -> None:
+    def __init__(self, url: JoinUrl) -> None:
         self._url = url
-        self._every_s = every_s
         self._status: Status | None = None
         self._heard_at = time.monotonic()
         self._error: FarflungError | None = None
@@ -80,13 +80,13 @@ class Feed:
                 except FarflungError as error:
                     self._error = error
                     return
-                self._stop.wait(self._every_s)
+                self._stop.wait(EVERY_S)
 
     def status(self) -> Status | None:
         if self._error is not None:
             raise self._error
         silent_s = time.monotonic() - self._heard_at
-        if self._status is None or silent_s < self._every_s + SILENT_S:
+        if self._status is None or silent_s < EVERY_S + SILENT_S:
             return self._status
         return self._status | {"unanswered_s": silent_s}
 
@@ -151,14 +151,14 @@ def interact(source: StatusSource) -> Status | None:
     return shown
 
 
-def watch(url: JoinUrl, every_s: float) -> None:
+def watch(url: JoinUrl) -> None:
     """Until the run is finished and the person has seen it; plain lines where the output is no terminal."""
     if not has_terminal(sys.stdout):
         with StatusClient(url) as client, Screen() as screen:
             screen.show(client.fetch(FETCH_S))
-            follow(client, screen.show, every_s)
+            follow(client, screen.show)
         return
-    feed = Feed(url, every_s)
+    feed = Feed(url)
     try:
         last = interact(feed)
     finally:
@@ -167,10 +167,10 @@ def watch(url: JoinUrl, every_s: float) -> None:
         print(plain_line(last))
 
 
-def follow(client: StatusClient, show: Callable[[Status], None], every_s: float) -> None:
+def follow(client: StatusClient, show: Callable[[Status], None]) -> None:
     """Until the run is finished or the user stops looking.  A coordinator that is away may come back."""
     while True:
-        time.sleep(every_s)
+        time.sleep(EVERY_S)
         try:
             status = client.fetch(FETCH_S)
         except Unreachable as error:
@@ -184,32 +184,18 @@ def follow(client: StatusClient, show: Callable[[Status], None], every_s: float)
 # ---- one frame -------------------------------------------------------------------------------------------
 
 
-def print_frame(status: Record, size: tuple[int, int] | None) -> None:
+def print_frame(status: Record) -> None:
     console = Console()
-    width, height = size or (
-        (console.width, console.height - 1) if console.is_terminal else (console.width, DEFAULT_SIZE[1])
-    )
-    Console(width=width).print(render(status, width, height))
+    height = console.height - 1 if console.is_terminal else FRAME_LINES
+    console.print(render(status, console.width, height))
 
 
-def save_svg(status: Record, path: Path, size: tuple[int, int] | None, title: str) -> None:
-    """The frame as a picture, for a page or a report."""
-    width, height = size or (DEFAULT_SIZE[0], 30)
+def save_svg(status: Record, path: Path, size: tuple[int, int] = (100, 30)) -> None:
+    """The frame as a picture, for a page or a report.  `size`: columns and lines."""
+    width, height = size
     console = Console(width=width, height=height, record=True, file=io.StringIO(), force_terminal=True)
     console.print(render(status, width, height))
     try:
-        path.write_text(console.export_svg(title=title), encoding="utf-8")
+        path.write_text(console.export_svg(title="farflung status --watch"), encoding="utf-8")
     except OSError as error:
         raise UserError(f"--svg {path}: cannot write: {error.strerror}") from error
-
-
-def size_of(text: str | None) -> tuple[int, int] | None:
-    """`80x24`"""
-    if text is None:
-        return None
-    width, x, height = text.partition("x")
-    if not (
-        x and width.isdecimal() and height.isdecimal() and 0 < int(width) < 1000 and 0 < int(height) < 1000
-    ):
-        raise UserError(f"--size {text}: expected columns and lines, such as 80x24")
-    return int(width), int(height)

@@ -161,7 +161,7 @@ def shown(status: Record) -> PublicStatus:
 
 
 def _verdict(status: Record, alive: int, taking_part: int) -> HealthWord:
-    """The word that `farflung watch` has, with a sentence that names nobody."""
+    """The word that the dashboard has, with a sentence that names nobody."""
     of = f"{taking_part} of {alive}"
     match health(status).word:
         case "DONE":

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farflung.coordinator.admission.bans import BanDesk
+from farflung.coordinator.admission.bans import BAN_S, BanDesk
 from farflung.coordinator.admission.invitations import Invitations, token_digest
 from farflung.coordinator.admission.newcomers import NewcomerQueue
 from farflung.coordinator.admission.register import OF_ADMISSION, CameByInvitation, Register
@@ -81,7 +81,7 @@ class Admission(CoordinatorMode):
 
     def after(self, struck: Sequence[str], convicted: Sequence[tuple[str, str]]) -> None:
         for peer, reason in convicted:
-            self.bans.ban(peer, reason, self.rules.ban_hours * 3600.0)
+            self.bans.ban(peer, reason, BAN_S)
         for peer in struck:
             self.bans.follow_up_strike(peer)
 

@@ -18,6 +18,8 @@ from farflung.protocol.messages import Refuse
 from farflung.protocol.orders import Ban, Reply
 from farflung.protocol.process.units import duration
 
+BAN_S = 86_400.0  # for strikes, or what convicts a peer
+
 
 class BanDesk:
     def __init__(self, core: Core, register: Register, send_away: SendAway) -> None:
@@ -32,7 +34,7 @@ class BanDesk:
         banned = self._register.ban_of(peer, "", core.clock_s)
         if rules.ban_strikes and len(strikes) >= rules.ban_strikes and banned is None:
             why = f"{len(strikes)} strikes, the last one: {strikes[-1].reason}"
-            self.ban(peer, why, rules.ban_hours * 3600.0)
+            self.ban(peer, why, BAN_S)
 
     def refuse(self, peer: str, network: str) -> Refuse | None:
         ban = self._register.ban_of(peer, network, self._core.clock_s)

@@ -114,7 +114,7 @@ class Invitations:
         usable = [digest for digest in found if known[digest].revoked is None]
         found = usable if len(usable) == 1 else found  # of two with one note, the one that is left
         if not found:
-            raise UserError("there is no such invitation: farflung invites lists them")
+            raise UserError("there is no such invitation: farflung invite --list shows them")
         if len(found) > 1:
             names = ", ".join(_named(digest, known[digest].note) for digest in found[:5])
             raise UserError(f"{which!r} may be {names}; name one of them by its id")

@@ -358,7 +358,7 @@ def _amendments_in(records: Sequence[Record]) -> list[Amendment]:
 
 
 def _with_relay(run: NetSection, given: NetSection) -> NetSection:
-    return run.model_copy(update={"relay": given.relay, "relay_month": given.relay_month})
+    return run.model_copy(update={"relay": given.relay})
 
 
 def _unusable(path: Path, error: Exception) -> UserError:

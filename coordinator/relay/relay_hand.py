@@ -14,7 +14,7 @@ from farflung.coordinator.relay.relay_process import FILE_NAME, KeptRelay, Month
 from farflung.coordinator.relay.relay_words import RelaySettings
 from farflung.coordinator.relay.trials import Trials
 from farflung.coordinator.run.effects import Effect, RelayPairs, TryRelay
-from farflung.protocol.caps import parse_bytes, relay_bytes_per_s
+from farflung.protocol.caps import parse_relay
 
 
 class RelayHand(ServerHand):
@@ -26,9 +26,8 @@ class RelayHand(ServerHand):
 
     def begin(self, public: bytes, host: str, port: int) -> None:
         core = self._mode.core
-        net = core.manifest.net
-        rate = relay_bytes_per_s(net.relay)
-        if rate is None:
+        limits = parse_relay(core.manifest.net.relay)
+        if limits is None:
             self._mode.routes.why_no_relay = 'the host wants none ([net] relay = "off")'
             return
         begin = RelaySettings(
@@ -37,13 +36,13 @@ class RelayHand(ServerHand):
             public=public,
             host=host,
             port=port,
-            bytes_per_s=rate,
+            bytes_per_s=limits.bytes_per_s,
         )
-        month = Month.load(self._folder / FILE_NAME, parse_bytes(net.relay_month))
+        month = Month.load(self._folder / FILE_NAME, limits.month_bytes)
         self.keep(RelayProcess(begin, core.note), month)
 
     def keep(self, process: RelayProcess, month: Month) -> None:
-        self._relay = KeptRelay(process, month, "[net] relay_month")
+        self._relay = KeptRelay(process, month, "[net] relay")
 
     def turn(self, now: float, wall_s: float) -> list[Effect]:
         effects: list[Effect] = []

@@ -369,7 +369,7 @@ def asking(manifest: Manifest, key: bytes, copy: RunRecords | None, nonce: bytes
 
 
 def _relay_of(manifest: Manifest) -> dict[str, object]:
-    return {"relay": manifest.net.relay, "relay_month": manifest.net.relay_month}
+    return {"relay": manifest.net.relay}
 
 
 # ---- how long it waits for more peers, and why

@@ -25,6 +25,7 @@ from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER
 
 OWNERS_LEAST = 8  # of a round that not all fit into, where there are so many
 PROBATION_WEIGHT = 0.1
+RAMP_ROUNDS = 3  # in which newcomers, and peers that were suspect, count for less
 NEW_ROUNDS = 3  # that a member may have trained before its work goes in for the first time
 
 Beats = Mapping[str, Beat | None]  # of each peer that takes part, in order
@@ -137,7 +138,7 @@ def _trust(manifest: Manifest, commits: int) -> float:
     """The share of its full weight, after so many commits since it came or was suspect last: first the probation, then
     the ramp."""
     served = commits - manifest.admission.probation_rounds
-    ramp = min(1.0, (max(served, 0) + 1) / (manifest.round.ramp_rounds + 1))
+    ramp = min(1.0, (max(served, 0) + 1) / (RAMP_ROUNDS + 1))
     return min(ramp, PROBATION_WEIGHT) if served < 0 else ramp
 
 

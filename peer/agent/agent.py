@@ -78,8 +78,7 @@ class Agent:
         self._say = say
         self._identity = Identity.load_or_create(options.own.identity)
         self._inbox = Inbox()
-        threads = options.own.threads or usual_threads()
-        self._arithmetic = Pool("arithmetic", self._inbox.submit, threads)
+        self._arithmetic = Pool("arithmetic", self._inbox.submit, usual_threads())
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         keys = zmq.curve_keypair()
         self._line = DataLine(keys, options.own, coordinator=options.url.key)

@@ -41,6 +41,7 @@ from farflung.peer.state.outer_state import Files, OuterState, payload_bytes_mos
 from farflung.peer.state.results_on_disk import DiskPlace, KeepingResults
 from farflung.peer.state.start_reader import StartJobs
 from farflung.peer.worker import Submit, nothing
+from farflung.protocol.caps import CROSSINGS_BYTES
 from farflung.protocol.digests import HASH_BYTES
 from farflung.protocol.errors import UserError
 from farflung.protocol.frames import Frame
@@ -94,8 +95,10 @@ class IoWorkers:
         )
         submit, tell, peer, own = tools.arithmetic.submit, tools.carry_out, tools.identity.peer_id, tools.own
         results = checkpoints = keeping = None
-        if own.results_on_disk:
-            lies = DiskPlace(tools.folder, peer, own.results_limit, largest_payload_bytes(attached))
+        if own.kept_results.on_disk:
+            lies = DiskPlace(
+                tools.folder, peer, own.kept_results.limit_bytes, largest_payload_bytes(attached)
+            )
             results = KeepingResults(lies, attached, submit, machine, tell)
         if tools.store is not None:
             checkpoints = Checkpointing(tools.store, tools.identity, machine, submit, tell)
@@ -203,7 +206,7 @@ def stages_in_order(said: Attach, known: Known, tools: WorkerTools) -> tuple[int
 def _crossings_of(attached: Attached, shared: SharedState, tools: WorkerTools) -> CrossingHand | None:
     if not attached.stages:
         return None
-    kept = KeptCrossings(tools.folder, tools.own.crossings_limit)
+    kept = KeptCrossings(tools.folder, CROSSINGS_BYTES)
     return CrossingHand(shared.place / "belt", kept, tools.line.link.send, tools.tell)
 
 

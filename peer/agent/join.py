@@ -28,7 +28,7 @@ from farflung.peer.line.relay_offer import RelayHere
 from farflung.peer.local.folder import make_folder, remove_folder, sweep_stale
 from farflung.peer.settings import (
     DATA_VARIABLE,
-    ON_DISK_VARIABLE,
+    RESULTS_VARIABLE,
     OwnConfig,
     refuse_contradictions,
 )
@@ -109,8 +109,8 @@ def _told(options: JoinOptions, folder: Path) -> dict[str, str]:
     told = {AGENT_VARIABLE: str(folder)}
     if options.own.data:
         told[DATA_VARIABLE] = options.own.data
-    if options.own.results_on_disk:
-        told[ON_DISK_VARIABLE] = "yes"
+    if options.own.results:
+        told[RESULTS_VARIABLE] = options.own.results
     return told
 
 

@@ -117,8 +117,8 @@ class KeptCrossings:
         return place
 
     def _failed(self, what: str, why: str) -> StoreError:
-        held = f"{self.memory_bytes / 1e6:.0f} MB in memory (crossings_limit), {self.disk_bytes / 1e6:.0f} MB on disk"
+        held = f"{self.memory_bytes / 1e6:.0f} MB in memory, {self.disk_bytes / 1e6:.0f} MB on disk"
         return StoreError(
             f"{self._folder}: crossings of a batch that is not committed {what}: {why}. Kept now: {held}. "
-            "Make room on this disk, or raise crossings_limit"
+            "Make room on this disk"
         )

@@ -1,4 +1,4 @@
-"""While nobody answers at the door: `farflung find` in a process of its own, where the volunteer named a phone book.
+"""While nobody answers at the door: `farflung phonebook --find` in a process of its own, where there is a book.
 
 Owned by the agent, which turns it at every tick.  The agent itself never loads what a book needs, and believes
 nothing of what is found: it goes to the peer machine, which checks the signature.  So an old join URL leads to a
@@ -30,9 +30,9 @@ RECORDS_MOST = 8
 
 class LookingUp:
     def __init__(self, book: str, url: JoinUrl, say: LineWriter, command: tuple[str, ...] = ()) -> None:
-        """`book`: as `farflung find --book` takes it; empty: nobody is asked.  `command`: what is run, in tests."""
+        """`book`: as --book takes it; empty: nobody is asked.  `command`: what is run, in tests."""
         bare = str(JoinUrl.at(url.addresses, url.run, url.key))  # a token is nobody's business
-        usual = (sys.executable, "-m", "farflung", "find", "--json", "--book", book, bare)
+        usual = (sys.executable, "-m", "farflung", "phonebook", "--json", "--book", book, "--find", bare)
         self._command = (command or usual) if book else ()
         self._book, self._say = book, say
         self._out_since: float | None = None
@@ -79,7 +79,7 @@ class LookingUp:
 
 
 def records_in(raw: bytes) -> list[bytes]:
-    """Of the JSON that `farflung find` prints; nothing where it is none."""
+    """Of the JSON that `farflung phonebook --find` prints; nothing where it is none."""
     try:
         said = json.loads(raw)
         texts = [each for each in said["records"] if isinstance(each, str)][:RECORDS_MOST]

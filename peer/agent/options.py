@@ -53,8 +53,8 @@ def config_of(
         url.run,
         check_payload,
         payload_bytes,
-        results_on_disk=own.results_on_disk,
-        results_limit_bytes=own.results_limit,
+        results_on_disk=own.kept_results.on_disk,
+        results_limit_bytes=own.kept_results.limit_bytes,
         saves=saves,
         keeps_in=str(folder) if own.keep else "",
         recalls=True,
@@ -77,7 +77,7 @@ def _start_of(own: OwnConfig) -> str:
 def memory_of_helper(manifest: Manifest, model: ModelSchema, own: OwnConfig) -> str:
     """The line that says whether it fits; of others the trainer says it, who knows more.  UserError where it can't: the
     coordinator alone has said how large the model is."""
-    rules = MemoryRules.of(manifest, own.results_limit, own.results_on_disk)
+    rules = MemoryRules.of(manifest, *own.kept_results)
     values = model.chunk_count * model.chunk_elements
     rows, room = of_helper(rules, values), FreeMemory(None, available_bytes())
     found = told(rows, rules, values, room)

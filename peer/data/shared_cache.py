@@ -170,5 +170,5 @@ def _told(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(
-            f"{folder}: {error.strerror or error}; FARFLUNG_CACHE names another folder for shards"
+            f"{folder}: {error.strerror or error}; XDG_CACHE_HOME names another folder for shards"
         ) from error

@@ -112,7 +112,7 @@ class TokenShards(Dataset[Tensor]):
         self.paths, self.length, self.dtype, self.column = places, length, dtype, column
         self._files = files
         own = own_config({})
-        self._cache = SharedCache(own.cache or default_cache(), own.cache_limit)
+        self._cache = SharedCache(default_cache(), own.cache_limit)
         self._maps: OrderedDict[int, Any] = OrderedDict()
         self._given_up = False
         found = [each for place in places for each in files.find(place)]

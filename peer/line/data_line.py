@@ -51,9 +51,7 @@ class DataLine:
             checked_listen(own.listen)
         lean = ciphers_in_hardware() and os.environ.get("FARFLUNG_LEAN") != "0"
         window_bytes = send_window_bytes()
-        settings = LinkSettings(
-            connections=own.connections, window_bytes=window_bytes, visitor=coordinator, lean=lean
-        )
+        settings = LinkSettings(window_bytes=window_bytes, visitor=coordinator, lean=lean)
         self.link: Link = link if link is not None else ZmqLink(keys, settings)
         self._up_limits, self._down_limits = Caps.of(*own.upload_limits), Caps.of(*own.download_limits)
         # Only in a round all lines carry what they can: one donor or one joiner may have the narrower line.

@@ -43,7 +43,7 @@ from farflung.protocol.signing import Amendment, SignedHead
 UNREACHABLE_AFTER_S = 60.0  # a first answer must come within this; a peer that was in once waits for ever
 UNREACHABLE_HINT = (
     "check that the coordinator is running, that a firewall lets its port through, and that the join URL is the one "
-    "it printed last; if its host keeps it in a phone book, farflung find tells where it is"
+    "it printed last; if its host keeps it in a phone book, farflung phonebook --find tells where it is"
 )
 KEY_BYTES = 32
 RETRY_S = 0.5

@@ -58,7 +58,7 @@ def test_the_log_holds_so_many_versions_and_so_many_bytes_and_always_the_newest(
     assert log.get(0, 6, 3) == bytes([6]) * 10 and log.get(0, 3, 3) is None
     small = filled(ResultLog(3, limit_bytes=90), range(1, 6))
     assert small.versions() == [4, 5] and small.bytes == 80
-    assert "results_limit" in small.take_warning() and not small.take_warning(), "people are told once"
+    assert "`results`" in small.take_warning() and not small.take_warning(), "people are told once"
     tiny = filled(ResultLog(3, limit_bytes=5), range(1, 6))
     assert tiny.versions() == [5] and tiny.bytes == 40
 

@@ -91,6 +91,6 @@ def test_the_command_line_reads_s3(
     code, _, err = say("checkpoint", "ls", place)
     assert code == 2 and place in err and err.count("\n") == 1
     Folder(place).write("0badc0de-e0000-v00000001", "manifest.json", [b"{}"])
-    code, _, err = say("checkpoint", "verify", place)
+    code, _, err = say("checkpoint", "ls", "--verify", place)
     assert code == 2 and "manifest.json: damaged" in err and "Traceback" not in err
     assert bucket_of(place) in err

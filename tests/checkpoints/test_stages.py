@@ -171,7 +171,7 @@ def test_ls_and_verify_say_which_stages_are_missing(tmp_path: Path, say: Say) ->
     code, out, _ = say("ls", tmp_path)
     newer, older = out.splitlines()
     assert code == 0 and "all 3 stages" in older and "stages 0 and 1 of 3 are missing" in newer
-    code, out, err = say("verify", tmp_path)
+    code, out, err = say("ls", "--verify", tmp_path)
     assert code == 0 and out.count("good") == 2 and "missing" in out and not err
     facts = json.loads(say("ls", tmp_path, "--json")[1])["checkpoints"]
     assert [each["missing"] for each in facts] == [[0, 1], []] and facts[1]["stages"] == 3
@@ -179,7 +179,7 @@ def test_ls_and_verify_say_which_stages_are_missing(tmp_path: Path, say: Say) ->
     damaged = tmp_path / facts[1]["folders"]["1"] / "chunks-00003.safetensors"
     [file] = [damaged] if damaged.exists() else sorted(damaged.parent.glob("*.safetensors"))[:1]
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    code, out, err = say("verify", tmp_path)
+    code, out, err = say("ls", "--verify", tmp_path)
     assert code == 2 and "damaged  version 8" in out and f"{damaged.parent.name}/{file.name}: damaged" in err
 
 

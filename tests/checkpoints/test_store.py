@@ -407,12 +407,12 @@ def test_verify_reads_everything_and_its_exit_code_tells(
 ) -> None:
     store = Store(str(tmp_path))
     save(store, 10)
-    assert say("verify", tmp_path)[0] == 0
+    assert say("ls", "--verify", tmp_path)[0] == 0
     change(store, save(store, 20), "chunks-00000.safetensors", at=150)
-    code, out, err = say("verify", tmp_path)
+    code, out, err = say("ls", "--verify", tmp_path)
     assert code == 2 and out.startswith("damaged  version 20") and "good     version 10" in out
     assert "chunks-00000.safetensors: damaged" in err and "Traceback" not in err
-    assert [e["good"] for e in json.loads(say("verify", tmp_path, "--json")[1])["checkpoints"]] == [
+    assert [e["good"] for e in json.loads(say("ls", "--verify", tmp_path, "--json")[1])["checkpoints"]] == [
         False,
         True,
     ]
@@ -429,13 +429,13 @@ def test_P4_with_the_join_url_only_what_the_run_has_signed_is_good(
     place, store = tmp_path / "there", Store(str(tmp_path / "there"))
     signed = save(store, 10, prove=keys.prove)
     assert signed.manifest.run_key == keys.public_raw
-    code, out, _ = say("verify", place, "--url", url)
+    code, out, _ = say("ls", "--verify", place, "--url", url)
     assert code == 0 and "signed by its run" in out
     theirs = save(store, 20, prove=others.prove)
     bare = save(store, 30)
     assert bare.manifest.run_key == b"" and b"proof" not in canonical(bare.manifest)
-    assert say("verify", place)[0] == 0
-    code, out, err = say("verify", place, "--url", url)
+    assert say("ls", "--verify", place)[0] == 0
+    code, out, err = say("ls", "--verify", place, "--url", url)
     assert code == 2 and "version 10" in out and "version 20" not in out
     assert err.count("not signed by the coordinator of this join URL") == 2
     assert theirs.folder in err and bare.folder in err
@@ -470,7 +470,7 @@ def test_export_takes_the_newest_that_is_whole(
     assert say("export", tmp_path / "there", "--out", tmp_path / "no" / "where")[0] == 2
 
 
-@pytest.mark.parametrize("words", [["ls"], ["verify"], ["export"]])
+@pytest.mark.parametrize("words", [["ls"], ["ls", "--verify"], ["export"]])
 def test_mistakes_are_one_line(
     tmp_path: Path, say: Callable[..., tuple[int, str, str]], words: list[str]
 ) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -269,7 +270,7 @@ def test_what_is_read_for_the_hash_alone_has_an_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('from = "/a/b"', "[start] hash: expected the hash of what from names; farflung checkpoint start /a/b"),
+        ('from = "/a/b"', "[start] hash: expected the hash of what from names; farflung init --start /a/b - prints it"),
         ('hash = "HASH"', "[start] hash: expected to be left out without from"),
         ('momentum = "keep"', "[start] momentum: expected to be left out without from"),
         ('from = "a/b"\nhash = "HASH"', '[start] from: expected "", or one checkpoint, or a .safetensors file'),
@@ -297,3 +298,24 @@ def test_the_beginning_is_part_of_what_all_agree_on() -> None:
     assert Manifest.from_canonical(manifest.canonical()) == manifest and manifest.start.for_all
     assert b'"start":{"from":"s3://bucket/run/1-e0-v9","hash":"aaaa' in manifest.canonical()
     assert manifest.digest != Manifest.from_toml(toml.replace("a" * 64, "b" * 64), "run.toml").digest
+
+
+@pytest.mark.parametrize("every_key", [["--all"], []])
+def test_init_writes_what_a_new_run_begins_with(
+    tmp_path: Path, every_key: list[str], say: Callable[..., tuple[int, str, str]]
+) -> None:
+    model, run = tmp_path / "model.safetensors", tmp_path / "new.toml"
+    save_file({"w": torch.zeros(3)}, model)
+    assert say("init", run, "--start", model, *every_key)[0] == 0
+    found = Manifest.from_toml(run.read_text(encoding="utf-8"), "run.toml")
+    assert found.model_copy(update={"start": StartSection()}) == Manifest(), "the rest is as ever"
+    assert (found.start.source, found.start.hash) == (str(model), hash_at(str(model)))
+    code, out, _ = say("init", "-", "--start", model, *every_key)
+    assert (code, out) == (0, run.read_text(encoding="utf-8")), "and prints it"
+    assert (
+        say("init", tmp_path / "other", "--run", "ab")[2] == "farflung: init: --run goes only with --start\n"
+    )
+    assert say("init", tmp_path / "other", "--start", tmp_path / "nowhere")[0] == 2
+    odd = shutil.copy(model, tmp_path / 'a "b".safetensors')
+    assert "[start] from: expected" in say("init", tmp_path / "other", "--start", odd)[2]
+    assert not (tmp_path / "other").exists()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from farflung.console.bench.bench import BenchOptions, check
+from farflung.console.bench.bench import BenchOptions, check, usual_chunk_kb
 from farflung.console.bench.figures import Killed, result_of, table
 from farflung.protocol.errors import UserError
 from farflung.protocol.process.journal import EventLog, Follower, read_events
@@ -153,3 +153,10 @@ def test_a_round_of_several_fragments_lasts_from_the_first_plan_to_the_last_appl
     alone, both = result_of([report() for _ in MEMBERS], None), result_of(reports, None)
     assert both["identical"]
     assert both["seconds"] == pytest.approx([seconds + 0.25 for seconds in alone["seconds"]])
+
+
+def test_pieces_are_neither_few_nor_too_many() -> None:
+    assert [usual_chunk_kb(mb) for mb in (1, 10, 100, 5000)] == [30, 305, 1024, 1193]
+    for mb in (1, 10, 100, 5000, 100_000):
+        if usual_chunk_kb(mb) <= 16384:
+            check(BenchOptions(mb=mb, chunk_kb=usual_chunk_kb(mb)))

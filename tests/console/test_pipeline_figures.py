@@ -208,7 +208,7 @@ WRONG = [
     (["--rebalance-s", "-1"], "--rebalance-s: expected 0 to 86400, found -1"),
     (["--rebalance-s", "5", "--kill-every", "9"], "--rebalance-s: expected to be given without"),
     (["--rebalance-s", "5", "--seats", "20,1,1,1"], "--seats: expected with --rebalance-s at most 16 each"),
-    (["--memory", "much"], "crossings_limit"),
+    (["--memory", "much"], "expected a size"),
 ]
 
 

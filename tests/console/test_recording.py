@@ -179,13 +179,27 @@ def test_mistakes_are_told(folder: Path, make: Callable[[Path], Path], says: str
 
 def test_the_commands(folder: Path) -> None:
     call = CliRunner().invoke
-    shown = call(app, ["watch", "--replay", str(folder), "--once", "--size", "80x24", "--at", "25"])
+    shown = call(app, ["status", "--replay", str(folder), "--at", "25"])
     assert "round 2: it sent no hash list" in shown.output, shown.output
-    drawn = call(app, ["plot", str(folder), "--out", str(folder / "run.svg")])
+    drawn = call(app, ["export", str(folder), "--plot", str(folder / "run.svg")])
     assert drawn.exit_code == 0 and (folder / "run.svg").read_text(encoding="utf-8").startswith("<svg")
-    both = call(app, ["watch", "--replay", str(folder), "farflung://x"])
-    assert isinstance(both.exception, UserError)
-    assert isinstance(call(app, ["watch", "--replay", str(folder), "--size", "80"]).exception, UserError)
+    told = call(app, ["status", "--replay", str(folder), "--json"])
+    assert json.loads(told.stdout)["phase"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("status --replay x farflung://x", "name the join URL of a run, or --replay"),
+        ("status", "name the join URL of a run, or --replay"),
+        ("status farflung://x --at 2", "status: --at goes only with --replay"),
+        ("status farflung://x --watch --json", "status: --json has no place beside --watch"),
+        ("status farflung://x --svg x.svg --watch", "status: --svg has no place beside --watch"),
+        ("export x --plot x.svg --follow", "export: --follow has no place beside --plot"),
+    ],
+)
+def test_what_goes_not_together_is_told_before_anything_is_done(typed: str, says: str) -> None:
+    assert says in str(CliRunner().invoke(app, typed.split()).exception)
 
 
 def test_axes_have_round_numbers() -> None:

@@ -121,7 +121,7 @@ def test_a_replay_in_a_real_terminal(tmp_path: Path) -> None:
     come = {"wall": 500.0, "event": "admitted", "peer": "a" * 16, "name": "amber-fox"}
     lines = [json.dumps(each) for each in (start, come)]
     (tmp_path / "events.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    process, terminal = start_in_a_terminal(["watch", "--replay", str(tmp_path), "--speed", "1"])
+    process, terminal = start_in_a_terminal(["status", "--watch", "--replay", str(tmp_path)])
     try:
         read_until(terminal, b"no peers yet")
         os.write(terminal, b"\x1b[F")  # End

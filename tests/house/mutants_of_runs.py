@@ -196,4 +196,25 @@ RUN = (
         "if True:",
         AMENDING,
     ),
+    Mutant(
+        "what has no place beside an option is told, and nothing is asked of the coordinator",
+        "console/operator_commands.py",
+        "option not in each.opts and is_wrong(name):",
+        "option not in each.opts and False:",
+        ("tests/coordinator/run/test_operator_orders.py",),
+    ),
+    Mutant(
+        "a relay is told each of its limits once",
+        "protocol/caps.py",
+        "if key in found or value < 0 or (port and not 0 < value < 65536):",
+        "if value < 0 or (port and not 0 < value < 65536):",
+        ("tests/peer/test_settings.py",),
+    ),
+    Mutant(
+        "the coordinator's relay has its port from --listen alone",
+        "protocol/caps.py",
+        "if limits is not None and limits.port:",
+        "if False:",
+        ("tests/coordinator/test_relaying.py",),
+    ),
 )

@@ -239,7 +239,7 @@ def test_one_line_says_what_is_needed_what_is_here_and_what_to_change() -> None:
         assert not found.fits and "\n" not in found.text + found.todo
         return found.todo
 
-    assert todo(1.0).startswith("results_on_disk = true in your own config is enough")
+    assert todo(1.0).startswith('results = "2 GB on disk" in your own config is enough')
     assert todo(3.0).startswith("3.0GB are missing"), "what is kept for audits is on the disk"
     assert todo(9.0).startswith("9.0GB are missing")
     assert "on the GPU" in todo(1.0, gpu_bytes=4e9)

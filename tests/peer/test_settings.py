@@ -16,6 +16,7 @@ from farflung.console import main
 from farflung.peer.agent import join as joining
 from farflung.peer.line.data_line import checked_listen
 from farflung.peer.settings import SETTINGS, Caps, OwnConfig, own_config
+from farflung.protocol.caps import RESULTS_BYTES, RelayLimits, parse_relay
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
 
@@ -27,31 +28,23 @@ WRITTEN: dict[str, tuple[str, object]] = {
     "listen": ("off", "off"),
     "advertise": ("home.example:9", "home.example:9"),
     "leave_router": ("yes", True),
-    "relay": ("20 Mbit/s", "20 Mbit/s"),
-    "relay_month": ("300 GB", 300_000_000_000),
-    "relay_port": ("29803", 29803),
+    "relay": ("20 Mbit/s, 2 TB a month", "20 Mbit/s, 2 TB a month"),
     "upload_limit": ("1 MB/s", ("1 MB/s",)),
     "download_limit": ("2 MB/s", ("2 MB/s",)),
-    "connections": ("3", 3),
-    "threads": ("6", 6),
     "checkpoints": ("s3://there/run", "s3://there/run"),
     "stuck_after": ("90", 90.0),
     "keep": ("50 GB", 50_000_000_000),
-    "results_limit": ("500 MB", 500_000_000),
-    "results_on_disk": ("yes", True),
-    "crossings_limit": ("250 MB", 250_000_000),
+    "results": ("500 MB on disk", "500 MB on disk"),
     "archive": ("yes", True),
     "metrics": ("9100", "9100"),
     "data": ("s3://there/tokens", "s3://there/tokens"),
     "start": ("s3://there/a.safetensors", "s3://there/a.safetensors"),
     "book": ("/ip4/192.0.2.1/tcp/29810/p2p/QmX", "/ip4/192.0.2.1/tcp/29810/p2p/QmX"),
-    "cache": ("/tmp/shards", Path("/tmp/shards")),
     "cache_limit": ("40 GB", 40_000_000_000),
 }
-FLAGS = {"archive", "leave_router", "results_on_disk"}
+FLAGS = {"archive", "leave_router"}
 ONLY_WRITTEN_DOWN = {
     "stuck_after",
-    "cache",
     "cache_limit",
 }  # in the file or the environment: no option of `farflung join`
 
@@ -63,9 +56,9 @@ def config(file: Path, text: str = "", env: dict[str, str] | None = None, **give
 
 def test_an_argument_goes_before_the_environment_and_that_before_the_file(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
-    text = 'listen = "0.0.0.0:1"\nadvertise = "home.example"\nconnections = 3\n'
+    text = 'listen = "0.0.0.0:1"\nadvertise = "home.example"\nstuck_after = 3\n'
     env = {"FARFLUNG_LISTEN": "0.0.0.0:2"}
-    assert config(file, text) == OwnConfig(listen="0.0.0.0:1", advertise="home.example", connections=3)
+    assert config(file, text) == OwnConfig(listen="0.0.0.0:1", advertise="home.example", stuck_after=3.0)
     assert config(file, text, env).listen == "0.0.0.0:2"
     assert config(file, text, env, listen="0.0.0.0:3", advertise=None).listen == "0.0.0.0:3"
     assert own_config({}, {"FARFLUNG_HOME": str(tmp_path / "nowhere")}) == OwnConfig()
@@ -114,9 +107,9 @@ def test_every_setting_is_an_option_of_join_and_the_api_s_are_settings() -> None
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["join"], "[as many as the line turns out to need]"),
+        (["join"], '["2 GB"]'),
         (["coordinate"], "[run.toml's folder]"),
-        (["watch"], "[its end, with --once]"),
+        (["status"], "[its end; with --watch, its beginning]"),
         (["checkpoint", "export"], "[the newest that is whole]"),
     ],
 )
@@ -143,9 +136,7 @@ def test_what_is_typed_after_join_is_what_the_agent_is_given(
 
 
 def test_the_agent_reads_what_it_is_given() -> None:
-    own = OwnConfig(
-        Path("me.pem"), "h:1", "h:2", ("1 Mbit/s", "2 Mbit/s"), ("none",), 3, "s3://there/run", 90.0
-    )
+    own = OwnConfig(Path("me.pem"), "h:1", "h:2", ("1 Mbit/s", "2 Mbit/s"), ("none",), "s3://there/run", 90.0)
     odd = OwnConfig(Path('k\udcff"y.pem'), checkpoints="/a folder/\u00e4")
     for config in (own, odd, OwnConfig()):
         assert OwnConfig.from_json(config.as_json()) == config
@@ -165,8 +156,8 @@ def test_P10_of_limits_the_strictest_counts_wherever_it_stands(tmp_path: Path) -
 
 
 def test_a_mistake_that_something_else_overrules_does_no_harm(tmp_path: Path) -> None:
-    found = config(tmp_path / "c", 'connections = "many"', {"FARFLUNG_CONNECTIONS": "9"}, connections="4")
-    assert found.connections == 4
+    found = config(tmp_path / "c", 'keep = "much"', {"FARFLUNG_KEEP": "9 GB"}, keep="4 GB")
+    assert found.keep == 4_000_000_000
     with pytest.raises(UserError, match="upload_limit: "):
         config(tmp_path / "c", 'upload_limit = "fast"', upload_limit="1 MB/s")
 
@@ -187,10 +178,20 @@ def test_which_limit_holds_now_is_told_by_the_clock_on_the_wall(monkeypatch: pyt
         ("= nonsense", {}, "cannot be read"),
         ('upload_limit = "20"', {}, "unit"),
         ("", {"download_limit": "fast"}, "cannot be used"),
-        ("", {"connections": "many"}, "connections: expected 0"),
-        ("", {"connections": "99"}, "connections: expected 0"),
-        ("", {"threads": "-1"}, "threads: expected 0"),
-        ("", {"threads": "65"}, "threads: expected 0"),
+        ("", {"results": "2 GB on tape"}, 'results: expected a size such as "500 MB"'),
+        (
+            "",
+            {"results": "2 GB on disk, please"},
+            'results: expected a size such as "2 GB" or "20 GB on disk"',
+        ),
+        (
+            "",
+            {"relay": "20 Mbit/s, port 70000"},
+            'write "1 TB a month", "port 29803", or both, found "port 70000"',
+        ),
+        ("", {"relay": "20 Mbit/s, port 1, port 2"}, 'or both, found "port 2"'),
+        ("", {"relay": "20 Mbit/s, 1 TB a year"}, 'or both, found "1 TB a year"'),
+        ("", {"relay": "1 TB a month"}, "relay: the cap"),
     ],
 )
 def test_a_mistake_is_told_before_anything_starts(
@@ -209,13 +210,19 @@ def test_an_address_to_listen_on_has_a_host_and_a_port(text: str) -> None:
 def test_how_much_of_past_rounds_is_kept_and_where(tmp_path: Path) -> None:
     file = tmp_path / "c"
     assert config(file, keep="off").keep == 0
-    found = config(file, 'results_limit = "500 MB"\nresults_on_disk = "yes"')
-    assert (found.results_limit, found.results_on_disk) == (500_000_000, True)
-    assert config(file, results_limit="1.5GB").results_limit == 1_500_000_000
+    found = config(file, 'results = "500 MB on disk"')
+    assert found.kept_results == (500_000_000, True) and config(file).kept_results == (RESULTS_BYTES, False)
+    assert config(file, results="1.5GB").kept_results == (1_500_000_000, False)
     assert OwnConfig.from_json(found.as_json()) == found
-    for text in ('results_limit = "500"', "results_limit = 500", 'results_on_disk = "maybe"'):
+    for text in ('results = "500"', "results = 500", 'results = "on disk"'):
         with pytest.raises(UserError, match="expected"):
             config(file, text)
+
+
+def test_what_a_relay_passes_and_where_it_listens() -> None:
+    assert parse_relay("20 Mbit/s") == RelayLimits(2.5e6) == (2.5e6, 10**12, 0)
+    assert parse_relay("20 Mbit/s, port 29803, 300 GB a month") == (2.5e6, 300 * 10**9, 29803)
+    assert parse_relay("off") is None
 
 
 def test_a_mistake_in_the_file_names_the_file_and_what_was_meant(tmp_path: Path) -> None:
@@ -224,7 +231,7 @@ def test_a_mistake_in_the_file_names_the_file_and_what_was_meant(tmp_path: Path)
         ('uplod_limit = "1 MB/s"', "uplod_limit: no such setting; did you mean upload_limit?"),
         ("zzz = 1", "zzz: no such setting; there are identity, "),
         ('upload_limit = "20"', "upload_limit: "),
-        ("relay_port = 70000", "relay_port: expected a port"),
+        ("keep = 70000", "keep: expected a size"),
         ("listen = 1.5", "listen: expected text or a whole number, found 1.5"),
     ):
         file.write_text(text)
@@ -232,19 +239,17 @@ def test_a_mistake_in_the_file_names_the_file_and_what_was_meant(tmp_path: Path)
             own_config({}, {}, file)
         assert str(caught.value).startswith(f"{file}: {told}")
     file.write_text("")
-    with pytest.raises(UserError, match=r"^FARFLUNG_RELAY_PORT: expected a port"):
-        own_config({}, {"FARFLUNG_RELAY_PORT": "x"}, file)
-    with pytest.raises(UserError, match=r"^relay_port: expected a port"):
-        own_config({"relay_port": "x"}, {}, file)
+    with pytest.raises(UserError, match=r"^FARFLUNG_KEEP: expected a size"):
+        own_config({}, {"FARFLUNG_KEEP": "x"}, file)
+    with pytest.raises(UserError, match=r"^keep: expected a size"):
+        own_config({"keep": "x"}, {}, file)
 
 
 def test_true_and_false_of_toml_are_yes_and_no(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
-    file.write_text("results_on_disk = true\nleave_router = false\n")
+    file.write_text("archive = true\nleave_router = false\n")
     found = own_config({}, {}, file)
-    assert found.results_on_disk and not found.leave_router
-    file.write_text("relay_port = true\n")
-    with pytest.raises(
-        UserError, match="relay_port: expected a port, 0 .any free one. to 65535, found 'yes'"
-    ):
+    assert found.archive and not found.leave_router
+    file.write_text("stuck_after = true\n")
+    with pytest.raises(UserError, match="stuck_after: expected seconds, found 'yes'"):
         own_config({}, {}, file)

@@ -18,7 +18,7 @@ from rig.waiting import LONG_S, is_running
 pytestmark = pytest.mark.slow
 
 STAGES = Path(__file__).resolve().parents[2] / "benchmarks" / "stages.py"
-SMALL = ["--mb", "1", "--rounds", "3", "--chunk-kb", "32"]
+SMALL = ["--mb", "1", "--rounds", "3"]
 
 
 def bench(stage: Any, *words: str) -> dict[str, Any]:

@@ -85,5 +85,5 @@ def test_P4_all_are_killed_at_once_and_the_run_goes_back_to_its_newest_checkpoin
     for name in ("ann", "bob"):  # nobody takes an old checkpoint away while it is read
         stage.processes[name].send_signal(signal.SIGINT)
         assert stage.wait(name) == 0
-    found = stage.call("checkpoint", "verify", place)
+    found = stage.call("checkpoint", "ls", "--verify", place)
     assert found.returncode == 0, found.stdout + found.stderr

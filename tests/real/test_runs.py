@@ -55,7 +55,7 @@ def test_P1_two_peers_finish_with_one_model_and_one_digest_per_version(stage: An
     stage.write_run(rounds=8)
     stage.coordinate()
     stage.join("ann")
-    stage.join("bob", "--threads", "4")  # of arithmetic, whatever the machine has
+    stage.join("bob")
     last = stage.until(is_finished, "the run is finished")
     assert last["version"] == 8 and len(last["rounds"]) == 8
     assert all(len(r["included"]) == 2 and not r["excluded"] and r["bytes"] >= 0 for r in last["rounds"])
@@ -75,8 +75,8 @@ def test_P1_two_peers_finish_with_one_model_and_one_digest_per_version(stage: An
 def test_P1_fragments_are_merged_side_by_side_and_end_in_one_model(stage: Any) -> None:
     stage.write_run(rounds=6, fragments=3)
     stage.coordinate()
-    stage.join("ann", "--threads", "1")
-    stage.join("bob", "--threads", "4")
+    stage.join("ann")
+    stage.join("bob")
     last = stage.until(is_finished, "the run is finished")
     versions = [each["version"] for each in last["fragments"]]
     assert min(versions) == last["version"] == 6
@@ -91,7 +91,7 @@ def test_P3_a_killed_peer_does_not_stop_the_others_and_comes_back(stage: Any) ->
     stage.write_run(sync_every=20)
     stage.coordinate()
     for name in ("ann", "bob", "cid"):
-        stage.join(name, "--threads", "3")
+        stage.join(name)
     stage.until(trained(3), "three peers take part")
     stage.processes["cid"].kill()
     alone = stage.until(lambda s: len(alive(s)) == 2, "its death is noticed")

@@ -27,14 +27,14 @@ def test_P7_one_reads_the_runs_shards_in_S3_and_the_other_a_copy_of_its_own(stag
     toml: Path = stage.folder / "run.toml"
     named = f'[data]\nsource = "{place}/*.bin"\ndtype = "uint8"\n'
     toml.write_text(toml.read_text().replace("[data]\n", named))
-    stage.environ = {"FARFLUNG_CACHE": str(stage.folder / "cache")}
+    stage.environ = {"XDG_CACHE_HOME": str(stage.folder / "cache")}
     stage.coordinate("--exit-when-done")
     stage.join("ann")
     stage.join("bob", "--data", str(copy))
     assert [stage.wait(name) for name in ("ann", "bob", "coordinator")] == [0, 0, 0], stage.log("ann")[-2000:]
     ann, bob = (load_file(stage.model(name)) for name in ("ann", "bob"))
     assert all((ann[name] == bob[name]).all() for name in ann)
-    fetched = sorted(path.name[33:] for path in (stage.folder / "cache").glob("*-*"))
+    fetched = sorted(path.name[33:] for path in (stage.folder / "cache" / "farflung" / "shards").glob("*-*"))
     assert fetched == ["0.bin", "1.bin", "2.bin"], "the one that has a copy fetches nothing"
 
 
@@ -48,7 +48,7 @@ def test_a_peer_whose_copy_is_another_text_is_told_so(stage: Any, buckets: Any) 
     toml: Path = stage.folder / "run.toml"
     named = f'[data]\nsource = "{place}/0.bin"\ndtype = "uint8"\n'
     toml.write_text(toml.read_text().replace("[data]\n", named))
-    stage.environ = {"FARFLUNG_CACHE": str(stage.folder / "cache")}
+    stage.environ = {"XDG_CACHE_HOME": str(stage.folder / "cache")}
     stage.coordinate()
     stage.join("ann")
     stage.until(lambda status: status["version"] >= 1, "ann has committed something")

@@ -53,7 +53,7 @@ class HomeRun:
         peers = self.min_peers or len(self.homes.names)
         toml.write_text(RUN.format(rounds=self.rounds, peers=peers, relay=self.relay, more=self.more))
         words = ["coordinate", "--json", "--exit-when-done", "--listen", f"0.0.0.0:{PORTS}"]
-        words += ["--host", self.homes.host_address, toml]
+        words += ["--public", self.homes.host_address, toml]
         out, log = self.folder / "coordinator.out", self.folder / "coordinator.log"
         with out.open("w") as told, log.open("w") as said:
             self.running[HOST] = self.homes.popen(HOST, [*FARFLUNG, *words], stdout=told, stderr=said)

@@ -7,7 +7,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from farflung.console.main import app
 from farflung.console.phonebook.announcer import record_of
 from farflung.console.phonebook.book import (
     LIFE_MOST_S,
@@ -176,3 +178,18 @@ def test_the_process_that_speaks_with_strangers_gets_no_key_and_puts_nothing_but
     forged = msgspec.structs.replace(record, addresses=("evil.example:1",))
     for wrong in ("", "x", "{}", line[:-2], msgspec.json.encode(forged.raw).decode(), "\udce4"):
         assert record_in(wrong) is None
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("phonebook --book x", "phonebook: --book goes only with --find"),
+        ("phonebook --find x --book y --listen z", "phonebook: --listen has no place beside --find"),
+        (
+            "phonebook --find x",
+            "name a phone book with --book, or in FARFLUNG_BOOK; whoever hosts the run knows which",
+        ),
+    ],
+)
+def test_whoever_asks_runs_no_node(typed: str, told: str) -> None:
+    assert str(CliRunner().invoke(app, typed.split()).exception) == told

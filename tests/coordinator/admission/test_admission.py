@@ -411,7 +411,7 @@ def test_names_that_fit_nobody_or_several_are_said() -> None:
 
 
 def test_strikes_add_up_to_a_ban_and_are_forgotten_after_a_day() -> None:
-    house, ann = House(ban_strikes=2, ban_hours=1.0), Guest(0)
+    house, ann = House(ban_strikes=2), Guest(0)
     house.join(ann)
     house.take(house.machine.on_garbage(ann.peer, ann.session, house.now))
     assert house.alive(ann)

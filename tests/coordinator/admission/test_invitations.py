@@ -162,7 +162,7 @@ def test_an_invitation_can_be_named_in_any_way_that_its_host_has_at_hand(named_b
 def test_a_name_that_fits_no_invitation_revokes_none(which: str) -> None:
     host = Host()
     host.invites()
-    with pytest.raises(UserError, match="there is no such invitation: farflung invites lists them"):
+    with pytest.raises(UserError, match="there is no such invitation: farflung invite --list shows them"):
         host.revokes(which)
     assert len(host.usable()) == 1
 

@@ -165,15 +165,15 @@ def asked(line: Any, message: Message) -> Message:
 @pytest.mark.slow
 @pytest.mark.mode("admission")
 def test_an_evening_of_an_operator(tmp_path: Path, context: zmq.Context[Any]) -> None:
-    """Invite, kick, ban, restart after kill -9, unban, pause, resume, drain."""
+    """Invite, kick, ban, restart after kill -9, lift the ban, pause, resume, drain."""
     with hosting(tmp_path, 'mode = "token"') as host:
         assert stat.S_IMODE((host.data / SOCKET_NAME).stat().st_mode) == 0o600
         told = host.types("invite", "--uses", "2", "--expires", "1h", "--note", "the lab")
         invited = JoinUrl.parse(told.strip())
         assert (invited.host, invited.port, invited.key) == (host.url.host, host.url.port, host.url.key)
         spare = host.types("invite", "--note", "spare").strip()
-        assert json.loads(host.types("invites", "--json"))["invitations"][1]["note"] == "spare"
-        assert "(spare)" in host.types("revoke", "--reason", "not needed", spare)
+        assert json.loads(host.types("invite", "--list", "--json"))["invitations"][1]["note"] == "spare"
+        assert "(spare)" in host.types("invite", "--revoke", spare, "--reason", "not needed")
         revoked = Peer(context).knocks(JoinUrl.parse(spare))
         assert isinstance(revoked, Refuse) and (revoked.code, "not needed" in revoked.reason) == (
             "revoked",
@@ -189,7 +189,7 @@ def test_an_evening_of_an_operator(tmp_path: Path, context: zmq.Context[Any]) ->
         gone = ann.hears(Gone)
         assert gone.final and gone.reason.endswith("a test")
         host.types("ban", "--reason", "it lies", bob.identity.peer_id)
-        assert json.loads(host.types("bans", "--json"))["bans"][0]["reason"] == "it lies"
+        assert json.loads(host.types("ban", "--list", "--json"))["bans"][0]["reason"] == "it lies"
         host.process.send_signal(signal.SIGKILL)
     with hosting(tmp_path, 'mode = "token"') as host:
         banned = Peer(context, bob.identity).knocks(host.url)
@@ -199,7 +199,7 @@ def test_an_evening_of_an_operator(tmp_path: Path, context: zmq.Context[Any]) ->
             JoinUrl.parse(str(invited).replace(str(invited.port), str(host.url.port), 1))
         )
         assert isinstance(late, Refuse) and "used up: it was for 2" in late.reason
-        host.types("unban", bob.identity.peer_id)
+        host.types("ban", "--lift", bob.identity.peer_id)
         Peer(context, bob.identity).enters(host.url)
         host.types("pause", "--reason", "moving house")
         with pytest.raises(UserError, match="nobody called 'zzz'"):
@@ -213,6 +213,23 @@ def test_an_evening_of_an_operator(tmp_path: Path, context: zmq.Context[Any]) ->
         assert host.process.wait(PATIENCE_S) == 0
     with pytest.raises(Unreachable, match="no coordinator answers in"):
         ask(tmp_path / "run.data", Bans())
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("invite x --list --uses 3", "invite: --uses has no place beside --list"),
+        ("invite x --revoke lab --note lab", "invite: --note has no place beside --revoke"),
+        ("invite x --guests", "invite: --guests goes only with --revoke"),
+        ("ban x --list amber-fox", "ban: amber-fox has no place beside --list"),
+        ("ban x amber-fox --lift red-fox", "ban: amber-fox has no place beside --lift"),
+        ("ban x amber-fox --json", "ban: --json goes only with --list"),
+        ("ban x", "ban: name the peer, or --list, or --lift and a peer"),
+    ],
+)
+def test_what_is_asked_of_one_command_at_once_goes_together(typed: str, told: str) -> None:
+    """Or nothing is asked of the coordinator at all: a slip makes no invitation and bans nobody."""
+    assert str(CliRunner().invoke(app, typed.split()).exception) == told
 
 
 def test_a_folder_with_a_long_name_has_a_socket_too(tmp_path: Path) -> None:

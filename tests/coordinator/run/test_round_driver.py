@@ -708,9 +708,7 @@ def test_P9_a_young_fragment_is_judged_by_the_past_of_the_others() -> None:
 
 
 def test_P9_trust_grows_from_probation_by_a_ramp() -> None:
-    manifest = Manifest(
-        run=MANIFEST.run, round=RoundSection(ramp_rounds=3), admission=AdmissionSection(probation_rounds=2)
-    )
+    manifest = Manifest(run=MANIFEST.run, admission=AdmissionSection(probation_rounds=2))
     book = FragmentBook()
     trust = []
     for commits in range(7):

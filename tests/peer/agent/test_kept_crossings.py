@@ -109,7 +109,7 @@ def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path, monkeypatch: pyte
     kept = KeptCrossings(tmp_path, limit_bytes=10)
     kept.keep(1, 0, KeptPiece.OUTPUT, b"first")
     kept.keep(1, 1, KeptPiece.OUTPUT, b"a" * 100)
-    with pytest.raises(StoreError, match=r"No space left.*crossings_limit"):
+    with pytest.raises(StoreError, match=r"No space left.*Make room"):
         kept.keep(1, 0, KeptPiece.OUTPUT, b"b" * 100)
     assert kept.get(1, 0, KeptPiece.OUTPUT) == b"first" and kept.get(1, 1, KeptPiece.OUTPUT) == b"a" * 100
     disk.room[0] = 200

@@ -171,5 +171,5 @@ def test_an_entry_of_another_length_is_named_and_not_used(cache: SharedCache) ->
 
 def test_a_folder_that_cannot_be_written_is_named_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="FARFLUNG_CACHE names another folder"):
+    with pytest.raises(StoreError, match="XDG_CACHE_HOME names another folder"):
         SharedCache(tmp_path / "file" / "shards", 20).open(ONE, 8, bytes_of(bytes(8)))

@@ -33,8 +33,8 @@ ROWS = [[0, 1, 2, 3], [4, 5, 6, 7], [100, 101, 102, 103], [104, 105, 106, 107]]
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FARFLUNG_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("FARFLUNG_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "farflung" / "shards"
 
 
 @pytest.fixture
