@@ -43,6 +43,12 @@ MODULES = (
     "farflung.peer.agent.join",
     "farflung.coordinator.hosting",
     "farflung.console.bench.bench",
+    # What a command imports as late as it can.
+    "farflung.console.screen.embedded",
+    "farflung.console.history.live_tracker",
+    "farflung.console.phonebook.announcer",
+    "farflung.console.web.page_keeper",
+    "farflung.console.run_doubts",
 )
 NAMESPACES = 2  # of a host of the lab: its network's, and the one of its users if that is not this machine's
 
