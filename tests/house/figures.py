@@ -57,14 +57,11 @@ MODES: Mapping[str, tuple[str, ...]] = {
     ),
     "reach": ("coordinator/reach", "coordinator/relay"),
     "recovery": (
-        "coordinator/restoring",
         "coordinator/run/rollback",
         "coordinator/ledger/eras",
-        "coordinator/ledger/kept_commit",
-        "coordinator/ledger/kept_books",
-        "checkpoints/kept_commits",
         "peer/machine/coordinator_search",
     ),
+    "restoring": ("coordinator/restoring", "coordinator/ledger/kept_books", "checkpoints/kept_commits"),
     "admission": ("coordinator/admission",),
     "standby": ("coordinator/standby",),
     "slow lines": (
