@@ -1,8 +1,8 @@
 """What peers keep of the books, signed: enough to go on from, where the journal is lost with its disk.  Pure.
 
-Made by kept_commit.py as soon as a commit is written; read by restoration.py, and by the ledger, which puts it back
-with the record `Restored`.  Must not know the ledger.  Each head names all that came before it (`HeadLink`), so two
-heads of one number are a fork that shows.
+Made as soon as a commit is written, and read where a run is put together again: by a mode (coordinator/restoring/).
+The ledger reads them too, and puts them back with the record `Restored`.  Must not know the ledger.  Each head names
+all that came before it (`HeadLink`), so two heads of one number are a fork that shows.
 
 What the books of a commit say is true of that moment.  What was granted, released or said after it is not in them: a
 lease that is younger than the commit is void, its samples are leased again, and whoever worked on them drops that work.

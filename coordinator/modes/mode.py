@@ -1,4 +1,4 @@
-"""What a mode may say in the run machine: a few questions, and an answer to each that changes nothing.  Pure.
+"""What a mode may say in the run machine: questions, and an answer to each that changes nothing.  Pure.
 
 The core asks the modes that are there (registry.py), in their order; it never asks which they are.  A mode
 answers with a value, writes records of its own, and speaks through the core's words alone (`write`, `note`, `tell`).
@@ -18,6 +18,7 @@ from farflung.coordinator.rounds.committed_sums import CommittedSums
 from farflung.protocol.causes import DepartureCause
 from farflung.protocol.messages import Beat, FromMember, Refuse
 from farflung.protocol.orders import Order, Reply
+from farflung.protocol.signing import KeptCommit
 from farflung.protocol.verdicts import Verdict
 
 
@@ -86,6 +87,28 @@ class CoordinatorMode:
     def status_of(self, peer: str) -> Mapping[str, Any]:
         """Of a member, for people."""
         return {}
+
+    def on_hello(self, passed: HelloPassed) -> None:
+        """It may come in: what it says in its hello is heard."""
+
+    def on_answered(self, peer: str, beat: Beat) -> None:
+        """This beat was answered with a tick: what else is this member to be told?"""
+
+    def holds(self) -> str:
+        """Why no round may be opened; empty: for all this mode knows, one may."""
+        return ""
+
+    def is_keeper(self, peer: str) -> bool:
+        """It keeps what the run is now, and so is told of commits in groups as a whole."""
+        return False
+
+    def kept_by(self, peer: str) -> KeptCommit | None:
+        """What it is to keep of the run as it is now: that comes with the commit."""
+        return None
+
+    def voids(self, fragment: int, version: int) -> bool:
+        """Whoever holds this version is not to believe it any longer."""
+        return False
 
 
 class SendAway(Protocol):

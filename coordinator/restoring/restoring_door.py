@@ -2,7 +2,7 @@
 
 Where the mode begins: the core asks for `ask_peers` (coordinator/run_lead.py) for `--restored`, before the journal is
 written and the server begins, for a folder as for a store that this process leads; it listens where the front door
-will.  Who asks for the status is told why it waits.  Decides nothing.
+will.  Who asks for the status is told why it waits.  Decides nothing.  In the run machine the mode is `Keepers`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import zmq
@@ -19,7 +19,11 @@ from farflung.coordinator.door.allowance import Quota
 from farflung.coordinator.door.keys import CoordinatorKeys
 from farflung.coordinator.door.listener import Listener, ListenOn
 from farflung.coordinator.ledger.run_store import RunRecords
+from farflung.coordinator.modes.mode import ModeTools
+from farflung.coordinator.restoring.keepers import Keepers
 from farflung.coordinator.restoring.restoration import Restoring, asking
+from farflung.coordinator.run.core import Core
+from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError, UserError
 from farflung.protocol.manifest import Manifest
@@ -28,13 +32,14 @@ from farflung.protocol.process.networks import network_of
 from farflung.protocol.process.zap import ZapHandler
 
 TICK_S = 0.1
-FRAMES_PER_S, FRAMES_BURST = (
-    200.0,
-    1000.0,
-)  # of one network: a peer shows 64 commits, each in an answer of its own
+FRAMES_PER_S, FRAMES_BURST = 200.0, 1000.0  # of one network: a peer shows 64 commits, each in an answer
 _AT_DOOR = frozenset(DOOR_IN)
 
 log = logging.getLogger("farflung.coordinator")
+
+
+def made(core: Core, drivers: Sequence[RoundDriver], tools: ModeTools) -> Keepers:
+    return Keepers(core)
 
 
 def ask_peers(

@@ -11,24 +11,19 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from farflung.coordinator.court.questions import Questions
-from farflung.coordinator.ledger.kept_commit import kept_commit
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.pace import RunPace
 from farflung.coordinator.ledger.records import Amended, Record, Struck
 from farflung.coordinator.modes.mode import Modes
-from farflung.coordinator.roster.partial_view import WHOLE_ROSTER
 from farflung.coordinator.run.effects import Effect, Note, Tell, Write
 from farflung.coordinator.run.membership import Member, Membership
 from farflung.protocol.causes import NoteCause
-from farflung.protocol.digests import hash_bytes
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import Keep, ToMember
+from farflung.protocol.messages import ToMember
 from farflung.protocol.run_terms import Terms
-from farflung.protocol.signing import KeptCommit, SignedHead
+from farflung.protocol.signing import KeptCommit
 
 EVENTS_SHOWN = 30
-KEEP_AGAIN_S = 5.0
-KEEPERS = 16  # of the books of each step of the run, where not everybody is one
 
 
 class Core:
@@ -51,68 +46,7 @@ class Core:
         self._effects: list[Effect] = []
         self.questions = Questions()  # what members are asked to show
         self._struck: list[str] = []
-        self._kept: tuple[object, KeptCommit | None] = None, None
-        self._keepers: tuple[object, frozenset[str]] = None, frozenset()
-        self.newer: SignedHead | None = None  # of this run, and not in this journal
         self._convicted: list[tuple[str, str]] = []
-
-    def kept(self) -> KeptCommit | None:
-        """What members keep of the run as it is now; signed once for each step."""
-        link = self.ledger.link
-        if link is not self._kept[0]:
-            self._kept = link, kept_commit(self.ledger, self.run_id, self.terms.first.digest, self.prove)
-        return self._kept[1]
-
-    def is_keeper(self, peer: str) -> bool:
-        """Who is to keep what the run is now: everybody.  But what that is grows with the members, so where these are
-        many, or rounds are in groups, some do, of those who hear of a commit at once; nobody could know before who."""
-        if not self.manifest.round.group and len(self.members.alive) <= WHOLE_ROSTER:
-            return True
-        link = self.ledger.link
-        if link is not self._keepers[0]:
-            told = {maker for book in self.ledger.books for maker in book.makers}
-            drawn = sorted(
-                self.members.alive, key=lambda each: (each not in told, hash_bytes(link.after, each.encode()))
-            )
-            self._keepers = link, frozenset(drawn[:KEEPERS])
-        return peer in self._keepers[1]
-
-    def kept_by(self, member: Member) -> KeptCommit | None:
-        """The head in any case: whoever goes on with a commit can prove that it is there."""
-        kept = self.kept()
-        return kept if kept is None or self.is_keeper(member.peer) else kept.without_books
-
-    def tell_to_keep(self, member: Member, number: int) -> None:
-        """What comes with each commit, for whom that did not reach: `number` is of the newest that it keeps.  Who can't
-        check it never says that it has it."""
-        kept = self.kept_by(member)
-        if kept is None or number == kept.head.number:
-            return
-        last, told_at = member.told_to_keep
-        if last != kept.head.number or self.now - told_at >= KEEP_AGAIN_S:
-            member.told_to_keep = kept.head.number, self.now
-            self.tell(member, Keep, kept=kept)
-
-    def hear_of(self, head: SignedHead | None) -> None:
-        """What somebody who comes in keeps.  The run's own key tells if this journal is older than the run."""
-        known = max(self.ledger.link.order, self.ledger.given_up)
-        if head is None or head.run_id != self.run_id or head.order <= known:
-            return
-        mine = self.prove(b"")[:32]
-        if mine and head.is_by(mine) and (self.newer is None or head.order > self.newer.order):
-            self.newer = head
-            self.note(self.held)
-
-    @property
-    def _outdated(self) -> str:
-        link = self.ledger.link
-        if self.newer is None or self.newer.order <= link.order:
-            return ""
-        return (
-            f"this journal is an old copy: it ends at step {link.number} of the run, and a peer has version "
-            f"{min(self.newer.versions)}, step {self.newer.number}, signed by this run's key; nothing is committed. "
-            "Stop this coordinator and start it again with --restored: peers give back what is missing"
-        )
 
     @property
     def manifest(self) -> Manifest:
@@ -135,8 +69,9 @@ class Core:
     @property
     def held(self) -> str:
         """Why no round may be opened; empty if one may."""
-        if self._outdated:
-            return self._outdated
+        for mode in self.modes:
+            if why := mode.holds():
+                return why
         if self.draining:
             return "the coordinator is about to end; training goes on alone until it is back"
         paused = self.ledger.paused
@@ -188,6 +123,12 @@ class Core:
     def saved_by(self, fragment: int) -> set[str]:
         """Peers that have some version of it on disk, by what they say."""
         return {peer for mode in self.modes for peer in mode.saved_by(fragment)}
+
+    def is_keeper(self, peer: str) -> bool:
+        return any(mode.is_keeper(peer) for mode in self.modes)
+
+    def kept_by(self, peer: str) -> KeptCommit | None:
+        return next((kept for mode in self.modes if (kept := mode.kept_by(peer)) is not None), None)
 
     def write(self, record: Record) -> None:
         self.ledger.apply(record)

@@ -103,7 +103,7 @@ class DigestAgreement:
         if commit is not None and standing.vouched:
             standing.commit_told = commit.version
             nonce, amended = self.nonce(commit.version), core.amended_for(commit.version - 1)
-            kept, told = core.kept_by(member), self.commit_for(member, commit)
+            kept, told = core.kept_by(member.peer), self.commit_for(member, commit)
             core.tell(member, Committed, commit=told, nonce=nonce, amended=amended, kept=kept)
 
     def commit_for(self, member: Member, commit: Commit) -> Commit:
@@ -158,10 +158,8 @@ class DigestAgreement:
 
     def refuted(self, member: Member, said: FragmentBeat) -> bytes:
         """The digest that this member shall not believe any longer."""
-        if self._core.ledger.restored_because and said.version > self._book.version and not self._core.newer:
-            return (
-                said.digest
-            )  # made by a commit that was lost with the coordinator's disk: nobody could prove it
+        if any(mode.voids(self._number, said.version) for mode in self._core.modes):
+            return said.digest
         if said.version != self._version:
             return b""
         unproven = member.peer in self._void and member.peer not in self._absent

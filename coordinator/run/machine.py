@@ -16,7 +16,6 @@ from farflung.coordinator.batches.batch_members import BatchMembers
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.batches.stage_choice import held_by_newcomer, loads_of
 from farflung.coordinator.door.hello_check import UNPROVEN, DoorFacts, Doorkeeper, HelloPassed
-from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import (
     AbortedRound,
     Admitted,
@@ -26,6 +25,7 @@ from farflung.coordinator.ledger.records import (
     Record,
     Started,
 )
+from farflung.coordinator.ledger.run_store import RunRecords
 from farflung.coordinator.modes import registry
 from farflung.coordinator.modes.mode import ModeTools
 from farflung.coordinator.rounds.gradient_clip import clipped, warning
@@ -77,14 +77,7 @@ class RunMachine:
         self, manifest: Manifest, run_id: bytes, records: list[Record], random: Callable[[int], bytes]
     ) -> None:
         registry.check(manifest)
-        ledger = Ledger(
-            manifest.data.lease_samples,
-            manifest.round.keep_results,
-            manifest.fragments,
-            manifest.checkpoint.every_rounds,
-        )
-        for record in records:
-            ledger.apply(record)
+        ledger = RunRecords(run_id, manifest, records).ledger
         self.core = Core(manifest, run_id, ledger)
         fragments = range(ledger.fragments)
         self.batches = Batches(self.core, self._house()) if manifest.pipeline.batch else None
@@ -306,7 +299,8 @@ class RunMachine:
             core.do(AnswerDoor(caller, refused))
             return
         hello = passed.hello
-        core.hear_of(hello.kept)
+        for mode in core.modes:
+            mode.on_hello(passed)
         old = core.members.members.get(peer_id_of(hello.identity))
         if old is not None and old.has_not_spoken_since(hello):
             member, old.heard_at = old, core.now

@@ -63,7 +63,6 @@ class Member:
     told: str = ""  # what the last tick gave as the reason of what it is to do
     without_data: bool = False  # its data is at its end: it has nothing to learn from before the next epoch
     advice: str = ""  # what its owner should know, though it takes part
-    told_to_keep: tuple[int, float] = (0, 0.0)  # the number of a head, and when
     gone_because: str = ""  # of one that is not alive
     pace: MemberPace = field(default_factory=MemberPace)
     closed_at: float | None = None  # its connection broke; it has a moment to come back

@@ -218,7 +218,8 @@ class TickBuilder:
             amendments=tuple(core.ledger.amendments[beat.amended : beat.amended + AMENDMENTS_TOLD]),
             beat_s=self._next_beat_s(member),
         )
-        core.tell_to_keep(member, beat.kept)
+        for mode in core.modes:
+            mode.on_answered(member.peer, beat)
         for said in beat.fragments:
             self._repeat_what_is_missing(member, said, self._drivers[said.fragment])
         return None

@@ -56,14 +56,11 @@ MODES: Mapping[str, tuple[str, ...]] = {
     ),
     "reach": ("coordinator/reach", "coordinator/relay"),
     "recovery": (
-        "coordinator/restoring",
         "coordinator/recovery",
         "coordinator/ledger/eras",
-        "coordinator/ledger/kept_commit",
-        "coordinator/ledger/kept_books",
-        "checkpoints/kept_commits",
         "peer/machine/coordinator_search",
     ),
+    "restoring": ("coordinator/restoring", "coordinator/ledger/kept_books", "checkpoints/kept_commits"),
     "admission": ("coordinator/admission",),
     "standby": ("coordinator/standby",),
     "slow lines": (

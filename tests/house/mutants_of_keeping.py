@@ -5,8 +5,10 @@ from __future__ import annotations
 from mutant import Mutant
 
 UNITS = ("tests/coordinator/restoring/test_restoring.py",)
-_RESTORING, _BOOKS, _KEPT = (
+KEEPERS = ("tests/coordinator/restoring/test_keepers.py",)
+_RESTORING, _KEEPERS, _BOOKS, _KEPT = (
     "coordinator/restoring/restoration.py",
+    "coordinator/restoring/keepers.py",
     "coordinator/ledger/ledger.py",
     "checkpoints/kept_commits.py",
 )
@@ -133,24 +135,24 @@ KEEPING = (
     ),
     Mutant(
         "who keeps no books keeps the head",
-        "coordinator/run/core.py",
+        _KEEPERS,
         "else kept.without_books",
         "else None",
-        ("tests/coordinator/run/test_crowds.py",),
+        KEEPERS,
     ),
     Mutant(
         "in a large run some keep the books, whatever its rounds are",
-        "coordinator/run/core.py",
-        "if not self.manifest.round.group and len(self.members.alive) <= WHOLE_ROSTER:",
-        "if not self.manifest.round.group:",
-        ("tests/coordinator/run/test_crowds.py",),
+        _KEEPERS,
+        "if not core.manifest.round.group and len(core.members.alive) <= WHOLE_ROSTER:",
+        "if not core.manifest.round.group:",
+        KEEPERS,
     ),
     Mutant(
         "who keeps the books hears of a commit at once",
-        "coordinator/run/core.py",
+        _KEEPERS,
         "key=lambda each: (each not in told, hash_bytes(",
         "key=lambda each: (False, hash_bytes(",
-        ("tests/coordinator/run/test_crowds.py",),
+        KEEPERS,
     ),
     Mutant(
         "books that would be too long have leases that nobody holds",
@@ -161,10 +163,10 @@ KEEPING = (
     ),
     Mutant(
         "P21 of many fragments the books name fewer holders rather than being kept by nobody",
-        "coordinator/ledger/kept_commit.py",
+        _KEEPERS,
         "        holders //= 2",
         "        break",
-        ("tests/coordinator/ledger/test_kept_books.py",),
+        ("tests/coordinator/restoring/test_kept_commit.py",),
     ),
     Mutant(
         "P7 no sample waits in the books that was committed",
@@ -189,9 +191,9 @@ KEEPING = (
     ),
     Mutant(
         "a step that was given up holds nobody up",
-        "coordinator/run/core.py",
-        "known = max(self.ledger.link.order, self.ledger.given_up)",
-        "known = self.ledger.link.order",
+        _KEEPERS,
+        "known = max(core.ledger.link.order, core.ledger.given_up)",
+        "known = core.ledger.link.order",
         UNITS,
     ),
     Mutant(

@@ -116,7 +116,16 @@ ROOMS: dict[str, Room] = {
     "coordinator/relay": Room(
         ("coordinator/modes", "coordinator/reach", "coordinator/roster", "coordinator/run", *PROTOCOL)
     ),
-    "coordinator/restoring": Room(("coordinator/ledger", "coordinator/door", *PROTOCOL)),
+    "coordinator/restoring": Room(
+        (
+            "coordinator/modes",
+            "coordinator/run",
+            "coordinator/ledger",
+            "coordinator/roster/partial_view",
+            "coordinator/door",
+            *PROTOCOL,
+        )
+    ),
     "coordinator/standby": Room(("coordinator", "coordinator/door", "coordinator/ledger", *PROTOCOL)),
     "peer": Room(PROTOCOL),
     "peer/local": Room(PROTOCOL),
@@ -322,7 +331,6 @@ PURE_MODULES = (
     "coordinator/ledger/chain",
     "coordinator/ledger/eras",
     "coordinator/ledger/evidence",
-    "coordinator/ledger/kept_commit",
     "coordinator/ledger/kept_books",
     "coordinator/ledger/leases",
     "coordinator/ledger/ledger",
@@ -334,6 +342,7 @@ PURE_MODULES = (
     "coordinator/ledger/run_clock",
     "coordinator/ledger/snapshot",
     "coordinator/ledger/useful_members",
+    "coordinator/restoring/keepers",
     "coordinator/restoring/restoration",
     "coordinator/standby/etcd_url",
     "coordinator/standby/standby_rules",

@@ -8,6 +8,7 @@ and put back.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ ROOM = "farflung."
 # Module, constant, and by which factors it may be multiplied.  Whole numbers stay whole, and at least 1.
 SHORTER_OR_LONGER = (0.25, 0.5, 2.0, 4.0)
 FEWER_OR_MORE = (0.5, 2.0)
-KNOBS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
+_KNOBS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("checkpoints.state_sync", "UNVOUCHED_KEPT", FEWER_OR_MORE),
     ("checkpoints.sources", "BACKOFF_MOST", FEWER_OR_MORE),
     ("checkpoints.sources", "FIRST_ASKED", FEWER_OR_MORE),
@@ -40,7 +41,7 @@ KNOBS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("coordinator.court.questions", "ASK_AGAIN_S", SHORTER_OR_LONGER),
     ("coordinator.rounds.silent_owners", "ROUNDS_NOT_WAITED", FEWER_OR_MORE),
     ("coordinator.run.round_driver", "RETRY_S", SHORTER_OR_LONGER),
-    ("coordinator.run.core", "KEEP_AGAIN_S", SHORTER_OR_LONGER),
+    ("coordinator.restoring.keepers", "KEEP_AGAIN_S", SHORTER_OR_LONGER),
     ("coordinator.recovery.rollback", "AWAIT_DEAD", FEWER_OR_MORE),
     ("coordinator.run.ticks", "DONORS_TURN_S", SHORTER_OR_LONGER),
     ("coordinator.run.machine", "RECONNECT_GRACE_S", SHORTER_OR_LONGER),
@@ -50,6 +51,8 @@ KNOBS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("peer.machine.checkpoint_policy", "STARVED_S", SHORTER_OR_LONGER),
     ("peer.machine.handshake", "RETRY_S", SHORTER_OR_LONGER),
 )
+# Those of modes that were taken out are not there.
+KNOBS = tuple(each for each in _KNOBS if importlib.util.find_spec((ROOM + each[0]).rpartition(".")[0]))
 OFTEN = 0.3  # each of them, in a seed that turns any
 
 

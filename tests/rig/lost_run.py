@@ -12,7 +12,6 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.checkpoints.kept_commits import KeptCommits
-from farflung.coordinator.ledger.kept_commit import kept_commit
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import (
     Admitted,
@@ -26,6 +25,7 @@ from farflung.coordinator.ledger.records import (
     Started,
     Vouched,
 )
+from farflung.coordinator.restoring.keepers import kept_commit
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Committed, Keep, Lease
 from farflung.protocol.model_schema import ModelSchema, TensorSpec

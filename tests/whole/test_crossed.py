@@ -40,6 +40,7 @@ def test_no_promise_is_broken_where_worlds_cross(piece: int) -> None:
     assert finished_of(range(piece * IN_TEST, (piece + 1) * IN_TEST)) >= IN_TEST // 2
 
 
+@pytest.mark.mode("restoring")
 def test_P14_a_disk_that_is_lost_in_mid_batch_with_no_commit_of_it_costs_no_seat() -> None:
     """Its last grants were lost with it, and members had counted by them."""
     assert finished_of(range(31462, 31463)) == 1

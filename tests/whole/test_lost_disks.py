@@ -12,9 +12,8 @@ import os
 
 import pytest
 
-from farflung.coordinator.ledger import kept_commit
 from farflung.coordinator.ledger.kept_books import kept_leases
-from farflung.coordinator.run import core
+from farflung.coordinator.restoring import keepers
 from farflung.simulator.scenario import Scenario
 from farflung.simulator.world import World
 from rig.pieces import pieces
@@ -46,7 +45,7 @@ def test_P21_in_a_large_run_some_keep_the_books_and_these_may_be_too_long_for_le
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of more than two members two keep the books, and in the books nobody holds a lease."""
-    monkeypatch.setattr(core, "WHOLE_ROSTER", 2)
-    monkeypatch.setattr(core, "KEEPERS", 2)
-    monkeypatch.setattr(kept_commit, "kept_leases", lambda leases, most_bytes: kept_leases(leases, 0))
+    monkeypatch.setattr(keepers, "WHOLE_ROSTER", 2)
+    monkeypatch.setattr(keepers, "KEEPERS", 2)
+    monkeypatch.setattr(keepers, "kept_leases", lambda leases, most_bytes: kept_leases(leases, 0))
     run(seed)

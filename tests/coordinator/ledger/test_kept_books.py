@@ -3,7 +3,6 @@ them (P21); what can't be read is an error that whoever asks for books knows."""
 
 from __future__ import annotations
 
-import random
 import time
 import zlib
 from dataclasses import replace
@@ -14,48 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.coordinator.ledger.eras import HolderMark
-from farflung.coordinator.ledger.kept_books import Books, kept_leases, leases_in
-from farflung.coordinator.ledger.kept_commit import kept_commit
+from farflung.coordinator.ledger.kept_books import kept_leases, leases_in
 from farflung.coordinator.ledger.leases import Leases, Missing, Range, _ranges
-from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.ledger.snapshot import packed
-from farflung.protocol.limits import KEPT_BOOKS_BYTES, MAX_PEERS
-from farflung.protocol.messages import Lease
-from farflung.protocol.round_words import Used
-from rig.crowd import crowd
+from rig.lent_leases import lent, peer_names
 
 ALL = 1 << 30  # bytes: short enough
 MOST = 30  # members, of whom any may hold leases
-
-
-def peer_names(count: int) -> list[str]:
-    draw = random.Random(1)
-    return ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz234567", k=16)) for _ in range(count)]
-
-
-def lent(seed: int, members: int, fragments: int = 1, samples: int = 1 << 40) -> Leases:
-    """Two leases each; half of them are used in part, some are handed back, some used up."""
-    draw = random.Random(seed)
-    leases = Leases(64, samples, fragments)
-    for peer in peer_names(members) * 2:
-        found = leases.next_range(draw.choice((1, 64, 100)))
-        assert found is not None
-        leases.grant(
-            peer,
-            Lease.at(
-                leases.next_id + draw.choice((0, 0, 3)), found.epoch, found.start, found.stop, found.uptos
-            ),
-        )
-    for lease_id, held in list(leases.held.items()):
-        what = draw.random()
-        for fragment in range(fragments):
-            if what < 0.5:
-                upto = draw.randint(held.uptos[fragment], held.stop)
-                leases.acknowledge([Used(lease_id, upto)], fragment)
-        if what > 0.9:
-            leases.release([lease_id])
-    return leases
 
 
 def missing(leases: Leases) -> list[set[tuple[int, int]]]:
@@ -93,36 +57,6 @@ def test_P7_where_they_would_be_too_long_nobody_holds_one_and_the_very_same_samp
     assert (again.epoch, again.cursor, again.next_id) == (leases.epoch, leases.cursor, leases.next_id)
     assert again.committed_samples == leases.committed_samples
     assert packed(leases) == before, "the run's own leases stay with their holders"
-
-
-def test_P21_the_books_of_the_largest_run_are_short_enough_to_be_kept() -> None:
-    core = crowd(2).core
-    for members, have_holders in ((1024, True), (MAX_PEERS, False)):
-        core.ledger.leases = lent(1, members)
-        core.ledger.link = core.ledger.link.then(1, (), b"a step")
-        began = time.process_time()
-        kept = kept_commit(core.ledger, core.run_id, bytes(32), lambda statement: bytes(96))
-        assert kept is not None and len(kept.books) <= KEPT_BOOKS_BYTES, members
-        assert bool(leases_in(msgspec.msgpack.decode(kept.books)[5]).held) == have_holders
-        assert time.process_time() - began < 5.0, "nearly no time: a quarter of a second"
-
-
-def test_P21_of_many_fragments_the_books_name_those_who_brought_most_and_are_kept() -> None:
-    """Whoever was ever here is named in each of them: nobody kept anything any more, and no word told it."""
-    core, names = crowd(2).core, peer_names(256)
-    core.ledger.books = [FragmentBook() for _ in range(64)]
-    for book in core.ledger.books:
-        book.vouched = set(names)
-        book.digests = {version: bytes([version]) * 32 for version in (1, 2)}
-        book.holders = {peer: HolderMark(2, tokens) for tokens, peer in enumerate(names)}
-    core.ledger.leases = lent(1, 40, fragments=64)
-    core.ledger.link = core.ledger.link.then(1, (), b"a step")
-    kept = kept_commit(core.ledger, core.run_id, bytes(32), lambda statement: bytes(96))
-    assert kept is not None and len(kept.books) <= KEPT_BOOKS_BYTES
-    books = msgspec.msgpack.decode(kept.books, type=Books)
-    for each in books.fragments:
-        assert [peer for peer, _, _ in each.holders] == names[: -1 - len(each.holders) : -1]
-        assert each.vouched == tuple(peer for peer, _, _ in each.holders) and len(each.holders) >= 16
 
 
 def changed(raw: bytes, **columns: Any) -> bytes:

@@ -21,6 +21,7 @@ from farflung.coordinator.ledger.records import (
     to_bytes,
 )
 from farflung.coordinator.ledger.run_store import RunRecords
+from farflung.coordinator.restoring.keepers import Keepers
 from farflung.coordinator.restoring.restoration import (
     CODE,
     NOBODY_S,
@@ -215,13 +216,14 @@ def test_a_step_whose_books_nobody_shows_is_void_and_people_are_told() -> None:
     assert now.version == 4 and now.leases.committed_samples == 64
     assert f"step {host.ledger.link.number} was made, and nobody came" in (now.restored_because or "")
     core = Core(MANIFEST, RUN_ID, now)
-    core.prove = host.prove
+    core.prove, keepers = host.prove, Keepers(core)
+    core.modes = (keepers,)
     newest = keeper(1, host, books=4).newest
     assert newest is not None
-    core.hear_of(newest)
+    keepers.hear_of(newest)
     assert not core.held, "who shows that step again does not hold the run up: it was given up"
     later = msgspec.structs.replace(newest, number=newest.number + 1, proof=b"")
-    core.hear_of(msgspec.structs.replace(later, proof=host.prove(later.statement)))
+    keepers.hear_of(msgspec.structs.replace(later, proof=host.prove(later.statement)))
     assert "old copy" in core.held
 
 

@@ -1,16 +1,14 @@
-"""Runs of more members than are told of each other: beats that stretch, lists of those whom one needs, commits."""
+"""Runs of more members than are told of each other: beats that stretch, lists of those whom one needs."""
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
 from farflung.coordinator.roster.partial_view import WHOLE_ROSTER
 from farflung.coordinator.rounds.patience import PAUSE_MOST_S
-from farflung.coordinator.run.core import KEEPERS
 from farflung.coordinator.run.effects import Effect, Tell
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.membership import (
@@ -25,7 +23,6 @@ from farflung.coordinator.run.membership import (
 from farflung.coordinator.run.ticks import DONORS_LEAST, DONORS_TOLD
 from farflung.protocol import messages as m
 from farflung.protocol.limits import BEAT_LONGEST_S, MEMBERS_PER_ROUND
-from farflung.protocol.round_words import Commit
 from rig.crowd import crowd
 
 LARGE = 3000  # a beat every three seconds
@@ -50,36 +47,6 @@ def tick(machine: RunMachine, member: Member, now: float, **changes: object) -> 
 
 def told(effects: list[Effect], kind: type) -> list[str]:
     return [each.peer for each in effects if isinstance(each, Tell) and isinstance(each.message, kind)]
-
-
-# ---- what they keep ----------------------------------------------------------------------------------------
-
-
-def test_P21_in_a_mesh_all_keep_the_signed_head_of_a_step_and_some_its_books() -> None:
-    """So whoever goes on with a commit can prove that it was made, and what comes with it does not grow for all."""
-    core, key = crowd(KEEPERS + 9, group=4).core, Ed25519PrivateKey.from_private_bytes(bytes(32))
-    core.prove = lambda statement: key.public_key().public_bytes_raw() + key.sign(statement)
-    made = core.kept()
-    assert made is not None
-    kept = [core.kept_by(member) for member in core.members.alive.values()]
-    assert all(each is not None and each.head == made.head for each in kept)
-    assert sum(each == made for each in kept) == KEEPERS
-    assert sum(each == made.without_books for each in kept) == 9
-    for other in (crowd(KEEPERS, group=4).core, crowd(KEEPERS + 9).core):
-        other.prove = core.prove
-        assert {other.kept_by(member) for member in other.members.alive.values()} == {other.kept()}
-
-
-def test_P21_in_a_large_run_those_keep_the_books_who_hear_of_a_commit_at_once() -> None:
-    """In a flat round as in a mesh; others hear of it with their next beats, and the disk may be lost before."""
-    core = crowd(LARGE).core
-    few, members = crowd(WHOLE_ROSTER).core, tuple(core.members.in_order[7:100])
-    core.ledger.books[0].commits[0] = Commit(0, 1, members, (1.0,) * len(members), bytes(32), "int8")
-    keepers = {peer for peer in core.members.alive if core.is_keeper(peer)}
-    assert len(keepers) == KEEPERS and keepers < set(members)
-    core.ledger.link = core.ledger.link.then(1, (), b"a step")
-    assert keepers != {peer for peer in core.members.alive if core.is_keeper(peer)}
-    assert all(map(few.is_keeper, few.members.alive)), "of so few everybody"
 
 
 # ---- beats --------------------------------------------------------------------------------------------------

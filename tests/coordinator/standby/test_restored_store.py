@@ -137,7 +137,7 @@ def test_what_came_after_the_snapshot_is_there_before_the_run_goes_on(place: Pla
         run.core.prove = found.keys.prove
         newest = place.host.told[-1].kept
         assert newest is not None
-        run.core.hear_of(newest.head)
+        run.modes["restoring"].hear_of(newest.head)
         assert run.core.ledger.version == 5 and not run.core.held, "its peers know of nothing newer"
         found.store.append([Restored(kept=None, reason="it leads still", given_up=(0, 0))])
 
