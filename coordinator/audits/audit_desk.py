@@ -2,8 +2,8 @@
 
 Told of every commit after it was written: who made what was not to know which chunks would be
 looked at.  An auditor is drawn among those who were in the round.  Its word alone means little: "right" ends the matter
-(another one may be drawn next time), "wrong" opens a case that is decided by bytes (sum_cases.py), and whoever is said
-not to give its contribution is asked here.  Authors keep their contributions until `ROUNDS_KEPT` later commits.
+(another one may be drawn next time), "wrong" opens a case that is decided by bytes (sum_cases.py), and so does a sum
+to which auditors do not get all that goes in.  Authors keep their contributions until `ROUNDS_KEPT` later commits.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from farflung.coordinator.audits.one_sum import OneSum
-from farflung.coordinator.audits.sum_cases import SumCases
+from farflung.coordinator.audits.sum_cases import SumCases, is_kept
 from farflung.coordinator.roster.partial_view import WHOLE_ROSTER
 from farflung.coordinator.rounds.committed_sums import CommittedSums
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.membership import Member
-from farflung.protocol.limits import AUDITED_AT_ONCE, ROUNDS_KEPT
+from farflung.protocol.limits import AUDITED_AT_ONCE
 from farflung.protocol.messages import AuditChunks, Audited
-from farflung.protocol.round_words import THE_RESULT, ChunkVerdict
+from farflung.protocol.round_words import THE_RESULT
 from farflung.protocol.verdicts import Verdict
 
 TELL_AGAIN_S = 5.0
 AUDITORS_MOST = 3  # of one chunk, one after the other: they are lost, or can't get what they need
-NAMED_LEAST = 2  # auditors that name a member which does not give its contribution, before it is asked here
+IN_VAIN_MOST = 2  # auditors that do not get what goes in, before its authors are asked here
 
 
 Key = tuple[int, int, int]  # round, group or the result, chunk
@@ -39,7 +39,7 @@ class DrawnAudit:
     process: bytes = b""
     told_at: float = 0.0
     tried: set[str] = field(default_factory=set)
-    named: list[str] = field(default_factory=list)  # who did not give what goes in, by each auditor
+    in_vain: int = 0  # auditors that did not get what goes in
 
     @property
     def key(self) -> Key:
@@ -152,22 +152,25 @@ class AuditDesk:
                 if self.cases.accuse(task.sum, member):
                     del self._tasks[task.key]  # what comes of it is the judge's business
             elif verdict.missing:
-                self._on_missing(task, verdict)
+                self._on_missing(task)
             else:
                 del self._tasks[task.key]
         return Verdict.ACCEPTED if known else Verdict.STALE
 
-    def _on_missing(self, task: DrawnAudit, verdict: ChunkVerdict) -> None:
-        task.named += sorted(set(verdict.missing) & set(task.sum.authors) - {task.auditor})
-        if self._assign(task):
+    def _on_missing(self, task: DrawnAudit) -> None:
+        task.in_vain += 1
+        commit = task.sum.of.commit
+        late = self._core.ledger.books[commit.fragment].version > commit.version  # for another auditor
+        if task.in_vain < IN_VAIN_MOST and not late and self._assign(task):
             self._tell([task])
-            return
-        del self._tasks[task.key]
-        for peer in sorted(set(task.named)):
-            member = self._core.members.alive.get(peer)
-            if member is not None and task.named.count(peer) >= NAMED_LEAST:
-                if self._is_the_same(task.sum.of, member):
-                    self.cases.ask_author(task.sum, member)
+        else:
+            self._look(task)
+
+    def _look(self, task: DrawnAudit) -> None:
+        """No auditor is left.  Who hides something from them is not to be told from who is hard to reach."""
+        task.auditor = ""
+        if not task.in_vain or self.cases.look(task.sum):
+            del self._tasks[task.key]
 
     def on_timer(self) -> None:
         self._forget_the_old()
@@ -175,11 +178,13 @@ class AuditDesk:
         again: list[DrawnAudit] = []
         for task in list(self._tasks.values()):
             member = self._core.members.alive.get(task.auditor)
-            if member is None or member.process != task.process:
-                if not self._assign(task):
-                    del self._tasks[task.key]
-                    continue
-                again.append(task)
+            if not task.auditor:
+                self._look(task)
+            elif member is None or member.process != task.process:
+                if self._assign(task):
+                    again.append(task)
+                else:
+                    self._look(task)
             elif self._core.now - task.told_at >= TELL_AGAIN_S:
                 again.append(task)
         self._tell(again)
@@ -189,13 +194,6 @@ class AuditDesk:
         for key, task in list(self._tasks.items()):
             if not is_kept(self._core, task.sum.of):
                 del self._tasks[key]
-
-
-def is_kept(core: Core, sums: CommittedSums) -> bool:
-    """Authors still keep what they sent."""
-    commit = sums.commit
-    book = core.ledger.books[commit.fragment]
-    return commit.version <= book.version < commit.version + ROUNDS_KEPT
 
 
 def _fields(tasks: list[DrawnAudit]) -> dict[str, object]:

@@ -4,16 +4,22 @@ Part of the audits (audit_desk.py).  An accuser shows the contributions to the o
 hashes, and the owner signed which contributions it had, their weights, and what it made of them.  In a mesh it shows
 the sums of groups to a result, for which its root signed.  So nobody is
 believed: either the accuser shows these very bytes and their sum is another one, which is proof against the owner for
-anybody, or it gets a strike.  The only bytes of a model that a coordinator ever sees are such a chunk's.
+anybody, or it gets a strike.
+
+Where auditors do not get what goes in, its authors show it here themselves: whoever hides its own from auditors gains
+nothing, and whoever is hard to reach for them is struck for nothing.  The only bytes of a model that a coordinator
+ever sees are those of such chunks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from farflung.coordinator.audits.one_sum import OneSum
 from farflung.coordinator.court.questions import MemberAnswer, WantedProof
 from farflung.coordinator.ledger.records import FoundCheating
+from farflung.coordinator.rounds.committed_sums import CommittedSums
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import KeepProof
 from farflung.coordinator.run.membership import Member
@@ -29,7 +35,7 @@ OF_AUTHOR = {What.CONTRIBUTION: "what it contributed", What.SUM: "what it added 
 @dataclass
 class SumCase:
     sum: OneSum
-    accuser: str
+    accuser: str  # empty: nobody says that it is wrong, but no auditor could look
     asked: dict[int, str] = field(default_factory=dict)  # question -> of whom it asks to see what went in
     shown: dict[str, bytes] = field(default_factory=dict)
 
@@ -38,8 +44,7 @@ class SumCases:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._cases: list[SumCase] = []
-        self._authors: dict[int, SumCase] = {}  # question to an author itself -> what it is about
-        self._asked_authors: set[tuple[str, int, What]] = set()  # (author, round, what of it)
+        self._refused: set[tuple[str, int]] = set()  # (author, round): it was struck for that once
         self.struck: list[str] = []
 
     # ---- what is asked -------------------------------------------------------------------------------
@@ -55,20 +60,32 @@ class SumCases:
         name = self._core.name
         told = f"{name(accuser.peer)} says that {name(maker)} summed {accused.told} wrongly"
         self._core.note(f"{told}; {WENT_IN[accused.what]} are asked for")
-        case = SumCase(accused, accuser.peer)
-        self._cases.append(case)
-        for author in authors:
-            case.asked[self._ask(case, accuser.peer, author)] = author
+        self._open(SumCase(accused, accuser.peer), dict.fromkeys(authors, accuser.peer))
         return True
 
-    def ask_author(self, audited: OneSum, author: Member) -> None:
-        """Auditors say that it does not give what went in of it.  Once a round it has to show that it would."""
-        key = (author.peer, audited.of.plan.round_no, audited.what)
-        if key in self._asked_authors:
-            return
-        self._asked_authors = {each for each in self._asked_authors if each[1] >= key[1] - 1000} | {key}
-        case = SumCase(audited, "")
-        self._authors[self._ask(case, author.peer, author.peer)] = case
+    def look(self, audited: OneSum) -> bool:
+        """Auditors say that they do not get what goes in: each author is to show its own.  False: not now."""
+        authors, round_no = audited.authors, audited.of.plan.round_no
+        lost = not all(self._is_here(audited, author) for author in authors)
+        lost = lost or any((author, round_no) in self._refused for author in authors)
+        if lost or self._is_out(audited.maker) or len(authors) * self._most > PROOF_BYTES_MOST:
+            return True  # nobody can do that sum again, or need not
+        if len(self._cases) >= OPEN_MOST or any(not case.accuser for case in self._cases):
+            return False
+        self._core.log(f"auditors do not get {WENT_IN[audited.what]} to {audited.told}: they are asked for")
+        self._open(SumCase(audited, ""), {author: author for author in authors})
+        return True
+
+    def _open(self, case: SumCase, of: Mapping[str, str]) -> None:
+        """`of`: who is to show what this author gave."""
+        self._cases.append(case)
+        for author, peer in of.items():
+            case.asked[self._ask(case, peer, author)] = author
+
+    def _is_here(self, audited: OneSum, author: str) -> bool:
+        """Another process has not got what it sent any more."""
+        member = self._core.members.alive.get(author)
+        return member is not None and audited.of.processes.get(author) == member.process
 
     def _strike(self, peer: str, why: str) -> None:
         self.struck.append(peer)
@@ -109,14 +126,19 @@ class SumCases:
 
     def on_timer(self) -> None:
         for case in list(self._cases):
-            if case.accuser not in self._core.members.alive:
-                self._close(case)  # nobody is left to show anything
+            if not self._can_be_shown(case):
+                self._close(case)
+
+    def _can_be_shown(self, case: SumCase) -> bool:
+        if case.accuser:
+            return case.accuser in self._core.members.alive
+        version = case.sum.of.commit.version
+        if self._core.ledger.books[case.sum.of.plan.fragment].version < version:
+            return False  # the run went back
+        return all(self._is_here(case.sum, author) for author in case.asked.values())
 
     def on_answer(self, answer: MemberAnswer) -> bool:
         """False: it is no question of mine."""
-        if answer.number in self._authors:
-            self._judge_author(self._authors.pop(answer.number), answer)
-            return True
         case = next((each for each in self._cases if answer.number in each.asked), None)
         if case is not None:
             self._on_contribution(case, answer, case.asked.pop(answer.number))
@@ -125,6 +147,9 @@ class SumCases:
     def _on_contribution(self, case: SumCase, answer: MemberAnswer, author: str) -> None:
         if answer.raw is None or hash_bytes(answer.raw) != case.sum.hash_of(author):
             self._close(case)
+            if not case.accuser:
+                self._judge_author(case, answer)
+                return
             what = (
                 f"does not show {WENT_IN[case.sum.what]}: {answer.why_none}"
                 if answer.raw is None
@@ -143,15 +168,12 @@ class SumCases:
             self._core.questions.drop(number)
 
     def _judge_author(self, case: SumCase, answer: MemberAnswer) -> None:
-        commit = case.sum.of.commit
-        kept = self._core.ledger.books[commit.fragment].version < commit.version + ROUNDS_KEPT
-        member = self._core.members.alive.get(answer.of)
-        same = member is not None and case.sum.of.processes.get(answer.of) == member.process
-        good = answer.raw is not None and hash_bytes(answer.raw) == case.sum.hash_of(answer.of)
-        if same and kept and not good:
-            self._strike(
-                answer.of, f"it gives nobody {OF_AUTHOR[case.sum.what]}, for others to check the sum"
-            )
+        """It did not show its own.  Whoever has begun to show it keeps it until all of it is shown."""
+        if self._is_here(case.sum, answer.of) and (answer.begun or is_kept(self._core, case.sum.of)):
+            what, round_no = OF_AUTHOR[case.sum.what], case.sum.of.plan.round_no
+            self._refused = {each for each in self._refused if each[1] >= round_no - 1000}
+            self._refused.add((answer.of, round_no))
+            self._strike(answer.of, f"it gives nobody {what}, for others to check the sum")
 
     # ---- who has lied --------------------------------------------------------------------------------
 
@@ -162,6 +184,8 @@ class SumCases:
             return  # for another chunk, while this one was shown
         proof = judged.proof(core.run_id, case.shown)
         problem = proof.problem()
+        if problem and not case.accuser:
+            return  # it is right
         if problem:
             self._refute(case, f"it said that a sum is wrong which is right: {problem}"[:200])
             return
@@ -178,5 +202,13 @@ class SumCases:
             )
         )
         core.do(KeepProof(proof))
-        core.note(f"{name(maker)} is found out by {name(case.accuser)}: {why}; proof: {proof.name}")
+        by = f" by {name(case.accuser)}" if case.accuser else ""
+        core.note(f"{name(maker)} is found out{by}: {why}; proof: {proof.name}")
         core.convict(maker, why)
+
+
+def is_kept(core: Core, sums: CommittedSums) -> bool:
+    """Authors still keep what they sent."""
+    commit = sums.commit
+    book = core.ledger.books[commit.fragment]
+    return commit.version <= book.version < commit.version + ROUNDS_KEPT

@@ -41,6 +41,7 @@ class MemberAnswer:
     signature: bytes = b""
     why_none: str = ""
     silent: bool = False  # it said nothing, not even that it has none
+    begun: bool = False  # some of it was shown
 
 
 @dataclass
@@ -120,7 +121,9 @@ class Questions:
     def _end(self, number: int, raw: bytes | None, why_none: str, silent: bool = False) -> None:
         asked = self._open.pop(number)
         self._answers.append(
-            MemberAnswer(number, asked.of, asked.wanted, raw, asked.signature, why_none, silent)
+            MemberAnswer(
+                number, asked.of, asked.wanted, raw, asked.signature, why_none, silent, bool(asked.parts)
+            )
         )
 
 

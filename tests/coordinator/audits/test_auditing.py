@@ -7,10 +7,12 @@ from collections import Counter
 from statistics import median
 
 import pytest
+from msgspec.structs import replace
 
 from farflung.coordinator.audits import sum_cases
 from farflung.coordinator.audits.audit_desk import Dice
 from farflung.coordinator.ledger.records import FoundCheating, Struck
+from farflung.protocol.limits import PART_BYTES
 from farflung.protocol.manifest_sections import MergeSection
 from farflung.protocol.messages import AuditChunks, What
 from farflung.protocol.round_words import ChunkVerdict
@@ -205,55 +207,144 @@ def test_an_accuser_has_one_open_case_at_a_time() -> None:
 # ---- contributions that nobody gets ------------------------------------------------------------------------------
 
 
-def names(court: SumCourt, chunk: int, author: str, times: int) -> None:
+def lacks(court: SumCourt, chunk: int, author: str, times: int = 2) -> None:
+    """So many auditors say that they do not get what this author gave."""
     for _ in range(times):
-        auditor = court.audits()[chunk]
-        court.told = [t for t in court.told if not isinstance(t.message, AuditChunks)]
-        court.says(auditor, ChunkVerdict(chunk, False, (author,)))
+        court.says(court.audits()[chunk], ChunkVerdict(chunk, False, (author,)))
 
 
-def test_who_gives_its_contribution_to_nobody_is_asked_and_struck_if_it_does_not_show_it() -> None:
+def all_show(court: SumCourt, chunk: int, but: str = "") -> None:
+    for peer, payload in zip(court.made.members, court.made.of_chunk(chunk), strict=True):
+        if peer != but:
+            court.shows(peer, {peer: payload})
+
+
+def test_what_auditors_do_not_get_its_authors_show_and_the_sum_is_done_here() -> None:
+    """An owner that hides its own contribution from auditors is convicted as any other."""
+    court = SumCourt(MadeSums(count=5, wrong=(0,)))
+    court.commits()
+    owner = court.made.members[0]
+    lacks(court, 0, owner)
+    for peer in court.made.members:
+        assert [(show.peer, show.chunk) for show in court.asked(peer)] == [(peer, 0)], "each for its own"
+    all_show(court, 0)
+    assert court.of(FoundCheating) == court.out == [owner] and not court.of(Struck)
+    [kept] = court.proofs
+    assert kept.proof.guilty == owner and not kept.proof.problem()
+
+
+def test_whoever_hides_for_its_friend_is_asked_as_well_also_where_no_two_hide_from_the_same() -> None:
+    court = SumCourt(MadeSums(count=5, wrong=(0,)))
+    court.commits()
+    lacks(court, 0, court.made.members[3], 1)
+    lacks(court, 0, court.made.members[4], 1)
+    all_show(court, 0)
+    assert court.out == [court.made.members[0]]
+
+
+def test_who_gives_its_contribution_to_nobody_is_struck_once_a_round() -> None:
     court = SumCourt(MadeSums(count=5))
     court.commits()
     author = court.made.members[4]
-    names(court, 0, author, 3)
-    assert [show.peer for show in court.asked(author)] == [author]
-    court.shows(author, {author: None})
+    for chunk in (0, 1):
+        lacks(court, chunk, author)
+        court.shows(author, {author: None})
     assert court.of(Struck) == [author]
 
 
-def test_who_shows_it_is_no_refuser_whatever_auditors_in_league_say() -> None:
+def test_a_sum_that_is_right_costs_nobody_anything_whatever_auditors_in_league_say() -> None:
     court = SumCourt(MadeSums(count=5))
     court.commits()
-    author = court.made.members[4]
-    names(court, 0, author, 3)
-    court.shows(author, {author: court.made.payloads[author][0]})
-    assert not court.of(Struck)
+    lacks(court, 0, court.made.members[4])
+    all_show(court, 0)
+    assert not court.of(Struck) and not court.out and not court.auditing.cases.is_open(0)
 
 
-def test_who_came_back_as_another_process_owes_nothing() -> None:
+def test_who_came_back_as_another_process_owes_nothing_and_is_not_asked() -> None:
     court = SumCourt(MadeSums(count=5))
     court.commits()
     author = court.made.members[4]
     court.members[author].process = b"another process!"
-    names(court, 0, author, 3)
-    assert not court.asked(author) and not court.of(Struck)
+    lacks(court, 0, author)
+    assert not any(map(court.asked, court.made.members)) and not court.of(Struck)
 
 
-def test_one_auditor_alone_makes_nobody_suspect() -> None:
+def test_who_is_lost_while_it_is_asked_owes_nothing_and_no_question_stays_behind() -> None:
     court = SumCourt(MadeSums(count=5))
     court.commits()
     author = court.made.members[4]
-    names(court, 0, author, 1)
-    assert not court.asked(author)
+    lacks(court, 0, author)
+    court.core.members.lose(court.members[author], OF_DEPARTURE["silent"])
+    court.passes(1.0)
+    assert not court.auditing.cases.is_open(0) and not court.core.questions.asked and not court.of(Struck)
 
 
-def test_of_two_the_word_of_the_only_auditor_makes_nobody_suspect() -> None:
-    court = SumCourt(MadeSums(count=2))
+def test_who_is_asked_too_late_owes_nothing_and_who_has_begun_to_show_goes_on() -> None:
+    """Else it could show part by part until nobody has to keep anything any more."""
+    for begins in (False, True):
+        court = SumCourt(MadeSums(count=5))
+        court.core.ledger.model = replace(court.core.ledger.model, chunk_elements=1 << 20)
+        court.commits()
+        author = court.made.members[4]
+        lacks(court, 0, author)
+        all_show(court, 0, but=author)
+        if begins:
+            court.begins(author, total=2 * PART_BYTES)
+        court.core.ledger.books[0].version += 2
+        court.passes(21.0)
+        court.sees()
+        assert court.of(Struck) == ([author] if begins else [])
+
+
+def test_one_look_at_a_time_and_the_next_one_follows() -> None:
+    court = SumCourt(MadeSums(count=5, wrong=(1,)))
     court.commits()
-    maker, auditor = court.made.members
-    court.says(auditor, ChunkVerdict(0, False, (maker,)))
-    assert not court.asked(maker)
+    author = court.made.members[4]
+    for chunk in (0, 1):
+        lacks(court, chunk, author)
+    assert {show.chunk for show in court.asked(author)} == {0}
+    all_show(court, 0)
+    court.told.clear()
+    court.passes(1.0)
+    assert {show.chunk for show in court.asked(author)} == {1}
+    all_show(court, 1)
+    assert court.out == [court.made.members[1]]
+
+
+def test_after_going_back_nobody_owes_what_it_sent() -> None:
+    court = SumCourt(MadeSums(count=5))
+    court.commits()
+    lacks(court, 0, court.made.members[4])
+    court.core.ledger.books[0].version -= 1
+    court.passes(1.0)
+    assert not court.auditing.cases.is_open(0) and not court.of(Struck)
+
+
+def test_one_auditor_that_gets_nothing_is_followed_by_another_one() -> None:
+    court = SumCourt(MadeSums(count=5))
+    court.commits()
+    first = court.audits()[0]
+    lacks(court, 0, court.made.members[4], 1)
+    assert court.audits()[0] != first and not court.asked(court.made.members[4])
+
+
+def test_where_the_next_commit_has_come_there_is_no_time_for_another_auditor() -> None:
+    court = SumCourt(MadeSums(count=5, wrong=(0,)))
+    court.commits()
+    court.core.ledger.books[0].version += 1
+    lacks(court, 0, court.made.members[4], 1)
+    all_show(court, 0)
+    assert court.out == [court.made.members[0]]
+
+
+def test_of_two_the_only_auditor_is_heard_and_a_right_sum_costs_nothing() -> None:
+    for wrong_ones in ((), (0,)):
+        court = SumCourt(MadeSums(count=2, wrong=wrong_ones))
+        court.commits()
+        maker, auditor = court.made.members
+        court.says(auditor, ChunkVerdict(0, False, (maker,)))
+        all_show(court, 0)
+        assert court.out == [maker][: len(wrong_ones)] and not court.of(Struck)
 
 
 # ---- the end of a run --------------------------------------------------------------------------------------------

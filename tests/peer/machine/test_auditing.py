@@ -8,7 +8,7 @@ from msgspec.structs import replace as changed
 from farflung.collectives.round.effects import MergeAgain, SendFrame
 from farflung.collectives.round.kept import GIVEN_MOST, Given, KeptContributions
 from farflung.collectives.round.pieces import ChunkPiece
-from farflung.peer.machine.auditor import ASK_AGAIN_S, ASK_AT_ONCE, PATIENCE_S, Auditor
+from farflung.peer.machine.auditor import ACCUSED_KEPT_S, ASK_AGAIN_S, ASK_AT_ONCE, PATIENCE_S, Auditor
 from farflung.peer.machine.effects import Effect, ToCoordinator
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Kind
@@ -250,6 +250,20 @@ def test_contributions_are_kept_until_the_commit_after_next() -> None:
     assert kept.size_bytes == 4 and want(kept, 0.0) == [(Verdict.ACCEPTED, b"mine")]
     kept.on_commit(3, Given())
     assert kept.size_bytes == 0 and want(kept, 9.0) is Verdict.STALE
+
+
+def test_what_the_coordinator_has_begun_to_look_at_is_kept_until_it_has_all_of_it() -> None:
+    """Over a thin line that takes longer than two commits, and whoever has begun and stops gets a strike."""
+    for asked_before, shown in ((True, sent_by("ann")), (False, None)):
+        auditor = AuditorRig()
+        if asked_before:
+            assert auditor.show("ann") == sent_by("ann")
+        for later in range(1, ROUNDS_KEPT + 1):
+            auditor.made.replica(0).kept.on_commit(ROUND + later, Given())
+        auditor.auditing.on_timer(ACCUSED_KEPT_S - 1)
+        assert auditor.show("ann") == shown
+    auditor.auditing.on_timer(3 * ACCUSED_KEPT_S)
+    assert auditor.show("ann") is None
 
 
 def test_a_commit_that_is_told_again_takes_nothing_from_what_is_kept() -> None:
