@@ -289,7 +289,7 @@ SUMS = (
     Mutant(
         "what the coordinator has begun to look at is kept until it has all of it",
         "peer/machine/auditor.py",
-        "if showing is None or showing.what != what:",
+        "if what not in self._showing:",
         "if True:",
         AUDITOR,
     ),
