@@ -4,11 +4,8 @@ Part of the audits (audit_desk.py).  An accuser shows the contributions to the o
 hashes, and the owner signed which contributions it had, their weights, and what it made of them.  In a mesh it shows
 the sums of groups to a result, for which its root signed.  So nobody is
 believed: either the accuser shows these very bytes and their sum is another one, which is proof against the owner for
-anybody, or it gets a strike.
-
-Where auditors do not get what goes in, its authors show it here themselves: whoever hides its own from auditors gains
-nothing, and whoever is hard to reach for them is struck for nothing.  The only bytes of a model that a coordinator
-ever sees are those of such chunks.
+anybody, or it gets a strike.  Where auditors do not get what goes in, its authors show it here, so that hiding it from
+them gains nothing.  The only bytes of a model that a coordinator ever sees are such a chunk's.
 """
 
 from __future__ import annotations

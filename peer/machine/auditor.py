@@ -7,8 +7,7 @@ for rounds, but not if it is of the one that was just committed; it takes one ch
 once, so that it costs a line little.  What it found is said again whenever it is asked.
 
 Nobody believes an accusation: whoever makes one keeps the contributions, until the coordinator has seen them and has
-done the sum itself.  Where auditors get something from nobody, the coordinator asks its author, who keeps it until all
-of it is shown: over a thin line that may take longer than two commits.
+done the sum itself.  What it looks at of my own is kept as long: a thin line takes longer than two commits.
 """
 
 from __future__ import annotations
@@ -87,22 +86,14 @@ class Accused:
     until: float  # they are kept
 
 
-@dataclass
-class Showing:
-    """What I sent in a round, while the coordinator looks at it."""
-
-    what: tuple[Kind, int, int]  # of which kind, round, chunk
-    payload: Payload
-    until: float
-
-
 class Auditor:
     def __init__(self, me: str, run_tag: bytes, part: Replicas, tell: Tell) -> None:
         self._me, self._run_tag, self._part, self._tell = me, run_tag, part, tell
         self._queue: deque[AuditTask] = deque()
         self._at_work: AuditTask | None = None
         self._accused: Accused | None = None
-        self._showing: Showing | None = None
+        self._showing: dict[tuple[Kind, int, int], bytes] = {}  # of mine: kind, round, chunk
+        self._showing_until = 0.0  # the coordinator looks at it
         self._verdicts: OrderedDict[Key, ChunkVerdict] = OrderedDict()
         self._begun_at = float("-inf")
 
@@ -146,23 +137,23 @@ class Auditor:
         return accused.task.shelf.get(show.peer)
 
     def _my_own(self, show: Show, kind: Kind, now: float) -> Payload | None:
-        what, showing = (kind, show.round_no, show.chunk), self._showing
-        if showing is None or showing.what != what:
+        what = kind, show.round_no, show.chunk
+        if what not in self._showing:
             replica = self._part.replica_of_chunk(show.chunk)
             kept = replica.my_piece(show.round_no, show.chunk, kind) if replica is not None else None
             if kept is None:
                 return None
-            self._showing = showing = Showing(what, bytes(kept.payload), now)
-        showing.until = now + ACCUSED_KEPT_S
-        return showing.payload
+            self._showing = {what: bytes(kept.payload)}
+        self._showing_until = now + ACCUSED_KEPT_S
+        return self._showing[what]
 
     # ---- time ------------------------------------------------------------------------------------------------
 
     def on_timer(self, now: float) -> list[Effect]:
         if self._accused is not None and now >= self._accused.until:
             self._accused = None
-        if self._showing is not None and now >= self._showing.until:
-            self._showing = None
+        if now >= self._showing_until:
+            self._showing = {}
         if self._at_work is None:
             self._begin(now)
         return self._go_on(self._at_work, now) if self._at_work is not None else []

@@ -240,8 +240,8 @@ SUMS = (
     Mutant(
         "where the next commit has come no other auditor has time",
         "coordinator/audits/audit_desk.py",
-        "if task.in_vain < IN_VAIN_MOST and not late and self._assign(task):",
-        "if task.in_vain < IN_VAIN_MOST and self._assign(task):",
+        "late = self._core.ledger.books[commit.fragment].version > commit.version",
+        "late = False",
         AUDITS,
     ),
     Mutant(
@@ -268,8 +268,8 @@ SUMS = (
     Mutant(
         "who has begun to show what it gave shows all of it",
         "coordinator/audits/sum_cases.py",
-        "if self._is_here(case.sum, answer.of) and (answer.begun or is_kept(self._core, case.sum.of)):",
-        "if self._is_here(case.sum, answer.of) and is_kept(self._core, case.sum.of):",
+        "(answer.begun or is_kept(self._core, case.sum.of))",
+        "is_kept(self._core, case.sum.of)",
         AUDITS,
     ),
     Mutant(
@@ -289,7 +289,7 @@ SUMS = (
     Mutant(
         "what the coordinator has begun to look at is kept until it has all of it",
         "peer/machine/auditor.py",
-        "if showing is None or showing.what != what:",
+        "if what not in self._showing:",
         "if True:",
         AUDITOR,
     ),

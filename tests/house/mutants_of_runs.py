@@ -215,6 +215,6 @@ RUN = (
         "protocol/caps.py",
         "if limits is not None and limits.port:",
         "if False:",
-        ("tests/coordinator/test_relaying.py",),
+        ("tests/coordinator/relay/test_relay_hand.py",),
     ),
 )
