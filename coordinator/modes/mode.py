@@ -25,12 +25,27 @@ from farflung.protocol.verdicts import Verdict
 class CoordinatorMode:
     """Each mode gives some of these answers; these are those of one that has nothing to say."""
 
+    # ---- who comes in, and who has to go ---------------------------------------------------------------
+
     def refuses(self, passed: HelloPassed, peer: str) -> Refuse | None:
         """It fits the run and there is room; None: it may come in."""
         return None
 
+    def on_hello(self, passed: HelloPassed) -> None:
+        """It may come in: what it says in its hello is heard."""
+
     def on_admitted(self, passed: HelloPassed, peer: str) -> None:
         """A session of it begins: that is written."""
+
+    def after(self, struck: Sequence[str], convicted: Sequence[tuple[str, str]]) -> None:
+        """At the end of an event in which some were `struck` for what no honest member does, or `convicted`: proven to
+        have lied, and how."""
+
+    def keeps_out(self, peer: str) -> bool:
+        """It does not come in again, for now."""
+        return False
+
+    # ---- what members say, and hear --------------------------------------------------------------------
 
     def hear(self, peer: str, beat: Beat) -> None:
         """What a member says of itself, before the core takes it in."""
@@ -43,60 +58,26 @@ class CoordinatorMode:
         """What a member shows.  False: this mode did not ask for it."""
         return False
 
-    def on_committed(self, sums: CommittedSums) -> None:
-        """A round was committed, which is written; `sums`: who signed for what it is made of."""
-
-    def is_busy_with(self, fragment: int) -> bool:
-        """Members of a run that is complete stay a while for what this mode has begun."""
-        return False
-
-    def on_timer(self) -> bool:
-        """Time passed.  True: members are told at once where the run is now."""
-        return False
-
-    def after(self, struck: Sequence[str], convicted: Sequence[tuple[str, str]]) -> None:
-        """At the end of an event in which some were `struck` for what no honest member does, or `convicted`: proven to
-        have lied, and how."""
-
-    def keeps_out(self, peer: str) -> bool:
-        """It does not come in again, for now."""
-        return False
-
-    def why_wait(self, fragment: int, is_given: bool) -> str:
-        """Why a member that lacks this fragment's newest version has to wait, for people; empty: it has no reason.
-        `is_given`: another member would give it."""
-        return ""
-
-    def lost(self) -> Mapping[int, str]:
-        """Fragments whose newest version nobody has, and what can be done."""
-        return {}
-
-    def saved_by(self, fragment: int) -> AbstractSet[str]:
-        """Peers that have some version of it on disk, by what they say."""
-        return frozenset()
-
-    def obey(self, order: Order) -> Reply | None:
-        """None: an order of somebody else's.  UserError: a mistake of the host's."""
-        return None
+    def on_answered(self, peer: str, beat: Beat) -> None:
+        """This beat was answered with a tick: what else is this member to be told?"""
 
     def find_ways(self, together: Callable[[str, str], bool]) -> bool:
         """Time passed, or somebody came, or was dialled.  `together`: is there a round that both are in?  True: members
         are to hear of other ways to each other."""
         return False
 
-    def status_of(self, peer: str) -> Mapping[str, Any]:
-        """Of a member, for people."""
-        return {}
-
-    def on_hello(self, passed: HelloPassed) -> None:
-        """It may come in: what it says in its hello is heard."""
-
-    def on_answered(self, peer: str, beat: Beat) -> None:
-        """This beat was answered with a tick: what else is this member to be told?"""
+    # ---- rounds, versions, and what is left of them ----------------------------------------------------
 
     def holds(self) -> str:
         """Why no round may be opened; empty: for all this mode knows, one may."""
         return ""
+
+    def on_committed(self, sums: CommittedSums) -> None:
+        """A round was committed, which is written; `sums`: who signed for what it is made of."""
+
+    def is_busy_with(self, fragment: int) -> bool:
+        """Members of a run that is complete stay a while for what this mode has begun."""
+        return False
 
     def is_keeper(self, peer: str) -> bool:
         """It keeps what the run is now, and so is told of commits in groups as a whole."""
@@ -109,6 +90,33 @@ class CoordinatorMode:
     def voids(self, fragment: int, version: int) -> bool:
         """Whoever holds this version is not to believe it any longer."""
         return False
+
+    def saved_by(self, fragment: int) -> AbstractSet[str]:
+        """Peers that have some version of it on disk, by what they say."""
+        return frozenset()
+
+    def why_wait(self, fragment: int, is_given: bool) -> str:
+        """Why a member that lacks this fragment's newest version has to wait, for people; empty: it has no reason.
+        `is_given`: another member would give it."""
+        return ""
+
+    def lost(self) -> Mapping[int, str]:
+        """Fragments whose newest version nobody has, and what can be done."""
+        return {}
+
+    # ---- time, and people ------------------------------------------------------------------------------
+
+    def on_timer(self) -> bool:
+        """Time passed.  True: members are told at once where the run is now."""
+        return False
+
+    def obey(self, order: Order) -> Reply | None:
+        """None: an order of somebody else's.  UserError: a mistake of the host's."""
+        return None
+
+    def status_of(self, peer: str) -> Mapping[str, Any]:
+        """Of a member, for people."""
+        return {}
 
 
 class SendAway(Protocol):
