@@ -25,6 +25,7 @@ def churn() -> ModuleType:
     return module
 
 
+@pytest.mark.mode("recovery")  # now and then nobody is left who has the newest version
 @pytest.mark.parametrize("fragments", [1, 2])
 def test_P7_with_a_third_killed_in_every_round_every_sample_is_committed_once(
     churn: ModuleType, fragments: int, monkeypatch: pytest.MonkeyPatch
