@@ -609,6 +609,7 @@ class Watched(PeerMachine):
         return effects
 
 
+@pytest.mark.mode("audits")  # some of these worlds have them
 @pytest.mark.parametrize("seed", range(0, 40, 4))
 def test_the_stand_says_what_is_held_at_every_event_of_a_hostile_run(seed: int) -> None:
     simulate(seed, machine=Watched)
