@@ -114,7 +114,7 @@ class RelayCause(StrEnum):
 
 _RELAYS = {
     RelayCause.NO_ORDER: "its member has not heard yet for whom it is",
-    RelayCause.MONTH_OVER: "it passed as many bytes as it may in a month (--relay-month)",
+    RelayCause.MONTH_OVER: "it passed as many bytes as it may in a month (--relay)",
     RelayCause.NOT_OPEN: "it does not listen; its member's own output says why",
 }
 

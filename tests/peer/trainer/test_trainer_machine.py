@@ -720,30 +720,45 @@ def test_what_is_leased_lasts_ten_minutes_of_steps_without_a_coordinator() -> No
     assert len(held) <= 6
 
 
+class Reader:
+    """A peer that reads a stream of unknown length; `reached` is what was leased of it to anybody."""
+
+    def __init__(self) -> None:
+        self.player, self.held = Player(), list[Lease]()
+        self.player("rules blocking 10"), self.player("begin")
+
+    def reads(self, batch: int, reached: int, first_id: int) -> tuple[do.ReadSamples, int]:
+        """Its next batch, and how much is leased now."""
+        machine, now = self.player.machine, self.player.now
+        while True:
+            read: do.ReadSamples | None = None
+            for effect in machine.on_want(UNKNOWN_LENGTH, batch, now):
+                if isinstance(effect, do.ReadSamples):
+                    read = effect
+                elif isinstance(effect, do.SayWord) and isinstance(effect.word, NeedSamples):
+                    stop = reached + effect.word.want
+                    self.held.append(Lease.at(first_id + len(self.held), 0, reached, stop, (reached,)))
+                    reached = stop
+            machine.on_message(LeasesNow(leases=tuple(self.held)), now)
+            if read is not None:
+                return read, reached
+
+    def learns(self, read: do.ReadSamples) -> None:
+        self.player.machine.hand_out((read.span, *read.more), 0)
+        self.player.now += 0.0025
+        self.player.machine.on_step(self.player.now, (1,))
+
+
 def test_two_peers_share_a_short_stream_however_fast_they_read_at_first() -> None:
     """One had leased 241,056 of 2,000 samples, at the pace of its first batches, and the other never took a step."""
-    players, held = [Player(), Player()], [list[Lease](), list[Lease]()]
-    reached, batch, length = 0, 8, 2000
+    readers, reached, batch, length = [Reader(), Reader()], 0, 8, 2000
     taken = [0, 0]
-    for player in players:
-        player("rules blocking 10"), player("begin")
     for _ in range(240):
-        for at, player in enumerate(players):
-            read: do.ReadSamples | None = None
-            while read is None:
-                for effect in player.machine.on_want(UNKNOWN_LENGTH, batch, player.now):
-                    if isinstance(effect, do.ReadSamples):
-                        read = effect
-                    elif isinstance(effect, do.SayWord) and isinstance(effect.word, NeedSamples):
-                        stop = reached + effect.word.want
-                        held[at].append(Lease.at(100 * at + len(held[at]), 0, reached, stop, (reached,)))
-                        reached = stop
-                player.machine.on_message(LeasesNow(leases=tuple(held[at])), player.now)
+        for at, reader in enumerate(readers):
+            read, reached = reader.reads(batch, reached, 100 * at)
             if read.span.start < length:
                 taken[at] += batch
-            player.machine.hand_out((read.span, *read.more), 0)
-            player.now += 0.0025
-            player.machine.on_step(player.now, (1,))
+            reader.learns(read)
         if sum(taken) >= 960:
             break
     assert reached < length and 0.4 < taken[0] / sum(taken) < 0.6, (reached, taken)
@@ -753,30 +768,17 @@ def test_who_reads_fast_at_first_and_then_hardly_holds_a_small_part_of_a_stream_
     None
 ):
     """What it holds it keeps while it is here: so it never holds much, and nothing has to be taken from it."""
-    players, held = [Player(), Player()], [list[Lease](), list[Lease]()]
-    reached, batch, length, furthest = 0, 8, 20_000, [0, 0]
-    for player in players:
-        player("rules blocking 10"), player("begin")
+    readers, reached, batch, length, furthest = [Reader(), Reader()], 0, 8, 20_000, [0, 0]
     for turn in range(length // batch):
         for at in (0, 1) if turn < 200 else (1,):
-            player, read = players[at], None
-            while read is None:
-                for effect in player.machine.on_want(UNKNOWN_LENGTH, batch, player.now):
-                    if isinstance(effect, do.ReadSamples):
-                        read = effect
-                    elif isinstance(effect, do.SayWord) and isinstance(effect.word, NeedSamples):
-                        stop = reached + effect.word.want
-                        held[at].append(Lease.at(1000 * at + len(held[at]), 0, reached, stop, (reached,)))
-                        reached = stop
-                player.machine.on_message(LeasesNow(leases=tuple(held[at])), player.now)
+            read, reached = readers[at].reads(batch, reached, 1000 * at)
             furthest[at] = max(read.span.stop, *(span.stop for span in read.more), 0)
-            player.machine.hand_out((read.span, *read.more), 0)
-            player.now += 0.0025
-            player.machine.on_step(player.now, (1,))
+            readers[at].learns(read)
         if turn == 199:
-            back = sum(max(0, lease.stop - max(lease.start, furthest[0])) for lease in held[0])
+            held = readers[0].held
+            back = sum(max(0, lease.stop - max(lease.start, furthest[0])) for lease in held)
             assert back <= max(2 * 256, reached / 16) + batch, (back, reached)
         if reached >= length:
             break
-    mine = sum(lease.stop - lease.start for lease in held[1])
+    mine = sum(lease.stop - lease.start for lease in readers[1].held)
     assert reached >= length and mine >= length - 200 * batch - 2 * 256 - batch, (mine, reached)
