@@ -348,13 +348,13 @@ ROWS = [
         "37",
         "... the coordinator, before and after the record of all stages",
         "all stages are at the next version or none; rounds at their end begin again",
-        f"{PIPELINES}, tests/coordinator/run/test_stages.py",
+        f"{PIPELINES}, tests/coordinator/batches/test_stages.py",
     ),
     Row(
         "37",
         "... all peers of a stage",
         "somebody who can hold it is given it before all others; without its newest state all stages go back together",
-        f"{STAGES}, tests/coordinator/run/test_stages_go_back.py",
+        f"{STAGES}, tests/coordinator/recovery/test_stages_go_back.py",
     ),
     Row(
         "38",

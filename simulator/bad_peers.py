@@ -68,7 +68,7 @@ class Neighbours:
         lies = source in self.slanderers and self._began
         if not lies or not isinstance(message, Beat) or ledger is None:
             return message
-        book = ledger.batches
+        book = ledger.parts["batches"]
         mine = book.seat_of(source)
         if message.batch is None or mine is None:
             return message

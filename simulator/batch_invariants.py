@@ -10,13 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from farflung.coordinator.batches.batch_book import BatchBegun, BatchBook, MicroSkipped
 from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.records import (
-    BatchBegun,
-    CommittedRound,
-    MicroSkipped,
-    Record,
-)
+from farflung.coordinator.ledger.records import CommittedRound, Record
 from farflung.peer.machine.effects import Encode
 from farflung.protocol.digests import bits, mask_from_bytes
 from farflung.protocol.frames import Payload
@@ -125,7 +121,7 @@ class BatchInvariants(Invariants):
 
     def on_books(self, ledger: Ledger) -> None:
         """P7: what was learned is all that lies before the cursor, without what was skipped; nothing twice."""
-        epoch, place = ledger.batches.cursor
+        epoch, place = BatchBook.of(ledger).cursor
         before = {(e, p) for e in range(epoch) for p in range(self._epoch_samples)}
         before |= {(epoch, p) for p in range(place)}
         learned = self.samples_committed[0]

@@ -22,18 +22,15 @@ from typing import Any
 
 from farflung.collectives.pipeline.effects import KeptPiece
 from farflung.collectives.round.effects import Seal
+from farflung.coordinator.batches.batch_book import BatchBegun, Moving, Seated, Unseated
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import (
-    BatchBegun,
     CommittedBatch,
     CommittedRound,
     DataFixed,
     Genesis,
-    Moving,
     Record,
     RolledBack,
-    Seated,
-    Unseated,
 )
 from farflung.peer.local.words import MicrobatchWork
 from farflung.peer.machine.effects import Encode

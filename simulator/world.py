@@ -11,10 +11,12 @@ another kind of run (`Scenario.of_batches`, `of_stages`, `of_amendments`).  Noth
 from __future__ import annotations
 
 import heapq
+import importlib
 import random
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -47,12 +49,12 @@ from farflung.protocol.frames import (
     claimed,
     parse,
 )
+from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, FromMember, Message
 from farflung.protocol.orders import Order
 from farflung.protocol.run_terms import tag_of
 from farflung.protocol.signing import name_of, peer_id_of
 from farflung.simulator.bad_peers import LastPeer, Neighbours
-from farflung.simulator.batch_invariants import BatchInvariants
 from farflung.simulator.batch_trainer import VirtualBatchTrainer
 from farflung.simulator.byzantine import LiarsLeague
 from farflung.simulator.cut_lines import (
@@ -71,7 +73,6 @@ from farflung.simulator.peer import VirtualPeer
 from farflung.simulator.scenario import Scenario, SimulationReport
 from farflung.simulator.simulated_run import manifest_for, model_for
 from farflung.simulator.slow_line import SlowLine, of_slow_line
-from farflung.simulator.stage_invariants import StageInvariants
 from farflung.simulator.stage_trainer import VirtualStageTrainer
 from farflung.simulator.trainer import VirtualTrainer
 from farflung.simulator.trainer_surroundings import LOCAL_DELAYS_S, RUN_ID, TrainerSurroundings
@@ -89,6 +90,18 @@ _DOOR = frozenset(DOOR_IN), frozenset(DOOR_OUT)
 Names = frozenset[str]
 
 
+def invariants_of(scenario: Scenario, batches: tuple[int, Manifest], seen: tuple[Any, ...]) -> Invariants:
+    """Those of batches are read only where a run has some: they lean on the mode's records (coordinator/batches)."""
+    if scenario.stages > 1:
+        calm = scenario.is_calm and not scenario.poison_every
+        of_stages = importlib.import_module("farflung.simulator.stage_invariants").StageInvariants
+        return cast(Invariants, of_stages(calm, scenario.lines_are_good, batches, *seen))
+    if scenario.batch:
+        of_batches = importlib.import_module("farflung.simulator.batch_invariants").BatchInvariants
+        return cast(Invariants, of_batches(batches, *seen))
+    return Invariants(*seen)
+
+
 class World:
     trainer_class: type[VirtualTrainer] = VirtualTrainer
     batch_trainer_class: type[VirtualBatchTrainer] = VirtualBatchTrainer
@@ -104,13 +117,8 @@ class World:
         self.model = model_for(scenario)
         gather = codec_named(self.manifest.round.gather_codec)
         seen = (self.model, gather, self.manifest.fragments, lambda: self._living)
-        self.invariants = Invariants(*seen)
         batches = self.trainer_class.dataset_samples, self.manifest
-        if scenario.stages > 1:
-            calm = scenario.is_calm and not scenario.poison_every
-            self.invariants = StageInvariants(calm, scenario.lines_are_good, batches, *seen)
-        elif scenario.batch:
-            self.invariants = BatchInvariants(batches, *seen)
+        self.invariants = invariants_of(scenario, batches, seen)
         self._kinds = ALL_KINDS if scenario.stages > 1 else ONE_STAGE_KINDS
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
+from farflung.coordinator.ledger.ledger import Ledger, LedgerPart
 from farflung.coordinator.ledger.records import Record, Struck
 
 STRIKE_LASTS_S = 86400.0
@@ -74,13 +75,13 @@ class Invitation:
 
 
 @dataclass
-class Register:
+class Register(LedgerPart):
     invitations: dict[bytes, Invitation] = field(default_factory=dict)
     guests: set[str] = field(default_factory=set)  # peers that came in by an invitation: they may come again
     bans: OrderedDict[str, Banned] = field(default_factory=OrderedDict)
     strikes: OrderedDict[str, deque[Struck]] = field(default_factory=OrderedDict)
 
-    def apply(self, record: Record) -> None:
+    def apply(self, record: Record, ledger: Ledger) -> None:
         match record:
             case Invited():
                 self.invitations[record.digest] = Invitation(record.uses, record.until_s, record.note)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from farflung.coordinator.ledger.batch_book import BookedSeat
+from farflung.coordinator.batches.batch_book import BookedSeat
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import Record
 from farflung.protocol.digests import bits
@@ -74,14 +74,6 @@ class BatchMembers:
     saved_by: Callable[[int], Collection[str]] = lambda stage: ()  # who wrote a checkpoint of this stage
     # These two have a way, though neither can be dialled: past their routers, or at a relay.
     meet: Callable[[str, str], bool] = lambda one, other: False
-
-
-@dataclass(frozen=True)
-class SeatShare:
-    """What a round must have of one member."""
-
-    seat: int
-    counted: bytes  # mask
 
 
 @dataclass

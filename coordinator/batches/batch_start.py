@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from farflung.coordinator.batches.batch_book import BatchBegun, BatchBook
 from farflung.coordinator.batches.batch_members import BatchDesk, BatchMembers, BatchWorker
 from farflung.coordinator.batches.rates import news_of_shares
 from farflung.coordinator.batches.rebalancing import Rebalancing
-from farflung.coordinator.ledger.records import BatchBegun
 from farflung.protocol.messages import UNKNOWN_LENGTH
 
 
@@ -59,7 +59,9 @@ class BatchStart:
 
     def batch(self) -> BatchBegun:
         ledger, pipeline = self.desk.ledger, self.desk.manifest.pipeline
-        due = ledger.batches.next_batch(ledger.version, ledger.leases.samples, pipeline.batch, pipeline.micro)
+        due = BatchBook.of(ledger).next_batch(
+            ledger.version, ledger.leases.samples, pipeline.batch, pipeline.micro
+        )
         return BatchBegun(
             version=due.version,
             epoch=due.epoch,
@@ -73,7 +75,7 @@ class BatchStart:
         """By seat, where the wiring is to spread work otherwise than in the last batch."""
         if self.desk.manifest.pipeline.stages == 1:
             return {}
-        seats = {row.peer: row for row in self.desk.ledger.batches.rows if row.lives}
+        seats = {row.peer: row for row in BatchBook.of(self.desk.ledger).rows if row.lives}
         told = {peer: row.share for peer, row in seats.items()}
         news = news_of_shares(told, self.moves.rates().shares())
         return {seats[peer].number: share for peer, share in news.items()}

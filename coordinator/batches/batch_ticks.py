@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from farflung.collectives.pipeline.seats import Table
-from farflung.coordinator.ledger.batch_book import Batch, BatchBook, BookedSeat, mask_of_spans
+from farflung.coordinator.batches.batch_book import Batch, BatchBook, BookedSeat, mask_of_spans
 from farflung.protocol.digests import mask_to_bytes
 from farflung.protocol.limits import MEMBERS_PER_ROUND, SEATS_TOLD
 from farflung.protocol.messages import BatchTick, SeatRow

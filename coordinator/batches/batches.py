@@ -2,7 +2,7 @@
 
 One of the parts of the run machine, where `[pipeline] batch` asks for it: the guidance tells it every beat and asks
 what to answer, the driver asks it who must be in a round, the run machine lets it look at every turn.  What is
-granted to whom is durable (coordinator/ledger/batch_book.py); which microbatches are counted is what living members
+granted to whom is durable (coordinator/batches/batch_book.py); which microbatches are counted is what living members
 say, and is said again with every beat.  Must not know rounds, digests, or how members come in.  Pure.
 
 Why no microbatch counts twice.  It is granted to one seat at a time.  It is granted again only when that seat is gone
@@ -19,12 +19,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from farflung.coordinator.batches.batch_book import (
+    Batch,
+    BatchBegun,
+    BatchBook,
+    BookedSeat,
+    GrantedMicros,
+    MicroSkipped,
+    Seated,
+    TakenBack,
+    Unseated,
+    mask_of_spans,
+    spans_of_mask,
+)
 from farflung.coordinator.batches.batch_members import (
     NAMED_MOST,
     BatchDesk,
     BatchMembers,
     BatchWorker,
-    SeatShare,
     SeatWord,
     UnusableMicros,
     is_of,
@@ -46,15 +58,7 @@ from farflung.coordinator.batches.grants import (
 from farflung.coordinator.batches.rebalancing import Rebalancing
 from farflung.coordinator.batches.stage_reach import WHY_GIVEN_UP, StageReach
 from farflung.coordinator.batches.stage_rows import BatchView, Row, stage_rows
-from farflung.coordinator.ledger.batch_book import Batch, BatchBook, BookedSeat, mask_of_spans, spans_of_mask
-from farflung.coordinator.ledger.records import (
-    BatchBegun,
-    GrantedMicros,
-    MicroSkipped,
-    Seated,
-    TakenBack,
-    Unseated,
-)
+from farflung.coordinator.modes.mode import SeatShare
 from farflung.protocol.digests import mask_from_bytes, mask_to_bytes
 from farflung.protocol.limits import MEMBERS_PER_ROUND
 from farflung.protocol.messages import BatchBeat, BatchTick, Beat, Sent
@@ -89,7 +93,7 @@ class Batches:
 
     @property
     def book(self) -> BatchBook:
-        return self.desk.ledger.batches
+        return BatchBook.of(self.desk.ledger)
 
     @property
     def stages(self) -> int:

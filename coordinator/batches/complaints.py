@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from farflung.coordinator.ledger.batch_book import BookedSeat
+from farflung.coordinator.batches.batch_book import BookedSeat
 from farflung.protocol.messages import Complaint
 
 HEAR_OTHERS_S = 10.0  # so long those beside a seat have to find out whether they get on with its neighbour

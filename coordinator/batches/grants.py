@@ -14,7 +14,7 @@ from functools import reduce
 from operator import and_
 from statistics import median
 
-from farflung.coordinator.ledger.batch_book import spans_of_mask
+from farflung.coordinator.batches.batch_book import spans_of_mask
 
 BEATS_AHEAD = 2.0  # a seat has work for so many heartbeats
 AHEAD_LEAST = 2  # microbatches

@@ -28,10 +28,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from farflung.coordinator.batches.batch_book import BatchBook, Moving
 from farflung.coordinator.batches.batch_members import BatchDesk, BatchMembers, BatchWorker
 from farflung.coordinator.batches.rates import Mate, SeatRates, traffic_of_stages
-from farflung.coordinator.ledger.batch_book import BatchBook
-from farflung.coordinator.ledger.records import Moving
 
 QUIET_LOOKS = 3
 # So long somebody may come back to a stage that has nobody, before one of another stage goes there.
@@ -119,7 +118,7 @@ class Rebalancing:
 
     @property
     def _book(self) -> BatchBook:
-        return self._desk.ledger.batches
+        return BatchBook.of(self._desk.ledger)
 
     def _is_over(self, move: Move) -> bool:
         """The batch in which it was chosen: whatever it has counted is in a commit, or of no use to anybody."""

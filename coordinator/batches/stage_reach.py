@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from farflung.coordinator.batches.batch_book import BookedSeat
 from farflung.coordinator.batches.batch_members import BatchMembers, BatchWorker
-from farflung.coordinator.ledger.batch_book import BookedSeat
 
 WHY_GIVEN_UP = (
     "nobody of its stage can be dialled, nor meets all others there, and an older seat has it for itself"

@@ -22,8 +22,8 @@ from farflung.collectives.pipeline.stage_rates import (
     stage_rate,
     traffic_of,
 )
+from farflung.coordinator.batches.batch_book import BatchBook
 from farflung.coordinator.batches.batch_members import BatchWorker, SeatWord
-from farflung.coordinator.ledger.batch_book import BatchBook
 from farflung.protocol.manifest_sections import PipelineSection
 from farflung.protocol.model_schema import ModelSchema
 

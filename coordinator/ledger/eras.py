@@ -40,4 +40,3 @@ class Mark:
     reach: CoveredRange
     tokens: int
     loss: float | None
-    cursor: tuple[int, int] = (0, 0)  # of synchronous batches: where the next one begins

@@ -31,6 +31,8 @@ from farflung.protocol.round_words import Commit, Count, Hash, PeerName
 from farflung.protocol.signing import KeptCommit, name_of_commit
 
 UNPACKED_BYTES_MOST = 8 << 20  # a hundred times what books may have
+PARTS_MOST, PART_BYTES = 16, 1024  # of modes, and what each may have kept
+ModeName = Annotated[str, Meta(max_length=32)]
 LEASE_BYTES_LEAST = 6  # of each that is held; of two a member it is 8
 
 
@@ -69,9 +71,9 @@ class Books(Struct, frozen=True, array_like=True):
     delivered: bool
     era_reason: str
     leases: bytes  # `kept_leases`
-    cursor: tuple[Count, Count]
-    last_seat: Count
-    table_no: Count
+    parts: Annotated[
+        dict[ModeName, Annotated[bytes, Meta(max_length=PART_BYTES)]], Meta(max_length=PARTS_MOST)
+    ]
     model: bytes  # its hash
     fragments: Annotated[tuple[FragmentBooks, ...], Meta(max_length=FRAGMENTS_MAX)]
 

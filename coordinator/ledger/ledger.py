@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from farflung.coordinator.ledger.batch_book import Batch, BatchBook, BookedSeat
 from farflung.coordinator.ledger.eras import (
     ACCOUNTED_FOR,
     NOTHING,
@@ -28,7 +27,6 @@ from farflung.coordinator.ledger.records import (
     AbortedRound,
     Admitted,
     Amended,
-    BatchBegun,
     CommittedBatch,
     CommittedRound,
     CutShort,
@@ -40,10 +38,7 @@ from farflung.coordinator.ledger.records import (
     Folded,
     Genesis,
     Granted,
-    GrantedMicros,
-    MicroSkipped,
     ModelFixed,
-    Moving,
     Opened,
     Paused,
     Record,
@@ -51,12 +46,9 @@ from farflung.coordinator.ledger.records import (
     Restored,
     Resumed,
     RolledBack,
-    Seated,
     ShownFixed,
     Started,
     StreamEnded,
-    TakenBack,
-    Unseated,
     Vouched,
 )
 from farflung.coordinator.ledger.run_clock import RunClock
@@ -70,7 +62,6 @@ from farflung.protocol.model_schema import BOOKS_FRAGMENT, ModelSchema
 from farflung.protocol.round_words import Commit
 from farflung.protocol.signing import Amendment, SignedHead, name_of_commit
 
-OfBatches = BatchBegun | Seated | Unseated | GrantedMicros | TakenBack | MicroSkipped
 ROUNDS_SHOWN = 50
 DIGESTS_KEPT = 16
 NORMS_KEPT = 10
@@ -126,6 +117,21 @@ class FragmentBook:
                 del known[newer]
 
 
+class LedgerPart:
+    """What a mode has to remember: a fold over the same records; this is that of one that remembers nothing."""
+
+    def apply(self, record: Record, ledger: Ledger) -> None:
+        """`ledger`: as it is with this record, to read."""
+
+    def kept(self) -> bytes:
+        """What peers keep of it for a coordinator that loses its disk; empty: nothing."""
+        return b""
+
+    def put_back(self, version: int, kept: bytes, newest: bool) -> None:
+        """What was kept at the commit of this version of the first fragment: the `newest` that was shown, or, after it,
+        an older one, to which the run may go back."""
+
+
 @dataclass
 class Ledger:
     lease_samples: int
@@ -152,7 +158,6 @@ class Ledger:
     clock: RunClock = field(default_factory=RunClock)
     paused: Paused | None = None  # by the host
     parts: dict[str, Any] = field(default_factory=dict)  # of modes, by name: each folds records as well
-    batches: BatchBook = field(default_factory=BatchBook)  # where updates are synchronous batches
     link: HeadLink = field(default_factory=HeadLink)  # what peers keep for a coordinator that loses all this
     restored_because: str = ""  # it did, once
     given_up: tuple[int, int] = (0, 0)  # the order of a step that nobody could show then
@@ -186,7 +191,7 @@ class Ledger:
         self._fold(record)
         self.clock.apply(record)
         for part in self.parts.values():
-            part.apply(record)
+            part.apply(record, self)
 
     def _fold(self, record: Record) -> None:
         match record:
@@ -201,7 +206,6 @@ class Ledger:
             case DataFixed() | StreamEnded() | CutShort():
                 self._know_data(record)
             case Genesis():
-                self.batches.start_at((0, 0))
                 self.link = self.link.then(self.incarnation, (), b"".join(record.digests))
                 for book, digest in zip(self.books, record.digests, strict=True):
                     book.digests[0] = digest
@@ -234,10 +238,6 @@ class Ledger:
                 self.leases.grant(peer, lease)
             case Released():
                 self.leases.release(record.leases)
-            case Moving():
-                self.batches.moved_at_s = record.at_s
-            case _ if isinstance(record, OfBatches):
-                self._on_batch(record)
             case Departed():
                 self._depart(record)
             case Folded(ledger=raw):
@@ -266,23 +266,6 @@ class Ledger:
             data=record.data,
             stream=record.samples == UNKNOWN_LENGTH,
         )
-        self.batches.start_at((0, 0))
-
-    def _on_batch(self, record: OfBatches) -> None:
-        book = self.batches
-        match record:
-            case BatchBegun(version=version, epoch=epoch, start=start, stop=stop, count=count):
-                book.begin(Batch(version, epoch, start, stop, count), record.shares)
-            case Seated(number=number, peer=peer, process=process, trainer=trainer, stage=stage):
-                book.sit_down(BookedSeat(number, peer, process, trainer, stage=stage))
-            case Unseated(number=number):
-                book.get_up(number)
-            case GrantedMicros(seat=number, first=first, stop=stop):
-                book.grant(number, (first, stop))
-            case TakenBack(seat=number, first=first, stop=stop):
-                book.take_back(number, (first, stop))
-            case MicroSkipped(micro=micro, samples=samples):
-                book.skip(micro, samples, self.leases.samples)
 
     def _know_state(
         self, book: FragmentBook, record: DigestFixed | ShownFixed | DigestWithdrawn | DigestRefuted | Vouched
@@ -313,7 +296,6 @@ class Ledger:
         counted = [record.counted for record in rounds]
         if any(counted):
             self._check_are_all_stages(rounds)
-            self.batches.commit(counted, self.leases.samples)
             self.leases.settled = True
         if rounds[-1].loss is not None and rounds[0].commit.fragment == BOOKS_FRAGMENT:
             self.loss = rounds[-1].loss  # of several stages the last one knows it
@@ -363,8 +345,7 @@ class Ledger:
             self.committed_tokens.update(record.tokens_by)
         for used in record.used.values():
             self.leases.acknowledge(used, commit.fragment)
-        reach, cursor = self.leases.reach(commit.fragment), self.batches.cursor
-        book.marks[book.version] = Mark(reach, self.tokens, self.loss, cursor)
+        book.marks[book.version] = Mark(self.leases.reach(commit.fragment), self.tokens, self.loss)
         # Not one that a digest is kept of, and the digest of this version is not settled yet.
         for old in [v for v in book.marks if not self._is_kept(v, book.version - 1)]:
             del book.marks[old]
@@ -409,12 +390,10 @@ class Ledger:
         book = self.books[fragment]
         # Of version 0 there is no mark.
         mark = book.marks.get(version, Mark(CoveredRange(0, 0, ()), 0, None))
-        stays = version == book.version and mark == book.marks.get(version, mark)
+        stays = version == book.version
         if fragment == BOOKS_FRAGMENT and not stays:
             self.tokens, self.loss = mark.tokens, mark.loss
             self.curve.forget_after(version)
-        if fragment == BOOKS_FRAGMENT:
-            self.batches.start_at(self.batches.cursor if stays else mark.cursor)
         reach = self.leases.reach(fragment) if stays else mark.reach
         book.version, book.open_round, book.dropped_at = version, 0, -1
         return reach
@@ -458,8 +437,6 @@ def _restore(ledger: Ledger, record: Restored) -> None:
     if newest is not None and books is not None and newest.head.order > ledger.link.order:
         _put_back(ledger, newest.head, books)
         _fill_in(ledger, record)
-    # Whatever it has, it may lack the last grants and seats, by which members count: the batch begins again.
-    ledger.batches.begin_again(NUMBERS_AHEAD)
     ledger.leases.next_id += NUMBERS_AHEAD
     ledger.round_no += NUMBERS_AHEAD
     for book in ledger.books:
@@ -473,8 +450,6 @@ def _put_back(ledger: Ledger, head: SignedHead, books: Books) -> None:
     ledger.tokens, ledger.loss = books.tokens, books.loss
     ledger.round_no = max(ledger.round_no, books.round_no)
     ledger.leases = leases_in(books.leases)
-    batches = ledger.batches
-    batches.cursor, batches.last_seat, batches.table_no = books.cursor, books.last_seat, books.table_no
     for number, (book, said) in enumerate(zip(ledger.books, books.fragments, strict=True)):
         book.version = head.versions[number]
         book.digests, book.shown, book.commits, book.marks = dict(said.digests), {}, {}, {}
@@ -487,10 +462,16 @@ def _put_back(ledger: Ledger, head: SignedHead, books: Books) -> None:
             ledger.committed_tokens.update(
                 {p: t - ledger.committed_tokens[p] for p, _, t in said.holders if t}
             )
+    _put_back_parts(ledger, head.versions[BOOKS_FRAGMENT], books, newest=True)
+
+
+def _put_back_parts(ledger: Ledger, version: int, books: Books, newest: bool) -> None:
+    for name, part in ledger.parts.items():
+        part.put_back(version, books.parts.get(name, b""), newest)
 
 
 def _mark(books: Books, leases: Leases, fragment: int) -> Mark:
-    return Mark(leases.reach(fragment), books.tokens, books.loss, books.cursor)
+    return Mark(leases.reach(fragment), books.tokens, books.loss)
 
 
 def _fill_in(ledger: Ledger, record: Restored) -> None:
@@ -500,6 +481,8 @@ def _fill_in(ledger: Ledger, record: Restored) -> None:
     for kept in record.older:  # the newest first
         books = books_in(kept)
         leases = leases_in(books.leases) if books is not None else None
+        if books is not None and kept.head.versions[BOOKS_FRAGMENT] <= lowest[BOOKS_FRAGMENT]:
+            _put_back_parts(ledger, kept.head.versions[BOOKS_FRAGMENT], books, newest=False)
         for number, version in enumerate(kept.head.versions if books is not None else ()):
             book = ledger.books[number]
             assert books is not None and leases is not None

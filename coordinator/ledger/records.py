@@ -201,73 +201,6 @@ class Released(Record, frozen=True, kw_only=True, tag="released"):
     reason: str
 
 
-class BatchBegun(Record, frozen=True, kw_only=True, tag="batch"):
-    """The next version is the exact gradient of these samples."""
-
-    version: int  # from which it goes on
-    epoch: int
-    start: int  # samples [start, stop) of the epoch's order
-    stop: int
-    count: int  # of microbatches
-    # By seat, where a model is cut and what seats can do has changed: see Seat.share in collectives/pipeline/seats.py.
-    shares: dict[int, float] = {}
-
-
-class Seated(Record, frozen=True, kw_only=True, tag="seated"):
-    """A trainer has a place in the batches; nothing that it counts is ever taken under another number."""
-
-    number: int
-    peer: str
-    process: bytes
-    trainer: int
-    stage: int = 0
-
-
-class Unseated(Record, frozen=True, kw_only=True, tag="unseated"):
-    """It is gone, and its sums with it: what it was granted is granted again."""
-
-    number: int
-    peer: str
-    reason: str
-    contested: bool = False  # it named a microbatch that an older seat of its stage had named
-
-
-class Moving(Record, frozen=True, kw_only=True, tag="moving"):
-    """A peer is told to give its stage up and to serve another one."""
-
-    peer: str
-    stage: int  # that it leaves
-    to: int
-    at_s: float  # on the run's clock
-    reason: str
-
-
-class GrantedMicros(Record, frozen=True, kw_only=True, tag="granted_micros"):
-    """Microbatches [first, stop) of the batch are this seat's."""
-
-    seat: int
-    first: int
-    stop: int
-
-
-class TakenBack(Record, frozen=True, kw_only=True, tag="taken_back"):
-    """The seat gets no gradient out of these and has not counted them: another one tries."""
-
-    seat: int
-    first: int
-    stop: int
-    reason: str
-
-
-class MicroSkipped(Record, frozen=True, kw_only=True, tag="skipped"):
-    """Nobody gets a finite gradient out of it: the batch goes without these samples."""
-
-    version: int
-    micro: int
-    samples: int
-    reason: str
-
-
 class Struck(Record, frozen=True, kw_only=True, tag="struck"):
     """A member did what no honest member does."""
 
@@ -346,13 +279,6 @@ OF_CORE: tuple[type[Record], ...] = (
     RolledBack,
     Granted,
     Released,
-    BatchBegun,
-    Seated,
-    Unseated,
-    Moving,
-    GrantedMicros,
-    TakenBack,
-    MicroSkipped,
     Struck,
     FoundCheating,
     Amended,

@@ -7,7 +7,7 @@ What it has to remember is its part of the ledger, a fold over records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from farflung.coordinator.court.questions import MemberAnswer
 from farflung.coordinator.door.hello_check import HelloPassed
 from farflung.coordinator.rounds.committed_sums import CommittedSums
 from farflung.protocol.causes import DepartureCause
-from farflung.protocol.messages import Beat, FromMember, Refuse
+from farflung.protocol.messages import Beat, FromMember, Hello, Refuse, Sent
 from farflung.protocol.orders import Order, Reply
 from farflung.protocol.signing import KeptCommit
 from farflung.protocol.verdicts import Verdict
@@ -24,6 +24,8 @@ from farflung.protocol.verdicts import Verdict
 
 class CoordinatorMode:
     """Each mode gives some of these answers; these are those of one that has nothing to say."""
+
+    whole_roster = False  # every member has to hear of all others, however many there are
 
     # ---- who comes in, and who has to go ---------------------------------------------------------------
 
@@ -45,6 +47,10 @@ class CoordinatorMode:
         """It does not come in again, for now."""
         return False
 
+    def fragments_of(self, hello: Hello, peer: str) -> tuple[int, ...] | None:
+        """Which of the fragments that it offers it is to hold from now on; None: this mode does not mind."""
+        return None
+
     # ---- what members say, and hear --------------------------------------------------------------------
 
     def hear(self, peer: str, beat: Beat) -> None:
@@ -58,6 +64,10 @@ class CoordinatorMode:
         """What a member shows.  False: this mode did not ask for it."""
         return False
 
+    def tell(self, peer: str, beat: Beat) -> Mapping[str, Any]:
+        """This beat is answered: what the tick says for this mode, by its fields."""
+        return {}
+
     def on_answered(self, peer: str, beat: Beat) -> None:
         """This beat was answered with a tick: what else is this member to be told?"""
 
@@ -67,6 +77,14 @@ class CoordinatorMode:
         return False
 
     # ---- rounds, versions, and what is left of them ----------------------------------------------------
+
+    def policy(self, fragment: int) -> RoundPolicy | None:
+        """By which rules the rounds of this fragment are opened, if not by the core's; asked once."""
+        return None
+
+    def on_turn(self) -> bool:
+        """Rounds were moved on as far as they go.  True: members are told at once where the run is now."""
+        return False
 
     def holds(self) -> str:
         """Why no round may be opened; empty: for all this mode knows, one may."""
@@ -114,9 +132,47 @@ class CoordinatorMode:
         """None: an order of somebody else's.  UserError: a mistake of the host's."""
         return None
 
+    def status(self) -> Mapping[str, Any]:
+        """Of the run, for people."""
+        return {}
+
+    def status_of_fragments(self) -> Sequence[Mapping[str, Any]]:
+        """Of each fragment in its order, for people; empty: nothing."""
+        return ()
+
     def status_of(self, peer: str) -> Mapping[str, Any]:
         """Of a member, for people."""
         return {}
+
+
+@dataclass(frozen=True)
+class SeatShare:
+    """What a round must have of one member."""
+
+    seat: int
+    counted: bytes  # mask
+
+
+class RoundPolicy(Protocol):
+    """What a mode decides of the rounds of a fragment in place of the core.  At most one mode has one: two that say who
+    must be in a round can't both be right.  Without one a round is opened with whoever is ready."""
+
+    @property
+    def is_begun(self) -> bool:
+        """What the next round is to merge is being made."""
+
+    @property
+    def under_way(self) -> bool:
+        """A round is in flight that the next one belongs to: it is opened whatever else holds the run."""
+
+    def shares(self) -> tuple[Mapping[str, SeatShare], str]:
+        """(who must be in the next round, all of them, and with what; why it can't open yet)."""
+
+    def problem(self, share: SeatShare | None, sent: Sent) -> str:
+        """Why this word does not go with the share that the round was opened with; empty: it does."""
+
+    def give_up(self, peers: Iterable[str], why: str) -> None:
+        """The share of each of these did not come into a round: others make it."""
 
 
 class SendAway(Protocol):
@@ -133,6 +189,7 @@ class ModeTools:
     send_away: SendAway
     follow_ways: Callable[[], None]  # to each other: they may be others than before
     settle: Callable[[], None]  # moves all rounds on
+    fits: Callable[[str], bool]  # the peer has the run's data
 
 
 class ServerHand:

@@ -4,10 +4,10 @@ A mode is a folder.  The core never imports it: it asks here for the module in w
 without it where the folder is gone.  This list, in its order, is all that the core knows of modes; there is nothing to
 register and nothing to discover.  tests/house/test_modes.py takes each folder out of a copy and runs the rest.
 
-What such a module may have: `LedgerPart`, a class that folds records (coordinator/ledger/ledger.py); `RECORDS`, the
-types of its records; `made`, which makes its part of the run machine (mode.py); `stands_by` and `ask_peers`
-(coordinator/run_lead.py), and `asking`, which is the latter without a socket (simulator/cut_lines.py).
-Elsewhere it may have a `hand` in the server.
+What such a module may have: `LedgerPart`, a class that folds records (coordinator/ledger/ledger.py); `RECORDS`,
+the types of its records; `made`, which makes its part of the run machine (mode.py), or None where the run has no use
+for it; `stands_by` and `ask_peers` (coordinator/run_lead.py), and `asking`, which is the latter without a socket
+(simulator/cut_lines.py). Elsewhere it may have a `hand` in the server.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from farflung.protocol.manifest import Manifest
 BEGINNINGS: Final = {
     "admission": "farflung.coordinator.admission.admission",
     "audits": "farflung.coordinator.audits.audits",
+    "batches": "farflung.coordinator.batches.batch_mode",
     "reach": "farflung.coordinator.reach.reach",
     "recovery": "farflung.coordinator.recovery.recovery",
     "restoring": "farflung.coordinator.restoring.restoring_door",
@@ -38,7 +39,11 @@ HANDS: Final = {
 # Name -> the section of run.toml that is the mode's.
 SECTIONS: Final = {"admission": "admission"}
 # Name -> (section, key) of run.toml by which the host asks for something of the mode's, and what asks for nothing.
-KEYS: Final = {"audits": ("merge", "audit", 0.0), "reach": ("net", "relay", "off")}
+KEYS: Final = {
+    "audits": ("merge", "audit", 0.0),
+    "batches": ("pipeline", "batch", 0),
+    "reach": ("net", "relay", "off"),
+}
 
 
 def check(manifest: Manifest) -> None:

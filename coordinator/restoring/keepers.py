@@ -158,7 +158,6 @@ def _books_of(ledger: Ledger, model: ModelSchema) -> Books:
 
 
 def _books_with(ledger: Ledger, model: ModelSchema, holders: int) -> Books:
-    batches = ledger.batches
     return Books(
         ledger.round_no,
         ledger.tokens,
@@ -166,9 +165,7 @@ def _books_with(ledger: Ledger, model: ModelSchema, holders: int) -> Books:
         ledger.delivered,
         ledger.era_reason,
         b"",
-        batches.cursor,
-        batches.last_seat,
-        batches.table_no,
+        {name: kept for name, part in ledger.parts.items() if (kept := part.kept())},
         name_of_model(model),
         tuple(_fragment_of(book, holders) for book in ledger.books),
     )

@@ -11,10 +11,8 @@ late and repeated messages all heal by the next beat.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
-from farflung.coordinator.batches.batch_members import BatchMembers
-from farflung.coordinator.batches.batches import Batches
-from farflung.coordinator.batches.stage_choice import held_by_newcomer, loads_of
 from farflung.coordinator.door.hello_check import UNPROVEN, DoorFacts, Doorkeeper, HelloPassed
 from farflung.coordinator.ledger.records import (
     AbortedRound,
@@ -32,7 +30,6 @@ from farflung.coordinator.rounds.gradient_clip import clipped, warning
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import Allow, AnswerDoor, DialBack, Effect, Forbid, Tell
 from farflung.coordinator.run.entrance import Entrance
-from farflung.coordinator.run.held_versions import newest_held
 from farflung.coordinator.run.lease_desk import LeaseDesk
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.operator_orders import AmendmentOrders, Operating
@@ -80,14 +77,15 @@ class RunMachine:
         ledger = RunRecords(run_id, manifest, records).ledger
         self.core = Core(manifest, run_id, ledger)
         fragments = range(ledger.fragments)
-        self.batches = Batches(self.core, self._house()) if manifest.pipeline.batch else None
-        self.drivers = [RoundDriver(self.core, each, self.batches) for each in fragments]
+        self.drivers = [RoundDriver(self.core, each) for each in fragments]
         self.lease_desk = LeaseDesk(self.core, self.drivers)
-        tools = ModeTools(random, self._send_away, self._follow_ways, lambda: self._settle(self.drivers))
-        made = registry.having("made").items()
-        self.modes = {name: make(self.core, self.drivers, tools) for name, make in made}
+        self._random = random
+        self.modes: dict[str, Any] = self._made_modes()
         self.core.modes = tuple(self.modes.values())
-        self.tick_builder = TickBuilder(self.core, self.drivers, self.lease_desk, self.batches)
+        for driver in self.drivers:
+            policies = (mode.policy(driver.fragment) for mode in self.core.modes)
+            driver.policy = next((each for each in policies if each is not None), None)
+        self.tick_builder = TickBuilder(self.core, self.drivers, self.lease_desk)
         self.core.acquaint = self.tick_builder.acquaint
         self.facts = DoorFacts(manifest.run.name, run_id, manifest.canonical())
         self.doorkeeper = Doorkeeper(self.facts)
@@ -99,20 +97,18 @@ class RunMachine:
         self.member_ports: tuple[int, ...] = ()
         self._shown = 0.0, b""  # the newest status, and when it was made
         self._unsettled: set[int] = set()  # fragments that something was said of
-        self._random = random
 
-    def _house(self) -> BatchMembers:
-        """What the batches ask of the other parts."""
-        members = self.core.members
-        return BatchMembers(
-            living=lambda: members.trainers,
-            fits=lambda peer: self.lease_desk.words.fits(members.members[peer]),
-            in_round=lambda peer: any(each.may_use_work_of(peer) for each in self.drivers),
-            flying=lambda stage: self.drivers[stage].round is not None,
-            abort=lambda stage, why: self.drivers[stage].abort(AbortCause.SHARE_LOST, why),
-            saved_by=self.core.saved_by,
-            meet=lambda one, other: members.ways.meets(one, other),
+    def _made_modes(self) -> dict[str, Any]:
+        """Those that are there, and that this run has use for."""
+        tools = ModeTools(
+            random=self._random,
+            send_away=self._send_away,
+            follow_ways=self._follow_ways,
+            settle=lambda: self._settle(self.drivers),
+            fits=lambda peer: self.lease_desk.words.fits(self.core.members.members[peer]),
         )
+        made = {name: make(self.core, self.drivers, tools) for name, make in registry.having("made").items()}
+        return {name: mode for name, mode in made.items() if mode is not None}
 
     # ---- events --------------------------------------------------------------------------------------
 
@@ -368,31 +364,8 @@ class RunMachine:
         return member
 
     def _fragments_for(self, hello: Hello, peer: str) -> tuple[int, ...]:
-        due = self.batches.moves.goes_to(peer) if self.batches is not None else None
-        if due is not None and due in hello.fragments:
-            return (due,)
-        if self.core.manifest.pipeline.stages == 1:
-            return hello.fragments
-        pipeline, first = self.core.manifest.pipeline, self.drivers[hello.fragments[0]]
-        alive, moves = (
-            self.core.members.alive.values(),
-            self.batches.moves if self.batches is not None else None,
-        )
-        here = {each.peer: each.stage for each in alive if moves is None or moves.serves(each)}
-        measured: dict[int, list[float]] = {}
-        if self.batches is not None:
-            # After a restart those who have seats are not here yet, and come back to them.
-            here = {seat.peer: seat.stage for seat in self.batches.book.seats.values()} | here
-            measured = self.batches.units_s
-        held = [stage for each, stage in here.items() if each != peer]
-        living = self.core.members.alive
-        # Of those who are not back yet nobody knows: they count as dialable.
-        reached = {
-            at for each, at in here.items() if each != peer and (each not in living or living[each].claimed)
-        }
-        known = bool(hello.digest) and first.book.digests.get(hello.version) == hello.digest
-        newest = newest_held(first) if known else hello.version
-        return held_by_newcomer(pipeline, hello, loads_of(held, reached, measured, pipeline.stages), newest)
+        said = (mode.fragments_of(hello, peer) for mode in self.core.modes)
+        return next((each for each in said if each is not None), hello.fragments)
 
     def _tell_roster(self) -> None:
         """Everybody hears of a member, or of its address, at once; a crowd by its next beats."""
@@ -491,7 +464,7 @@ class RunMachine:
             drivers = self.drivers
         if any([driver.settle_digest() | driver.asks_anew() for driver in drivers]):
             self.tick_builder.recheck_all()
-        if self.batches is not None and self.batches.advance():
+        if any([mode.on_turn() for mode in self.core.modes]):
             self.tick_builder.recheck_all()
         if self.core.members.ways.waits_for_gap:
             self._follow_ways()

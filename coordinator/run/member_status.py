@@ -57,9 +57,6 @@ def member_status(
         **{key: shown for mode in core.modes for key, shown in mode.status_of(member.peer).items()},
         "left_out": member.left_out[:WHY_CHARS],
     }
-    batches = drivers[0].batches
-    if batches is not None and member.alive and (share := batches.share_of(member.peer)):
-        shown["batch"] = share
     if len(drivers) > len(member.standings):
         shown["stage"] = member.stage
     return shown | (_in_round(flight, member.peer) if flight is not None else {})

@@ -9,12 +9,11 @@ Each decision leaves a reason in `reason`, which the status shows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from farflung.coordinator.batches.batch_members import SeatShare
-from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, Opened
+from farflung.coordinator.modes.mode import RoundPolicy, SeatShare
 from farflung.coordinator.rounds.foresight import Foresight, can_be_foreseen
 from farflung.coordinator.rounds.gradient_clip import clipped, warning
 from farflung.coordinator.rounds.groups import Groups, drawn, most_of_round, planned
@@ -50,19 +49,15 @@ LATE_OWNER = "it owned chunks and did not give their results in time"
 
 
 class RoundDriver(Eligibility):
-    def __init__(
-        self,
-        core: Core,
-        fragment: int,
-        batches: Batches | None = None,
-    ) -> None:
-        """`batches` says who must be in a round, where updates are synchronous batches."""
+    def __init__(self, core: Core, fragment: int) -> None:
         super().__init__(core, fragment)
+        self.policy: RoundPolicy | None = None  # of a mode's, which says who must be in a round
         self.round: Round | None = None
         self.agreement = DigestAgreement(core, fragment)
         self._witness = SignedResults(core)
-        self.batches = batches
-        self._shares: dict[str, SeatShare] = {}  # of the batch that the round in flight is to merge
+        self._shares: Mapping[
+            str, SeatShare
+        ] = {}  # by the policy: what the round in flight is to merge of whom
         self._last_holders = LastHolders()
         self._foresight = Foresight()
         # Owner -> contributions that it alone lacked, in rounds in a row.
@@ -90,8 +85,8 @@ class RoundDriver(Eligibility):
         if self.core.finished:
             self.reason = "finished"
             return
-        if self.batches is not None:
-            self._maybe_open_batch(self.batches)
+        if self.policy is not None:
+            self._maybe_open_by(self.policy)
             return
         if not self._looks.is_due(len(self.holders), self.core.now):
             return
@@ -108,10 +103,10 @@ class RoundDriver(Eligibility):
         most = most_of_round(self.core.manifest.round.group, len(owners))
         self._open(sorted(chosen([m.peer for m in ready], owners, most)))
 
-    def _maybe_open_batch(self, batches: Batches) -> None:
-        """With exactly those who have counted something; where none of them can be dialled, others own the chunks."""
-        self._shares, waits = batches.shares(self.fragment)
-        held = "" if batches.under_way else self.core.held
+    def _maybe_open_by(self, policy: RoundPolicy) -> None:
+        """With exactly those who have a share; where none of them can be dialled, others own the chunks."""
+        self._shares, waits = policy.shares()
+        held = "" if policy.under_way else self.core.held
         why_not = held or self.agreement.reason or waits
         if why_not:  # nearly always: who could own a chunk is looked for when there are chunks to own
             self.reason = why_not
@@ -255,8 +250,8 @@ class RoundDriver(Eligibility):
         if not problem:
             problem = leases.problem(member.peer, sent.used, self.fragment) or ""
             cause = ExclusionCause.LEASES
-        if not problem and self.batches is not None:
-            problem = self.batches.problem(self._shares.get(member.peer), sent)
+        if not problem and self.policy is not None:
+            problem = self.policy.problem(self._shares.get(member.peer), sent)
             cause = ExclusionCause.OTHER_SHARE
         if problem and member.peer not in self.round.sent:
             self.round.barred[member.peer] = Excluded(cause, problem)
@@ -333,8 +328,8 @@ class RoundDriver(Eligibility):
                     for peer in unfit:
                         self._leave_out(flight, peer, LATE_OWNER)
                     self.abort(cause, reason, dropped)
-                    if self.batches is not None:
-                        self.batches.give_up(lost, reason)
+                    if self.policy is not None:
+                        self.policy.give_up(lost, reason)
                 case Done() if self._of_several_stages:
                     flight.prepared, self.prepared = True, step
                     self.reason = "every result is held by several: waiting for the other stages' rounds"

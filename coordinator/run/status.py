@@ -102,11 +102,14 @@ def build_status(
         **core.members.ways.status(core.ledger.names),
         "frames": frames.as_dict(),
     }
-    if (batches := drivers[0].batches) is not None:
-        status["batch"] = batches.told()
-    if batches is not None and batches.stages > 1:
-        told = batches.told_of_stages()
-        status["stages"] = [_fragment(each, lost) | _stage(each) | told[each.fragment] for each in drivers]
+    for mode in core.modes:
+        status |= mode.status()
+    if core.manifest.pipeline.stages > 1:
+        rows = [row for mode in core.modes if (row := mode.status_of_fragments())]
+        of_modes = [{k: v for row in rows for k, v in row[each.fragment].items()} for each in drivers]
+        status["stages"] = [
+            _fragment(each, lost) | _stage(each) | more for each, more in zip(drivers, of_modes, strict=True)
+        ]
     elif ledger.fragments > 1:
         status["fragments"] = [_fragment(driver, lost) for driver in drivers]
     return status
@@ -179,7 +182,7 @@ def _phase(core: Core, drivers: Sequence[RoundDriver]) -> RunPhase:
     pipeline = core.manifest.pipeline
     least = pipeline.min_per_stage if pipeline.stages > 1 else core.manifest.run.min_peers
     enough = all(len(driver.able) >= least for driver in drivers)
-    if pipeline.stages > 1 and core.ledger.batches.batch is None:
+    if pipeline.stages > 1 and not any(each.policy is not None and each.policy.is_begun for each in drivers):
         enough &= sum(len(driver.able) for driver in drivers) >= core.manifest.run.min_peers
     return RunPhase.INNER if enough else RunPhase.WAITING
 
@@ -215,8 +218,8 @@ def _phase_left_s(core: Core, drivers: Sequence[RoundDriver], flight: Round | No
 def opens_in_s(driver: RoundDriver) -> float | None:
     """After so long the next round opens without those that are not ready."""
     rules = driver.core.manifest
-    if driver.round is not None or driver.batches is not None:
-        return None  # a batch waits for everybody
+    if driver.round is not None or driver.policy is not None:
+        return None  # it waits for everybody who has a share
     since = [driver.standing(member).ready_since for member in driver.able]
     ready = [at for at in since if at is not None]
     if len(ready) < rules.run.min_peers:

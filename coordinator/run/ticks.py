@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable
 from itertools import islice
 
-from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.court.alike import Alike
 from farflung.coordinator.ledger.records import Genesis
 from farflung.coordinator.roster import partial_view
@@ -136,21 +135,15 @@ def _plans_known(driver: RoundDriver) -> Known:
 
 
 class TickBuilder:
-    def __init__(
-        self,
-        core: Core,
-        drivers: list[RoundDriver],
-        lease_desk: LeaseDesk,
-        batches: Batches | None = None,
-    ) -> None:
+    def __init__(self, core: Core, drivers: list[RoundDriver], lease_desk: LeaseDesk) -> None:
         self._core = core
+        self._whole_roster = any(mode.whole_roster for mode in core.modes)
         alive = core.members.alive
         self._alike = Alike(
             lambda peer: m.joined_no if (m := alive.get(peer)) else None, core.name, core.note
         )
         self._drivers = drivers
         self._lease_desk = lease_desk
-        self._batches = batches
         self._proofs: dict[int, tuple[bytes, bytes]] = {}  # fragment -> what was signed last, and its proof
         self._known_donors: dict[int, partial_view.KnownDonors] = {}  # by fragment
         self._turns = FoundersTurns(core, drivers)
@@ -194,7 +187,7 @@ class TickBuilder:
         ways = core.members.ways.news_for(member.contact, beat.relay, core.now)
         news = self._news_of_members(member, beat, fragments, ways)
         member.advice = self._lease_desk.words.told(member) or self._alike.told(member.peer, member.process)
-        batch = self._batches.on_beat(member, beat) if self._batches is not None else None
+        of_modes = {key: said for mode in core.modes for key, said in mode.tell(member.peer, beat).items()}
         core.tell(
             member,
             Tick,
@@ -209,8 +202,7 @@ class TickBuilder:
             era=core.ledger.era,
             era_because=why_era,
             advice=member.advice,
-            batch=batch,
-            serve=self._serves(member),
+            **of_modes,
             ways=ways.routes if news.roster is not None else (),
             look=ways.look,
             meets=ways.meets,
@@ -224,20 +216,15 @@ class TickBuilder:
             self._repeat_what_is_missing(member, said, self._drivers[said.fragment])
         return None
 
-    def _serves(self, member: Member) -> int:
-        """Another stage than it holds; -1: none."""
-        due = self._batches.moves.goes_to(member.peer) if self._batches is not None else None
-        return due if due is not None and due not in member.standings else -1
-
     def _where(self, member: Member, beat: Beat) -> tuple[Goal, str, tuple[FragmentTick, ...]]:
         """(goal, reason, what the run is) for this member."""
         goal, reason = self._judge(member, beat)
         return goal, reason, self._fragment_ticks(member)
 
     def _is_by_need(self) -> bool:
-        """Nobody hears of all others.  In batches everybody may be everybody's neighbour."""
+        """Nobody hears of all others."""
         most = 2 * self._core.manifest.round.group or partial_view.WHOLE_ROSTER
-        return self._batches is None and len(self._core.members.alive) > most
+        return not self._whole_roster and len(self._core.members.alive) > most
 
     def _next_beat_s(self, member: Member) -> float:
         """0: as the run's terms say."""

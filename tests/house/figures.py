@@ -39,7 +39,7 @@ MODES: Mapping[str, tuple[str, ...]] = {
     ),
     "batches": (
         "coordinator/batches",
-        "coordinator/ledger/batch_book",
+        "coordinator/batches/batch_book",
         "collectives/pipeline",
         "peer/machine/batch_work",
         "peer/machine/stage_transfers",

@@ -10,7 +10,7 @@ from mutant import Mutant
 AT_CROSSINGS = ("tests/peer/machine/test_stage_transfers.py",)
 AT_IN_FLIGHT = (
     "tests/coordinator/rounds/test_round.py",
-    "tests/coordinator/run/test_stages.py",
+    "tests/coordinator/batches/test_stages.py",
 )
 AT_CLIPPING = ("tests/coordinator/rounds/test_gradient_clip.py",)
 AT_REPLAY = ("tests/console/test_audit_replay_stages.py",)

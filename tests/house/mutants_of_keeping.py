@@ -93,8 +93,8 @@ KEEPING = (
     ),
     Mutant(
         "P14 a batch whose last grants may be lost begins again",
-        _BOOKS,
-        "ledger.batches.begin_again(NUMBERS_AHEAD)",
+        "coordinator/batches/batch_book.py",
+        "self.begin_again(NUMBERS_AHEAD)",
         "pass",
         UNITS,
     ),

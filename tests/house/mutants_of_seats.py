@@ -10,7 +10,7 @@ from mutant import Mutant
 AT_MOVING = ("tests/coordinator/batches/test_rebalancing.py",)
 AT_NEIGHBOURS = (
     "tests/coordinator/batches/test_stages_of_batches.py",
-    "tests/coordinator/run/test_stages.py",
+    "tests/coordinator/batches/test_stages.py",
 )
 AT_COMPLAINTS = ("tests/coordinator/batches/test_complaints.py", *AT_NEIGHBOURS)
 

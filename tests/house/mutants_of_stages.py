@@ -9,7 +9,7 @@ from __future__ import annotations
 from mutant import Mutant
 
 WHOLE = ("tests/whole/test_stages.py",)
-AT_COORDINATOR = ("tests/coordinator/run/test_stages.py", *WHOLE)
+AT_COORDINATOR = ("tests/coordinator/batches/test_stages.py", *WHOLE)
 AT_MOVES = ("tests/coordinator/batches/test_rebalancing.py", *WHOLE)
 AT_FLOW = ("tests/collectives/pipeline/test_flow_world.py", *WHOLE)
 AT_TAKING_BACK = ("tests/collectives/pipeline/test_work_stealing.py", *AT_FLOW)
@@ -77,8 +77,15 @@ PIPELINES = (
         AT_MOVES,
     ),
     Mutant(
+        "P11 the run goes back to where the batches were at that version",
+        "coordinator/batches/batch_book.py",
+        "        self.start_at(self.cursor if stays else self.cursors.get(version, (0, 0)))\n",
+        "        self.start_at(self.cursor)\n",
+        ("tests/coordinator/batches/test_batch_book.py",),
+    ),
+    Mutant(
         "a peer that moves gets the stage that it was promised",
-        "coordinator/run/machine.py",
+        "coordinator/batches/batch_mode.py",
         "        if due is not None and due in hello.fragments:\n",
         "        if False:\n",
         AT_COORDINATOR,
@@ -129,7 +136,7 @@ PIPELINES = (
     ),
     Mutant(
         "R4 a source hears what another seat had been granted before",
-        "coordinator/ledger/batch_book.py",
+        "coordinator/batches/batch_book.py",
         "        return seat.mask & mask_of_spans(self.released)\n",
         "        return 0\n",
         WHOLE,
@@ -164,9 +171,9 @@ PIPELINES = (
     ),
     Mutant(
         "P15 after a restart a newcomer leaves those with seats their stages",
-        "coordinator/run/machine.py",
-        "            here = {seat.peer: seat.stage for seat in self.batches.book.seats.values()} | here\n",
-        "            pass\n",
+        "coordinator/batches/batch_mode.py",
+        "        here = {seat.peer: seat.stage for seat in self.batches.book.seats.values()} | here\n",
+        "        pass\n",
         AT_COORDINATOR,
     ),
     Mutant(

@@ -40,20 +40,13 @@ ROOMS: dict[str, Room] = {
     "coordinator/modes": Room(
         ("coordinator/rounds", "coordinator/court", "coordinator/door/hello_check", "protocol"), pure=True
     ),
-    "coordinator/ledger": Room(
-        ("coordinator/modes", "coordinator/court", "collectives/pipeline/seats", *PROTOCOL)
-    ),
-    "coordinator/batches": Room(
-        ("coordinator/ledger", "collectives/pipeline/seats", "collectives/pipeline/stage_rates", "protocol"),
-        pure=True,
-    ),
+    "coordinator/ledger": Room(("coordinator/modes", "coordinator/court", *PROTOCOL)),
     "coordinator/door": Room(PROTOCOL),
     "coordinator/roster": Room(("protocol",), pure=True),
     "coordinator/run": Room(
         (
             "coordinator/modes",
             "coordinator/rounds",
-            "coordinator/batches",
             "coordinator/court",
             "coordinator/ledger",
             "coordinator/roster",
@@ -96,6 +89,17 @@ ROOMS: dict[str, Room] = {
             "coordinator/rounds",
             "coordinator/court",
             "coordinator/ledger",
+            "protocol",
+        ),
+        pure=True,
+    ),
+    "coordinator/batches": Room(
+        (
+            "coordinator/modes",
+            "coordinator/run",
+            "coordinator/ledger",
+            "collectives/pipeline/seats",
+            "collectives/pipeline/stage_rates",
             "protocol",
         ),
         pure=True,
@@ -208,6 +212,7 @@ ROOMS: dict[str, Room] = {
     "simulator": Room(
         (
             "coordinator/run",
+            "coordinator/batches",
             "coordinator/modes",
             "coordinator/court",
             "coordinator/ledger",
@@ -327,7 +332,6 @@ PURE_MODULES = (
     "coordinator/relay/socks",
     "coordinator/relay/switchboard",
     "coordinator/relay/turns",
-    "coordinator/ledger/batch_book",
     "coordinator/ledger/chain",
     "coordinator/ledger/eras",
     "coordinator/ledger/evidence",

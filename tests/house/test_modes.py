@@ -50,6 +50,16 @@ MODES = {
             "tests/whole/test_wrong_sums.py",
         ),
     ),
+    "batches": Mode(
+        ("coordinator/batches",),
+        (
+            "tests/rig/batch_desk.py",
+            "tests/rig/stage_hall.py",
+            "tests/whole/test_batches.py",
+            "tests/whole/test_stages.py",
+        ),
+        ("simulator/batch_invariants.py", "simulator/stage_invariants.py"),
+    ),
     "reach": Mode(
         ("coordinator/reach", "coordinator/relay"),
         (

@@ -18,10 +18,11 @@ class Office(MadeRun):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.lost: list[tuple[str, str, str]] = []
-        tools = ModeTools(lambda count: bytes(count), self.sends_away, lambda: None, lambda: None)
-        self.core.modes = tuple(
-            made(self.core, self.drivers, tools) for made in registry.having("made").values()
+        tools = ModeTools(
+            lambda count: bytes(count), self.sends_away, lambda: None, lambda: None, lambda peer: True
         )
+        modes = [made(self.core, self.drivers, tools) for made in registry.having("made").values()]
+        self.core.modes = tuple(mode for mode in modes if mode is not None)
         self.operating = Operating(self.core, self.sends_away, AmendmentOrders(self.core, self.drivers))
 
     def sends_away(self, peer: str, cause: DepartureCause, told: str, why: str) -> None:

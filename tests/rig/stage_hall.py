@@ -1,7 +1,7 @@
 """A coordinator of a model in stages, with signing peers that count microbatches, send sums and merge them by word.
 
 For tests of the run machine on virtual time: nothing here computes anything, and whoever is told to lie does so.
-Used by the tests of stages (tests/coordinator/run/test_stages*.py).
+Used by the tests of stages: tests/coordinator/batches/test_stages.py, and those of going back.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from farflung.coordinator.ledger.records import CommittedBatch, Record, Seated, from_bytes, to_bytes
+from farflung.coordinator.batches.batch_book import Seated
+from farflung.coordinator.ledger.records import CommittedBatch, Record, from_bytes, to_bytes
 from farflung.coordinator.run.effects import AnswerDoor, Effect, Note, Tell, Write
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol import messages as m

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from farflung.coordinator.batches.batch_book import BookedSeat
 from farflung.coordinator.batches.batches import Batches
-from farflung.coordinator.ledger.batch_book import BookedSeat
 from farflung.peer.local.words import LoadState
 from farflung.peer.machine.batch_work import BatchWork
 from farflung.peer.trainer import effects as do

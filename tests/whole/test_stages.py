@@ -19,7 +19,8 @@ from farflung.collectives.pipeline.microbatches import Queue
 from farflung.collectives.pipeline.seats import Table
 from farflung.collectives.pipeline.stage_scheduler import StageScheduler
 from farflung.collectives.pipeline.work_stealing import WorkStealing
-from farflung.coordinator.ledger.records import Struck, Unseated, from_bytes
+from farflung.coordinator.batches.batch_book import Unseated
+from farflung.coordinator.ledger.records import Struck, from_bytes
 from farflung.peer.machine.effects import Effect, ForgetCrossings
 from farflung.peer.machine.stage_transfers import StageTransfers
 from farflung.peer.trainer.effects import Effect as Due

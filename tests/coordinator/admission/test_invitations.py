@@ -40,7 +40,9 @@ class Host(MadeRun):
         self.kicked: list[tuple[str, str]] = []
         self.drawn = 0
         self.admission = Admission(
-            self.core, self.drivers, ModeTools(self.random, self.kick, lambda: None, lambda: None)
+            self.core,
+            self.drivers,
+            ModeTools(self.random, self.kick, lambda: None, lambda: None, lambda peer: True),
         )
         self.inviting = self.admission.invitations
         self.register: Register = self.core.ledger.parts[NAME]

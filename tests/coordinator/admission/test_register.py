@@ -46,10 +46,10 @@ def ledger_of(written: list[Record]) -> Ledger:
 
 
 def test_strikes_and_bans_are_kept_of_a_bounded_number_of_peers() -> None:
-    register = Register()
+    register, ledger = Register(), Ledger(8, 3)
     for number in range(PEERS_KEPT + 10):
-        register.apply(Struck(peer=str(number), reason="x", at_s=0.0))
-        register.apply(Banned(peer=str(number), reason="x", at_s=0.0, until_s=9.0))
+        register.apply(Struck(peer=str(number), reason="x", at_s=0.0), ledger)
+        register.apply(Banned(peer=str(number), reason="x", at_s=0.0, until_s=9.0), ledger)
     assert (len(register.strikes), len(register.bans)) == (PEERS_KEPT, PEERS_KEPT)
 
 
@@ -80,7 +80,7 @@ def test_a_journal_with_its_records_is_refused_where_it_was_taken_out(
     try:
         with pytest.raises(msgspec.ValidationError, match="invited"):
             from_bytes(invited)
-        with pytest.raises(msgspec.ValidationError, match=r"installed without: \['admission'\]"):
+        with pytest.raises(msgspec.ValidationError, match=r"installed without: \['admission', 'batches'\]"):
             unpacked(folded, Ledger)
     finally:
         records._decoder.cache_clear()

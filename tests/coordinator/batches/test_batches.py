@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from farflung.coordinator.batches.batch_members import BatchMembers, SeatShare
+from farflung.coordinator.batches.batch_book import BatchBook, MicroSkipped, TakenBack, Unseated
+from farflung.coordinator.batches.batch_members import BatchMembers
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.records import DataFixed, MicroSkipped, TakenBack, Unseated
+from farflung.coordinator.ledger.records import DataFixed
+from farflung.coordinator.modes.mode import SeatShare
 from farflung.protocol.digests import mask_of, mask_to_bytes
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import BatchBeat, BatchTick, FragmentBeat, Sent
@@ -57,7 +59,7 @@ class Hall:
 
     def says(self, peer: str, *counted: int, ready: bool = False, **changes: object) -> BatchTick | None:
         worker = self.workers[peer]
-        seat = self.desk.ledger.batches.seat_of(peer)
+        seat = BatchBook.of(self.desk.ledger).seat_of(peer)
         said = replace(
             NOTHING_YET,
             seat=seat.number if seat is not None else 0,

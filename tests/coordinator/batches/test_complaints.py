@@ -7,6 +7,7 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farflung.coordinator.batches.batch_book import BookedSeat
 from farflung.coordinator.batches.complaints import (
     HEAR_OTHERS_S,
     OUT_MOST,
@@ -14,7 +15,6 @@ from farflung.coordinator.batches.complaints import (
     Complaints,
     GivesUp,
 )
-from farflung.coordinator.ledger.batch_book import BookedSeat
 from farflung.protocol.messages import Complaint
 
 SOON, LATE = SETTLED_BEATS, SETTLED_BEATS + HEAR_OTHERS_S

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from farflung.collectives.pipeline.stage_rates import Traffic
+from farflung.coordinator.batches.batch_book import BatchBegun, BatchBook, Moving, Unseated
 from farflung.coordinator.batches.batch_members import BatchMembers
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.batches.grants import BELIEVED
 from farflung.coordinator.batches.rates import Mate, SeatRates, news_of_shares
 from farflung.coordinator.batches.rebalancing import ARRIVES_WITHIN_S, PAYS_WITHIN_S, RESTS_S
 from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.records import BatchBegun, DataFixed, Moving, Unseated
+from farflung.coordinator.ledger.records import DataFixed
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import BatchBeat, FragmentBeat
 from farflung.protocol.model_schema import ModelSchema, StageSpec
@@ -77,7 +78,7 @@ class Hall:
 
     def says(self) -> None:
         for peer, worker in self.workers.items():
-            seat = self.desk.ledger.batches.seat_of(peer)
+            seat = BatchBook.of(self.desk.ledger).seat_of(peer)
             version = self.desk.ledger.version
             number, unit_s = seat.number if seat is not None else 0, self.units.get(peer, 1.0)
             said = BatchBeat(version, number, 0, b"", b"", peer not in self.idle, unit_s)
@@ -99,7 +100,7 @@ class Hall:
 
     def next_batch(self) -> None:
         """The one that is under way is committed, and the next one begins."""
-        book = self.desk.ledger.batches
+        book = BatchBook.of(self.desk.ledger)
         for each in self.desk.ledger.books:
             each.version += 1
         book.batch = None

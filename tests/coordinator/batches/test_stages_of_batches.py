@@ -6,14 +6,22 @@ from msgspec.structs import replace
 
 from farflung.collectives.pipeline.seats import Seat as Row
 from farflung.collectives.pipeline.seats import Table
+from farflung.coordinator.batches.batch_book import (
+    Batch,
+    BatchBook,
+    BookedSeat,
+    MicroSkipped,
+    Seated,
+    TakenBack,
+    Unseated,
+)
 from farflung.coordinator.batches.batch_members import BatchMembers
 from farflung.coordinator.batches.batch_ticks import staged_tick_of
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.batches.stage_choice import StageLoad, chosen, loads_of
 from farflung.coordinator.batches.stage_reach import WHY_GIVEN_UP
-from farflung.coordinator.ledger.batch_book import Batch, BatchBook, BookedSeat
 from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.records import DataFixed, MicroSkipped, Seated, TakenBack, Unseated
+from farflung.coordinator.ledger.records import DataFixed
 from farflung.protocol.digests import mask_of, mask_to_bytes
 from farflung.protocol.limits import SEATS_TOLD
 from farflung.protocol.manifest import Manifest
@@ -65,7 +73,7 @@ class Hall:
 
     def says(self, peer: str, *counted: int, ready: bool = False, **changes: object) -> BatchTick | None:
         worker = self.workers[peer]
-        seat = self.desk.ledger.batches.seat_of(peer)
+        seat = BatchBook.of(self.desk.ledger).seat_of(peer)
         said = BatchBeat(
             0, seat.number if seat is not None else 0, 0, mask_to_bytes(mask_of(counted)), b"", True, 1.0
         )
@@ -390,7 +398,7 @@ def test_P6_a_stage_whose_state_a_single_peer_has_gets_the_next_one_however_slow
 
 
 def seat_no(hall: Hall, peer: str) -> int:
-    seat = hall.desk.ledger.batches.seat_of(peer)
+    seat = BatchBook.of(hall.desk.ledger).seat_of(peer)
     return seat.number if seat is not None else 0
 
 

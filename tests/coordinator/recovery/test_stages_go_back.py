@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from farflung.coordinator.batches.batch_book import BatchBook
 from farflung.coordinator.ledger.records import RolledBack
 from farflung.coordinator.recovery.rollback import SOON_S
 from farflung.protocol.messages import Welcome
@@ -79,7 +80,7 @@ def test_P13_one_version_is_given_up_within_seconds_though_the_dead_one_may_be_a
     hall.settle(int(SOON))
     assert went_back_to(hall) == [(2, 2)]
     assert [book.version for book in hall.machine.core.ledger.books] == [2, 2]
-    assert hall.machine.core.ledger.batches.cursor == (0, 16)
+    assert BatchBook.of(hall.machine.core.ledger).cursor == (0, 16)
     for name, peer in hall.peers.items():
         peer.version, peer.digest, peer.era = 2, digest_at(peer.stage, 2), 1
         peer.batch_version, peer.counted, peer.frozen = 2, set(), False

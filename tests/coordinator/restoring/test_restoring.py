@@ -6,16 +6,14 @@ import msgspec
 import pytest
 
 from farflung.checkpoints.kept_commits import KeptCommits
+from farflung.coordinator.batches.batch_book import BatchBegun, BatchBook, GrantedMicros, Seated
 from farflung.coordinator.ledger.leases import Leases
 from farflung.coordinator.ledger.ledger import NUMBERS_AHEAD, Ledger
 from farflung.coordinator.ledger.records import (
     Amended,
-    BatchBegun,
     Granted,
-    GrantedMicros,
     Restored,
     RolledBack,
-    Seated,
     Started,
     from_bytes,
     to_bytes,
@@ -100,7 +98,7 @@ def test_no_number_is_given_twice() -> None:
     now = restored(asks.due(1.0 + PATIENCE_S))
     assert now.leases.next_id >= host.ledger.leases.next_id + NUMBERS_AHEAD
     assert now.round_no >= host.ledger.round_no + NUMBERS_AHEAD
-    assert now.batches.last_seat >= NUMBERS_AHEAD
+    assert BatchBook.of(now).last_seat >= NUMBERS_AHEAD
 
 
 def test_what_was_leased_after_the_commit_is_leased_again_and_what_it_used_is_not() -> None:
@@ -134,9 +132,9 @@ def test_P14_a_copy_that_lacks_no_commit_may_lack_grants_so_its_batch_begins_aga
     copy.write(
         Seated(number=3, peer=ANN, process=bytes(16), trainer=0), GrantedMicros(seat=3, first=0, stop=8)
     )
-    table_no = copy.ledger.batches.table_no
+    table_no = BatchBook.of(copy.ledger).table_no
     copy.write(Restored(kept=None))
-    batches = copy.ledger.batches
+    batches = BatchBook.of(copy.ledger)
     assert batches.batch is None and not batches.seats and not batches.table.seats
     assert batches.last_seat >= 3 + NUMBERS_AHEAD and batches.table_no >= table_no + NUMBERS_AHEAD
 

@@ -5,27 +5,32 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-import msgspec
 import pytest
 
-from farflung.coordinator.ledger.batch_book import Batch, BatchBook, BookedSeat, mask_of_spans, spans_of_mask
+from farflung.coordinator.batches.batch_book import (
+    Batch,
+    BatchBegun,
+    BatchBook,
+    BookedSeat,
+    GrantedMicros,
+    MicroSkipped,
+    Seated,
+    TakenBack,
+    Unseated,
+    mask_of_spans,
+    spans_of_mask,
+)
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import (
-    BatchBegun,
     CommittedBatch,
     CommittedRound,
     DataFixed,
     Folded,
-    GrantedMicros,
-    MicroSkipped,
     Record,
-    Seated,
-    TakenBack,
-    Unseated,
+    RolledBack,
     from_bytes,
     to_bytes,
 )
-from farflung.coordinator.ledger.snapshot import packed, unpacked
 from farflung.protocol.digests import mask_to_bytes
 from farflung.protocol.round_words import Commit
 
@@ -54,11 +59,11 @@ def test_what_a_seat_held_is_free_again_when_it_is_gone_the_counted_too() -> Non
     ledger = a_ledger(TEN, seated(1, "ann"), seated(2, "bob"))
     ledger.apply(GrantedMicros(seat=1, first=0, stop=4))
     ledger.apply(GrantedMicros(seat=2, first=4, stop=6))
-    assert ledger.batches.free == 0b11_1100_0000
+    assert BatchBook.of(ledger).free == 0b11_1100_0000
     ledger.apply(Unseated(number=1, peer="ann", reason="it is gone"))
-    assert ledger.batches.free == 0b11_1100_1111
+    assert BatchBook.of(ledger).free == 0b11_1100_1111
     ledger.apply(seated(3, "ann"))
-    assert ledger.batches.last_seat == 3 and not ledger.batches.seats[3].granted, (
+    assert BatchBook.of(ledger).last_seat == 3 and not BatchBook.of(ledger).seats[3].granted, (
         "numbers are never used again"
     )
 
@@ -91,12 +96,12 @@ def test_what_nobody_gets_a_gradient_out_of_is_left_out_and_a_batch_of_nothing_i
     ledger.apply(GrantedMicros(seat=1, first=0, stop=2))
     ledger.apply(TakenBack(seat=1, first=1, stop=2, reason="nan"))
     ledger.apply(MicroSkipped(version=0, micro=1, samples=2, reason="nan"))
-    batch = ledger.batches.batch
-    assert batch is not None and batch.whole == 0b01 and not ledger.batches.free
+    batch = BatchBook.of(ledger).batch
+    assert batch is not None and batch.whole == 0b01 and not BatchBook.of(ledger).free
     ledger.apply(MicroSkipped(version=0, micro=0, samples=3, reason="nan"))
-    assert (ledger.batches.batch, ledger.batches.cursor) == (None, (1, 0))
-    assert not ledger.batches.seats, "what is said of the one batch is not taken for the next"
-    assert ledger.batches.skipped_samples == 5
+    assert (BatchBook.of(ledger).batch, BatchBook.of(ledger).cursor) == (None, (1, 0))
+    assert not BatchBook.of(ledger).seats, "what is said of the one batch is not taken for the next"
+    assert BatchBook.of(ledger).skipped_samples == 5
 
 
 def test_P5_a_folded_ledger_has_the_same_seats_and_grants() -> None:
@@ -104,14 +109,18 @@ def test_P5_a_folded_ledger_has_the_same_seats_and_grants() -> None:
     folded = ledger.folded(4)
     again = Ledger(8, 3)
     again.apply(Folded(position=4, ledger=folded.ledger, digest=folded.digest))
-    assert again.batches == ledger.batches
-    assert again.batches.seats[1] == BookedSeat(1, "ann", b"ann", 0, [(2, 5)])
+    assert BatchBook.of(again) == BatchBook.of(ledger)
+    assert BatchBook.of(again).seats[1] == BookedSeat(1, "ann", b"ann", 0, [(2, 5)])
 
 
 def test_another_data_set_makes_the_batch_void() -> None:
     ledger = a_ledger(TEN, seated(1, "ann"))
     ledger.apply(DataFixed(samples=30, peer="bob"))
-    assert ledger.batches.batch is None and not ledger.batches.seats and ledger.batches.last_seat == 1
+    assert (
+        BatchBook.of(ledger).batch is None
+        and not BatchBook.of(ledger).seats
+        and BatchBook.of(ledger).last_seat == 1
+    )
 
 
 # ---- several stages ----------------------------------------------------------------------------------------
@@ -140,7 +149,7 @@ def round_of(stage: int, counted: dict[str, int], version: int = 1, **changes: A
 def test_seats_make_a_numbered_table_and_it_survives_a_snapshot() -> None:
     ledger = in_stages(staged(1, "ann", 0), staged(2, "bob", 1), TEN, staged(3, "cyd", 1))
     ledger.apply(Unseated(number=2, peer="bob", reason="it is gone"))
-    book = ledger.batches
+    book = BatchBook.of(ledger)
     assert (book.table_no, book.table.last_loss(1), [row.number for row in book.table.living(1)]) == (
         5,
         5,
@@ -148,20 +157,36 @@ def test_seats_make_a_numbered_table_and_it_survives_a_snapshot() -> None:
     )
     again = Ledger(8, 3, 2)
     again.apply(from_bytes(to_bytes(ledger.folded(9))))
-    assert again.batches == book and again.batches.table.seats == book.table.seats
+    assert BatchBook.of(again) == book and BatchBook.of(again).table.seats == book.table.seats
     again.apply(BatchBegun(version=0, epoch=0, start=0, stop=10, count=10))
-    assert again.batches.table.number == 6 and set(again.batches.table.seats) == {1, 3}
+    assert BatchBook.of(again).table.number == 6 and set(BatchBook.of(again).table.seats) == {1, 3}
 
 
-def test_a_ledger_that_was_folded_before_there_were_tables_gets_one() -> None:
-    book = a_ledger(TEN, seated(1, "ann"), seated(4, "bob")).batches
-    plain = msgspec.msgpack.decode(packed(book))
-    for name in ("rows", "table_no", "released"):
-        del plain[name]
-    old: BatchBook = unpacked(msgspec.msgpack.encode(plain), BatchBook)
-    assert [row.number for row in old.table.living(0)] == [1, 4]
-    old.get_up(1)
-    assert not old.table.lives(1)
+def test_what_peers_keep_of_it_is_put_back_and_the_run_can_still_go_back_by_one() -> None:
+    book = BatchBook((0, 20), 2, last_seat=7, table_no=9)
+    older = BatchBook((0, 10), 1, last_seat=3, table_no=4)
+    again = BatchBook()
+    again.put_back(2, book.kept(), newest=True)
+    again.put_back(1, older.kept(), newest=False)
+    again.put_back(0, b"", newest=False)  # kept by a coordinator without batches
+    assert (again.cursor, again.version, again.last_seat, again.table_no) == ((0, 20), 2, 7, 9)
+    assert again.cursors == {2: (0, 20), 1: (0, 10)}
+    ledger = a_ledger()
+    again.apply(RolledBack(versions=(1,), reason="lost"), ledger)
+    assert (again.cursor, again.version, again.cursors) == ((0, 10), 1, {1: (0, 10)})
+    again.apply(RolledBack(versions=(0,), reason="lost"), ledger)
+    assert again.cursor == (0, 0)
+
+
+def test_a_batch_that_was_passed_over_since_is_not_begun_again_where_the_version_stays() -> None:
+    ledger = a_ledger(TEN, MicroSkipped(version=0, micro=0, samples=1, reason="nan"))
+    for micro in range(1, 10):
+        ledger.apply(MicroSkipped(version=0, micro=micro, samples=1, reason="nan"))
+    book = BatchBook.of(ledger)
+    assert book.batch is None and book.cursor != (0, 0)
+    due = book.cursor
+    ledger.apply(RolledBack(versions=(0,), reason="a stage lost its version 0"))
+    assert book.cursor == due
 
 
 def test_P14_what_a_gone_seat_was_granted_is_marked_when_another_one_gets_it() -> None:
@@ -169,7 +194,7 @@ def test_P14_what_a_gone_seat_was_granted_is_marked_when_another_one_gets_it() -
     ledger.apply(GrantedMicros(seat=1, first=0, stop=3))
     ledger.apply(Unseated(number=1, peer="ann", reason="it is gone"))
     ledger.apply(GrantedMicros(seat=2, first=2, stop=6))
-    assert ledger.batches.again(ledger.batches.seats[2]) == 0b100
+    assert BatchBook.of(ledger).again(BatchBook.of(ledger).seats[2]) == 0b100
 
 
 def test_P13_all_stages_go_on_by_one_record() -> None:
@@ -180,8 +205,8 @@ def test_P13_all_stages_go_on_by_one_record() -> None:
     )
     ledger.apply(CommittedBatch(rounds=rounds))
     assert [book.version for book in ledger.books] == [1, 1]
-    assert (ledger.tokens, ledger.loss, ledger.batches.cursor) == (10, 2.5, (0, 10))
-    assert [book.marks[1].cursor for book in ledger.books] == [(0, 10)] * 2
+    assert (ledger.tokens, ledger.loss, BatchBook.of(ledger).cursor) == (10, 2.5, (0, 10))
+    assert BatchBook.of(ledger).cursors == {1: (0, 10)}
     assert [book.marks[1].loss for book in ledger.books] == [2.5] * 2
 
 

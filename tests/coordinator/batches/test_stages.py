@@ -7,8 +7,9 @@ import json
 import pytest
 from msgspec.structs import replace
 
+from farflung.coordinator.batches.batch_book import Unseated
 from farflung.coordinator.batches.rebalancing import PAYS_WITHIN_S, Move
-from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Genesis, Opened, Unseated
+from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Genesis, Opened
 from farflung.coordinator.run.ticks import FOUNDER_PATIENCE_S
 from farflung.protocol import messages as m
 from farflung.protocol.causes import DepartureCause
@@ -388,7 +389,7 @@ def test_P17_a_peer_that_was_told_to_move_gets_the_stage_that_it_was_told_whatev
     hall.join("ann", "bob", "cyd", "dan", "eve")
     stages = {name: peer.stage for name, peer in hall.peers.items()}
     assert stages == {"ann": 0, "bob": 1, "cyd": 2, "dan": 0, "eve": 1}
-    batches, dan = hall.machine.batches, hall.peers["dan"].guest.peer
+    batches, dan = hall.machine.modes["batches"].batches, hall.peers["dan"].guest.peer
     assert batches is not None
     now = hall.machine.core.now
     batches.moves.under_way = Move(dan, 0, 1, "it is slow", False, 0, 2, gone_at=now)

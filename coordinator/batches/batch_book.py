@@ -1,6 +1,6 @@
 """Who computes which microbatches of the batch that is due, and where the next batch begins.  Pure.
 
-Part of the ledger: a fold over records; `coordinator/batches/` decides what is written.  A batch is a range of the
+The mode's part of the ledger: a fold over records; `batches.py` decides what is written.  A batch is a range of the
 epoch's order, cut into microbatches; there is one cursor, and no sample is in two batches of an epoch.
 
 A seat is one trainer process's place, and its number is never used again.  The sums of a seat die with it: when it is
@@ -16,12 +16,110 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from farflung.collectives.pipeline.seats import Seat as Row
 from farflung.collectives.pipeline.seats import Table
+from farflung.coordinator.ledger.ledger import NUMBERS_AHEAD, Ledger, LedgerPart
+from farflung.coordinator.ledger.records import (
+    CommittedBatch,
+    CommittedRound,
+    DataFixed,
+    Genesis,
+    Record,
+    Restored,
+    RolledBack,
+)
 from farflung.protocol.digests import mask_from_bytes
+from farflung.protocol.model_schema import BOOKS_FRAGMENT
 
 Span = tuple[int, int]  # [first, stop) of microbatches
 Cursor = tuple[int, int]  # (epoch, the first sample of it that is in no committed batch)
+
+
+# ---- records ------------------------------------------------------------------------------------------
+
+
+class BatchBegun(Record, frozen=True, kw_only=True, tag="batch"):
+    """The next version is the exact gradient of these samples."""
+
+    version: int  # from which it goes on
+    epoch: int
+    start: int  # samples [start, stop) of the epoch's order
+    stop: int
+    count: int  # of microbatches
+    # By seat, where a model is cut and what seats can do has changed: see Seat.share in collectives/pipeline/seats.py.
+    shares: dict[int, float] = msgspec.field(default_factory=dict)
+
+
+class Seated(Record, frozen=True, kw_only=True, tag="seated"):
+    """A trainer has a place in the batches; nothing that it counts is ever taken under another number."""
+
+    number: int
+    peer: str
+    process: bytes
+    trainer: int
+    stage: int = 0
+
+
+class Unseated(Record, frozen=True, kw_only=True, tag="unseated"):
+    """It is gone, and its sums with it: what it was granted is granted again."""
+
+    number: int
+    peer: str
+    reason: str
+    contested: bool = False  # it named a microbatch that an older seat of its stage had named
+
+
+class Moving(Record, frozen=True, kw_only=True, tag="moving"):
+    """A peer is told to give its stage up and to serve another one."""
+
+    peer: str
+    stage: int  # that it leaves
+    to: int
+    at_s: float  # on the run's clock
+    reason: str
+
+
+class GrantedMicros(Record, frozen=True, kw_only=True, tag="granted_micros"):
+    """Microbatches [first, stop) of the batch are this seat's."""
+
+    seat: int
+    first: int
+    stop: int
+
+
+class TakenBack(Record, frozen=True, kw_only=True, tag="taken_back"):
+    """The seat gets no gradient out of these and has not counted them: another one tries."""
+
+    seat: int
+    first: int
+    stop: int
+    reason: str
+
+
+class MicroSkipped(Record, frozen=True, kw_only=True, tag="skipped"):
+    """Nobody gets a finite gradient out of it: the batch goes without these samples."""
+
+    version: int
+    micro: int
+    samples: int
+    reason: str
+
+
+OfBatches = BatchBegun | Seated | Unseated | Moving | GrantedMicros | TakenBack | MicroSkipped
+OF_BATCHES: tuple[type[Record], ...] = (
+    BatchBegun,
+    Seated,
+    Unseated,
+    Moving,
+    GrantedMicros,
+    TakenBack,
+    MicroSkipped,
+)
+
+
+# ---- what they make -------------------------------------------------------------------------------------
 
 
 def mask_of_spans(spans: list[Span]) -> int:
@@ -82,8 +180,12 @@ class _Places:
 
 
 @dataclass
-class BatchBook:
+class BatchBook(LedgerPart):
     cursor: Cursor = (0, 0)
+    version: int = 0  # that the newest batch led to
+    cursors: dict[int, Cursor] = field(
+        default_factory=dict
+    )  # by version, of those to which the run may go back
     batch: Batch | None = None
     seats: dict[int, BookedSeat] = field(default_factory=dict)
     last_seat: int = 0
@@ -97,11 +199,10 @@ class BatchBook:
     _table: Table | None = field(default=None, compare=False, repr=False)
     _known_places: _Places | None = field(default=None, compare=False, repr=False)
 
-    def after_unpacking(self) -> None:
-        """A ledger that was folded before there were tables has seats alone."""
-        if self.seats and not self.rows:
-            for seat in sorted(self.seats.values(), key=lambda seat: seat.number):
-                self._keep(self.table.seated(seat.number, seat.peer, seat.stage))
+    @staticmethod
+    def of(ledger: Ledger) -> BatchBook:
+        book: BatchBook = ledger.parts["batches"]
+        return book
 
     # ---- questions ---------------------------------------------------------------------------------------
 
@@ -151,6 +252,69 @@ class BatchBook:
         return Batch(version, epoch, start, stop, -(-(stop - start) // micro))
 
     # ---- changes: called by the ledger only, for a record that is written -----------------------------------
+
+    def apply(self, record: Record, ledger: Ledger) -> None:
+        match record:
+            case Genesis() | DataFixed():
+                self.start_at((0, 0))
+            case CommittedRound():
+                self._on_commit((record,), ledger)
+            case CommittedBatch(rounds=rounds):
+                self._on_commit(rounds, ledger)
+            case RolledBack(versions=versions):
+                self._go_back(versions[BOOKS_FRAGMENT])
+            case Restored():
+                # The journal may lack the last grants and seats, by which members count: the batch begins again.
+                self.begin_again(NUMBERS_AHEAD)
+            case _ if isinstance(record, OfBatches):
+                self._on_own(record, ledger.leases.samples)
+            case _:
+                pass
+
+    def _on_own(self, record: OfBatches, samples: int) -> None:
+        match record:
+            case BatchBegun(version=version, epoch=epoch, start=start, stop=stop, count=count):
+                self.begin(Batch(version, epoch, start, stop, count), record.shares)
+            case Seated(number=number, peer=peer, process=process, trainer=trainer, stage=stage):
+                self.sit_down(BookedSeat(number, peer, process, trainer, stage=stage))
+            case Unseated(number=number):
+                self.get_up(number)
+            case Moving(at_s=at_s):
+                self.moved_at_s = at_s
+            case GrantedMicros(seat=number, first=first, stop=stop):
+                self.grant(number, (first, stop))
+            case TakenBack(seat=number, first=first, stop=stop):
+                self.take_back(number, (first, stop))
+            case MicroSkipped(micro=micro, samples=of_it):
+                self.skip(micro, of_it, samples)
+
+    def _on_commit(self, rounds: Sequence[CommittedRound], ledger: Ledger) -> None:
+        counted = [record.counted for record in rounds]
+        if not any(counted):
+            return
+        self.commit(counted, ledger.leases.samples)
+        self.version = rounds[0].commit.version
+        self.cursors[self.version] = self.cursor
+        for old in self.cursors.keys() - ledger.books[BOOKS_FRAGMENT].marks.keys():
+            del self.cursors[old]
+
+    def _go_back(self, version: int) -> None:
+        stays = version == self.version  # then batches may have been passed over since
+        self.start_at(self.cursor if stays else self.cursors.get(version, (0, 0)))
+        self.version = version
+        self.cursors = {known: cursor for known, cursor in self.cursors.items() if known <= version}
+
+    def kept(self) -> bytes:
+        return msgspec.msgpack.encode((self.cursor, self.last_seat, self.table_no))
+
+    def put_back(self, version: int, kept: bytes, newest: bool) -> None:
+        if not kept:
+            return  # by a coordinator without batches
+        cursor, last_seat, table_no = msgspec.msgpack.decode(kept, type=tuple[Cursor, int, int])
+        if newest:
+            self.cursor, self.last_seat, self.table_no = cursor, last_seat, table_no
+            self.version, self.cursors = version, {version: cursor}
+        self.cursors.setdefault(version, cursor)
 
     def begin(self, batch: Batch, shares: Mapping[int, float] | None = None) -> None:
         """`shares`: by seat, of those that change."""

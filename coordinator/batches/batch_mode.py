@@ -1,0 +1,115 @@
+"""Synchronous batches, also of a model that is cut into stages: where the mode begins.  Pure.
+
+The core knows rounds, and fragments that are committed together; this says what the next version is made of, who
+computes which microbatches, and which stage a newcomer holds.  Without this folder a run whose `[pipeline]` has a batch
+is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from farflung.coordinator.batches.batch_book import OF_BATCHES, BatchBook
+from farflung.coordinator.batches.batch_members import BatchMembers
+from farflung.coordinator.batches.batches import Batches
+from farflung.coordinator.batches.stage_choice import held_by_newcomer, loads_of
+from farflung.coordinator.modes.mode import CoordinatorMode, ModeTools, RoundPolicy, SeatShare
+from farflung.coordinator.run.core import Core
+from farflung.coordinator.run.held_versions import newest_held
+from farflung.coordinator.run.round_driver import RoundDriver
+from farflung.protocol.causes import AbortCause
+from farflung.protocol.messages import Beat, Hello, Sent
+
+
+@dataclass(frozen=True)
+class BatchPolicy:
+    """Of the rounds of one stage."""
+
+    batches: Batches
+    stage: int
+
+    @property
+    def is_begun(self) -> bool:
+        return self.batches.book.batch is not None
+
+    @property
+    def under_way(self) -> bool:
+        return self.batches.under_way
+
+    def shares(self) -> tuple[Mapping[str, SeatShare], str]:
+        return self.batches.shares(self.stage)
+
+    def problem(self, share: SeatShare | None, sent: Sent) -> str:
+        return self.batches.problem(share, sent)
+
+    def give_up(self, peers: Iterable[str], why: str) -> None:
+        self.batches.give_up(peers, why)
+
+
+class BatchMode(CoordinatorMode):
+    whole_roster = True  # everybody may be everybody's neighbour
+
+    def __init__(self, core: Core, drivers: Sequence[RoundDriver], tools: ModeTools) -> None:
+        self._core, self._drivers, members = core, drivers, core.members
+        house = BatchMembers(
+            living=lambda: members.trainers,
+            fits=tools.fits,
+            in_round=lambda peer: any(each.may_use_work_of(peer) for each in drivers),
+            flying=lambda stage: drivers[stage].round is not None,
+            abort=lambda stage, why: drivers[stage].abort(AbortCause.SHARE_LOST, why),
+            saved_by=core.saved_by,
+            meet=lambda one, other: members.ways.meets(one, other),
+        )
+        self.batches = Batches(core, house)
+
+    def fragments_of(self, hello: Hello, peer: str) -> tuple[int, ...] | None:
+        moves, pipeline = self.batches.moves, self._core.manifest.pipeline
+        if pipeline.stages == 1:
+            return None
+        due = moves.goes_to(peer)
+        if due is not None and due in hello.fragments:
+            return (due,)
+        first, living = self._drivers[hello.fragments[0]], self._core.members.alive
+        here = {each.peer: each.stage for each in living.values() if moves.serves(each)}
+        # After a restart those who have seats are not here yet, and come back to them.
+        here = {seat.peer: seat.stage for seat in self.batches.book.seats.values()} | here
+        held = [stage for each, stage in here.items() if each != peer]
+        # Of those who are not back yet nobody knows: they count as dialable.
+        reached = {
+            at for each, at in here.items() if each != peer and (each not in living or living[each].claimed)
+        }
+        known = bool(hello.digest) and first.book.digests.get(hello.version) == hello.digest
+        newest = newest_held(first) if known else hello.version
+        loads = loads_of(held, reached, self.batches.units_s, pipeline.stages)
+        return held_by_newcomer(pipeline, hello, loads, newest)
+
+    def tell(self, peer: str, beat: Beat) -> Mapping[str, Any]:
+        member = self._core.members.members[peer]
+        batch, due = self.batches.on_beat(member, beat), self.batches.moves.goes_to(peer)
+        return {"batch": batch, "serve": due if due is not None and due not in member.standings else -1}
+
+    def policy(self, fragment: int) -> RoundPolicy:
+        return BatchPolicy(self.batches, fragment)
+
+    def on_turn(self) -> bool:
+        return self.batches.advance()
+
+    def status(self) -> Mapping[str, Any]:
+        return {"batch": self.batches.told()}
+
+    def status_of_fragments(self) -> Sequence[Mapping[str, Any]]:
+        return self.batches.told_of_stages() if self.batches.stages > 1 else ()
+
+    def status_of(self, peer: str) -> Mapping[str, Any]:
+        share = self.batches.share_of(peer) if self._core.members.members[peer].alive else {}
+        return {"batch": share} if share else {}
+
+
+def made(core: Core, drivers: Sequence[RoundDriver], tools: ModeTools) -> BatchMode | None:
+    return BatchMode(core, drivers, tools) if core.manifest.pipeline.batch else None
+
+
+LedgerPart = BatchBook
+RECORDS = OF_BATCHES
