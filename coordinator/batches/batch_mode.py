@@ -15,7 +15,8 @@ from farflung.coordinator.batches.batch_book import OF_BATCHES, BatchBook
 from farflung.coordinator.batches.batch_members import BatchMembers
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.batches.stage_choice import held_by_newcomer, loads_of
-from farflung.coordinator.modes.mode import CoordinatorMode, ModeTools, RoundPolicy, SeatShare
+from farflung.coordinator.modes.mode import CoordinatorMode, ModeTools
+from farflung.coordinator.rounds.round_policy import RoundPolicy, SeatShare
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.held_versions import newest_held
 from farflung.coordinator.run.round_driver import RoundDriver
@@ -24,11 +25,12 @@ from farflung.protocol.messages import Beat, Hello, Sent
 
 
 @dataclass(frozen=True)
-class BatchPolicy:
+class BatchPolicy(RoundPolicy):
     """Of the rounds of one stage."""
 
     batches: Batches
     stage: int
+    names_members = True
 
     @property
     def is_begun(self) -> bool:

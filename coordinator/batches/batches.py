@@ -58,7 +58,7 @@ from farflung.coordinator.batches.grants import (
 from farflung.coordinator.batches.rebalancing import Rebalancing
 from farflung.coordinator.batches.stage_reach import WHY_GIVEN_UP, StageReach
 from farflung.coordinator.batches.stage_rows import BatchView, Row, stage_rows
-from farflung.coordinator.modes.mode import SeatShare
+from farflung.coordinator.rounds.round_policy import SeatShare
 from farflung.protocol.digests import mask_from_bytes, mask_to_bytes
 from farflung.protocol.limits import MEMBERS_PER_ROUND
 from farflung.protocol.messages import BatchBeat, BatchTick, Beat, Sent

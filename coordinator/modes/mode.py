@@ -7,7 +7,7 @@ What it has to remember is its part of the ledger, a fold over records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,8 +15,9 @@ from typing import Any, Protocol
 from farflung.coordinator.court.questions import MemberAnswer
 from farflung.coordinator.door.hello_check import HelloPassed
 from farflung.coordinator.rounds.committed_sums import CommittedSums
+from farflung.coordinator.rounds.round_policy import RoundPolicy
 from farflung.protocol.causes import DepartureCause
-from farflung.protocol.messages import Beat, FromMember, Hello, Refuse, Sent
+from farflung.protocol.messages import Beat, FromMember, Hello, Refuse
 from farflung.protocol.orders import Order, Reply
 from farflung.protocol.signing import KeptCommit
 from farflung.protocol.verdicts import Verdict
@@ -143,36 +144,6 @@ class CoordinatorMode:
     def status_of(self, peer: str) -> Mapping[str, Any]:
         """Of a member, for people."""
         return {}
-
-
-@dataclass(frozen=True)
-class SeatShare:
-    """What a round must have of one member."""
-
-    seat: int
-    counted: bytes  # mask
-
-
-class RoundPolicy(Protocol):
-    """What a mode decides of the rounds of a fragment in place of the core.  At most one mode has one: two that say who
-    must be in a round can't both be right.  Without one a round is opened with whoever is ready."""
-
-    @property
-    def is_begun(self) -> bool:
-        """What the next round is to merge is being made."""
-
-    @property
-    def under_way(self) -> bool:
-        """A round is in flight that the next one belongs to: it is opened whatever else holds the run."""
-
-    def shares(self) -> tuple[Mapping[str, SeatShare], str]:
-        """(who must be in the next round, all of them, and with what; why it can't open yet)."""
-
-    def problem(self, share: SeatShare | None, sent: Sent) -> str:
-        """Why this word does not go with the share that the round was opened with; empty: it does."""
-
-    def give_up(self, peers: Iterable[str], why: str) -> None:
-        """The share of each of these did not come into a round: others make it."""
 
 
 class SendAway(Protocol):

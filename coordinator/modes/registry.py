@@ -26,6 +26,7 @@ BEGINNINGS: Final = {
     "admission": "farflung.coordinator.admission.admission",
     "audits": "farflung.coordinator.audits.audits",
     "batches": "farflung.coordinator.batches.batch_mode",
+    "mesh": "farflung.coordinator.mesh.mesh",
     "reach": "farflung.coordinator.reach.reach",
     "recovery": "farflung.coordinator.recovery.recovery",
     "restoring": "farflung.coordinator.restoring.restoring_door",
@@ -42,6 +43,7 @@ SECTIONS: Final = {"admission": "admission"}
 KEYS: Final = {
     "audits": ("merge", "audit", 0.0),
     "batches": ("pipeline", "batch", 0),
+    "mesh": ("round", "group", 0),
     "reach": ("net", "relay", "off"),
 }
 

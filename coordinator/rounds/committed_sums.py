@@ -8,7 +8,7 @@ from functools import cached_property
 
 from farflung.coordinator.rounds.groups import Groups
 from farflung.coordinator.rounds.reported import MadeResult
-from farflung.coordinator.rounds.signed_sums import MadeSum, Place
+from farflung.coordinator.rounds.round_policy import MadeSum, Place
 from farflung.protocol.round_words import Commit, Decision, Plan
 from farflung.protocol.signed_words import SignedList
 

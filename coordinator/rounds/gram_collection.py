@@ -2,7 +2,7 @@
 
 Part of the round at the coordinator.  A share's matrix counts when it covers exactly the chunks that its owner owns
 now, and all members that are to be compared.  Numbers that no vectors can have are a lie or a fault of the owner.
-In a round of groups an owner compares the members of its group; and then roots compare the groups' sums.
+In a round of groups an owner compares the members of its group.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from farflung.coordinator.rounds.groups import Groups
 from farflung.coordinator.rounds.outliers import Compared, Matrix, OwnerShare
 from farflung.protocol.digests import bits, mask_from_bytes, mask_of, mask_to_bytes
 from farflung.protocol.messages import DotProducts
-from farflung.protocol.round_words import Decision
 
 ROUNDING = 1e-3  # products are summed in fp32 by tiles: so much over what vectors can have is forgiven
 PRODUCT_MOST = 1e100  # more than any model's values of fp32 have; sums of them are finite
@@ -119,55 +118,6 @@ class ComparingMembers:
         for member in ready:
             among.setdefault(self._of[member], []).append(member)
         return sorted(among.items())
-
-
-class ComparingSums:
-    """What roots say of the sums of groups, decision by decision; before the coordinator has seen it, nothing may be
-    encoded."""
-
-    def __init__(self) -> None:
-        self._decision: Decision | None = None
-        self._of: tuple[str, ...] = ()  # groups, by their number
-        self._comparing = Comparing(())
-        self._free = False
-        self.impossible: dict[str, str] = {}  # root -> what is wrong with its numbers
-        self.news = False  # somebody has to be told what may be encoded
-
-    def begin(self, decision: Decision, groups: int) -> None:
-        self._decision, self._of = decision, tuple(map(str, range(groups)))
-        self._comparing, self._free = Comparing(self._of), not decision.weigh_sums
-
-    @property
-    def held_back(self) -> bool:
-        """Sums that stand are not compared yet."""
-        return not self._free and self._decision is not None
-
-    @property
-    def may_encode(self) -> int:
-        """The decision whose results may be encoded; 0: none that anybody waits for."""
-        waited = self._decision is not None and self._decision.weigh_sums is True
-        return self._decision.decision_no if waited and self._free and self._decision is not None else 0
-
-    def free(self) -> None:
-        self._free = self.news = True
-
-    def on_report(self, root: str, decision_no: int, said: DotProducts) -> None:
-        if self._decision is None or decision_no != self._decision.decision_no or self._free:
-            return
-        self._comparing.on_report(root, said)
-        self.impossible |= self._comparing.impossible
-
-    def lacking(self, roots: Mapping[str, int]) -> list[str]:
-        """`roots`: each with the mask of the chunks whose results it encodes."""
-        return self._comparing.lacking(self._names, roots)
-
-    def compared(self, roots: Mapping[str, int]) -> Compared:
-        return Compared(self._names, self._comparing.shares_of(self._names, roots))
-
-    @property
-    def _names(self) -> list[str]:
-        summed = (self._decision.summed or b"") if self._decision is not None else b""
-        return [self._of[group] for group in bits(mask_from_bytes(summed))]
 
 
 def _matrix(said: DotProducts, members: int) -> Matrix | str:

@@ -7,15 +7,15 @@ who is alive.  Chunks are counted within the round's fragment.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from farflung.coordinator.rounds.gram_collection import ComparingMembers, ComparingSums
+from farflung.coordinator.rounds.gram_collection import ComparingMembers
 from farflung.coordinator.rounds.groups import Groups
+from farflung.coordinator.rounds.round_policy import FlatSums
 from farflung.coordinator.rounds.round_rules import RoundRules
-from farflung.coordinator.rounds.signed_sums import MadeSum, Place, SignedSums
 from farflung.coordinator.rounds.silent_owners import are_most
 from farflung.protocol.causes import Excluded, ExclusionCause
 from farflung.protocol.digests import (
@@ -92,11 +92,9 @@ class Reported:
     # Chunk -> how long its result is, where the gradient of a batch is clipped: as its maker says, and as all prove it.
     lengths: dict[int, float] = field(default_factory=dict)
     makers: dict[int, MadeResult] = field(default_factory=dict)  # chunk -> who merged it, and its signed word
-    sums: SignedSums = field(default_factory=SignedSums)  # of groups
-    at_odds: dict[str, str] = field(default_factory=dict)  # who contradicts whom: nobody knows which one lies
+    sums: FlatSums = field(default_factory=FlatSums)
     reports: dict[str, ProgressReport] = field(default_factory=dict)
     comparing: ComparingMembers = field(init=False)
-    comparing_sums: ComparingSums = field(default_factory=ComparingSums)  # of groups, after the decision
     # Member -> owners that hold other bytes of it than it says it sent.
     _contradicted: dict[str, set[str]] = field(default_factory=dict)
     # Member -> what its last report proves: asked for after each report of each of a thousand others.
@@ -182,19 +180,11 @@ class Reported:
         return replace(said, held=before.held | said.held, held_since=0)
 
     def _hear_of_results(self, peer: str, report: ProgressReport, decision: Decision) -> None:
-        if report.sum_dots:
-            self.comparing_sums.on_report(peer, report.decision_no, report.sum_dots)
-        roots = self._hear_of_sums(peer, report)
-        if self.comparing_sums.held_back:
+        roots = self.sums.hear(peer, report, self.groups)
+        if self.sums.held_back:
             return  # of what may not be encoded yet there are no results
         for root in [peer, *sorted(roots - {peer})]:
             self._take_results(root, self.reports[root], decision)
-
-    def _hear_of_sums(self, owner: str, report: ProgressReport) -> set[str]:
-        """Returns roots whose results waited for that."""
-        if not report.sums or owner not in self.groups.of:
-            return set()
-        return self.sums.on_word(owner, self.groups.of[owner], report.sums)
 
     def _take_results(self, peer: str, report: ProgressReport, decision: Decision) -> None:
         mask, hashes = mask_from_bytes(report.merged), split_hashes(report.merged_hashes)
@@ -203,39 +193,14 @@ class Reported:
             return  # a report that contradicts itself says nothing
         if all(chunk in self.merged for chunk in bits(mask)):
             return  # as of nearly all that are told
-        made = MadeResult(
-            peer, report, self._named(peer, report, decision) if mask and self.plan.roots else {}
-        )
+        named = self.sums.named(self, peer, report, decision) if mask else None
+        made = MadeResult(peer, report, named or {})
         for chunk, digest, square in zip(bits(mask), hashes, squares, strict=True):
-            if self.plan.roots and chunk not in made.named:
+            if named is not None and chunk not in named:
                 continue  # nobody signed for what it is made of, or not yet
             if chunk < self.plan.count and self.plan.root_of(chunk) == peer and chunk not in self.merged:
                 self.merged[chunk], self.makers[chunk] = digest, made
                 self.lengths[chunk] = square
-
-    def _named(
-        self, root: str, report: ProgressReport, decision: Decision
-    ) -> Mapping[int, tuple[bytes, ...]]:
-        """What a root's results are made of, as far as owners signed for it."""
-        if mask_from_bytes(report.merged) & ~self.groups.roots.get(root, 0):
-            return {}  # who is no root got no sums of others, and has nothing to say of them
-        counted = list(bits(mask_from_bytes(decision.summed or b"")))
-        named = self.sums.named_by(root, report, counted, self.groups.owner)
-        if named.at_odds:
-            self._are_at_odds(root, set(named.at_odds), counted)
-        return named.hashes
-
-    def _are_at_odds(self, root: str, owners: set[str], counted: Sequence[int]) -> None:
-        """They name different sums of a group, and one of each two lies.  Neither owns anything for a while, but if a
-        root says it of most of those that it gets sums from, it alone."""
-        rooted = bits(self.groups.roots.get(root, 0))
-        others = {self.groups.owner(group, chunk) for chunk in rooted for group in counted} - {root}
-        believed = 2 * len(owners) <= len(others) or len(others) < 2
-        out = {root} | (owners if believed else set())
-        names = ", ".join(map(self.name, sorted(owners)))
-        told = f"{self.name(root)} says that sums which it got are others than {names} signed"
-        self.void = self.void or not out <= self.at_odds.keys()
-        self.at_odds |= dict.fromkeys(out, told)
 
     def _take_back(self, chunks: Iterable[int]) -> None:
         """Results that are made again."""
@@ -286,7 +251,7 @@ class Reported:
     @property
     def impossible(self) -> dict[str, str]:
         """Whose dot products no vectors have, and why."""
-        return self.comparing.impossible | self.comparing_sums.impossible
+        return {**self.comparing.impossible, **self.sums.impossible}
 
     # ---- questions -------------------------------------------------------------------------------------
 
@@ -308,7 +273,7 @@ class Reported:
 
     @property
     def is_brief(self) -> bool:
-        return self.is_ending or self.comparing_sums.held_back
+        return self.is_ending or self.sums.held_back
 
     def awaits(self, member: str) -> bool:
         """In this phase it waits for a word of this member, or about it."""
@@ -362,17 +327,6 @@ class Reported:
 
     def _length_of(self, chunk: int) -> bytes:
         return length_to_bytes(self.lengths[chunk]) if self.rules.measures else b""
-
-    def sums_used(self) -> dict[Place, MadeSum]:
-        """Of a mesh: by chunk and group, who made what the results are made of."""
-        counted = (
-            list(bits(mask_from_bytes(self.decision.summed or b""))) if self.decision is not None else []
-        )
-        return {
-            (chunk, group): self.sums.made(chunk, group, digest)
-            for chunk, made in self.makers.items()
-            for group, digest in zip(counted, made.named[chunk], strict=True)
-        }
 
     def done_by(self, member: str) -> tuple[float, float]:
         """(how much of its contribution owners hold, how many of the results it holds) for the status."""

@@ -18,8 +18,7 @@ from msgspec.structs import replace
 
 from farflung.coordinator.rounds import early_uploads
 from farflung.coordinator.rounds.foresight import weights_foreseen
-from farflung.coordinator.rounds.groups import decision_view, summed, touched, view
-from farflung.coordinator.rounds.outliers import Screening, captured, screened_in_groups
+from farflung.coordinator.rounds.outliers import Screening, screened_in_groups
 from farflung.coordinator.rounds.reassignment import ProvenHoldings, Reassignment, inherited
 from farflung.coordinator.rounds.reported import Reported
 from farflung.coordinator.rounds.silent_owners import (
@@ -43,7 +42,6 @@ from farflung.coordinator.rounds.weights import (
     Believed,
     WorkClaim,
     believed,
-    guarded,
     longer,
     token_weights,
     weighted,
@@ -52,7 +50,6 @@ from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.digests import (
     bits,
     in_fewer,
-    mask_from_bytes,
     mask_of,
     mask_to_bytes,
 )
@@ -69,9 +66,6 @@ class Round(Reported):
     excluded: dict[str, Excluded] = field(default_factory=dict)  # by the decision
     believed: Believed = field(default_factory=lambda: Believed({}, {}, None))  # by the decision
     screening: Screening | None = None  # made once: a later decision of the round keeps its verdicts
-    captured: dict[int, str] = field(
-        default_factory=dict
-    )  # groups whose sum points elsewhere, and why: they are out
     norm: float | None = None
     # Owners that say they lack what most sent, or keep what they merged: they own nothing.
     censors: set[str] = field(default_factory=set)
@@ -98,10 +92,10 @@ class Round(Reported):
         return self._epochs.get(member, self.plan.epoch)
 
     def plan_for(self, member: str) -> Plan:
-        return view(self.groups, member, self.epoch_of(member))
+        return self.sums.plan_for(self.groups, member, self.epoch_of(member))
 
     def decision_for(self, member: str, decision: Decision) -> Decision:
-        return decision_view(self.groups, decision, member)
+        return self.sums.decision_for(self.groups, decision, member)
 
     # ---- what is due -----------------------------------------------------------------------------------
 
@@ -132,21 +126,21 @@ class Round(Reported):
         if self.void:
             self.void = False
             kept = [m for m in self.decision.included(self.plan.members) if m not in self.barred]
-            return self._settle(kept, alive, "whoever is left merges everything anew")
+            return self.settle(kept, alive, "whoever is left merges everything anew")
         lost = self._unobtainable(alive, self.decision)
         if lost:
-            return self._settle(
+            return self.settle(
                 [m for m in self.decision.included(self.plan.members) if m not in lost],
                 alive,
-                f"the contributions of {self._names(sorted(lost))} died with their holders",
+                f"the contributions of {self.names(sorted(lost))} died with their holders",
             )
-        if self.comparing_sums.held_back and (step := self._compare_sums(alive, self.decision)):
+        if step := self.sums.step(self, alive, self.decision):
             return step
         return self._maybe_commit(now, alive, self.decision)
 
     def cut_off(self, alive: set[str]) -> set[str]:
         """Living members that should own nothing: others can't reach them, or get nothing usable from them."""
-        said: set[str] = alive & (self.impossible.keys() | self.censors | self.at_odds.keys())
+        said: set[str] = alive & (self.impossible.keys() | self.censors | self.sums.at_odds.keys())
         for reporter, report in self.reports.items():
             if not report.cut_off or reporter not in alive:
                 continue  # asked after every report of a thousand members: hardly any says this
@@ -154,13 +148,8 @@ class Round(Reported):
             about = set(report.cut_off) & alive
             # A member that can reach hardly anybody is itself cut off; among three, either of two may be.
             if 2 * len(about & others) <= len(others) or len(others) < 2:
-                said |= about & others | about & self._summing_with(reporter)
+                said |= about & others | about & self.sums.beside(self.groups, reporter)
         return said
-
-    def _summing_with(self, owner: str) -> set[str]:
-        """In a mesh: owners of its chunks in other groups."""
-        share = self._shares.get(owner, 0) if self.plan.roots else 0
-        return {peer for chunk in bits(share) for peer in self.groups.column(chunk)} - {owner}
 
     def _grace_is_over(self, now: float) -> bool:
         since = self.opened_at if self._scatter_since is None else self._scatter_since
@@ -200,9 +189,13 @@ class Round(Reported):
             owing = self._uncompared & alive or self.deaf(alive)
         else:
             unmerged = self._every_chunk & ~mask_of(self.merged)
-            if self.comparing_sums.held_back:
-                unmerged = self._mask_of_roots(self.comparing_sums.lacking(self.groups.roots))
-            owing = {peer for chunk in bits(unmerged) for peer in self._owing(chunk)} & alive
+            if self.sums.held_back:
+                unmerged = sum(self.groups.roots.get(root, 0) for root in self.sums.lacking(self.groups))
+            owing = {
+                peer
+                for chunk in bits(unmerged)
+                for peer in self.sums.owing(self.groups, chunk, self.decision)
+            } & alive
         others = (alive & dialable & set(self.plan.members)) - owing
         return frozenset(owing) if others else frozenset()
 
@@ -219,10 +212,10 @@ class Round(Reported):
             return Failed(told, AbortCause.NO_OWNER)
         self._inherit(made)
         plan, lost = self.plan, {members.index(member) for member in made.lost}
-        names = self._names(members[index] for index in sorted(lost))
+        names = self.names(members[index] for index in sorted(lost))
         unfit = frozenset(members[index] for index in lost) & alive
         how = "can't be reached by others" if len(unfit) == len(lost) else "is lost"
-        useless = self.at_odds | self.impossible | self.accused
+        useless = {**self.sums.at_odds, **self.impossible, **self.accused}
         useless |= {member: barred.text for member, barred in self.barred.items()}
         why = "; ".join(sorted(useless[member] for member in unfit if member in useless))
         how = f"sent what is of no use ({why})" if why else how
@@ -253,7 +246,7 @@ class Round(Reported):
             roots=tuple(made.roots) if before.roots else UNSET,
             kept=mask_to_bytes(made.kept),
         )
-        self.told = touched(before, self.plan)
+        self.told = self.sums.touched(before, self.plan)
         self._epochs |= {member: before.epoch for member in self.plan.members if member not in self._epochs}
         self._epochs |= dict.fromkeys(self.told, self.plan.epoch)
 
@@ -270,7 +263,7 @@ class Round(Reported):
         if self.rules.whole:
             waited = sorted(self.rules.whole - set(ready))
             if waited:
-                return RoundWaits(f"scatter: waiting for {self._names(waited)}")
+                return RoundWaits(f"scatter: waiting for {self.names(waited)}")
             return self._settle_whole(ready, alive)
         late = [m for m in self.plan.members if m in alive and m not in ready and m not in self.barred]
         if late and self.rules.unawaited.issuperset(late) and len(ready) >= self._least:
@@ -283,20 +276,20 @@ class Round(Reported):
             late = late if now < self._named_by else []
         grace_over = self._grace_is_over(now)
         if late and not (grace_over and len(ready) >= self._least):
-            return RoundWaits(f"scatter: waiting for {self._names(late)}")
+            return RoundWaits(f"scatter: waiting for {self.names(late)}")
         reason = "the grace window is over" if late else "every living member's contribution is in"
         # Without tokens there is no weight, and without a weight nobody counts towards the quorum (P2, P9).
         ready = [m for m in ready if self.sent[m].tokens > 0] or ready
         if self.rules.merge.robust and len(ready) >= self._least:
             self._uncompared = set(self.comparing.lacking(ready, self.groups))
             if self._uncompared:
-                missing = self._names(sorted(self._uncompared))
+                missing = self.names(sorted(self._uncompared))
                 return RoundWaits(f"decide: waiting for the dot products of {missing}")
             merge = self.rules.merge
             among = self.comparing.compared(ready, self.groups)
             work = {m: longer(m, self.sent[m].tokens, merge) for m in ready}
             self.screening = screened_in_groups(among, merge.clip, merge.trusted, work)
-        return self._settle(ready, alive, reason)
+        return self.settle(ready, alive, reason)
 
     @property
     def _least(self) -> int:
@@ -320,12 +313,12 @@ class Round(Reported):
         members, rules = self.plan.members, self.rules
         return weights_foreseen(members, alive, self.sent, self.samples, self.barred, rules)
 
-    def _settle(self, ready: list[str], alive: set[str], reason: str) -> Step:
+    def settle(self, ready: list[str], alive: set[str], reason: str) -> Step:
         """`ready`: who has a whole contribution.  A member that is out for its direction counts towards the quorum:
         one liar must not be able to stop a run that needs everybody."""
         if len(ready) < self._least:
             return self._too_few(len(ready))
-        out = self._out()
+        out = self.out()
         claims = {m: WorkClaim(self.sent[m].tokens, self.samples.get(m, 0)) for m in ready if m not in out}
         self.believed = believed(claims, self.rules.merge)
         tokens = self.believed.tokens
@@ -335,9 +328,9 @@ class Round(Reported):
         self.norm = made.norm
         told = self.screening.told if self.screening is not None else ""
         merged = "; ".join(each for each in (told, made.told) if each)
-        return self._decide_on(made.weights, tokens, alive, reason, merged)
+        return self.decide_on(made.weights, tokens, alive, reason, merged)
 
-    def _decide_on(
+    def decide_on(
         self, weights: dict[str, float], tokens: Container[str], alive: set[str], reason: str, merged: str
     ) -> RoundCommitted:
         members, before = self.plan.members, self.merged_by
@@ -353,70 +346,23 @@ class Round(Reported):
             number,
             told,
             {member: why.text for member, why in self.excluded.items()},
-            summed(self.groups, weights) if self.plan.roots else UNSET,
-            True if self.plan.roots and self.screening is not None else UNSET,
+            **self.sums.marks(self.groups, weights, self.screening is not None),
         )
         self.decision = decision
-        self.comparing_sums.begin(decision, len(self.groups.members))
-        self.sums.begin()
+        self.sums.begin(decision, self.groups)
         if not stands:
             self._take_back([*self.merged])
         return RoundCommitted(decision, reason, merged)
 
-    # ---- the sums of groups, before anything is encoded ---------------------------------------------------
-
-    def _compare_sums(self, alive: set[str], decision: Decision) -> Step | None:
-        """None: they may be encoded as they are."""
-        roots = self.groups.roots
-        if lacking := self.comparing_sums.lacking(roots):
-            return RoundWaits(
-                f"decide: waiting for the dot products of sums of {self._names(sorted(lacking))}"
-            )
-        included, weights = (
-            decision.included(self.plan.members),
-            dict(zip(self.plan.members, decision.weights, strict=True)),
-        )
-        sums = self.comparing_sums.compared(roots)
-        found, norm = captured(sums, self._claimed(sums.names, weights))
-        if found:
-            self.captured |= {int(group): why for group, why in found.items()}
-            # Whoever is out counts towards the quorum, as before.
-            ready = [m for m in self.plan.members if m in included or m in self._out()]
-            return self._settle(ready, alive, f"{len(found)} groups are out as a whole")
-        tokens = {m: self.believed.tokens[m] for m in included}
-        made = guarded({m: weights[m] for m in included}, norm, tokens, self.rules.merge)
-        if made.refusal:
-            return Failed(made.refusal, AbortCause.GUARD, dropped=True)
-        self.norm = made.norm
-        if not made.told:
-            self.comparing_sums.free()
-            return None
-        # Shorter by one number for all: nothing else can come of comparing them again.
-        step = self._decide_on(made.weights, tokens, alive, "the sum was too long", made.told)
-        self.comparing_sums.free()
-        return step
-
-    def _claimed(self, groups: Sequence[str], weights: Mapping[str, float]) -> list[float]:
-        """How long the sum of each can be, by what its owners said of its members."""
-        lengths = self.screening.lengths() if self.screening is not None else {}
-        claimed = dict.fromkeys(groups, 0.0)
-        for member, length in lengths.items():
-            if weights[member] > 0.0:
-                claimed[str(self.groups.of[member])] += weights[member] * length
-        return list(claimed.values())
-
-    def _out(self) -> dict[str, str]:
+    def out(self) -> dict[str, str]:
         """Who is out for a direction, its own or its group's."""
         own = self.screening.out if self.screening is not None else {}
-        return own | {m: why for group, why in self.captured.items() for m in self.groups.members[group]}
+        return own | {m: why for group, why in self.sums.captured.items() for m in self.groups.members[group]}
 
     def suspects(self, far_too_long: float) -> tuple[str, ...]:
         """Of whom the judgement is that of an honest majority: in a captured group it is not known who was right."""
         found = self.screening.suspects(far_too_long) if self.screening is not None else ()
-        return tuple(member for member in found if self.groups.of[member] not in self.captured)
-
-    def _mask_of_roots(self, roots: Iterable[str]) -> int:
-        return sum(self.groups.roots.get(root, 0) for root in roots)
+        return tuple(member for member in found if self.groups.of[member] not in self.sums.captured)
 
     # ---- a round in which nobody may be left out ---------------------------------------------------------
 
@@ -459,7 +405,7 @@ class Round(Reported):
         tokens = {m: count for m, count in tokens.items() if count} or tokens
         self.believed = Believed(tokens, {}, None)
         weights = dict(zip(tokens, token_weights(list(tokens.values()), math.inf), strict=True))
-        return self._decide_on(weights, tokens, alive, "every share of the batch is in", "")
+        return self.decide_on(weights, tokens, alive, "every share of the batch is in", "")
 
     def _too_few(self, count: int) -> Failed:
         barred = sorted((m, why) for m, why in self.barred.items() if m not in self.rules.helpers)
@@ -542,7 +488,7 @@ class Round(Reported):
         got = {member: self._got(member) for member in self.plan.members}
         # What most of the run hold is not kept from anybody: who lacks it is late, and no owner is to blame for that.
         thin = [chunk for chunk in self._thin(alive, waited=True) if chunk in self.merged]
-        owing = {peer for chunk in thin for peer in self._keeping(chunk, got)} & alive
+        owing = {peer for chunk in thin for peer in self.sums.keeping(self.groups, chunk, got)} & alive
         held = {owner: self._held_of(owner, got) for owner in owing}
         return self._spread.stuck(owing, held, now, self.rules.chunk_patience_s)
 
@@ -551,25 +497,11 @@ class Round(Reported):
         share = self._shares.get(owner, 0)
         return sum((got[member] & share).bit_count() for member in self._group_of(owner))
 
-    def _keeping(self, chunk: int, got: Mapping[str, int]) -> list[str]:
-        """Who should give this result to more: its root, to owners in other groups; each of these that has it, to the
-        group."""
-        root = self.plan.root_of(chunk)
-        others = (peer for peer in self.groups.column(chunk) if self.plan.roots and got[peer] >> chunk & 1)
-        return [root, *(peer for peer in others if peer != root)]
-
-    def _owing(self, chunk: int) -> list[str]:
-        """Whom the result of this chunk waits for: in a mesh those without their group's sum, or else the root."""
-        summed = mask_from_bytes(self.decision.summed or b"") if self.decision is not None else 0
-        late = [self.groups.owner(group, chunk) for group in bits(summed)]
-        late = [peer for peer in late if not self.sums.has(chunk, self.groups.of[peer])]
-        return late or [self.plan.root_of(chunk)]
-
     # ---- questions -------------------------------------------------------------------------------------
 
     def _why_out(self, member: str, counted: Container[str], alive: set[str]) -> Excluded:
-        if (group := self.groups.of[member]) in self.captured:
-            told = f"its group is out as a whole: {self.captured[group]}"
+        if (group := self.groups.of[member]) in self.sums.captured:
+            told = f"its group is out as a whole: {self.sums.captured[group]}"
             return Excluded(ExclusionCause.CAPTURED, told)
         if self.screening is not None and member in self.screening.out:
             return Excluded(ExclusionCause.DIRECTION, self.screening.out[member])
@@ -586,7 +518,7 @@ class Round(Reported):
             return Excluded(ExclusionCause.NOT_WHOLE, f"its contribution was not whole in time{said}")
         return Excluded(ExclusionCause.NO_LIST, "it sent no hash list in time")
 
-    def _names(self, members: Iterable[str]) -> str:
+    def names(self, members: Iterable[str]) -> str:
         """The first ones: of a thousand no message has room for all."""
         names = [*map(self.name, members)]
         others = f" and {len(names) - NAMES_TOLD} others" if len(names) > NAMES_TOLD else ""
@@ -595,5 +527,5 @@ class Round(Reported):
     def _lag(self, alive: set[str]) -> str:
         dead = [m for m in self.plan.members if m not in alive]
         late = [m for m in self.plan.members if m in alive and not self._complete(m)]
-        mute = f"; no dot products from {self._names(sorted(self._uncompared))}" if self._uncompared else ""
-        return f"late: {self._names(late) or 'nobody'}; lost: {self._names(dead) or 'nobody'}{mute}"
+        mute = f"; no dot products from {self.names(sorted(self._uncompared))}" if self._uncompared else ""
+        return f"late: {self.names(late) or 'nobody'}; lost: {self.names(dead) or 'nobody'}{mute}"

@@ -13,12 +13,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, Opened
-from farflung.coordinator.modes.mode import RoundPolicy, SeatShare
 from farflung.coordinator.rounds.foresight import Foresight, can_be_foreseen
 from farflung.coordinator.rounds.gradient_clip import clipped, warning
-from farflung.coordinator.rounds.groups import Groups, drawn, most_of_round, planned
+from farflung.coordinator.rounds.groups import Groups, planned
 from farflung.coordinator.rounds.patience import Patience
 from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.round_policy import RoundPolicy, SeatShare
 from farflung.coordinator.rounds.round_rules import chosen, lines_of, rules_for, within
 from farflung.coordinator.rounds.silent_owners import LastHolders
 from farflung.coordinator.rounds.steps import Done, Failed, Foreseen, OwnersMoved, RoundCommitted, RoundWaits
@@ -51,7 +51,7 @@ LATE_OWNER = "it owned chunks and did not give their results in time"
 class RoundDriver(Eligibility):
     def __init__(self, core: Core, fragment: int) -> None:
         super().__init__(core, fragment)
-        self.policy: RoundPolicy | None = None  # of a mode's, which says who must be in a round
+        self.policy = RoundPolicy()  # a mode may have another one
         self.round: Round | None = None
         self.agreement = DigestAgreement(core, fragment)
         self._witness = SignedResults(core)
@@ -85,7 +85,7 @@ class RoundDriver(Eligibility):
         if self.core.finished:
             self.reason = "finished"
             return
-        if self.policy is not None:
+        if self.policy.names_members:
             self._maybe_open_by(self.policy)
             return
         if not self._looks.is_due(len(self.holders), self.core.now):
@@ -100,7 +100,7 @@ class RoundDriver(Eligibility):
         # A member that was left out last time comes first, where not all fit into one round.
         ready.sort(key=lambda m: (-self.standing(m).missed, self.standing(m).ready_since or 0.0, m.joined_no))
         owners = self.core.members.can_own(self.core.now, {m.peer for m in ready} | self._helping)
-        most = most_of_round(self.core.manifest.round.group, len(owners))
+        most = self.policy.most(len(owners))
         self._open(sorted(chosen([m.peer for m in ready], owners, most)))
 
     def _maybe_open_by(self, policy: RoundPolicy) -> None:
@@ -128,14 +128,13 @@ class RoundDriver(Eligibility):
         core, manifest, model = self.core, self.core.manifest, self.core.ledger.model
         if model is None:
             return  # the first member brings it, and nobody is ready before
-        size = manifest.round.group
         room = max(0, MEMBERS_PER_ROUND - len(contribute))
         helpers = sorted(self._helping.difference(contribute))[:room]
         peers = sorted([*contribute, *helpers])
         owners = self._can_own(peers)
         most_bytes_per_s = core.members.ways.share_bytes_per_s(peers, owners)
         beats = within({p: core.members.members[p].beat for p in peers}, most_bytes_per_s)
-        groups = drawn(peers, owners, size, self.book.digests.get(self.book.version, b""))
+        groups = self.policy.drawn(peers, owners, self.book.digests.get(self.book.version, b""))
         wider = core.members.wider_owners(core.now, peers, owners)
         codecs, owned = self.ahead.shared_out(beats, owners, model, groups, wider)
         numbers = core.ledger.round_no + 1, self.book.version, self.fragment
@@ -154,7 +153,9 @@ class RoundDriver(Eligibility):
         core.members.await_words(peers, core.now)
         core.write(Opened(plan=plan))
         self._last_holders.begin()
-        self.round = flight = Round(plan, rules, core.now, core.name, last_holders=self._last_holders)
+        self.round = flight = Round(
+            plan, rules, core.now, core.name, last_holders=self._last_holders, sums=self.policy.sums()
+        )
         flight.foresees = can_be_foreseen(plan, rules) and self._foresight.is_on
         self.processes = {peer: core.members.members[peer].process for peer in peers}
         self._gone = set()
@@ -250,7 +251,7 @@ class RoundDriver(Eligibility):
         if not problem:
             problem = leases.problem(member.peer, sent.used, self.fragment) or ""
             cause = ExclusionCause.LEASES
-        if not problem and self.policy is not None:
+        if not problem:
             problem = self.policy.problem(self._shares.get(member.peer), sent)
             cause = ExclusionCause.OTHER_SHARE
         if problem and member.peer not in self.round.sent:
@@ -328,8 +329,7 @@ class RoundDriver(Eligibility):
                     for peer in unfit:
                         self._leave_out(flight, peer, LATE_OWNER)
                     self.abort(cause, reason, dropped)
-                    if self.policy is not None:
-                        self.policy.give_up(lost, reason)
+                    self.policy.give_up(lost, reason)
                 case Done() if self._of_several_stages:
                     flight.prepared, self.prepared = True, step
                     self.reason = "every result is held by several: waiting for the other stages' rounds"
@@ -380,8 +380,7 @@ class RoundDriver(Eligibility):
         flight = self.round
         if flight is None:
             return False
-        asks, freed = flight.comparing.asks_anew(), flight.comparing_sums.news
-        flight.comparing_sums.news = False
+        asks, freed = flight.comparing.asks_anew(), flight.sums.take_news()
         return asks or freed
 
     def abort(self, cause: AbortCause, reason: str, dropped: bool = False) -> None:

@@ -127,7 +127,7 @@ class SignedResults:
         assert flight.decision is not None  # or there were nothing to commit
         said = {peer: each for peer, each in self._said.items() if each.sent.round_no == commit.round_no}
         known = dict(self._identities), dict(processes)
-        sums = flight.sums_used() if flight.plan.roots else {}
+        sums = flight.sums.used(flight.makers, flight.decision)
         made = CommittedSums(flight.plan, flight.decision, commit, said, dict(flight.makers), *known, sums)
         for each in (self._said, self._proven, self._identities):
             each.clear()

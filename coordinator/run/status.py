@@ -182,7 +182,7 @@ def _phase(core: Core, drivers: Sequence[RoundDriver]) -> RunPhase:
     pipeline = core.manifest.pipeline
     least = pipeline.min_per_stage if pipeline.stages > 1 else core.manifest.run.min_peers
     enough = all(len(driver.able) >= least for driver in drivers)
-    if pipeline.stages > 1 and not any(each.policy is not None and each.policy.is_begun for each in drivers):
+    if pipeline.stages > 1 and not all(each.policy.is_begun for each in drivers):
         enough &= sum(len(driver.able) for driver in drivers) >= core.manifest.run.min_peers
     return RunPhase.INNER if enough else RunPhase.WAITING
 
@@ -218,7 +218,7 @@ def _phase_left_s(core: Core, drivers: Sequence[RoundDriver], flight: Round | No
 def opens_in_s(driver: RoundDriver) -> float | None:
     """After so long the next round opens without those that are not ready."""
     rules = driver.core.manifest
-    if driver.round is not None or driver.policy is not None:
+    if driver.round is not None or driver.policy.names_members:
         return None  # it waits for everybody who has a share
     since = [driver.standing(member).ready_since for member in driver.able]
     ready = [at for at in since if at is not None]

@@ -294,7 +294,7 @@ class TickBuilder:
             fellows=self._fellows(member, driver) if founded and not standing.verified else (),
             ahead_no=ahead_no,
             ahead=ahead,
-            encode_no=flight.comparing_sums.may_encode if flight is not None and counted else 0,
+            encode_no=flight.sums.may_encode if flight is not None and counted else 0,
         )
 
     def _proof(self, driver: RoundDriver) -> bytes:

@@ -12,7 +12,8 @@ from farflung.collectives.round.effects import MergeGroup, SendFrame
 from farflung.collectives.round.member import MemberRound
 from farflung.collectives.round.mesh_columns import GroupSumsHere, MeshColumns, groups_in
 from farflung.collectives.round.pieces import ChunkPiece
-from farflung.coordinator.rounds.groups import Groups, decision_view, view
+from farflung.coordinator.mesh.group_views import decision_view, view
+from farflung.coordinator.rounds.groups import Groups
 from farflung.protocol.digests import hash_bytes, mask_of, mask_to_bytes
 from farflung.protocol.frames import Kind
 from farflung.protocol.round_words import Decision, MeshColumn, Plan

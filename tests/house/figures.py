@@ -32,8 +32,7 @@ CEILINGS = Path(__file__).resolve().parent / "figures.json"
 # What a mode is made of, by folder or module: without it the rest should still train.
 MODES: Mapping[str, tuple[str, ...]] = {
     "mesh": (
-        "coordinator/rounds/groups",
-        "coordinator/rounds/signed_sums",
+        "coordinator/mesh",
         "collectives/round/mesh_columns",
         "collectives/round/mesh_backups",
     ),

@@ -236,8 +236,8 @@ BATCHES = (
     Mutant(
         "a contribution that died with its holders is out by a new decision",
         "coordinator/rounds/round.py",
-        "        if lost:\n            return self._settle(\n",
-        "        if False:\n            return self._settle(\n",
+        "        if lost:\n            return self.settle(\n",
+        "        if False:\n            return self.settle(\n",
         AT_IN_FLIGHT,
     ),
     Mutant(

@@ -7,11 +7,11 @@ from mutant import AUDITOR, Mutant
 MESH = ("tests/whole/test_mesh.py",)
 
 LIARS = ("tests/whole/test_mesh_of_liars.py",)
-SIGNED = ("tests/coordinator/rounds/test_signed_sums.py",)
+SIGNED = ("tests/coordinator/mesh/test_signed_sums.py",)
 AUDITED = ("tests/coordinator/audits/test_auditing_in_groups.py",)
 PROVEN = ("tests/coordinator/audits/test_proofs_in_groups.py",)
 WRONG = ("tests/whole/test_wrong_sums_in_groups.py",)
-JUDGED = ("tests/coordinator/rounds/test_screening_in_groups.py",)
+JUDGED = ("tests/coordinator/mesh/test_screening_in_groups.py",)
 
 MESHES = (
     Mutant(
@@ -33,21 +33,21 @@ MESHES = (
         "coordinator/rounds/reassignment.py",
         "here = [plan.members.index(member) for member in members if member in able]",
         "here = [at for at, member in enumerate(plan.members) if member in able]",
-        ("tests/coordinator/rounds/test_groups.py",),
+        ("tests/coordinator/mesh/test_groups.py",),
     ),
     Mutant(
         "of a thousand members no message names all",
         "coordinator/rounds/round.py",
         'return ", ".join(names[:NAMES_TOLD]) + others',
         'return ", ".join(names) + others',
-        ("tests/coordinator/rounds/test_groups.py",),
+        ("tests/coordinator/mesh/test_groups.py",),
     ),
     Mutant(
         "who keeps what a lost owner added inherits its chunk",
         "coordinator/rounds/reassignment.py",
         "lines, first=keep))",
         "lines))",
-        ("tests/coordinator/rounds/test_groups.py", "tests/whole/test_mesh.py"),
+        ("tests/coordinator/mesh/test_groups.py", "tests/whole/test_mesh.py"),
     ),
     Mutant(
         "who keeps a spare piece says so",
@@ -96,7 +96,7 @@ MESHES = (
         "coordinator/rounds/reassignment.py",
         "shares.reassign(row, lost, heirs, lines, first=keep)",
         "shares.reassign(row, lost, heirs, first=keep)",
-        ("tests/coordinator/rounds/test_groups.py",),
+        ("tests/coordinator/mesh/test_groups.py",),
     ),
     Mutant(
         "a round knows the lines of its members when an owner is lost",
@@ -110,14 +110,14 @@ MESHES = (
         "coordinator/rounds/reported.py",
         "if before is None or before.session != said.session or before.seq < said.held_since:",
         "if before is None:",
-        ("tests/coordinator/rounds/test_reports_by_difference.py",),
+        ("tests/coordinator/mesh/test_reports_by_difference.py",),
     ),
     Mutant(
         "what was not taken of a report was not seen",
         "coordinator/rounds/reported.py",
         "            return False  # nothing of it was seen",
         "            return True",
-        ("tests/coordinator/rounds/test_reports_by_difference.py",),
+        ("tests/coordinator/mesh/test_reports_by_difference.py",),
     ),
     Mutant(
         "a report that was not seen is told again whole",
@@ -236,14 +236,14 @@ MESHES = (
         "coordinator/rounds/reassignment.py",
         "made.roots[chunk] = holding[0]",
         "pass",
-        ("tests/coordinator/rounds/test_groups.py",),
+        ("tests/coordinator/mesh/test_groups.py",),
     ),
     Mutant(
         "who owns the same chunk elsewhere hears of the heir",
-        "coordinator/rounds/groups.py",
+        "coordinator/mesh/group_views.py",
         "return found.union(*(groups.column(chunk) for chunk in chunks))",
         "return found",
-        ("tests/coordinator/rounds/test_groups.py",),
+        ("tests/coordinator/mesh/test_groups.py",),
     ),
     Mutant(
         "nothing is encoded before the sums of groups are compared",
@@ -261,7 +261,7 @@ MESHES = (
     ),
     Mutant(
         "what a root says of another decision's sums is not heard",
-        "coordinator/rounds/gram_collection.py",
+        "coordinator/mesh/mesh_sums.py",
         "if self._decision is None or decision_no != self._decision.decision_no or self._free:",
         "if self._decision is None or self._free:",
         JUDGED,
@@ -269,14 +269,14 @@ MESHES = (
     Mutant(
         "a captured group is out as a whole",
         "coordinator/rounds/round.py",
-        "return own | {m: why for group, why in self.captured.items() for m in self.groups.members[group]}",
+        "return own | {m: why for group, why in self.sums.captured.items() for m in self.groups.members[group]}",
         "return own",
         LIARS,
     ),
     Mutant(
         "in a captured group nobody is suspected",
         "coordinator/rounds/round.py",
-        "if self.groups.of[member] not in self.captured",
+        "if self.groups.of[member] not in self.sums.captured",
         "",
         LIARS,
     ),
@@ -289,9 +289,9 @@ MESHES = (
     ),
     Mutant(
         "in a mesh the guard sees the norm of the whole sum",
-        "coordinator/rounds/round.py",
-        "made = guarded({m: weights[m] for m in included}, norm, tokens, self.rules.merge)",
-        "made = guarded({m: weights[m] for m in included}, 0.0, tokens, self.rules.merge)",
+        "coordinator/mesh/mesh_sums.py",
+        "made = guarded({m: weights[m] for m in included}, norm, tokens, flight.rules.merge)",
+        "made = guarded({m: weights[m] for m in included}, 0.0, tokens, flight.rules.merge)",
         LIARS,
     ),
     Mutant(
@@ -318,21 +318,21 @@ MESHES = (
     Mutant(
         "a root's results wait for a signed word of every sum in them",
         "coordinator/rounds/reported.py",
-        "if self.plan.roots and chunk not in made.named:",
+        "if named is not None and chunk not in named:",
         "if False:",
         SIGNED,
     ),
     Mutant(
         "a word that comes late is looked at again with what waited for it",
-        "coordinator/rounds/signed_sums.py",
+        "coordinator/mesh/signed_sums.py",
         "roots.add(root)",
         "pass",
         SIGNED,
     ),
     Mutant(
         "who is no root has nothing to say of others' sums",
-        "coordinator/rounds/reported.py",
-        "if mask_from_bytes(report.merged) & ~self.groups.roots.get(root, 0):",
+        "coordinator/mesh/mesh_sums.py",
+        "if mask_from_bytes(report.merged) & ~groups.roots.get(peer, 0):",
         "if False:",
         SIGNED,
     ),
@@ -345,37 +345,37 @@ MESHES = (
     ),
     Mutant(
         "an owner's first word of a sum counts",
-        "coordinator/rounds/signed_sums.py",
+        "coordinator/mesh/signed_sums.py",
         "if owner in said:",
         "if False:",
         SIGNED,
     ),
     Mutant(
         "a root signs for all bytes of the hashes that it names",
-        "coordinator/rounds/signed_sums.py",
+        "coordinator/mesh/signed_sums.py",
         "if whole and inputs_of(each for of_chunk in found.values() for each in of_chunk) == report.inputs:",
         "if whole:",
         SIGNED,
     ),
     Mutant(
         "of two that contradict each other about a sum neither is believed",
-        "coordinator/rounds/reported.py",
+        "coordinator/mesh/mesh_sums.py",
         "out = {root} | (owners if believed else set())",
         "out = {root}",
         SIGNED,
     ),
     Mutant(
         "a root that contradicts most owners is believed of none",
-        "coordinator/rounds/reported.py",
+        "coordinator/mesh/mesh_sums.py",
         "believed = 2 * len(owners) <= len(others) or len(others) < 2",
         "believed = True",
         SIGNED,
     ),
     Mutant(
         "after a contradiction about a sum all is merged anew",
-        "coordinator/rounds/reported.py",
-        "self.void = self.void or not out <= self.at_odds.keys()",
-        "self.void = False",
+        "coordinator/mesh/mesh_sums.py",
+        "flight.void = flight.void or not out <= self.at_odds.keys()",
+        "flight.void = False",
         SIGNED,
     ),
     Mutant(
@@ -383,12 +383,12 @@ MESHES = (
         "coordinator/rounds/round.py",
         "            kept = [m for m in self.decision.included(self.plan.members) if m not in self.barred]\n",
         "            kept = [*self.decision.included(self.plan.members)]\n",
-        ("tests/coordinator/rounds/test_groups.py",),
+        ("tests/coordinator/mesh/test_groups.py",),
     ),
     Mutant(
         "who contradicts another one about a sum owns nothing for a while",
         "coordinator/rounds/round.py",
-        "self.impossible.keys() | self.censors | self.at_odds.keys()",
+        "self.impossible.keys() | self.censors | self.sums.at_odds.keys()",
         "self.impossible.keys() | self.censors",
         SIGNED,
     ),

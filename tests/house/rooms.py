@@ -97,12 +97,16 @@ ROOMS: dict[str, Room] = {
         (
             "coordinator/modes",
             "coordinator/run",
+            "coordinator/rounds/round_policy",
             "coordinator/ledger",
             "collectives/pipeline/seats",
             "collectives/pipeline/stage_rates",
             "protocol",
         ),
         pure=True,
+    ),
+    "coordinator/mesh": Room(
+        ("coordinator/modes", "coordinator/run", "coordinator/rounds", "protocol"), pure=True
     ),
     "coordinator/recovery": Room(
         ("coordinator/modes", "coordinator/run", "coordinator/ledger", "protocol"), pure=True

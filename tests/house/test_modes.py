@@ -60,6 +60,17 @@ MODES = {
         ),
         ("simulator/batch_invariants.py", "simulator/stage_invariants.py"),
     ),
+    "mesh": Mode(
+        ("coordinator/mesh",),
+        (
+            "tests/collectives/test_mesh_columns.py",
+            "tests/rig/made_mesh.py",
+            "tests/whole/test_large_runs.py",
+            "tests/whole/test_mesh.py",
+            "tests/whole/test_mesh_of_liars.py",
+            "tests/whole/test_wrong_sums_in_groups.py",
+        ),
+    ),
     "reach": Mode(
         ("coordinator/reach", "coordinator/relay"),
         (

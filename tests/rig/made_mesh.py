@@ -14,8 +14,10 @@ from msgspec.structs import replace
 
 from farflung.coordinator.court.plain_codecs import codec_named
 from farflung.coordinator.court.plain_steps import merged
+from farflung.coordinator.mesh.group_views import summed
+from farflung.coordinator.mesh.mesh_sums import MeshSums
 from farflung.coordinator.rounds.committed_sums import CommittedSums
-from farflung.coordinator.rounds.groups import Groups, planned, summed
+from farflung.coordinator.rounds.groups import Groups, planned
 from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.rounds.round_rules import RoundRules
 from farflung.coordinator.run.signed_results import SignedResults
@@ -169,7 +171,7 @@ class MeshStand:
         run.core.run_id = RUN_ID
         self.core = run.core
         self.witness = SignedResults(run.core)
-        self.flight = Round(made.plan, RULES, 0.0)
+        self.flight = Round(made.plan, RULES, 0.0, sums=MeshSums())
         self.members = {}
         for key in made.keys:
             peer, process = key.peer_id, process_of(key.peer_id)

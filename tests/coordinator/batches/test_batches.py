@@ -10,7 +10,7 @@ from farflung.coordinator.batches.batch_members import BatchMembers
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import DataFixed
-from farflung.coordinator.modes.mode import SeatShare
+from farflung.coordinator.rounds.round_policy import SeatShare
 from farflung.protocol.digests import mask_of, mask_to_bytes
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import BatchBeat, BatchTick, FragmentBeat, Sent

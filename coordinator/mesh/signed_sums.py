@@ -1,6 +1,6 @@
 """What owners of a mesh signed to have added up of their groups, and which of it a root says to have used.  Pure.
 
-Part of the round at the coordinator (reported.py).  A root signs for its results by the hashes of the sums that it got,
+Part of the mesh's sums (mesh_sums.py).  A root signs for its results by the hashes of the sums that it got,
 and each of these has to be one that an owner of that group signed for this decision: so of whatever is committed it is
 known who made it, out of what.  Reports overtake each other: a root's results wait until there is a word of each sum.
 
@@ -14,20 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from farflung.coordinator.rounds.round_policy import MadeSum, Place
 from farflung.protocol.digests import bits, mask_from_bytes, split_hashes
 from farflung.protocol.messages import ProgressReport
 from farflung.protocol.round_words import SUM_TAG_BYTES, GroupSums
 from farflung.protocol.signed_words import inputs_of
-
-Place = tuple[int, int]  # (chunk, group)
-
-
-@dataclass(frozen=True)
-class MadeSum:
-    """The first signed word for a sum.  An heir that makes it anew makes the same bytes."""
-
-    peer: str
-    word: GroupSums
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.collectives.round.mesh_columns import MeshColumns
-from farflung.coordinator.rounds.groups import Groups, drawn, most_of_round, planned, touched, view
+from farflung.coordinator.mesh.group_views import drawn, most_of_round, touched, view
+from farflung.coordinator.mesh.mesh_sums import MeshSums
+from farflung.coordinator.rounds.groups import Groups, planned
 from farflung.coordinator.rounds.reassignment import ProvenHoldings, inherited
 from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.rounds.round_rules import RoundRules
@@ -139,7 +141,7 @@ def test_whomever_a_round_of_many_waits_for_each_member_can_be_told_why() -> Non
     """At 256 members a tick that named all of them was longer than any peer takes: each hung up."""
     plan, longest = mesh(300, 16), get_args(Reason)[1].max_length
     rules = RoundRules(2, 10.0, 60.0, 4.0, "int8")
-    flight = Round(plan, rules, 0.0, name=lambda peer: peer.ljust(64, "x"))
+    flight = Round(plan, rules, 0.0, name=lambda peer: peer.ljust(64, "x"), sums=MeshSums())
     everybody = set(plan.members)
     waits, ends = (flight.next_step(now, everybody, everybody) for now in (1.0, 61.0))
     assert isinstance(waits, RoundWaits) and "and 292 others" in waits.reason

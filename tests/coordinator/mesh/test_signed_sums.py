@@ -33,7 +33,7 @@ def test_a_result_counts_when_there_is_a_signed_word_of_all_that_it_is_made_of(
         assert CHUNK not in stand.flight.merged
     stand.hears(speakers[order[-1]], stand.made.report(speakers[order[-1]]))
     assert stand.flight.makers[CHUNK].peer == root
-    sums = stand.flight.sums_used()
+    sums = stand.flight.sums.used(stand.flight.makers, stand.flight.decision)
     assert tuple(sums[CHUNK, group].peer for group in range(3)) == stand.made.in_groups.column(CHUNK)
 
 
@@ -85,7 +85,7 @@ def test_a_root_that_names_too_few_sums_says_nothing() -> None:
     stand.hears(other, stand.made.report(other))
     said = stand.made.report(root)
     stand.hears(root, stand.made.signed(root, replace(said, sum_tags=said.sum_tags[:8])))
-    assert CHUNK not in stand.flight.merged and not stand.flight.at_odds
+    assert CHUNK not in stand.flight.merged and not stand.flight.sums.at_odds
 
 
 def test_the_first_word_of_an_owner_counts() -> None:
@@ -96,7 +96,7 @@ def test_the_first_word_of_an_owner_counts() -> None:
     stand.made.sums_of[CHUNK, stand.made.in_groups.of[other]] = b"another sum"
     stand.hears(other, stand.made.report(other))
     stand.hears(root, stand.made.report(root))
-    assert stand.flight.at_odds.keys() == {root, other}
+    assert stand.flight.sums.at_odds.keys() == {root, other}
 
 
 def names_another(stand: MeshStand, *groups: int) -> Round:
@@ -114,7 +114,7 @@ def test_of_two_that_contradict_each_other_neither_owns_anything_and_all_is_merg
     stand = MeshStand(MadeMesh(groups=3))
     root, [other, third] = owners(stand)
     flight = names_another(stand, stand.made.in_groups.of[other])
-    assert CHUNK not in flight.merged and flight.at_odds.keys() == {root, other}
+    assert CHUNK not in flight.merged and flight.sums.at_odds.keys() == {root, other}
     everybody = set(stand.made.members)
     moved = flight.next_step(1.0, everybody, everybody)
     assert isinstance(moved, OwnersMoved) and moved.unfit == {root, other}
@@ -128,7 +128,7 @@ def test_a_root_that_says_it_of_most_is_believed_of_nobody() -> None:
     stand = MeshStand(MadeMesh(groups=3))
     root, others = owners(stand)
     flight = names_another(stand, *(stand.made.in_groups.of[peer] for peer in others))
-    assert flight.at_odds.keys() == {root}
+    assert flight.sums.at_odds.keys() == {root}
 
 
 def test_all_is_merged_anew_once_where_nobody_else_can_own_the_chunks() -> None:
@@ -149,7 +149,7 @@ def test_who_is_no_root_puts_nobody_at_odds() -> None:
     false = {"merged": mask_to_bytes(1 << CHUNK), "merged_hashes": bytes(32), "sum_tags": bytes(24)}
     said = replace(stand.made.report(other), **false)  # type: ignore[arg-type]
     stand.hears(other, stand.made.signed(other, said))
-    assert not stand.flight.at_odds and stand.flight.makers[CHUNK].peer == root
+    assert not stand.flight.sums.at_odds and stand.flight.makers[CHUNK].peer == root
 
 
 def test_of_whom_a_result_waits_for_it_is_the_one_that_has_signed_no_sum() -> None:
@@ -157,6 +157,8 @@ def test_of_whom_a_result_waits_for_it_is_the_one_that_has_signed_no_sum() -> No
     root, [other] = owners(stand)
     stand.hears(root, stand.made.report(root, is_root=False))
     everybody = set(stand.made.members)
-    assert other in stand.flight._withheld(everybody, everybody) and stand.flight._owing(CHUNK) == [other]
+    assert other in stand.flight._withheld(everybody, everybody) and stand.flight.sums.owing(
+        stand.flight.groups, CHUNK, stand.flight.decision
+    ) == [other]
     stand.hears(other, stand.made.report(other, is_root=False))
-    assert stand.flight._owing(CHUNK) == [root]
+    assert stand.flight.sums.owing(stand.flight.groups, CHUNK, stand.flight.decision) == [root]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from farflung.coordinator.rounds.gram_collection import ComparingMembers, ComparingSums
+from farflung.coordinator.mesh.mesh_sums import ComparingSums
+from farflung.coordinator.rounds.gram_collection import ComparingMembers
 from farflung.coordinator.rounds.groups import Groups
 from farflung.coordinator.rounds.outliers import Compared, OwnerShare, captured, screened_in_groups
 from farflung.protocol.digests import mask_to_bytes

@@ -1,0 +1,161 @@
+"""What a mode may decide of the rounds of a fragment in place of the core, and the core's own answers.  Pure.
+
+`RoundPolicy` is asked by the round driver, `FlatSums` by the round in flight.  What stands here are the answers of
+a flat round with whoever is ready: every member exchanges contributions with all owners, and an owner's result is the
+sum of what it got.  At most one mode has a policy for a run: two that say who must be in a round can't both be right.
+Must not know members beyond their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from farflung.coordinator.rounds.groups import Groups
+from farflung.coordinator.rounds.steps import Step
+from farflung.protocol.limits import MEMBERS_PER_ROUND
+from farflung.protocol.messages import ProgressReport, Sent
+from farflung.protocol.round_words import Decision, GroupSums, Plan
+
+Place = tuple[int, int]  # (chunk, group)
+NONE: Final[Mapping[Any, str]] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class MadeSum:
+    """The first signed word for a group's sum.  An heir that makes it anew makes the same bytes."""
+
+    peer: str
+    word: GroupSums
+
+
+@dataclass(frozen=True)
+class SeatShare:
+    """What a round must have of one member."""
+
+    seat: int
+    counted: bytes  # mask
+
+
+class FlatSums:
+    """Of one round, the `flight`: how it goes from contributions to results.  In a flat one nothing is in between."""
+
+    at_odds: Mapping[str, str] = NONE  # who contradicts whom: nobody knows which one lies
+    captured: Mapping[int, str] = NONE  # groups that are out as a whole for where their sum points, and why
+
+    @property
+    def held_back(self) -> bool:
+        """Nothing may be encoded yet."""
+        return False
+
+    @property
+    def may_encode(self) -> int:
+        """The decision whose results may be encoded; 0: none that anybody waits for."""
+        return 0
+
+    @property
+    def impossible(self) -> Mapping[str, str]:
+        """Whose numbers no vectors have, and why."""
+        return NONE
+
+    # ---- what members hear ----------------------------------------------------------------------------
+
+    def plan_for(self, groups: Groups, member: str, epoch: int) -> Plan:
+        return groups.plan
+
+    def decision_for(self, groups: Groups, decision: Decision, member: str) -> Decision:
+        return decision
+
+    def touched(self, before: Plan, after: Plan) -> set[str]:
+        """Who has to hear that ownership moved."""
+        return set(after.members)
+
+    def take_news(self) -> bool:
+        """True once after each change of what may be encoded."""
+        return False
+
+    # ---- what members say -----------------------------------------------------------------------------
+
+    def hear(self, peer: str, report: ProgressReport, groups: Groups) -> set[str]:
+        """Returns members whose results waited for that."""
+        return set()
+
+    def named(
+        self, flight: Any, peer: str, report: ProgressReport, decision: Decision
+    ) -> Mapping[int, tuple[bytes, ...]] | None:
+        """Of each chunk that counts, the sums that its result is made of; None: of contributions, so all count."""
+        return None
+
+    # ---- what follows ---------------------------------------------------------------------------------
+
+    def marks(self, groups: Groups, weights: Mapping[str, float], screened: bool) -> Mapping[str, Any]:
+        """Fields of a decision."""
+        return NONE
+
+    def begin(self, decision: Decision, groups: Groups) -> None:
+        """Another decision: what was made by the one before is void."""
+
+    def step(self, flight: Any, alive: set[str], decision: Decision) -> Step | None:
+        """What is due after the decision, and before a commit."""
+        return None
+
+    def beside(self, groups: Groups, owner: str) -> set[str]:
+        """Other owners with whom this one exchanges sums."""
+        return set()
+
+    def keeping(self, groups: Groups, chunk: int, got: Mapping[str, int]) -> list[str]:
+        """Who should give this result to more; `got`: member -> mask of the results that it holds."""
+        return [groups.plan.root_of(chunk)]
+
+    def owing(self, groups: Groups, chunk: int, decision: Decision | None) -> list[str]:
+        """Whom the result of this chunk waits for."""
+        return [groups.plan.root_of(chunk)]
+
+    def lacking(self, groups: Groups) -> Sequence[str]:
+        """While results are held back: whose word is waited for."""
+        return ()
+
+    def used(self, makers: Mapping[int, Any], decision: Decision | None) -> Mapping[Place, MadeSum]:
+        """By chunk and group, who made what the results are made of."""
+        return {}
+
+
+class RoundPolicy:
+    """Of the rounds of one fragment."""
+
+    names_members: bool = False  # it says who must be in a round; else whoever is ready is
+
+    @property
+    def is_begun(self) -> bool:
+        """What the next round is to merge is being made."""
+        return True
+
+    @property
+    def under_way(self) -> bool:
+        """A round is in flight that the next one belongs to: it is opened whatever else holds the run."""
+        return False
+
+    def shares(self) -> tuple[Mapping[str, SeatShare], str]:
+        """(who must be in the next round, all of them, and with what; why it can't open yet)."""
+        return {}, ""
+
+    def problem(self, share: SeatShare | None, sent: Sent) -> str:
+        """Why this word does not go with the share that the round was opened with; empty: it does."""
+        return ""
+
+    def give_up(self, peers: Iterable[str], why: str) -> None:
+        """The share of each of these did not come into a round: others make it."""
+
+    def most(self, able: int) -> int:
+        """Members of one round, so many of which can own chunks."""
+        return MEMBERS_PER_ROUND
+
+    def drawn(self, peers: Sequence[str], able: Set[str], seed: bytes) -> tuple[int, ...]:
+        """The group of each of them; () if they are one group."""
+        return ()
+
+    def sums(self) -> FlatSums:
+        """For a round that is opened."""
+        return FlatSums()
