@@ -30,6 +30,7 @@ BEGINNINGS: Final = {
     "reach": "farflung.coordinator.reach.reach",
     "recovery": "farflung.coordinator.recovery.recovery",
     "restoring": "farflung.coordinator.restoring.restoring_door",
+    "slow lines": "farflung.coordinator.slow_lines.slow_lines",
     "standby": "farflung.coordinator.standby.standby",
 }
 # Name -> the module with its `hand` in the server (`ServerHand`).

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from farflung.coordinator.rounds import early_uploads
 from farflung.coordinator.rounds.foresight import weights_foreseen
 from farflung.coordinator.rounds.outliers import Screening, screened_in_groups
 from farflung.coordinator.rounds.reassignment import ProvenHoldings, Reassignment, inherited
@@ -56,6 +55,9 @@ from farflung.protocol.digests import (
 from farflung.protocol.round_words import Commit, Decision, Plan
 
 NAMES_TOLD = 8  # where members are listed
+# How long it is waited for who sent its work ahead, when all others' is here; a share of the scatter so far: for words
+# that pass no slow line but their own.
+NAMED_IN_S, NAMED_SHARE = 0.5, 0.2
 HELPS = Excluded(ExclusionCause.EMPTY, "it helps, and contributes nothing")
 
 
@@ -269,7 +271,7 @@ class Round(Reported):
         if late and self.rules.unawaited.issuperset(late) and len(ready) >= self._least:
             # What they sent ahead is only to be named: nobody waits for more than that.
             self._named_by = (
-                now + early_uploads.patience_s(now - self.opened_at)
+                now + max(NAMED_IN_S, NAMED_SHARE * (now - self.opened_at))
                 if self._named_by is None
                 else self._named_by
             )

@@ -8,16 +8,19 @@ Must not know members beyond their names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
 from farflung.coordinator.rounds.groups import Groups
+from farflung.coordinator.rounds.round_rules import Beats, codecs_for, owners_for
 from farflung.coordinator.rounds.steps import Step
 from farflung.protocol.limits import MEMBERS_PER_ROUND
-from farflung.protocol.messages import ProgressReport, Sent
-from farflung.protocol.round_words import Decision, GroupSums, Plan
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import Beat, ProgressReport, Sent
+from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.round_words import AheadPlan, Decision, GroupSums, Plan
 
 Place = tuple[int, int]  # (chunk, group)
 NONE: Final[Mapping[Any, str]] = MappingProxyType({})
@@ -122,6 +125,87 @@ class FlatSums:
         return {}
 
 
+class LineShares:
+    """Who owns which chunk of a round, and in which codec each member sends, by what they say of their lines.  Nobody's
+    is special here; a mode may see to it that no round waits for a slow one."""
+
+    slow: Mapping[str, Any] = MappingProxyType(
+        {}
+    )  # peers for whom no round waits, and what is `told` of their lines
+
+    def __init__(self, fragment: int, manifest: Callable[[], Manifest]) -> None:
+        """`manifest`: what holds now; the host may change it."""
+        self._fragment, self._holds = fragment, manifest
+        self._codecs: dict[str, str] = {}  # what each peer was given last, where the run leaves it open
+
+    def on_commit(self, included: Sequence[str], now: float) -> None:
+        """A round was committed with these members."""
+
+    def is_due(self, now: float) -> bool:
+        """It is time to `look`."""
+        return False
+
+    def look(
+        self,
+        beats: Mapping[str, Beat],
+        can_own: Set[str],
+        model: ModelSchema,
+        now: float,
+        name: Callable[[str], str],
+    ) -> list[str]:
+        """Returns what people are to hear of it."""
+        return []
+
+    def told(self, peer: str, known: Callable[[], Mapping[str, int]]) -> tuple[int, AheadPlan | None]:
+        """For a member's tick: by which plan work is sent ahead of rounds, and the plan if it is news to it.  `known`:
+        peer -> the number of the plan that it knows."""
+        return 0, None
+
+    def shared_out(
+        self,
+        beats: Beats,
+        can_own: Set[str],
+        model: ModelSchema,
+        groups: Sequence[int] = (),
+        wider: Sequence[Mapping[str, float]] = (),
+    ) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Of a round with these members: (each one's codec, chunk -> index of its owner).  `groups`: of each member, in
+        a mesh, where each group has a row of owners.  `wider`: who could own, too, if bytes of the round passed
+        relays."""
+        codecs = self.codecs_of(beats, model)
+        if groups:
+            return tuple(codecs.values()), self._owners_by_group(beats, codecs, can_own, model, groups)
+        owners = owners_for(beats, codecs, can_own, self._fragment, self._holds(), model, wider)
+        return tuple(codecs.values()), owners
+
+    def _owners_by_group(
+        self,
+        beats: Beats,
+        codecs: Mapping[str, str],
+        can_own: Set[str],
+        model: ModelSchema,
+        groups: Sequence[int],
+    ) -> tuple[int, ...]:
+        peers, rows = list(beats), []
+        for group in range(max(groups) + 1):
+            places = [at for at, its in enumerate(groups) if its == group]
+            part = {peers[at]: beats[peers[at]] for at in places}
+            row = owners_for(part, codecs, can_own & part.keys(), self._fragment, self._holds(), model)
+            rows += [places[owner] for owner in row]
+        return tuple(rows)
+
+    def codecs_of(self, beats: Beats, model: ModelSchema, time_s: float | None = None) -> dict[str, str]:
+        if not beats:
+            return {}
+        codecs = codecs_for(beats, self._fragment, self._holds(), model, self._codecs, time_s)
+        self._codecs |= codecs
+        return codecs
+
+    def values(self, model: ModelSchema) -> int:
+        chunks = model.stages[self._fragment].chunk_count if model.stages else model.chunk_count
+        return chunks * model.chunk_elements
+
+
 class RoundPolicy:
     """Of the rounds of one fragment."""
 
@@ -155,6 +239,10 @@ class RoundPolicy:
     def drawn(self, peers: Sequence[str], able: Set[str], seed: bytes) -> tuple[int, ...]:
         """The group of each of them; () if they are one group."""
         return ()
+
+    def lines(self, fragment: int, manifest: Callable[[], Manifest]) -> LineShares:
+        """By what members say of their lines; `manifest`: what holds now."""
+        return LineShares(fragment, manifest)
 
     def sums(self) -> FlatSums:
         """For a round that is opened."""

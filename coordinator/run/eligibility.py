@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from farflung.coordinator.ledger.ledger import FragmentBook
-from farflung.coordinator.rounds.early_uploads import EarlyUploads
+from farflung.coordinator.rounds.round_policy import LineShares
 from farflung.coordinator.rounds.steadiness import Steadiness
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.membership import Member, Standing
@@ -21,7 +21,7 @@ class Eligibility:
     def __init__(self, core: Core, fragment: int) -> None:
         self.core = core
         self.fragment = fragment
-        self.ahead = EarlyUploads(fragment, lambda: core.manifest)  # slow lines, for which no round waits
+        self.lines = LineShares(fragment, lambda: core.manifest)
         self._steadiness = Steadiness()
         self._not_before = 0.0  # after a round that failed
 
@@ -84,7 +84,7 @@ class Eligibility:
             return f"inner steps: {len(ready)} of at least {least} peers are ready"
         if now < self._not_before:
             return f"the last round failed; trying again in {self._not_before - now:.1f} s"
-        slow = self.ahead.slow
+        slow = self.lines.slow
         setting_the_pace = [m for m in ready if m.peer not in slow] or ready
         since = [self.standing(m).ready_since for m in setting_the_pace]
         first = min(at for at in since if at is not None)
@@ -124,6 +124,6 @@ class Eligibility:
             left = "1 more round" if rounds == 1 else f"{rounds} more rounds"
             why = "it restarted again and again while others needed what it had sent"
             return f"{why}; it takes part again after {left}"
-        if member.peer in self.ahead.slow:
-            return f"what it learned is on its way: {self.ahead.slow[member.peer].told}"
+        if member.peer in self.lines.slow:
+            return f"what it learned is on its way: {self.lines.slow[member.peer].told}"
         return "all its places were taken" if self._is_ready(member) else "it was not ready in time"

@@ -84,7 +84,7 @@ class RunMachine:
         self.core.modes = tuple(self.modes.values())
         for driver in self.drivers:
             policies = (mode.policy(driver.fragment) for mode in self.core.modes)
-            driver.policy = next((each for each in policies if each is not None), driver.policy)
+            driver.goes_by(next((each for each in policies if each is not None), driver.policy))
         self.tick_builder = TickBuilder(self.core, self.drivers, self.lease_desk)
         self.core.acquaint = self.tick_builder.acquaint
         self.facts = DoorFacts(manifest.run.name, run_id, manifest.canonical())

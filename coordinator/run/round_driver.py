@@ -51,7 +51,7 @@ LATE_OWNER = "it owned chunks and did not give their results in time"
 class RoundDriver(Eligibility):
     def __init__(self, core: Core, fragment: int) -> None:
         super().__init__(core, fragment)
-        self.policy = RoundPolicy()  # a mode may have another one
+        self.policy = RoundPolicy()
         self.round: Round | None = None
         self.agreement = DigestAgreement(core, fragment)
         self._witness = SignedResults(core)
@@ -72,6 +72,10 @@ class RoundDriver(Eligibility):
         self._looks, self._settling_looks, self._patience = Looks(), Looks(), Patience()
         self._aborts = 0
         self._committed_at = 0.0
+
+    def goes_by(self, policy: RoundPolicy) -> None:
+        """A mode has another one than the core."""
+        self.policy, self.lines = policy, policy.lines(self.fragment, lambda: self.core.manifest)
 
     @property
     def since_commit_s(self) -> float:
@@ -136,7 +140,7 @@ class RoundDriver(Eligibility):
         beats = within({p: core.members.members[p].beat for p in peers}, most_bytes_per_s)
         groups = self.policy.drawn(peers, owners, self.book.digests.get(self.book.version, b""))
         wider = core.members.wider_owners(core.now, peers, owners)
-        codecs, owned = self.ahead.shared_out(beats, owners, model, groups, wider)
+        codecs, owned = self.lines.shared_out(beats, owners, model, groups, wider)
         numbers = core.ledger.round_no + 1, self.book.version, self.fragment
         plan = planned(numbers, peers, groups, owned, codecs)
         rules = replace(
@@ -146,7 +150,7 @@ class RoundDriver(Eligibility):
             # Whether or not they hold its state yet.
             most_of_run=sum(not m.helps for m in self.holders) // 2 + 1,
             helpers=frozenset(helpers),
-            unawaited=frozenset(peers) & self.ahead.slow.keys(),
+            unawaited=frozenset(peers) & self.lines.slow.keys(),
             lines=lines_of(beats),
         )
         core.acquaint(Groups(plan).circles)
@@ -188,13 +192,13 @@ class RoundDriver(Eligibility):
         model, holders = self.core.ledger.model, self.holders
         if self.core.manifest.round.group or len(holders) > MEMBERS_PER_ROUND:
             return
-        if model is None or not self.ahead.is_due(self.core.now):
+        if model is None or not self.lines.is_due(self.core.now):
             return
         known = {
             m.peer: m.beat for m in holders if self.standing(m).vouched and m.beat is not None and m.trains
         }
         staying = {peer: beat for peer, beat in sorted(known.items()) if not beat.leaving}
-        told = self.ahead.look(staying, self._can_own(staying), model, self.core.now, self.core.name)
+        told = self.lines.look(staying, self._can_own(staying), model, self.core.now, self.core.name)
         for news in told:
             self.core.note(news)
 
@@ -441,7 +445,7 @@ class RoundDriver(Eligibility):
             told = "it does not get the results that most others hold; for a while no commit waits for it"
             core.note(f"{core.name(peer)}: {told}")
         core.pace.on_commit(core.ledger.version, core.now)
-        self.ahead.on_commit(included, core.now)
+        self.lines.on_commit(included, core.now)
         self._aborts, self._not_before, self._committed_at = 0, 0.0, core.now
         self._strike_useless(flight)
         self.round = self.prepared = None

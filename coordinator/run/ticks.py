@@ -15,7 +15,6 @@ from farflung.coordinator.ledger.records import Genesis
 from farflung.coordinator.roster import partial_view
 from farflung.coordinator.roster.roster_delta import RosterNews
 from farflung.coordinator.roster.ways import RouteNews
-from farflung.coordinator.rounds.early_uploads import Known
 from farflung.coordinator.rounds.round_rules import up_rates
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.held_versions import in_this_era
@@ -130,7 +129,7 @@ def has_founded(driver: RoundDriver, founder: Member | None) -> bool:
     return said is not None and said.version == 0 and bool(said.digest and driver.agreement.has_shown(said))
 
 
-def _plans_known(driver: RoundDriver) -> Known:
+def _plans_known(driver: RoundDriver) -> dict[str, int]:
     return {m.peer: said.ahead for m in driver.holders if (said := driver.beat_of(m)) is not None}
 
 
@@ -272,7 +271,7 @@ class TickBuilder:
         digests = sorted(driver.book.digests.items())
         newest = digests[-self._told(DIGESTS_TOLD, DIGESTS_LEAST, standing) :]
         said = driver.beat_of(member)
-        ahead_no, ahead = driver.ahead.told(member.peer, lambda: _plans_known(driver))
+        ahead_no, ahead = driver.lines.told(member.peer, lambda: _plans_known(driver))
         if said is not None and said.version < 0:  # it may have a checkpoint of one of these
             saved = [each for each in digests if self._core.ledger.is_saved(each[0]) and each not in newest]
             newest = saved[-self._told(SAVED_TOLD, 1, standing) :] + newest

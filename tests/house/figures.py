@@ -63,9 +63,7 @@ MODES: Mapping[str, tuple[str, ...]] = {
     "admission": ("coordinator/admission",),
     "standby": ("coordinator/standby",),
     "slow lines": (
-        "coordinator/rounds/early_uploads",
-        "coordinator/rounds/foresight",
-        "coordinator/rounds/silent_owners",
+        "coordinator/slow_lines",
         "collectives/round/early_upload",
         "peer/machine/early_upload",
     ),

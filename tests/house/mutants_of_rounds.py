@@ -16,8 +16,8 @@ from mutant import (
     Mutant,
 )
 
-AHEAD_RULES = "coordinator/rounds/early_uploads.py"
-AHEAD_TESTS = ("tests/coordinator/rounds/test_early_uploads.py",)
+AHEAD_RULES = "coordinator/slow_lines/slow_lines.py"
+AHEAD_TESTS = ("tests/coordinator/slow_lines/test_early_uploads.py",)
 AHEAD_LANE = ("tests/peer/machine/test_early_upload.py", "tests/whole/test_slow_line.py")
 
 SLOW_LINES = (
@@ -305,31 +305,31 @@ ROUNDS = (
     ),
     Mutant(
         "P9 an owner that does not say that it knows the plan keeps it from nobody",
-        "coordinator/rounds/early_uploads.py",
+        "coordinator/slow_lines/slow_lines.py",
         "is_young = self._looked_at - self._drawn_at < ECHO_S",
         "is_young = True",
-        ("tests/coordinator/rounds/test_early_uploads.py",),
+        ("tests/coordinator/slow_lines/test_early_uploads.py",),
     ),
     Mutant(
         "P9 an owner that never says that it knows the plan owns nothing of what is sent ahead",
-        "coordinator/rounds/early_uploads.py",
+        "coordinator/slow_lines/slow_lines.py",
         "self._mute[owner] = now + MUTE_FOR_S",
         "pass",
-        ("tests/coordinator/rounds/test_early_uploads.py",),
+        ("tests/coordinator/slow_lines/test_early_uploads.py",),
     ),
     Mutant(
         "of who goes only its own chunks move",
-        "coordinator/rounds/early_uploads.py",
+        "coordinator/slow_lines/slow_lines.py",
         "elif plan is not None and before & can_own and not is_fresh:",
         "elif False:",
-        ("tests/coordinator/rounds/test_early_uploads.py",),
+        ("tests/coordinator/slow_lines/test_early_uploads.py",),
     ),
     Mutant(
         "who comes gets chunks some time",
-        "coordinator/rounds/early_uploads.py",
+        "coordinator/slow_lines/slow_lines.py",
         "is_fresh = not self._given or self._looked_at - self._redrawn_at >= PERIOD_MOST_S",
         "is_fresh = not self._given",
-        ("tests/coordinator/rounds/test_early_uploads.py",),
+        ("tests/coordinator/slow_lines/test_early_uploads.py",),
     ),
     Mutant(
         "P9 the last owner is not waited for as long as it likes",

@@ -134,6 +134,9 @@ ROOMS: dict[str, Room] = {
             *PROTOCOL,
         )
     ),
+    "coordinator/slow_lines": Room(
+        ("coordinator/modes", "coordinator/run", "coordinator/rounds", "protocol"), pure=True
+    ),
     "coordinator/standby": Room(("coordinator", "coordinator/door", "coordinator/ledger", *PROTOCOL)),
     "peer": Room(PROTOCOL),
     "peer/local": Room(PROTOCOL),

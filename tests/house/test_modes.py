@@ -104,6 +104,7 @@ MODES = {
             "tests/whole/test_lost_disks.py",
         ),
     ),
+    "slow lines": Mode(("coordinator/slow_lines",), ("tests/whole/test_slow_line.py",)),
     "standby": Mode(
         ("coordinator/standby",),
         ("tests/chaos/test_standby.py", "tests/rig/etcd_cluster.py", "tests/rig/twin_arena.py"),

@@ -6,7 +6,8 @@ nobody waits for that member to be ready, nor for what is missing of it in a rou
 line is its own loss: whoever names too low a rate is waited for by nobody, and counts as often as its work arrives.
 
 Called by the driver, which knows who is here.  Nobody is special where lines are alike, where half of them are slow
-(then they set the pace), and where the run needs everybody.
+(then they set the pace), and where the run needs everybody.  Without this folder nobody is: a round waits for every
+contribution until its grace is over.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ from statistics import median
 
 from msgspec.structs import replace
 
+from farflung.coordinator.modes.mode import CoordinatorMode, ModeTools
 from farflung.coordinator.rounds import shares
-from farflung.coordinator.rounds.round_rules import Beats, codecs_for, owners_for
+from farflung.coordinator.rounds.round_policy import LineShares, RoundPolicy
+from farflung.coordinator.rounds.round_rules import Beats, owners_for
+from farflung.coordinator.run.core import Core
+from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Beat
@@ -33,7 +38,6 @@ STILL_SLOWER = 2.5  # and it is so until it is not slower than that by so many t
 LEAST_S = 1.0  # what it would cost the others, at least; and half of it for whom it was so before
 LEAST_BYTES = 256 * 1024  # shorter contributions are over before it pays
 LOOK_EVERY_S = 1.0
-NAMED_IN_S, NAMED_SHARE = 0.5, 0.2  # of the scatter so far: for words that pass no slow line but their own
 PERIOD_MOST_S = 600.0
 # An owner that does not say that it knows the plan is not waited for longer with telling the plan to senders; and after
 # so long it is mute: it owns nothing of what is sent ahead for a while.
@@ -41,13 +45,6 @@ ECHO_S, MUTE_S, MUTE_FOR_S = 5.0, 30.0, 600.0
 # That a contribution may take at least which is sent ahead, and so long before it gets the coarsest codec.
 TIME_S = 30.0
 TIME_MOST_S = 300.0
-
-Known = Mapping[str, int]  # peer -> the plan that it knows, by its number
-
-
-def patience_s(scatter_s: float) -> float:
-    """How long after everybody else's contribution is here it is waited for whoever sent its own ahead."""
-    return max(NAMED_IN_S, NAMED_SHARE * scatter_s)
 
 
 @dataclass(frozen=True)
@@ -115,16 +112,14 @@ def _is_slow(line: Slow, rough: bool, was_slow: bool) -> bool:
     return line.usual_bytes_per_s >= slower * line.bytes_per_s and line.extra_s >= costs_s
 
 
-class EarlyUploads:
+class EarlyUploads(LineShares):
     """Of one fragment.  Not durable: a coordinator that restarts looks at the lines again."""
 
     def __init__(self, fragment: int, manifest: Callable[[], Manifest]) -> None:
-        """`manifest`: what holds now; the host may change it."""
-        self._fragment, self._holds = fragment, manifest
+        super().__init__(fragment, manifest)
         self.least_bytes: float = LEAST_BYTES
         self.slow: dict[str, Slow] = {}
         self.plan: AheadPlan | None = None
-        self._codecs: dict[str, str] = {}  # what each peer was given last, where the run leaves it open
         # In which each sends ahead until a commit has used that: what is on its way in another one would begin again.
         self._given: dict[str, str] = {}
         self._looked_at = self._committed_at = self._drawn_at = self._redrawn_at = -math.inf
@@ -183,13 +178,9 @@ class EarlyUploads:
 
     def _sizes(self, model: ModelSchema) -> tuple[float, float]:
         """(contribution, results) of all fragments: they may be on their way at once."""
-        values, rules = self._values(model), self._holds().round
+        values, rules = self.values(model), self._holds().round
         codec = LADDER[0] if rules.codec == AUTO else rules.codec
         return values * BITS_PER_VALUE[codec] / 8, values * BITS_PER_VALUE[rules.gather_codec] / 8
-
-    def _values(self, model: ModelSchema) -> int:
-        chunks = model.stages[self._fragment].chunk_count if model.stages else model.chunk_count
-        return chunks * model.chunk_elements
 
     # ---- the plan ----------------------------------------------------------------------------------------------
 
@@ -209,7 +200,7 @@ class EarlyUploads:
             members = tuple(sorted(can_own))
             owners = _moved(plan, members, can_own)
         else:
-            codecs, peers = self._codecs_of(fast, model), list(fast)
+            codecs, peers = self.codecs_of(fast, model), list(fast)
             by_place = owners_for(fast, codecs, can_own, self._fragment, self._holds(), model)
             members = tuple(sorted(can_own))
             owners = tuple(members.index(peers[owner]) for owner in by_place)
@@ -241,21 +232,14 @@ class EarlyUploads:
 
     def _codecs_for_long(self, beats: Beats, model: ModelSchema) -> dict[str, str]:
         """The coarsest codec tells too little to be better than a few rounds of waiting."""
-        codecs, finer = self._codecs_of(beats, model, self._time_s), LADDER[-2]
-        size = BITS_PER_VALUE[finer] / 8 * self._values(model)
+        codecs, finer = self.codecs_of(beats, model, self._time_s), LADDER[-2]
+        size = BITS_PER_VALUE[finer] / 8 * self.values(model)
         for peer, beat in beats.items():
             if self._holds().round.codec == AUTO and codecs[peer] == LADDER[-1] and beat is not None:
                 codecs[peer] = finer if size <= TIME_MOST_S * beat.up_bytes_per_s else LADDER[-1]
         return codecs
 
-    def _codecs_of(self, beats: Beats, model: ModelSchema, time_s: float | None = None) -> dict[str, str]:
-        if not beats:
-            return {}
-        codecs = codecs_for(beats, self._fragment, self._holds(), model, self._codecs, time_s)
-        self._codecs |= codecs
-        return codecs
-
-    def told(self, peer: str, known: Callable[[], Known]) -> tuple[int, AheadPlan | None]:
+    def told(self, peer: str, known: Callable[[], Mapping[str, int]]) -> tuple[int, AheadPlan | None]:
         """For a member's tick: (the plan's number, the plan if it is news).  Who sends hears of it when owners have:
         what comes from nobody they know they do not keep.  For one that says nothing the others do not wait."""
         plan = self.plan
@@ -280,37 +264,13 @@ class EarlyUploads:
         groups: Sequence[int] = (),
         wider: Sequence[Mapping[str, float]] = (),
     ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Of a round with these members: (each one's codec, chunk -> index of its owner).  `groups`: of each member, in
-        a mesh, where each group has a row of owners.  `wider`: who could own, too, if bytes of the round passed
-        relays."""
-        if groups:
-            codecs = self._codecs_of(beats, model)
-            return tuple(codecs.values()), self._owners_by_group(beats, codecs, can_own, model, groups)
         slow = {peer: beat for peer, beat in beats.items() if peer in self.slow}
         fast = {peer: beat for peer, beat in beats.items() if peer not in slow}
         plan, peers = self.plan, list(beats)
-        if plan is None or not can_own & fast.keys():
-            codecs = self._codecs_of(beats, model)
-            owners = owners_for(beats, codecs, can_own, self._fragment, self._holds(), model, wider)
-            return tuple(codecs.values()), owners
-        codecs = self._codecs_of(fast, model) | {peer: plan.codec_of(peer) for peer in slow}
+        if groups or plan is None or not can_own & fast.keys():
+            return super().shared_out(beats, can_own, model, groups, wider)
+        codecs = self.codecs_of(fast, model) | {peer: plan.codec_of(peer) for peer in slow}
         return tuple(codecs[peer] for peer in peers), _moved(plan, peers, can_own & fast.keys())
-
-    def _owners_by_group(
-        self,
-        beats: Beats,
-        codecs: Mapping[str, str],
-        can_own: Set[str],
-        model: ModelSchema,
-        groups: Sequence[int],
-    ) -> tuple[int, ...]:
-        peers, rows = list(beats), []
-        for group in range(max(groups) + 1):
-            places = [at for at, its in enumerate(groups) if its == group]
-            part = {peers[at]: beats[peers[at]] for at in places}
-            row = owners_for(part, codecs, can_own & part.keys(), self._fragment, self._holds(), model)
-            rows += [places[owner] for owner in row]
-        return tuple(rows)
 
 
 def _moved(plan: AheadPlan, peers: Sequence[str], can_own: Set[str]) -> tuple[int, ...]:
@@ -326,3 +286,20 @@ def _number_of(plan: AheadPlan) -> int:
         [",".join(part) for part in (plan.senders, plan.codecs, plan.members)] + [str(plan.owners)]
     )
     return 1 + int.from_bytes(hash_bytes(told.encode())[:7], "big")
+
+
+# ---- the mode ----------------------------------------------------------------------------------------------
+
+
+class SlowLinesPolicy(RoundPolicy):
+    def lines(self, fragment: int, manifest: Callable[[], Manifest]) -> LineShares:
+        return EarlyUploads(fragment, manifest)
+
+
+class SlowLines(CoordinatorMode):
+    def policy(self, fragment: int) -> RoundPolicy:
+        return SlowLinesPolicy()
+
+
+def made(core: Core, drivers: Sequence[RoundDriver], tools: ModeTools) -> SlowLines:
+    return SlowLines()

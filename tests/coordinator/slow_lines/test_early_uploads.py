@@ -7,19 +7,18 @@ from dataclasses import replace as replace_rules
 import pytest
 from msgspec.structs import replace
 
-from farflung.coordinator.rounds.early_uploads import (
+from farflung.coordinator.rounds.round import NAMED_IN_S, NAMED_SHARE, Round
+from farflung.coordinator.rounds.round_rules import RoundRules
+from farflung.coordinator.rounds.steps import RoundCommitted, RoundWaits
+from farflung.coordinator.slow_lines.slow_lines import (
     ECHO_S,
     LEAST_BYTES,
     LOOK_EVERY_S,
     MUTE_S,
     PERIOD_MOST_S,
     EarlyUploads,
-    patience_s,
     slow_lines,
 )
-from farflung.coordinator.rounds.round import Round
-from farflung.coordinator.rounds.round_rules import RoundRules
-from farflung.coordinator.rounds.steps import RoundCommitted, RoundWaits
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import RoundSection, RunSection
 from farflung.protocol.messages import Beat, FragmentBeat, Sent
@@ -318,11 +317,12 @@ def test_a_round_waits_a_moment_for_what_was_sent_ahead_to_be_named_and_no_longe
     it = flight()
     arrives(it, "ann", "bob")
     alive = set(THREE)
+    waits_s = max(NAMED_IN_S, NAMED_SHARE * 5.0)
     assert isinstance(it.next_step(5.0, alive, alive), RoundWaits)
-    assert isinstance(it.next_step(5.0 + patience_s(5.0) - 0.01, alive, alive), RoundWaits)
-    step = it.next_step(5.0 + patience_s(5.0), alive, alive)
+    assert isinstance(it.next_step(5.0 + waits_s - 0.01, alive, alive), RoundWaits)
+    step = it.next_step(5.0 + waits_s, alive, alive)
     assert isinstance(step, RoundCommitted) and step.decision.weights[2] == 0.0
-    assert patience_s(5.0) <= 0.2 * 5.0
+    assert waits_s <= 0.2 * 5.0
 
 
 def test_what_was_named_in_time_counts_like_any_other() -> None:
