@@ -129,7 +129,7 @@ def is_hosts(amendment: Amendment, run_id: bytes, pinned: bytes) -> bool:
     return proves(proof, amendment.statement(run_id)) and curve_key_of(proof[:32]) == pinned
 
 
-# ---- what peers keep for a coordinator that loses its disk: see coordinator/ledger/kept_books.py
+# ---- what peers keep for a coordinator that loses its disk: see coordinator/restoring/kept_books.py
 
 
 class SignedHead(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

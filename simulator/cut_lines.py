@@ -293,7 +293,7 @@ class LostDisk:
         world.journal += [to_bytes(record) for record in found.records]
         ledger = self._records().ledger
         self.versions = tuple(book.version for book in ledger.books)
-        world.note(f"restored at {self.versions}: {ledger.restored_because}")
+        world.note(f"restored at {self.versions}: {ledger.parts['restoring'].restored_because}")
         self._nothing_is_lost(ledger)
         world.invariants.on_restored(self.versions)
         world.start_coordinator(restored=True)
@@ -303,8 +303,9 @@ class LostDisk:
 
     def _nothing_is_lost(self, ledger: Ledger) -> None:
         """That a living peer could prove: all of them had the time to show it."""
+        order = ledger.parts["restoring"].link.order
         for peer in self._world.peers.values():
             newest = peer.machine.seeking.kept.newest
-            if peer.alive and not peer.exit_code and newest is not None and newest.order > ledger.link.order:
+            if peer.alive and not peer.exit_code and newest is not None and newest.order > order:
                 if not self._world.scenario.kill_per_effect:  # else it may just have been started
                     raise Broken(f"P21 is broken: {peer.peer} keeps step {newest.number}, and it was lost")

@@ -27,7 +27,6 @@ from farflung.coordinator.ledger.records import (
     DataFixed,
     Genesis,
     Record,
-    Restored,
     RolledBack,
 )
 from farflung.protocol.digests import mask_from_bytes
@@ -263,9 +262,6 @@ class BatchBook(LedgerPart):
                 self._on_commit(rounds, ledger)
             case RolledBack(versions=versions):
                 self._go_back(versions[BOOKS_FRAGMENT])
-            case Restored():
-                # The journal may lack the last grants and seats, by which members count: the batch begins again.
-                self.begin_again(NUMBERS_AHEAD)
             case _ if isinstance(record, OfBatches):
                 self._on_own(record, ledger.leases.samples)
             case _:
@@ -306,6 +302,10 @@ class BatchBook(LedgerPart):
 
     def kept(self) -> bytes:
         return msgspec.msgpack.encode((self.cursor, self.last_seat, self.table_no))
+
+    def on_restored(self) -> None:
+        """It may lack the last grants and seats, by which members count: the batch begins again."""
+        self.begin_again(NUMBERS_AHEAD)
 
     def put_back(self, version: int, kept: bytes, newest: bool) -> None:
         if not kept:

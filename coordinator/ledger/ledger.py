@@ -20,7 +20,6 @@ from farflung.coordinator.ledger.eras import (
     HolderMark,
     Mark,
 )
-from farflung.coordinator.ledger.kept_books import Books, HeadLink, books_in, leases_in
 from farflung.coordinator.ledger.leases import CoveredRange, Leases
 from farflung.coordinator.ledger.loss_curve import LossCurve
 from farflung.coordinator.ledger.records import (
@@ -43,7 +42,6 @@ from farflung.coordinator.ledger.records import (
     Paused,
     Record,
     Released,
-    Restored,
     Resumed,
     RolledBack,
     ShownFixed,
@@ -60,12 +58,12 @@ from farflung.protocol.digests import hash_bytes, keyed_hash
 from farflung.protocol.messages import UNKNOWN_LENGTH
 from farflung.protocol.model_schema import BOOKS_FRAGMENT, ModelSchema
 from farflung.protocol.round_words import Commit
-from farflung.protocol.signing import Amendment, SignedHead, name_of_commit
+from farflung.protocol.signing import Amendment
 
 ROUNDS_SHOWN = 50
 DIGESTS_KEPT = 16
 NORMS_KEPT = 10
-NUMBERS_AHEAD = 1 << 20  # more than a coordinator gives between two commits
+NUMBERS_AHEAD = 1 << 20  # more than a coordinator gives between two commits, of whatever it numbers
 SAVED_KEPT = 8  # versions of which checkpoints may exist, whose digests are kept for longer
 
 
@@ -121,7 +119,7 @@ class LedgerPart:
     """What a mode has to remember: a fold over the same records; this is that of one that remembers nothing."""
 
     def apply(self, record: Record, ledger: Ledger) -> None:
-        """`ledger`: as it is with this record, to read."""
+        """`ledger`: as it is with this record."""
 
     def kept(self) -> bytes:
         """What peers keep of it for a coordinator that loses its disk; empty: nothing."""
@@ -130,6 +128,9 @@ class LedgerPart:
     def put_back(self, version: int, kept: bytes, newest: bool) -> None:
         """What was kept at the commit of this version of the first fragment: the `newest` that was shown, or, after it,
         an older one, to which the run may go back."""
+
+    def on_restored(self) -> None:
+        """All is put back that was shown, and it may lack what was written last: numbers go on far ahead."""
 
 
 @dataclass
@@ -158,9 +159,6 @@ class Ledger:
     clock: RunClock = field(default_factory=RunClock)
     paused: Paused | None = None  # by the host
     parts: dict[str, Any] = field(default_factory=dict)  # of modes, by name: each folds records as well
-    link: HeadLink = field(default_factory=HeadLink)  # what peers keep for a coordinator that loses all this
-    restored_because: str = ""  # it did, once
-    given_up: tuple[int, int] = (0, 0)  # the order of a step that nobody could show then
     books: list[FragmentBook] = field(init=False)
     leases: Leases = field(init=False)
 
@@ -206,7 +204,6 @@ class Ledger:
             case DataFixed() | StreamEnded() | CutShort():
                 self._know_data(record)
             case Genesis():
-                self.link = self.link.then(self.incarnation, (), b"".join(record.digests))
                 for book, digest in zip(self.books, record.digests, strict=True):
                     book.digests[0] = digest
                 for book, shown in zip(self.books, record.shown, strict=False):
@@ -232,8 +229,6 @@ class Ledger:
                 self._go_back(record)
             case Amended(amendment=amendment):
                 self.amendments.append(amendment)
-            case Restored():
-                _restore(self, record)
             case Granted(peer=peer, lease=lease):
                 self.leases.grant(peer, lease)
             case Released():
@@ -299,7 +294,6 @@ class Ledger:
             self.leases.settled = True
         if rounds[-1].loss is not None and rounds[0].commit.fragment == BOOKS_FRAGMENT:
             self.loss = rounds[-1].loss  # of several stages the last one knows it
-        self.link = self.link.then(self.incarnation, [record.commit for record in rounds])
         for record in rounds:
             self._on_round(record)
         if rounds[0].commit.fragment == BOOKS_FRAGMENT:
@@ -383,7 +377,6 @@ class Ledger:
         self.leases.go_back(reaches)
         self._forget_rounds_after(versions)
         self.era_reason = record.reason
-        self.link = self.link.then(self.incarnation, (), repr((self.era, versions)).encode("ascii"))
 
     def _return_to(self, fragment: int, version: int) -> CoveredRange:
         """The fragment is at this version.  Returns what it has learned from."""
@@ -423,88 +416,3 @@ def _keep_newest(figures: dict[int, Any], most: int = NORMS_KEPT) -> None:
 def _nonce_of(secret: bytes, fragment: int, version: int) -> bytes:
     numbers = b"".join(number.to_bytes(8, "big") for number in (fragment, version))
     return keyed_hash(hash_bytes(b"farflung/nonce/1\0", secret), numbers)
-
-
-# ---- putting it back --------------------------------------------------------------------------------------------
-
-
-def _restore(ledger: Ledger, record: Restored) -> None:
-    """The books are those of the newest commit that was shown, or what this journal says, if it knows as much."""
-    ledger.restored_because = record.reason
-    ledger.given_up = max(ledger.given_up, record.given_up)
-    newest = record.kept
-    books = books_in(newest) if newest is not None else None
-    if newest is not None and books is not None and newest.head.order > ledger.link.order:
-        _put_back(ledger, newest.head, books)
-        _fill_in(ledger, record)
-    ledger.leases.next_id += NUMBERS_AHEAD
-    ledger.round_no += NUMBERS_AHEAD
-    for book in ledger.books:
-        book.open_round = 0
-
-
-def _put_back(ledger: Ledger, head: SignedHead, books: Books) -> None:
-    ledger.link = HeadLink(head.number, head.before, head.after, head.incarnation, head.commits)
-    ledger.incarnation = max(ledger.incarnation, head.incarnation)
-    ledger.era, ledger.era_reason, ledger.delivered = head.era, books.era_reason, books.delivered
-    ledger.tokens, ledger.loss = books.tokens, books.loss
-    ledger.round_no = max(ledger.round_no, books.round_no)
-    ledger.leases = leases_in(books.leases)
-    for number, (book, said) in enumerate(zip(ledger.books, books.fragments, strict=True)):
-        book.version = head.versions[number]
-        book.digests, book.shown, book.commits, book.marks = dict(said.digests), {}, {}, {}
-        book.norms, book.rates, book.work = {}, {}, {}
-        book.vouched = set(said.vouched)
-        book.holders = {peer: HolderMark(reached, tokens) for peer, reached, tokens in said.holders}
-        book.dropped_round, book.dropped_at = said.dropped_round, -1
-        book.marks[book.version] = _mark(books, ledger.leases, number)
-        if number == BOOKS_FRAGMENT:
-            ledger.committed_tokens.update(
-                {p: t - ledger.committed_tokens[p] for p, _, t in said.holders if t}
-            )
-    _put_back_parts(ledger, head.versions[BOOKS_FRAGMENT], books, newest=True)
-
-
-def _put_back_parts(ledger: Ledger, version: int, books: Books, newest: bool) -> None:
-    for name, part in ledger.parts.items():
-        part.put_back(version, books.parts.get(name, b""), newest)
-
-
-def _mark(books: Books, leases: Leases, fragment: int) -> Mark:
-    return Mark(leases.reach(fragment), books.tokens, books.loss)
-
-
-def _fill_in(ledger: Ledger, record: Restored) -> None:
-    """What older commits say of older versions, to which the run may go back, as far as they are shown."""
-    lowest = [book.version for book in ledger.books]
-    _fill_in_commits(ledger, record)
-    for kept in record.older:  # the newest first
-        books = books_in(kept)
-        leases = leases_in(books.leases) if books is not None else None
-        if books is not None and kept.head.versions[BOOKS_FRAGMENT] <= lowest[BOOKS_FRAGMENT]:
-            _put_back_parts(ledger, kept.head.versions[BOOKS_FRAGMENT], books, newest=False)
-        for number, version in enumerate(kept.head.versions if books is not None else ()):
-            book = ledger.books[number]
-            assert books is not None and leases is not None
-            if version > lowest[number]:
-                continue  # the run went back behind it since
-            lowest[number] = version
-            book.marks.setdefault(version, _mark(books, leases, number))
-            for of, digest in books.fragments[number].digests:
-                if of <= version:
-                    book.digests.setdefault(of, digest)
-    for book in ledger.books:
-        # To a version of which nobody knows what it had learned from the run must not go back: 0 is no such one.
-        book.digests = {v: d for v, d in book.digests.items() if v in book.marks or v == 0}
-
-
-def _fill_in_commits(ledger: Ledger, record: Restored) -> None:
-    """Of each version the one that counts: the run may have gone back, and have made it once more since."""
-    shown = {name_of_commit(commit): commit for commit in record.commits}
-    lowest = [book.version for book in ledger.books]
-    for kept in ((record.kept,) if record.kept is not None else ()) + record.older:  # the newest first
-        lowest = [min(pair) for pair in zip(lowest, kept.head.versions, strict=True)]
-        for commit in [shown[name] for name in kept.head.commits if name in shown]:
-            book, version = ledger.books[commit.fragment], commit.version
-            if book.version - ledger.keep_results < version <= lowest[commit.fragment]:
-                book.commits[version] = commit

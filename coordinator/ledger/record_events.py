@@ -29,8 +29,8 @@ from farflung.coordinator.ledger.records import (
     ModelFixed,
     Opened,
     Record,
-    Restored,
     Started,
+    tag_of,
 )
 from farflung.protocol.causes import NoteCause
 from farflung.protocol.manifest import Manifest
@@ -148,9 +148,6 @@ def event_of(record: Record) -> tuple[str, dict[str, Any]]:
         case Started():
             # Whoever reads the events must not foresee what follows from it.
             return _plain(msgspec.structs.replace(record, secret=b""))
-        case Restored(kept=kept, peers=peers, reason=reason):
-            versions = kept.head.versions if kept is not None else None
-            return "restored", {"versions": versions, "peers": peers, "reason": reason}
         case Amended(amendment=made):
             return "amended", {
                 "number": made.number,
@@ -162,7 +159,8 @@ def event_of(record: Record) -> tuple[str, dict[str, Any]]:
             fields = {name: getattr(lease, name) for name in lease.__struct_fields__}
             return "granted", {"peer": peer, **fields}
         case _:
-            return _plain(record)
+            event = getattr(record, "event", None)  # a mode's record may say less than all that it has
+            return (tag_of(record), event()) if event is not None else _plain(record)
 
 
 def _committed(record: CommittedRound) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.messages import Lease
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import Commit, Decision, Plan, Used
-from farflung.protocol.signing import Amendment, KeptCommit
+from farflung.protocol.signing import Amendment
 
 
 class Record(Struct, frozen=True, tag_field="record", kw_only=True):
@@ -227,18 +227,6 @@ class Amended(Record, frozen=True, kw_only=True, tag="amended"):
     at_s: float  # on the run's clock
 
 
-class Restored(Record, frozen=True, kw_only=True, tag="restored"):
-    """The coordinator started on a copy, or on its key alone: what peers showed is put back (kept_books.py)."""
-
-    kept: KeptCommit | None  # the newest; None: nobody showed any
-    older: tuple[KeptCommit, ...] = ()  # those before it, the newest first
-    commits: tuple[Commit, ...] = ()  # that these name
-    peers: tuple[str, ...] = ()  # who showed something
-    reason: str = ""
-    # By incarnation and number: the newest step that was signed, if nobody showed its books.  What is of it is void.
-    given_up: tuple[int, int] = (0, 0)
-
-
 class Paused(Record, frozen=True, kw_only=True, tag="paused"):
     """No rounds are opened until `Resumed`."""
 
@@ -282,7 +270,6 @@ OF_CORE: tuple[type[Record], ...] = (
     Struck,
     FoundCheating,
     Amended,
-    Restored,
     Paused,
     Resumed,
     Folded,

@@ -28,6 +28,12 @@ class CoordinatorMode:
 
     whole_roster = False  # every member has to hear of all others, however many there are
 
+    # ---- the coordinator itself ------------------------------------------------------------------------
+
+    def on_start(self, restored: bool) -> str:
+        """It starts, `restored`: from a copy of the journal.  What people are to hear of that."""
+        return ""
+
     # ---- who comes in, and who has to go ---------------------------------------------------------------
 
     def refuses(self, passed: HelloPassed, peer: str) -> Refuse | None:

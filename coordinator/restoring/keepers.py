@@ -2,7 +2,7 @@
 
 The mode's part of the run machine (coordinator/modes/mode.py).  With each commit members get the newest step of the
 run's history, signed, and some or all of them the books behind it, made as soon as the commit is written
-(coordinator/ledger/kept_books.py).  Whoever comes in shows the newest head that it keeps: where that is newer than this
+(kept_books.py).  Whoever comes in shows the newest head that it keeps: where that is newer than this
 journal, the journal is an old copy, and nothing is committed.
 """
 
@@ -13,9 +13,15 @@ from collections.abc import Callable
 import msgspec
 
 from farflung.coordinator.door.hello_check import HelloPassed
-from farflung.coordinator.ledger.kept_books import Books, FragmentBooks, kept_leases, name_of_model
 from farflung.coordinator.ledger.ledger import FragmentBook, Ledger
 from farflung.coordinator.modes.mode import CoordinatorMode
+from farflung.coordinator.restoring.kept_books import (
+    Books,
+    FragmentBooks,
+    KeptSteps,
+    kept_leases,
+    name_of_model,
+)
 from farflung.coordinator.roster.partial_view import WHOLE_ROSTER
 from farflung.coordinator.run.core import Core
 from farflung.protocol.digests import hash_bytes
@@ -41,11 +47,14 @@ class Keepers(CoordinatorMode):
         self._told: dict[str, tuple[bytes, float]] = {}
         self._newer: SignedHead | None = None  # of this run, and not in this journal
 
+    def on_start(self, restored: bool) -> str:
+        return f"restored: {KeptSteps.of(self._core.ledger).restored_because}" if restored else ""
+
     # ---- what members keep -----------------------------------------------------------------------------
 
     def kept(self) -> KeptCommit | None:
         """What members keep of the run as it is now; signed once for each step."""
-        core, link = self._core, self._core.ledger.link
+        core, link = self._core, KeptSteps.of(self._core.ledger).link
         if link is not self._kept[0]:
             self._kept = link, kept_commit(core.ledger, core.run_id, core.terms.first.digest, core.prove)
             self._told.clear()
@@ -54,7 +63,7 @@ class Keepers(CoordinatorMode):
     def is_keeper(self, peer: str) -> bool:
         """Who is to keep what the run is now: everybody.  But what that is grows with the members, so where these are
         many, or rounds are in groups, some do, of those who hear of a commit at once; nobody could know before who."""
-        core, link = self._core, self._core.ledger.link
+        core, link = self._core, KeptSteps.of(self._core.ledger).link
         if not core.manifest.round.group and len(core.members.alive) <= WHOLE_ROSTER:
             return True
         if link is not self._keepers[0]:
@@ -89,7 +98,7 @@ class Keepers(CoordinatorMode):
     def hear_of(self, head: SignedHead | None) -> None:
         """What somebody who comes in keeps.  The run's own key tells if this journal is older than the run."""
         core = self._core
-        known = max(core.ledger.link.order, core.ledger.given_up)
+        known = max(KeptSteps.of(core.ledger).link.order, KeptSteps.of(core.ledger).given_up)
         if head is None or head.run_id != core.run_id or head.order <= known:
             return
         mine = core.prove(b"")[:32]
@@ -98,7 +107,7 @@ class Keepers(CoordinatorMode):
             core.note(self.holds())
 
     def holds(self) -> str:
-        link = self._core.ledger.link
+        link = KeptSteps.of(self._core.ledger).link
         if self._newer is None or self._newer.order <= link.order:
             return ""
         return (
@@ -110,7 +119,7 @@ class Keepers(CoordinatorMode):
     def voids(self, fragment: int, version: int) -> bool:
         """It was made by a commit that was lost with the coordinator's disk: nobody could prove it."""
         ledger = self._core.ledger
-        is_newer = bool(ledger.restored_because) and version > ledger.books[fragment].version
+        is_newer = bool(KeptSteps.of(ledger).restored_because) and version > ledger.books[fragment].version
         return is_newer and self._newer is None
 
 
@@ -122,7 +131,7 @@ def kept_commit(
 ) -> KeptCommit | None:
     """None: there is nothing to keep yet, no key to sign it with, or it is too long.  `manifest`: the digest of what
     the run began with."""
-    link = ledger.link
+    link = KeptSteps.of(ledger).link
     if not link.number or ledger.model is None:
         return None
     raw = msgspec.msgpack.encode(_books_of(ledger, ledger.model))

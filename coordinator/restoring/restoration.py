@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from farflung.coordinator.door.hello_check import other_protocol, refuse
-from farflung.coordinator.ledger.kept_books import books_in, name_of_model
 from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.records import Amended, ModelFixed, Record, Restored
+from farflung.coordinator.ledger.records import Amended, ModelFixed, Record
 from farflung.coordinator.ledger.run_store import RunRecords
+from farflung.coordinator.restoring.kept_books import KeptSteps, Restored, books_in, name_of_model
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import KEPT_COMMITS, MAX_PEERS, PROTOCOL_VERSION
@@ -304,7 +304,7 @@ class Restoring:
     def _given_up(self, chain: Sequence[KeptCommit]) -> tuple[int, int]:
         """Of that step, incarnation and number; who holds what it made is not to hold the run up for it later."""
         known = [kept.head.order for kept in chain[:1]]
-        known += [self._own.ledger.link.order] if self._own.ledger is not None else []
+        known += [KeptSteps.of(self._own.ledger).link.order] if self._own.ledger is not None else []
         newest = max((kept.head.order for kept in self._heads().values()), default=(0, 0))
         return newest if newest > max(known, default=(0, 0)) else (0, 0)
 
@@ -354,7 +354,7 @@ class Restoring:
         if newest is None:
             return f"nobody showed a commit: the run goes on from this copy of the journal{void}"
         head = newest.head
-        if ledger is not None and head.order <= ledger.link.order:
+        if ledger is not None and head.order <= KeptSteps.of(ledger).link.order:
             return f"this journal lacks nothing that {names} showed{void}"
         versions = ", ".join(map(str, head.versions))
         return f"the run goes on from version {versions}, step {head.number}, as {names} showed it{void}"

@@ -21,6 +21,7 @@ from farflung.coordinator.door.listener import Listener, ListenOn
 from farflung.coordinator.ledger.run_store import RunRecords
 from farflung.coordinator.modes.mode import ModeTools
 from farflung.coordinator.restoring.keepers import Keepers
+from farflung.coordinator.restoring.kept_books import KeptSteps, Restored
 from farflung.coordinator.restoring.restoration import Restoring, asking
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.round_driver import RoundDriver
@@ -36,6 +37,10 @@ FRAMES_PER_S, FRAMES_BURST = 200.0, 1000.0  # of one network: a peer shows 64 co
 _AT_DOOR = frozenset(DOOR_IN)
 
 log = logging.getLogger("farflung.coordinator")
+
+
+LedgerPart = KeptSteps
+RECORDS = (Restored,)
 
 
 def made(core: Core, drivers: Sequence[RoundDriver], tools: ModeTools) -> Keepers:

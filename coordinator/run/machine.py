@@ -124,7 +124,8 @@ class RunMachine:
         secret = b"" if core.ledger.secret else self._random(32)
         core.write(Started(incarnation=number, clock_s=clock_s, wall_s=wall_s, secret=secret))
         core.warn(registry.lacking())
-        core.warn(f"restored: {core.ledger.restored_because}" if restored else "")
+        for mode in core.modes:
+            core.warn(mode.on_start(restored))
         for fragment, book in enumerate(core.ledger.books):
             if book.open_round:
                 number = book.open_round

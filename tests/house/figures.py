@@ -56,10 +56,9 @@ MODES: Mapping[str, tuple[str, ...]] = {
     "reach": ("coordinator/reach", "coordinator/relay"),
     "recovery": (
         "coordinator/recovery",
-        "coordinator/ledger/eras",
         "peer/machine/coordinator_search",
     ),
-    "restoring": ("coordinator/restoring", "coordinator/ledger/kept_books", "checkpoints/kept_commits"),
+    "restoring": ("coordinator/restoring", "checkpoints/kept_commits"),
     "admission": ("coordinator/admission",),
     "standby": ("coordinator/standby",),
     "slow lines": (

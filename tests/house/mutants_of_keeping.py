@@ -9,7 +9,7 @@ KEEPERS = ("tests/coordinator/restoring/test_keepers.py",)
 _RESTORING, _KEEPERS, _BOOKS, _KEPT = (
     "coordinator/restoring/restoration.py",
     "coordinator/restoring/keepers.py",
-    "coordinator/ledger/ledger.py",
+    "coordinator/restoring/kept_books.py",
     "checkpoints/kept_commits.py",
 )
 
@@ -44,7 +44,7 @@ KEEPING = (
     ),
     Mutant(
         "P21 the books are those that were signed",
-        "coordinator/ledger/kept_books.py",
+        "coordinator/restoring/kept_books.py",
         "books = _books.decode(kept.books) if kept.is_whole else None",
         "books = _books.decode(kept.books)",
         UNITS,
@@ -73,8 +73,8 @@ KEEPING = (
     Mutant(
         "P21 an old copy loses to what is newer",
         _BOOKS,
-        "if newest is not None and books is not None and newest.head.order > ledger.link.order:",
-        "if newest is not None and books is not None and newest.head.order < ledger.link.order:",
+        "if newest is not None and books is not None and newest.head.order > mine.link.order:",
+        "if newest is not None and books is not None and newest.head.order < mine.link.order:",
         UNITS,
     ),
     Mutant(
@@ -156,10 +156,10 @@ KEEPING = (
     ),
     Mutant(
         "books that would be too long have leases that nobody holds",
-        "coordinator/ledger/kept_books.py",
+        "coordinator/restoring/kept_books.py",
         "        if len(raw) <= most_bytes:\n",
         "        if raw:\n",
-        ("tests/coordinator/ledger/test_kept_books.py",),
+        ("tests/coordinator/restoring/test_kept_books.py",),
     ),
     Mutant(
         "P21 of many fragments the books name fewer holders rather than being kept by nobody",
@@ -173,7 +173,7 @@ KEEPING = (
         "coordinator/ledger/leases.py",
         "other.go_back([self.reach(fragment) for fragment in range(self.fragments)])",
         "other.returned = [*self.returned, *(each.as_range for each in self.held.values())]",
-        ("tests/coordinator/ledger/test_kept_books.py",),
+        ("tests/coordinator/restoring/test_kept_books.py",),
     ),
     Mutant(
         "people are told which books are waited for",
@@ -192,8 +192,8 @@ KEEPING = (
     Mutant(
         "a step that was given up holds nobody up",
         _KEEPERS,
-        "known = max(core.ledger.link.order, core.ledger.given_up)",
-        "known = core.ledger.link.order",
+        "known = max(KeptSteps.of(core.ledger).link.order, KeptSteps.of(core.ledger).given_up)",
+        "known = KeptSteps.of(core.ledger).link.order",
         UNITS,
     ),
     Mutant(

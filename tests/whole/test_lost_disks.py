@@ -12,8 +12,8 @@ import os
 
 import pytest
 
-from farflung.coordinator.ledger.kept_books import kept_leases
 from farflung.coordinator.restoring import keepers
+from farflung.coordinator.restoring.kept_books import kept_leases
 from farflung.simulator.scenario import Scenario
 from farflung.simulator.world import World
 from rig.pieces import pieces

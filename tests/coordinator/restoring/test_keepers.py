@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from farflung.coordinator.ledger.records import Restored
 from farflung.coordinator.restoring.keepers import KEEP_AGAIN_S, KEEPERS, Keepers
+from farflung.coordinator.restoring.kept_books import KeptSteps, Restored
 from farflung.coordinator.roster.partial_view import WHOLE_ROSTER
 from farflung.coordinator.run.effects import Tell
 from farflung.coordinator.run.machine import RunMachine
@@ -64,7 +64,7 @@ def test_P21_in_a_large_run_those_keep_the_books_who_hear_of_a_commit_at_once() 
     core.ledger.books[0].commits[0] = Commit(0, 1, members, (1.0,) * len(members), bytes(32), "int8")
     keepers = {peer for peer in core.members.alive if core.is_keeper(peer)}
     assert len(keepers) == KEEPERS and keepers < set(members)
-    core.ledger.link = core.ledger.link.then(1, (), b"a step")
+    KeptSteps.of(core.ledger).link = KeptSteps.of(core.ledger).link.then(1, (), b"a step")
     assert keepers != {peer for peer in core.members.alive if core.is_keeper(peer)}
     assert all(map(few.is_keeper, few.members.alive)), "of so few everybody"
 
@@ -72,7 +72,7 @@ def test_P21_in_a_large_run_those_keep_the_books_who_hear_of_a_commit_at_once() 
 def test_whoever_keeps_the_run_is_drawn_anew_with_each_step_of_it() -> None:
     core = crowd(200, group=16).core
     before = {peer for peer in core.members.alive if core.is_keeper(peer)}
-    core.ledger.link = core.ledger.link.then(1, (), b"a step")
+    KeptSteps.of(core.ledger).link = KeptSteps.of(core.ledger).link.then(1, (), b"a step")
     after = {peer for peer in core.members.alive if core.is_keeper(peer)}
     assert len(before) == len(after) == KEEPERS and len(before & after) < KEEPERS // 2
     few = crowd(KEEPERS, group=4).core
@@ -102,7 +102,7 @@ def test_whom_the_newest_step_did_not_reach_is_told_after_a_beat_and_not_with_ea
     assert not any(isinstance(each, Keep) for each in told(machine, bob, 1.0, kept=made.head.number))
     assert not any(isinstance(each, Keep) for each in told(machine, ann, 1.0 + KEEP_AGAIN_S - 0.1))
     assert any(isinstance(each, Keep) for each in told(machine, ann, 1.0 + KEEP_AGAIN_S))
-    machine.core.ledger.link = machine.core.ledger.link.then(1, (), b"a step")
+    KeptSteps.of(machine.core.ledger).link = KeptSteps.of(machine.core.ledger).link.then(1, (), b"a step")
     assert any(isinstance(each, Keep) for each in told(machine, ann, 1.1 + KEEP_AGAIN_S)), "of the next one"
     again = machine.core.members.admit(ann.contact, bytes(16), ann.process, 1.2 + KEEP_AGAIN_S)
     again.beat = ann.beat
@@ -123,7 +123,7 @@ def test_without_a_key_nobody_is_told_to_keep_anything() -> None:
 
 def test_P21_no_round_is_opened_where_a_member_keeps_a_newer_step_of_this_run() -> None:
     machine, newer = crowd(3, ready=True), crowd(3)
-    newer.core.ledger.link = newer.core.ledger.link.then(1, (), b"a step")
+    KeptSteps.of(newer.core.ledger).link = KeptSteps.of(newer.core.ledger).link.then(1, (), b"a step")
     made = signing(newer).kept()
     assert made is not None
     machine.core.prove = newer.core.prove
@@ -149,9 +149,12 @@ def test_P21_what_was_lost_with_the_disk_is_void_unless_somebody_can_prove_it() 
     assert agreement.refuted(ann, said) == said.digest
     assert agreement.refuted(ann, ann.beat.fragments[0]) == b""
     ledger = machine.core.ledger
-    link, ledger.link = ledger.link, ledger.link.then(1, (), b"a step")
+    link, KeptSteps.of(ledger).link = (
+        KeptSteps.of(ledger).link,
+        KeptSteps.of(ledger).link.then(1, (), b"a step"),
+    )
     newest = keepers.kept()
     assert newest is not None
-    ledger.link = link
+    KeptSteps.of(ledger).link = link
     keepers.hear_of(newest.head)
     assert agreement.refuted(ann, said) == b""

@@ -7,9 +7,9 @@ import time
 import msgspec
 
 from farflung.coordinator.ledger.eras import HolderMark
-from farflung.coordinator.ledger.kept_books import Books, leases_in
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.restoring.keepers import kept_commit
+from farflung.coordinator.restoring.kept_books import Books, KeptSteps, leases_in
 from farflung.protocol.limits import KEPT_BOOKS_BYTES, MAX_PEERS
 from rig.crowd import crowd
 from rig.lent_leases import lent, peer_names
@@ -19,7 +19,7 @@ def test_P21_the_books_of_the_largest_run_are_short_enough_to_be_kept() -> None:
     core = crowd(2).core
     for members, have_holders in ((1024, True), (MAX_PEERS, False)):
         core.ledger.leases = lent(1, members)
-        core.ledger.link = core.ledger.link.then(1, (), b"a step")
+        KeptSteps.of(core.ledger).link = KeptSteps.of(core.ledger).link.then(1, (), b"a step")
         began = time.process_time()
         kept = kept_commit(core.ledger, core.run_id, bytes(32), lambda statement: bytes(96))
         assert kept is not None and len(kept.books) <= KEPT_BOOKS_BYTES, members
@@ -36,7 +36,7 @@ def test_P21_of_many_fragments_the_books_name_those_who_brought_most_and_are_kep
         book.digests = {version: bytes([version]) * 32 for version in (1, 2)}
         book.holders = {peer: HolderMark(2, tokens) for tokens, peer in enumerate(names)}
     core.ledger.leases = lent(1, 40, fragments=64)
-    core.ledger.link = core.ledger.link.then(1, (), b"a step")
+    KeptSteps.of(core.ledger).link = KeptSteps.of(core.ledger).link.then(1, (), b"a step")
     kept = kept_commit(core.ledger, core.run_id, bytes(32), lambda statement: bytes(96))
     assert kept is not None and len(kept.books) <= KEPT_BOOKS_BYTES
     books = msgspec.msgpack.decode(kept.books, type=Books)

@@ -9,17 +9,10 @@ from farflung.checkpoints.kept_commits import KeptCommits
 from farflung.coordinator.batches.batch_book import BatchBegun, BatchBook, GrantedMicros, Seated
 from farflung.coordinator.ledger.leases import Leases
 from farflung.coordinator.ledger.ledger import NUMBERS_AHEAD, Ledger
-from farflung.coordinator.ledger.records import (
-    Amended,
-    Granted,
-    Restored,
-    RolledBack,
-    Started,
-    from_bytes,
-    to_bytes,
-)
+from farflung.coordinator.ledger.records import Amended, Granted, RolledBack, Started, from_bytes, to_bytes
 from farflung.coordinator.ledger.run_store import RunRecords
 from farflung.coordinator.restoring.keepers import Keepers
+from farflung.coordinator.restoring.kept_books import KeptSteps, Restored
 from farflung.coordinator.restoring.restoration import (
     CODE,
     NOBODY_S,
@@ -88,7 +81,7 @@ def test_with_its_key_alone_it_is_the_run_again_to_the_sample() -> None:
     assert {v: mark.reach for v, mark in now.books[0].marks.items() if v} == {
         v: mark.reach for v, mark in was.books[0].marks.items()
     }, "it may go back, and knows to which samples"
-    assert now.link == was.link
+    assert KeptSteps.of(now).link == KeptSteps.of(was).link
 
 
 def test_no_number_is_given_twice() -> None:
@@ -121,7 +114,10 @@ def test_an_old_copy_gets_what_it_lacks_and_a_whole_one_nothing() -> None:
         found = asks.due(1.0 + PATIENCE_S)
         assert found is not None and found.run_id == RUN_ID
         copy.write(*found.records)
-        assert copy.ledger.version == expected and copy.ledger.link == host.ledger.link
+        assert (
+            copy.ledger.version == expected
+            and KeptSteps.of(copy.ledger).link == KeptSteps.of(host.ledger).link
+        )
         assert copy.ledger.leases.committed_samples == 16 * expected
         assert copy.ledger.clock.newest_s == 0.0 and copy.ledger.names[ANN] == "ann", "the rest is the copy's"
 
@@ -150,7 +146,7 @@ def test_a_restored_run_goes_on_and_can_be_restored_again() -> None:
     second.commit()
     kept = keeper(1, host)
     kept.hear(second.told[-1])
-    assert kept.number == host.ledger.link.number + 1
+    assert kept.number == KeptSteps.of(host.ledger).link.number + 1
     again = machine()
     knocks(again, 1, kept)
     assert restored(again.due(1.0 + PATIENCE_S)).version == 4
@@ -200,7 +196,7 @@ def test_a_step_whose_books_others_keep_is_waited_for_as_long_as_any_peer() -> N
     for each in (1, 2):
         knocks(asks, each, keeper(each, host, books=4))
     assert asks.due(2.0 + PATIENCE_S - 1.1) is None
-    assert f"the books of step {host.ledger.link.number}" in asks.reason
+    assert f"the books of step {KeptSteps.of(host.ledger).link.number}" in asks.reason
     knocks(asks, 3, keeper(3, host))
     assert restored(asks.due(1.0 + PATIENCE_S)).version == 6, "whoever keeps them, however many do not"
 
@@ -212,7 +208,8 @@ def test_a_step_whose_books_nobody_shows_is_void_and_people_are_told() -> None:
     found = asks.due(1.0 + PATIENCE_S)
     now = restored(found)
     assert now.version == 4 and now.leases.committed_samples == 64
-    assert f"step {host.ledger.link.number} was made, and nobody came" in (now.restored_because or "")
+    why = f"step {KeptSteps.of(host.ledger).link.number} was made, and nobody came"
+    assert why in KeptSteps.of(now).restored_because
     core = Core(MANIFEST, RUN_ID, now)
     core.prove, keepers = host.prove, Keepers(core)
     core.modes = (keepers,)
@@ -236,7 +233,7 @@ def test_without_any_books_a_key_alone_waits_and_a_copy_goes_on() -> None:
     found = asks.due(1.0 + PATIENCE_S)
     assert found is not None
     copy.write(*found.records)
-    assert copy.ledger.version == 5 and "nobody came" in (copy.ledger.restored_because or "")
+    assert copy.ledger.version == 5 and "nobody came" in (KeptSteps.of(copy.ledger).restored_because or "")
 
 
 def shows_forged(host: Host, change: object) -> tuple[Restoring, Refuse]:
@@ -325,7 +322,7 @@ def test_a_fork_is_told_and_the_line_of_the_later_coordinator_goes_on() -> None:
     knocks(asks, 2, keeper(2, new))
     assert any("the run was forked: step 5" in note for note in asks.notes)
     now = restored(asks.due(1.0 + PATIENCE_S))
-    assert now.version == 4 and now.link == new.ledger.link
+    assert now.version == 4 and KeptSteps.of(now).link == KeptSteps.of(new.ledger).link
     assert now.leases.committed_samples == 3 * 16 + 24
 
 
@@ -406,12 +403,12 @@ def test_of_two_runs_of_one_key_the_one_that_most_peers_show_goes_on_and_people_
 
 def test_a_peer_keeps_the_head_of_a_step_whose_books_others_keep_and_no_damaged_books() -> None:
     host = host_at(3)
-    assert keeper(1, host, books=0).number == host.ledger.link.number
+    assert keeper(1, host, books=0).number == KeptSteps.of(host.ledger).link.number
     told = host.told[-1]
     assert told.kept is not None
     kept = keeper(1, host, 2)
     assert not kept.hear(msgspec.structs.replace(told, kept=KeptCommit(told.kept.head, b"other books")))
-    assert kept.number == host.ledger.link.number - 1
+    assert kept.number == KeptSteps.of(host.ledger).link.number - 1
 
 
 def test_books_that_are_too_long_are_no_message() -> None:

@@ -14,8 +14,9 @@ import zmq
 from farflung.coordinator.door.keys import FILE_NAME, CoordinatorKeys, load_or_create
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.records import Record, Restored
+from farflung.coordinator.ledger.records import Record
 from farflung.coordinator.restoring import restoration, restoring_door
+from farflung.coordinator.restoring.kept_books import KeptSteps, Restored
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run_lead import BELONGS_NAME, RunLead, StoreOptions, held
 from farflung.coordinator.standby.etcd_store import EtcdStore
@@ -148,7 +149,7 @@ def test_an_etcd_that_is_empty_gets_the_run_from_its_peers(place: Place) -> None
     with place.ann(), place.restored() as found:
         assert found is not None and found.store.run_id == RUN_ID
         ledger = ledger_of(found.store.records())
-        assert ledger.version == 5 and ledger.link == place.host.ledger.link
+        assert ledger.version == 5 and KeptSteps.of(ledger).link == KeptSteps.of(place.host.ledger).link
         assert (place.folder / BELONGS_NAME).read_text() == f"{RUN_ID.hex()} {found.store.where}\n"
 
 

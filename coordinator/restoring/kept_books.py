@@ -1,8 +1,8 @@
 """What peers keep of the books, signed: enough to go on from, where the journal is lost with its disk.  Pure.
 
-Made as soon as a commit is written, and read where a run is put together again: by a mode (coordinator/restoring/).
-The ledger reads them too, and puts them back with the record `Restored`.  Must not know the ledger.  Each head names
-all that came before it (`HeadLink`), so two heads of one number are a fork that shows.
+Made as soon as a commit is written (keepers.py), and read where a run is put together again (restoration.py).  The
+record `Restored` puts them back into the ledger: the one fold of a mode that changes more than its own part.  Each head
+names all that came before it (`HeadLink`), so two heads of one number are a fork that shows.
 
 What the books of a commit say is true of that moment.  What was granted, released or said after it is not in them: a
 lease that is younger than the commit is void, its samples are leased again, and whoever worked on them drops that work.
@@ -14,21 +14,24 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
+from farflung.coordinator.ledger.eras import HolderMark, Mark
 from farflung.coordinator.ledger.leases import HeldLease, Leases, Range
+from farflung.coordinator.ledger.ledger import NUMBERS_AHEAD, Ledger, LedgerPart
+from farflung.coordinator.ledger.records import CommittedBatch, CommittedRound, Genesis, Record, RolledBack
 from farflung.coordinator.ledger.snapshot import packed, unpacked
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import FRAGMENTS_MAX, KEPT_COMMITS
-from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.model_schema import BOOKS_FRAGMENT, ModelSchema
 from farflung.protocol.round_words import Commit, Count, Hash, PeerName
-from farflung.protocol.signing import KeptCommit, name_of_commit
+from farflung.protocol.signing import KeptCommit, SignedHead, name_of_commit
 
 UNPACKED_BYTES_MOST = 8 << 20  # a hundred times what books may have
 PARTS_MOST, PART_BYTES = 16, 1024  # of modes, and what each may have kept
@@ -199,3 +202,138 @@ def _in_columns(columns: RangeColumns, fragments: int) -> Iterator[Range]:
 
 def _differences(numbers: Iterable[int]) -> tuple[int, ...]:
     return tuple(number - before for before, number in pairwise([0, *numbers]))
+
+
+# ---- the mode's part of the ledger --------------------------------------------------------------------------------
+
+
+class Restored(Record, frozen=True, kw_only=True, tag="restored"):
+    """The coordinator started on a copy, or on its key alone: what peers showed is put back."""
+
+    kept: KeptCommit | None  # the newest; None: nobody showed any
+    older: tuple[KeptCommit, ...] = ()  # those before it, the newest first
+    commits: tuple[Commit, ...] = ()  # that these name
+    peers: tuple[str, ...] = ()  # who showed something
+    reason: str = ""
+    # By incarnation and number: the newest step that was signed, if nobody showed its books.  What is of it is void.
+    given_up: tuple[int, int] = (0, 0)
+
+    def event(self) -> dict[str, Any]:
+        """What the journal of events says of it."""
+        versions = self.kept.head.versions if self.kept is not None else None
+        return {"versions": versions, "peers": self.peers, "reason": self.reason}
+
+
+@dataclass
+class KeptSteps(LedgerPart):
+    """How far the run is, for a coordinator that loses its disk, and what became of such a loss."""
+
+    link: HeadLink = field(default_factory=HeadLink)
+    restored_because: str = ""  # it was lost, once
+    given_up: tuple[int, int] = (0, 0)  # the order of a step that nobody could show then
+
+    @staticmethod
+    def of(ledger: Ledger) -> KeptSteps:
+        part: KeptSteps = ledger.parts["restoring"]
+        return part
+
+    def apply(self, record: Record, ledger: Ledger) -> None:
+        match record:
+            case Genesis(digests=digests):
+                self.link = self.link.then(ledger.incarnation, (), b"".join(digests))
+            case CommittedRound(commit=commit):
+                self.link = self.link.then(ledger.incarnation, [commit])
+            case CommittedBatch(rounds=rounds):
+                self.link = self.link.then(ledger.incarnation, [each.commit for each in rounds])
+            case RolledBack(versions=versions):
+                what = repr((ledger.era, versions)).encode("ascii")
+                self.link = self.link.then(ledger.incarnation, (), what)
+            case Restored():
+                _restore(ledger, self, record)
+            case _:
+                pass
+
+
+def _restore(ledger: Ledger, mine: KeptSteps, record: Restored) -> None:
+    """The books are those of the newest commit that was shown, or what this journal says, if it knows as much."""
+    mine.restored_because = record.reason
+    mine.given_up = max(mine.given_up, record.given_up)
+    newest = record.kept
+    books = books_in(newest) if newest is not None else None
+    if newest is not None and books is not None and newest.head.order > mine.link.order:
+        head = newest.head
+        mine.link = HeadLink(head.number, head.before, head.after, head.incarnation, head.commits)
+        _put_back(ledger, head, books)
+        _fill_in(ledger, record)
+    for part in ledger.parts.values():
+        part.on_restored()
+    ledger.leases.next_id += NUMBERS_AHEAD
+    ledger.round_no += NUMBERS_AHEAD
+    for book in ledger.books:
+        book.open_round = 0
+
+
+def _put_back(ledger: Ledger, head: SignedHead, books: Books) -> None:
+    ledger.incarnation = max(ledger.incarnation, head.incarnation)
+    ledger.era, ledger.era_reason, ledger.delivered = head.era, books.era_reason, books.delivered
+    ledger.tokens, ledger.loss = books.tokens, books.loss
+    ledger.round_no = max(ledger.round_no, books.round_no)
+    ledger.leases = leases_in(books.leases)
+    for number, (book, said) in enumerate(zip(ledger.books, books.fragments, strict=True)):
+        book.version = head.versions[number]
+        book.digests, book.shown, book.commits, book.marks = dict(said.digests), {}, {}, {}
+        book.norms, book.rates, book.work = {}, {}, {}
+        book.vouched = set(said.vouched)
+        book.holders = {peer: HolderMark(reached, tokens) for peer, reached, tokens in said.holders}
+        book.dropped_round, book.dropped_at = said.dropped_round, -1
+        book.marks[book.version] = _mark(books, ledger.leases, number)
+        if number == BOOKS_FRAGMENT:
+            ledger.committed_tokens.update(
+                {p: t - ledger.committed_tokens[p] for p, _, t in said.holders if t}
+            )
+    _put_back_parts(ledger, head.versions[BOOKS_FRAGMENT], books, newest=True)
+
+
+def _put_back_parts(ledger: Ledger, version: int, books: Books, newest: bool) -> None:
+    for name, part in ledger.parts.items():
+        part.put_back(version, books.parts.get(name, b""), newest)
+
+
+def _mark(books: Books, leases: Leases, fragment: int) -> Mark:
+    return Mark(leases.reach(fragment), books.tokens, books.loss)
+
+
+def _fill_in(ledger: Ledger, record: Restored) -> None:
+    """What older commits say of older versions, to which the run may go back, as far as they are shown."""
+    lowest = [book.version for book in ledger.books]
+    _fill_in_commits(ledger, record)
+    for kept in record.older:  # the newest first
+        books = books_in(kept)
+        leases = leases_in(books.leases) if books is not None else None
+        if books is not None and kept.head.versions[BOOKS_FRAGMENT] <= lowest[BOOKS_FRAGMENT]:
+            _put_back_parts(ledger, kept.head.versions[BOOKS_FRAGMENT], books, newest=False)
+        for number, version in enumerate(kept.head.versions if books is not None else ()):
+            book = ledger.books[number]
+            assert books is not None and leases is not None
+            if version > lowest[number]:
+                continue  # the run went back behind it since
+            lowest[number] = version
+            book.marks.setdefault(version, _mark(books, leases, number))
+            for of, digest in books.fragments[number].digests:
+                if of <= version:
+                    book.digests.setdefault(of, digest)
+    for book in ledger.books:
+        # To a version of which nobody knows what it had learned from the run must not go back: 0 is no such one.
+        book.digests = {v: d for v, d in book.digests.items() if v in book.marks or v == 0}
+
+
+def _fill_in_commits(ledger: Ledger, record: Restored) -> None:
+    """Of each version the one that counts: the run may have gone back, and have made it once more since."""
+    shown = {name_of_commit(commit): commit for commit in record.commits}
+    lowest = [book.version for book in ledger.books]
+    for kept in ((record.kept,) if record.kept is not None else ()) + record.older:  # the newest first
+        lowest = [min(pair) for pair in zip(lowest, kept.head.versions, strict=True)]
+        for commit in [shown[name] for name in kept.head.commits if name in shown]:
+            book, version = ledger.books[commit.fragment], commit.version
+            if book.version - ledger.keep_results < version <= lowest[commit.fragment]:
+                book.commits[version] = commit
