@@ -238,8 +238,8 @@ class PeerMachine:
         part, exchange = joined.part, joined.exchange
         if [word.fragment for word in tick.fragments] != list(part.replicas):
             return []
-        advised = self.tick.advice if self.tick is not None else ""
-        self.tick = tick
+        before, self.tick = self.tick, tick
+        advised = before.advice if before is not None else ""
         effects: list[do.Effect] = [do.Note(tick.advice)] if tick.advice not in ("", advised) else []
         effects += joined.amending.on_tick(tick, joined.saving)
         effects += joined.why_waiting(tick)
@@ -249,6 +249,10 @@ class PeerMachine:
         if tick.era > self.reports.era:
             self.training.forward = None
             effects += [*joined.go_back(tick, self.reports), *self._beat()]
+        if tick.look and not (before is not None and before.look):
+            # An instant comes soon, on the coordinator's clock.  The first beat of a session waits until its connection
+            # stands, so that its answer tells that clock wrongly: the answer to this one is better, and is here before.
+            effects += self._beat()
         # A list, so that every replica hears its word.
         if tick.serve in set(joined.offer.fits) - set(part.replicas) and not self.leaving.asked:
             return [*effects, *self._change_stage(tick.serve, joined)]

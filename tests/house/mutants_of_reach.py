@@ -186,6 +186,13 @@ REACH = (
         MEETING,
     ),
     Mutant(
+        "who is asked to show itself asks for the coordinator's clock over the connection that stands",
+        "peer/machine/machine.py",
+        "if tick.look and not (before is not None and before.look):",
+        "if False:",
+        ("tests/coordinator/door/test_looks.py",),
+    ),
+    Mutant(
         "a pair changes over between rounds",
         "coordinator/reach/hole_punching.py",
         "self.waits_for_gap = stands and not before and self.is_relayed and is_busy",

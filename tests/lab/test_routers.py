@@ -73,8 +73,9 @@ def test_past_a_hard_router_nobody_meets() -> None:
 
 @pytest.mark.parametrize("kind", ROUTERS)
 def test_two_homes_finish_a_run_with_equal_models(kind: str, tmp_path: Path) -> None:
-    for attempt in range(4 if kind == "rst" else 1):
-        # Of five pairs behind routers that say no one does not meet: then the relay passes its bytes.
+    for attempt in range(2 if kind == "rst" else 1):
+        # Behind routers that say no both have to be there within milliseconds: where the machine has other work, too,
+        # one pair of some twenty is not.
         place = tmp_path / str(attempt)
         place.mkdir()
         with Homes(["ann", "bob"], ROUTERS[kind]) as homes:

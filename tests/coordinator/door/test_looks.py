@@ -14,6 +14,7 @@ import zmq
 from msgspec.structs import replace
 
 from farflung.collectives.link.zmq_link import ZmqLink
+from farflung.compression.codec import check_payload, payload_bytes
 from farflung.coordinator.door.front_door import FrontDoor
 from farflung.coordinator.door.front_door_words import (
     FROM_DOOR,
@@ -29,12 +30,17 @@ from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.roster.ways import DOORS
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, Server
-from farflung.peer.line.control import Took
+from farflung.peer.line.control import BeatClock, Took
 from farflung.peer.line.reachability import LOOKS_MOST, CoordinatorClock, Reaching
+from farflung.peer.machine.effects import Effect, ToCoordinator
+from farflung.peer.machine.handshake import Me, PeerConfig
+from farflung.peer.machine.machine import PeerMachine
 from farflung.protocol import envelope
 from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import FragmentTick, Probe, Tick
+from farflung.protocol.messages import Beat, Challenge, FragmentTick, Probe, Tick, Welcome
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.process.channel import Channel, pair
 from farflung.protocol.process.sockets import curve_raw
 from farflung.protocol.round_words import Meet
@@ -205,3 +211,51 @@ def test_the_quickest_answer_tells_the_coordinators_clock_best() -> None:
     assert clock.here(105.0) == pytest.approx(5.0)
     clock.forget()
     assert clock.here(105.0) is None
+
+
+# ---- the first beat of a session waits for its connection ----------------------------------------------------------
+
+WAY_S, HANDSHAKE_TAKES_S, AHEAD_S = 0.005, 0.06, 40.0
+
+
+def let_in() -> tuple[PeerMachine, list[Effect]]:
+    me = Me("hal", "hal", b"i" * 32, b"k" * 32, b"p" * 16, "test", lambda message: b"s" * 64)
+    machine = PeerMachine(PeerConfig(me, "demo", check_payload, payload_bytes, helps=True), lambda: 0.5)
+    machine.on_timer(0.0)
+    model = ModelSchema((TensorSpec("w", (2, 4), "float32", "param"),), 4, 2, 2, bytes(32))
+    run = Manifest().canonical()
+    asks = Challenge(nonce=bytes(32), run_id=bytes(16), manifest=run, protocol=PROTOCOL_VERSION, model=model)
+    machine.on_door(asks, 0.0)
+    machine.on_attach(model, "host:1", 0.0)
+    welcome = Welcome(
+        session=bytes(16), incarnation=1, member_port=4000, fragments=(0,), roster=(), whereabouts=b""
+    )
+    return machine, machine.on_door(welcome, 0.0)
+
+
+def beats_in(effects: list[Effect]) -> list[Beat]:
+    said = [each.message for each in effects if isinstance(each, ToCoordinator)]
+    return [each for each in said if isinstance(each, Beat)]
+
+
+def test_whoever_is_to_show_itself_knows_the_coordinators_clock_before_an_instant_is_named() -> None:
+    """By one more beat, over the connection that stands by then."""
+    beats, clock = BeatClock(), CoordinatorClock()
+    machine, effects = let_in()
+    now, takes_s = 0.0, HANDSHAKE_TAKES_S + WAY_S
+    for seq in (1, 2):
+        [beat] = beats_in(effects)
+        beats.on_said(beat, now)
+        there_s = now + takes_s + AHEAD_S
+        now, takes_s = now + takes_s + WAY_S, WAY_S
+        tick = replace(TICK, seq=seq, answers=beat.seq, heard_s=there_s)
+        took = beats.on_heard(tick, now)
+        assert took is not None
+        clock.on_answer(took)
+        effects = machine.on_control(tick, now)
+    assert not beats_in(effects), "asked again, it says nothing more"
+    assert clock.here(AHEAD_S + 1.0) == pytest.approx(1.0)
+    machine.on_control(replace(TICK, seq=3, look=False), now)
+    assert beats_in(machine.on_control(replace(TICK, seq=4), now)), (
+        "its address is doubted: another instant comes"
+    )
