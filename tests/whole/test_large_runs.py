@@ -11,7 +11,7 @@ import pytest
 from farflung.coordinator.ledger.records import CommittedRound, DigestFixed, Record
 from farflung.coordinator.modes import registry
 from farflung.coordinator.roster import partial_view
-from farflung.coordinator.rounds import groups
+from farflung.coordinator.rounds import round_policy
 from farflung.coordinator.rounds.groups import own_part
 from farflung.coordinator.run import digest_agreement, membership
 from farflung.coordinator.run.effects import Tell
@@ -206,7 +206,7 @@ def test_P18_no_liar_gains_by_rare_beats(seed: int) -> None:
 def test_in_a_large_run_what_is_new_waits_for_the_next_beat_unless_a_round_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(groups, "MEMBERS_PER_ROUND", 2)
+    monkeypatch.setattr(round_policy, "MEMBERS_PER_ROUND", 2)
     monkeypatch.setattr(membership, "BEATS_MOST_PER_S", 8 / RARELY_S)
     world = Rarely(1)
     report = world.run()
