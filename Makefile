@@ -35,7 +35,7 @@ test: $(STAMP) ## run the tests, three processes (minutes; more seeds and longer
 
 # What real processes make of faults. Two at a time, where they are judged by what comes of it. A run that is broken
 # again and again goes on as fast as it can meanwhile: it has the machine for itself, as has what is judged by seconds.
-ALONE := tests/chaos tests/lab
+ALONE := $(filter-out tests/chaos/test_failpoints.py,$(wildcard tests/chaos/test_*.py)) tests/lab
 hard: export FARFLUNG_LONG = 1
 hard: export FARFLUNG_KILLS = 10
 hard: $(STAMP) ## what CI runs too: every failpoint, the fault matrix, partitions, crowds and what is long (half an hour)
