@@ -23,7 +23,7 @@ from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import AheadPlan, Decision, GroupSums, Plan
 
 Place = tuple[int, int]  # (chunk, group)
-NONE: Final[Mapping[Any, str]] = MappingProxyType({})
+NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,7 @@ class LineShares:
     """Who owns which chunk of a round, and in which codec each member sends, by what they say of their lines.  Nobody's
     is special here; a mode may see to it that no round waits for a slow one."""
 
-    slow: Mapping[str, Any] = MappingProxyType(
-        {}
-    )  # peers for whom no round waits, and what is `told` of their lines
+    slow: Mapping[str, Any] = NONE  # peers for whom no round waits, and what is `told` of their lines
 
     def __init__(self, fragment: int, manifest: Callable[[], Manifest]) -> None:
         """`manifest`: what holds now; the host may change it."""
