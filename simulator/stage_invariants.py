@@ -140,10 +140,12 @@ class StageInvariants(BatchInvariants):
         self._require(
             "P17", all(each.peer != move.peer for each in self._seats.values()), f"{move} has a seat"
         )
-        if self._seats_in(move.to):
+        here = {peer.peer for peer in self._living() if not peer.machine.leaving.asked}
+        stays = any(each.stage == move.to and each.peer in here for each in self._seats.values())
+        if stays:
             self._require("P17", left >= due, f"{move} leaves {left} seats in stage {move.stage}")
-        # To a stage that has nobody somebody goes at once: no batch ends before.
-        if self.moves and self._seats_in(move.to):
+        # To a stage that has nobody, or nobody who stays, somebody goes at once: no batch ends before.
+        if self.moves and stays:
             apart_s = move.at_s - self.moves[-1].at_s
             told = f"{move} comes {apart_s} s after {self.moves[-1]}"
             self._require("P17", apart_s >= 3 * self._rules.rebalance_s, told)

@@ -80,9 +80,10 @@ class SumCases:
             case.asked[self._ask(case, peer, author)] = author
 
     def _is_here(self, audited: OneSum, author: str) -> bool:
-        """Another process has not got what it sent any more."""
-        member = self._core.members.alive.get(author)
-        return member is not None and audited.of.processes.get(author) == member.process
+        """Another process has not got what it sent any more, and who was moved to another stage gave it up."""
+        member, of = self._core.members.alive.get(author), audited.of
+        here = member is not None and of.processes.get(author) == member.process
+        return here and member is not None and of.plan.fragment in member.standings
 
     def _strike(self, peer: str, why: str) -> None:
         self.struck.append(peer)

@@ -18,6 +18,8 @@ from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import BatchBeat, Beat
 
 NAMED_MOST = 4  # peers in one sentence
+# A restarted coordinator waits so many times dead_after_s for those whose seats are in its books.
+AWAIT_DEAD = 2.0
 
 
 class BatchWorker(Protocol):

@@ -33,6 +33,7 @@ from farflung.coordinator.batches.batch_book import (
     spans_of_mask,
 )
 from farflung.coordinator.batches.batch_members import (
+    AWAIT_DEAD,
     NAMED_MOST,
     BatchDesk,
     BatchMembers,
@@ -63,8 +64,6 @@ from farflung.protocol.digests import mask_from_bytes, mask_to_bytes
 from farflung.protocol.limits import MEMBERS_PER_ROUND
 from farflung.protocol.messages import BatchBeat, BatchTick, Beat, Sent
 
-# A restarted coordinator waits so many times dead_after_s for those whose seats are in its books.
-AWAIT_DEAD = 2.0
 SEAT_EVERY_S = 1.0  # a peer gets no other seat before: each is two records
 ON_THE_WAY = 8  # microbatches of one source, for each stage
 NOTHING = BatchBeat(-1, 0, 0, b"", b"", False, 0.0)  # what counts of a member that is not at the run's state

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from farflung.coordinator.batches.batch_book import BatchBook, Moving
-from farflung.coordinator.batches.batch_members import BatchDesk, BatchMembers, BatchWorker
+from farflung.coordinator.batches.batch_members import AWAIT_DEAD, BatchDesk, BatchMembers, BatchWorker
 from farflung.coordinator.batches.rates import Mate, SeatRates, traffic_of_stages
 
 QUIET_LOOKS = 3
@@ -260,8 +260,12 @@ class Rebalancing:
         return any(self.serves(each) and not each.verified for each in self._here(stage))
 
     def _held(self) -> Counter[int]:
-        """By stage: how many serve it."""
-        return Counter(each.stage for each in self._house.living().values() if self.serves(each))
+        """By stage: how many serve it; after a restart with those who have a seat there and are not back yet."""
+        desk, living = self._desk, self._house.living()
+        found = Counter(each.stage for each in living.values() if self.serves(each))
+        if desk.now - desk.began_at < AWAIT_DEAD * desk.manifest.net.dead_after_s:
+            found.update(seat.stage for seat in self._book.seats.values() if seat.peer not in living)
+        return found
 
     def _is_lost_there(self, stage: int) -> bool:
         """Those who serve it have nothing of what was learned, and wait for somebody who serves another one now."""

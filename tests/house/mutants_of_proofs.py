@@ -247,8 +247,8 @@ SUMS = (
     Mutant(
         "another process owes no contribution",
         "coordinator/audits/sum_cases.py",
-        "return member is not None and audited.of.processes.get(author) == member.process",
-        "return member is not None",
+        "here = member is not None and of.processes.get(author) == member.process",
+        "here = member is not None",
         AUDITS,
     ),
     Mutant(

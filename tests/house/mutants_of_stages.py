@@ -77,6 +77,20 @@ PIPELINES = (
         AT_MOVES,
     ),
     Mutant(
+        "P17 nobody goes at once to a stage whose members are still coming back after a restart",
+        "coordinator/batches/rebalancing.py",
+        "        if desk.now - desk.began_at < AWAIT_DEAD * desk.manifest.net.dead_after_s:\n",
+        "        if False:\n",
+        AT_MOVES,
+    ),
+    Mutant(
+        "P19 who was moved to another stage owes nothing of the one that it left",
+        "coordinator/audits/sum_cases.py",
+        "        return here and member is not None and of.plan.fragment in member.standings\n",
+        "        return here\n",
+        ("tests/coordinator/audits/test_auditing.py",),
+    ),
+    Mutant(
         "P11 the run goes back to where the batches were at that version",
         "coordinator/batches/batch_book.py",
         "        self.start_at(self.cursor if stays else self.cursors.get(version, (0, 0)))\n",

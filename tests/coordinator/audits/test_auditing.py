@@ -269,6 +269,17 @@ def test_who_came_back_as_another_process_owes_nothing_and_is_not_asked() -> Non
     assert not any(map(court.asked, court.made.members)) and not court.of(Struck)
 
 
+def test_who_was_moved_to_another_stage_owes_nothing_and_is_not_asked() -> None:
+    """It is the same process, which gave up what it had of the stage that it left."""
+    court = SumCourt(MadeSums(count=5))
+    court.commits()
+    author = court.made.members[4]
+    standings = court.members[author].standings
+    standings[1] = standings.pop(0)
+    lacks(court, 0, author)
+    assert not any(map(court.asked, court.made.members)) and not court.of(Struck)
+
+
 def test_who_is_lost_while_it_is_asked_owes_nothing_and_no_question_stays_behind() -> None:
     court = SumCourt(MadeSums(count=5))
     court.commits()

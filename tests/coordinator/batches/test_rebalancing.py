@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from farflung.collectives.pipeline.stage_rates import Traffic
 from farflung.coordinator.batches.batch_book import BatchBegun, BatchBook, Moving, Unseated
-from farflung.coordinator.batches.batch_members import BatchMembers
+from farflung.coordinator.batches.batch_members import AWAIT_DEAD, BatchMembers
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.batches.grants import BELIEVED
 from farflung.coordinator.batches.rates import Mate, SeatRates, news_of_shares
@@ -130,6 +130,23 @@ def test_an_empty_stage_is_filled_at_once_when_two_looks_have_found_it_empty() -
     hall.look()
     assert hall.moved == [("a1", 0, 1)] and hall.batches.book.seat_of("a1") is None
     assert hall.batches.moves.goes_to("a1") == 1 and hall.batches.moves.goes_to("a2") is None
+
+
+def test_P17_after_a_restart_nobody_fills_a_stage_whose_members_are_still_coming_back() -> None:
+    hall = Hall.of(2, 1)
+    for book in hall.desk.ledger.books:
+        book.version = 1  # a stage that nobody serves is looked at without waiting for the next look
+    del hall.workers["b1"]
+    hall.batches = Batches(hall.desk, hall.batches.house)
+    hall.desk.began_at = hall.desk.now
+    waits_s = AWAIT_DEAD * hall.desk.manifest.net.dead_after_s
+    for _ in range(int(waits_s) - 1):
+        hall.desk.now += 1.0
+        hall.says()
+        hall.turn()
+    assert hall.batches.book.of_stage(1) and not hall.moved and hall.batches.moves.told == ""
+    hall.look(4)
+    assert not hall.batches.book.of_stage(1) and [each[1:] for each in hall.moved] == [(0, 1)]
 
 
 def test_who_wrote_a_checkpoint_of_the_empty_stage_fills_it() -> None:
