@@ -32,7 +32,7 @@ def main() -> int:
     stops = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     try:
-        with EtcdCluster(given.folder, 3, ["--auto-compaction-retention=1h"], PORTS) as cluster:
+        with EtcdCluster(given.folder, 3, ["--auto-compaction-retention=1h"], PORTS, on_disk=True) as cluster:
             print(f"farflung coordinate --store {cluster.url()} run.toml", flush=True)
             signal.sigwait(stops)
     except AssertionError as error:

@@ -64,7 +64,7 @@ def main() -> int:
     took: list[tuple[float, float, int]] = []
     with tempfile.TemporaryDirectory(prefix="farflung-standby-") as place:
         folder = Path(place)
-        with Nursery(folder) as nursery, EtcdCluster(folder / "etcd", 3) as cluster:
+        with Nursery(folder) as nursery, EtcdCluster(folder / "etcd", 3, on_disk=True) as cluster:
             arena = TwinArena(folder, nursery, cluster, given.lease_s, **DEFAULT)
             try:
                 arena.host_both()

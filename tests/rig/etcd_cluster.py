@@ -1,4 +1,4 @@
-"""A real etcd, of one or three, on loopback ports and in a test's own folder; and a line to it that can be cut.
+"""A real etcd, of one or three, on loopback ports; and a line to it that can be cut.
 
     with EtcdCluster(folder, 3) as cluster:
         cluster.url("runs/demo")
@@ -15,6 +15,7 @@ import json
 import shutil
 import socket
 import subprocess
+import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,15 +27,26 @@ from rig.ports import free_ports
 from rig.waiting import eventually
 
 MISSING = "NOT RUN: etcd is not installed (Debian: etcd-server)"
+MEMORY, MEMORY_LEAST = Path("/dev/shm"), 2 << 30  # each of them takes 64 MB before it has a record
 needs_etcd = pytest.mark.skipif(shutil.which("etcd") is None, reason=MISSING)
 
 
 class EtcdCluster:
     def __init__(
-        self, folder: Path, count: int = 1, options: Sequence[str] = (), ports: Sequence[int] = ()
+        self,
+        folder: Path,
+        count: int = 1,
+        options: Sequence[str] = (),
+        ports: Sequence[int] = (),
+        on_disk: bool = False,
     ) -> None:
-        """`ports`: of clients, each with the next one for the others; else any that are free."""
-        self.folder = folder
+        """`ports`: of clients, each with the next one for the others; else any that are free.  `on_disk`: its data is
+        in the folder as well; else in memory, which outlives each process of it: a busy disk holds up an answer for
+        longer than the two seconds in which it has to come."""
+        self.folder, self._data, self._memory = folder, folder, None
+        if not on_disk and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_LEAST:
+            self._memory = tempfile.TemporaryDirectory(prefix="etcd-", dir=MEMORY)
+            self._data = Path(self._memory.name)
         self._options = list(options)
         self._ports = list(ports) or [next(free_ports(2)) for _ in range(count)]
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * count
@@ -53,6 +65,8 @@ class EtcdCluster:
     def __exit__(self, *_: object) -> None:
         for number in range(len(self._ports)):
             self.kill(number)
+        if self._memory is not None:
+            self._memory.cleanup()
 
     @property
     def hosts(self) -> list[str]:
@@ -66,7 +80,7 @@ class EtcdCluster:
         port, name = self._ports[number], f"n{number}"
         mine, others = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port + 1}"
         all_of_them = ",".join(f"n{n}=http://127.0.0.1:{each + 1}" for n, each in enumerate(self._ports))
-        words = ["etcd", "--name", name, "--data-dir", str(self.folder / name), "--log-level", "warn"]
+        words = ["etcd", "--name", name, "--data-dir", str(self._data / name), "--log-level", "warn"]
         words += ["--listen-client-urls", mine, "--advertise-client-urls", mine]
         words += ["--listen-peer-urls", others, "--initial-advertise-peer-urls", others]
         words += ["--initial-cluster", all_of_them, "--initial-cluster-state", "new", *self._options]
