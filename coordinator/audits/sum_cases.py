@@ -35,6 +35,7 @@ class SumCase:
     accuser: str  # empty: nobody says that it is wrong, but no auditor could look
     asked: dict[int, str] = field(default_factory=dict)  # question -> of whom it asks to see what went in
     shown: dict[str, bytes] = field(default_factory=dict)
+    process: bytes = b""  # of the accuser
 
 
 class SumCases:
@@ -57,7 +58,8 @@ class SumCases:
         name = self._core.name
         told = f"{name(accuser.peer)} says that {name(maker)} summed {accused.told} wrongly"
         self._core.note(f"{told}; {WENT_IN[accused.what]} are asked for")
-        self._open(SumCase(accused, accuser.peer), dict.fromkeys(authors, accuser.peer))
+        case = SumCase(accused, accuser.peer, process=accuser.process)
+        self._open(case, dict.fromkeys(authors, accuser.peer))
         return True
 
     def look(self, audited: OneSum) -> bool:
@@ -81,9 +83,13 @@ class SumCases:
 
     def _is_here(self, audited: OneSum, author: str) -> bool:
         """Another process has not got what it sent any more, and who was moved to another stage gave it up."""
-        member, of = self._core.members.alive.get(author), audited.of
-        here = member is not None and of.processes.get(author) == member.process
-        return here and member is not None and of.plan.fragment in member.standings
+        return self._is_still(author, audited.of.processes.get(author), audited)
+
+    def _is_still(self, peer: str, process: bytes | None, audited: OneSum) -> bool:
+        member = self._core.members.alive.get(peer)
+        if member is None or member.process != process:
+            return False
+        return audited.of.plan.fragment in member.standings
 
     def _strike(self, peer: str, why: str) -> None:
         self.struck.append(peer)
@@ -93,8 +99,8 @@ class SumCases:
         return any(case.sum.of.plan.fragment == fragment for case in self._cases)
 
     def _refute(self, case: SumCase, why: str) -> None:
-        if self._is_out(case.sum.maker):
-            return  # for another sum, and whoever accused it has nothing left to show
+        if self._is_out(case.sum.maker) or not self._is_still(case.accuser, case.process, case.sum):
+            return  # for another sum; or whoever accused it has nothing left to show
         self._strike(case.accuser, why)
 
     def _is_out(self, peer: str) -> bool:
@@ -129,7 +135,7 @@ class SumCases:
 
     def _can_be_shown(self, case: SumCase) -> bool:
         if case.accuser:
-            return case.accuser in self._core.members.alive
+            return self._is_still(case.accuser, case.process, case.sum)
         version = case.sum.of.commit.version
         if self._core.ledger.books[case.sum.of.plan.fragment].version < version:
             return False  # the run went back

@@ -247,8 +247,8 @@ SUMS = (
     Mutant(
         "another process owes no contribution",
         "coordinator/audits/sum_cases.py",
-        "here = member is not None and of.processes.get(author) == member.process",
-        "here = member is not None",
+        "if member is None or member.process != process:",
+        "if member is None:",
         AUDITS,
     ),
     Mutant(

@@ -86,8 +86,8 @@ PIPELINES = (
     Mutant(
         "P19 who was moved to another stage owes nothing of the one that it left",
         "coordinator/audits/sum_cases.py",
-        "        return here and member is not None and of.plan.fragment in member.standings\n",
-        "        return here\n",
+        "        return audited.of.plan.fragment in member.standings\n",
+        "        return True\n",
         ("tests/coordinator/audits/test_auditing.py",),
     ),
     Mutant(

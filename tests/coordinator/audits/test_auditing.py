@@ -139,6 +139,26 @@ def test_an_accuser_that_shows_other_bytes_or_none_gets_a_strike() -> None:
         assert court.of(Struck) == [auditor] and not court.out
 
 
+def test_an_accuser_that_came_back_as_another_process_or_was_moved_owes_nothing() -> None:
+    """What it had merged again is not there any more."""
+    for how in ("restarts", "moves"):
+        for passes in (False, True):
+            court = SumCourt(MadeSums())
+            court.commits()
+            auditor = court.audits()[1]
+            court.says(auditor, wrong(1))
+            if how == "restarts":
+                court.members[auditor].process = b"another process!"
+            else:
+                court.members[auditor].standings[1] = court.members[auditor].standings.pop(0)
+            if passes:
+                court.passes(1.0)
+                assert not court.core.questions.asked
+            else:
+                court.shows(auditor, dict.fromkeys(court.made.members))
+            assert not court.of(Struck) and not court.out
+
+
 def test_an_accuser_that_is_lost_leaves_nothing_behind() -> None:
     court = SumCourt(MadeSums())
     court.commits()
