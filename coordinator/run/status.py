@@ -177,8 +177,10 @@ def _phase(core: Core, drivers: Sequence[RoundDriver]) -> RunPhase:
     flight = _oldest_round(drivers)
     if flight is not None:
         return RunPhase.SCATTER if flight.decision is None else RunPhase.GATHER
-    if any(book.version and book.version not in book.digests for book in core.ledger.books):
-        return RunPhase.APPLY
+    if any(
+        each.holders and each.book.version and each.book.version not in each.book.digests for each in drivers
+    ):
+        return RunPhase.APPLY  # where nobody is, nobody is at it
     pipeline = core.manifest.pipeline
     least = pipeline.min_per_stage if pipeline.stages > 1 else core.manifest.run.min_peers
     enough = all(len(driver.able) >= least for driver in drivers)

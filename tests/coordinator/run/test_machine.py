@@ -5,6 +5,7 @@ Virtual time, no sockets: `Hall` is the machine with a few signing peers before 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -316,6 +317,18 @@ def test_a_restart_at_any_record_keeps_every_commit_and_aborts_an_open_round(jou
 def until_version(journal: list[Record], version: int) -> list[Record]:
     """The records up to the digest of that version."""
     return journal[: 1 + next(i for i, r in enumerate(journal) if getattr(r, "version", None) == version)]
+
+
+def test_a_version_that_nobody_here_can_be_applying_is_waited_for(journal: list[Record]) -> None:
+    """The last one left between a commit and the word of what that made."""
+    committed = next(i for i, r in enumerate(journal) if isinstance(r, CommittedRound))
+    records = journal[: committed + 1]
+    model = next(record.model for record in records if isinstance(record, ModelFixed))
+    hall = Hall(records)
+    assert json.loads(hall.machine.status(hall.now))["phase"] == "waiting"
+    digests = hall.machine.core.ledger.books[0].digests
+    hall.join(Guest(1), model=model, version=0, digest=digests[0])
+    assert json.loads(hall.machine.status(hall.now))["phase"] == "apply"
 
 
 @pytest.mark.parametrize("every_rounds", [0, 1, 20])
