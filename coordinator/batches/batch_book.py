@@ -182,9 +182,7 @@ class _Places:
 class BatchBook(LedgerPart):
     cursor: Cursor = (0, 0)
     version: int = 0  # that the newest batch led to
-    cursors: dict[int, Cursor] = field(
-        default_factory=dict
-    )  # by version, of those to which the run may go back
+    cursors: dict[int, Cursor] = field(default_factory=dict)  # by version to which the run may go back
     batch: Batch | None = None
     seats: dict[int, BookedSeat] = field(default_factory=dict)
     last_seat: int = 0

@@ -18,8 +18,7 @@ from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import BatchBeat, Beat
 
 NAMED_MOST = 4  # peers in one sentence
-# A restarted coordinator waits so many times dead_after_s for those whose seats are in its books.
-AWAIT_DEAD = 2.0
+AWAIT_DEAD = 2.0  # times dead_after_s
 
 
 class BatchWorker(Protocol):
@@ -137,6 +136,11 @@ class UnusableMicros:
             if len(by) >= 2 or not has_others(stage, by[0]):
                 found.append((stage, micro, by))
         return found
+
+
+def are_coming_back(desk: BatchDesk) -> bool:
+    """A restarted coordinator waits so long for those whose seats are in its books."""
+    return desk.now - desk.began_at < AWAIT_DEAD * desk.manifest.net.dead_after_s
 
 
 def names_of(desk: BatchDesk, peers: Sequence[str]) -> str:

@@ -1,9 +1,9 @@
 """Synchronous batches: begins them, seats trainers, grants microbatches, and says when the round of a batch may open.
 
-One of the parts of the run machine, where `[pipeline] batch` asks for it: the guidance tells it every beat and asks
-what to answer, the driver asks it who must be in a round, the run machine lets it look at every turn.  What is
-granted to whom is durable (coordinator/batches/batch_book.py); which microbatches are counted is what living members
-say, and is said again with every beat.  Must not know rounds, digests, or how members come in.  Pure.
+Asked by `batch_mode.py`, where `[pipeline] batch` asks for it: with every beat for what to answer, by the driver of a
+stage for who must be in a round, and for a look at every turn. What is granted to whom is durable (batch_book.py);
+which microbatches are counted is what living members say, and is said again with every beat. Must not know rounds,
+digests, or how members come in. Pure.
 
 Why no microbatch counts twice.  It is granted to one seat at a time.  It is granted again only when that seat is gone
 for good, by a durable record, and its number never comes again.  What a seat counts goes into a commit only if the
@@ -33,13 +33,13 @@ from farflung.coordinator.batches.batch_book import (
     spans_of_mask,
 )
 from farflung.coordinator.batches.batch_members import (
-    AWAIT_DEAD,
     NAMED_MOST,
     BatchDesk,
     BatchMembers,
     BatchWorker,
     SeatWord,
     UnusableMicros,
+    are_coming_back,
     is_of,
     names_of,
     wants,
@@ -288,11 +288,10 @@ class Batches:
         }
 
     def _why_gone(self, seat: BookedSeat) -> str:
-        desk, worker = self.desk, self.house.living().get(seat.peer)
+        worker = self.house.living().get(seat.peer)
         if worker is None:
-            # After a restart those who hold seats have a while to come back.
-            waited = desk.now - desk.began_at >= AWAIT_DEAD * desk.manifest.net.dead_after_s
-            return "it is gone" if waited or self._of(seat.number).at_all else ""
+            waits = are_coming_back(self.desk) and not self._of(seat.number).at_all
+            return "" if waits else "it is gone"
         if worker.stage != seat.stage:
             return f"it holds stage {worker.stage} now"
         if worker.process != seat.process:

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from farflung.coordinator.batches.batch_book import BatchBook, Moving
-from farflung.coordinator.batches.batch_members import AWAIT_DEAD, BatchDesk, BatchMembers, BatchWorker
+from farflung.coordinator.batches.batch_members import BatchDesk, BatchMembers, BatchWorker, are_coming_back
 from farflung.coordinator.batches.rates import Mate, SeatRates, traffic_of_stages
 
 QUIET_LOOKS = 3
@@ -261,9 +261,9 @@ class Rebalancing:
 
     def _held(self) -> Counter[int]:
         """By stage: how many serve it; after a restart with those who have a seat there and are not back yet."""
-        desk, living = self._desk, self._house.living()
+        living = self._house.living()
         found = Counter(each.stage for each in living.values() if self.serves(each))
-        if desk.now - desk.began_at < AWAIT_DEAD * desk.manifest.net.dead_after_s:
+        if are_coming_back(self._desk):
             found.update(seat.stage for seat in self._book.seats.values() if seat.peer not in living)
         return found
 

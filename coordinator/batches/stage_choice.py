@@ -73,13 +73,11 @@ def held_by_newcomer(
     loads: Sequence[StageLoad],
     newest: int,
 ) -> tuple[int, ...]:
-    """Which fragments it holds from now on: all of its hello, or one stage of those that it offers.
+    """Which fragment it holds from now on: one stage of those that it offers.
 
     `newest`: the newest version of its first stage that somebody here holds.  Whoever brings a newer one brings it to
     that stage, or the run would go back behind it.
     """
-    if pipeline.stages == 1:
-        return hello.fragments
     if hello.version > newest:
         return hello.fragments[:1]
     on_disk, least = hello.version >= 0, pipeline.min_per_stage

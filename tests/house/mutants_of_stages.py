@@ -79,7 +79,7 @@ PIPELINES = (
     Mutant(
         "P17 nobody goes at once to a stage whose members are still coming back after a restart",
         "coordinator/batches/rebalancing.py",
-        "        if desk.now - desk.began_at < AWAIT_DEAD * desk.manifest.net.dead_after_s:\n",
+        "        if are_coming_back(self._desk):\n",
         "        if False:\n",
         AT_MOVES,
     ),
