@@ -76,11 +76,15 @@ class EtcdCluster:
         query = f"?lease_s={lease_s}" if lease_s else ""
         return f"etcd://{','.join(hosts or self.hosts)}{f'/{prefix}' if prefix else ''}{query}"
 
+    def data(self, number: int) -> Path:
+        """Where that one keeps all that it has."""
+        return self._data / f"n{number}"
+
     def start(self, number: int) -> None:
         port, name = self._ports[number], f"n{number}"
         mine, others = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port + 1}"
         all_of_them = ",".join(f"n{n}=http://127.0.0.1:{each + 1}" for n, each in enumerate(self._ports))
-        words = ["etcd", "--name", name, "--data-dir", str(self._data / name), "--log-level", "warn"]
+        words = ["etcd", "--name", name, "--data-dir", str(self.data(number)), "--log-level", "warn"]
         words += ["--listen-client-urls", mine, "--advertise-client-urls", mine]
         words += ["--listen-peer-urls", others, "--initial-advertise-peer-urls", others]
         words += ["--initial-cluster", all_of_them, "--initial-cluster-state", "new", *self._options]
