@@ -342,7 +342,7 @@ ROWS = [
         "37",
         "... its trainer",
         "its seat and its sums are gone; the agent starts it again, and it gets another seat",
-        f"{PIPELINES}, tests/peer/machine/test_stage_transfers.py",
+        f"{PIPELINES}, tests/peer/batches/test_stage_transfers.py",
     ),
     Row(
         "37",

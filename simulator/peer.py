@@ -6,14 +6,14 @@ network and in virtual time, and may be killed between any two of them.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 
 from farflung.checkpoints.swarm import given_on
-from farflung.collectives.pipeline.effects import KeptPiece, micro_of
 from farflung.collectives.round.effects import (
     Install,
     Measure,
@@ -35,12 +35,25 @@ from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.state.results_on_disk import logged_answer
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
+from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Show
 from farflung.protocol.model_schema import Fragment, ModelSchema
+from farflung.protocol.run_terms import Attached
 from farflung.simulator.disk import OwnDisk, VirtualCheckpoints, VirtualDisk, VirtualKeeping
 from farflung.simulator.trainer_surroundings import KeptWork, Trainer, TrainerSurroundings
+
+
+class CrossingsOfStage(Protocol):
+    def carry_out(self, effect: do.ModeEffect) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+def crossings_of(peer: VirtualPeer) -> CrossingsOfStage:
+    """They are read only where a model is cut into stages: they lean on what can be taken out (peer/batches)."""
+    found = importlib.import_module("farflung.simulator.batches.virtual_crossings").VirtualCrossings
+    return cast(CrossingsOfStage, found(peer))
 
 
 @dataclass
@@ -87,8 +100,7 @@ class VirtualPeer:
         self._kept_work: dict[tuple[int, int], KeptWork] = {}  # by (slot, fragment)
         self._kept_paths: dict[int, dict[int, Any]] = {}  # by slot: of each microbatch in it
         self.belt: dict[int, bytes] = {}
-        # By version and microbatch; with the seat for which it is kept.
-        self._crossings: dict[tuple[int, int, KeptPiece], tuple[int, Payload]] = {}
+        self._crossings = crossings_of(self) if self.model.stages else None
         self._checkpoints = VirtualCheckpoints(self, self.disk) if self.disk is not None else None
         kept, fails = self.own.kept, self.disk.fails if self.disk is not None else lambda: False
         self._keeping = VirtualKeeping(self, kept, fails) if kept is not None else None
@@ -112,8 +124,8 @@ class VirtualPeer:
     @property
     def seat(self) -> int:
         """That it works in; 0: none."""
-        batch = self.machine.training.batch
-        return batch.seat if batch is not None else 0
+        told = self.machine.training.batch_beat()
+        return told.seat if told is not None else 0
 
     @property
     def tag(self) -> bytes:
@@ -157,7 +169,7 @@ class VirtualPeer:
             effects += self.machine.on_results_found(self.own.found(self.held))
         self.carry_out(effects)
 
-    def _to_trainer(self, message: ToTrainer) -> None:
+    def to_trainer(self, message: ToTrainer) -> None:
         trainer = self.trainer
         if trainer is not None:
             self._over_channel(1, lambda: trainer.on_message(message))
@@ -202,7 +214,7 @@ class VirtualPeer:
                     self.world.observe("asked_held", (self, to))
                 self.world.to_peer(self.peer, effect)
             case do.TellTrainer():
-                self._to_trainer(effect.message)
+                self.to_trainer(effect.message)
             case do.Exit():
                 self.exit_code = effect.code
                 self.world.observe("exit", (self, effect))
@@ -229,8 +241,10 @@ class VirtualPeer:
             case do.Follow(terms=terms):
                 making = outer_steps_of(terms)
                 self.calculate(lambda: self.state.follow(making, terms.newest.round.codec))
-            case do.HandOver() | do.KeepCrossing() | do.ForgetCrossings() | do.SendCrossing() | do.Hold():
-                self._cross(effect)
+            case do.ModeEffect() if self._crossings is not None:
+                self._crossings.carry_out(effect)
+            case do.Hold(attached=attached):
+                self._hold_stage(attached)
             case do.Vacate():
                 self.calculate(self._vacated)
             case do.Assist(model=model):
@@ -247,62 +261,32 @@ class VirtualPeer:
             case do.Contacts() | do.EnterMembers() | do.LeaveMembers() | do.Note():
                 pass  # links and logs: the simulated network needs neither
 
-    def _cross(
-        self, effect: do.HandOver | do.KeepCrossing | do.ForgetCrossings | do.SendCrossing | do.Hold
-    ) -> None:
-        match effect:
-            case do.KeepCrossing(version=version, micro=micro, piece=piece, payload=payload):
-                self._crossings[version, micro, piece] = (self.seat, payload)
-            case do.ForgetCrossings(version=version):
-                seats = {seat for key, (seat, _) in self._crossings.items() if key[0] <= version}
-                self.world.observe("forgotten", (self, version, seats))
-                self._crossings = {key: kept for key, kept in self._crossings.items() if key[0] > version}
-            case do.SendCrossing(to=to, header=header, piece=piece):
-                payload = self._crossing(header.version, micro_of(header), piece)
-                self.world.to_peer(self.peer, SendFrame(to, with_payload(header, payload)))
-            case do.HandOver(hand=hand):
-                self.world.observe("handed", (self, hand))
-                for slot, piece, size in (
-                    (0, KeptPiece.INPUT, hand.given_bytes),
-                    (1, KeptPiece.RETURNED, hand.returned_bytes),
-                ):
-                    if size:
-                        self.belt[3 * hand.place + slot] = bytes(
-                            self._crossing(hand.version, hand.micro, piece)
-                        )
-                self._to_trainer(hand)
-            case do.Hold(attached=attached):
-                if not self.held:
-                    self._hold(attached.held)
-                    self.carry_out(self.machine.on_results_found(self.own.found(self.held)))
-                [held] = self.held
-                self.own.stage = held.number
-                self._to_trainer(
-                    Shared(
-                        anchor="",
-                        moments=(),
-                        slots=("", "", ""),
-                        progress="",
-                        elements=held.count * self.model.chunk_elements,
-                        stage=held.number,
-                        belt="simulated",
-                    )
-                )
+    def _hold_stage(self, attached: Attached) -> None:
+        if not self.held:
+            self._hold(attached.held)
+            self.carry_out(self.machine.on_results_found(self.own.found(self.held)))
+        [held] = self.held
+        self.own.stage = held.number
+        self.to_trainer(
+            Shared(
+                anchor="",
+                moments=(),
+                slots=("", "", ""),
+                progress="",
+                elements=held.count * self.model.chunk_elements,
+                stage=held.number,
+                belt="simulated",
+            )
+        )
 
     def _vacated(self) -> None:
         """The memory of the stage that was held is gone; what lies on the disk stays."""
         self.held = ()
         self._kept_work.clear()
         self._kept_paths.clear()
-        self._crossings.clear()
+        if self._crossings is not None:
+            self._crossings.clear()
         self.carry_out(self.machine.on_vacated(self.world.now()))
-
-    def _crossing(self, version: int, micro: int, piece: KeptPiece) -> Payload:
-        kept = self._crossings.get((version, micro, piece))
-        if kept is None:
-            self.world.observe("lacked", (self, version, micro, piece))
-            raise RuntimeError(f"{self.peer} has not kept {piece} of {micro}")
-        return kept[1]
 
     def calculate(self, job: Callable[[], object]) -> None:
         """One arithmetic worker: everything in order, each thing taking a while."""

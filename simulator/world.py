@@ -55,7 +55,6 @@ from farflung.protocol.orders import Order
 from farflung.protocol.run_terms import tag_of
 from farflung.protocol.signing import name_of, peer_id_of
 from farflung.simulator.bad_peers import LastPeer, Neighbours
-from farflung.simulator.batch_trainer import VirtualBatchTrainer
 from farflung.simulator.byzantine import LiarsLeague
 from farflung.simulator.cut_lines import (
     HOST_LOOKS_EVERY_S,
@@ -73,7 +72,6 @@ from farflung.simulator.peer import VirtualPeer
 from farflung.simulator.scenario import Scenario, SimulationReport
 from farflung.simulator.simulated_run import manifest_for, model_for
 from farflung.simulator.slow_line import SlowLine, of_slow_line
-from farflung.simulator.stage_trainer import VirtualStageTrainer
 from farflung.simulator.trainer import VirtualTrainer
 from farflung.simulator.trainer_surroundings import LOCAL_DELAYS_S, RUN_ID, TrainerSurroundings
 from farflung.simulator.virtual_relay import Between, VirtualOffers, VirtualRelay, VirtualRouters
@@ -94,18 +92,22 @@ def invariants_of(scenario: Scenario, batches: tuple[int, Manifest], seen: tuple
     """Those of batches are read only where a run has some: they lean on the mode's records (coordinator/batches)."""
     if scenario.stages > 1:
         calm = scenario.is_calm and not scenario.poison_every
-        of_stages = importlib.import_module("farflung.simulator.stage_invariants").StageInvariants
+        of_stages = importlib.import_module("farflung.simulator.batches.stage_invariants").StageInvariants
         return cast(Invariants, of_stages(calm, scenario.lines_are_good, batches, *seen))
     if scenario.batch:
-        of_batches = importlib.import_module("farflung.simulator.batch_invariants").BatchInvariants
+        of_batches = importlib.import_module("farflung.simulator.batches.batch_invariants").BatchInvariants
         return cast(Invariants, of_batches(batches, *seen))
     return Invariants(*seen)
 
 
+def _batch_trainer(scenario: Scenario) -> Callable[..., VirtualTrainer]:
+    of, name = ("stage", "VirtualStageTrainer") if scenario.stages > 1 else ("batch", "VirtualBatchTrainer")
+    found = getattr(importlib.import_module(f"farflung.simulator.batches.{of}_trainer"), name)
+    return cast(Callable[..., VirtualTrainer], found)
+
+
 class World:
     trainer_class: type[VirtualTrainer] = VirtualTrainer
-    batch_trainer_class: type[VirtualBatchTrainer] = VirtualBatchTrainer
-    stage_trainer_class: type[VirtualStageTrainer] = VirtualStageTrainer
 
     def __init__(self, seed: int, scenario: Scenario, machine: type[PeerMachine] = PeerMachine) -> None:
         self.seed, self.scenario = seed, scenario
@@ -358,8 +360,7 @@ class World:
 
     def _trainers(self) -> Callable[..., VirtualTrainer]:
         if self.scenario.batch:
-            kind = self.stage_trainer_class if self.scenario.stages > 1 else self.batch_trainer_class
-            return partial(kind, poison_every=self.scenario.poison_every)
+            return partial(_batch_trainer(self.scenario), poison_every=self.scenario.poison_every)
         return trainer_for(self.scenario, self.trainer_class)
 
     def _say(self, peer: str, message: FromMember, key: bytes) -> None:

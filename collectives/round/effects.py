@@ -94,4 +94,5 @@ class Seal:
     fragment: int = 0
 
 
-DataEffect = SendFrame | Merge | Weigh | Measure | Install | Roll | Seal
+Calculated = Merge | Weigh | Measure  # what comes of these comes back
+DataEffect = SendFrame | Calculated | Install | Roll | Seal

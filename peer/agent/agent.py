@@ -30,9 +30,9 @@ from farflung.peer.agent.journal_writer import (
     open_journal,
     use_of,
 )
-from farflung.peer.agent.kept_crossings import KeptCrossings
 from farflung.peer.agent.looking_up import LookingUp
 from farflung.peer.agent.metrics import PeerMetrics
+from farflung.peer.agent.mode_hand import ModeHand
 from farflung.peer.agent.options import AgentOptions, config_of, memory_of_helper, store_of
 from farflung.peer.agent.supervisor import Supervisor
 from farflung.peer.agent.waits import WaitLines
@@ -118,7 +118,7 @@ class Agent:
         self._events = RoundEvents(
             open_journal(options.journal, options.own.identity, say),
             beginning_of(me, options.url.run, options.own.upload_limits),
-            lambda: use_of(self._link.counts, self._arithmetic, self._control, self._kept),
+            lambda: use_of(self._link.counts, self._arithmetic, self._control, self._mode_hand),
             lambda: counts_of(self._link.counts, machine, self._held_back),
         )
         self._metrics = PeerMetrics(options.own.metrics, options.url.run)
@@ -199,9 +199,8 @@ class Agent:
             self._hands.answering.turn(machine, time.monotonic())
 
     @property
-    def _kept(self) -> KeptCrossings | None:
-        crossings = self._hands.crossings if self._hands is not None else None
-        return crossings.kept if crossings is not None else None
+    def _mode_hand(self) -> ModeHand:
+        return self._hands.of_mode if self._hands is not None else ModeHand()
 
     @property
     def _held_back(self) -> int:
@@ -276,9 +275,9 @@ class Agent:
         self._events.on_local(message, self._machine)
         on_word(message)
         made: Payload = b""
-        if isinstance(message, WorkDone) and self._hands is not None and self._hands.crossings is not None:
+        if isinstance(message, WorkDone):
             # Before anything else: the next work goes into the same place.
-            made = self._hands.crossings.take(message, self._machine.place_of(message))
+            made = self._mode_hand.take(message, self._machine.place_of(message))
         self._carry_out(self._machine.on_local(message, now, made))
 
     def _on_attach(self, message: Attach, now: float) -> None:
@@ -323,9 +322,8 @@ class Agent:
         """Tell the trainer where the memory is.  The first one's model says how large everything is."""
         hands = self._hands or self._share_memory(attached)
         told = hands.shared.as_message()
-        if hands.crossings is not None:
-            [stage] = hands.attached.stages
-            told = replace(told, stage=stage, belt=hands.crossings.begin(self._crossing_bytes))
+        for stage in hands.attached.stages:
+            told = replace(told, stage=stage, belt=hands.of_mode.begin(self._crossing_bytes))
         self._local.send(told)
 
     def _share_memory(self, attached: Attached) -> IoWorkers:
@@ -410,9 +408,9 @@ class Agent:
                 self._exit = effect
             case do.Assist(model=model):
                 self._assist(model)
-            case do.HandOver() | do.KeepCrossing() | do.ForgetCrossings() | do.SendCrossing():
-                if self._hands is not None and self._hands.crossings is not None:
-                    self._hands.crossings.carry_out(effect)
+            case do.ModeEffect():
+                if self._hands is not None:
+                    self._hands.of_mode.carry_out(effect)
             case _ if self._hands is None:
                 raise RuntimeError(f"before a trainer attached: {type(effect).__name__}")
             case _:

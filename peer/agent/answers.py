@@ -67,7 +67,7 @@ class Answering:
         if part is None:
             return
         in_round, joined = part.in_round, machine.joined
-        crossings = joined is not None and joined.crossings is not None and joined.crossings.is_open
+        crossings = joined is not None and joined.takes_line
         self._serving.on_turn(in_round, lambda: self._line_now(in_round, crossings), now)
         if not self._serving.held:
             return

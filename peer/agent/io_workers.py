@@ -14,13 +14,11 @@ from pathlib import Path
 from farflung.checkpoints.archive import Archive
 from farflung.checkpoints.store import Store
 from farflung.collectives.round.effects import Roll
-from farflung.compression.codec import payload_bytes
 from farflung.compression.native import outer_step
 from farflung.optim.outer import checked
 from farflung.optim.recipes import outer_of, outer_steps_of
 from farflung.peer.agent.answers import Answering
-from farflung.peer.agent.crossing_hand import CrossingHand
-from farflung.peer.agent.kept_crossings import KeptCrossings
+from farflung.peer.agent.mode_hand import ModeHand
 from farflung.peer.identity import Identity
 from farflung.peer.line.data_line import DataLine
 from farflung.peer.local.memory import SharedState
@@ -28,7 +26,7 @@ from farflung.peer.local.words import Attach, ToTrainer
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.checkpoint_policy import Undone
 from farflung.peer.machine.machine import PeerMachine
-from farflung.peer.machine.stage_boundaries import crossing_bytes_most
+from farflung.peer.machine.modes import hand_of
 from farflung.peer.pool import Pool
 from farflung.peer.settings import OwnConfig
 from farflung.peer.state.archive import Archiving
@@ -41,9 +39,7 @@ from farflung.peer.state.outer_state import Files, OuterState, payload_bytes_mos
 from farflung.peer.state.results_on_disk import DiskPlace, KeepingResults
 from farflung.peer.state.start_reader import StartJobs
 from farflung.peer.worker import Submit, nothing
-from farflung.protocol.caps import CROSSINGS_BYTES
 from farflung.protocol.digests import HASH_BYTES
-from farflung.protocol.errors import UserError
 from farflung.protocol.frames import Frame
 from farflung.protocol.process.log_lines import LineWriter
 from farflung.protocol.run_terms import Attached, Known, Terms
@@ -76,7 +72,7 @@ class IoWorkers:
     keeping: KeepingState | None
     beginning: StartJobs
     archive: Archiving | None
-    crossings: CrossingHand | None  # of a stage
+    of_mode: ModeHand
 
     @staticmethod
     def of(attached: Attached, shared: SharedState, machine: PeerMachine, tools: WorkerTools) -> IoWorkers:
@@ -117,7 +113,7 @@ class IoWorkers:
             keeping,
             StartJobs(attached, machine, submit, tell),
             archive,
-            _crossings_of(attached, shared, tools),
+            _mode_hand(attached, shared, tools),
         )
 
     def follow(self, terms: Terms, submit: Submit) -> None:
@@ -139,8 +135,7 @@ class IoWorkers:
     def close(self) -> None:
         """Once everything that was asked of the arithmetic is done."""
         self.arriving.close()
-        if self.crossings is not None:
-            self.crossings.close()
+        self.of_mode.close()
 
     def undo(self, undo: do.Undo, era: int, arithmetic: Pool, then: Callable[[Undone], None]) -> None:
         """Each chunk by itself, as a checkpoint that is being written may still need what is there now."""
@@ -184,12 +179,8 @@ def largest_payload_bytes(attached: Attached) -> int:
     hashes_bytes = HASH_BYTES * max(fragment.count for fragment in attached.fragments)
     results_bytes = payload_bytes_most(manifest.round, model.chunk_elements)
     largest = max(attached.form.size_bytes, hashes_bytes, results_bytes)
-    if not model.stages:
-        return largest
-    try:
-        return max(largest, crossing_bytes_most(model, manifest.pipeline, payload_bytes))
-    except ValueError as error:
-        raise UserError(f"what goes from one stage to the next can't be sent: {error}") from None
+    module = hand_of("batches") if model.stages else None
+    return max(largest, module.largest_bytes(attached) if module is not None else 0)
 
 
 def stages_in_order(said: Attach, known: Known, tools: WorkerTools) -> tuple[int, ...]:
@@ -203,11 +194,12 @@ def stages_in_order(said: Attach, known: Known, tools: WorkerTools) -> tuple[int
     return tuple(sorted(said.stages, key=lambda stage: (-kept_at(stage), stage)))
 
 
-def _crossings_of(attached: Attached, shared: SharedState, tools: WorkerTools) -> CrossingHand | None:
-    if not attached.stages:
-        return None
-    kept = KeptCrossings(tools.folder, CROSSINGS_BYTES)
-    return CrossingHand(shared.place / "belt", kept, tools.line.link.send, tools.tell)
+def _mode_hand(attached: Attached, shared: SharedState, tools: WorkerTools) -> ModeHand:
+    module = hand_of("batches") if attached.stages else None
+    if module is None:
+        return ModeHand()
+    made: ModeHand = module.made(shared.place / "belt", tools.folder, tools.line.link.send, tools.tell)
+    return made
 
 
 def _archive_of(attached: Attached, tools: WorkerTools) -> Archiving | None:

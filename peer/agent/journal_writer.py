@@ -29,7 +29,7 @@ from farflung.protocol.round_words import result_name
 
 if TYPE_CHECKING:
     from farflung.collectives.link.link import FrameCounts
-    from farflung.peer.agent.kept_crossings import KeptCrossings
+    from farflung.peer.agent.mode_hand import ModeHand
     from farflung.peer.line.control import ControlLink
     from farflung.peer.machine.machine import PeerMachine
 
@@ -268,14 +268,14 @@ def open_journal(
         return EventLog(None)
 
 
-def use_of(frames: FrameCounts, arithmetic: Pool, control: ControlLink, kept: KeptCrossings | None) -> Use:
+def use_of(frames: FrameCounts, arithmetic: Pool, control: ControlLink, kept: ModeHand) -> Use:
     return {
         "tx": frames.sent_bytes,
         "rx": frames.arrived_bytes,
         "control_tx": control.sent_bytes,
         "control_rx": control.received_bytes,
-        "kept_memory": kept.memory_bytes if kept is not None else 0,
-        "kept_disk": kept.disk_bytes if kept is not None else 0,
+        "kept_memory": kept.memory_bytes,
+        "kept_disk": kept.disk_bytes,
         "cpu_s": time.process_time(),
         "loop_s": cpu_seconds_of(threading.main_thread().ident or 0),
         "arithmetic_s": arithmetic.cpu_seconds(),

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from farflung.collectives.pipeline.effects import KeptPiece
 from farflung.collectives.round.effects import DataEffect
-from farflung.peer.local.words import MicrobatchWork, ToTrainer
-from farflung.protocol.frames import Header, Payload
+from farflung.peer.local.words import ToTrainer
+from farflung.protocol.frames import Payload
 from farflung.protocol.join_url import Address
 from farflung.protocol.manifest_sections import StartSection
 from farflung.protocol.messages import FromDoor, FromMember, Show
@@ -92,37 +91,10 @@ class Vacate:
     """The stage that I hold is given up: end what is being done for it, let go of its memory, and say `on_vacated`."""
 
 
-@dataclass(frozen=True, slots=True)
-class HandOver:
-    """Work for the trainer of a stage: copy the kept pieces that it names into the belt, then tell it."""
+class ModeEffect:
+    """Of a mode: its own hand carries it out."""
 
-    hand: MicrobatchWork
-
-
-@dataclass(frozen=True, slots=True)
-class KeepCrossing:
-    """Until `ForgetCrossings`.  A piece that is kept already stands for another seat: the new one takes its place."""
-
-    version: int
-    micro: int
-    piece: KeptPiece
-    payload: Payload
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetCrossings:
-    """All that is kept of this version and of older ones."""
-
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class SendCrossing:
-    """Complete the header with length and hash of a kept piece, and send it."""
-
-    to: str
-    header: Header
-    piece: KeptPiece
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,10 +309,7 @@ Effect = (
     | TellTrainer
     | Hold
     | Vacate
-    | HandOver
-    | KeepCrossing
-    | ForgetCrossings
-    | SendCrossing
+    | ModeEffect
     | Encode
     | Resolve
     | ServeState

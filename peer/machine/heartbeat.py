@@ -287,8 +287,7 @@ class HeartbeatBuilder:
     def beat(self, part: Replicas, training: TrainerProxy, amended: int = 0, kept: int = 0) -> ToCoordinator:
         """`amended`: how many amendments are known; `kept`: the number of the newest head that is kept."""
         vitals = self.vitals
-        # Sums of a batch are of no other: a round that takes them is the one that a leaving peer stays for.
-        begins_more = not self.leaving or training.batch is not None
+        begins_more = not self.leaving or training.stays_for_round
         self._told_punched = vitals.punched
         return ToCoordinator(
             Beat(
@@ -317,7 +316,7 @@ class HeartbeatBuilder:
                 shelf=vitals.shelf,
                 leaving=self.leaving,
                 data=training.data,
-                batch=training.batch.beat(training.attached) if training.batch is not None else None,
+                batch=training.batch_beat(),
                 punched=vitals.punched[:WAYS_MOST],
                 amended=amended,
                 kept=kept,

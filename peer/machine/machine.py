@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from farflung.checkpoints.state_sync import NO_VERSION
-from farflung.collectives.round.effects import Measure, Merge, MergeAgain, Weigh
+from farflung.collectives.round.effects import Calculated
 from farflung.peer.local.words import (
     Anew,
     Attach,
@@ -29,36 +29,31 @@ from farflung.peer.local.words import (
     FromTrainer,
     Frozen,
     Loaded,
-    MicrobatchCounted,
     NeedSamples,
     Provided,
     Stop,
-    Unusable,
     WorkDone,
 )
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.batch_work import BatchWork
 from farflung.peer.machine.checkpoint_policy import Held, Undone
 from farflung.peer.machine.coordinator_search import CoordinatorSearch
 from farflung.peer.machine.founding import without_start
 from farflung.peer.machine.handshake import NO_HELP, Handshake, HandshakeState, Leaving, Offer, PeerConfig
 from farflung.peer.machine.heartbeat import BeatTimes, HeartbeatBuilder
-from farflung.peer.machine.member_session import MemberSession
+from farflung.peer.machine.member_session import Answer, MemberSession
+from farflung.peer.machine.modes import PeerMode, TrainerSaid, missing, training_of
 from farflung.peer.machine.replica import Replica
 from farflung.peer.machine.replicas import Replicas
-from farflung.peer.machine.stage_transfers import is_crossing
 from farflung.peer.machine.trainer_proxy import TrainerProxy
 from farflung.protocol.causes import LeaveCause
 from farflung.protocol.frames import Frame, Payload, Spoiled
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import (
     Aborted,
-    AuditChunks,
     Challenge,
     Committed,
     Decided,
     Gone,
-    Keep,
     OpenRound,
     Refuse,
     Show,
@@ -146,7 +141,9 @@ class PeerMachine:
         effects: list[do.Effect] = []
         if self.known is None:
             self.known = Known(Manifest.from_canonical(challenge.manifest), challenge.run_id)
-            self.training = TrainerProxy.of(self.known.manifest)
+            if problem := missing(self.known.manifest):
+                return self._exit("protocol", problem)
+            self.training = training_of(self.known.manifest)
             if problem := without_start(self.known.manifest.start, self._config.start):
                 return self._exit(LeaveCause.START, problem)
             effects = self.on_trainer_waiting()
@@ -228,10 +225,8 @@ class PeerMachine:
             case Aborted():
                 effects = joined.on_aborted(message)
                 effects += self._beat() if self._beats.are_rare(joined.net.heartbeat_s) else []
-            case AuditChunks():
-                effects = joined.auditing.on_audit(message, now)
-            case Keep():
-                effects = []
+            case _:
+                effects = joined.first(lambda mode: mode.on_word(message, now)) or []
         return kept + effects + self._move_on()
 
     def _on_tick(self, tick: Tick, joined: MemberSession) -> list[do.Effect]:
@@ -283,7 +278,7 @@ class PeerMachine:
         effects.append(do.Vacate())
         self.doorway.leave(self._now, 0.0)
         self.joined, self.offer, self.tick, self._vacating, self._vacant = None, None, None, True, True
-        self.training = TrainerProxy.of(joined.attached.known.manifest)
+        self.training = training_of(joined.attached.known.manifest)
         self.reports = HeartbeatBuilder.of_newcomer(self.reports)
         return effects
 
@@ -307,13 +302,11 @@ class PeerMachine:
         if self.joined is None:
             self.counters.count(Verdict.STALE)
             return []
-        part, crossings = self.joined.part, self.joined.crossings
+        part = self.joined.part
         if self.seeking.takes(sender, frame):
             return self.seeking.on_frame(sender, frame, self.counters, now)
-        if crossings is not None and is_crossing(frame.header):
-            return crossings.on_frame(sender, frame, now)
-        if self.joined.auditing.takes(sender, frame, now):
-            return self.joined.auditing.on_timer(now)
+        if (answer := self.joined.first(lambda mode: mode.on_frame(sender, frame, now))) is not None:
+            return answer
         return part.on_frame(sender, frame, now) + self._move_on(part.replica_of_chunk(frame.header.chunk))
 
     def on_spoiled(self, sender: str, spoiled: Spoiled, now: float) -> list[do.Effect]:
@@ -321,17 +314,14 @@ class PeerMachine:
         self._now, joined = now, self.joined
         if joined is None:
             return []
-        if joined.crossings is not None and spoiled.header is not None and is_crossing(spoiled.header):
-            return joined.crossings.on_spoiled(sender, spoiled, now)
+        if (answer := joined.first(lambda mode: mode.on_spoiled(sender, spoiled, now))) is not None:
+            return answer
         return joined.part.on_spoiled(sender, spoiled) + self._move_on()
 
     def on_lines(self, unreached: set[str], arriving: set[str], now: float) -> None:
         """The data plane's word, at every tick: for whom something waits that can't leave, of whom bytes came in."""
         if self.joined is not None:
-            self.joined.part.on_lines(unreached, arriving, now)
-            self.joined.auditing.on_arriving(arriving, now)
-            if self.joined.crossings is not None:
-                self.joined.crossings.on_lines(unreached)
+            self.joined.on_lines(unreached, arriving, now)
 
     # ---- finished arithmetic ---------------------------------------------------------------------------------
 
@@ -347,11 +337,14 @@ class PeerMachine:
         made = joined.on_encoded(replica, round_no, payloads, problem, self.reports)
         return made or [] if problem or made is None else [*made, *self._move_on(replica)]
 
-    def on_calculated(self, effect: Merge | Weigh | Measure, made: object, now: float) -> list[do.Effect]:
+    def on_calculated(self, effect: Calculated, made: object, now: float) -> list[do.Effect]:
         self._now = now
-        if isinstance(effect, MergeAgain):
-            return self.joined.auditing.on_merged(effect, made, now) if self.joined is not None else []
-        replica = self.part.replica_of_round(effect.round_no) if self.part is not None else None
+        joined = self.joined
+        if joined is None:
+            return []
+        if (answer := joined.first(lambda mode: mode.on_calculated(effect, made, now))) is not None:
+            return answer
+        replica = joined.part.replica_of_round(effect.round_no)
         if replica is None or replica.round is None:
             return []
         return [*replica.round.on_calculated(effect, made), *self._move_on(replica)]
@@ -443,34 +436,23 @@ class PeerMachine:
             case Frozen():
                 self.training.on_frozen(message)
                 effects = [] if message.more else self._tell_news()
-            case MicrobatchCounted() | Unusable():
-                effects = self._on_micro(message)
-            case WorkDone():
-                made = self.joined.on_made(message, payload, now) if self.joined is not None else None
-                effects = [*made[0], *(self._beat() if made[1] else [])] if made is not None else []
             case NeedSamples():
                 effects = [*self.training.on_need(message), *self._beat()]
             case Computed(forward=forward):
                 effects = self._tell_news() if self.training.on_computed(forward) else []
             case Bye(reason=reason):
                 return self.take_leave(reason, now, message.cause)
+            case _:
+                heard = self._of_mode(lambda mode: mode.on_trainer(message, payload, now)) or TrainerSaid([])
+                effects = [*heard.effects, *(self._beat() if heard.beat else [])]
         return effects + self._move_on()
-
-    def _on_micro(self, word: MicrobatchCounted | Unusable) -> list[do.Effect]:
-        """What became of a microbatch; it is told at once where the coordinator has to act on it."""
-        batch = self.training.batch
-        if not isinstance(batch, BatchWork):
-            return []
-        if isinstance(word, MicrobatchCounted):
-            return self._beat() if self.training.on_counted(batch, word, self._now) else []
-        if self.training.loading or not batch.on_unusable(word, self._now):
-            return []
-        return [do.Note(f"microbatch {word.micro} gives no gradient: {word.problem}"), *self._beat()]
 
     def place_of(self, word: WorkDone) -> int | None:
         """In which place of the belt lies what the trainer made; None: it was made for sums that are gone."""
-        crossings = self.joined.crossings if self.joined is not None else None
-        return crossings.place_of(word) if crossings is not None else None
+        return self._of_mode(lambda mode: mode.place_of(word))
+
+    def _of_mode(self, asked: Callable[[PeerMode], Answer | None]) -> Answer | None:
+        return self.joined.first(asked) if self.joined is not None else None
 
     def on_trainer_waiting(self) -> list[do.Effect]:
         """A trainer process connected and wants to know what the run is."""
@@ -520,15 +502,13 @@ class PeerMachine:
         if self.exited or self.leaving.asked:
             return []
         self.reports.leaving = True
-        self.leaving.ask(reason, code, now, self.training.batch is not None)
+        self.leaving.ask(reason, code, now, self.training.stays_for_round)
         if self._may_go():
             return self.leave(reason, code)
         return [do.Note(f"leaving when this round is over: {reason}"), *self._beat()]
 
     def _may_go(self) -> bool:
-        batch = self.training.batch
-        awaited = batch is not None and batch.counted != 0
-        return self.leaving.may_go(self.part, self.doorway.inside, self._now, awaited)
+        return self.leaving.may_go(self.part, self.doorway.inside, self._now, self.training.owes)
 
     def leave(self, reason: str, code: LeaveCause = LeaveCause.LEFT) -> list[do.Effect]:
         """`reason`: for this peer's owner, and for nobody else."""
@@ -560,12 +540,12 @@ class PeerMachine:
             effects: list[do.Effect] = [do.ToDoor(knock)] if knock is not None else []
             if joined is not None:
                 effects += joined.exchange.go_on_alone()
-                effects += [*joined.on_timer(now), *self.seeking.on_timer(now)]
+                effects += [*joined.on_timer(now, inside=False), *self.seeking.on_timer(now)]
             return effects
         usual_s, in_round = joined.net.heartbeat_s, joined.is_in_round
         if self._beats.is_lost(usual_s, joined.net.dead_after_s, in_round, now):
             return self._lose_contact(joined, f"silent for {joined.net.dead_after_s:g} s")
-        effects = [*joined.on_timer(now), *joined.auditing.on_timer(now)]
+        effects = joined.on_timer(now, inside=True)
         if self._beats.is_due(usual_s, in_round, now) or joined.has_news(now) or self.reports.has_news:
             effects += self._beat()
         return effects + self._move_on()
@@ -584,7 +564,7 @@ class PeerMachine:
                 effects += joined.tell_progress(replica.round, self.reports, self._now)
         if self.doorway.inside and only is None:
             effects += [*joined.exchange.send_ahead(), *joined.exchange.go_on()]
-            effects += joined.exchange.tell_batch(self._now)
+            effects += joined.exchange.tell_work(self._now)
         return effects
 
     def _tell_news(self) -> list[do.Effect]:
@@ -595,8 +575,7 @@ class PeerMachine:
         if not self.doorway.inside or self.joined is None:
             return []
         self._beats.said(self._now)
-        if self.training.batch is not None:
-            self.training.batch.on_told(self._now)
+        self.training.on_told(self._now)
         self.reports.vitals.shelf = self.joined.shelf.told(self.joined.replicas)
         known = self.joined.amending.count, self.seeking.kept.number
         return [self.reports.beat(self.joined.part, self.training, *known)]

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from farflung.checkpoints.result_log import ResultLog
 from farflung.checkpoints.state_sync import NO_VERSION
 from farflung.collectives.round.member import MemberRound
-from farflung.peer.local.words import WorkDone
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.auditor import SHOWN, Auditor
 from farflung.peer.machine.checkpoint_policy import (
     Held,
     Keeping,
@@ -31,10 +30,9 @@ from farflung.peer.machine.early_upload import fragment_of
 from farflung.peer.machine.founding import Founding
 from farflung.peer.machine.handshake import AmendmentNews, Offer, PeerConfig
 from farflung.peer.machine.heartbeat import HeartbeatBuilder
+from farflung.peer.machine.modes import PeerMode, SessionTools, parts
 from farflung.peer.machine.replica import Replica
 from farflung.peer.machine.replicas import Replicas
-from farflung.peer.machine.stage_boundaries import StageBoundaries
-from farflung.peer.machine.stage_transfers import MyStage, StageTransfers
 from farflung.peer.machine.trainer_proxy import TrainerProxy
 from farflung.peer.machine.trainer_sync import TrainerSync
 from farflung.protocol.frames import Payload
@@ -46,6 +44,8 @@ from farflung.protocol.signing import KeptReceipts
 from farflung.protocol.states import Goal
 from farflung.protocol.verdicts import Counters
 
+Answer = TypeVar("Answer")
+
 
 @dataclass(frozen=True)
 class MemberSession:
@@ -53,9 +53,8 @@ class MemberSession:
 
     offer: Offer  # of that which is held
     training: TrainerProxy
-    crossings: StageTransfers | None  # where the model is cut into stages
     part: Replicas
-    auditing: Auditor
+    modes: Mapping[str, PeerMode]  # by name, in the order in which they are asked
     exchange: TrainerSync
     log: ResultLog
     saving: Saving
@@ -82,18 +81,17 @@ class MemberSession:
         known = attached.known
         log = ResultLog(known.manifest.round.keep_results, config.results_limit_bytes, config.results_on_disk)
         part = Replicas(me, attached, log, config.check, counters)
-        crossings = _crossings(offer, part, config, chance) if attached.stages else None
-        if crossings is not None:
-            training = TrainerProxy.of_stage(known.manifest, crossings, attached.stages, training)
+        modes = parts(SessionTools(offer, training, part, config, reports, chance))
+        training = next((each.training for each in modes.values() if each.training is not None), training)
+        exchange = next((each.exchange for each in modes.values() if each.exchange is not None), None)
         founding = Founding(known.manifest.start, is_empty, config.start)
         reports.lacks_start = founding.lacks_it
         return MemberSession(
             offer,
             training,
-            crossings,
             part,
-            Auditor(me, known.tag, part, reports.audited),
-            TrainerSync(part, training),
+            modes,
+            exchange or TrainerSync(part, training),
             log,
             Saving(known, config.saves, config.pinned),
             Keeping(me, config.keeps_in, _results_of_a_state(attached, config)),
@@ -157,10 +155,12 @@ class MemberSession:
     def net(self) -> NetSection:
         return self.attached.known.manifest.net
 
-    def on_timer(self, now: float) -> list[do.Effect]:
-        """What goes on without the coordinator, too."""
-        crossing = self.crossings.on_timer(now) if self.crossings is not None else []
-        return [*self.part.on_timer(now), *crossing]
+    def on_timer(self, now: float, inside: bool) -> list[do.Effect]:
+        """`inside`: in contact with the coordinator; some things go on without it, too."""
+        effects = self.part.on_timer(now)
+        for mode in self.modes.values():
+            effects += mode.on_timer(now, inside)
+        return effects
 
     @property
     def is_in_round(self) -> bool:
@@ -168,23 +168,26 @@ class MemberSession:
 
     def has_news(self, now: float) -> bool:
         """The coordinator is to hear from me before the next beat is due."""
-        return self.crossings is not None and self.crossings.has_news(now)
+        return any(mode.has_news(now) for mode in self.modes.values())
 
-    def on_made(self, word: WorkDone, payload: Payload, now: float) -> tuple[list[do.Effect], bool]:
-        """By a stage's trainer.  The second: the coordinator is to hear of it at once."""
-        if self.crossings is None:
-            return [], False
-        before = self.crossings.counted
-        effects = self.crossings.on_made(word, payload, now)
-        if self.crossings.counted != before:
-            self.training.on_sums_changed()
-        return effects, bool(word.problem) or self.crossings.has_news(now)
+    @property
+    def takes_line(self) -> bool:
+        """What I send now goes before all answers to others."""
+        return any(mode.takes_line for mode in self.modes.values())
 
     @property
     def early_count(self) -> int:
         """Frames that wait for their explanation, and end in a counter when it comes."""
-        waiting = self.crossings.early_count if self.crossings is not None else 0
-        return self.part.early_count + waiting
+        return self.part.early_count + sum(mode.early_count for mode in self.modes.values())
+
+    def first(self, asked: Callable[[PeerMode], Answer | None]) -> Answer | None:
+        """Of the mode whose it is; None: it is the core's."""
+        return next((said for mode in self.modes.values() if (said := asked(mode)) is not None), None)
+
+    def on_lines(self, unreached: set[str], arriving: set[str], now: float) -> None:
+        self.part.on_lines(unreached, arriving, now)
+        for mode in self.modes.values():
+            mode.on_lines(unreached, arriving, now)
 
     # ---- words of rounds -------------------------------------------------------------------------------------
 
@@ -216,7 +219,7 @@ class MemberSession:
         if mine is None:
             return []
         told = f"round {aborted.round_no} was aborted: {aborted.reason}"
-        return [do.Note(told, routine=self.crossings is not None)]
+        return [do.Note(told, routine=bool(self.attached.stages))]
 
     def on_encoded(
         self,
@@ -253,8 +256,8 @@ class MemberSession:
         return [*sent, *moved]
 
     def on_show(self, show: Show, reports: HeartbeatBuilder, now: float) -> list[do.Effect]:
-        if show.what in SHOWN:
-            kept = self.auditing.contribution(show, now)
+        if show.what in (What.CONTRIBUTION, What.SUM):
+            kept = self.first(lambda mode: mode.shown(show, now))
             return [*reports.shown(show, bytes(kept) if kept is not None else None)]
         if show.fragment not in self.part.replicas:
             return [*reports.shown(show, None)]
@@ -387,14 +390,3 @@ def _results_of_a_state(attached: Attached, config: PeerConfig) -> int:
     """So many are fewer bytes than one state."""
     codec = attached.known.manifest.round.gather_codec
     return (attached.form.size_bytes - 1) // config.payload_bytes(codec, attached.model.chunk_elements)
-
-
-def _crossings(
-    offer: Offer, part: Replicas, config: PeerConfig, chance: Callable[[], float]
-) -> StageTransfers:
-    known, [stage] = offer.attached.known, offer.attached.stages
-    rules = known.manifest.pipeline
-    local_micros = rules.local_micros if rules.mode == "local" else 0
-    mine = MyStage(known.tag, config.me.peer, stage, rules.stages, rules.micro, local_micros)
-    borders = StageBoundaries(stage, offer.attached.model, rules, config.payload_bytes, config.check)
-    return StageTransfers(mine, borders, part.counters, chance)

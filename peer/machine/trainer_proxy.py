@@ -13,22 +13,19 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from farflung.checkpoints.state_sync import NO_VERSION
-from farflung.optim.schedule import ScheduleRules, rules_of
+from farflung.optim.schedule import ScheduleRules
 from farflung.peer.local.words import (
     Finish,
     Frozen,
     Keep,
     LeasesNow,
     LoadState,
-    MicrobatchCounted,
     NeedSamples,
     ResumeSteps,
     RoundOpened,
 )
-from farflung.peer.machine.batch_work import BatchWork, SeatSums
 from farflung.peer.machine.effects import Effect, TellTrainer
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import Lease
+from farflung.protocol.messages import BatchBeat, Lease
 from farflung.protocol.round_words import Forward, Used
 
 DONE_KEPT = 1024
@@ -36,15 +33,13 @@ BLOCKING = ScheduleRules("blocking", period_steps=1)
 
 
 class TrainerProxy:
-    def __init__(
-        self,
-        rules: ScheduleRules = BLOCKING,
-        batch: SeatSums | None = None,
-        held: Iterable[int] | None = None,
-    ) -> None:
+    stays_for_round = (
+        False  # what it has made is of no use later: a peer that leaves stays for the round of it
+    )
+
+    def __init__(self, rules: ScheduleRules = BLOCKING, held: Iterable[int] | None = None) -> None:
         """`held`: fragments; None: all of them."""
         self.rules = rules
-        self.batch = batch  # where updates are synchronous batches
         numbers = range(rules.fragments) if held is None else held
         self.works = {number: FragmentWork(number) for number in numbers}  # by fragment
         self.attached = False
@@ -62,19 +57,6 @@ class TrainerProxy:
         self._done: deque[int] = deque(maxlen=DONE_KEPT)
         self._finish_told = False
 
-    @staticmethod
-    def of(manifest: Manifest) -> TrainerProxy:
-        return TrainerProxy(rules_of(manifest), BatchWork() if manifest.pipeline.batch else None)
-
-    @staticmethod
-    def of_stage(
-        manifest: Manifest, batch: SeatSums, held: Iterable[int], before: TrainerProxy
-    ) -> TrainerProxy:
-        """From the moment on when the coordinator named the stage; `before`: the trainer may have come already."""
-        training = TrainerProxy(rules_of(manifest), batch, held)
-        training.attached = before.attached
-        return training
-
     # ---- the trainer comes and goes -----------------------------------------------------------------------
 
     def on_attach(self) -> None:
@@ -88,18 +70,6 @@ class TrainerProxy:
         self.attached = False
         for work in self.works.values():
             work.on_gone()
-        if self.batch is not None:
-            self.lose_sums(self.batch)
-
-    def lose_sums(self, batch: SeatSums) -> None:
-        """Those of a batch: others compute the share again, or this trainer does, in another seat."""
-        batch.lose_sums()
-        self.on_sums_changed()
-
-    def on_sums_changed(self) -> None:
-        """What stands frozen is not what is counted."""
-        for work in self.works.values():
-            work.frozen = None
 
     @property
     def loading(self) -> bool:
@@ -111,10 +81,18 @@ class TrainerProxy:
         return self.attached and any(work.waiting for work in self.works.values())
 
     @property
+    def waits_for_round(self) -> bool:
+        """It takes no steps because of that."""
+        return self.waiting
+
+    @property
+    def owes(self) -> bool:
+        """Others count on what it has made, and it is in no round yet."""
+        return False
+
+    @property
     def stepping(self) -> bool:
         """It is to load what it was told to, or to take inner steps: it waits neither for a round nor for data."""
-        if self.batch is not None:
-            return self.attached and not self.loading and self.batch.open != 0
         busy = self.attached and not self.waiting and not self.want
         return busy and all(not work.fresh for work in self.works.values())
 
@@ -123,8 +101,6 @@ class TrainerProxy:
     def load(self, fragment: int, version: int, consumed: Frozen | None) -> list[Effect]:
         """The anchor is at a new version (or the trainer is fresh).  `consumed`: what a commit used."""
         work = self.works[fragment]
-        if self.batch is not None:  # sums are made from one version: what no commit used is of no use
-            return self.drop_work(fragment, version)
         if consumed is not None:
             work.frozen = None
         return self._tell_load(work.load(version, consumed)) if self.attached else []
@@ -146,37 +122,22 @@ class TrainerProxy:
 
     def _tell_load(self, load: LoadState) -> list[Effect]:
         self.moved_on = True
-        if self.batch is not None:
-            self.batch.on_load(load.version)
-            return [TellTrainer(load)]
         # A trainer that starts from the anchor or from a slot must know where to go on reading.
         restarts = load.keep in ("drop", "restore")
         return [*(self._tell_leases() if restarts else []), TellTrainer(load)]
 
     def on_loaded(self, fragment: int) -> None:
         self.works[fragment].on_loaded()
-        if self.batch is not None and not self.loading:
-            self.batch.on_loaded()
 
     # ---- freezing -----------------------------------------------------------------------------------------
 
     def on_frozen(self, frozen: Frozen) -> None:
         self.moved_on = False
-        if self.batch is not None:
-            if self.batch.is_mine(frozen):
-                self.works[frozen.fragment].on_frozen(msgspec.structs.replace(frozen, seat=self.batch.seat))
-            return
         news = tuple(used for used in frozen.used if not self._is_committed(frozen.fragment, used))
         self.works[frozen.fragment].on_frozen(msgspec.structs.replace(frozen, used=news))
 
-    def on_counted(self, batch: BatchWork, word: MicrobatchCounted, now: float) -> bool:
-        """True: the trainer has nothing more to compute.  What it says before it has loaded is of older sums."""
-        if self.loading:
-            return False
-        before, idle = batch.counted, batch.on_counted(word, now)
-        if batch.counted != before:
-            self.on_sums_changed()
-        return idle
+    def on_unusable(self) -> None:
+        """What stands frozen is not finite."""
 
     def _is_committed(self, fragment: int, used: Used) -> bool:
         """A trainer that was restarted, or has not heard of the last commit yet, names it all the same."""
@@ -216,6 +177,15 @@ class TrainerProxy:
         if not self.loading:
             self.forward = forward
         return is_first and not self.loading
+
+    # ---- what a beat says of it ------------------------------------------------------------------------------
+
+    def batch_beat(self) -> BatchBeat | None:
+        """Of its part in a synchronous batch."""
+        return None
+
+    def on_told(self, now: float) -> None:
+        """A beat has said all this."""
 
     # ---- data ---------------------------------------------------------------------------------------------
 

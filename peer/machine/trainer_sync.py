@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Set
 
 from farflung.checkpoints.state_sync import NO_VERSION
-from farflung.peer.machine.batch_work import SeatSums
 from farflung.peer.machine.checkpoint_policy import Undoing
 from farflung.peer.machine.effects import Effect, Note, TellTrainer
 from farflung.peer.machine.replica import Replica
@@ -121,15 +120,12 @@ class TrainerSync:
     def on_unusable(self, replica: Replica) -> list[Effect]:
         """What stands frozen is not finite: the fragment starts again from the anchor."""
         replica.on_unusable()
-        if (batch := self._training.batch) is not None:
-            self._training.lose_sums(batch)
+        self._training.on_unusable()
         return [*self.free_slots(), *self._training.drop_work(replica.fragment.number, replica.version)]
 
     def on_tick(self, tick: Tick) -> list[Effect]:
         """Where the run is: what that means for the trainer's work."""
         effects = self.free_slots()
-        if self._training.batch is not None and self._training.batch.on_tick(tick.batch):
-            effects += self._drop_sums(self._training.batch)
         for replica, word in self._part.words(tick.fragments):
             if replica.on_guard(word.dropped):
                 effects += self._start_again(replica, word.dropped)
@@ -137,26 +133,9 @@ class TrainerSync:
             effects += self.go_on_alone()
         return effects + self.on_void(tick.void)
 
-    def _drop_sums(self, batch: SeatSums) -> list[Effect]:
-        """The coordinator has given my seat up: somebody else computes what I had counted."""
-        batch.forget()
-        told = "my place in the batch was given up: I begin with other microbatches"
-        effects: list[Effect] = [Note(told, routine=True)]
-        for replica, work in self._pairs:
-            replica.disown()
-            if replica.whole:
-                effects += [*self.free_slots(), *self._training.drop_work(work.fragment, replica.version)]
-            else:
-                work.forget()
-        return effects
-
-    def tell_batch(self, now: float) -> list[Effect]:
-        """What the trainer is to know of the batch that is due."""
-        batch, training = self._training.batch, self._training
-        if batch is None or not training.attached:
-            return []
-        resolved, [work, *_] = self.free_slots(), list(training.works.values())
-        return [*resolved, *batch.words(work.frozen, work.spare, now)]
+    def tell_work(self, now: float) -> list[Effect]:
+        """What the trainer is to do, where it does not find that out itself."""
+        return []
 
     def _start_again(self, replica: Replica, round_no: int) -> list[Effect]:
         """The guard did not take the update of a round that I was in: its work must not come again."""
@@ -182,8 +161,6 @@ class TrainerSync:
 
     def go_on_alone(self) -> list[Effect]:
         """P5: without the coordinator, or when it holds all rounds, inner steps go on."""
-        if self._training.batch is not None:
-            return []  # it has no steps of its own to take
         return [*self.free_slots(), *self._training.resume()] if self._training.waiting else []
 
     def go_on(self) -> list[Effect]:
@@ -193,8 +170,6 @@ class TrainerSync:
         ready) keeps its frozen work for the next one.  To wait for that would let peers take turns in waiting for
         each other for ever.  A trainer whose schedule lets it train during rounds waits for none that is not on.
         """
-        if self._training.batch is not None:
-            return []
         replicas = self._part.replicas.values()
         if not self._training.rules.waits:
             idle = {replica.fragment.number: replica.idle for replica in replicas}

@@ -84,7 +84,7 @@ DATA = ("tests/coordinator/run/test_lease_desk.py", "tests/whole/test_liars_abou
 AUDITS = ("tests/coordinator/audits/test_auditing.py", "tests/whole/test_wrong_sums.py")
 PROVEN = ("tests/coordinator/ledger/test_proofs.py",)
 WITNESS = ("tests/coordinator/run/test_round_driver.py", "tests/coordinator/run/test_signed_results.py")
-AUDITOR = ("tests/peer/machine/test_auditing.py",)
+AUDITOR = ("tests/peer/audits/test_auditing.py",)
 OLDER_ERAS = (
     "tests/coordinator/recovery/test_older_eras.py",
     "tests/coordinator/recovery/test_rollback.py",

@@ -443,7 +443,7 @@ MESHES = (
     ),
     Mutant(
         "what goes into a result of groups are their sums",
-        "peer/machine/auditor.py",
+        "peer/audits/auditor.py",
         "return Kind.SUM if self.audit.of_sums else Kind.CONTRIBUTION",
         "return Kind.CONTRIBUTION",
         AUDITOR,

@@ -288,7 +288,7 @@ SUMS = (
     ),
     Mutant(
         "what the coordinator has begun to look at is kept until it has all of it",
-        "peer/machine/auditor.py",
+        "peer/audits/auditor.py",
         "if what not in self._showing:",
         "if True:",
         AUDITOR,
@@ -365,7 +365,7 @@ SUMS = (
     ),
     Mutant(
         "an auditor takes the bytes that were signed",
-        "peer/machine/auditor.py",
+        "peer/audits/auditor.py",
         "if header.hash != task.hash_of(sender):",
         "if False:",
         AUDITOR,

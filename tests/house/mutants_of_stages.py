@@ -297,9 +297,9 @@ PIPELINES = (
     ),
     Mutant(
         "R3 newcomers are told what is held, even before they have heard of their seat",
-        "peer/machine/stage_transfers.py",
+        "peer/batches/stage_transfers.py",
         " if self._may_sit_soon(frame.header) else 1\n",
         " if False else 1\n",
-        ("tests/peer/machine/test_stage_transfers.py",),
+        ("tests/peer/batches/test_stage_transfers.py",),
     ),
 )

@@ -145,7 +145,6 @@ ROOMS: dict[str, Room] = {
         (
             "peer/local/words",
             "collectives/round",
-            "collectives/pipeline",
             "checkpoints/state_sync",
             "checkpoints/sources",
             "checkpoints/swarm",
@@ -155,6 +154,32 @@ ROOMS: dict[str, Room] = {
             "protocol",
         ),
         pure=True,
+    ),
+    # Modes at a peer that can be taken out: nobody may import them.
+    "peer/audits": Room(("peer/machine", "collectives/round", "protocol"), pure=True),
+    "peer/batches": Room(
+        (
+            "peer/machine",
+            "peer/local/words",
+            "collectives/pipeline",
+            "collectives/round/effects",
+            "checkpoints/state_sync",
+            "optim/schedule",
+            "protocol",
+        ),
+        pure=True,
+    ),
+    "peer/crossings": Room(
+        (
+            "peer/agent/mode_hand",
+            "peer/batches",
+            "peer/local",
+            "peer/machine/effects",
+            "peer/state/before_images",
+            "collectives/pipeline/effects",
+            "compression",
+            *PROTOCOL,
+        )
     ),
     "peer/router": Room(("protocol",)),
     "peer/line": Room(("peer", "peer/router", "collectives/link", *PROTOCOL)),
@@ -207,7 +232,6 @@ ROOMS: dict[str, Room] = {
             "peer/line",
             "peer/state",
             "peer/trainer/agent_process",
-            "collectives/pipeline",
             "collectives/round",
             "collectives/link",
             "checkpoints",
@@ -219,7 +243,6 @@ ROOMS: dict[str, Room] = {
     "simulator": Room(
         (
             "coordinator/run",
-            "coordinator/batches",
             "coordinator/modes",
             "coordinator/court",
             "coordinator/ledger",
@@ -231,12 +254,27 @@ ROOMS: dict[str, Room] = {
             "peer/local",
             "peer/trainer",
             "collectives/round",
-            "collectives/pipeline",
             "collectives/arithmetic",
             "compression",
             "optim",
             "checkpoints",
             *PROTOCOL,
+        )
+    ),
+    # Goes with the mode.
+    "simulator/batches": Room(
+        (
+            "simulator",
+            "coordinator/batches",
+            "coordinator/ledger",
+            "peer/batches",
+            "peer/local",
+            "peer/machine",
+            "peer/trainer",
+            "collectives/pipeline",
+            "collectives/round",
+            "compression",
+            "protocol",
         )
     ),
     "console/screen": Room(PROTOCOL),
@@ -393,6 +431,7 @@ THIRD_PARTY = {
     "coordinator/roster": set(),
     "coordinator/reach": set(),
     "coordinator/run": {"msgspec"},
+    "peer/batches": {"msgspec"},
     "peer/machine": {"msgspec"},
     "protocol": {"msgspec", "msgpack", "pydantic", "blake3", "cryptography"},
 }

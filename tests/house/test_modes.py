@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from rooms import ROOT, modules
 
 from farflung.coordinator.modes.registry import BEGINNINGS
+from farflung.peer.machine import modes as at_peers
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ MODES = {
         ),
     ),
     "audits": Mode(
-        ("coordinator/audits",),
+        ("coordinator/audits", "peer/audits"),
         (
             "tests/rig/sum_court.py",
             "tests/whole/test_mesh_of_liars.py",
@@ -51,14 +52,14 @@ MODES = {
         ),
     ),
     "batches": Mode(
-        ("coordinator/batches",),
+        ("coordinator/batches", "peer/batches", "peer/crossings", "simulator/batches"),
         (
             "tests/rig/batch_desk.py",
             "tests/rig/stage_hall.py",
+            "tests/rig/stage_row.py",
             "tests/whole/test_batches.py",
             "tests/whole/test_stages.py",
         ),
-        ("simulator/batch_invariants.py", "simulator/stage_invariants.py"),
     ),
     "mesh": Mode(
         ("coordinator/mesh",),
@@ -112,16 +113,22 @@ MODES = {
 }
 # What shows in half a minute that the core runs; all of its tests belong to the hard half.
 SHORT = ("tests/coordinator/run/test_machine.py", "tests/whole/test_leaving.py")
-LONG = ("tests/protocol", "tests/coordinator", "tests/peer/machine")
+LONG = (
+    "tests/protocol",
+    "tests/coordinator",
+    "tests/peer/machine",
+    "tests/peer/agent",
+    "tests/whole/test_fragments.py",
+)
 IMPORT_ALL = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
 
 
 def test_each_mode_that_can_be_taken_out_is_tried() -> None:
     assert MODES.keys() == BEGINNINGS.keys()
     for name, mode in MODES.items():
-        assert BEGINNINGS[name].startswith(
-            tuple(f"farflung.{each.replace('/', '.')}." for each in mode.folders)
-        )
+        of_it = tuple(f"farflung.{each.replace('/', '.')}." for each in mode.folders)
+        begin = [each[name] for each in (BEGINNINGS, at_peers.BEGINNINGS, at_peers.HANDS) if name in each]
+        assert all(each.startswith(of_it) for each in begin)
         missing = [each for each in (*mode.folders, *mode.tests, *mode.files) if not (ROOT / each).exists()]
         assert not missing, f"{name} is made of what is not there: {missing}"
 

@@ -20,10 +20,11 @@ from farflung.collectives.pipeline.effects import FlowDirection, KeptPiece, micr
 from farflung.collectives.pipeline.seats import Table
 from farflung.collectives.round.effects import SendFrame
 from farflung.compression.codec import check_payload, codec_named, payload_bytes
+from farflung.peer.batches.effects import ForgetCrossings, HandOver, KeepCrossing, SendCrossing
+from farflung.peer.batches.stage_boundaries import StageBoundaries
+from farflung.peer.batches.stage_transfers import MyStage, StageTransfers
 from farflung.peer.local.words import FreezeSums, MicrobatchWork, WorkDone
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.stage_boundaries import StageBoundaries
-from farflung.peer.machine.stage_transfers import MyStage, StageTransfers
 from farflung.protocol.digests import mask_from_bytes, mask_to_bytes
 from farflung.protocol.frames import Frame, with_payload
 from farflung.protocol.manifest_sections import PipelineSection
@@ -158,14 +159,14 @@ class StageRow:
             match effect:
                 case SendFrame(to=to, frame=frame):
                     self.frames.append((peer.peer, to, frame))
-                case do.SendCrossing(to=to, header=header, piece=piece):
+                case SendCrossing(to=to, header=header, piece=piece):
                     payload = peer.kept[header.version, micro_of(header), piece]
                     self.frames.append((peer.peer, to, with_payload(header, payload)))
-                case do.KeepCrossing(version=version, micro=micro, piece=piece, payload=payload):
+                case KeepCrossing(version=version, micro=micro, piece=piece, payload=payload):
                     peer.kept[version, micro, piece] = bytes(payload)
-                case do.ForgetCrossings(version=version):
+                case ForgetCrossings(version=version):
                     peer.kept = {key: each for key, each in peer.kept.items() if key[0] > version}
-                case do.HandOver(hand=hand):
+                case HandOver(hand=hand):
                     self.look_at(peer, hand)
                     peer.hands.append(hand)
                 case do.TellTrainer(message=message):

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from farflung.coordinator.batches.batch_book import BookedSeat
 from farflung.coordinator.batches.batches import Batches
+from farflung.peer.batches.batch_work import BatchWork
 from farflung.peer.local.words import LoadState
-from farflung.peer.machine.batch_work import BatchWork
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.batch_machine import BatchMachine
 from farflung.protocol.messages import BatchTick, Beat, FromMember
@@ -72,8 +72,7 @@ def test_P14_who_leaves_gives_the_sums_it_has_and_is_waited_for_no_longer(seed: 
 
     def ask() -> None:
         for peer in world.peers.values():
-            batch = peer.machine.training.batch
-            if peer.alive and batch is not None and batch.counted:
+            if peer.alive and peer.machine.training.owes:
                 asked.append(peer.peer)
                 ask_to_leave(world, peer)
                 return look()

@@ -25,8 +25,8 @@ from farflung.peer.local.words import Frozen, LeasesNow, LoadState, ResumeSteps
 from farflung.peer.machine.effects import Effect as PeerEffect
 from farflung.peer.machine.effects import Encode, Resolve
 from farflung.peer.machine.effects import TellTrainer as TellTrainer
+from farflung.peer.machine.modes import training_of
 from farflung.peer.machine.replicas import Replicas
-from farflung.peer.machine.trainer_proxy import TrainerProxy
 from farflung.peer.machine.trainer_sync import TrainerSync
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol import envelope, limits
@@ -251,7 +251,7 @@ class Desk:
     """An agent's view of two fragments, with a trainer that has loaded both."""
 
     def __init__(self) -> None:
-        self.training = TrainerProxy.of(manifest(2))
+        self.training = training_of(manifest(2))
         self.part = Replicas(
             "ann", Attached(Known(manifest(2), bytes(16)), schema(4)), ResultLog(3), check_payload
         )

@@ -21,13 +21,14 @@ from farflung.collectives.pipeline.stage_scheduler import StageScheduler
 from farflung.collectives.pipeline.work_stealing import WorkStealing
 from farflung.coordinator.batches.batch_book import Unseated
 from farflung.coordinator.ledger.records import Struck, from_bytes
-from farflung.peer.machine.effects import Effect, ForgetCrossings
-from farflung.peer.machine.stage_transfers import StageTransfers
+from farflung.peer.batches.effects import ForgetCrossings
+from farflung.peer.batches.stage_transfers import StageTransfers
+from farflung.peer.machine.effects import Effect
 from farflung.peer.trainer.effects import Effect as Due
 from farflung.peer.trainer.effects import LocalStep
+from farflung.simulator.batches.stage_invariants import StageInvariants, crossings_of
+from farflung.simulator.batches.stage_trainer import NOT_PASSED, VirtualStageTrainer
 from farflung.simulator.invariants import Broken
-from farflung.simulator.stage_invariants import StageInvariants
-from farflung.simulator.stage_trainer import NOT_PASSED, VirtualStageTrainer
 from farflung.simulator.world import Scenario, SimulationReport, World
 from rig.lost_holders import OnePlace
 from rig.pieces import pieces
@@ -109,8 +110,8 @@ def test_P7_P11_stages_that_step_by_themselves_learn_from_every_sample_once_whoe
 
 def bounds_of(world: World) -> set[int]:
     joined = [peer.machine.joined for peer in world.peers.values()]
-    crossings = [each.crossings for each in joined if each is not None and each.crossings is not None]
-    return {each.flow.place.open_most for each in crossings if each.flow is not None}
+    flows = [crossings.flow for each in joined if (crossings := crossings_of(each)) is not None]
+    return {flow.place.open_most for flow in flows if flow is not None}
 
 
 def test_P14_P15_in_calm_every_batch_commits_and_nothing_is_computed_twice() -> None:

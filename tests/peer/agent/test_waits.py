@@ -28,11 +28,11 @@ def machine(
     """A peer machine, as far as its wait depends on it."""
     usual: dict[str, object] = {
         "attached": True,
-        "batch": None,
         "waiting": False,
         "want": 0,
         "loading": False,
     }
+    usual["waits_for_round"] = training.get("waiting", False)
     return SimpleNamespace(
         leaving=SimpleNamespace(asked=bool(leaving), reason=leaving),
         doorway=SimpleNamespace(

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.collectives.pipeline.effects import KeptPiece
-from farflung.peer.agent import kept_crossings
-from farflung.peer.agent.kept_crossings import KeptCrossings
+from farflung.peer.crossings import kept_crossings
+from farflung.peer.crossings.kept_crossings import KeptCrossings
 from farflung.peer.state.before_images import unnamed_file
 from farflung.protocol.errors import StoreError
 from farflung.protocol.frames import Payload

@@ -18,7 +18,7 @@ from farflung.protocol.digests import bits, mask_from_bytes
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.round_words import Commit
-from farflung.simulator.batch_trainer import mark_of
+from farflung.simulator.batches.batch_trainer import mark_of
 from farflung.simulator.invariants import Contributed, Invariants
 from farflung.simulator.peer import VirtualPeer
 from farflung.simulator.trainer_surroundings import Sample

@@ -7,6 +7,7 @@ import pytest
 from farflung.compression.codec import check_payload, payload_bytes
 from farflung.peer.identity import Identity
 from farflung.peer.local.words import Anew, Begin, Provided, Stop
+from farflung.peer.machine import modes
 from farflung.peer.machine.effects import (
     Effect,
     EnterMembers,
@@ -26,6 +27,7 @@ from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Beat, Challenge, FragmentTick, Gone, Hello, Leave, Tick, Welcome
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
+from farflung.protocol.process.exit_codes import MISMATCH, for_refusal
 from farflung.protocol.states import Goal
 
 RUN_ID, SESSION = bytes(range(16)), bytes(16)
@@ -233,6 +235,17 @@ def test_what_the_run_has_no_use_for_is_refused_with_words(
 def test_a_run_in_one_piece_is_joined_at_once_and_its_welcome_names_all_of_it() -> None:
     peer = known(1)
     said = hello_in(peer.on_attach(model_of(1), "ann:1", 0.0))
-    assert said.fragments == (0,) and peer.joined is not None and peer.joined.crossings is None
+    assert said.fragments == (0,) and peer.joined is not None and "batches" not in peer.joined.modes
     effects = peer.on_door(welcome(0), 0.0)
     assert peer.doorway.inside and not holds(effects)
+
+
+def test_a_peer_that_was_installed_without_batches_leaves_a_run_that_needs_them_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(modes, "found", lambda mode: None)
+    peer = machine()
+    peer.on_timer(0.0)
+    [end] = [each for each in peer.on_door(challenge(), 0.0) if isinstance(each, Exit)]
+    assert "installed without them" in end.reason and for_refusal(end.code) == MISMATCH
+    assert known(1).known is not None

@@ -20,7 +20,7 @@ from farflung.peer.local.words import Anew, Begin, MicrobatchWork, NeedSamples, 
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.stage_machine import NO_STAGE, StageMachine, local_steps_of
 from farflung.protocol.digests import hash_bytes
-from farflung.simulator.batch_trainer import VirtualBatchTrainer, is_poisoned, mark_of, tokens_of
+from farflung.simulator.batches.batch_trainer import VirtualBatchTrainer, is_poisoned, mark_of, tokens_of
 from farflung.simulator.trainer import VirtualPart
 from farflung.simulator.trainer_surroundings import Learned, TrainerHost, TrainerSurroundings
 

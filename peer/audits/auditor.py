@@ -1,10 +1,10 @@
 """An auditor's part: merges drawn chunks of committed rounds again, and says whether their sums are right.  Pure.
 
-Part of the peer machine.  The coordinator names the chunks, the weights, and the hashes of all contributions, as their
-authors signed them; the authors keep their bytes for two more commits.  In a mesh that may be what a group adds to a
-result, or the result, and what goes in are then the sums of groups, which their makers keep as long.  An audit waits
-for rounds, but not if it is of the one that was just committed; it takes one chunk at a time and asks few authors at
-once, so that it costs a line little.  What it found is said again whenever it is asked.
+Where the mode begins at a peer.  The coordinator names the chunks, the weights, and the hashes of all contributions,
+as their authors signed them; the authors keep their bytes for two more commits.  In a mesh that may be what a group
+adds to a result, or the result, and what goes in are then the sums of groups, which their makers keep as long.  An
+audit waits for rounds, but not if it is of the one that was just committed; it takes one chunk at a time and asks few
+authors at once, so that it costs a line little.  What it found is said again whenever it is asked.
 
 Nobody believes an accusation: whoever makes one keeps the contributions, until the coordinator has seen them and has
 done the sum itself.  What it looks at of my own is kept as long: a thin line takes longer than two commits.
@@ -16,15 +16,16 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from farflung.collectives.round.effects import MergeAgain, SendFrame
+from farflung.collectives.round.effects import Calculated, MergeAgain, SendFrame
 from farflung.collectives.round.kept import question_of
 from farflung.collectives.round.pieces import WANT_FOR
 from farflung.peer.machine.effects import Effect
+from farflung.peer.machine.modes import PeerMode, SessionTools
 from farflung.peer.machine.replicas import Replicas
 from farflung.protocol.digests import HASH_BYTES, hash_at, hash_bytes
 from farflung.protocol.frames import Frame, Kind, Payload
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT
-from farflung.protocol.messages import AuditChunks, Show, What
+from farflung.protocol.messages import AuditChunks, Show, ToMember, What
 from farflung.protocol.round_words import ChunkVerdict, DrawnChunk
 from farflung.protocol.verdicts import Verdict
 
@@ -86,7 +87,13 @@ class Accused:
     until: float  # they are kept
 
 
-class Auditor:
+def made(tools: SessionTools) -> PeerMode:
+    """Whether the run is audited is the coordinator's to say: it may ask for the first time in a while."""
+    me, tag = tools.config.me.peer, tools.offer.attached.known.tag
+    return Auditor(me, tag, tools.part, tools.reports.audited)
+
+
+class Auditor(PeerMode):
     def __init__(self, me: str, run_tag: bytes, part: Replicas, tell: Tell) -> None:
         self._me, self._run_tag, self._part, self._tell = me, run_tag, part, tell
         self._queue: deque[AuditTask] = deque()
@@ -98,6 +105,9 @@ class Auditor:
         self._begun_at = float("-inf")
 
     # ---- the coordinator's words ----------------------------------------------------------------------------
+
+    def on_word(self, word: ToMember, now: float) -> list[Effect] | None:
+        return self.on_audit(word, now) if isinstance(word, AuditChunks) else None
 
     def on_audit(self, audit: AuditChunks, now: float) -> list[Effect]:
         replica = self._part.replicas.get(audit.fragment)
@@ -115,7 +125,7 @@ class Auditor:
             elif len(self._queue) < CHUNKS_PER_FRAGMENT and not self._is_known(task):
                 self._queue.append(task)
         told = [self._tell(audit.round_no, tuple(again), audit.group)] if again else []
-        return [*told, *self.on_timer(now)]
+        return [*told, *self.turn(now)]
 
     def _stands(self, task: AuditTask, known: ChunkVerdict) -> bool:
         """An accusation that can't be shown any more is not repeated: it is made anew."""
@@ -125,8 +135,8 @@ class Auditor:
         at_work = [self._at_work] if self._at_work is not None else []
         return any(each.key == task.key for each in [*at_work, *self._queue])
 
-    def contribution(self, show: Show, now: float) -> Payload | None:
-        """Of a peer to a chunk, or what it added up of it, for the coordinator: mine, or one behind my accusation."""
+    def shown(self, show: Show, now: float) -> Payload | None:
+        """What a peer gave of a chunk, or added up of it: mine, or one behind my accusation."""
         kind = SHOWN[show.what]
         if show.peer == self._me and (mine := self._my_own(show, kind, now)) is not None:
             return mine
@@ -149,7 +159,10 @@ class Auditor:
 
     # ---- time ------------------------------------------------------------------------------------------------
 
-    def on_timer(self, now: float) -> list[Effect]:
+    def on_timer(self, now: float, inside: bool) -> list[Effect]:
+        return self.turn(now) if inside else []
+
+    def turn(self, now: float) -> list[Effect]:
         if self._accused is not None and now >= self._accused.until:
             self._accused = None
         if now >= self._showing_until:
@@ -190,11 +203,11 @@ class Auditor:
         question = question_of(self._run_tag, audit.round_no, audit.version, task.number, WANT_FOR[task.kind])
         return [SendFrame(peer, question) for peer in due]
 
-    def on_arriving(self, peers: set[str], now: float) -> None:
+    def on_lines(self, unreached: set[str], arriving: set[str], now: float) -> None:
         """Bytes of them come in: what is asked for may be among them, and is not asked for again."""
         task = self._at_work
         if task is not None:
-            for peer in peers.intersection(task.missing):
+            for peer in arriving.intersection(task.missing):
                 task.news_at = task.asked_at[peer] = now
 
     def _take_my_own(self, task: AuditTask) -> None:
@@ -207,6 +220,9 @@ class Auditor:
             task.refused.add(self._me)  # it was sent by a former life of mine
 
     # ---- what arrives -------------------------------------------------------------------------------------------
+
+    def on_frame(self, sender: str, frame: Frame, now: float) -> list[Effect] | None:
+        return self.turn(now) if self.takes(sender, frame, now) else None
 
     def takes(self, sender: str, frame: Frame, now: float) -> bool:
         """A frame for the chunk in hand; its payload matched its own hash."""
@@ -232,13 +248,16 @@ class Auditor:
         task.merging = True
         return [MergeAgain(audit.round_no, 0, task.number, task.payloads, audit.weights, audit.group)]
 
+    def on_calculated(self, effect: Calculated, made: object, now: float) -> list[Effect] | None:
+        return self.on_merged(effect, made, now) if isinstance(effect, MergeAgain) else None
+
     def on_merged(self, effect: MergeAgain, made: object, now: float) -> list[Effect]:
         task, key = self._at_work, (effect.round_no, effect.group, effect.chunk)
         if task is None or task.key != key or not isinstance(made, bytes):
             return []
         if hash_bytes(made) == task.drawn.result:
-            return [*self._end(task, False), *self.on_timer(now)]
-        return [*self._accuse(task, now), *self.on_timer(now)]
+            return [*self._end(task, False), *self.turn(now)]
+        return [*self._accuse(task, now), *self.turn(now)]
 
     def _accuse(self, task: AuditTask, now: float) -> list[Effect]:
         self._accused = Accused(task, now + ACCUSED_KEPT_S)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from farflung.peer.batches.batch_work import BatchWork
 from farflung.peer.local.words import FreezeSums, Frozen, Grants, MicrobatchCounted, Unusable
-from farflung.peer.machine.batch_work import BatchWork
 from farflung.peer.machine.effects import TellTrainer
 from farflung.protocol.digests import mask_from_bytes, mask_of, mask_to_bytes
 from farflung.protocol.messages import BatchTick

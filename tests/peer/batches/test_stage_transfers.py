@@ -8,11 +8,12 @@ import pytest
 from farflung.collectives.pipeline.effects import header_of
 from farflung.collectives.pipeline.seats import SeatPlace
 from farflung.collectives.round.effects import SendFrame
+from farflung.peer.batches import stage_transfers as module
+from farflung.peer.batches.effects import ForgetCrossings
+from farflung.peer.batches.stage_transfers import is_crossing
 from farflung.peer.local.shared_slots import PLACES as BELT_PLACES
 from farflung.peer.local.words import WorkDone
-from farflung.peer.machine import stage_transfers as module
-from farflung.peer.machine.effects import ForgetCrossings, Note
-from farflung.peer.machine.stage_transfers import is_crossing
+from farflung.peer.machine.effects import Note
 from farflung.protocol.digests import mask_from_bytes
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled, bare_answer
 from farflung.protocol.verdicts import Verdict

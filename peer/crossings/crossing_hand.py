@@ -11,15 +11,40 @@ from collections.abc import Callable
 from pathlib import Path
 
 from farflung.collectives.pipeline.effects import KeptPiece, micro_of
-from farflung.peer.agent.kept_crossings import KeptCrossings
+from farflung.compression.codec import payload_bytes
+from farflung.peer.agent.mode_hand import ModeHand
+from farflung.peer.batches.effects import (
+    ForgetCrossings,
+    HandOver,
+    KeepCrossing,
+    SendCrossing,
+)
+from farflung.peer.batches.stage_boundaries import crossing_bytes_most
+from farflung.peer.crossings.kept_crossings import KeptCrossings
 from farflung.peer.local.shared_slots import GIVEN, MADE, PLACES, RETURNED, SharedSlots, slot_of
 from farflung.peer.local.words import MicrobatchWork, WorkDone
-from farflung.peer.machine import effects as do
-from farflung.protocol.errors import StoreError
+from farflung.peer.machine.effects import ModeEffect
+from farflung.protocol.caps import CROSSINGS_BYTES
+from farflung.protocol.errors import StoreError, UserError
 from farflung.protocol.frames import Frame, Payload, with_payload
+from farflung.protocol.run_terms import Attached
 
 
-class CrossingHand:
+def largest_bytes(attached: Attached) -> int:
+    """Of all crossings of this run, whichever stage this peer holds.  UserError for what can't be sent."""
+    try:
+        return crossing_bytes_most(attached.model, attached.known.manifest.pipeline, payload_bytes)
+    except ValueError as error:
+        raise UserError(f"what goes from one stage to the next can't be sent: {error}") from None
+
+
+def made(
+    belt: Path, folder: Path, send: Callable[[str, Frame], object], tell: Callable[[MicrobatchWork], None]
+) -> CrossingHand:
+    return CrossingHand(belt, KeptCrossings(folder, CROSSINGS_BYTES), send, tell)
+
+
+class CrossingHand(ModeHand):
     def __init__(
         self,
         path: Path,
@@ -33,9 +58,17 @@ class CrossingHand:
         self._send, self._tell = send, tell
         self._belt: SharedSlots | None = None
 
-    def begin(self, crossing_bytes: int) -> str:
-        """A trainer came, which says how long a slot is; UserError if there is no room.  Where its belt lies."""
-        self._belt = SharedSlots.create(self.path, PLACES, crossing_bytes)
+    @property
+    def memory_bytes(self) -> int:
+        return self.kept.memory_bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        return self.kept.disk_bytes
+
+    def begin(self, slot_bytes: int) -> str:
+        """UserError if there is no room."""
+        self._belt = SharedSlots.create(self.path, PLACES, slot_bytes)
         return str(self.path)
 
     def take(self, word: WorkDone, place: int | None) -> Payload:
@@ -45,18 +78,20 @@ class CrossingHand:
             return b""  # the machine compares it with what is due
         return belt.read(slot_of(place, MADE), word.bytes_made)
 
-    def carry_out(self, effect: do.HandOver | do.KeepCrossing | do.ForgetCrossings | do.SendCrossing) -> None:
+    def carry_out(self, effect: ModeEffect) -> None:
         """StoreError where the disk fails: what others may need is not here then, and this peer can't go on."""
         match effect:
-            case do.KeepCrossing(version=version, micro=micro, piece=piece, payload=payload):
+            case KeepCrossing(version=version, micro=micro, piece=piece, payload=payload):
                 self.kept.keep(version, micro, piece, payload)
-            case do.ForgetCrossings(version=version):
+            case ForgetCrossings(version=version):
                 self.kept.forget(version)
-            case do.SendCrossing(to=to, header=header, piece=piece):
+            case SendCrossing(to=to, header=header, piece=piece):
                 payload = self._kept(header.version, micro_of(header), piece)
                 self._send(to, with_payload(header, payload))
-            case do.HandOver(hand=hand):
+            case HandOver(hand=hand):
                 self._hand_over(hand)
+            case _:
+                super().carry_out(effect)
 
     def _hand_over(self, hand: MicrobatchWork) -> None:
         belt = self._belt

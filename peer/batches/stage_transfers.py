@@ -24,10 +24,11 @@ from farflung.collectives.pipeline.neighbour_health import Shunned
 from farflung.collectives.pipeline.seats import Seat, SeatPlace, Table
 from farflung.collectives.pipeline.stage_scheduler import StageScheduler
 from farflung.collectives.round.effects import SendFrame
+from farflung.peer.batches.batch_work import SeatSums
+from farflung.peer.batches.effects import ForgetCrossings, HandOver, KeepCrossing, SendCrossing
+from farflung.peer.batches.stage_boundaries import StageBoundaries
 from farflung.peer.local.words import Frozen, MicrobatchWork, WorkDone
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.batch_work import SeatSums
-from farflung.peer.machine.stage_boundaries import StageBoundaries
 from farflung.protocol.digests import mask_from_bytes, mask_of
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import CROSSING_KINDS, Frame, Header, Kind, Payload, Spoiled
@@ -191,7 +192,7 @@ class StageTransfers(SeatSums):
         self._lengths.clear()
         if self._flow is not None:
             self._flow.leave()
-            self._later.append(do.ForgetCrossings(self._flow.version))
+            self._later.append(ForgetCrossings(self._flow.version))
             self._flow = None
 
     def on_made(self, word: WorkDone, payload: Payload, now: float) -> list[do.Effect]:
@@ -312,13 +313,13 @@ class StageTransfers(SeatSums):
             case flow_says.SendCrossingFrame(to=to, frame=frame):
                 return [SendFrame(to, frame)]
             case flow_says.SendKept(to=to, header=header, piece=piece):
-                return [do.SendCrossing(to, header, piece)]
+                return [SendCrossing(to, header, piece)]
             case flow_says.KeepCrossingPiece(version=version, micro=micro, piece=piece, payload=payload):
                 self._lengths[micro, piece] = len(payload)
-                return [do.KeepCrossing(version, micro, piece, payload)]
+                return [KeepCrossing(version, micro, piece, payload)]
             case flow_says.Forget(version=version):
                 self._lengths.clear()
-                return [do.ForgetCrossings(version)] if version >= 0 else []
+                return [ForgetCrossings(version)] if version >= 0 else []
             case flow_says.GiveWork():
                 return self._hand(said, now)
             case flow_says.FlowNote():
@@ -352,7 +353,7 @@ class StageTransfers(SeatSums):
             given_bytes=self._lengths.get((said.micro, KeptPiece.INPUT), 0),
             returned_bytes=returned,
         )
-        return [do.HandOver(hand)]
+        return [HandOver(hand)]
 
     def _note(self, note: flow_says.FlowNote) -> list[do.Effect]:
         if note.cause is NoteReason.UNUSABLE:

@@ -8,7 +8,7 @@ from msgspec.structs import replace as changed
 from farflung.collectives.round.effects import MergeAgain, SendFrame
 from farflung.collectives.round.kept import GIVEN_MOST, Given, KeptContributions
 from farflung.collectives.round.pieces import ChunkPiece
-from farflung.peer.machine.auditor import ACCUSED_KEPT_S, ASK_AGAIN_S, ASK_AT_ONCE, PATIENCE_S, Auditor
+from farflung.peer.audits.auditor import ACCUSED_KEPT_S, ASK_AGAIN_S, ASK_AT_ONCE, PATIENCE_S, Auditor
 from farflung.peer.machine.effects import Effect, ToCoordinator
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Kind
@@ -50,14 +50,14 @@ class AuditorRig:
     def gives(self, peer: str, payload: bytes | None = None, now: float = 0.0, **where: int) -> list[Effect]:
         what = {"round_no": ROUND, "version": 3} | where
         frame = frame_of(Kind.CONTRIBUTION, CHUNK, payload or sent_by(peer), **what)
-        return self.auditing.on_timer(now) if self.auditing.takes(peer, frame, now) else []
+        return self.auditing.on_frame(peer, frame, now) or []
 
     def show(self, peer: str) -> bytes | None:
         show = Show(
             session=bytes(16), seq=1, question=1, what=What.CONTRIBUTION, fragment=0, version=3, chunk=CHUNK, start=0,
             round_no=ROUND, peer=peer,
         )  # fmt: skip
-        kept = self.auditing.contribution(show, 0.0)
+        kept = self.auditing.shown(show, 0.0)
         return bytes(kept) if kept is not None else None
 
 
@@ -105,8 +105,8 @@ def test_no_other_chunk_is_audited_while_an_accusation_waits_to_be_seen() -> Non
     auditor.auditing.on_audit(audit_of("ann", "bob"), 0.0)
     auditor.auditing.on_audit(audit_of("ann", "bob", chunk=0), 0.0)
     auditor.auditing.on_merged(merge_of(auditor.gives("bob")), b"another sum", 0.0)
-    assert not asked(auditor.auditing.on_timer(30.0))
-    assert asked(auditor.auditing.on_timer(61.0)) == ["bob"]
+    assert not asked(auditor.auditing.turn(30.0))
+    assert asked(auditor.auditing.turn(61.0)) == ["bob"]
 
 
 def test_bytes_that_are_no_contribution_make_the_sum_wrong() -> None:
@@ -140,7 +140,7 @@ def test_an_accusation_that_can_not_be_shown_any_more_is_made_anew() -> None:
     auditor = AuditorRig()
     auditor.auditing.on_audit(audit_of("ann", "bob"), 0.0)
     auditor.auditing.on_merged(merge_of(auditor.gives("bob")), b"another sum", 0.0)
-    auditor.auditing.on_timer(61.0)
+    auditor.auditing.turn(61.0)
     again = auditor.auditing.on_audit(audit_of("ann", "bob"), 62.0)
     assert asked(again) == ["bob"] and not verdicts(again)
 
@@ -152,16 +152,16 @@ def test_who_gives_nothing_is_asked_again_and_then_named() -> None:
     auditor = AuditorRig()
     auditor.auditing.on_audit(audit_of("ann", "bob", "cyd"), 0.0)
     auditor.gives("bob", now=0.5)
-    assert asked(auditor.auditing.on_timer(ASK_AGAIN_S + 0.1)) == ["cyd"]
-    assert verdicts(auditor.auditing.on_timer(0.6 + PATIENCE_S)) == [ChunkVerdict(CHUNK, False, ("cyd",))]
+    assert asked(auditor.auditing.turn(ASK_AGAIN_S + 0.1)) == ["cyd"]
+    assert verdicts(auditor.auditing.turn(0.6 + PATIENCE_S)) == [ChunkVerdict(CHUNK, False, ("cyd",))]
 
 
 def test_while_its_bytes_come_in_nobody_is_asked_again_or_named() -> None:
     auditor = AuditorRig()
     auditor.auditing.on_audit(audit_of("ann", "bob"), 0.0)
     for second in range(1, 40):
-        auditor.auditing.on_arriving({"bob"}, float(second))
-        assert not auditor.auditing.on_timer(second + 0.5)
+        auditor.auditing.on_lines(set(), {"bob"}, float(second))
+        assert not auditor.auditing.turn(second + 0.5)
 
 
 def test_who_gives_other_bytes_than_it_signed_is_named_at_once() -> None:
@@ -175,7 +175,7 @@ def test_few_authors_are_asked_at_once_and_only_those_are_named() -> None:
     auditor = AuditorRig()
     assert asked(auditor.auditing.on_audit(audit_of(*others), 0.0)) == list(others[:ASK_AT_ONCE])
     assert asked(auditor.gives(others[0])) == [others[ASK_AT_ONCE]]
-    [verdict] = verdicts(auditor.auditing.on_timer(PATIENCE_S + 1))
+    [verdict] = verdicts(auditor.auditing.turn(PATIENCE_S + 1))
     assert set(verdict.missing) == set(others[1 : ASK_AT_ONCE + 1])
 
 
@@ -223,8 +223,8 @@ def test_rounds_go_first_and_a_chunk_now_and_then_is_audited_in_a_run_whose_roun
     auditor.auditing.on_audit(audit_of("bob"), 0.0)
     auditor.auditing.on_audit(audit_of("bob", chunk=0), 0.0)
     auditor.auditing.on_merged(merge_of(auditor.gives("bob")), MERGED, 0.1)
-    assert not asked(auditor.auditing.on_timer(1.0))
-    assert asked(auditor.auditing.on_timer(5.1)) == ["bob"]
+    assert not asked(auditor.auditing.turn(1.0))
+    assert asked(auditor.auditing.turn(5.1)) == ["bob"]
 
 
 # ---- the author ------------------------------------------------------------------------------------------------
@@ -260,9 +260,9 @@ def test_what_the_coordinator_has_begun_to_look_at_is_kept_until_it_has_all_of_i
             assert auditor.show("ann") == sent_by("ann")
         for later in range(1, ROUNDS_KEPT + 1):
             auditor.made.replica(0).kept.on_commit(ROUND + later, Given())
-        auditor.auditing.on_timer(ACCUSED_KEPT_S - 1)
+        auditor.auditing.turn(ACCUSED_KEPT_S - 1)
         assert auditor.show("ann") == shown
-    auditor.auditing.on_timer(3 * ACCUSED_KEPT_S)
+    auditor.auditing.turn(3 * ACCUSED_KEPT_S)
     assert auditor.show("ann") is None
 
 
@@ -356,7 +356,7 @@ def of_sums(*makers: str) -> AuditChunks:
 
 def sum_from(auditor: AuditorRig, peer: str, kind: Kind = Kind.SUM) -> list[Effect]:
     frame = frame_of(kind, CHUNK, sent_by(peer), round_no=ROUND, version=3)
-    return auditor.auditing.on_timer(0.0) if auditor.auditing.takes(peer, frame, 0.0) else []
+    return auditor.auditing.on_frame(peer, frame, 0.0) or []
 
 
 def test_a_result_of_groups_is_made_of_sums_and_these_are_asked_for() -> None:
@@ -377,8 +377,8 @@ def test_its_own_sum_an_auditor_has_and_shows_as_a_sum() -> None:
     asked_for = [each.to for each in auditor.auditing.on_audit(audit, 0.0) if isinstance(each, SendFrame)]
     assert asked_for == ["bob"]
     show = changed(_show("ann"), round_no=ROUND + 1)
-    assert auditor.auditing.contribution(show, 0.0) is None, "it contributed nothing"
-    assert auditor.auditing.contribution(changed(show, what=What.SUM), 0.0) == sent_by("ann")
+    assert auditor.auditing.shown(show, 0.0) is None, "it contributed nothing"
+    assert auditor.auditing.shown(changed(show, what=What.SUM), 0.0) == sent_by("ann")
 
 
 def test_what_a_group_adds_is_merged_as_sums_are_and_the_answer_names_the_group() -> None:
@@ -391,7 +391,7 @@ def test_what_a_group_adds_is_merged_as_sums_are_and_the_answer_names_the_group(
     assert isinstance(told, ToCoordinator) and isinstance(told.message, Audited)
     assert told.message.group == 2 and told.message.chunks == (ChunkVerdict(CHUNK, True),)
     assert auditor.show("bob") == sent_by("bob")
-    assert auditor.auditing.contribution(changed(_show("bob"), what=What.SUM), 0.0) is None
+    assert auditor.auditing.shown(changed(_show("bob"), what=What.SUM), 0.0) is None
 
 
 def test_the_result_and_what_a_group_adds_to_it_are_two_questions() -> None:

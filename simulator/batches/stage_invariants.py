@@ -32,16 +32,19 @@ from farflung.coordinator.ledger.records import (
     Record,
     RolledBack,
 )
+from farflung.peer.batches.batches import StageBatches
+from farflung.peer.batches.stage_transfers import StageTransfers
 from farflung.peer.local.words import MicrobatchWork
 from farflung.peer.machine.effects import Encode
+from farflung.peer.machine.member_session import MemberSession
 from farflung.peer.trainer.effects import LoadAnchor
 from farflung.protocol.digests import bits, mask_from_bytes
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest import Manifest
-from farflung.simulator.batch_invariants import BatchInvariants
+from farflung.simulator.batches.batch_invariants import BatchInvariants
+from farflung.simulator.batches.stage_trainer import PassedMicro, VirtualStageTrainer, state_mark
 from farflung.simulator.invariants import Contributed
 from farflung.simulator.peer import VirtualPeer
-from farflung.simulator.stage_trainer import PassedMicro, VirtualStageTrainer, state_mark
 from farflung.simulator.trainer import VirtualTrainer
 
 TOLD_WITHIN_S = 0.5  # after two neighbours know a table
@@ -242,7 +245,7 @@ class StageInvariants(BatchInvariants):
         joined = peer.machine.joined
         if joined is None:  # before it holds a stage, and when it was told to serve another one
             self._held = {key: held for key, held in self._held.items() if key[0] != peer.me.process}
-        flow = joined.crossings.flow if joined is not None and joined.crossings is not None else None
+        flow = crossings.flow if (crossings := crossings_of(joined)) is not None else None
         if flow is not None:
             knows = (flow.table.number, flow.version, flow.place.seat.number)
             if self._knows.get(peer.peer, ())[:3] != knows:
@@ -260,7 +263,7 @@ class StageInvariants(BatchInvariants):
             return
         other, now = here[to], peer.world.now()
         joined = other.machine.joined
-        flow = joined.crossings.flow if joined is not None and joined.crossings is not None else None
+        flow = crossings.flow if (crossings := crossings_of(joined)) is not None else None
         tick = peer.machine.tick
         doubted = tick is None or tick.batch is None or bool(tick.batch.doubted)
         knew = its[:2] == mine[:2] and now - max(mine[3], its[3]) >= TOLD_WITHIN_S
@@ -316,3 +319,9 @@ class StageInvariants(BatchInvariants):
         for stage, learned in enumerate(self.samples_committed):
             told = f"stage {stage} has learned from other samples than stage 0"
             self._require("P7", learned == self.samples_committed[0], told)
+
+
+def crossings_of(joined: MemberSession | None) -> StageTransfers | None:
+    """Of a peer that holds a stage."""
+    mode = joined.modes["batches"] if joined is not None else None
+    return mode.crossings if isinstance(mode, StageBatches) else None
