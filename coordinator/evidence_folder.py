@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import cast
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from farflung.coordinator.ledger import proofs
+from farflung.coordinator.court import proofs
 from farflung.coordinator.ledger.evidence import FORMAT, SUFFIX, Evidence
 from farflung.coordinator.run.effects import KeepEvidence, KeepProof
 from farflung.protocol.limits import EVIDENCE_BYTES_MOST, EVIDENCE_COMMITS_KEPT, PROOFS_KEPT
@@ -31,7 +32,7 @@ class EvidenceFolder:
     def keep(self, effect: KeepEvidence | KeepProof) -> None:
         key = self._signing.public_key().public_bytes_raw()
         if isinstance(effect, KeepProof):
-            proof = effect.proof
+            proof = cast(proofs.Proof, effect.proof)
             if isinstance(proof, proofs.FalseClaim):
                 proof = msgspec.structs.replace(
                     proof, key=key, signature=self._signing.sign(proof.signed_part())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
@@ -19,8 +19,8 @@ from farflung.checkpoints.state_sync import NO_VERSION
 from farflung.collectives.arithmetic.merge import merged_chunk
 from farflung.collectives.round.effects import Roll, Seal
 from farflung.compression.codec import Codec, codec_named
+from farflung.coordinator.court.proofs import FalseClaim, Proof, proof_from_bytes, proof_to_bytes
 from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.proofs import FalseClaim, proof_from_bytes, proof_to_bytes
 from farflung.coordinator.ledger.records import (
     CommittedRound,
     DigestFixed,
@@ -313,7 +313,7 @@ class Invariants:
         self._require("P19", not honest, f"{honest} are honest and struck for a sum")
 
     def on_proof(self, effect: KeepProof) -> None:
-        proof = effect.proof
+        proof = cast(Proof, effect.proof)
         if isinstance(proof, FalseClaim):
             self._on_false_claim(proof, effect.peers)
             return

@@ -13,9 +13,9 @@ import msgspec
 
 from farflung.console.history.finding import Finding
 from farflung.console.history.history import History
+from farflung.coordinator.court.proofs import SUFFIX as PROOF_SUFFIX
+from farflung.coordinator.court.proofs import Proof, proof_from_bytes
 from farflung.coordinator.ledger.evidence import SUFFIX, Evidence
-from farflung.coordinator.ledger.proofs import SUFFIX as PROOF_SUFFIX
-from farflung.coordinator.ledger.proofs import Proof, proof_from_bytes
 from farflung.coordinator.ledger.records import UNREADABLE
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError

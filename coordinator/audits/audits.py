@@ -1,7 +1,9 @@
-"""Audits: some sums of each commit are computed again by another member, and whoever made a wrong one is convicted.
+"""Audits: some sums of each commit are computed again by another member, and whoever made a wrong one is convicted;
+digests that members contradict each other about are judged.
 
 Where the mode begins.  Pure.  The core gathers what members sign (coordinator/run/signed_results.py) and asks members
-to show what they hold; this draws, assigns and judges.  Without this folder no sum is computed again.
+to show what they hold; this draws, assigns and judges.  Without this folder no sum is computed again, and of two
+digests the one that most hold stands.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farflung.coordinator.audits.audit_desk import AuditDesk
+from farflung.coordinator.audits.digest_judge import DigestJudge
 from farflung.coordinator.court.questions import MemberAnswer
-from farflung.coordinator.modes.mode import CoordinatorMode, ModeTools
+from farflung.coordinator.modes.mode import CoordinatorMode, DigestCase, ModeTools
 from farflung.coordinator.rounds.committed_sums import CommittedSums
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.round_driver import RoundDriver
@@ -25,6 +28,9 @@ class Audits(CoordinatorMode):
 
     def on_committed(self, sums: CommittedSums) -> None:
         self.desk.on_commit(sums)
+
+    def judge(self, fragment: int, undefended: bool) -> DigestCase:
+        return DigestJudge(self._core, fragment, undefended)
 
     def is_busy_with(self, fragment: int) -> bool:
         return self.desk.is_busy_with(fragment)

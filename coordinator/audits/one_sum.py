@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from farflung.coordinator.ledger.proofs import WrongSum, WrongSumOfSums
+from farflung.coordinator.court.proofs import WrongSum, WrongSumOfSums
 from farflung.coordinator.rounds.committed_sums import CommittedSums
 from farflung.protocol.digests import full_mask, hash_at, mask_from_bytes
 from farflung.protocol.messages import What

@@ -83,6 +83,11 @@ class CoordinatorMode:
         are to hear of other ways to each other."""
         return False
 
+    def judge(self, fragment: int, undefended: bool) -> DigestCase | None:
+        """Members contradict each other about the newest version; or it is `undefended`: those who are here name
+        another digest than was settled.  None: this mode can't tell who is right."""
+        return None
+
     # ---- rounds, versions, and what is left of them ----------------------------------------------------
 
     def policy(self, fragment: int) -> RoundPolicy | None:
@@ -150,6 +155,53 @@ class CoordinatorMode:
     def status_of(self, peer: str) -> Mapping[str, Any]:
         """Of a member, for people."""
         return {}
+
+
+class DigestCase(Protocol):
+    """Finds out which digest of a version is wrong."""
+
+    unproven: dict[str, str]  # members that do not hold what they named, and why that is so
+    groundless: dict[str, str]  # members that can't show how they came to it
+    silent: set[str]  # of these: those that did not even say so
+
+    def step(self, claims: Mapping[bytes, list[str]], now: float) -> bool:
+        """`claims`: who names which digest, of members that are here.  True when it is over."""
+        ...
+
+    def on_answer(self, answer: MemberAnswer) -> bool:
+        """True if it was an answer to a question of this case."""
+        ...
+
+    def keep(self, digest: bytes, peers: tuple[str, ...]) -> None:
+        """It is wrong, and these named it: what proves that is kept."""
+        ...
+
+    def close(self) -> None: ...
+
+    @property
+    def wrong(self) -> dict[bytes, int]:
+        """Digests that are proven wrong, each in which chunk of the model."""
+        ...
+
+    @property
+    def undecidable(self) -> bool:
+        """Once it is over: nobody could show what came before."""
+        ...
+
+    @property
+    def drew(self) -> bool:
+        """Chunks of a digest that nobody here contradicts;"""
+        ...
+
+    @property
+    def stands(self) -> bool:
+        """all of these have been calculated."""
+        ...
+
+    @property
+    def told(self) -> str:
+        """For people: where it stands."""
+        ...
 
 
 class SendAway(Protocol):

@@ -1,10 +1,11 @@
-"""Which digest a version of one fragment has, and who holds it: computed and proven, never voted.  Pure.
+"""Which digest a version of one fragment has, and who holds it.  Pure.
 
 One of the parts of the run machine; each driver has one.  Members that have shown that they hold the run's state
 name the digest of the version that they made of it.  While they all name one, it is settled.  Where they contradict
-each other, also long after it was settled, a dispute (coordinator/court/dispute.py) calculates one chunk of it, and
-whoever named a digest that is proven wrong is out, be it nine of ten.  That a member holds a version it shows under the
-version's nonce; an echo of the digest shows nothing (coordinator/court/holding_proof.py).
+each other, also long after it was settled, a mode judges (coordinator/audits/digest_judge.py): it calculates one chunk,
+and whoever named a digest that is proven wrong is out, be it nine of ten.  Where no mode can, what was settled stands,
+else what most hold.  That a member holds a version it shows under the version's nonce; an echo of the digest shows
+nothing (coordinator/court/holding_proof.py).
 
 Must not know what follows for a member's orders (ticks.py) or for rounds (round_driver.py).
 """
@@ -12,14 +13,11 @@ Must not know what follows for a member's orders (ticks.py) or for rounds (round
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
-from farflung.coordinator.court.dispute import Dispute, DisputedVersion, Refuted
 from farflung.coordinator.court.holding_proof import HoldingClaim, HoldingProof, shown_value
-from farflung.coordinator.court.plain_steps import ChunkRules
 from farflung.coordinator.court.questions import MemberAnswer
 from farflung.coordinator.ledger.ledger import FragmentBook
-from farflung.coordinator.ledger.proofs import FalseClaim, step_factors, step_rules
 from farflung.coordinator.ledger.records import (
     DigestFixed,
     DigestRefuted,
@@ -27,22 +25,16 @@ from farflung.coordinator.ledger.records import (
     ShownFixed,
     Vouched,
 )
+from farflung.coordinator.modes.mode import DigestCase
 from farflung.coordinator.rounds.groups import own_part
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.effects import KeepProof
 from farflung.coordinator.run.membership import Member
-from farflung.protocol.digests import drawn_chunk, hash_bytes
 from farflung.protocol.messages import Committed, FragmentBeat
-from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import CROWD, Commit
-from farflung.protocol.signed_words import claim_part
-from farflung.protocol.signing import verify
 
 CHECKS_AT_ONCE = 4  # of possession, by bytes
-CHUNKS_DRAWN = 8  # that a state is looked at in which nobody defends the settled one
 BEHIND_S = 10.0  # so long the run waits for a member that contradicts it and has to catch up first,
 BEHIND_TIMES = 3  # and so often
-RESULT_SLACK_BYTES = 4096  # a payload's head, over the largest codec
 
 Speaker = tuple[Member, FragmentBeat]
 
@@ -54,12 +46,12 @@ class DigestAgreement:
         self._version = -1  # all below is about this one, in this era
         self._era = -1
         self._named: dict[str, set[bytes]] = {}  # by member: what it said that the version is, untold
-        self._refuted: dict[bytes, Refuted] = {}
+        self._refuted: set[bytes] = set()
         self._void: dict[str, str] = {}  # members that did not prove what they said of it, and why
         # Of these: those that only said nothing, and may be right all the same; then the same of any version.
         self._absent: set[str] = set()
         self._silent_once: set[str] = set()
-        self._dispute: Dispute | None = None
+        self._dispute: DigestCase | None = None
         self._checks: dict[str, HoldingProof] = {}
         # Disputes in which a member showed its list, and nothing else.
         self._kept_waiting: Counter[str] = Counter()
@@ -176,8 +168,8 @@ class DigestAgreement:
         for check in self._checks.values():
             check.close()
         self._version, self._era, self._dispute = version, era, None
-        self._named, self._refuted, self._void, self._checks = {}, {}, {}, {}
-        self._absent = set()
+        self._named, self._void, self._checks = {}, {}, {}
+        self._refuted, self._absent = set(), set()
 
     # ---- settling ------------------------------------------------------------------------------------------------
 
@@ -254,22 +246,33 @@ class DigestAgreement:
 
     def _contest(self, claims: Mapping[bytes, list[str]], undefended: bool) -> bool:
         """`undefended`: nobody is left who names the settled digest, and those who are here name another one."""
-        if self._dispute is None:
-            self._core.note(f"{self._of_whom(claims)}: one chunk of it is calculated")
-            self._dispute = Dispute(self._case(undefended), self._core.questions)
+        if self._dispute is None and not self._begin(claims, undefended):
+            return len(claims) > 1
+        assert self._dispute is not None
         over = self._dispute.step(claims, self._core.now)
         changed = self._judge(self._dispute, {peer for by in claims.values() for peer in by})
         if over and self._dispute.undecidable:
-            self._choose(claims, self._dispute)
+            self._choose(claims, self._dispute.groundless, self._dispute.silent)
             self._end_dispute()
             return True
         if over:
-            left = set(claims) - self._refuted.keys()
-            if self._dispute.case.drawn and left and self._dispute.stands:
+            left = set(claims) - self._refuted
+            if self._dispute.drew and left and self._dispute.stands:
                 self._withdraw()
                 changed = True
             self._end_dispute()
         return changed
+
+    def _begin(self, claims: Mapping[bytes, list[str]], undefended: bool) -> bool:
+        """False: nobody here can judge; what was settled and nobody names any more stands then."""
+        asked = (mode.judge(self._number, undefended) for mode in self._core.modes)
+        self._dispute = next(filter(None, asked), None)
+        if self._dispute is not None:
+            self._core.note(f"{self._of_whom(claims)}: one chunk of it is calculated")
+        elif len(claims) > 1:
+            self._core.note(f"{self._of_whom(claims)}: what was settled stands, else what most hold")
+            self._choose(claims, {}, set())
+        return self._dispute is not None
 
     def _withdraw(self) -> None:
         """The settled digest is void: the results do not lead to it."""
@@ -287,15 +290,18 @@ class DigestAgreement:
         of = self._core.of(self._number)
         return f"members contradict each other about version {self._version}{of} ({names})"
 
-    def _choose(self, claims: Mapping[bytes, list[str]], dispute: Dispute) -> None:
-        """Nobody is left who calculated the version: all fetched it.  What was settled stands, else what most hold."""
+    def _choose(
+        self, claims: Mapping[bytes, list[str]], groundless: Mapping[str, str], silent: Set[str]
+    ) -> None:
+        """Nobody is left who calculated the version, or nobody can judge: what was settled stands, else what most hold.
+        `groundless`: why some could not show how they came to it; `silent`: they did not even say so."""
         settled = self._book.digests.get(self._version)
         kept = settled if settled in claims else max(claims, key=lambda digest: len(claims[digest]))
         for digest, by in claims.items():
             for peer in by if digest != kept else ():
-                self._void[peer] = dispute.groundless.get(peer, "nobody can show how it came to that state")
+                self._void[peer] = groundless.get(peer, "nobody can show how it came to that state")
                 self._core.note(f"{self._core.name(peer)} takes the run's state again: {self._void[peer]}")
-                if peer in dispute.silent:
+                if peer in silent:
                     self._was_silent(peer)
 
     def _was_silent(self, peer: str) -> None:
@@ -307,7 +313,7 @@ class DigestAgreement:
         else:
             self._core.strike(peer, told)
 
-    def _judge(self, dispute: Dispute, naming: set[str]) -> bool:
+    def _judge(self, dispute: DigestCase, naming: set[str]) -> bool:
         """What follows from what the dispute has found so far.  `naming`: who still says so."""
         changed = False
         for peer, why in dispute.unproven.items():
@@ -323,89 +329,26 @@ class DigestAgreement:
                 else:
                     self._core.convict(peer, told)
                 changed = True
-        for digest, proof in dispute.refuted.items():
+        for digest, chunk in dispute.wrong.items():
             if digest not in self._refuted:
-                self._refuted[digest] = proof
-                self._convict(digest, proof)
+                self._refuted.add(digest)
+                self._convict(dispute, digest, chunk)
                 changed = True
         return changed
 
-    def _convict(self, digest: bytes, proof: Refuted) -> None:
+    def _convict(self, dispute: DigestCase, digest: bytes, chunk: int) -> None:
         core, version = self._core, self._version
         peers = tuple(sorted(peer for peer, named in self._named.items() if digest in named))
         core.write(
-            DigestRefuted(
-                peers=peers, version=version, fragment=self._number, digest=digest, chunk=proof.chunk
-            )
+            DigestRefuted(peers=peers, version=version, fragment=self._number, digest=digest, chunk=chunk)
         )
-        self._keep(proof, peers)
+        dispute.keep(digest, peers)
         if self._book.digests.get(version) == digest:
             self._withdraw()
         of = core.of(self._number)
-        why = f"the state that it named of version {version}{of} is proven wrong in chunk {proof.chunk}"
+        why = f"the state that it named of version {version}{of} is proven wrong in chunk {chunk}"
         for peer in peers:
             core.convict(peer, f"{why}: it lies, or its machine calculates wrongly")
-
-    def _keep(self, proof: Refuted, peers: tuple[str, ...]) -> None:
-        """For whoever was not there: what was claimed, and what it should have been."""
-        core, maker = self._core, self._core.members.members.get(proof.claim.by)
-        if maker is None or maker.peer not in peers:
-            return  # it has gone, and its key with it; or it was told what it signed
-        rules, fragment = self._rules_and_fragment()
-        of_base = rules.outer_of(proof.chunk, proof.base + 1)
-        if any(rules.outer_of(proof.chunk, v) != of_base for v in range(proof.base + 2, self._version + 1)):
-            return  # such a file holds one step for all its versions, and the host changed it in between
-        claim = FalseClaim(
-            run_id=core.run_id,
-            era=core.ledger.era,
-            fragment=self._number,
-            version=self._version,
-            chunk=fragment.index(proof.chunk),
-            maker=maker.identity,
-            claimed=b"".join(proof.claim.hashes),
-            claim=proof.claim.signature,
-            base=proof.base,
-            base_hashes=b"".join(proof.base_hashes),
-            before=proof.before,
-            results=proof.results,
-            rules=step_rules(rules, proof.chunk, self._version),
-            factors=step_factors(rules, proof.chunk, proof.factors),
-        )
-        core.do(KeepProof(claim, peers))
-
-    def _case(self, undefended: bool) -> DisputedVersion:
-        core, book = self._core, self._book
-        rules, fragment = self._rules_and_fragment()
-        return DisputedVersion(
-            fragment,
-            self._version,
-            rules.form.size_bytes,
-            rules.form.part_bytes + RESULT_SLACK_BYTES,
-            {version: digest for version, digest in book.digests.items() if version < self._version},
-            book.commits,
-            rules.after,
-            lambda peer, digest, signature: self._is_signed(
-                core.members.members.get(peer), digest, signature
-            ),
-            self._drawn(fragment) if undefended else (),
-        )
-
-    def _drawn(self, fragment: Fragment) -> tuple[int, ...]:
-        nonce = self.nonce(self._version)
-        found = {drawn_chunk(hash_bytes(nonce, bytes([at])), fragment.count) for at in range(CHUNKS_DRAWN)}
-        return tuple(fragment.first + index for index in sorted(found))
-
-    def _rules_and_fragment(self) -> tuple[ChunkRules, Fragment]:
-        core, model = self._core, self._core.ledger.model
-        if model is None:
-            raise RuntimeError("a version of a model that nobody has named")
-        fragment = model.fragments(core.ledger.fragments)[self._number]
-        return ChunkRules.of(core.terms.first, model, core.terms), fragment
-
-    def _is_signed(self, member: Member | None, digest: bytes, signature: bytes) -> bool:
-        core = self._core
-        claim = claim_part(core.run_id, core.ledger.era, self._number, self._version, digest)
-        return member is not None and verify(member.identity, claim, signature)
 
     # ---- possession ------------------------------------------------------------------------------------------------
 
@@ -413,9 +356,13 @@ class DigestAgreement:
         """It shows something that nobody has shown: by the bytes of one chunk it can prove that it is right."""
         if member.peer in self._checks or member.peer in self._void or len(self._checks) >= CHECKS_AT_ONCE:
             return
-        rules, fragment = self._rules_and_fragment()
+        core, model = self._core, self._core.ledger.model
+        if model is None:
+            raise RuntimeError("a version of a model that nobody has named")
+        fragment = model.fragments(core.ledger.fragments)[self._number]
+        form = core.terms.first.state_form(model.chunk_elements)
         held = HoldingClaim(
-            member.peer, fragment, self._version, digest, self.nonce(self._version), rules.form.size_bytes
+            member.peer, fragment, self._version, digest, self.nonce(self._version), form.size_bytes
         )
         self._checks[member.peer] = HoldingProof(held, self._core.questions, self._core.now)
 

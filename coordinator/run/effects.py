@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from farflung.coordinator.ledger.proofs import Proof
+from msgspec import Struct
+
 from farflung.coordinator.ledger.records import Record
 from farflung.coordinator.roster.ways import Trial
 from farflung.protocol.causes import NoteCause
@@ -87,7 +88,7 @@ class KeepEvidence:
 class KeepProof:
     """Somebody cheated, and this shows it to anybody.  The run's own signature, where it needs one, is the shell's."""
 
-    proof: Proof
+    proof: Struct  # of a mode (coordinator/court/proofs.py)
     peers: tuple[str, ...] = ()  # who is out for it, with whoever signed it
 
 

@@ -73,7 +73,8 @@ LANE = (
 TRAINER = ("tests/peer/machine/test_trainer_proxy.py", "tests/peer/machine/test_trainer_sync.py")
 COURT = (
     "tests/coordinator/court/test_holding_proof.py",
-    "tests/coordinator/court/test_dispute.py",
+    "tests/coordinator/audits/test_dispute.py",
+    "tests/coordinator/audits/test_digest_judge.py",
     "tests/coordinator/run/test_digest_agreement.py",
     "tests/coordinator/run/test_ticks.py",
     "tests/coordinator/run/test_round_driver.py",
@@ -82,7 +83,7 @@ COURT = (
 )
 DATA = ("tests/coordinator/run/test_lease_desk.py", "tests/whole/test_liars_about_work.py")
 AUDITS = ("tests/coordinator/audits/test_auditing.py", "tests/whole/test_wrong_sums.py")
-PROVEN = ("tests/coordinator/ledger/test_proofs.py",)
+PROVEN = ("tests/coordinator/audits/test_proofs.py",)
 WITNESS = ("tests/coordinator/run/test_round_driver.py", "tests/coordinator/run/test_signed_results.py")
 AUDITOR = ("tests/peer/audits/test_auditing.py",)
 OLDER_ERAS = (

@@ -134,17 +134,17 @@ ARITHMETIC = (
     ),
     Mutant(
         "P18 the court counts the versions since what a chunk was",
-        "coordinator/court/dispute.py",
+        "coordinator/audits/dispute.py",
         "enumerate(multiplied, attempt.base + 1)",
         "enumerate(multiplied, attempt.base)",
-        ("tests/coordinator/court/test_dispute.py",),
+        ("tests/coordinator/audits/test_dispute.py",),
     ),
     Mutant(
         "P18 a proof counts the versions since what the chunk was",
-        "coordinator/ledger/proofs.py",
+        "coordinator/court/proofs.py",
         "enumerate(multiplied, self.base + 1)",
         "enumerate(multiplied, self.base)",
-        ("tests/coordinator/ledger/test_proofs.py",),
+        ("tests/coordinator/audits/test_proofs.py",),
     ),
     Mutant(
         "a checkpoint has all parts of a state",

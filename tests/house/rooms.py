@@ -385,7 +385,6 @@ PURE_MODULES = (
     "coordinator/ledger/loss_curve",
     "coordinator/ledger/pace",
     "coordinator/ledger/provenance",
-    "coordinator/ledger/proofs",
     "coordinator/ledger/records",
     "coordinator/ledger/run_clock",
     "coordinator/ledger/snapshot",

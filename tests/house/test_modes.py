@@ -45,6 +45,7 @@ MODES = {
     "audits": Mode(
         ("coordinator/audits", "peer/audits"),
         (
+            "tests/rig/dispute_scene.py",
             "tests/rig/sum_court.py",
             "tests/whole/test_mesh_of_liars.py",
             "tests/whole/test_wrong_sums_in_groups.py",

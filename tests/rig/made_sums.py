@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from farflung.coordinator.court.plain_codecs import codec_named
 from farflung.coordinator.court.plain_steps import merged
-from farflung.coordinator.ledger.proofs import WrongSum
+from farflung.coordinator.court.proofs import WrongSum
 from farflung.coordinator.rounds.committed_sums import CommittedSums
 from farflung.coordinator.rounds.reported import MadeResult
 from farflung.peer.identity import Identity

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from farflung.console.main import app
 from farflung.coordinator.audits.one_sum import OneSum
-from farflung.coordinator.ledger.proofs import (
+from farflung.coordinator.court.proofs import (
     WrongSum,
     WrongSumOfSums,
     proof_from_bytes,

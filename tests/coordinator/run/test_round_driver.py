@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -20,6 +22,7 @@ from farflung.coordinator.ledger.records import (
     from_bytes,
     to_bytes,
 )
+from farflung.coordinator.modes.mode import CoordinatorMode
 from farflung.coordinator.rounds.round_rules import PROBATION_WEIGHT, chosen, rules_for
 from farflung.coordinator.rounds.steadiness import FORGIVEN
 from farflung.coordinator.rounds.weights import NORMS_LEAST
@@ -657,13 +660,27 @@ def test_P18_more_than_half_of_those_that_may_speak_settle_what_nobody_contradic
     assert stage.driver.book.digests[1] == b"a" * 32
 
 
-def test_P18_most_voices_settle_nothing_that_one_member_contradicts() -> None:
+class Undecided(CoordinatorMode):
+    """It judges, and never comes to an end."""
+
+    told = "somebody looks into it"
+    unproven = groundless = wrong = MappingProxyType[Any, Any]({})
+
+    def judge(self, fragment: int, undefended: bool) -> Any:
+        return self
+
+    def step(self, claims: object, now: float) -> bool:
+        return False
+
+
+def test_P18_while_a_mode_judges_most_voices_settle_nothing_that_one_member_contradicts() -> None:
     stage = Stage(3)
+    stage.core.modes = (Undecided(),)
     at_version_1(stage, ann=b"x" * 32, bob=b"b" * 32, cyd=b"b" * 32)
     stage.core.now += 100 * MANIFEST.net.dead_after_s
     at_version_1(stage)
     assert 1 not in stage.driver.book.digests
-    told = "members claim different states of version 1; the coordinator checks one chunk of it"
+    told = Undecided.told
     assert stage.driver.agreement.reason == told
     for name in stage.guests:
         stage.beats(name, ready=True, version=1, digest=b"b" * 32)

@@ -12,9 +12,7 @@ from typer.testing import CliRunner
 
 from farflung.console.main import app
 from farflung.coordinator.court.plain_steps import ChunkRules
-from farflung.coordinator.door.keys import load_or_create
-from farflung.coordinator.evidence_folder import EvidenceFolder
-from farflung.coordinator.ledger.proofs import (
+from farflung.coordinator.court.proofs import (
     FalseClaim,
     StepRules,
     WrongSum,
@@ -23,13 +21,16 @@ from farflung.coordinator.ledger.proofs import (
     step_factors,
     step_rules,
 )
+from farflung.coordinator.door.keys import load_or_create
+from farflung.coordinator.evidence_folder import EvidenceFolder
 from farflung.coordinator.run.effects import KeepProof
 from farflung.peer.identity import Identity
 from farflung.protocol.digests import root_of
 from farflung.protocol.limits import PROOFS_KEPT
 from farflung.protocol.outer_numbers import AdamWNumbers, MuonNumbers, StateForm, Tile
 from farflung.protocol.signed_words import claim_part, results_part
-from rig.court_scene import FRAGMENT, RULES, TRUTH, Court, Holder, liar
+from rig.court_scene import FRAGMENT, RULES, TRUTH, Holder, liar
+from rig.dispute_scene import Court
 from rig.made_sums import RUN_ID, MadeSums
 
 

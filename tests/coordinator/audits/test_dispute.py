@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from farflung.coordinator.court.dispute import ASKED_AT_ONCE, Refuted
+from farflung.coordinator.audits.dispute import ASKED_AT_ONCE, Refuted
 from farflung.coordinator.court.questions import PATIENCE_S
 from farflung.protocol.digests import hash_bytes, root_of
 from farflung.protocol.messages import What
-from rig.court_scene import FRAGMENT, RULES, TRUTH, Court, Holder, liar, signature_of
+from rig.court_scene import FRAGMENT, RULES, TRUTH, Holder, liar, signature_of
+from rig.dispute_scene import Court
 
 TRUE = TRUTH.digest(3)
 

@@ -140,6 +140,15 @@ class Dispute:
         return False
 
     @property
+    def wrong(self) -> dict[bytes, int]:
+        """Digests that are proven wrong, each in which chunk."""
+        return {digest: proof.chunk for digest, proof in self.refuted.items()}
+
+    @property
+    def drew(self) -> bool:
+        return bool(self.case.drawn)
+
+    @property
     def undecidable(self) -> bool:
         """Once it is over: nobody could show what came before."""
         return bool(self.groundless) and not self.refuted and not self._looked_at
