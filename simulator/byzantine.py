@@ -194,7 +194,8 @@ class LiarsLeague:
         if not said.sum_tags or flight is None or flight.decision is None:
             return said
         groups = len(SumsOfGroups.of(flight.decision, "", said).groups)
-        first = 0 if flight.columns.group else 1  # not its own
+        column = flight.plan.column
+        first = 0 if column and column.group else 1  # not its own
         tags = [said.sum_tags[at : at + SUM_TAG_BYTES] for at in range(0, len(said.sum_tags), SUM_TAG_BYTES)]
         tags[first::groups] = [hash_bytes(b"another", tag)[:SUM_TAG_BYTES] for tag in tags[first::groups]]
         lie = replace(said, sum_tags=b"".join(tags), inputs=hash_bytes(b"others", said.inputs))

@@ -37,9 +37,7 @@ class Given:
 
     @staticmethod
     def to(flight: MemberRound) -> Given:
-        mine = flight.plan.chunks_of(flight.me)
-        sums = flight.sums.of_group(flight.columns.group, mine)
-        return Given(flight.plan.round_no, flight.mine, sums)
+        return Given(flight.plan.round_no, flight.mine, flight.sums)
 
     def of(self, kind: Kind) -> Mapping[int, ChunkPiece]:
         return self.sums if kind == Kind.SUM else self.contribution

@@ -10,15 +10,18 @@ The rules, in the order in which a round meets them:
   * An owner merges only by a decision, be it a foreseen one (decision_news.py), and only when it holds every included
     contribution of the chunk.  Order and weights are fixed by plan and decision, so two owners produce the same bytes.
   * Where contributions are compared, an owner computes the dot products of each chunk once all contributions
-    to it are here, and reports their sums before the decision; a root does so with the sums of groups, after it.
+    to it are here, and reports their sums before the decision.
   * Nothing is asked for twice in a hurry: what is missing is asked for after `quiet_s` without news.
 
 Inside, a chunk is its index within the round's fragment, as in the plan; frames and effects carry its number.
+
+A round in groups is another class (collectives/mesh/mesh_round.py, found by shape.py): where it differs, a method here
+gives the answer of a flat round, in which an owner's sum is the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from farflung.collectives.round.decision_news import Deciding, DecisionNews, Doubt
 from farflung.collectives.round.dot_products import Weighing
@@ -26,13 +29,9 @@ from farflung.collectives.round.effects import (
     DataEffect,
     Measure,
     Merge,
-    MergeGroup,
     SendFrame,
     Weigh,
-    WeighSums,
 )
-from farflung.collectives.round.mesh_backups import keeps, moved, proofs, spare_of
-from farflung.collectives.round.mesh_columns import GroupSumsHere, MeshColumns
 from farflung.collectives.round.pieces import (
     ANSWER_TO,
     IN_GROUP,
@@ -42,6 +41,7 @@ from farflung.collectives.round.pieces import (
     Progress,
     by_owner,
     encoding_order,
+    proofs,
 )
 from farflung.collectives.round.result_requests import ResultRequests
 from farflung.protocol.digests import (
@@ -54,7 +54,7 @@ from farflung.protocol.digests import (
     mask_of,
 )
 from farflung.protocol.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
-from farflung.protocol.round_words import SUM_TAG_BYTES, Decision, Plan
+from farflung.protocol.round_words import Decision, Plan
 from farflung.protocol.signed_words import inputs_of
 from farflung.protocol.verdicts import Verdict
 
@@ -83,9 +83,6 @@ class MemberRound:
         self.held: dict[int, dict[str, ChunkPiece]] = {}  # chunk -> member -> contribution
         self.results: dict[int, ChunkPiece] = {}
         self.merged: dict[int, bytes] = {}  # what I made myself, by its hash
-        self.columns = MeshColumns(me, plan)
-        self.sums = GroupSumsHere()  # of groups, where there are several
-        self._freed = False  # results of these may be encoded at last
         self.weighing = Weighing(full_mask(len(plan.members)), compare)
         # Chunk -> (a result's hash, its length), where the gradient is clipped: by both together I prove to hold it.
         self._lengths: dict[int, tuple[bytes, bytes]] = {}
@@ -102,6 +99,11 @@ class MemberRound:
         self._quiet_s = quiet_s
         self._asking = ResultRequests(self._near, quiet_s, now)
 
+    @classmethod
+    def fits(cls, me: str, plan: Plan, chunks: int) -> bool:
+        """The plan is one of so many chunks in which I have a part."""
+        return me in plan.members and len(plan.owners) == chunks
+
     # ---- the coordinator's words -------------------------------------------------------------------
 
     def on_plan(self, plan: Plan, now: float) -> list[DataEffect]:
@@ -109,17 +111,14 @@ class MemberRound:
         if plan.epoch <= self.plan.epoch:
             return []
         before, self.plan = self.plan, plan
-        columns, self.columns = self.columns, MeshColumns(self.me, plan)
         self.weighing.changed = True
         self._my_chunks = plan.chunks_of(self.me)
         self._asking.begin_anew(self._near, now)
         # A living owner loses chunks too, when others can't reach it: what it holds of them counts no more.
         self._shelved = sum(len(self.held.get(chunk, ())) for chunk in self._my_chunks)
-        effects: list[DataEffect] = []
+        effects = self._on_spares(before)
         kept = mask_from_bytes(plan.kept)
         elsewhere = [c for c in range(len(plan.owners)) if before.owner_of(c) != plan.owner_of(c)]
-        for chunk in moved(before, plan, [chunk for chunk in self._my_chunks if chunk in self.mine]):
-            effects += self._deliver(chunk)
         for chunk in elsewhere:
             self.merged.pop(chunk, None)
             if not kept >> chunk & 1:
@@ -130,22 +129,7 @@ class MemberRound:
                 # I hold a lost owner's result, which is proven: I give it to others and do not compute it again.  Whose
                 # sum it is does not change by that: my signature is not on it.
                 effects += self._spread(chunk, self.results[chunk])
-        return effects + self._on_roots(columns, kept) + self._merge_ready()
-
-    def _on_roots(self, before: MeshColumns, kept: int) -> list[DataEffect]:
-        """Sums of chunks that I still own go elsewhere now."""
-        effects: list[DataEffect] = []
-        for chunk in self._my_chunks:
-            root = self.columns.root(chunk)
-            if chunk not in before.rows or root == before.root(chunk):
-                continue
-            if not kept >> chunk & 1:
-                self.results.pop(chunk, None)
-                self.merged.pop(chunk, None)
-            elif root == self.me and chunk in self.results:
-                effects += self._spread(chunk, self.results[chunk])
-            effects += self._pass_sum_on(chunk)
-        return effects
+        return effects + self._on_roots(before, kept) + self._merge_ready()
 
     @property
     def decision(self) -> Decision | None:
@@ -165,16 +149,18 @@ class MemberRound:
         self._asking.start_patience(self._near, now)
         if news is DecisionNews.STANDS:
             return []
-        self.results.clear()  # results of an earlier decision have other weights: they are worth nothing
-        self.merged.clear()
-        self.sums.begin(decision)
-        self._merging.clear()
-        self._answered_at.clear()
+        self._begin(decision)
         return self._merge_ready()
 
+    def _begin(self, decision: Decision) -> None:
+        """Results of an earlier decision have other weights: they are worth nothing."""
+        self.results.clear()
+        self.merged.clear()
+        self._merging.clear()
+        self._answered_at.clear()
+
     def on_may_encode(self, decision_no: int) -> None:
-        """The coordinator has seen the dot products of the sums of this decision."""
-        self._freed = self.sums.on_may_encode(decision_no) or self._freed
+        """The coordinator has seen what was to be seen before results of this decision are made."""
 
     # ---- my own arithmetic -------------------------------------------------------------------------
 
@@ -199,24 +185,19 @@ class MemberRound:
         if isinstance(effect, Weigh):
             assert isinstance(made, tuple)
             index = effect.chunk - self.first_chunk
-            if isinstance(effect, WeighSums):
-                self.sums.on_weighed(effect.decision_no, index, effect.members, made)
-            else:
-                self.weighing.on_weighed(index, effect.members, made)
+            self.weighing.on_weighed(index, effect.members, made)
             return []  # what came of it is told with the progress
         if isinstance(effect, Measure):
             assert isinstance(made, float)
             self._lengths[effect.chunk - self.first_chunk] = effect.hash, length_to_bytes(made)
             return []  # that one is told with the progress, too
         assert isinstance(made, bytes)
-        if isinstance(effect, MergeGroup):
-            return self._on_summed(effect.decision_no, effect.chunk, made)
         return self.on_merged(effect.decision_no, effect.chunk, made)
 
     @property
     def _near(self) -> list[str]:
         """Everybody that I exchange frames with in this round."""
-        return [*self.plan.members, *sorted(self.columns.peers)]
+        return list(self.plan.members)
 
     @property
     def encoded(self) -> bool:
@@ -231,25 +212,9 @@ class MemberRound:
             return []
         index = chunk - self.first_chunk
         self._merging.discard(index)
-        if self.plan.owner_of(index) != self.me or self.columns.root(index) != self.me:
+        if not self._makes(index):
             return []  # ownership moved while I computed
         return self._publish(index, ChunkPiece(payload, hash_bytes(payload)))
-
-    def _on_summed(self, decision_no: int, chunk: int, payload: Payload) -> list[DataEffect]:
-        """What my group adds to the result."""
-        if self.decision is None or decision_no != self.decision.decision_no:
-            return []
-        index = chunk - self.first_chunk
-        self._merging.discard(index)
-        self.sums.put(index, self.columns.group, ChunkPiece(payload, hash_bytes(payload)))
-        return self._pass_sum_on(index) + self._merge_ready(index)
-
-    def _pass_sum_on(self, chunk: int) -> list[DataEffect]:
-        """To the root, if that is somebody else."""
-        piece, root = self.sums.get(chunk, self.columns.group), self.columns.root(chunk)
-        if piece is None or root == self.me or self.plan.owner_of(chunk) != self.me:
-            return []
-        return self._answer(root, Kind.SUM, chunk, piece)
 
     # ---- frames from other members -----------------------------------------------------------------
 
@@ -259,14 +224,8 @@ class MemberRound:
         if not 0 <= index < len(self.plan.owners):
             return False
         if header.kind == Kind.CONTRIBUTION:
-            return self.plan.owner_of(index) != self.me and not keeps(self.plan, sender, index)
-        known = self._deciding.number
-        if header.kind == Kind.SUM and not self._is_root_of(index):
-            return header.decision_no >= known
-        return header.kind in OVERTAKING and header.decision_no > known
-
-    def _is_root_of(self, index: int) -> bool:
-        return self.plan.owner_of(index) == self.me and self.columns.root(index) == self.me
+            return not self._takes(sender, index)
+        return header.kind in OVERTAKING and header.decision_no > self._deciding.number
 
     def on_frame(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
         """A frame of THIS round whose payload already matched its hash."""
@@ -280,51 +239,32 @@ class MemberRound:
                 return self._on_contribution(sender, frame, now)
             case Kind.RESULT:
                 return self._on_result(sender, frame, now)
-            case Kind.SUM:
-                return self._on_sum(sender, frame, now)
             case Kind.WANT_CONTRIBUTION | Kind.WANT_RESULT | Kind.WANT_SUM:
                 return self._on_want(sender, header, now)
             case _:
-                return Verdict.MALFORMED, []
+                return self._on_other(sender, frame, now)
 
     def _on_want(self, sender: str, header: Header, now: float) -> tuple[Verdict, list[DataEffect]]:
         index = header.chunk - self.first_chunk
         decided = header.kind in (Kind.WANT_RESULT, Kind.WANT_SUM)
         if decided and (self.decision is None or header.decision_no != self.decision.decision_no):
             return Verdict.STALE, []
-        if header.kind == Kind.WANT_SUM and sender != self.columns.root(index):
+        if not self._may_ask(sender, header.kind, index):
             return Verdict.STALE, []  # my plan is older than its, or the other way round
         key = (sender, header.kind, index)
         if now - self._answered_at.get(key, -self._quiet_s) < self._quiet_s / 2:
             # Nobody asks again so soon, and a question of 96 bytes must not draw megabytes without end.
             return Verdict.DUPLICATE, []
         kind = ANSWER_TO[header.kind]
-        if kind == Kind.SUM:
-            piece = self.sums.get(index, self.columns.group)
-        else:
-            piece = (self.results if kind == Kind.RESULT else self.mine).get(index)
+        piece = self._made(kind, index)
         if piece is not None:
             self._answered_at[key] = now
         return Verdict.ACCEPTED, self._answer(sender, kind, index, piece)
 
-    def _on_sum(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
-        chunk = frame.header.chunk - self.first_chunk
-        if self.decision is None or frame.header.decision_no != self.decision.decision_no:
-            return Verdict.STALE, []
-        group = self.columns.group_of(sender, chunk)
-        if group is None or not self._is_root_of(chunk):
-            return Verdict.STALE, []
-        self._asking.on_heard(sender, now)
-        if sender in self._faulty:
-            return Verdict.UNAUTHORISED, []
-        if not self.sums.put(chunk, group, ChunkPiece(frame.payload, frame.header.hash)):
-            return Verdict.DUPLICATE, []
-        return Verdict.ACCEPTED, self._merge_ready(chunk)
-
     def _on_contribution(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
         chunk = frame.header.chunk - self.first_chunk
         is_mine = self.plan.owner_of(chunk) == self.me
-        if not is_mine and not keeps(self.plan, sender, chunk):
+        if not self._takes(sender, chunk):
             return Verdict.STALE, []
         self._asking.on_heard(sender, now)
         shelf = self.held.setdefault(chunk, {})
@@ -370,15 +310,13 @@ class MemberRound:
         chunk = frame.header.chunk - self.first_chunk
         if self.decision is None or frame.header.decision_no != self.decision.decision_no:
             return Verdict.STALE, []
-        owner = self.plan.owner_of(chunk)
-        if sender != (owner if owner != self.me else self.columns.root(chunk)):
+        if sender != self._giver(chunk):
             return Verdict.STALE, []
         self._asking.on_heard(sender, now)
         if chunk in self.results:
             return Verdict.DUPLICATE, []
-        self.results[chunk] = piece = ChunkPiece(frame.payload, frame.header.hash)
-        passed_on = self._spread(chunk, piece) if owner == self.me else []
-        return Verdict.ACCEPTED, [*passed_on, *self._measure(chunk)]
+        self.results[chunk] = ChunkPiece(frame.payload, frame.header.hash)
+        return Verdict.ACCEPTED, self._on_given(chunk)
 
     # ---- the data plane's word, and time -----------------------------------------------------------
 
@@ -388,9 +326,7 @@ class MemberRound:
 
     def on_timer(self, now: float) -> list[DataEffect]:
         """Ask for what is missing from whoever has been quiet for too long."""
-        effects = self._weigh_ready() if self.weighing.changed else []
-        if self._freed:
-            self._freed, effects = False, [*effects, *self._merge_ready()]
+        effects = self._look_again()
         self._doubt.look(self._deciding.is_made and len(self._measured) == len(self.plan.owners), now)
         for member in self._near:
             if member != self.me and self._asking.is_due(member, now):
@@ -402,14 +338,11 @@ class MemberRound:
 
     def _wants_of(self, member: str) -> list[Header]:
         wants: list[Header] = []
-        if member not in self.plan.members:
-            return self._wants_of_column(member)
         if member in self.refused:
             pass
         elif self._deciding.may_count(member, self.plan.members):
             for chunk in self._my_chunks:
-                summed = self.sums.get(chunk, self.columns.group) is not None
-                here = (summed if self.plan.column else chunk in self.results) and self._deciding.is_made
+                here = self._is_summed(chunk) and self._deciding.is_made
                 if member not in self.held.get(chunk, {}) and not here:
                     wants.append(self._header(Kind.WANT_CONTRIBUTION, chunk))
         if self._deciding.is_made:
@@ -418,40 +351,21 @@ class MemberRound:
                     wants.append(self._header(Kind.WANT_RESULT, chunk))
         return wants
 
-    def _wants_of_column(self, peer: str) -> list[Header]:
-        """Of an owner in another group: its group's sums where I am the root, results where it is."""
-        if self.decision is None or peer in self._faulty:
-            return []
-        lacking = [
-            chunk
-            for chunk in self.columns.summed_by(peer)
-            if self.columns.group_of(peer, chunk) in self.sums.missing(chunk, self.decision)
-        ]
-        sums = [self._header(Kind.WANT_SUM, chunk) for chunk in lacking if chunk not in self.results]
-        rooted = [chunk for chunk in self.columns.rooted_at(peer) if chunk not in self.results]
-        return sums + [self._header(Kind.WANT_RESULT, chunk) for chunk in rooted]
-
     # ---- reports -----------------------------------------------------------------------------------
 
     def progress(self) -> Progress:
         got = {chunk: piece.hash + self._length_of(chunk) for chunk, piece in self._measured.items()}
         merged = {chunk: digest for chunk, digest in self.merged.items() if chunk in got}
-        sums = self.sums.of_group(self.columns.group, self._my_chunks)
-        added = self.sums.hashes_in(merged, self.decision)
         return Progress(
             proofs(self.plan, self.me, self.held),
             dict(sorted(self.refused.items())),
             tuple(sorted(self._cut_off())),
             merged,
-            inputs_of(added) if added else self._inputs(merged),
+            self._inputs(merged),
             (mask_of(got), combined(got.items())),
             self.weighing.report(self._my_chunks, self._refused_mask),
             b"".join(self._length_of(chunk) for chunk in sorted(merged)),
             by_owner(self.plan, got) if self._doubt.is_on else {},
-            {chunk: piece.hash for chunk, piece in sums.items()},
-            self._inputs(sums),
-            self.sums.dots(self.columns.rooted),
-            b"".join(each[:SUM_TAG_BYTES] for each in added),
         )
 
     @property
@@ -481,9 +395,7 @@ class MemberRound:
     def complete(self) -> tuple[bool, bool, bool]:
         """(contributions that I own are here, they are compared and summed, every result is here): told at once."""
         held, due, got, chunks = self.counts
-        weighed = self.weighing.is_complete(self._my_chunks, self._refused_mask)
-        weighed = weighed and self.sums.are_complete(self.columns, self._my_chunks)
-        return held >= due, weighed, got == chunks and len(self._measured) == got
+        return held >= due, self._is_compared(), got == chunks and len(self._measured) == got
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
@@ -498,8 +410,7 @@ class MemberRound:
         owing: set[str] = set()
         if self.decision is not None:
             missing = self.missing_results()
-            column = {self.columns.root(c) for c in missing if self.plan.owner_of(c) == self.me}
-            owing = ({self.plan.owner_of(chunk) for chunk in missing} | column) - {self.me}
+            owing = {self._giver(chunk) for chunk in missing} - {self.me}
         if self._deciding.is_made:
             return owing
         heard = set(self.plan.members) - {self.me, *self.refused}
@@ -517,13 +428,13 @@ class MemberRound:
         return Header(kind, self.run_tag, self.plan.round_no, number, self.plan.version, chunk)
 
     def _deliver(self, chunk: int) -> list[DataEffect]:
-        """My contribution of one chunk goes to its owner; what I own myself on my shelf, and in a mesh to a keeper."""
+        """My contribution of one chunk goes to its owner; what I own myself on my shelf, and to a keeper if any."""
         to: str | None = self.plan.owner_of(chunk)
         if to == self.me:
             shelf = self.held.setdefault(chunk, {})
             self._shelved += self.me not in shelf
             shelf[self.me] = self.mine[chunk]
-            to = spare_of(self.plan, chunk)
+            to = self._keeper(chunk)
         return self._answer(to, Kind.CONTRIBUTION, chunk, self.mine[chunk]) if to else []
 
     def _answer(self, to: str, kind: Kind, chunk: int, piece: ChunkPiece | None) -> list[DataEffect]:
@@ -545,7 +456,7 @@ class MemberRound:
 
     def _spread(self, chunk: int, piece: ChunkPiece) -> list[DataEffect]:
         effects: list[DataEffect] = []
-        for member in (*self.columns.others(chunk), *self.plan.members):
+        for member in self._receivers(chunk):
             if member != self.me:
                 effects += self._answer(member, Kind.RESULT, chunk, piece)
         return effects
@@ -564,34 +475,77 @@ class MemberRound:
         """Start the sum of every chunk of mine whose included contributions are all here."""
         if self.decision is None:
             return []
-        counted = self._deciding.counted(self.plan.members)
         effects: list[DataEffect] = []
         for chunk in self._my_chunks if only is None else [only]:
-            shelf = self.held.get(chunk, {})
-            summed = not counted or self.sums.get(chunk, self.columns.group) is not None
-            # A result that came before my group's sum was made waits for my word of it: the one before me left none.
-            if chunk in self._merging or (chunk in self.results and (summed or not self.plan.column)):
-                continue
-            if self.plan.column and summed:
-                effects += self._merge_sums(chunk, self.decision)
-                continue
-            if any(m not in shelf for m, _ in counted):
-                continue
-            self._merging.add(chunk)
-            kind = MergeGroup if self.plan.column else Merge
-            numbers = self.plan.round_no, self.decision.decision_no, self.first_chunk + chunk
-            payloads = tuple(shelf[member].payload for member, _ in counted)
-            effects.append(kind(*numbers, payloads, tuple(weight for _, weight in counted)))
+            if chunk not in self._merging and chunk not in self.results:
+                effects += self._merge(chunk, Merge)
         return effects
 
-    def _merge_sums(self, chunk: int, decision: Decision) -> list[DataEffect]:
-        """The second sum, at the root: of all groups, once they are here."""
-        if self.columns.root(chunk) != self.me or self.sums.missing(chunk, decision):
+    def _merge(self, chunk: int, kind: type[Merge]) -> list[DataEffect]:
+        """Of what is included, if all of it is here."""
+        counted, shelf = self._deciding.counted(self.plan.members), self.held.get(chunk, {})
+        if self.decision is None or any(m not in shelf for m, _ in counted):
             return []
-        if self.sums.held_back:
-            return [*self.sums.weigh(self.plan, chunk, self.first_chunk, decision)]
         self._merging.add(chunk)
-        payloads = tuple(piece.payload for piece in self.sums.in_order(chunk, decision))
-        number, place = self.plan.round_no, self.first_chunk + chunk
-        # Weighed they are already.
-        return [Merge(number, decision.decision_no, place, payloads, (1.0,) * len(payloads))]
+        numbers = self.plan.round_no, self.decision.decision_no, self.first_chunk + chunk
+        payloads = tuple(shelf[member].payload for member, _ in counted)
+        return [kind(*numbers, payloads, tuple(weight for _, weight in counted))]
+
+    # ---- where a round in groups differs -----------------------------------------------------------
+
+    def _on_spares(self, before: Plan) -> list[DataEffect]:
+        """Ownership moved: what others keep of mine goes to whoever keeps it now."""
+        return []
+
+    def _on_roots(self, before: Plan, kept: int) -> list[DataEffect]:
+        """Ownership moved, in other groups too."""
+        return []
+
+    def _makes(self, chunk: int) -> bool:
+        """I make its result."""
+        return self.plan.owner_of(chunk) == self.me
+
+    def _giver(self, chunk: int) -> str:
+        """From whom I get its result."""
+        return self.plan.owner_of(chunk)
+
+    def _on_given(self, chunk: int) -> list[DataEffect]:
+        """Its result came."""
+        return self._measure(chunk)
+
+    def _receivers(self, chunk: int) -> Sequence[str]:
+        """Who gets a result from me."""
+        return self.plan.members
+
+    def _keeper(self, chunk: int) -> str | None:
+        """Who keeps what I contribute to a chunk of my own."""
+        return None
+
+    def _takes(self, sender: str, chunk: int) -> bool:
+        """A contribution of it is for me."""
+        return self.plan.owner_of(chunk) == self.me
+
+    def _on_other(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
+        return Verdict.STALE if frame.header.kind == Kind.SUM else Verdict.MALFORMED, []
+
+    def _may_ask(self, sender: str, kind: Kind, chunk: int) -> bool:
+        return kind != Kind.WANT_SUM
+
+    def _made(self, kind: Kind, chunk: int) -> ChunkPiece | None:
+        return (self.results if kind == Kind.RESULT else self.mine).get(chunk)
+
+    def _is_summed(self, chunk: int) -> bool:
+        """Contributions to it are needed no more."""
+        return chunk in self.results
+
+    def _is_compared(self) -> bool:
+        return self.weighing.is_complete(self._my_chunks, self._refused_mask)
+
+    def _look_again(self) -> list[DataEffect]:
+        """What may have become possible since time was told last."""
+        return self._weigh_ready() if self.weighing.changed else []
+
+    @property
+    def sums(self) -> Mapping[int, ChunkPiece]:
+        """What I added up of each chunk for somebody else, who makes the result."""
+        return {}

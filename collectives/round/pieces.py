@@ -7,11 +7,11 @@ coordinator what is in `Progress`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from farflung.collectives.round.dot_products import Dots
-from farflung.protocol.digests import combined
+from farflung.protocol.digests import combined, mask_of
 from farflung.protocol.frames import Kind, Payload
 from farflung.protocol.round_words import Plan
 from farflung.protocol.verdicts import Verdict
@@ -47,10 +47,12 @@ class Progress:
     dots: Dots | None  # of all my chunks, before the decision
     lengths: bytes  # of the results that I made, in their order, where the gradient is clipped
     got_by: dict[str, bytes]  # owner -> combined hash of its results, where the commit does not come
-    sums: dict[int, bytes]  # my chunk -> hash of what I made of my group's contributions to it
-    sum_inputs: bytes  # one name for these
-    sum_dots: Dots | None  # of the sums of groups, for all chunks that I am the root of
-    sum_tags: bytes  # of the sums that went into `merged`: the first bytes of their hashes
+    # In groups:
+    # My chunk -> hash of what I made of my group's contributions to it.
+    sums: dict[int, bytes] = field(default_factory=dict)
+    sum_inputs: bytes = b""  # one name for these
+    sum_dots: Dots | None = None  # of the sums of groups, for all chunks that I am the root of
+    sum_tags: bytes = b""  # of the sums that went into `merged`: the first bytes of their hashes
 
 
 def encoding_order(plan: Plan, me: str) -> list[int]:
@@ -71,3 +73,19 @@ def by_owner(plan: Plan, got: Mapping[int, bytes]) -> dict[str, bytes]:
     for chunk, named in got.items():
         by.setdefault(plan.owner_of(chunk), {})[chunk] = named
     return {owner: combined(named.items()) for owner, named in by.items()}
+
+
+def proofs(
+    plan: Plan, me: str, shelves: Mapping[int, Mapping[str, ChunkPiece]]
+) -> dict[str, tuple[int, bytes]]:
+    """Of the contributions to my chunks, and of what I keep of others' to their own."""
+    held = {}
+    for member in plan.members:
+        pieces = {
+            chunk: shelf[member].hash
+            for chunk, shelf in shelves.items()
+            if member in shelf and plan.owner_of(chunk) in (me, member)
+        }
+        if pieces:
+            held[member] = (mask_of(pieces), combined(pieces.items()))
+    return held

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from farflung.collectives.round.effects import SendFrame
-from farflung.collectives.round.mesh_columns import MeshColumns
 from farflung.protocol.frames import Frame
+from farflung.protocol.round_words import Plan
 
 BACKOFF_MOST = 4  # doublings of the patience
 ARRIVING_PATIENCE = 8  # times more patience while bytes come in
@@ -72,10 +72,9 @@ class ResultRequests:
 
 
 class LateResults:
-    def __init__(self, columns: MeshColumns, first_chunk: int, quiet_s: float, now: float) -> None:
-        plan = columns.plan
+    def __init__(self, plan: Plan, me: str, first_chunk: int, quiet_s: float, now: float) -> None:
         self.version = plan.version + 1
-        self._plan, self._columns, self._first_chunk = plan, columns, first_chunk
+        self._plan, self._me, self._first_chunk = plan, me, first_chunk
         self._asking = ResultRequests(plan.members, quiet_s, now)
 
     def on_result(self, sender: str, frame: Frame, now: float) -> list[SendFrame]:
@@ -83,8 +82,8 @@ class LateResults:
         if sender in self._plan.members:
             self._asking.on_heard(sender, now)
         index = frame.header.chunk - self._first_chunk
-        mine = self._plan.column and self._plan.owner_of(index) == self._columns.me
-        others = (member for member in self._plan.members if member != self._columns.me)
+        mine = self._plan.column and self._plan.owner_of(index) == self._me
+        others = (member for member in self._plan.members if member != self._me)
         return [SendFrame(member, frame) for member in others] if mine else []
 
     def on_arriving(self, members: set[str], now: float) -> None:

@@ -10,15 +10,13 @@ this mode's, and the next one is asked, and then the core.  What else it answers
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Final, NamedTuple
 
 from farflung.collectives.round.effects import Calculated
+from farflung.collectives.round.shape import IN_GROUPS, module_of
 from farflung.optim.schedule import rules_of
 from farflung.peer.local.words import FromTrainer, WorkDone
 from farflung.peer.machine.effects import Effect
@@ -124,18 +122,12 @@ HANDS: Final = {"batches": "farflung.peer.crossings.crossing_hand"}
 
 
 def found(mode: str) -> ModuleType | None:
-    """None: its folder was taken out.  What fails within the folder fails here."""
-    return _module(BEGINNINGS[mode])
+    """None: its folder was taken out."""
+    return module_of(BEGINNINGS[mode])
 
 
 def hand_of(mode: str) -> ModuleType | None:
-    return _module(HANDS[mode])
-
-
-@functools.cache
-def _module(name: str) -> ModuleType | None:
-    folder = name.rpartition(".")[0]
-    return importlib.import_module(name) if importlib.util.find_spec(folder) is not None else None
+    return module_of(HANDS[mode])
 
 
 def _uses(manifest: Manifest, mode: str) -> bool:
@@ -147,6 +139,10 @@ def missing(manifest: Manifest) -> str:
     """Why this peer can't be in the run; empty: it can."""
     if _uses(manifest, "batches") and found("batches") is None:
         return "the run learns in batches, and this peer was installed without them: install farflung whole"
+    if manifest.round.group and module_of(IN_GROUPS) is None:
+        return (
+            "the run has rounds in groups, and this peer was installed without mesh: install farflung whole"
+        )
     return ""
 
 

@@ -19,9 +19,9 @@ from farflung.checkpoints.swarm import HaveAnnouncer, Holding
 from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal
 from farflung.collectives.round.kept import Given, KeptContributions
 from farflung.collectives.round.member import MemberRound
-from farflung.collectives.round.mesh_columns import MeshColumns
 from farflung.collectives.round.pieces import OVERTAKING, ChunkPiece
 from farflung.collectives.round.result_requests import LateResults
+from farflung.collectives.round.shape import class_of
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.early_upload import EarlyUpload
 from farflung.peer.machine.effects import (
@@ -223,16 +223,16 @@ class Replica:
     # ---- the coordinator's words about rounds -----------------------------------------------------------------
 
     def on_plan(self, plan: Plan, frozen: Frozen | None, now: float) -> list[Effect]:
-        fits = MeshColumns(self._me, plan).fits(self.fragment.count)
-        if fits and self.round is not None and plan.round_no == self.round.plan.round_no:
+        fits = class_of(plan, self._me, self.fragment.count)
+        if fits is not None and self.round is not None and plan.round_no == self.round.plan.round_no:
             return [*self.round.on_plan(plan, now)]
         stale = plan.round_no <= self._last_round_no or plan.version != self.version or self.sealing
-        if stale or not fits or isinstance(self._role, Merged):
+        if stale or fits is None or isinstance(self._role, Merged):
             return []
         self._last_round_no, self._planned_at = plan.round_no, plan.version
         self._end()  # a new round from the same version: the one before was aborted
         first = self.fragment.first
-        flight = MemberRound(self._me, plan, self._run_tag, QUIET_S, now, first, self._compare, self._measure)
+        flight = fits(self._me, plan, self._run_tag, QUIET_S, now, first, self._compare, self._measure)
         self._plays(RoleEvent.OPENED, Owning(flight))
         sent_ahead = self.ahead.ready_for(plan) if frozen is not None else None
         if sent_ahead is None:
@@ -262,7 +262,7 @@ class Replica:
         if over and flight is not None and commit.round_no == flight.plan.round_no:
             for index, piece in flight.results.items():
                 self.catch.offer(commit.version, self.fragment.first + index, piece.payload, piece.hash)
-            late = LateResults(flight.columns, self.fragment.first, QUIET_S, now)
+            late = LateResults(flight.plan, self._me, self.fragment.first, QUIET_S, now)
         self._last_commit = LastCommit(commit.round_no, commit.version, late)
         given = Given.to(flight) if flight is not None and late is not None else self._left
         self.kept.on_commit(commit.round_no, given, counts=self._me in commit.included)

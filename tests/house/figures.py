@@ -33,8 +33,7 @@ CEILINGS = Path(__file__).resolve().parent / "figures.json"
 MODES: Mapping[str, tuple[str, ...]] = {
     "mesh": (
         "coordinator/mesh",
-        "collectives/round/mesh_columns",
-        "collectives/round/mesh_backups",
+        "collectives/mesh",
     ),
     "batches": (
         "coordinator/batches",

@@ -16,17 +16,17 @@ JUDGED = ("tests/coordinator/mesh/test_screening_in_groups.py",)
 MESHES = (
     Mutant(
         "in a mesh a sum of a decision before is worth nothing",
-        "collectives/round/mesh_columns.py",
+        "collectives/mesh/mesh_columns.py",
         "self._of.clear()",
         "pass",
-        ("tests/collectives/test_mesh_columns.py", *MESH),
+        ("tests/collectives/mesh/test_mesh_columns.py", *MESH),
     ),
     Mutant(
         "in a mesh groups are added up in their order",
-        "collectives/round/mesh_columns.py",
+        "collectives/mesh/mesh_columns.py",
         "return [self._of[chunk][group] for group in groups_in(decision)]",
         "return [self._of[chunk][group] for group in reversed(groups_in(decision))]",
-        ("tests/collectives/test_mesh_columns.py", *MESH),
+        ("tests/collectives/mesh/test_mesh_columns.py", *MESH),
     ),
     Mutant(
         "an heir is of the group of the owner that is lost",
@@ -51,17 +51,17 @@ MESHES = (
     ),
     Mutant(
         "who keeps a spare piece says so",
-        "collectives/round/mesh_backups.py",
+        "collectives/round/pieces.py",
         "plan.owner_of(chunk) in (me, member)",
         "plan.owner_of(chunk) == me",
-        ("tests/collectives/test_mesh_backups.py",),
+        ("tests/collectives/mesh/test_mesh_backups.py",),
     ),
     Mutant(
         "a spare piece is its owner's own",
-        "collectives/round/mesh_backups.py",
-        "return bool(plan.column) and plan.owner_of(chunk) == sender",
-        "return bool(plan.column)",
-        ("tests/collectives/test_mesh_backups.py",),
+        "collectives/mesh/mesh_backups.py",
+        "return plan.owner_of(chunk) == sender",
+        "return True",
+        ("tests/collectives/mesh/test_mesh_backups.py",),
     ),
     Mutant(
         "what an owner has no more is waited for",
@@ -226,10 +226,10 @@ MESHES = (
     ),
     Mutant(
         "in a mesh a sum whose root is lost goes to the heir",
-        "collectives/round/member.py",
+        "collectives/mesh/mesh_round.py",
         "effects += self._pass_sum_on(chunk)",
         "pass",
-        ("tests/collectives/test_mesh_columns.py", *MESH),
+        ("tests/collectives/mesh/test_mesh_columns.py", *MESH),
     ),
     Mutant(
         "a result that stands at another owner moves its root there",
@@ -247,17 +247,17 @@ MESHES = (
     ),
     Mutant(
         "nothing is encoded before the sums of groups are compared",
-        "collectives/round/member.py",
-        "if self.sums.held_back:",
+        "collectives/mesh/mesh_round.py",
+        "if self.groups.held_back:",
         "if False:",
         LIARS,
     ),
     Mutant(
         "dot products of sums are those of the decision that stands",
-        "collectives/round/mesh_columns.py",
+        "collectives/mesh/mesh_columns.py",
         "if decision_no == self._decision_no:",
         "if True:",
-        ("tests/collectives/test_mesh_columns.py",),
+        ("tests/collectives/mesh/test_mesh_columns.py",),
     ),
     Mutant(
         "what a root says of another decision's sums is not heard",
@@ -338,10 +338,10 @@ MESHES = (
     ),
     Mutant(
         "an heir adds up its group also where the result is here",
-        "collectives/round/member.py",
-        "(chunk in self.results and (summed or not self.plan.column)):",
-        "chunk in self.results:",
-        ("tests/collectives/test_mesh_columns.py",),
+        "collectives/mesh/mesh_round.py",
+        "not (chunk in self.results and summed):",
+        "chunk not in self.results:",
+        ("tests/collectives/mesh/test_mesh_columns.py",),
     ),
     Mutant(
         "an owner's first word of a sum counts",

@@ -30,7 +30,7 @@ ARITHMETIC = (
     Mutant(
         "a result comes from the owner of its chunk",
         "collectives/round/member.py",
-        "if sender != (owner if owner != self.me else self.columns.root(chunk)):",
+        "if sender != self._giver(chunk):",
         "if False:",
         MEMBER,
     ),
@@ -44,8 +44,8 @@ ARITHMETIC = (
     Mutant(
         "results of an earlier decision have other weights",
         "collectives/round/member.py",
-        "self.results.clear()  # results",
-        "pass  # results",
+        "        self.results.clear()\n",
+        "        pass\n",
         MEMBER,
     ),
     Mutant(

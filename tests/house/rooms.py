@@ -32,6 +32,8 @@ ROOMS: dict[str, Room] = {
     "optim": Room(("protocol",)),
     "collectives/round": Room(("protocol",), pure=True),
     "collectives/pipeline": Room(("protocol",), pure=True),
+    # Of modes: nobody else may import them.
+    "collectives/mesh": Room(("collectives/round", "protocol"), pure=True),
     "collectives/arithmetic": Room(("compression", "protocol")),
     "collectives/link": Room(PROTOCOL),
     "checkpoints": Room(("collectives/round", *PROTOCOL)),
@@ -423,6 +425,7 @@ PURE_MODULES = (
 THIRD_PARTY = {
     "compression": {"torch", "numpy", "triton"},
     "optim": {"torch", "numpy"},
+    "collectives/mesh": set(),
     "collectives/round": {"msgspec"},
     "collectives/pipeline": set(),
     "coordinator/rounds": {"msgspec", "numpy"},

@@ -22,6 +22,7 @@ from rig.waiting import LONG_S
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from rooms import ROOT, modules
 
+from farflung.collectives.round import shape
 from farflung.coordinator.modes.registry import BEGINNINGS
 from farflung.peer.machine import modes as at_peers
 
@@ -63,9 +64,8 @@ MODES = {
         ),
     ),
     "mesh": Mode(
-        ("coordinator/mesh",),
+        ("coordinator/mesh", "collectives/mesh"),
         (
-            "tests/collectives/test_mesh_columns.py",
             "tests/rig/made_mesh.py",
             "tests/whole/test_large_runs.py",
             "tests/whole/test_mesh.py",
@@ -129,6 +129,7 @@ def test_each_mode_that_can_be_taken_out_is_tried() -> None:
     for name, mode in MODES.items():
         of_it = tuple(f"farflung.{each.replace('/', '.')}." for each in mode.folders)
         begin = [each[name] for each in (BEGINNINGS, at_peers.BEGINNINGS, at_peers.HANDS) if name in each]
+        begin += [shape.IN_GROUPS] if name == "mesh" else []
         assert all(each.startswith(of_it) for each in begin)
         missing = [each for each in (*mode.folders, *mode.tests, *mode.files) if not (ROOT / each).exists()]
         assert not missing, f"{name} is made of what is not there: {missing}"

@@ -7,7 +7,7 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.collectives.round.mesh_columns import MeshColumns
+from farflung.collectives.mesh.mesh_columns import MeshColumns
 from farflung.coordinator.mesh.group_views import drawn, most_of_round, touched, view
 from farflung.coordinator.mesh.mesh_sums import MeshSums
 from farflung.coordinator.rounds.groups import Groups, planned

@@ -7,18 +7,16 @@ else; that one shows the coordinator that it has it, and is the heir (coordinato
 the line of an owner its share of one contribution, where groups have many members a few percent; in a flat round of
 four it would be a third, so there nobody does it.
 
-Used by the round at a member (member.py).  Must not know frames.  Only the sender asks who it is: whoever gets such a
-piece takes it for what it is, one piece of each chunk that others own at most.
+Used by the round at a member (mesh_round.py).  Must not know frames.  Only the sender asks who it is: whoever gets such
+a piece takes it for what it is, one piece of each chunk that others own at most.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 
-from farflung.collectives.round.pieces import ChunkPiece
-from farflung.protocol.digests import combined, hash_bytes, mask_of
+from farflung.protocol.digests import hash_bytes
 from farflung.protocol.round_words import Plan
 
 
@@ -28,8 +26,6 @@ def spare_of(plan: Plan, chunk: int) -> str | None:
     Drawn for each chunk by how much a peer owns, since that says what its line carries.  When one of the others dies,
     only what it was to keep goes to somebody else.
     """
-    if not plan.column:
-        return None
     counts = Counter(plan.owners)
     del counts[plan.owners[chunk]]
     return min((plan.members[at] for at in counts), key=lambda peer: _turn(plan, peer, chunk), default=None)
@@ -37,7 +33,7 @@ def spare_of(plan: Plan, chunk: int) -> str | None:
 
 def keeps(plan: Plan, sender: str, chunk: int) -> bool:
     """What it sends is its own part of a chunk that it owns."""
-    return bool(plan.column) and plan.owner_of(chunk) == sender
+    return plan.owner_of(chunk) == sender
 
 
 def moved(before: Plan, after: Plan, chunks: list[int]) -> list[int]:
@@ -49,19 +45,3 @@ def moved(before: Plan, after: Plan, chunks: list[int]) -> list[int]:
 def _turn(plan: Plan, peer: str, chunk: int) -> float:
     drawn = int.from_bytes(hash_bytes(chunk.to_bytes(4, "little"), peer.encode())[:8], "little")
     return -math.log((drawn + 1) / (2**64 + 1)) / len(plan.chunks_of(peer))
-
-
-def proofs(
-    plan: Plan, me: str, shelves: Mapping[int, Mapping[str, ChunkPiece]]
-) -> dict[str, tuple[int, bytes]]:
-    """Of the contributions to my chunks, and of what I keep of others' to their own."""
-    held = {}
-    for member in plan.members:
-        pieces = {
-            chunk: shelf[member].hash
-            for chunk, shelf in shelves.items()
-            if member in shelf and plan.owner_of(chunk) in (me, member)
-        }
-        if pieces:
-            held[member] = (mask_of(pieces), combined(pieces.items()))
-    return held

@@ -8,9 +8,9 @@ import pytest
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from farflung.collectives.mesh.mesh_columns import GroupSumsHere, MeshColumns, groups_in
+from farflung.collectives.mesh.mesh_round import MeshRound
 from farflung.collectives.round.effects import MergeGroup, SendFrame
-from farflung.collectives.round.member import MemberRound
-from farflung.collectives.round.mesh_columns import GroupSumsHere, MeshColumns, groups_in
 from farflung.collectives.round.pieces import ChunkPiece
 from farflung.coordinator.mesh.group_views import decision_view, view
 from farflung.coordinator.rounds.groups import Groups
@@ -109,9 +109,9 @@ def test_when_a_root_is_lost_its_owners_send_their_sums_to_the_heir_at_once() ->
     root, chunk = made.maker(1), 1
     me = next(peer for peer in made.in_groups.column(chunk) if peer != root)
     group = made.in_groups.of[me]
-    flight = MemberRound(me, view(made.in_groups, me, 1), bytes(8), 1.0, 0.0)
+    flight = MeshRound(me, view(made.in_groups, me, 1), bytes(8), 1.0, 0.0)
     flight.on_decision(decision_view(made.in_groups, made.decision, me), 0.0)
-    flight.sums.put(chunk, group, ChunkPiece(b"mine", hash_bytes(b"mine")))
+    flight.groups.put(chunk, group, ChunkPiece(b"mine", hash_bytes(b"mine")))
     of_root = made.in_groups.of[root]
     heir = next(peer for peer in made.in_groups.members[of_root] if peer != root)
     owners = list(made.plan.owners)
@@ -128,7 +128,7 @@ def test_an_heir_adds_up_its_group_also_where_the_result_has_come_already() -> N
     made = MadeMesh(groups=2)
     root, chunk = made.maker(1), 1
     me = next(peer for peer in made.in_groups.column(chunk) if peer != root)
-    flight = MemberRound(me, view(made.in_groups, me, 1), bytes(8), 1.0, 0.0)
+    flight = MeshRound(me, view(made.in_groups, me, 1), bytes(8), 1.0, 0.0)
     flight.on_decision(decision_view(made.in_groups, made.decision, me), 0.0)
     flight.results[chunk] = ChunkPiece(b"of the root", hash_bytes(b"of the root"))
     asked = [each for each in flight.on_timer(9.0) if isinstance(each, SendFrame)]
