@@ -19,6 +19,7 @@ from farflung.collectives.round.effects import Calculated
 from farflung.collectives.round.shape import IN_GROUPS, module_of
 from farflung.optim.schedule import rules_of
 from farflung.peer.local.words import FromTrainer, WorkDone
+from farflung.peer.machine.early_work import EarlyWork
 from farflung.peer.machine.effects import Effect
 from farflung.peer.machine.handshake import Offer, PeerConfig
 from farflung.peer.machine.heartbeat import HeartbeatBuilder
@@ -28,6 +29,8 @@ from farflung.peer.machine.trainer_sync import TrainerSync
 from farflung.protocol.frames import Frame, Payload, Spoiled
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Show, ToMember
+from farflung.protocol.model_schema import Fragment
+from farflung.protocol.run_terms import Attached
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,7 @@ BEGINNINGS: Final = {
     "audits": "farflung.peer.audits.auditor",
 }
 
+EARLY: Final = "farflung.peer.slow_lines.early_upload"
 # Name -> the module with its hand at the agent (peer/agent/io_workers.py).
 HANDS: Final = {"batches": "farflung.peer.crossings.crossing_hand"}
 
@@ -153,6 +157,12 @@ def parts(tools: SessionTools) -> dict[str, PeerMode]:
         name: module.made(tools) for name in used if (module := found(name)) is not None
     }
     return {name: part for name, part in made.items() if part is not None}
+
+
+def early_work() -> Callable[[Attached, str, Fragment], EarlyWork] | None:
+    """What makes a replica's part of the mode that sends work ahead of rounds; None: none does."""
+    module = module_of(EARLY)
+    return module.early if module is not None else None
 
 
 def training_of(manifest: Manifest) -> TrainerProxy:

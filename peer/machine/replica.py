@@ -10,7 +10,7 @@ Its states are declared in replica_states.py.  Nobody else writes them, and the 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from farflung.checkpoints.result_log import ResultLog
 from farflung.checkpoints.sources import SPOILED_FORGIVEN
@@ -23,7 +23,7 @@ from farflung.collectives.round.pieces import OVERTAKING, ChunkPiece
 from farflung.collectives.round.result_requests import LateResults
 from farflung.collectives.round.shape import class_of
 from farflung.peer.local.words import Frozen
-from farflung.peer.machine.early_upload import EarlyUpload
+from farflung.peer.machine.early_work import EarlyWork
 from farflung.peer.machine.effects import (
     Effect,
     Encode,
@@ -67,6 +67,16 @@ QUIET_S = 1.0  # without news for so long, what is missing is asked for
 FETCH_RETRY_S = 3.0  # a donor that gave nothing for so long: another is asked
 
 
+@dataclass(frozen=True)
+class ReplicaRules:
+    """What the run's terms mean for it."""
+
+    compare: bool = False  # owners compare contributions before the decision
+    measure: bool = False  # how long results are decides by what they are multiplied
+    rounds_kept: int = 0
+    state_parts: int = MOMENTUM_PARTS
+
+
 class Replica:
     def __init__(
         self,
@@ -74,22 +84,19 @@ class Replica:
         run_tag: bytes,
         fragment: Fragment,
         log: ResultLog,
-        compare: bool = False,
-        rounds_kept: int = 0,
-        state_parts: int = MOMENTUM_PARTS,
-        measure: bool = False,
+        rules: ReplicaRules = ReplicaRules(),
+        ahead: EarlyWork | None = None,
     ) -> None:
         self.fragment = fragment
-        self.catch = StateSync(fragment, run_tag, FETCH_RETRY_S, state_parts, me)
+        self.catch = StateSync(fragment, run_tag, FETCH_RETRY_S, rules.state_parts, me)
         self.log = log  # of all fragments together
         self._grounds = StateProof(fragment)
         self._telling = HaveAnnouncer(fragment, run_tag)
-        self.kept = KeptContributions(run_tag, fragment.first, rounds_kept)
-        self.ahead = EarlyUpload(me, run_tag, fragment)
+        self.kept = KeptContributions(run_tag, fragment.first, rules.rounds_kept)
+        self.ahead = ahead or EarlyWork()
         self._me = me
         self._run_tag = run_tag
-        self._compare = compare  # owners compare contributions before the decision
-        self._measure = measure  # how long results are decides by what they are multiplied
+        self._rules = rules
         self._stand: ReplicaState = Empty()
         self._role: Role = Idle()
         self._last_round_no = 0
@@ -231,8 +238,8 @@ class Replica:
             return []
         self._last_round_no, self._planned_at = plan.round_no, plan.version
         self._end()  # a new round from the same version: the one before was aborted
-        first = self.fragment.first
-        flight = fits(self._me, plan, self._run_tag, QUIET_S, now, first, self._compare, self._measure)
+        first, rules = self.fragment.first, self._rules
+        flight = fits(self._me, plan, self._run_tag, QUIET_S, now, first, rules.compare, rules.measure)
         self._plays(RoleEvent.OPENED, Owning(flight))
         sent_ahead = self.ahead.ready_for(plan) if frozen is not None else None
         if sent_ahead is None:

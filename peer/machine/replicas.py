@@ -14,9 +14,9 @@ from collections.abc import Callable
 from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.effects import SendFrame
 from farflung.peer.local.words import Frozen
-from farflung.peer.machine.early_upload import AHEAD_KINDS, fragment_of
+from farflung.peer.machine.early_work import AHEAD_KINDS, EarlyWork, fragment_of
 from farflung.peer.machine.effects import Effect, ServeLogged, ServeManifest, ServePiece, ServeState
-from farflung.peer.machine.replica import Replica
+from farflung.peer.machine.replica import Replica, ReplicaRules
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import (
     ANSWERS,
@@ -30,6 +30,7 @@ from farflung.protocol.frames import (
 )
 from farflung.protocol.limits import BULK_HEADER_BYTES, ROUNDS_KEPT
 from farflung.protocol.messages import FragmentTick
+from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import SUM_CODEC, Decision, Plan
 from farflung.protocol.run_terms import Attached
 from farflung.protocol.verdicts import Counters, Verdict
@@ -60,13 +61,16 @@ class Replicas:
         log: ResultLog,
         check: CheckPayload,
         counters: Counters | None = None,
+        early: Callable[[Attached, str, Fragment], EarlyWork] | None = None,
     ) -> None:
-        """UserError if the model has fewer chunks than the run has fragments.  `counters`: of all frames (P8)."""
+        """UserError if the model has fewer chunks than the run has fragments.  `counters`: of all frames (P8);
+        `early`: of a mode."""
         manifest, tag = attached.known.manifest, attached.known.tag
         compare, measure = manifest.merge.policy == "robust", manifest.batch_clip < math.inf
         kept = ROUNDS_KEPT if manifest.merge.audit else 0
+        rules = ReplicaRules(compare, measure, kept, attached.form.parts)
         self.replicas = {
-            each.number: Replica(me, tag, each, log, compare, kept, attached.form.parts, measure)
+            each.number: Replica(me, tag, each, log, rules, early(attached, me, each) if early else None)
             for each in attached.held
         }  # by fragment
         self.counters = Counters() if counters is None else counters

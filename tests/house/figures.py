@@ -63,8 +63,7 @@ MODES: Mapping[str, tuple[str, ...]] = {
     "standby": ("coordinator/standby",),
     "slow lines": (
         "coordinator/slow_lines",
-        "collectives/round/early_upload",
-        "peer/machine/early_upload",
+        "peer/slow_lines",
     ),
 }
 # What they are to be taken out of: the machines, with what these stand on.

@@ -18,7 +18,7 @@ from mutant import (
 
 AHEAD_RULES = "coordinator/slow_lines/slow_lines.py"
 AHEAD_TESTS = ("tests/coordinator/slow_lines/test_early_uploads.py",)
-AHEAD_LANE = ("tests/peer/machine/test_early_upload.py", "tests/whole/test_slow_line.py")
+AHEAD_LANE = ("tests/peer/slow_lines/test_early_upload.py", "tests/whole/test_slow_line.py")
 
 SLOW_LINES = (
     Mutant(
@@ -79,24 +79,24 @@ SLOW_LINES = (
     ),
     Mutant(
         "an owner keeps what it will own, and of whom the coordinator says",
-        "collectives/round/early_upload.py",
+        "peer/slow_lines/parcels.py",
         "if plan is None or sender not in plan.senders:",
         "if plan is None:",
-        ("tests/collectives/test_early_upload.py",),
+        ("tests/peer/slow_lines/test_parcels.py",),
     ),
     Mutant(
         "what was sent ahead is what its sender names by its hash",
-        "collectives/round/early_upload.py",
+        "peer/slow_lines/parcels.py",
         "if piece is None or piece.hash != header.hash:\n            return None\n        as_sent",
         "if piece is None:\n            return None\n        as_sent",
-        ("tests/collectives/test_early_upload.py",),
+        ("tests/peer/slow_lines/test_parcels.py",),
     ),
     Mutant(
         "an owner that lacks what it had gets it again",
-        "collectives/round/early_upload.py",
+        "peer/slow_lines/parcels.py",
         "            del self.parcel.held[place]",
         "            pass",
-        ("tests/collectives/test_early_upload.py",),
+        ("tests/peer/slow_lines/test_parcels.py",),
     ),
     Mutant(
         "P6 a round that did not use what was sent ahead leaves it with its owners",
@@ -333,10 +333,10 @@ ROUNDS = (
     ),
     Mutant(
         "P9 the last owner is not waited for as long as it likes",
-        "collectives/round/early_upload.py",
+        "peer/slow_lines/parcels.py",
         "return now - parcel.last_since >= max(LAST_LEAST_S, LAST_TIMES * took_s)",
         "return False",
-        ("tests/collectives/test_early_upload.py",),
+        ("tests/peer/slow_lines/test_parcels.py",),
     ),
     Mutant(
         "P9 an owner that lacks what all others hold of most owns nothing",

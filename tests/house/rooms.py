@@ -171,6 +171,7 @@ ROOMS: dict[str, Room] = {
         ),
         pure=True,
     ),
+    "peer/slow_lines": Room(("peer/machine", "peer/local/words", "collectives/round", "protocol"), pure=True),
     "peer/crossings": Room(
         (
             "peer/agent/mode_hand",

@@ -106,7 +106,7 @@ MODES = {
             "tests/whole/test_lost_disks.py",
         ),
     ),
-    "slow lines": Mode(("coordinator/slow_lines",), ("tests/whole/test_slow_line.py",)),
+    "slow lines": Mode(("coordinator/slow_lines", "peer/slow_lines"), ("tests/whole/test_slow_line.py",)),
     "standby": Mode(
         ("coordinator/standby",),
         ("tests/chaos/test_standby.py", "tests/rig/etcd_cluster.py", "tests/rig/twin_arena.py"),
@@ -130,6 +130,7 @@ def test_each_mode_that_can_be_taken_out_is_tried() -> None:
         of_it = tuple(f"farflung.{each.replace('/', '.')}." for each in mode.folders)
         begin = [each[name] for each in (BEGINNINGS, at_peers.BEGINNINGS, at_peers.HANDS) if name in each]
         begin += [shape.IN_GROUPS] if name == "mesh" else []
+        begin += [at_peers.EARLY] if name == "slow lines" else []
         assert all(each.startswith(of_it) for each in begin)
         missing = [each for each in (*mode.folders, *mode.tests, *mode.files) if not (ROOT / each).exists()]
         assert not missing, f"{name} is made of what is not there: {missing}"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from farflung.collectives.round.early_upload import (
+from farflung.collectives.round.effects import SendFrame
+from farflung.peer.slow_lines.parcels import (
     LAST_LEAST_S,
     STUCK_S,
     UNANSWERED_S,
     KeptEarly,
     SendingAhead,
 )
-from farflung.collectives.round.effects import SendFrame
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Frame, Header, Kind
 from farflung.protocol.model_schema import Fragment

@@ -1,7 +1,7 @@
 """Work that a peer with a slow line sends ahead of its round: which frozen work it is, from when on it is ready.  Pure.
 
-Part of a replica.  The bytes and their owners are `SendingAhead`'s and `KeptEarly`'s
-(collectives/round/early_upload.py); here they are held against what the trainer has frozen.  A parcel stays what it
+Where the mode begins at a peer: part of a replica.  The bytes and their owners are `SendingAhead`'s and `KeptEarly`'s
+(peer/slow_lines/parcels.py); here they are held against what the trainer has frozen.  A parcel stays what it
 is while the run goes on without it: the trainer loads new versions and freezes newer work, and when a commit has used
 the parcel, it keeps what came after (P6).  Until the coordinator opens a round with this peer, a parcel is no
 promise, and may be dropped without a word.
@@ -11,26 +11,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from farflung.collectives.round.early_upload import KeptEarly, SendingAhead
 from farflung.collectives.round.pieces import ChunkPiece
 from farflung.peer.local.words import Frozen
+from farflung.peer.machine.early_work import EarlyWork
 from farflung.peer.machine.effects import Effect, Encode, Resolve
+from farflung.peer.slow_lines.parcels import KeptEarly, SendingAhead
 from farflung.protocol.frames import Frame, Header, Kind, Payload
 from farflung.protocol.limits import FRAGMENTS_MAX
 from farflung.protocol.messages import FragmentTick
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import AheadPlan, Plan
+from farflung.protocol.run_terms import Attached
 from farflung.protocol.verdicts import Verdict
 
-AHEAD_KINDS = frozenset({Kind.AHEAD, Kind.AHEAD_HELD})
+
+def early(attached: Attached, me: str, fragment: Fragment) -> EarlyWork:
+    return EarlyUpload(me, attached.known.tag, fragment)
 
 
-def fragment_of(round_no: int) -> int | None:
-    """Of an `Encode` that is for no round yet; None: it is for one."""
-    return -round_no % FRAGMENTS_MAX if round_no < 0 else None
-
-
-class EarlyUpload:
+class EarlyUpload(EarlyWork):
     def __init__(self, me: str, run_tag: bytes, fragment: Fragment) -> None:
         self._me, self._fragment = me, fragment
         self._sending = SendingAhead(me, run_tag, fragment)
@@ -54,17 +53,14 @@ class EarlyUpload:
 
     @property
     def number(self) -> int:
-        """Of the plan that I know."""
         return self._sending.plan.number if self._sending.plan is not None else 0
 
     @property
     def is_mine(self) -> bool:
-        """I am to send my work ahead."""
         return bool(self._sending.codec)
 
     @property
     def delivered(self) -> bool:
-        """What is to be my next contribution is with its owners: a round may begin with me."""
         return self._frozen is not None and self._sending.delivered
 
     @property
@@ -81,7 +77,6 @@ class EarlyUpload:
 
     @property
     def slot(self) -> int | None:
-        """That must not be written."""
         return self._frozen.slot if self._frozen is not None else None
 
     def keep_going(self, newest: Frozen | None) -> list[Effect]:
@@ -96,14 +91,12 @@ class EarlyUpload:
         return [Encode(self.encode_no, newest.slot, codec, self._sending.order, self._fragment.number)]
 
     def on_encoded(self, round_no: int, payloads: Mapping[int, Payload]) -> bool:
-        """False: that parcel was dropped."""
         return self._sending.on_encoded(-round_no // FRAGMENTS_MAX, payloads)
 
     def send(self, now: float) -> list[Effect]:
         return [*self._sending.send(now)]
 
     def drop(self) -> list[Resolve]:
-        """It is for no round, and never will be."""
         if self._frozen is None:
             return []
         dropped = Resolve(self._frozen.slot, used=False, fragment=self._fragment.number)
@@ -111,14 +104,12 @@ class EarlyUpload:
         return [dropped]
 
     def forget(self, frozen: Frozen) -> None:
-        """What became of this work is known."""
         if self._frozen is frozen:
             self._frozen = self._sending.parcel = None
 
     # ---- its round ----------------------------------------------------------------------------------------------
 
     def ready_for(self, plan: Plan) -> Frozen | None:
-        """What I contribute to this round, encoded as it wants it; some of its owners may still lack some of it."""
         parcel = self._sending.parcel
         if parcel is None or not parcel.encoded or parcel.codec != plan.codec_of(self._me):
             return None

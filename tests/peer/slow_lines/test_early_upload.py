@@ -11,6 +11,7 @@ from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import Effect, Encode, Resolve
 from farflung.peer.machine.replica import Replica
 from farflung.peer.machine.replica_states import Contributing, Idle, Merged
+from farflung.peer.slow_lines.early_upload import EarlyUpload
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Frame, Header, Kind
 from farflung.protocol.messages import FragmentTick
@@ -32,6 +33,9 @@ def tick(version: int = 0, round_no: int = 0, plan: AheadPlan | None = AHEAD, **
     return FragmentTick(fragment=0, version=version, round_no=round_no, **{**plain, **told, **more})  # type: ignore[arg-type]
 
 
+FRAGMENT = Fragment(0, 0, 2)
+
+
 def commit(version: int, *included: str, round_no: int = 1) -> Commit:
     weights = tuple(float(member in included) for member in MEMBERS)
     return Commit(version, round_no, MEMBERS, weights, bytes(64), "fp32", 0)
@@ -44,7 +48,9 @@ def sends(effects: list[Effect], kind: Kind) -> list[tuple[str, int]]:
 
 class Zoe:
     def __init__(self) -> None:
-        self.replica = Replica("zoe", TAG, Fragment(0, 0, 2), ResultLog(keep_versions=3))
+        self.replica = Replica(
+            "zoe", TAG, FRAGMENT, ResultLog(keep_versions=3), ahead=EarlyUpload("zoe", TAG, FRAGMENT)
+        )
         self.replica.fill()
         self.replica.found()
         self.replica.on_sealed(0, b"digest 0")

@@ -1,0 +1,107 @@
+"""Work that leaves ahead of its round: what a replica asks of it, and the answers where nothing does.  Pure.
+
+Part of a replica.  A mode sends some ahead (peer/slow_lines), where a line is much slower than most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from farflung.collectives.round.pieces import ChunkPiece
+from farflung.peer.local.words import Frozen
+from farflung.peer.machine.effects import Effect, Resolve
+from farflung.protocol.frames import Frame, Header, Kind, Payload
+from farflung.protocol.limits import FRAGMENTS_MAX
+from farflung.protocol.messages import FragmentTick
+from farflung.protocol.round_words import Plan
+from farflung.protocol.verdicts import Verdict
+
+AHEAD_KINDS = frozenset({Kind.AHEAD, Kind.AHEAD_HELD})
+
+
+def fragment_of(round_no: int) -> int | None:
+    """Of an `Encode` that is for no round yet; None: it is for one."""
+    return -round_no % FRAGMENTS_MAX if round_no < 0 else None
+
+
+class EarlyWork:
+    # ---- questions --------------------------------------------------------------------------------------
+
+    @property
+    def number(self) -> int:
+        """Of the plan that I know, by which owners get it; 0: none."""
+        return 0
+
+    @property
+    def is_mine(self) -> bool:
+        """I am to send my work ahead."""
+        return False
+
+    @property
+    def delivered(self) -> bool:
+        """What is to be my next contribution is with its owners: a round may begin with me."""
+        return False
+
+    @property
+    def encode_no(self) -> int:
+        """Under which it is encoded, in place of a round's number; 0: there is none."""
+        return 0
+
+    @property
+    def frozen(self) -> Frozen | None:
+        """What it is made of."""
+        return None
+
+    @property
+    def slot(self) -> int | None:
+        """That must not be written."""
+        return None
+
+    @property
+    def pieces(self) -> Mapping[int, ChunkPiece]:
+        return {}
+
+    # ---- its way ----------------------------------------------------------------------------------------
+
+    def on_tick(self, tick: FragmentTick) -> None:
+        """The coordinator's word."""
+
+    def keep_going(self, newest: Frozen | None) -> list[Effect]:
+        """`newest`: what stands frozen now."""
+        return []
+
+    def on_encoded(self, round_no: int, payloads: Mapping[int, Payload]) -> bool:
+        """False: that work was dropped."""
+        return False
+
+    def send(self, now: float) -> list[Effect]:
+        return []
+
+    def drop(self) -> list[Resolve]:
+        """It is for no round, and never will be."""
+        return []
+
+    def forget(self, frozen: Frozen) -> None:
+        """What became of this work is known."""
+
+    # ---- its round --------------------------------------------------------------------------------------
+
+    def ready_for(self, plan: Plan) -> Frozen | None:
+        """What I contribute to this round, encoded as it wants it; some of its owners may still lack some of it."""
+        return None
+
+    def names(self, plan: Plan) -> list[Effect]:
+        """Tells owners that what they have of it counts."""
+        return []
+
+    def on_lacked(self, owner: str, chunk: int) -> None:
+        """It asks for that piece."""
+
+    # ---- frames -----------------------------------------------------------------------------------------
+
+    def on_frame(self, sender: str, frame: Frame) -> tuple[Verdict, list[Effect]]:
+        return Verdict.STALE, []
+
+    def named(self, sender: str, header: Header) -> Frame | None:
+        """The contribution that this frame says counts, if I keep it."""
+        return None
