@@ -305,7 +305,7 @@ class LostDisk:
         """That a living peer could prove: all of them had the time to show it."""
         order = ledger.parts["restoring"].link.order
         for peer in self._world.peers.values():
-            newest = peer.machine.seeking.kept.newest
+            newest = peer.machine.seeking.kept
             if peer.alive and not peer.exit_code and newest is not None and newest.order > order:
                 if not self._world.scenario.kill_per_effect:  # else it may just have been started
                     raise Broken(f"P21 is broken: {peer.peer} keeps step {newest.number}, and it was lost")

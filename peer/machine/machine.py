@@ -36,12 +36,11 @@ from farflung.peer.local.words import (
 )
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.checkpoint_policy import Held, Undone
-from farflung.peer.machine.coordinator_search import CoordinatorSearch
 from farflung.peer.machine.founding import without_start
 from farflung.peer.machine.handshake import NO_HELP, Handshake, HandshakeState, Leaving, Offer, PeerConfig
 from farflung.peer.machine.heartbeat import BeatTimes, HeartbeatBuilder
 from farflung.peer.machine.member_session import Answer, MemberSession
-from farflung.peer.machine.modes import PeerMode, TrainerSaid, missing, training_of
+from farflung.peer.machine.modes import PeerMode, TrainerSaid, missing, places_of, training_of
 from farflung.peer.machine.replica import Replica
 from farflung.peer.machine.replicas import Replicas
 from farflung.peer.machine.trainer_proxy import TrainerProxy
@@ -78,7 +77,7 @@ class PeerMachine:
         self.me = config.me
         self.reports = HeartbeatBuilder(config.me.sign)
         self.doorway = Handshake(config.me, config.run, config.helps, config.kept)
-        self.seeking = CoordinatorSearch(config, self.doorway.hurry)
+        self.seeking = places_of(config, self.doorway.hurry)
         self.training = TrainerProxy()
         self.leaving = Leaving()
         self.counters = Counters()
@@ -159,7 +158,7 @@ class PeerMachine:
             return []
         replica = self.joined.replicas[0] if self.joined is not None else None
         version, digest = (replica.version, replica.digest) if replica is not None else (NO_VERSION, b"")
-        return [do.ToDoor(self.doorway.greet(offer, version, digest, self._now, self.seeking.kept.newest))]
+        return [do.ToDoor(self.doorway.greet(offer, version, digest, self._now, self.seeking.kept))]
 
     def _on_welcome(self, welcome: Welcome) -> list[do.Effect]:
         held = self.offer.attached.as_holder_of(welcome.fragments) if self.offer is not None else None
@@ -303,8 +302,8 @@ class PeerMachine:
             self.counters.count(Verdict.STALE)
             return []
         part = self.joined.part
-        if self.seeking.takes(sender, frame):
-            return self.seeking.on_frame(sender, frame, self.counters, now)
+        if (answer := self.seeking.on_frame(sender, frame, self.counters, now)) is not None:
+            return answer
         if (answer := self.joined.first(lambda mode: mode.on_frame(sender, frame, now))) is not None:
             return answer
         return part.on_frame(sender, frame, now) + self._move_on(part.replica_of_chunk(frame.header.chunk))
@@ -577,5 +576,6 @@ class PeerMachine:
         self._beats.said(self._now)
         self.training.on_told(self._now)
         self.reports.vitals.shelf = self.joined.shelf.told(self.joined.replicas)
-        known = self.joined.amending.count, self.seeking.kept.number
+        kept = self.seeking.kept.number if self.seeking.kept is not None else 0
+        known = self.joined.amending.count, kept
         return [self.reports.beat(self.joined.part, self.training, *known)]

@@ -19,6 +19,7 @@ from farflung.collectives.round.effects import Calculated
 from farflung.collectives.round.shape import IN_GROUPS, module_of
 from farflung.optim.schedule import rules_of
 from farflung.peer.local.words import FromTrainer, WorkDone
+from farflung.peer.machine.coordinator_places import CoordinatorPlaces
 from farflung.peer.machine.early_work import EarlyWork
 from farflung.peer.machine.effects import Effect
 from farflung.peer.machine.handshake import Offer, PeerConfig
@@ -120,6 +121,7 @@ BEGINNINGS: Final = {
     "audits": "farflung.peer.audits.auditor",
 }
 
+SEARCH: Final = "farflung.peer.restoring.fellow_search"
 EARLY: Final = "farflung.peer.slow_lines.early_upload"
 # Name -> the module with its hand at the agent (peer/agent/io_workers.py).
 HANDS: Final = {"batches": "farflung.peer.crossings.crossing_hand"}
@@ -163,6 +165,15 @@ def early_work() -> Callable[[Attached, str, Fragment], EarlyWork] | None:
     """What makes a replica's part of the mode that sends work ahead of rounds; None: none does."""
     module = module_of(EARLY)
     return module.early if module is not None else None
+
+
+def places_of(config: PeerConfig, hurry: Callable[[float], None]) -> CoordinatorPlaces:
+    """Where the coordinator may be, and what is done where it is lost."""
+    module = module_of(SEARCH)
+    made: CoordinatorPlaces = (module.FellowSearch if module is not None else CoordinatorPlaces)(
+        config, hurry
+    )
+    return made
 
 
 def training_of(manifest: Manifest) -> TrainerProxy:

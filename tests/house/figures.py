@@ -54,11 +54,8 @@ MODES: Mapping[str, tuple[str, ...]] = {
         "peer/audits",
     ),
     "reach": ("coordinator/reach", "coordinator/relay"),
-    "recovery": (
-        "coordinator/recovery",
-        "peer/machine/coordinator_search",
-    ),
-    "restoring": ("coordinator/restoring", "checkpoints/kept_commits"),
+    "recovery": ("coordinator/recovery",),
+    "restoring": ("coordinator/restoring", "peer/restoring"),
     "admission": ("coordinator/admission",),
     "standby": ("coordinator/standby",),
     "slow lines": (

@@ -6,7 +6,7 @@ from __future__ import annotations
 from mutant import Mutant
 
 LISTS = ("tests/protocol/test_join_url.py",)
-SEEKING = ("tests/peer/machine/test_coordinator_search.py",)
+SEEKING = ("tests/peer/restoring/test_fellow_search.py",)
 DOORS = ("tests/peer/line/test_doors.py", "tests/peer/line/test_control_link.py")
 BOOKS = ("tests/console/phonebook/test_book.py",)
 
@@ -27,28 +27,28 @@ FINDING = (
     ),
     Mutant(
         "an older list changes nothing",
-        "peer/machine/coordinator_search.py",
+        "peer/machine/coordinator_places.py",
         "if self.newest is not None and said.order <= self.newest.order:",
         "if False:",
         SEEKING,
     ),
     Mutant(
         "an answer that nobody asked for is none",
-        "peer/machine/coordinator_search.py",
+        "peer/restoring/fellow_search.py",
         "if sender not in self._asked:",
         "if False:",
         SEEKING,
     ),
     Mutant(
         "the URL's addresses are tried whatever comes",
-        "peer/machine/coordinator_search.py",
+        "peer/machine/coordinator_places.py",
         "(*newest, *self._given, *self._before)",
         "(*newest, *self._before)",
         SEEKING,
     ),
     Mutant(
         "of those whom a new coordinator does not know only one question is heard",
-        "peer/machine/coordinator_search.py",
+        "peer/restoring/fellow_search.py",
         "return frame.header.kind in _KINDS or sender in self._former",
         "return frame.header.kind in _KINDS",
         SEEKING,

@@ -10,7 +10,7 @@ _RESTORING, _KEEPERS, _BOOKS, _KEPT = (
     "coordinator/restoring/restoration.py",
     "coordinator/restoring/keepers.py",
     "coordinator/restoring/kept_books.py",
-    "checkpoints/kept_commits.py",
+    "peer/restoring/kept_commits.py",
 )
 
 KEEPING = (

@@ -348,10 +348,10 @@ REACH = (
     ),
     Mutant(
         "a difference is put into no other list than it is meant for",
-        "peer/machine/coordinator_search.py",
+        "peer/machine/coordinator_places.py",
         "if not tick.roster_since <= self.roster_no <= tick.roster_no:",
         "if self.roster_no > tick.roster_no:",
-        ("tests/peer/machine/test_coordinator_search.py",),
+        ("tests/peer/restoring/test_fellow_search.py",),
     ),
     Mutant(
         "whom one has no room for does not know it either",

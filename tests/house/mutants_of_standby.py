@@ -182,6 +182,6 @@ STANDBY = (
         "peer/machine/handshake.py",
         "self._again_at = min(self._again_at, now + STANDBY_RETRY_S)",
         "self._again_at += 0.0",
-        ("tests/peer/machine/test_coordinator_search.py",),
+        ("tests/peer/restoring/test_fellow_search.py",),
     ),
 )

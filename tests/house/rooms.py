@@ -150,7 +150,6 @@ ROOMS: dict[str, Room] = {
             "checkpoints/state_sync",
             "checkpoints/sources",
             "checkpoints/swarm",
-            "checkpoints/kept_commits",
             "checkpoints/result_log",
             "optim/schedule",
             "protocol",
@@ -171,6 +170,7 @@ ROOMS: dict[str, Room] = {
         ),
         pure=True,
     ),
+    "peer/restoring": Room(("peer/machine", "collectives/round/effects", "protocol"), pure=True),
     "peer/slow_lines": Room(("peer/machine", "peer/local/words", "collectives/round", "protocol"), pure=True),
     "peer/crossings": Room(
         (
@@ -341,7 +341,6 @@ PURE_MODULES = (
     "checkpoints/checkpoint_manifest",
     "checkpoints/sources",
     "checkpoints/swarm",
-    "checkpoints/kept_commits",
     "checkpoints/result_log",
     "checkpoints/stages",
     "checkpoints/vouched",
@@ -435,6 +434,7 @@ THIRD_PARTY = {
     "coordinator/reach": set(),
     "coordinator/run": {"msgspec"},
     "peer/batches": {"msgspec"},
+    "peer/restoring": {"msgspec"},
     "peer/machine": {"msgspec"},
     "protocol": {"msgspec", "msgpack", "pydantic", "blake3", "cryptography"},
 }

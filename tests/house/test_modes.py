@@ -98,7 +98,7 @@ MODES = {
         ),
     ),
     "restoring": Mode(
-        ("coordinator/restoring",),
+        ("coordinator/restoring", "peer/restoring"),
         (
             "tests/coordinator/standby/test_restored_store.py",
             "tests/real/test_restored.py",
@@ -130,7 +130,7 @@ def test_each_mode_that_can_be_taken_out_is_tried() -> None:
         of_it = tuple(f"farflung.{each.replace('/', '.')}." for each in mode.folders)
         begin = [each[name] for each in (BEGINNINGS, at_peers.BEGINNINGS, at_peers.HANDS) if name in each]
         begin += [shape.IN_GROUPS] if name == "mesh" else []
-        begin += [at_peers.EARLY] if name == "slow lines" else []
+        begin += {"slow lines": [at_peers.EARLY], "restoring": [at_peers.SEARCH]}.get(name, [])
         assert all(each.startswith(of_it) for each in begin)
         missing = [each for each in (*mode.folders, *mode.tests, *mode.files) if not (ROOT / each).exists()]
         assert not missing, f"{name} is made of what is not there: {missing}"

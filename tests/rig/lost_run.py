@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from farflung.checkpoints.kept_commits import KeptCommits
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import (
     Admitted,
@@ -26,6 +25,7 @@ from farflung.coordinator.ledger.records import (
     Vouched,
 )
 from farflung.coordinator.restoring.keepers import kept_commit
+from farflung.peer.restoring.kept_commits import KeptCommits
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Committed, Keep, Lease
 from farflung.protocol.model_schema import ModelSchema, TensorSpec

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from farflung.checkpoints.kept_commits import KeptCommits
 from farflung.coordinator.batches.batch_book import BatchBegun, BatchBook, GrantedMicros, Seated
 from farflung.coordinator.ledger.leases import Leases
 from farflung.coordinator.ledger.ledger import NUMBERS_AHEAD, Ledger
@@ -23,6 +22,7 @@ from farflung.coordinator.restoring.restoration import (
     why_wait,
 )
 from farflung.coordinator.run.core import Core
+from farflung.peer.restoring.kept_commits import KeptCommits
 from farflung.protocol.limits import KEPT_BOOKS_BYTES, PROTOCOL_VERSION
 from farflung.protocol.messages import AskStatus, Keep, Knock, Lease, Refuse
 from farflung.protocol.run_terms import Terms, encoded

@@ -260,7 +260,7 @@ class Life(RuleBasedStateMachine):
 
 
 class Heard:
-    """As a member keeps it: see peer/machine/coordinator_search.py."""
+    """As a member keeps it: see peer/restoring/fellow_search.py."""
 
     def __init__(self) -> None:
         self.number, self.named = 0, 0

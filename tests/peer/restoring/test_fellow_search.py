@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from farflung.collectives.round.effects import SendFrame
 from farflung.compression.codec import check_payload, payload_bytes
 from farflung.peer.identity import Identity
-from farflung.peer.machine import coordinator_search
-from farflung.peer.machine.coordinator_search import (
+from farflung.peer.machine.effects import Contacts, Effect, LookAt, LookElsewhere, Remember, ToDoor
+from farflung.peer.machine.handshake import Handshake, PeerConfig, me_of
+from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.restoring import fellow_search
+from farflung.peer.restoring.fellow_search import (
     ANSWER_EVERY_S,
     ASK_AFTER_S,
     ASK_EVERY_S,
     FORMER_S,
-    CoordinatorSearch,
+    FellowSearch,
 )
-from farflung.peer.machine.effects import Contacts, Effect, LookAt, LookElsewhere, Remember, ToDoor
-from farflung.peer.machine.handshake import Handshake, PeerConfig, me_of
-from farflung.peer.machine.machine import PeerMachine
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.join_url import Address, Whereabouts
 from farflung.protocol.messages import FragmentTick, Knock, StandsBy, Tick, Welcome
@@ -50,7 +50,7 @@ class Peer:
             ME, "demo", check_payload, payload_bytes, pinned=pinned, places=(GIVEN,), kept=kept
         )
         self.hurried: list[float] = []
-        self.seeking = CoordinatorSearch(config, self.hurried.append)
+        self.seeking = FellowSearch(config, self.hurried.append)
         self.counters = Counters()
 
     def heard(
@@ -145,7 +145,7 @@ def test_it_asks_a_few_fellows_at_a_time_and_all_in_turn() -> None:
     peer = lost(*peers)
     assert peer.seeking.on_timer(ASK_AFTER_S - 0.1) == []
     first = asked_in(peer.seeking.on_timer(ASK_AFTER_S))
-    assert len(first) == coordinator_search.ASKED_AT_ONCE
+    assert len(first) == fellow_search.ASKED_AT_ONCE
     assert peer.seeking.on_timer(ASK_AFTER_S + ASK_EVERY_S - 0.1) == []
     second = asked_in(peer.seeking.on_timer(ASK_AFTER_S + ASK_EVERY_S))
     assert set(first) | set(second) == set(peers) and ME.peer not in first + second
