@@ -140,14 +140,14 @@ class PeerMachine:
         effects: list[do.Effect] = []
         if self.known is None:
             self.known = Known(Manifest.from_canonical(challenge.manifest), challenge.run_id)
+            if self._config.helps and self.known.manifest.pipeline.stages > 1:
+                return self._exit("no-helpers", NO_HELP)
             if problem := missing(self.known.manifest):
                 return self._exit("protocol", problem)
             self.training = training_of(self.known.manifest)
             if problem := without_start(self.known.manifest.start, self._config.start):
                 return self._exit(LeaveCause.START, problem)
             effects = self.on_trainer_waiting()
-        if self._config.helps and self.known.manifest.pipeline.stages > 1:
-            return self._exit("no-helpers", NO_HELP)
         if self._config.helps and self.offer is None:
             return effects + self.doorway.help_with(challenge, self._now)
         return effects + self._greet()

@@ -114,13 +114,7 @@ MODES = {
 }
 # What shows in half a minute that the core runs; all of its tests belong to the hard half.
 SHORT = ("tests/coordinator/run/test_machine.py", "tests/whole/test_leaving.py")
-LONG = (
-    "tests/protocol",
-    "tests/coordinator",
-    "tests/peer/machine",
-    "tests/peer/agent",
-    "tests/whole/test_fragments.py",
-)
+LONG = ("tests/protocol", "tests/coordinator", "tests/peer/machine", "tests/peer/agent")
 IMPORT_ALL = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
 
 
