@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -517,7 +518,16 @@ class Module:
 
     @functools.cached_property
     def tree(self) -> ast.Module:
-        return ast.parse("\n".join(self.lines), filename=self.label)
+        """It stays to the end, and is a million nodes with those of all modules: no search for garbage goes through
+        them, while they are made or later, or that would take longer than to parse them."""
+        searched = gc.isenabled()
+        gc.disable()
+        try:
+            return ast.parse("\n".join(self.lines), filename=self.label)
+        finally:
+            gc.freeze()
+            if searched:
+                gc.enable()
 
     @functools.cached_property
     def imports(self) -> list[Import]:

@@ -12,7 +12,7 @@ import itertools
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from farflung.protocol.verdicts import Counters
 from farflung.simulator.world import Scenario, World
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from rooms import FOLDERS, ROOT
+from rooms import modules
 
 NAMES = {"reason", "reasons", "why", "because", "gone_because", "left_out"}
 SENTENCES = NAMES | {"text"}  # as a field or a key; a variable of that name may be any text
@@ -89,10 +89,10 @@ def is_empty(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value in ("", None)
 
 
-def known_in(function: ast.AST) -> set[str]:
+def known_in(nodes: Iterable[ast.AST]) -> set[str]:
     """Names that hold a sentence: by what they are called, or by what was assigned to them."""
     known = set(NAMES)
-    for node in ast.walk(function):
+    for node in nodes:  # of a function
         if isinstance(node, ast.Assign | ast.NamedExpr) and is_sentence(node.value, known):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             known |= {target.id for target in targets if isinstance(target, ast.Name)}
@@ -122,26 +122,26 @@ def looks(node: ast.AST, known: set[str]) -> bool:
     return False
 
 
-def looks_into_sentences(source: str) -> Iterator[int]:
+def looks_into_sentences(tree: ast.Module) -> Iterator[int]:
     """Lines."""
-    tree = ast.parse(source)
-    functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+    nodes = list(ast.walk(tree))
     inside: dict[int, set[str]] = {}
-    for function in functions:
-        inside |= dict.fromkeys(map(id, ast.walk(function)), known_in(function))
-    for node in ast.walk(tree):
+    for function in nodes:
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            below = list(ast.walk(function))
+            inside |= dict.fromkeys(map(id, below), known_in(below))
+    for node in nodes:
         if looks(node, inside.get(id(node), NAMES)):
             yield getattr(node, "lineno", 0)
 
 
+@pytest.mark.xdist_group("house: sources")  # which has them parsed
 def test_no_module_looks_into_a_sentence() -> None:
-    for room in FOLDERS:
-        for path in sorted((ROOT / room).rglob("*.py")):
-            name = str(path.relative_to(ROOT))
-            lines = list(looks_into_sentences(path.read_text(encoding="utf-8")))
-            may, why = MAY.get(name, (0, "nothing there may"))
-            told = "reads a sentence; give what it asks for a cause (protocol/causes.py)"
-            assert len(lines) == may, f"{name}, lines {lines}: {told}: {why}"
+    for module in modules():
+        lines = list(looks_into_sentences(module.tree))
+        may, why = MAY.get(module.label, (0, "nothing there may"))
+        told = "reads a sentence; give what it asks for a cause (protocol/causes.py)"
+        assert len(lines) == may, f"{module.label}, lines {lines}: {told}: {why}"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_no_module_looks_into_a_sentence() -> None:
     ],
 )
 def test_each_way_of_looking_is_seen(body: str) -> None:
-    assert list(looks_into_sentences(f"def f(event, record, each, why, out):\n    {body}\n"))
+    assert list(looks_into_sentences(ast.parse(f"def f(event, record, each, why, out):\n    {body}\n")))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_each_way_of_looking_is_seen(body: str) -> None:
     ],
 )
 def test_what_may_be_done_with_a_sentence(body: str) -> None:
-    assert not list(looks_into_sentences(f"def f(event, reason, why):\n    {body}\n"))
+    assert not list(looks_into_sentences(ast.parse(f"def f(event, reason, why):\n    {body}\n")))
 
 
 # ---- a kept run, told in other words -------------------------------------------------------------------------
