@@ -148,6 +148,10 @@ def without(names: Collection[str], folder: Path) -> Path:
         ):
             (copy / each).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / each, copy / each)
+    for place in {file.parent for file in copy.rglob("*.py")}:  # or all of it would be compiled once more
+        compiled = ROOT / place.relative_to(copy) / "__pycache__"
+        if compiled.is_dir():
+            shutil.copytree(compiled, place / "__pycache__", ignore=shutil.ignore_patterns("*.pyc.*"))
     return copy
 
 

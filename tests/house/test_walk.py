@@ -31,7 +31,7 @@ def test_the_walk_is_short() -> None:
 def test_each_command_of_the_walk_does_what_the_page_says(tmp_path: Path) -> None:
     there = tmp_path / "farflung"
     shutil.copytree(
-        ROOT, there, ignore=shutil.ignore_patterns(".git", ".venv", "dist", "__pycache__", ".*_cache")
+        ROOT, there, ignore=shutil.ignore_patterns(".git", ".venv", "dist", ".*_cache", "*.pyc.*")
     )
     git = ["git", "-C", str(there), "-c", "user.name=walk", "-c", "user.email=walk@localhost"]
     for words in (["init", "-q"], ["add", "coordinator"], ["commit", "-q", "-m", "as it is"]):
