@@ -34,6 +34,7 @@ from farflung.protocol.messages import Lease
 from farflung.simulator.invariants import Broken
 from farflung.simulator.trainer import VirtualTrainer
 from farflung.simulator.world import Scenario, World
+from rig.pieces import pieces
 from rig.trainer_player import MODEL
 
 TOKENS = 10  # of each step
@@ -315,17 +316,23 @@ def test_P7_whatever_a_loader_holds_back_every_sample_is_learned_in_the_end(
     """Batches that it holds back may be of no use any more; those that are missing come behind them."""
     pair = play(rules, events, loader=loader)
     wanted = 6 * pair.next_lease
+
+    def all_is_learned() -> bool:
+        return all(set(range(wanted)) <= set(learned) for learned in pair.committed)
+
     for _ in range(200):
+        if all_is_learned():
+            break
         for fragment in pair.fragments:
             pair.grant(fragment)
             pair.steps(fragment)
             pair.commit(fragment)
             pair.fail(fragment)
-    for learned in pair.committed:
-        assert set(range(wanted)) <= set(learned)
+    assert all_is_learned()
 
 
-def test_P7_in_any_run_batches_may_go_on_in_the_next_lease() -> None:
+@pytest.mark.parametrize("piece", pieces(3))
+def test_P7_in_any_run_batches_may_go_on_in_the_next_lease(piece: int) -> None:
     joined = []
 
     class Joins(VirtualTrainer):
@@ -340,7 +347,7 @@ def test_P7_in_any_run_batches_may_go_on_in_the_next_lease() -> None:
         trainer_class = Joins
 
     torch.set_num_threads(1)
-    for seed in range(12):
+    for seed in range(4 * piece, 4 * piece + 4):
         JoiningWorld(seed, Scenario.of(seed)).run()
         JoiningWorld(seed, Scenario.of_readers_ahead(seed)).run()
     assert sum(joined) > 20
@@ -550,11 +557,11 @@ MUTANTS = [
     (KeepsWhatWasMerged, "P7", 0),
     (GivesUpWhatWasNotMerged, "P6", 0),
     (CountsUsedStepsOn, "P6", 0),
-    (RestoresNothing, ("P6", "P7"), 32),  # it owes what stands in the slot, or learns it again
-    (LearnsTwice, "P7", 81),
+    (RestoresNothing, ("P6", "P7"), 13),  # it owes what stands in the slot, or learns it again
+    (LearnsTwice, "P7", 0),
     (PutsNothingBack, ("P6", "P7"), 0),  # the sums of its delta or its samples, whichever a seed meets first
     (ReadsNothingAgain, "P7", 0),
-    (FreezesWhatIsInUse, "P6", 0),
+    (FreezesWhatIsInUse, "P6", 2),
     (HoldsBackForEver, "P3", 0),
 ]
 
@@ -567,7 +574,7 @@ def test_the_simulator_sees_a_broken_rule_of_the_trainers_machine(
 
 
 def test_the_simulator_sees_a_step_of_its_own_in_a_trainers_last_model() -> None:
-    assert seen_by_the_simulator(StepsOnAtTheEnd, overlapping).startswith("P1")
+    assert seen_by_the_simulator(StepsOnAtTheEnd, overlapping, soonest=49).startswith("P1")
 
 
 # An agent that is not sure whose a lease is hears it within a second: in 1,146 runs of five bad worlds the simulator
