@@ -198,9 +198,9 @@ class World:
     def _observe(self, what: str, details: object) -> None:
         self.invariants.observe(what, details)
         self.work_league.saw(what, details)
-        gone = all(not p.alive or p.exit_code not in ("", "left") for p in self.peers.values())
-        over = what == "exit" and self.calm and gone  # a peer that was asked to leave comes back
-        self._ended = self._ended or over  # everybody who is left has finished
+        if what == "exit" and self.calm:  # a peer that was asked to leave comes back
+            gone = all(not p.alive or p.exit_code not in ("", "left") for p in self.peers.values())
+            self._ended = self._ended or gone  # everybody who is left has finished
 
     @property
     def calm(self) -> bool:

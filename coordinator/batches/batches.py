@@ -134,7 +134,9 @@ class Batches:
         return any(self.house.flying(stage) for stage in range(self.stages))
 
     def _of(self, number: int) -> SeatWord:
-        return self._heard.setdefault(number, SeatWord(since=self.desk.now))
+        if (heard := self._heard.get(number)) is None:  # asked for far more often than made
+            heard = self._heard[number] = SeatWord(since=self.desk.now)
+        return heard
 
     # ---- a beat ------------------------------------------------------------------------------------------
 

@@ -237,7 +237,7 @@ class Leases:
 
     def reach(self, fragment: int) -> CoveredRange:
         """What the fragment has learned from by now."""
-        ranges = [each.as_range for each in self.held.values()] + self.returned
+        ranges: list[HeldLease | Range] = [*self.held.values(), *self.returned]
         missing = [(r.epoch, r.uptos[fragment], r.stop) for r in ranges if r.uptos[fragment] < r.stop]
         granted = self.cursor if self.epoch else max(self.cursor, self.before_end)
         return CoveredRange(self.epoch, granted, tuple(missing))

@@ -51,7 +51,8 @@ class Core:
     @property
     def manifest(self) -> Manifest:
         """What holds now, for rounds of the least advanced fragment."""
-        return self.terms.at(self.ledger.version)
+        terms = self.terms  # asked for all the time, and by most runs never amended
+        return terms.at(self.ledger.version) if terms.amendments else terms.first
 
     def amended_for(self, version: int) -> int:
         """Which amendment a member must know before it takes part in a round from this version, or in what it made."""
