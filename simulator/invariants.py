@@ -350,7 +350,8 @@ class Invariants:
         handler = getattr(self, f"_saw_{what}", None)
         # What a liar does with its own state breaks no promise: nobody is bound to believe it.
         liar = (
-            isinstance(details, tuple)
+            bool(self.liars)
+            and isinstance(details, tuple)
             and isinstance(details[0], VirtualPeer)
             and details[0].peer in self.liars
         )
@@ -387,6 +388,8 @@ class Invariants:
         part, era = peer.machine.part, peer.machine.era
         for number, replica in part.replicas.items() if part is not None else ():
             held_in, held = self._held.get((peer.me.process, number), (era, -1))
+            if (held_in, held) == (era, replica.version):
+                continue  # it holds what it held: nearly always
             lost = (
                 replica.version < held
                 and era == held_in

@@ -85,6 +85,7 @@ LIARS_LATE_S = 4.0  # somebody honest founds the run: what liars alone have made
 JOINERS_LATE_S = 8.0
 _MEMBERS = frozenset(MEMBER_IN), frozenset(MEMBER_OUT)
 _DOOR = frozenset(DOOR_IN), frozenset(DOOR_OUT)
+_AT_DOOR: frozenset[type] = frozenset((*DOOR_IN.values(), *DOOR_OUT.values()))
 Names = frozenset[str]
 
 
@@ -411,7 +412,7 @@ class World:
         if target == COORDINATOR:
             machine = self.coordinator
             self.lost_disk.on_door(source, message)
-            if machine is not None and type(message) in DOOR_IN.values():
+            if machine is not None and type(message) in _AT_DOOR:
                 self._carry_out(machine, machine.on_door(source.encode(), key, message, self.now))  # type: ignore[arg-type]
             elif machine is not None:
                 self._carry_out(machine, machine.on_member(key, message, self.now))  # type: ignore[arg-type]
@@ -419,7 +420,7 @@ class World:
         peer = self.peers.get(target)
         if peer is None or not peer.alive or peer.exit_code:
             return
-        if type(message) in DOOR_OUT.values():
+        if type(message) in _AT_DOOR:
             peer.carry_out(peer.machine.on_door(message, self.now))  # type: ignore[arg-type]
         else:
             heard = self.league.hears(peer, message) if target in self.league.members else message  # type: ignore[arg-type]

@@ -222,8 +222,10 @@ class TickBuilder:
 
     def _is_by_need(self) -> bool:
         """Nobody hears of all others."""
+        if self._whole_roster:
+            return False
         most = 2 * self._core.manifest.round.group or partial_view.WHOLE_ROSTER
-        return not self._whole_roster and len(self._core.members.alive) > most
+        return len(self._core.members.alive) > most
 
     def _next_beat_s(self, member: Member) -> float:
         """0: as the run's terms say."""
