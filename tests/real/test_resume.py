@@ -73,10 +73,10 @@ def test_P4_all_are_killed_at_once_and_the_run_goes_back_to_its_newest_checkpoin
     here = kind == "a folder"
     place = str(stage.folder / "shared") if here else f"{request.getfixturevalue('buckets').new()}/run"
     # Books keep 64 commits, and on a busy machine a checkpoint takes longer than so many of the usual rounds.
-    stage.write_run(every_rounds=7, sync_every=100)
+    stage.write_run(every_rounds=3, sync_every=100)
     begin(stage, place, place)
     before = stage.until(
-        lambda s: trained(10)(s) and any(m["saved"] > 0 for m in s["members"]), "the run has a checkpoint"
+        lambda s: trained(5)(s) and any(m["saved"] > 0 for m in s["members"]), "the run has a checkpoint"
     )
     kill(stage, *EVERYBODY)
     begin(stage, place, place)
