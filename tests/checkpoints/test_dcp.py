@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from farflung.checkpoints.export import dcp_folder_is_free, write_dcp
@@ -31,6 +30,8 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_what_is_written_loads_bit_for_bit_and_has_the_same_bytes_twice(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp  # not while tests are collected: it takes a second
+
     for name in ("one", "two"):
         write_dcp(tensors(), tmp_path / name, "run version 3")
     into = {name: torch.zeros_like(tensor) for name, tensor in tensors().items()}
@@ -44,6 +45,8 @@ def test_what_is_written_loads_bit_for_bit_and_has_the_same_bytes_twice(tmp_path
 def test_a_folder_is_whole_or_not_there_and_only_such_a_folder_is_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import torch.distributed.checkpoint as dcp
+
     folder, mine = tmp_path / "out", tmp_path / "mine"
     write_dcp(tensors(), folder, "version 1")
     with pytest.raises(UserError, match="add --force to overwrite it"):

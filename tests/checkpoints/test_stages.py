@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +24,7 @@ from farflung.peer.identity import Identity
 from farflung.peer.machine.effects import SaveFragment
 from farflung.peer.pipeline.part_checks import survey_parts
 from farflung.peer.pipeline.parts import Part, Stage
-from farflung.peer.pipeline.whole import whole_model
+from farflung.peer.pipeline.whole import WholeModel, whole_model
 from farflung.peer.state.capture import Capture
 from farflung.peer.state.checkpoint_thread import fits
 from farflung.peer.state.checkpoint_writer import CheckpointWriter, RunFacts
@@ -59,12 +60,16 @@ def loss(logits: Tensor, riders: dict[str, Tensor]) -> Tensor:
 
 
 ITEM = {"x": torch.zeros(8), "kind": torch.zeros((), dtype=torch.int64)}
-WHOLE = whole_model(survey_parts(PARTS, ITEM, ("x",), loss), ITEM, ("kind",), MANIFEST)
 KNOWN = Known(MANIFEST, bytes(range(16)))
 
 
+@functools.cache
+def whole_of_parts() -> WholeModel:  # not while tests are collected: to look at the parts imports a compiler
+    return whole_model(survey_parts(PARTS, ITEM, ("x",), loss), ITEM, ("kind",), MANIFEST)
+
+
 def attached(stage: int) -> Attached:
-    return Attached(KNOWN, WHOLE.schema, (stage,))
+    return Attached(KNOWN, whole_of_parts().schema, (stage,))
 
 
 def module(stage: int, version: int) -> nn.Module:
@@ -79,11 +84,11 @@ def module(stage: int, version: int) -> nn.Module:
 
 
 def state_of(stage: int, values: nn.Module | None = None) -> OuterState:
-    layout, mine = WHOLE.layouts[stage], attached(stage)
+    layout, mine = whole_of_parts().layouts[stage], attached(stage)
     flat = torch.zeros(layout.total_elements)
     if values is not None:
         layout.write_anchor(values, flat)
-    return OuterState(flat, WHOLE.schema, MANIFEST.round, outer_of(MANIFEST), held=mine.held)
+    return OuterState(flat, whole_of_parts().schema, MANIFEST.round, outer_of(MANIFEST), held=mine.held)
 
 
 def save(store: Store, version: int, *stages: int) -> None:
@@ -117,7 +122,7 @@ def test_P1_a_stage_is_read_back_to_the_last_bit_and_only_by_who_lacks_it(tmp_pa
         assert not store.problems_of(saved) and saved.manifest.digest_of == {stage: digest}
         for number in range(STAGES):
             known = {number: frozenset({(8, digest)})}
-            assert fits(saved.manifest, known, WHOLE.schema) == (number == stage)
+            assert fits(saved.manifest, known, whole_of_parts().schema) == (number == stage)
         for chunk, raw in store.chunks(saved, set(attached(stage).held[0].chunks)):
             other.install(Install(chunk, 8, raw))
         assert other.seal(stage) == digest
