@@ -108,6 +108,9 @@ class BlockCodec:
         return HEADER_BYTES + self._blocks(elements) * (2 + self.code_bytes)
 
     def encode(self, chunk_n: Tensor) -> bytes:
+        return bytes(self.encode_here(chunk_n))
+
+    def encode_here(self, chunk_n: Tensor) -> Bytes:
         flat_n = flat(chunk_n)
         fast = self._fast_path_for(flat_n)
         # None where a value is not finite: the way through torch finds out which.

@@ -34,6 +34,12 @@ class Codec(Protocol):
     def encode(self, chunk_n: Tensor) -> bytes:
         """fp32, bf16 or fp16 of any shape, on CPU or GPU -> payload.  Raises NonFinite with the first bad place."""
 
+    def encode_here(self, chunk_n: Tensor) -> Bytes:
+        """The same, to be put elsewhere at once: it may lie where this thread's next one will.
+
+        Memory that is new for each payload costs four times what encoding it does.
+        """
+
     def check(self, payload: Bytes, elements: int) -> None:
         """FrameError unless this is the payload of `elements` finite values; the header before anything else."""
 

@@ -62,17 +62,16 @@ class ErrorFeedback:
         self._residual_n.mul_(self._beta).add_(delta_n)
         self.is_open = True
 
-    def encode(
-        self, codec: Codec, start: int, elements: int, put: Callable[[bytes], Bytes] = lambda payload: payload
-    ) -> Bytes:
+    def encode(self, codec: Codec, start: int, elements: int, put: Callable[[Bytes], Bytes] = bytes) -> Bytes:
         """The payload of values start .. start + elements; each value once a round.  `put`: where its bytes are kept.
 
         NonFinite passes through, with its index within the chunk; `reset` then, as the residual is spoilt.
         """
         assert self._residual_n is not None and self.is_open
         part_n = self._residual_n[start : start + elements]
-        payload = put(codec.encode(part_n))
-        codec.decode_add(payload, -1.0, part_n)
+        here = codec.encode_here(part_n)
+        codec.decode_add(here, -1.0, part_n)
+        payload = put(here)
         self._sent.append((codec, start, elements, payload))
         return payload
 

@@ -54,8 +54,8 @@ class FastPath(Protocol):
 
     def can_use(self, values_n: Tensor) -> bool: ...
 
-    def encode(self, flat_n: Tensor, header: bytes) -> bytes | None:
-        """The payload; None where a value is not finite."""
+    def encode(self, flat_n: Tensor, header: bytes) -> Bytes | None:
+        """The payload, until this thread's next one; None where a value is not finite."""
 
     def check(self, payload: Bytes, elements: int) -> bool:
         """True where the payload is known to be good; the torch path words what is wrong with any other."""
@@ -86,8 +86,7 @@ class Compiled:
     def can_use(values_n: Tensor) -> bool:
         return values_n.device == _CPU and values_n.is_contiguous()
 
-    def encode(self, flat_n: Tensor, header: bytes) -> bytes | None:
-        """The payload; None where a value is not finite."""
+    def encode(self, flat_n: Tensor, header: bytes) -> Bytes | None:
         elements = flat_n.numel()
         blocks = -(-elements // self._block)
         payload = scratch("payload", len(header) + blocks * (2 + self._code_bytes), torch.uint8, _CPU)
@@ -103,7 +102,7 @@ class Compiled:
             to = steps_at + 2 * before, codes_at + self._code_bytes * before
             if not self._encode(part_n.data_ptr(), stop - start, *to):
                 return None
-        return room.tobytes()
+        return room.data
 
     def check(self, payload: Bytes, elements: int) -> bool:
         steps_at, codes_at = self._addresses(payload, elements)

@@ -53,6 +53,9 @@ class PlainCodec:
                 self._store(flat_n[start:stop], stored_n[start:stop])
         return to_bytes(self.format.header(flat_n.numel()), stored_n)
 
+    def encode_here(self, chunk_n: Tensor) -> Bytes:
+        return self.encode(chunk_n)
+
     def check(self, payload: Bytes, elements: int) -> None:
         check_header(payload, self.format, elements, self.payload_bytes(elements))
         bits_n = self._bits(payload)

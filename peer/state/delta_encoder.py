@@ -64,7 +64,7 @@ class Encoding:
                 if self._feedback is not None:
                     payloads[index] = self._feedback.encode(self._codec, index * size, size, self._sent.put)
                 else:
-                    payloads[index] = self._sent.put(self._codec.encode(part_n))
+                    payloads[index] = self._sent.put(self._codec.encode_here(part_n))
                     self._source.read(part_n)
             except NonFinite as error:
                 self._is_spoilt = True

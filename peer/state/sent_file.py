@@ -80,15 +80,15 @@ class SentFile:
         self._places.append(place)
         return place
 
-    def put(self, payload: bytes) -> Payload:
-        """A chunk of it, of any thread.  What holds the same bytes, wherever they lie now."""
+    def put(self, payload: Payload) -> Payload:
+        """A chunk of it, of any thread.  What holds the same bytes from now on, wherever they lie."""
         place = self._here
         if self._file is None or place is None or place.view is None:
-            return payload
+            return bytes(payload)
         with self._taking:
             first, after = self._end, self._end + len(payload)
             if after > place.size:
-                return payload
+                return bytes(payload)
             self._end = after
         try:
             # Written and not stored into memory that is mapped: a full disk is an error then, and not a signal.
@@ -96,7 +96,7 @@ class SentFile:
                 raise OSError(errno.ENOSPC, "a part of a chunk was not written")
         except OSError as error:
             self._give_up(error)
-            return payload
+            return bytes(payload)
         return memoryview(place.view)[first:after]
 
     def rest(self) -> None:

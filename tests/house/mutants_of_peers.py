@@ -79,7 +79,7 @@ ARITHMETIC = (
     Mutant(
         "what was sent is no residual",
         "compression/feedback.py",
-        "codec.decode_add(payload, -1.0, part_n)",
+        "codec.decode_add(here, -1.0, part_n)",
         "pass",
         FEEDBACK,
     ),
