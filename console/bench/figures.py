@@ -8,7 +8,7 @@ first round only warms up (memory is touched for the first time, connections are
     encode    plan to encoded          scatter   to held: all contributions that I own are here
     decide    to decided               gather    to results: every result is here
     commit    to committed             apply     to rolled: every result is applied
-    seal      to sealed: hashing the new state; not part of the round's seconds
+    seal      to sealed: the digest, from hashes that were made with apply; not part of the round's seconds
 
 With several fragments a round is that of all of them, from the first plan to the last applied result; the phases
 are then sums over the fragments, and overlap.
@@ -212,7 +212,7 @@ def table(result: dict[str, Any]) -> list[str]:
     rows = [
         ("seconds a round", f"{result['median_seconds']}  {result['seconds']}"),
         ("  of which", ", ".join(f"{k} {v}" for k, v in result["phases"].items() if k != "seal")),
-        ("then, to hash the state", f"{result['phases']['seal']}"),
+        ("then, to seal the state", f"{result['phases']['seal']}"),
         (
             "sent / received, MB a peer",
             f"{_mb(result['tx_bytes_per_peer'])} / {_mb(result['rx_bytes_per_peer'])}",

@@ -503,7 +503,7 @@ class Agent:
         submit(encoding.end, nothing)
 
     def _seal(self, hands: IoWorkers, seal: Seal) -> None:
-        """Hashing is half of the work of applying a round: each thread takes a part of it."""
+        """Each thread hashes a part of what did not change by a result, which has its hash by then."""
         arithmetic, events, state, fragment = self._arithmetic, self._events, hands.state, seal.fragment
         era, chunks = self._machine.era, hands.attached.fragments[fragment].chunks
         arithmetic.submit(lambda: events.on_rolled(seal.version, fragment))

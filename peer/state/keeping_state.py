@@ -280,7 +280,7 @@ def put_back(kept: Readable, way: BasePath, state: OuterState) -> bool:
                 found = kept.result(way.era, way.fragment, version, chunk)
                 if found is None:
                     return False
-                state.roll(Roll(chunk, version, *found))
+                state.roll(Roll(chunk, version, *found), is_last=version == way.version)
     except StoreError:
         return False
     here = range(chunks[0], chunks[-1] + 1)

@@ -91,7 +91,7 @@ class OuterState:
             raise ValueError(f"a state of {len(self._parts)} parts, for a step that needs {outer.parts}")
         self._tearing = threading.Lock()
         self._hashes = {chunk: b"" for each in fragments for chunk in each.chunks}
-        self._hashed: set[int] = set()  # chunks that have not changed since their hash was made
+        self._fresh: dict[int, bytes] = {}  # of chunks that have changed: what the hash is now
         self.digests = dict.fromkeys(self._fragments, b"")  # of each fragment, as it was sealed last
 
     def follow(self, making: Callable[[int], OuterStep], codec: str) -> None:
@@ -119,8 +119,7 @@ class OuterState:
         for part, values_n in zip(self._parts, whole.view(self._form.parts, -1), strict=True):
             part[effect.chunk - self._first].copy_(values_n)
         # While the line brings the next one: a joiner that has all of it then need not hash it at once.
-        self._hashes[effect.chunk] = self._made_hash(effect.chunk)
-        self._hashed.add(effect.chunk)
+        self._hashes[effect.chunk] = self._fresh[effect.chunk] = self._made_hash(effect.chunk)
 
     def clear(self) -> None:
         """Before values are placed one by one: all are zero, and no version of anything."""
@@ -133,8 +132,12 @@ class OuterState:
         """Of the parameters (0) or a moment, from the one with this number among those that are held."""
         self._parts[part].view(-1)[at : at + len(values)].copy_(torch.from_numpy(np.array(values)))
 
-    def roll(self, effect: Roll) -> None:
-        """Apply a committed result.  The decoded bytes are what everybody applies, the owner too."""
+    def roll(self, effect: Roll, is_last: bool = True) -> None:
+        """Apply a committed result.  The decoded bytes are what everybody applies, the owner too.
+
+        `is_last`: what follows is the seal.  Hashed while it is in the cache, a chunk costs two thirds; until the seal
+        the hash of the version before is what stands (`hashes_of`).
+        """
         delta_n = self._gather.decode(effect.payload, self._model.chunk_elements, self._room())
         self.before.keep(effect.chunk, self._parts_of(effect.chunk))
         self._tear(effect.chunk)
@@ -143,6 +146,8 @@ class OuterState:
         factor = 1.0 if plain else effect.factor
         tiles = self._tiles.get(effect.chunk, ())
         advance(step, self._values_of(effect.chunk), delta_n, effect.version, factor, tiles)
+        if is_last:
+            self._fresh[effect.chunk] = self._made_hash(effect.chunk)
 
     def _tear(self, chunk: int) -> None:
         number = next(each.number for each in self._fragments.values() if chunk in each.chunks)
@@ -150,7 +155,7 @@ class OuterState:
             if not self._torn:
                 self._mark_torn(True)
             self._torn.add(number)
-        self._hashed.discard(chunk)
+        self._fresh.pop(chunk, None)
 
     def seal(self, fragment: int = 0) -> bytes:
         """Hash every chunk of the fragment that has changed: its digest is the root of their hashes."""
@@ -159,16 +164,17 @@ class OuterState:
             self._mark_torn(False)
         chunks = self._fragments[fragment].chunks
         self.hash(chunks)
-        self._hashed.difference_update(chunks)
+        for chunk in chunks:
+            del self._fresh[chunk]
         self.digests[fragment] = root_of(self.hashes_of(chunks))
         return self.digests[fragment]
 
     def hash(self, chunks: range) -> None:
         """Those that have changed, of a fragment that is about to be sealed; by several threads, each its own."""
         for chunk in chunks:
-            if chunk not in self._hashed:
-                self._hashes[chunk] = self._made_hash(chunk)
-                self._hashed.add(chunk)
+            if chunk not in self._fresh:
+                self._fresh[chunk] = self._made_hash(chunk)
+            self._hashes[chunk] = self._fresh[chunk]
 
     def hashes_of(self, chunks: range) -> list[bytes]:
         """As they were when their fragment was sealed last; of one that was installed since, what it is now."""
@@ -204,8 +210,7 @@ class OuterState:
                 return False
             self.install(Install(chunk, version, kept[VERSION_BYTES:]))
         at = chunk - self._fragments[fragment].chunks.start
-        made = self._hashes[chunk] if chunk in self._hashed else self._made_hash(chunk)
-        return made == hash_at(hashes, at)
+        return (self._fresh.get(chunk) or self._made_hash(chunk)) == hash_at(hashes, at)
 
     def prove_holding(self, fragment: int, nonce: bytes) -> bytes:
         """Calculated from the bytes of the chunk that the nonce names: nothing else of the state gives it away."""
@@ -230,7 +235,7 @@ class OuterState:
         """The anchor was written from a model's initial values: version 0."""
         for part in self._parts[1:]:
             part.zero_()
-        self._hashed.clear()
+        self._fresh.clear()
 
     def chunk_bytes(self, chunk: int) -> bytes:
         """Parameters, then moments, little-endian: what is hashed."""
