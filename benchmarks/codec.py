@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from farflung.compression.blocks import BlockCodec
 from farflung.compression.codec import Codec, codec_named
 from farflung.compression.native import path_in_use
 from farflung.peer.builtin.corpus import load_corpus
@@ -79,11 +78,11 @@ def ours() -> list[Scheme]:
     schemes = []
     for name in CODECS:
         codec = codec_named(name)
-        if isinstance(codec, BlockCodec):
+        if codec.format.block:
             if path_in_use(codec)[0] == "compiled":
                 schemes.append(scheme(f"{name}, compiled", codec))
             codec = codec.using(None)
-        schemes.append(scheme(f"{name}, torch", codec))
+        schemes.append(scheme(f"{name}, plain", codec))
     return schemes
 
 

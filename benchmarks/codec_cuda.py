@@ -24,8 +24,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from farflung.compression.blocks import BlockCodec
-from farflung.compression.codec import codec_named
+from farflung.compression.codec import Codec, codec_named
 from farflung.compression.triton_path import CODECS, TritonPath, device_path_for, device_path_in_use
 
 GOAL = 0.5
@@ -58,7 +57,7 @@ def call_s(work: Callable[[], object], repeats: int) -> float:
     return statistics.median(times)
 
 
-def exact(codec: BlockCodec, vector: Tensor) -> bool:
+def exact(codec: Codec, vector: Tensor) -> bool:
     """The bytes and the sums of the torch path on a CPU, for each type of input."""
     on_cpu = codec.using(None)
     part = vector[:CHECKED_VALUES]
@@ -99,7 +98,7 @@ def row(label: str, vector: Tensor, moved_bytes: int, took_s: float, copied_s: f
     return fine
 
 
-def whole_calls(name: str, codec: BlockCodec, vector: Tensor, repeats: int) -> None:
+def whole_calls(name: str, codec: Codec, vector: Tensor, repeats: int) -> None:
     payload = codec.encode(vector)
     total = torch.zeros_like(vector)
     for label, each in (("Triton", codec), ("torch", codec.using(None))):
@@ -126,10 +125,10 @@ def main() -> int:
     print(f"{'on the device':34}{'GB/s fp32':>10}{'x copy':>9}{'bandwidth':>11}")
     row("a copy", vector, 2 * vector.nbytes, copied_s, copied_s)
     fine = True
-    codecs: list[tuple[str, BlockCodec]] = []
+    codecs: list[tuple[str, Codec]] = []
     for name in CODECS:
         codec = codec_named(name)
-        assert isinstance(codec, BlockCodec)
+        assert codec.format.block
         path = device_path_for(codec, device)
         if path is None:
             print(f"{name}: not used: {device_path_in_use(codec, device)[1]}")

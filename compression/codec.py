@@ -1,5 +1,7 @@
-"""Codecs: one chunk of a flat vector to bytes and back.  This file holds their interface and their list.
+"""Codecs as a peer uses them: one chunk of a flat vector to bytes and back, by the fastest way to the same bits.
 
+Owns: the choice of the way, and tensors of any float type and device.  The arithmetic is plain_codecs.py; native.py on
+a CPU and triton_path.py on a GPU may know a faster way, and what is refused is worded by the plain one.
 Called by the agent's arithmetic: encode a pseudo-gradient, decode and add as owner, decode a result.
 No I/O, no protocol, no residual state (that is `feedback.py`).  A codec is exact about bytes: the same input gives
 the same bytes on every machine, because bytes are hashed and compared between peers.
@@ -7,70 +9,108 @@ the same bytes on every machine, because bytes are hashed and compared between p
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from collections.abc import Callable
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from farflung.compression.int2 import Int2Codec
-from farflung.compression.int4 import Int4Codec
-from farflung.compression.int8 import Int8Codec
-from farflung.compression.payload import NUMBER_AT, Bytes, Format, NonFinite
-from farflung.compression.plain import Bf16Codec, Fp32Codec
-from farflung.compression.topk import TopKCodec
-from farflung.protocol.errors import UserError
+from farflung.compression import plain_codecs
+from farflung.compression.native import FastPath, compiled_for
+from farflung.compression.payload import Bytes, NonFinite
+from farflung.compression.plain_codecs import PlainCodec
+from farflung.compression.scratch import flat, scratch
+from farflung.compression.triton_path import device_path_for
 
 __all__ = ["Bytes", "Codec", "NonFinite", "codec_named", "codec_names", "codec_of"]
 
+_CPU = torch.device("cpu")
 
-class Codec(Protocol):
-    format: ClassVar[Format]
 
-    @property
-    def name(self) -> str: ...
+def fast_path(codec: Codec, device: torch.device) -> FastPath | None:
+    if not codec.format.block:
+        return None
+    return compiled_for(codec) if device.type == "cpu" else device_path_for(codec, device)
 
-    def payload_bytes(self, elements: int) -> int:
-        """Length of the payload of a chunk: known beforehand, so a wrong length is refused unread."""
+
+class Codec:
+    def __init__(
+        self, plain: PlainCodec, choose: Callable[[Codec, torch.device], FastPath | None] = fast_path
+    ) -> None:
+        self._plain, self._choose = plain, choose
+        self.format, self.name = plain.format, plain.name
+        # Of a block; as the fast paths want to know them.
+        self.code_bytes = plain.blocks.code_bytes if plain.blocks else 0
+        self.levels = plain.blocks.levels if plain.blocks else ()
+        # Length of the payload of a chunk: known beforehand, so a wrong length is refused unread.
+        self.payload_bytes = plain.payload_bytes
+
+    def using(self, fast: FastPath | None) -> Codec:
+        """The same codec on this path only; None is the plain path."""
+        return Codec(self._plain, lambda codec, device: fast)
 
     def encode(self, chunk_n: Tensor) -> bytes:
         """fp32, bf16 or fp16 of any shape, on CPU or GPU -> payload.  Raises NonFinite with the first bad place."""
+        return bytes(self.encode_here(chunk_n))
 
     def encode_here(self, chunk_n: Tensor) -> Bytes:
         """The same, to be put elsewhere at once: it may lie where this thread's next one will.
 
         Memory that is new for each payload costs four times what encoding it does.
         """
+        flat_n = flat(chunk_n)
+        fast = self._fast_path_for(flat_n)
+        # None where a value is not finite: the plain way finds out which.
+        payload = fast.encode(flat_n, self.format.header(flat_n.numel())) if fast else None
+        return payload or self._plain.encode(flat_n.to(_CPU, torch.float32).numpy())
 
     def check(self, payload: Bytes, elements: int) -> None:
         """FrameError unless this is the payload of `elements` finite values; the header before anything else."""
+        self._plain.check_head(payload, elements)
+        fast = self._choose(self, _CPU)
+        if not (fast and fast.check(payload, elements)):
+            self._plain.check(payload, elements)
 
     def decode(self, payload: Bytes, elements: int, out_n: Tensor | None = None) -> Tensor:
         """payload -> fp32 [n] on the CPU, after `check`; into `out_n` where the caller keeps memory for it."""
+        self.check(payload, elements)
+        out_n = torch.empty(elements, dtype=torch.float32) if out_n is None else out_n
+        fast = self._fast_path_for(out_n)
+        if fast:
+            fast.decode(payload, out_n)
+        else:
+            out_n.copy_(self._times(payload, 1.0, elements))
+        return out_n
 
     def decode_add(self, payload: Bytes, weight: float, total_n: Tensor) -> None:
         """total_n += weight * decode(payload), after `check`, where fp32 `total_n` [n] lies.
 
         The bits are those of `total_n.add_(decode(payload, n).mul_(weight))`: two roundings, never fused.
         """
+        self.check(payload, total_n.numel())
+        fast = self._fast_path_for(total_n)
+        if fast:
+            fast.decode_add(payload, weight, total_n)
+        else:
+            total_n.add_(self._times(payload, weight, total_n.numel()).to(total_n.device))
+
+    def _times(self, payload: Bytes, weight: float, elements: int) -> Tensor:
+        """Weight times the values of a checked payload, in scratch; times 1 is exact."""
+        values_n = scratch("values", elements, torch.float32, _CPU)
+        with np.errstate(all="ignore"):
+            np.multiply(self._plain.restored(payload, elements), np.float32(weight), out=values_n.numpy())
+        return values_n
+
+    def _fast_path_for(self, values_n: Tensor) -> FastPath | None:
+        fast = self._choose(self, values_n.device)
+        return fast if fast and fast.can_use(values_n) else None
 
 
-_ALL: tuple[Codec, ...] = (
-    Fp32Codec(),
-    Bf16Codec(),
-    Int8Codec(),
-    Int4Codec(),
-    Int2Codec(),
-    TopKCodec(),
-)
-_CODECS = {codec.name: codec for codec in _ALL}
-_BY_NUMBER = {codec.format.number: codec for codec in _ALL}
+_CODECS = {name: Codec(plain) for name, plain in plain_codecs.CODECS.items()}
 
 
 def codec_named(name: str) -> Codec:
-    try:
-        return _CODECS[name]
-    except KeyError:
-        known = ", ".join(sorted(_CODECS))
-        raise UserError(f'codec "{name}" is not known to this version; it knows: {known}') from None
+    return _CODECS[plain_codecs.codec_named(name).name]
 
 
 def check_payload(name: str, payload: Bytes, elements: int) -> None:
@@ -80,12 +120,12 @@ def check_payload(name: str, payload: Bytes, elements: int) -> None:
 
 def payload_bytes(name: str, elements: int) -> int:
     """So long is the payload of so many values in that codec."""
-    return codec_named(name).payload_bytes(elements)
+    return plain_codecs.codec_named(name).payload_bytes(elements)
 
 
 def codec_of(payload: Bytes) -> Codec:
     """The codec that a checked payload names in its header."""
-    return _BY_NUMBER[memoryview(payload).cast("B")[NUMBER_AT]]
+    return _CODECS[plain_codecs.codec_in(payload).name]
 
 
 def codec_names() -> list[str]:

@@ -2,10 +2,10 @@
 
    Owns: one pass over a chunk for each of encode, decode, decode_add and check, for int8, int4, int2 and topk; and the
    outer step of optim/outer.py, which is here because one library is enough.
-   Called by: native.py, which has it compiled, and uses it only where it gives the bytes of the torch path.
+   Called by: native.py, which has it compiled, and uses it only where it gives the bytes of the plain path.
    Must not know: Python, headers of payloads, threads.  No memory is taken here and nothing is kept between calls.
 
-   Exactness follows from the rules in blocks.py.  Each floating point operation below rounds once: the flags in
+   Exactness follows from the rules in plain_blocks.py.  Each floating point operation below rounds once: the flags in
    native_build.py forbid fused operations and any other order.  Maxima are taken over bits, where NaN and infinity
    are the largest.  Loops have fixed lengths and no branches, so that a compiler turns them into vector code.
 
@@ -77,7 +77,7 @@ static int steps_are_valid(const uint8_t *steps, int64_t blocks, float largest_l
     return !wrong;
 }
 
-/* The root mean square of 64 values; the sum is added half to half, as in rms.py. */
+/* The root mean square of 64 values; the sum is added half to half, as in plain_blocks.py. */
 static inline float rms_of_64(const float *values, float peak, float count) {
     float scale = value_of(bits_of(peak) & INFINITE);
     scale = scale < 0x1p-126f ? 0x1p-126f : scale > 0x1p126f ? 0x1p126f : scale;

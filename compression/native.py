@@ -1,10 +1,10 @@
-"""The compiled path of the block codecs: loaded if it can be had, checked against the torch path, used or left.
+"""The compiled path of the block codecs: loaded if it can be had, checked against the plain path, used or left.
 
 Owns: the choice for each codec and its reason, and the calls into the library.
-Called by: blocks.py; `path_in_use` by whoever tells a user about it.
+Called by: codec.py; `path_in_use` by whoever tells a user about it.
 Must not know: the arithmetic, peers, rounds.
 
-Nothing depends on this path: the bytes are those of the torch path or it is not used.  FARFLUNG_NATIVE=0 turns it
+Nothing depends on this path: the bytes are those of the plain path or it is not used.  FARFLUNG_NATIVE=0 turns it
 off.  The library is called without the interpreter's lock, so other threads go on.
 """
 
@@ -15,7 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, Self
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,9 +25,10 @@ from torch import Tensor
 from farflung.compression.native_build import SWITCH, NoLibrary, library
 from farflung.compression.native_check import first_difference
 from farflung.compression.payload import HEADER_BYTES, Bytes, Format
-from farflung.compression.tiles import scratch, span_length, spans
+from farflung.compression.scratch import scratch
 
 _CPU = torch.device("cpu")
+_SPAN = 1 << 20  # values that are encoded at a time: whole blocks of each codec
 _GROUP = 1024  # values that the library decodes at a time
 _ADDRESS, _COUNT = ctypes.c_void_p, ctypes.c_int64
 
@@ -37,20 +38,20 @@ Products = NDArray[np.float64]
 class Layout(Protocol):
     """What this file sees of a block codec."""
 
-    format: ClassVar[Format]
-    code_bytes: ClassVar[int]
+    format: Format
+    code_bytes: int
+    levels: tuple[int, ...]
 
-    def using(self, fast: FastPath | None) -> Self:
-        """The same codec on this path only; None is the torch path."""
+    def using(self, fast: FastPath | None) -> Layout:
+        """The same codec on this path only; None is the plain path."""
 
     def encode(self, chunk_n: Tensor) -> bytes: ...
-    def check(self, payload: Bytes, elements: int) -> None: ...
     def decode(self, payload: Bytes, elements: int, out_n: Tensor | None = None) -> Tensor: ...
     def decode_add(self, payload: Bytes, weight: float, total_n: Tensor) -> None: ...
 
 
 class FastPath(Protocol):
-    """Another way to the torch path's bits, for the tensors that it can use: compiled here, in Triton on a GPU."""
+    """Another way to the plain path's bits, for the tensors that it can use: compiled here, in Triton on a GPU."""
 
     def can_use(self, values_n: Tensor) -> bool: ...
 
@@ -58,7 +59,7 @@ class FastPath(Protocol):
         """The payload, until this thread's next one; None where a value is not finite."""
 
     def check(self, payload: Bytes, elements: int) -> bool:
-        """True where the payload is known to be good; the torch path words what is wrong with any other."""
+        """True where the payload is known to be good; the plain path words what is wrong with any other."""
 
     def decode(self, payload: Bytes, out_n: Tensor) -> None: ...
     def decode_add(self, payload: Bytes, weight: float, total_n: Tensor) -> None: ...
@@ -94,13 +95,13 @@ class Compiled:
         room[: len(header)] = np.frombuffer(header, np.uint8)
         steps_at = payload.data_ptr() + len(header)
         codes_at = steps_at + 2 * blocks
-        for start, stop in spans(elements, span_length(_CPU) // self._block * self._block):
-            part_n = flat_n[start:stop]
+        for start in range(0, elements, _SPAN):
+            part_n = flat_n[start : start + _SPAN]
             if part_n.dtype != torch.float32:
-                part_n = scratch("input", stop - start, torch.float32, _CPU).copy_(part_n)
+                part_n = scratch("input", part_n.numel(), torch.float32, _CPU).copy_(part_n)
             before = start // self._block
             to = steps_at + 2 * before, codes_at + self._code_bytes * before
-            if not self._encode(part_n.data_ptr(), stop - start, *to):
+            if not self._encode(part_n.data_ptr(), part_n.numel(), *to):
                 return None
         return room.data
 
@@ -116,7 +117,7 @@ class Compiled:
         self._decode_add(*self._addresses(payload, elements), elements, weight, total_n.data_ptr())
 
     def dots(self, payloads: Sequence[Bytes], elements: int) -> Products:
-        """<x_i, x_j> of the decoded values for i <= j, row by row.  Not the torch path's bits: nobody needs them."""
+        """<x_i, x_j> of the decoded values for i <= j, row by row, in any order of their sums."""
         places = np.array([self._addresses(payload, elements) for payload in payloads], np.uint64).T.copy()
         rooms, out = _rooms_and_products(len(payloads), max(_GROUP, self._block))
         self._dots(
@@ -165,7 +166,7 @@ class _Choices:
         compiled = Compiled(self._library, codec)
         difference = first_difference(codec.using(None), codec.using(compiled))
         if difference:
-            return _Choice(None, f"the compiled code differs from the torch code: {difference}")
+            return _Choice(None, f"the compiled code differs from the plain code: {difference}")
         return _Choice(compiled, f"compiled, in {self._library._name}")
 
 
@@ -225,8 +226,8 @@ def compiled_for(codec: Layout) -> Compiled | None:
 
 
 def path_in_use(codec: Layout) -> tuple[str, str]:
-    """("compiled" or "torch", why)"""
+    """("compiled" or "plain", why)"""
     if os.environ.get(SWITCH) == "0":
-        return "torch", f"{SWITCH}=0 is set"
+        return "plain", f"{SWITCH}=0 is set"
     choice = _choices.of(codec)
-    return "compiled" if choice.compiled else "torch", choice.reason
+    return "compiled" if choice.compiled else "plain", choice.reason

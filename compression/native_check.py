@@ -1,4 +1,4 @@
-"""Is a codec's fast path the same as its torch path, bit for bit?  A fixed set of awkward inputs tells.
+"""Is a codec's fast path the same as its plain path, bit for bit?  A fixed set of awkward inputs tells.
 
 Called by: native.py and triton_path.py, once for each codec, device and process, before a fast path is used.
 Must not know: what the codecs compute, how the library came about.

@@ -59,6 +59,8 @@ class Format:
 
 def check_header(payload: Bytes, expected: Format, elements: int, payload_bytes: int) -> None:
     """FrameError unless `payload` has exactly `payload_bytes` and the header of `elements` values."""
+    if not 0 <= elements <= MAX_ELEMENTS:
+        raise FrameError(Verdict.MALFORMED, f"{expected.name} payload: a chunk of {elements} values")
     length = memoryview(payload).nbytes
     if length >= HEADER_BYTES:
         came = bytes(memoryview(payload).cast("B")[:HEADER_BYTES])

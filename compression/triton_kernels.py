@@ -1,10 +1,10 @@
 """The arithmetic of int8 and int4 on a GPU, in Triton: one kernel to encode, one to restore and add, for each codec.
 
 Called by: triton_path.py, which imports this file only where Triton is installed, and uses it only where it gives the
-bytes of the torch path.
+bytes of the plain path.
 Must not know: headers of payloads, hosts, devices.
 
-Exactness follows from the rules in blocks.py.  Every floating point operation below rounds once: the launches in
+Exactness follows from the rules in plain_blocks.py.  Every floating point operation below rounds once: the launches in
 triton_path.py forbid fused operations, `div_rn` is the division that IEEE 754 rounds to nearest (Triton's `/` is not),
 and nearest integers come from an addition that leaves them in the lowest bits of the sum.  Maxima are taken over bits,
 where NaN and infinity are the largest.

@@ -1,10 +1,10 @@
-"""The Triton path of the block codecs on a GPU: built if it can be, checked against the torch path, used or left.
+"""The Triton path of the block codecs on a GPU: built if it can be, checked against the plain path, used or left.
 
 Owns: the choice for each codec and device and its reason, how a payload lies on a device, and the launches.
-Called by: blocks.py; `device_path_in_use` by whoever tells a user about it.
+Called by: codec.py; `device_path_in_use` by whoever tells a user about it.
 Must not know: the arithmetic, peers, rounds.
 
-Nothing depends on this path: on the device at hand it gives the bytes of the torch path on a CPU, or it is not used.
+Nothing depends on this path: on the device at hand it gives the bytes of the plain path, or it is not used.
 FARFLUNG_NATIVE=0 turns it off, as it does the compiled path of native.py.
 """
 
@@ -16,7 +16,6 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
-from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from farflung.compression.native import Layout
 from farflung.compression.native_build import SWITCH
 from farflung.compression.native_check import first_difference
 from farflung.compression.payload import HEADER_BYTES, Bytes
-from farflung.compression.tiles import from_bytes
+from farflung.compression.scratch import from_bytes
 
 CODECS = ("int8", "int4")
 INPUTS = (torch.float32, torch.bfloat16, torch.float16)
@@ -39,12 +38,6 @@ _FAILURES = (
     *(ValueError, TypeError, LookupError, AttributeError),
 )
 _FLAG_BYTES = 16  # a flag of 4, padded so that what follows is aligned for the widest access
-
-
-class DeviceLayout(Layout, Protocol):
-    """What this file sees of a block codec."""
-
-    levels: ClassVar[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -71,7 +64,7 @@ class OnDevice:
 class TritonPath:
     """One codec's kernels on one device.  Payloads have the length and the header that the codec expects."""
 
-    def __init__(self, kernels: ModuleType, codec: DeviceLayout, device: torch.device) -> None:
+    def __init__(self, kernels: ModuleType, codec: Layout, device: torch.device) -> None:
         self._block, self._code_bytes = codec.format.block, codec.code_bytes
         self._rows = PROGRAM_VALUES // self._block
         self._encode = getattr(kernels, f"{codec.format.name}_encode")
@@ -177,7 +170,7 @@ class ThroughDevice:
     bytes, what is written beyond it is found.
     """
 
-    def __init__(self, codec: DeviceLayout, path: TritonPath, device: torch.device) -> None:
+    def __init__(self, codec: Layout, path: TritonPath, device: torch.device) -> None:
         self._codec, self._path, self._device = codec.using(path), path, device
 
     def encode(self, chunk_n: Tensor) -> bytes:
@@ -199,7 +192,7 @@ class ThroughDevice:
 
     def _inside(self, fenced: Tensor) -> Tensor:
         values_n = fenced[PROGRAM_VALUES:-PROGRAM_VALUES]
-        # A tensor that the path leaves to torch would compare torch with itself.
+        # A tensor that the path leaves to numpy would compare numpy with itself.
         assert self._path.can_use(values_n), (values_n.device, values_n.dtype)
         return values_n
 
@@ -223,7 +216,7 @@ class _DeviceChoices:
         self._lock = threading.Lock()
         self._made: dict[tuple[str, torch.device], _DeviceChoice] = {}
 
-    def of(self, codec: DeviceLayout, device: torch.device) -> _DeviceChoice:
+    def of(self, codec: Layout, device: torch.device) -> _DeviceChoice:
         key = codec.format.name, device
         choice = self._made.get(key)
         if choice is None:
@@ -236,7 +229,7 @@ class _DeviceChoices:
 _choices = _DeviceChoices()
 
 
-def choose(codec: DeviceLayout, device: torch.device) -> _DeviceChoice:
+def choose(codec: Layout, device: torch.device) -> _DeviceChoice:
     name = codec.format.name
     if name not in CODECS:
         return _DeviceChoice(None, f"there are Triton kernels for {' and '.join(CODECS)} only")
@@ -254,25 +247,25 @@ def choose(codec: DeviceLayout, device: torch.device) -> _DeviceChoice:
         first_line = (str(error).strip() or "no reason given").splitlines()[0]
         return _DeviceChoice(None, f"the Triton kernels cannot run: {type(error).__name__}: {first_line}")
     if difference:
-        return _DeviceChoice(None, f"the Triton kernels differ from the torch code: {difference}")
+        return _DeviceChoice(None, f"the Triton kernels differ from the plain code: {difference}")
     return _DeviceChoice(path, f"Triton kernels, checked on {device}")
 
 
-def device_path_for(codec: DeviceLayout, device: torch.device) -> TritonPath | None:
-    """None for the torch path.  Builds and checks the kernels at a codec's first use on a device: seconds."""
+def device_path_for(codec: Layout, device: torch.device) -> TritonPath | None:
+    """None for the plain path.  Builds and checks the kernels at a codec's first use on a device: seconds."""
     if device.type != "cuda" or os.environ.get(SWITCH) == "0":
         return None
     return _choices.of(codec, _numbered(device)).path
 
 
-def device_path_in_use(codec: DeviceLayout, device: torch.device) -> tuple[str, str]:
-    """("triton" or "torch", why)"""
+def device_path_in_use(codec: Layout, device: torch.device) -> tuple[str, str]:
+    """("triton" or "plain", why)"""
     if device.type != "cuda":
-        return "torch", f"there are Triton kernels for cuda only, not for {device.type}"
+        return "plain", f"there are Triton kernels for cuda only, not for {device.type}"
     if os.environ.get(SWITCH) == "0":
-        return "torch", f"{SWITCH}=0 is set"
+        return "plain", f"{SWITCH}=0 is set"
     choice = _choices.of(codec, _numbered(device))
-    return "triton" if choice.path else "torch", choice.reason
+    return "triton" if choice.path else "plain", choice.reason
 
 
 def _numbered(device: torch.device) -> torch.device:

@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from farflung.compression.blocks import BlockCodec
 from farflung.compression.codec import codec_of
 from farflung.compression.native import Products, compiled_for, fp32_dots
 from farflung.compression.payload import HEADER_BYTES, check_header
-from farflung.compression.tiles import from_bytes, scratch
+from farflung.compression.scratch import from_bytes, scratch
 from farflung.protocol.frames import Payload
 
 _TILE = 4096  # values: sums this short are precise enough in fp32
@@ -42,7 +41,7 @@ def _compiled(elements: int, payloads: Sequence[Payload]) -> Products | None:
         check_header(payload, codec.format, elements, codec.payload_bytes(elements))
     if codec.name == "fp32":
         return fp32_dots(payloads, elements)
-    compiled = compiled_for(codec) if isinstance(codec, BlockCodec) else None
+    compiled = compiled_for(codec) if codec.format.block else None
     return compiled.dots(payloads, elements) if compiled is not None else None
 
 

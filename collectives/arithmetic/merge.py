@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from farflung.compression.codec import Codec, codec_of
-from farflung.compression.tiles import scratch
+from farflung.compression.scratch import scratch
 from farflung.protocol.frames import Payload
 
 _LARGEST = torch.finfo(torch.float32).max

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from farflung.coordinator.court.plain_codecs import Bytes
+from farflung.compression.payload import Bytes
 from farflung.coordinator.court.plain_steps import ChunkRules, square_length
 from farflung.coordinator.rounds.gradient_clip import factor_of, total
 from farflung.protocol.manifest import Manifest

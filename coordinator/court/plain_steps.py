@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.coordinator.court.plain_codecs import Bytes, NotFiniteInCourt, codec_in, codec_named
+from farflung.compression.payload import Bytes, NonFinite
+from farflung.compression.plain_codecs import codec_in, codec_named
 from farflung.coordinator.court.plain_muon import Parts, muon, sum_by_halves
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import FrameError
@@ -58,7 +59,7 @@ def merged(codec_name: str, elements: int, payloads: Sequence[Bytes], weights: S
         total_n = total_n.clip(-_LARGEST, _LARGEST)  # each value is finite, but their sum need not be
     try:
         return codec_named(codec_name).encode(total_n)
-    except NotFiniteInCourt as error:
+    except NonFinite as error:
         raise FrameError(Verdict.MALFORMED, f"the sum of {len(payloads)} contributions: {error}") from None
 
 

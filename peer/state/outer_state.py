@@ -25,7 +25,7 @@ from farflung.collectives.arithmetic.merge import merged_chunk, square_length
 from farflung.collectives.round.effects import Install, Measure, Merge, MergeAgain, MergeGroup, Roll, Weigh
 from farflung.compression.codec import codec_named
 from farflung.compression.feedback import AUTO, feedback_for
-from farflung.compression.tiles import scratch
+from farflung.compression.scratch import scratch
 from farflung.optim.outer import OuterStep, PlainMean, advance
 from farflung.peer.machine.effects import Encode
 from farflung.peer.state.before_images import VERSION_BYTES, BeforeImages

@@ -20,7 +20,7 @@ from farflung.collectives.round.decision_news import DOUBTED_S
 from farflung.collectives.round.effects import DataEffect, Measure, Merge, SendFrame, Weigh
 from farflung.collectives.round.member import ASK_AT_ONCE, MemberRound
 from farflung.collectives.round.result_requests import ARRIVING_PATIENCE
-from farflung.compression.codec import Fp32Codec
+from farflung.compression.codec import codec_named
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.digests import combined, hash_bytes, length_to_bytes, mask_of, mask_to_bytes
 from farflung.protocol.frames import WANTS, Frame, Header, Kind, with_payload
@@ -32,7 +32,7 @@ from farflung.simulator.world import Scenario, World
 
 TAG, QUIET_S, ELEMENTS = bytes(8), 1.0, 4
 NAMES = ("ann", "bob", "cyd", "dan", "eve")
-CODEC = Fp32Codec()
+CODEC = codec_named("fp32")
 Lost = Callable[[str, str, Kind], bool]  # (from, to, kind) -> the network loses it
 
 

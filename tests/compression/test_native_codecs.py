@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from farflung.compression import native, native_build
-from farflung.compression.blocks import BlockCodec
-from farflung.compression.codec import NonFinite, codec_named
+from farflung.compression.codec import Codec, NonFinite, codec_named
 from farflung.compression.native_build import NoLibrary, cache_folder, library
 from farflung.compression.native_check import awkward_vectors, first_difference
 from farflung.compression.payload import HEADER_BYTES
@@ -40,10 +39,10 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_build, "VERSION_LIMIT_S", LONG_S)
 
 
-def both(name: str) -> tuple[BlockCodec, BlockCodec]:
+def both(name: str) -> tuple[Codec, Codec]:
     """The codec by torch, and compiled; skips where this machine has no compiled path."""
     codec = codec_named(name)
-    assert isinstance(codec, BlockCodec)
+    assert codec.format.block
     used, reason = native.path_in_use(codec)
     if used != "compiled":
         pytest.skip(reason)
@@ -108,7 +107,7 @@ def test_any_payload_is_decoded_alike(name: str, data: st.DataObject) -> None:
         lambda: by_torch.decode(payload, length)
     )
 
-    def added(codec: BlockCodec) -> tuple[object, object]:
+    def added(codec: Codec) -> tuple[object, object]:
         total = random_bits(length, seed=length + 1)
         return outcome(lambda: codec.decode_add(payload, weight, total)), outcome(lambda: total)
 
@@ -188,7 +187,7 @@ def test_wrong_arithmetic_is_not_used(
     functions = native.loaded()
     assert not isinstance(functions, NoLibrary), functions
     codec = codec_named(name)
-    assert isinstance(codec, BlockCodec)
+    assert codec.format.block
     assert first_difference(codec.using(None), codec.using(native.Compiled(functions, codec)))
 
 
@@ -204,7 +203,7 @@ def test_fused_operations_are_noticed(name: str, tmp_path: Path, monkeypatch: py
     functions = native.loaded()
     assert not isinstance(functions, NoLibrary), functions
     codec = codec_named(name)
-    assert isinstance(codec, BlockCodec)
+    assert codec.format.block
     assert "between" in first_difference(codec.using(None), codec.using(native.Compiled(functions, codec)))
 
 
@@ -229,20 +228,20 @@ def script(path: Path, text: str) -> str:
 
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     codec = codec_named("int8")
-    assert isinstance(codec, BlockCodec)
+    assert codec.format.block
     monkeypatch.setenv(native_build.SWITCH, "0")
     assert native.compiled_for(codec) is None
-    assert native.path_in_use(codec) == ("torch", "FARFLUNG_NATIVE=0 is set")
+    assert native.path_in_use(codec) == ("plain", "FARFLUNG_NATIVE=0 is set")
 
 
 def test_without_a_library_the_reason_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     codec = codec_named("int8")
-    assert isinstance(codec, BlockCodec)
+    assert codec.format.block
     monkeypatch.setattr(native, "_choices", native._Choices())
     monkeypatch.setenv(native_build.SWITCH, "1")
     monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
     used, reason = native.path_in_use(codec)
-    assert used == "torch" and "XDG_CACHE_HOME" in reason
+    assert used == "plain" and "XDG_CACHE_HOME" in reason
     assert codec.decode(codec.encode(torch.ones(3)), 3).tolist() == pytest.approx([1, 1, 1], rel=0.01)
 
 

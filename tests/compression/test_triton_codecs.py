@@ -19,8 +19,7 @@ import pytest
 import torch
 
 from farflung.compression import triton_path
-from farflung.compression.blocks import BlockCodec
-from farflung.compression.codec import codec_named
+from farflung.compression.codec import Codec, codec_named
 from farflung.compression.triton_path import CODECS, choose, device_path_in_use
 from rig.pieces import pieces
 
@@ -133,9 +132,9 @@ def interpreted(name: str, code: str) -> str:
     return done.stdout.removesuffix("\n")
 
 
-def block_codec(name: str) -> BlockCodec:
+def block_codec(name: str) -> Codec:
     codec = codec_named(name)
-    assert isinstance(codec, BlockCodec)
+    assert codec.format.block
     return codec
 
 
@@ -242,10 +241,10 @@ def test_without_the_option_operations_may_be_fused(compiled_kernels: Callable[.
 
 def test_every_reason_to_do_without_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     codec = block_codec("int8")
-    assert device_path_in_use(codec, CPU)[0] == "torch"
+    assert device_path_in_use(codec, CPU)[0] == "plain"
     assert choose(block_codec("topk"), CPU).reason == "there are Triton kernels for int8 and int4 only"
     monkeypatch.setenv("FARFLUNG_NATIVE", "0")
-    assert device_path_in_use(codec, torch.device("cuda", 0)) == ("torch", "FARFLUNG_NATIVE=0 is set")
+    assert device_path_in_use(codec, torch.device("cuda", 0)) == ("plain", "FARFLUNG_NATIVE=0 is set")
 
 
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:

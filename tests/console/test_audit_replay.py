@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from farflung.checkpoints.archive import Archive, RoundHead
 from farflung.checkpoints.store import Store
 from farflung.collectives.round.effects import Install
+from farflung.compression.plain_codecs import encode
 from farflung.console.history.audit_evidence import evidence_below
 from farflung.console.history.audit_replay import ReplayOutcome, replay, sources_at
 from farflung.console.main import app
-from farflung.coordinator.court.plain_codecs import encode
 from farflung.coordinator.ledger.evidence import FORMAT, Evidence
 from farflung.peer.identity import Identity
 from farflung.protocol.errors import CheckpointError, UserError

@@ -25,7 +25,9 @@ class Room(NamedTuple):
 
 
 PROTOCOL = ("protocol", "protocol/process")
-# A peer's process knows nothing of a coordinator's code, and a coordinator has no model, no codec and no peer.
+# A peer's process knows nothing of a coordinator's code, and a coordinator has no model and no peer.  Of codecs it has
+# the plain ones, which are pure and know no torch.
+PLAIN_CODECS = ("compression/payload", "compression/plain_codecs")
 ROOMS: dict[str, Room] = {
     "protocol": Room((), pure=True),
     "protocol/process": Room(("protocol",)),
@@ -39,7 +41,7 @@ ROOMS: dict[str, Room] = {
     "collectives/link": Room(PROTOCOL),
     "checkpoints": Room(("collectives/round", *PROTOCOL)),
     "coordinator/rounds": Room(("protocol",), pure=True),
-    "coordinator/court": Room(("protocol",), pure=True),
+    "coordinator/court": Room((*PLAIN_CODECS, "protocol"), pure=True),
     "coordinator/modes": Room(
         ("coordinator/rounds", "coordinator/court", "coordinator/door/hello_check", "protocol"), pure=True
     ),
@@ -286,6 +288,7 @@ ROOMS: dict[str, Room] = {
     "console/web": Room(("console/screen", "coordinator/door/allowance", *PROTOCOL)),
     "console/history": Room(
         (
+            "compression/payload",
             "console/screen",
             "coordinator/court",
             "coordinator/ledger",
@@ -345,6 +348,9 @@ PURE_MODULES = (
     "checkpoints/result_log",
     "checkpoints/stages",
     "checkpoints/vouched",
+    "compression/payload",
+    "compression/plain_blocks",
+    "compression/plain_codecs",
     "collectives/link/frame_queue",
     "collectives/link/link",
     "collectives/link/pacer",

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from farflung.coordinator.court.plain_codecs import encode
+from farflung.compression.plain_codecs import encode
 from farflung.coordinator.court.plain_muon import orthogonal as plain_orthogonal
 from farflung.coordinator.court.plain_steps import ChunkRules
 from farflung.optim.adamw import AdamW

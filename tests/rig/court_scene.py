@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from farflung.coordinator.court.plain_codecs import encode
+from farflung.compression.plain_codecs import encode
 from farflung.coordinator.court.plain_steps import ChunkRules
 from farflung.protocol.digests import hash_bytes, keyed_hash, root_of
 from farflung.protocol.manifest import Manifest

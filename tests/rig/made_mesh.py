@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from farflung.coordinator.court.plain_codecs import codec_named
+from farflung.compression.plain_codecs import codec_named
 from farflung.coordinator.court.plain_steps import merged
 from farflung.coordinator.mesh.group_views import summed
 from farflung.coordinator.mesh.mesh_sums import MeshSums

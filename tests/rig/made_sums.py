@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
-from farflung.coordinator.court.plain_codecs import codec_named
+from farflung.compression.plain_codecs import codec_named
 from farflung.coordinator.court.plain_steps import merged
 from farflung.coordinator.court.proofs import WrongSum
 from farflung.coordinator.rounds.committed_sums import CommittedSums

@@ -13,7 +13,7 @@ from farflung.collectives.arithmetic.merge import merged_chunk
 from farflung.collectives.arithmetic.merge import square_length as length_of
 from farflung.collectives.round.effects import Install, Roll
 from farflung.compression.codec import codec_named, codec_names
-from farflung.coordinator.court.plain_codecs import encode
+from farflung.compression.plain_codecs import encode
 from farflung.coordinator.court.plain_steps import ChunkRules, chunk_hash, merged, square_length
 from farflung.optim.recipes import outer_of
 from farflung.peer.state.outer_state import OuterState

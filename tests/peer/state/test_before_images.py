@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from farflung.collectives.round.effects import Install, Roll
-from farflung.coordinator.court.plain_codecs import encode
+from farflung.compression.plain_codecs import encode
 from farflung.optim.recipes import outer_of
 from farflung.peer.state.before_images import BeforeImages, unnamed_file
 from farflung.peer.state.outer_state import OuterState

@@ -12,7 +12,7 @@ from farflung.checkpoints.checkpoint_manifest import MANIFEST_NAME
 from farflung.checkpoints.export import tensors_of
 from farflung.checkpoints.store import Store
 from farflung.collectives.round.effects import Install, Roll
-from farflung.coordinator.court.plain_codecs import encode
+from farflung.compression.plain_codecs import encode
 from farflung.optim.recipes import outer_of
 from farflung.peer.identity import Identity
 from farflung.peer.machine.effects import SaveFragment

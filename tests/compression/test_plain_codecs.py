@@ -1,4 +1,4 @@
-"""The court's codecs are those of compression/: the same bytes of the same values, the same values of the same bytes.
+"""Peers' fastest way and the plain codecs, which the court takes too: the same bytes, and the same values.
 
 Both ways, for every codec, any length and any finite values; and what the one refuses, the other refuses.
 """
@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from farflung.compression.codec import NonFinite, codec_names
-from farflung.compression.codec import codec_named as torch_codec_named
+from farflung.compression.codec import codec_named as fast_codec_named
 from farflung.compression.native_check import awkward_vectors
 from farflung.compression.payload import HEADER_BYTES
-from farflung.coordinator.court.plain_codecs import (
-    NotFiniteInCourt,
+from farflung.compression.plain_codecs import (
     codec_in,
     codec_named,
     decode,
@@ -41,7 +40,7 @@ def noise(count: int, seed: int = 0) -> NDArray[np.float32]:
 
 
 def same(name: str, values: NDArray[np.float32]) -> None:
-    theirs = torch_codec_named(name)
+    theirs = fast_codec_named(name)
     payload = theirs.encode(torch.empty(len(values)).copy_(torch.from_numpy(values)))
     assert encode(name, values) == payload, name
     decoded = theirs.decode(payload, len(values)).numpy()
@@ -99,7 +98,7 @@ def test_P1_any_bits_that_are_numbers(raw: bytes, name: str) -> None:
 def accepted_by_both(name: str, payload: bytes, elements: int) -> bool:
     """Whether they take it; that they do or refuse alike, and read the same values, is asserted."""
     try:
-        theirs = torch_codec_named(name).decode(payload, elements).numpy().tobytes()
+        theirs = fast_codec_named(name).decode(payload, elements).numpy().tobytes()
     except FrameError:
         with pytest.raises(FrameError) as caught:
             codec_named(name).decode(payload, elements)
@@ -166,8 +165,8 @@ def test_what_is_not_finite_is_not_encoded(name: str, bad: float) -> None:
     values = noise(5000)
     values[4999] = bad
     with pytest.raises(NonFinite, match="value 4999 is"):
-        torch_codec_named(name).encode(torch.from_numpy(values))
-    with pytest.raises(NotFiniteInCourt, match="value 4999 is"):
+        fast_codec_named(name).encode(torch.from_numpy(values))
+    with pytest.raises(NonFinite, match="value 4999 is"):
         encode(name, values)
 
 
