@@ -257,7 +257,9 @@ def by_one_process(script: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
             for name, parameter in parameters.items():
                 assert parameter.grad is not None
                 m_n, v_n = moments[name]
-                exact.step(parameter.view(-1), m_n, v_n, (parameter.grad / samples).flatten(), version + 1)
+                exact.step(
+                    parameter.detach().view(-1), m_n, v_n, (parameter.grad / samples).flatten(), version + 1
+                )
     return began, {name: parameter.detach() for name, parameter in parameters.items()}
 
 

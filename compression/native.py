@@ -202,11 +202,12 @@ def _rooms_and_products(members: int, group: int) -> tuple[Tensor, Products]:
     return scratch("rooms", members * group, torch.float32, _CPU), np.zeros(members * (members + 1) // 2)
 
 
-OuterStep = Callable[[Tensor, Tensor, Tensor, float, float], None]
+Floats = NDArray[np.float32]
+OuterStep = Callable[[Floats, Floats, Floats, float, float], None]
 
 
 def outer_step() -> OuterStep | None:
-    """The compiled outer step (theta, momentum, delta, mu, lr), all contiguous fp32 on the CPU; not checked yet."""
+    """The compiled outer step (theta, momentum, delta, mu, lr), all contiguous fp32; not checked yet."""
     functions = loaded() if os.environ.get(SWITCH) != "0" else None
     if not isinstance(functions, ctypes.CDLL):
         return None
@@ -214,9 +215,10 @@ def outer_step() -> OuterStep | None:
     function.restype = None
     function.argtypes = (_ADDRESS, _ADDRESS, _ADDRESS, _COUNT, ctypes.c_float, ctypes.c_float)
 
-    def step(theta_n: Tensor, m_n: Tensor, d_n: Tensor, mu: float, lr: float) -> None:
-        assert all(each.is_contiguous() and each.dtype == torch.float32 for each in (theta_n, m_n, d_n))
-        function(theta_n.data_ptr(), m_n.data_ptr(), d_n.data_ptr(), theta_n.numel(), mu, lr)
+    def step(theta_n: Floats, m_n: Floats, d_n: Floats, mu: float, lr: float) -> None:
+        places = (theta_n, m_n, d_n)
+        assert all(each.flags.c_contiguous and each.dtype == np.float32 for each in places)
+        function(*(each.ctypes.data for each in places), len(theta_n), mu, lr)
 
     return step
 

@@ -6,8 +6,8 @@
     theta <- (1 - lr wd) theta - lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + eps)         t: the version that is made
 
 https://arxiv.org/abs/1711.05101.  Called by the outer state for one chunk at a time.  Every operation is rounded on its
-own, in this order, to fp32; coordinator/court/plain_steps.py takes the same ones in numpy, to the same bits (P1).  What
-depends on the version alone comes from protocol/outer_numbers.py.
+own, in this order, to fp32, at peers and in the court alike (P1).  What depends on the version alone comes from
+protocol/outer_numbers.py.
 
 Two things are as they are for the sake of equal bits.  The root is taken in fp64 and then rounded, because vector
 libraries promise fp32 roots to the last bit but one; so rounded, the root of an fp32 number is the right one as long as
@@ -21,10 +21,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from farflung.protocol.outer_numbers import EPS, GRADIENT_MOST, AdamWNumbers, fp32
+
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,20 @@ class AdamW:
     def parts(self) -> int:
         return self.numbers.parts
 
-    def step(self, theta_n: Tensor, m_n: Tensor, v_n: Tensor, d_n: Tensor, version: int) -> None:
+    def step(self, theta_n: Floats, m_n: Floats, v_n: Floats, d_n: Floats, version: int) -> None:
         """In place on theta, m and v, all fp32 [n]; d is the merged result, fp32 [n]; `version` is made by it."""
+        theta_n, m_n, v_n, d_n = map(np.asarray, (theta_n, m_n, v_n, d_n))
         by = self.numbers.at(version)
-        g_n = d_n.clamp(-GRADIENT_MOST, GRADIENT_MOST)
-        m_n.mul_(by.keep_m).add_(g_n.mul(by.take_m))
-        v_n.mul_(by.keep_v).add_(g_n.mul_(g_n).mul_(by.take_v))
-        size_n = v_n.mul(by.scale_v).to(torch.float64).sqrt_().to(torch.float32).add_(fp32(EPS))
-        update_n = m_n.div(size_n).mul_(by.rate)
-        theta_n.mul_(by.decay).sub_(update_n)
+        g_n: Floats = np.clip(d_n, -GRADIENT_MOST, GRADIENT_MOST)
+        m_n *= by.keep_m
+        m_n += g_n * by.take_m
+        v_n *= by.keep_v
+        g_n *= g_n
+        g_n *= by.take_v
+        v_n += g_n
+        size_n = np.sqrt((v_n * by.scale_v).astype(np.float64)).astype(np.float32)
+        size_n += fp32(EPS)
+        update_n = m_n / size_n
+        update_n *= by.rate
+        theta_n *= by.decay
+        theta_n -= update_n

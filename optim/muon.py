@@ -16,7 +16,7 @@ ones: x is rounded to multiples of 2^-24, and so is what follows from each produ
 all whole numbers below 2^53 are exact: no singular value is ever above 1.21 and no row of the polynomial longer than 3,
 so that by Cauchy and Schwarz no sum, in whatever order, reaches 8 * 2^48.  Whatever library multiplies, fused or not,
 on as many threads as it likes, the bits are the same (P1).  Beside products there are elementary operations only, each
-rounded on its own; coordinator/court/plain_muon.py takes the same ones in numpy.
+rounded on its own.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from farflung.optim.adamw import AdamW
+from farflung.optim.adamw import AdamW, Floats
 from farflung.protocol.outer_numbers import (
     GRADIENT_MOST,
     MUON_ITERATIONS,
@@ -40,6 +40,8 @@ from farflung.protocol.outer_numbers import (
     between,
 )
 
+Doubles = NDArray[np.float64]
+
 
 @dataclass(frozen=True)
 class Muon:
@@ -49,9 +51,9 @@ class Muon:
     def parts(self) -> int:
         return self.numbers.parts
 
-    def step(self, chunk: Sequence[Tensor], d_n: Tensor, version: int, tiles: Sequence[Tile]) -> None:
+    def step(self, chunk: Sequence[Floats], d_n: Floats, version: int, tiles: Sequence[Tile]) -> None:
         """In place on the chunk's theta, m and v, by d, the merged result, each fp32 [n]; `version` is made by it."""
-        theta_n, m_n, v_n = chunk
+        theta_n, m_n, v_n, d_n = map(np.asarray, (*chunk, d_n))
         rest = AdamW(self.numbers.rest)
         for first, stop in between(tiles, len(d_n)):
             there = slice(first, stop)
@@ -60,34 +62,37 @@ class Muon:
             there = slice(tile.first, tile.stop)
             self._step_tile(theta_n[there], m_n[there], d_n[there], version, tile)
 
-    def _step_tile(self, theta_n: Tensor, m_n: Tensor, d_n: Tensor, version: int, tile: Tile) -> None:
+    def _step_tile(self, theta_n: Floats, m_n: Floats, d_n: Floats, version: int, tile: Tile) -> None:
         by = self.numbers.at(version, tile)
-        g_n = d_n.clamp(-GRADIENT_MOST, GRADIENT_MOST).mul_(by.take_m)
-        m_n.mul_(by.keep_m).add_(g_n)
-        u_n = m_n.mul(by.keep_m).add_(g_n)
-        update_n = orthogonal(u_n.view(tile.rows, tile.columns)).reshape(-1).mul_(by.rate)
-        theta_n.mul_(by.decay).sub_(update_n)
+        g_n: Floats = np.clip(d_n, -GRADIENT_MOST, GRADIENT_MOST)
+        g_n *= by.take_m
+        m_n *= by.keep_m
+        m_n += g_n
+        u_n = m_n * by.keep_m
+        u_n += g_n
+        update_n = orthogonal(u_n.reshape(tile.rows, tile.columns)).reshape(-1) * by.rate
+        theta_n *= by.decay
+        theta_n -= update_n
 
 
-def orthogonal(values: Tensor) -> Tensor:
+def orthogonal(values: Floats) -> Floats:
     """Of the matrix, fp32 [rows, columns], the one with the same singular vectors and singular values of about 1."""
-    wide = values.to(torch.float64)
-    norm = max(math.sqrt(_sum_of(wide.mul(wide).view(-1))), MUON_LEAST_NORM)
+    wide: Doubles = values.astype(np.float64)
+    norm = max(math.sqrt(sum_by_halves((wide * wide).reshape(-1))), MUON_LEAST_NORM)
     is_tall = wide.shape[0] > wide.shape[1]
-    x = (wide.t().contiguous() if is_tall else wide).mul_(MUON_ONE / norm).round_()
+    x: Doubles = np.rint((wide.T if is_tall else wide) * (MUON_ONE / norm))
     a, b, c = MUON_POLYNOMIAL
     for _ in range(MUON_ITERATIONS):
-        square = (x @ x.t()).mul_(1.0 / MUON_ONE).round_()
-        fourth = square @ square
-        square.mul_(b).add_(fourth.mul_(c / MUON_ONE)).round_()
-        more = square @ x
-        x.mul_(a).add_(more.mul_(1.0 / MUON_ONE)).round_()
+        square: Doubles = np.rint((x @ x.T) * (1.0 / MUON_ONE))
+        polynomial: Doubles = np.rint(square * b + (square @ square) * (c / MUON_ONE))
+        x = np.rint(x * a + (polynomial @ x) * (1.0 / MUON_ONE))
     # A zero below zero is another zero for a hash, and which of the two a sum of zeros is, no library promises.
-    x.mul_(1.0 / MUON_ONE).add_(0.0)
-    return (x.t().contiguous() if is_tall else x).to(torch.float32)
+    x = x * (1.0 / MUON_ONE) + 0.0
+    found: Floats = np.ascontiguousarray(x.T if is_tall else x).astype(np.float32)
+    return found
 
 
-def _sum_of(values_n: Tensor) -> float:
+def sum_by_halves(values_n: Doubles) -> float:
     """Halves are added to each other until one value is left: the order of the additions is written down here."""
     while len(values_n) > 1:
         half = len(values_n) // 2

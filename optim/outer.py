@@ -7,9 +7,10 @@
     adamw      adamw.py
     muon       muon.py
 
-Chosen by one word, `[outer] step` in run.toml.  Called by the outer state for one chunk at a time.  Only elementary
-fp32 operations, each rounded on its own (no fused multiply-add, no `alpha=`, no reduction): every machine gets the same
-bits (P1).  `torch.optim.SGD` computes the first formula but may fuse; it is therefore not used.
+Chosen by one word, `[outer] step` in run.toml.  Called by the outer state for one chunk at a time, and by whoever
+judges or replays what became of it: this is the only place where it is written, and it is pure.  Only elementary fp32
+operations, each rounded on its own (no fused multiply-add, no reduction): every machine gets the same bits (P1).
+`torch.optim.SGD` computes the first formula but may fuse; it is therefore not used.  Tensors lend their memory.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from farflung.optim.adamw import AdamW
+from farflung.optim.adamw import AdamW, Floats
 from farflung.optim.muon import Muon
 from farflung.protocol.outer_numbers import (
     MOMENTUM_PARTS,
@@ -32,7 +32,7 @@ from farflung.protocol.outer_numbers import (
 )
 
 # (theta, momentum, delta, mu, lr): the same in one pass over memory, in place.
-Fused = Callable[[Tensor, Tensor, Tensor, float, float], None]
+Fused = Callable[[Floats, Floats, Floats, float, float], None]
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,19 @@ class Nesterov:
     def parts(self) -> int:
         return MOMENTUM_PARTS
 
-    def step(self, theta_n: Tensor, m_n: Tensor, d_n: Tensor) -> None:
+    def step(self, theta_n: Floats, m_n: Floats, d_n: Floats) -> None:
         """In place on theta and m, both fp32 [n]; d is the merged pseudo-gradient, fp32 [n]."""
+        theta_n, m_n, d_n = map(np.asarray, (theta_n, m_n, d_n))
         mu, lr = fp32(self.momentum), fp32(self.lr)
         if self.fused is not None:
             self.fused(theta_n, m_n, d_n, mu, lr)
             return
-        m_n.mul_(mu).add_(d_n)
-        update_n = m_n.mul(mu).add_(d_n).mul_(lr)
-        theta_n.sub_(update_n)
+        m_n *= mu
+        m_n += d_n
+        update_n = m_n * mu
+        update_n += d_n
+        update_n *= lr
+        theta_n -= update_n
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,9 @@ class PlainMean:
     def parts(self) -> int:
         return MOMENTUM_PARTS
 
-    def step(self, theta_n: Tensor, m_n: Tensor, d_n: Tensor) -> None:
-        lr = fp32(self.lr)
-        theta_n.sub_(d_n if lr == 1.0 else d_n.mul(lr))
+    def step(self, theta_n: Floats, m_n: Floats, d_n: Floats) -> None:
+        lr, theta_n, d_n = fp32(self.lr), np.asarray(theta_n), np.asarray(d_n)
+        theta_n -= d_n if lr == 1.0 else d_n * lr
 
 
 OuterStep = Nesterov | PlainMean | AdamW | Muon
@@ -85,21 +89,22 @@ def outer_step_for(numbers: StepNumbers, fused: Fused | None = None) -> OuterSte
     return PlainMean(numbers.lr)
 
 
+@np.errstate(all="ignore")  # what a hostile result makes of a state has the same bits everywhere
 def advance(
     step: OuterStep,
-    parts: Sequence[Tensor],
-    d_n: Tensor,
+    parts: Sequence[Floats],
+    d_n: Floats,
     version: int,
     factor: float = 1.0,
     tiles: Sequence[Tile] = (),
 ) -> None:
     """Take the step that makes this version, in place on the parts of a chunk's state (StateForm), each fp32 [n].
 
-    `factor`: of the commit, by which d is multiplied in place: less than 1 where the gradient of a batch is clipped.
+    `factor`: of the commit, by which d is multiplied: less than 1 where the gradient of a batch is clipped.
     `tiles`: of the chunk, for a step that takes matrices as such.
     """
     if factor != 1.0:
-        d_n.mul_(fp32(factor))
+        d_n = np.asarray(d_n) * fp32(factor)
     if isinstance(step, AdamW):
         theta_n, m_n, v_n = parts
         step.step(theta_n, m_n, v_n, d_n, version)
@@ -113,17 +118,15 @@ def checked(fused: Fused | None) -> Fused | None:
     """`fused`, if it gives the bits of the plain step for values of all sizes; else None."""
     if fused is None:
         return None
-    generator = torch.Generator().manual_seed(1)
+    chance = np.random.default_rng(1)
     theta_n, m_n, d_n = (
-        torch.randn(4099, generator=generator) * torch.randn(4099, generator=generator).mul(20).exp()
+        (chance.standard_normal(4099) * np.exp2(chance.uniform(-90, 90, 4099))).astype(np.float32)
         for _ in range(3)
     )
     for mu, lr in ((0.9, 0.7), (0.0, 1.0), (1 / 3, 1e-3)):
-        plain, other = (theta_n.clone(), m_n.clone()), (theta_n.clone(), m_n.clone())
+        plain, other = (theta_n.copy(), m_n.copy()), (theta_n.copy(), m_n.copy())
         Nesterov(lr, mu).step(*plain, d_n)
         Nesterov(lr, mu, fused).step(*other, d_n)
-        if not all(
-            torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in zip(plain, other, strict=True)
-        ):
+        if any(a.tobytes() != b.tobytes() for a, b in zip(plain, other, strict=True)):
             return None
     return fused

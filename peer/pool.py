@@ -20,6 +20,7 @@ from farflung.peer.worker import Job, Made, Submit, Then, follow, no_work, nothi
 
 USUAL_MOST = 4  # each has some chunks' room of its own, and between its calls it needs the interpreter's lock
 SHARES_EACH = 2  # of what is cut into as many jobs as there are threads to do it
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 AHEAD = 8  # jobs for each thread that may be done before an older one is: what they made waits for that one
 
 
@@ -32,6 +33,23 @@ def shares(chunks: range, threads: int) -> list[range]:
     """Some for each thread, so that none waits long for the last one."""
     step = -(-len(chunks) // (SHARES_EACH * threads)) or 1
     return [chunks[first : first + step] for first in range(0, len(chunks), step)]
+
+
+def load_libraries() -> None:
+    """Numpy and torch, before anything else loads them: what is asked of them is done by the thread that asks.
+
+    Numpy's products of matrices read how many threads they may use when they are loaded, and only then.  A trainer that
+    this process starts is not told.
+    """
+    given = os.environ.get(_BLAS_THREADS)
+    os.environ[_BLAS_THREADS] = "1"
+    import numpy  # noqa: F401
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ.pop(_BLAS_THREADS)
+    if given is not None:
+        os.environ[_BLAS_THREADS] = given
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -138,7 +138,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if asked.time:
-        values = torch.randn(*asked.time)
+        values = torch.randn(*asked.time).numpy()
         took = [timeit.timeit(lambda: orthogonal(values), number=1) for _ in range(5)]
         print(f"{asked.time[0]} x {asked.time[1]}: {statistics.median(took):.3f} s, one core, fp64")
         return

@@ -1,11 +1,10 @@
 """A round's arithmetic on one chunk, in numpy: the owner's sum, a result's length, and the state after it.
 
-Owns: the order of the operations of both, which are those of collectives/arithmetic/merge.py, and of optim/outer.py and
-optim/adamw.py; Muon is in plain_muon.py.
+Owns: the order of the sum, which is that of collectives/arithmetic/merge.py; the steps are those of optim/.
 Called by: the coordinator where two reports of a chunk differ, the audit of a sum, and the replay of a run.
 Must not know: who reported what, digests of fragments, torch.
 
-Each operation is a single one in fp32 and rounded on its own, so numpy and torch end with the same bits.
+Each operation is a single one in fp32 and rounded on its own, so compiled or not it ends with the same bits.
 """
 
 from __future__ import annotations
@@ -15,30 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from farflung.compression.payload import Bytes, NonFinite
 from farflung.compression.plain_codecs import codec_in, codec_named
-from farflung.coordinator.court.plain_muon import Parts, muon, sum_by_halves
+from farflung.optim.muon import sum_by_halves
+from farflung.optim.outer import advance, outer_step_for
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import FrameError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.outer_numbers import (
-    EPS,
-    GRADIENT_MOST,
-    AdamWNumbers,
-    MuonNumbers,
-    OuterNumbers,
-    StateForm,
-    StepNumbers,
-    Tile,
-)
+from farflung.protocol.outer_numbers import OuterNumbers, StateForm, StepNumbers, Tile
 from farflung.protocol.run_terms import Terms
 from farflung.protocol.verdicts import Verdict
-
-Floats = NDArray[np.float32]
-f32 = np.float32
 
 _LARGEST = np.finfo(np.float32).max
 _BUFFERS = OuterNumbers(nesterov=False, lr=1.0, momentum=0.0)
@@ -116,39 +103,8 @@ class ChunkRules:
         `factor` that of the commit.  FrameError for what is no state, and for what is no result of this run.
         """
         delta_n = codec_named(self.gather_codec).decode(payload, self.form.elements)
-        if factor != 1.0 and not self.is_plain(chunk):
-            delta_n = delta_n * f32(factor)
-        parts = tuple(np.frombuffer(self.form.whole(old), "<f4").astype(f32).reshape(self.form.parts, -1))
-        numbers = self.outer_of(chunk, version)
-        with np.errstate(all="ignore"):
-            if isinstance(numbers, AdamWNumbers):
-                theta_n, m_n, v_n = parts
-                parts = _adamw(numbers, version, (theta_n, m_n, v_n), delta_n)
-            elif isinstance(numbers, MuonNumbers):
-                theta_n, m_n, v_n = parts
-                rest = functools.partial(_adamw, numbers.rest, version)
-                parts = muon(numbers, (theta_n, m_n, v_n), delta_n, version, self.tiles_of(chunk), rest)
-            else:
-                parts = (*_stepped(numbers, parts[0], parts[1], delta_n), *parts[2:])
-        return b"".join(part.astype("<f4").tobytes() for part in parts)
-
-
-def _adamw(numbers: AdamWNumbers, version: int, parts: Parts, delta_n: Floats) -> Parts:
-    theta_n, m_n, v_n = parts
-    keep_m, take_m, keep_v, take_v, scale_v, decay, rate = (f32(each) for each in numbers.at(version))
-    g_n: Floats = delta_n.clip(-f32(GRADIENT_MOST), f32(GRADIENT_MOST))
-    m_n = m_n * keep_m + g_n * take_m
-    v_n = v_n * keep_v + g_n * g_n * take_v
-    size_n: Floats = np.sqrt((v_n * scale_v).astype(np.float64)).astype(f32) + f32(EPS)
-    update_n: Floats = m_n / size_n
-    return theta_n * decay - update_n * rate, m_n, v_n
-
-
-def _stepped(
-    numbers: OuterNumbers, theta_n: Floats, momentum_n: Floats, delta_n: Floats
-) -> tuple[Floats, Floats]:
-    lr, mu = f32(numbers.lr), f32(numbers.momentum)
-    if not numbers.nesterov:
-        return theta_n - (delta_n if lr == 1 else delta_n * lr), momentum_n
-    momentum_n = momentum_n * mu + delta_n
-    return theta_n - (momentum_n * mu + delta_n) * lr, momentum_n
+        parts = np.frombuffer(self.form.whole(old), "<f4").astype(np.float32).reshape(self.form.parts, -1)
+        step = outer_step_for(self.outer_of(chunk, version))
+        factor = 1.0 if self.is_plain(chunk) else factor
+        advance(step, tuple(parts), delta_n, version, factor, self.tiles_of(chunk))
+        return parts.tobytes()

@@ -26,6 +26,7 @@ from farflung.peer.identity import Identity
 from farflung.peer.in_use import InUse, path_of
 from farflung.peer.line.relay_offer import RelayHere
 from farflung.peer.local.folder import make_folder, remove_folder, sweep_stale
+from farflung.peer.pool import load_libraries
 from farflung.peer.settings import (
     DATA_VARIABLE,
     RESULTS_VARIABLE,
@@ -117,12 +118,10 @@ def _told(options: JoinOptions, folder: Path) -> dict[str, str]:
 def _agent(
     options: JoinOptions, folder: Path, trainer: Supervisor, say: Teller, relay: RelayHere | None
 ) -> Agent:
-    import torch
-
+    load_libraries()
     from farflung.peer.agent.agent import Agent
     from farflung.peer.agent.options import AgentOptions
 
-    torch.set_num_threads(1)
     asked = AgentOptions(options.url, folder, options.own, relay=relay, helps=options.helps)
     return Agent(asked, trainer, say)
 

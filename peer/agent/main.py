@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from farflung.peer.agent.supervisor import ParentTrainer
 from farflung.peer.in_use import InUse, path_of
+from farflung.peer.pool import load_libraries
 from farflung.peer.settings import OwnConfig
 from farflung.protocol.errors import FarflungError
 from farflung.protocol.join_url import JoinUrl
@@ -41,12 +42,10 @@ def main() -> int:
         held = InUse.take(path_of(asked.settings.identity, url), asked.parent, say)
         doing = f"joining {url.run} at {url.address}"
         say(f"{doing}: loading torch in the agent, which takes some seconds")
-        import torch
-
+        load_libraries()
         from farflung.peer.agent.agent import Agent
         from farflung.peer.agent.options import AgentOptions
 
-        torch.set_num_threads(1)
         take_all_descriptors()
         agent = Agent(
             AgentOptions(url, asked.folder, asked.settings, asked.journal),

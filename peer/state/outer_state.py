@@ -145,7 +145,8 @@ class OuterState:
         step: OuterStep = PlainMean() if plain else self._making(effect.version)
         factor = 1.0 if plain else effect.factor
         tiles = self._tiles.get(effect.chunk, ())
-        advance(step, self._values_of(effect.chunk), delta_n, effect.version, factor, tiles)
+        values = [values_n.numpy() for values_n in self._values_of(effect.chunk)]
+        advance(step, values, delta_n.numpy(), effect.version, factor, tiles)
         if is_last:
             self._fresh[effect.chunk] = self._made_hash(effect.chunk)
 

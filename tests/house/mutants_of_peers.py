@@ -65,8 +65,8 @@ ARITHMETIC = (
     Mutant(
         "the outer step looks ahead by its momentum",
         "optim/outer.py",
-        "update_n = m_n.mul(mu).add_(d_n).mul_(lr)",
-        "update_n = m_n.mul(lr)",
+        "update_n += d_n",
+        "update_n += 0.0",
         ("tests/optim/test_outer.py",),
     ),
     Mutant(
@@ -100,8 +100,8 @@ ARITHMETIC = (
     Mutant(
         "P1 AdamW corrects for the version that it makes",
         "peer/state/outer_state.py",
-        "self._values_of(effect.chunk), delta_n, effect.version, factor, tiles)",
-        "self._values_of(effect.chunk), delta_n, effect.version + 1, factor, tiles)",
+        "delta_n.numpy(), effect.version, factor, tiles)",
+        "delta_n.numpy(), effect.version + 1, factor, tiles)",
         ("tests/coordinator/court/test_plain_steps.py",),
     ),
     Mutant(
@@ -114,8 +114,8 @@ ARITHMETIC = (
     Mutant(
         "P1 Muon multiplies whole numbers",
         "optim/muon.py",
-        "square = (x @ x.t()).mul_(1.0 / MUON_ONE).round_()",
-        "square = (x @ x.t()).mul_(1.0 / MUON_ONE)",
+        "np.rint((x @ x.T) * (1.0 / MUON_ONE))",
+        "(x @ x.T) * (1.0 / MUON_ONE)",
         ("tests/optim/test_muon.py",),
     ),
     Mutant(
@@ -128,8 +128,8 @@ ARITHMETIC = (
     Mutant(
         "P1 AdamW bounds what it squares",
         "optim/adamw.py",
-        "g_n = d_n.clamp(-GRADIENT_MOST, GRADIENT_MOST)",
-        "g_n = d_n.clone()",
+        "np.clip(d_n, -GRADIENT_MOST, GRADIENT_MOST)",
+        "d_n.copy()",
         ("tests/optim/test_adamw.py",),
     ),
     Mutant(

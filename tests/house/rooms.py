@@ -25,9 +25,9 @@ class Room(NamedTuple):
 
 
 PROTOCOL = ("protocol", "protocol/process")
-# A peer's process knows nothing of a coordinator's code, and a coordinator has no model and no peer.  Of codecs it has
-# the plain ones, which are pure and know no torch.
-PLAIN_CODECS = ("compression/payload", "compression/plain_codecs")
+# A peer's process knows nothing of a coordinator's code, and a coordinator has no model and no peer.  Of codecs and
+# outer steps it has those that are pure and know no torch.
+ARITHMETIC = ("compression/payload", "compression/plain_codecs", "optim/muon", "optim/outer")
 ROOMS: dict[str, Room] = {
     "protocol": Room((), pure=True),
     "protocol/process": Room(("protocol",)),
@@ -41,7 +41,7 @@ ROOMS: dict[str, Room] = {
     "collectives/link": Room(PROTOCOL),
     "checkpoints": Room(("collectives/round", *PROTOCOL)),
     "coordinator/rounds": Room(("protocol",), pure=True),
-    "coordinator/court": Room((*PLAIN_CODECS, "protocol"), pure=True),
+    "coordinator/court": Room((*ARITHMETIC, "protocol"), pure=True),
     "coordinator/modes": Room(
         ("coordinator/rounds", "coordinator/court", "coordinator/door/hello_check", "protocol"), pure=True
     ),
@@ -403,6 +403,9 @@ PURE_MODULES = (
     "coordinator/restoring/restoration",
     "coordinator/standby/etcd_url",
     "coordinator/standby/standby_rules",
+    "optim/adamw",
+    "optim/muon",
+    "optim/outer",
     "optim/rates",
     "optim/schedule",
     "peer/footprint",

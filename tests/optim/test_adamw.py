@@ -71,7 +71,7 @@ def numbers_of_all_sizes(count: int, chance: np.random.Generator) -> Floats:
     st.sampled_from((0.0, 0.95, 0.999)),
     st.sampled_from((1, 2, 9, 10, 500, 1000, 10**6)),
 )
-def test_P1_torch_takes_the_step_of_the_reference_bit_for_bit(
+def test_P1_it_is_the_step_of_the_reference_bit_for_bit(
     seed: int, count: int, beta1: float, beta2: float, version: int
 ) -> None:
     chance = np.random.default_rng(seed)

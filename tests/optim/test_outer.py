@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from farflung.compression.native import outer_step
-from farflung.optim.adamw import AdamW
+from farflung.optim.adamw import AdamW, Floats
 from farflung.optim.lookahead import ahead
 from farflung.optim.outer import Nesterov, OuterStep, PlainMean, advance, checked, outer_step_for
 from farflung.protocol.outer_numbers import AdamWNumbers, outer_numbers
@@ -25,9 +25,9 @@ def test_P1_the_compiled_outer_step_gives_the_bits_of_the_plain_one_or_is_not_us
     assert checked(compiled) is compiled
     assert checked(None) is None
 
-    def off_by_a_bit(theta_n: Tensor, m_n: Tensor, d_n: Tensor, mu: float, lr: float) -> None:
-        m_n.mul_(mu).add_(d_n)
-        theta_n.sub_(m_n.mul(mu).add_(d_n).mul_(lr + 1e-7))
+    def off_by_a_bit(theta_n: Floats, m_n: Floats, d_n: Floats, mu: float, lr: float) -> None:
+        m_n[:] = m_n * mu + d_n
+        theta_n -= (m_n * mu + d_n) * (lr + 1e-7)
 
     assert checked(off_by_a_bit) is None
     generator = torch.Generator().manual_seed(3)

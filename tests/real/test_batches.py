@@ -96,7 +96,7 @@ def by_one_process(outer: str) -> dict[str, Tensor]:
         with torch.no_grad():
             for name, parameter in parameters.items():
                 d_n = (sums[name] / tokens).flatten()
-                (m_n, v_n), theta_n = moments[name], parameter.view(-1)
+                (m_n, v_n), theta_n = moments[name], parameter.detach().view(-1)
                 if isinstance(exact, AdamW):
                     exact.step(theta_n, m_n, v_n, d_n, version + 1)
                 else:
