@@ -45,9 +45,6 @@ MODES: Mapping[str, tuple[str, ...]] = {
     ),
     "audits": (
         "coordinator/audits",
-        "coordinator/court/plain_blocks",
-        "coordinator/court/plain_codecs",
-        "coordinator/court/plain_muon",
         "coordinator/court/plain_steps",
         "coordinator/court/proofs",
         "coordinator/ledger/evidence",
