@@ -46,7 +46,7 @@ _KNOBS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("coordinator.run.ticks", "DONORS_TURN_S", SHORTER_OR_LONGER),
     ("coordinator.run.machine", "RECONNECT_GRACE_S", SHORTER_OR_LONGER),
     ("coordinator.run.digest_agreement", "CHECKS_AT_ONCE", FEWER_OR_MORE),
-    ("peer.machine.auditor", "ASK_AGAIN_S", SHORTER_OR_LONGER),
+    ("peer.audits.auditor", "ASK_AGAIN_S", SHORTER_OR_LONGER),
     ("peer.machine.checkpoint_policy", "READ_AGAIN_S", SHORTER_OR_LONGER),
     ("peer.machine.checkpoint_policy", "STARVED_S", SHORTER_OR_LONGER),
     ("peer.machine.handshake", "RETRY_S", SHORTER_OR_LONGER),
