@@ -15,19 +15,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from farflung.collectives.mesh.mesh_backups import keeps, spare_of
 from farflung.collectives.round.dot_products import Dots, Weighing
 from farflung.collectives.round.effects import WeighSums
-from farflung.collectives.round.pieces import ChunkPiece
+from farflung.collectives.round.pieces import ChunkPiece, Roles
 from farflung.protocol.digests import bits, mask_from_bytes, mask_of
+from farflung.protocol.frames import Kind
 from farflung.protocol.round_words import Decision, Plan
 
 
 @dataclass(frozen=True)
-class MeshColumns:
+class MeshColumns(Roles):
     """Of my chunks, as one plan has them."""
-
-    me: str
-    plan: Plan
 
     @property
     def group(self) -> int:
@@ -47,12 +46,10 @@ class MeshColumns:
         }
 
     def fits(self, chunks: int) -> bool:
-        """The plan is one of so many chunks in which I have a part, and its column is one of what I own there."""
+        """And the plan's column is one of what I own there."""
         column = self.plan.column
-        if self.me not in self.plan.members or len(self.plan.owners) != chunks:
-            return False
-        if not column:
-            return True
+        if not column or not super().fits(chunks):
+            return super().fits(chunks)
         mine = len(self.plan.chunks_of(self.me))
         whole = len(column.roots) == mine and len(column.owners) == mine * column.groups
         places = all(0 <= place < len(column.peers) for place in column.owners)
@@ -96,6 +93,31 @@ class MeshColumns:
             return []
         mine = (chunk for chunk in self.rows if self.root(chunk) == self.me)
         return [chunk for chunk in mine if self.group_of(peer, chunk) is not None]
+
+    # ---- roles --------------------------------------------------------------------------------------
+
+    @cached_property
+    def near(self) -> Sequence[str]:
+        return [*self.plan.members, *sorted(self.peers)]
+
+    def makes(self, chunk: int) -> bool:
+        return super().makes(chunk) and self.root(chunk) == self.me
+
+    def giver(self, chunk: int) -> str:
+        owner = self.plan.owner_of(chunk)
+        return owner if owner != self.me else self.root(chunk)
+
+    def receivers(self, chunk: int) -> Sequence[str]:
+        return (*self.others(chunk), *self.plan.members)
+
+    def takes(self, sender: str, chunk: int) -> bool:
+        return super().takes(sender, chunk) or keeps(self.plan, sender, chunk)
+
+    def keeper(self, chunk: int) -> str | None:
+        return spare_of(self.plan, chunk)
+
+    def may_ask(self, sender: str, kind: Kind, chunk: int) -> bool:
+        return kind != Kind.WANT_SUM or sender == self.root(chunk)
 
 
 class GroupSumsHere:

@@ -8,14 +8,15 @@ contributes to a chunk of its own is kept by another one too (mesh_backups.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 
-from farflung.collectives.mesh.mesh_backups import keeps, moved, spare_of
+from farflung.collectives.mesh.mesh_backups import moved
 from farflung.collectives.mesh.mesh_columns import GroupSumsHere, MeshColumns
 from farflung.collectives.round.effects import Calculated, DataEffect, Merge, MergeGroup, WeighSums
 from farflung.collectives.round.member import MemberRound
-from farflung.collectives.round.pieces import ChunkPiece, Progress
+from farflung.collectives.round.pieces import ChunkPiece, Counted, Progress
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Frame, Header, Kind, Payload
 from farflung.protocol.round_words import SUM_TAG_BYTES, Decision, Plan
@@ -24,31 +25,13 @@ from farflung.protocol.verdicts import Verdict
 
 
 class MeshRound(MemberRound):
-    def __init__(
-        self,
-        me: str,
-        plan: Plan,
-        run_tag: bytes,
-        quiet_s: float,
-        now: float,
-        first_chunk: int = 0,
-        compare: bool = False,
-        measure: bool = False,
-    ) -> None:
-        self._columns = MeshColumns(me, plan)
-        self.groups = GroupSumsHere()
-        self._freed = False  # results of their sums may be encoded at last
-        super().__init__(me, plan, run_tag, quiet_s, now, first_chunk, compare, measure)
+    roles_of = MeshColumns
+    roles: MeshColumns
+    _freed = False  # results of groups' sums may be encoded at last
 
-    @classmethod
-    def fits(cls, me: str, plan: Plan, chunks: int) -> bool:
-        return MeshColumns(me, plan).fits(chunks)
-
-    @property
-    def columns(self) -> MeshColumns:
-        if self._columns.plan is not self.plan:
-            self._columns = MeshColumns(self.me, self.plan)
-        return self._columns
+    @cached_property
+    def groups(self) -> GroupSumsHere:
+        return GroupSumsHere()
 
     # ---- the coordinator's words -------------------------------------------------------------------
 
@@ -60,7 +43,7 @@ class MeshRound(MemberRound):
         """Sums of chunks that I still own go elsewhere now."""
         effects, was = list[DataEffect](), MeshColumns(self.me, before)
         for chunk in self._my_chunks:
-            root = self.columns.root(chunk)
+            root = self.roles.root(chunk)
             if chunk not in was.rows or root == was.root(chunk):
                 continue
             if not kept >> chunk & 1:
@@ -92,23 +75,23 @@ class MeshRound(MemberRound):
 
     def _on_summed(self, decision_no: int, chunk: int, payload: Payload) -> list[DataEffect]:
         """What my group adds to the result."""
-        if self.decision is None or decision_no != self.decision.decision_no:
+        if not self._is_newest(decision_no):
             return []
         index = chunk - self.first_chunk
         self._merging.discard(index)
-        self.groups.put(index, self.columns.group, ChunkPiece(payload, hash_bytes(payload)))
+        self.groups.put(index, self.roles.group, ChunkPiece(payload, hash_bytes(payload)))
         return self._pass_sum_on(index) + self._merge_ready(index)
 
     def _pass_sum_on(self, chunk: int) -> list[DataEffect]:
         """To the root, if that is somebody else."""
-        piece, root = self._own_sum(chunk), self.columns.root(chunk)
+        piece, root = self._own_sum(chunk), self.roles.root(chunk)
         if piece is None or root == self.me or self.plan.owner_of(chunk) != self.me:
             return []
         return self._answer(root, Kind.SUM, chunk, piece)
 
     def _own_sum(self, chunk: int) -> ChunkPiece | None:
         """Of my group."""
-        return self.groups.get(chunk, self.columns.group)
+        return self.groups.get(chunk, self.roles.group)
 
     def _look_again(self) -> list[DataEffect]:
         effects = super()._look_again()
@@ -116,24 +99,16 @@ class MeshRound(MemberRound):
             self._freed, effects = False, [*effects, *self._merge_ready()]
         return effects
 
-    def _merge_ready(self, only: int | None = None) -> list[DataEffect]:
+    def _make(self, chunk: int, counted: Counted, decision: Decision) -> list[DataEffect]:
         """The first sum, of my group; and the second one, at the root, of all groups."""
-        if self.decision is None:
-            return []
-        effects: list[DataEffect] = []
-        nobody = not self._deciding.counted(self.plan.members)
-        for chunk in self._my_chunks if only is None else [only]:
-            summed = nobody or self._own_sum(chunk) is not None
-            # A result that came before my group's sum was made waits for my word of it: the one before me left none.
-            if chunk not in self._merging and not (chunk in self.results and summed):
-                effects += (
-                    self._merge_sums(chunk, self.decision) if summed else self._merge(chunk, MergeGroup)
-                )
-        return effects
+        # Also where the result is here: it waits for my word of my group's sum, the one before me left none.
+        if counted and self._own_sum(chunk) is None:
+            return self._merge(chunk, counted, decision, MergeGroup)
+        return [] if chunk in self.results else self._merge_sums(chunk, decision)
 
     def _merge_sums(self, chunk: int, decision: Decision) -> list[DataEffect]:
         """At the root, once they are here."""
-        if self.columns.root(chunk) != self.me or self.groups.missing(chunk, decision):
+        if self.roles.root(chunk) != self.me or self.groups.missing(chunk, decision):
             return []
         if self.groups.held_back:
             return [*self.groups.weigh(self.plan, chunk, self.first_chunk, decision)]
@@ -145,25 +120,20 @@ class MeshRound(MemberRound):
 
     # ---- frames ------------------------------------------------------------------------------------
 
-    @property
-    def _near(self) -> list[str]:
-        return [*self.plan.members, *sorted(self.columns.peers)]
-
     def is_early(self, sender: str, frame: Frame) -> bool:
-        index = frame.header.chunk - self.first_chunk
-        of_mine = 0 <= index < len(self.plan.owners) and self._makes(index)
-        if frame.header.kind == Kind.SUM and 0 <= index < len(self.plan.owners) and not of_mine:
-            return frame.header.decision_no >= self._deciding.number
+        header, index = frame.header, frame.header.chunk - self.first_chunk
+        if header.kind == Kind.SUM and 0 <= index < len(self.plan.owners) and not self.roles.makes(index):
+            return header.decision_no >= self._deciding.number
         return super().is_early(sender, frame)
 
     def _on_other(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
         if frame.header.kind != Kind.SUM:
             return super()._on_other(sender, frame, now)
         chunk = frame.header.chunk - self.first_chunk
-        if self.decision is None or frame.header.decision_no != self.decision.decision_no:
+        if not self._is_newest(frame.header.decision_no):
             return Verdict.STALE, []
-        group = self.columns.group_of(sender, chunk)
-        if group is None or not self._makes(chunk):
+        group = self.roles.group_of(sender, chunk)
+        if group is None or not self.roles.makes(chunk):
             return Verdict.STALE, []
         self._asking.on_heard(sender, now)
         if sender in self._faulty:
@@ -180,39 +150,18 @@ class MeshRound(MemberRound):
             return []
         lacking = [
             chunk
-            for chunk in self.columns.summed_by(member)
-            if self.columns.group_of(member, chunk) in self.groups.missing(chunk, self.decision)
+            for chunk in self.roles.summed_by(member)
+            if self.roles.group_of(member, chunk) in self.groups.missing(chunk, self.decision)
         ]
         sums = [self._header(Kind.WANT_SUM, chunk) for chunk in lacking if chunk not in self.results]
-        rooted = [chunk for chunk in self.columns.rooted_at(member) if chunk not in self.results]
+        rooted = [chunk for chunk in self.roles.rooted_at(member) if chunk not in self.results]
         return sums + [self._header(Kind.WANT_RESULT, chunk) for chunk in rooted]
-
-    # ---- who makes, gives, keeps -------------------------------------------------------------------
-
-    def _makes(self, chunk: int) -> bool:
-        return super()._makes(chunk) and self.columns.root(chunk) == self.me
-
-    def _giver(self, chunk: int) -> str:
-        owner = self.plan.owner_of(chunk)
-        return owner if owner != self.me else self.columns.root(chunk)
 
     def _on_given(self, chunk: int) -> list[DataEffect]:
         """What comes to an owner is for its group."""
         mine = self.plan.owner_of(chunk) == self.me
         passed_on = self._spread(chunk, self.results[chunk]) if mine else []
         return [*passed_on, *super()._on_given(chunk)]
-
-    def _receivers(self, chunk: int) -> Sequence[str]:
-        return (*self.columns.others(chunk), *self.plan.members)
-
-    def _keeper(self, chunk: int) -> str | None:
-        return spare_of(self.plan, chunk)
-
-    def _takes(self, sender: str, chunk: int) -> bool:
-        return super()._takes(sender, chunk) or keeps(self.plan, sender, chunk)
-
-    def _may_ask(self, sender: str, kind: Kind, chunk: int) -> bool:
-        return kind != Kind.WANT_SUM or sender == self.columns.root(chunk)
 
     def _made(self, kind: Kind, chunk: int) -> ChunkPiece | None:
         return self._own_sum(chunk) if kind == Kind.SUM else super()._made(kind, chunk)
@@ -224,10 +173,10 @@ class MeshRound(MemberRound):
 
     @property
     def sums(self) -> Mapping[int, ChunkPiece]:
-        return self.groups.of_group(self.columns.group, self._my_chunks)
+        return self.groups.of_group(self.roles.group, self._my_chunks)
 
     def _is_compared(self) -> bool:
-        return super()._is_compared() and self.groups.are_complete(self.columns, self._my_chunks)
+        return super()._is_compared() and self.groups.are_complete(self.roles, self._my_chunks)
 
     def progress(self) -> Progress:
         flat, sums = super().progress(), self.sums
@@ -237,6 +186,6 @@ class MeshRound(MemberRound):
             inputs=inputs_of(added) if added else flat.inputs,
             sums={chunk: piece.hash for chunk, piece in sums.items()},
             sum_inputs=self._inputs(sums),
-            sum_dots=self.groups.dots(self.columns.rooted),
+            sum_dots=self.groups.dots(self.roles.rooted),
             sum_tags=b"".join(each[:SUM_TAG_BYTES] for each in added),
         )

@@ -16,12 +16,13 @@ The rules, in the order in which a round meets them:
 Inside, a chunk is its index within the round's fragment, as in the plan; frames and effects carry its number.
 
 A round in groups is another class (collectives/mesh/mesh_round.py, found by shape.py): where it differs, a method here
-gives the answer of a flat round, in which an owner's sum is the result.
+or of `Roles` gives the answer of a flat round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from typing import ClassVar
 
 from farflung.collectives.round.decision_news import Deciding, DecisionNews, Doubt
 from farflung.collectives.round.dot_products import Weighing
@@ -38,7 +39,9 @@ from farflung.collectives.round.pieces import (
     OVERTAKING,
     WANT_FOR,
     ChunkPiece,
+    Counted,
     Progress,
+    Roles,
     by_owner,
     encoding_order,
     proofs,
@@ -63,6 +66,8 @@ SPOILED_FORGIVEN = 1  # damaged frames of a member: asked for again; one more an
 
 
 class MemberRound:
+    roles_of: ClassVar[type[Roles]] = Roles
+
     def __init__(
         self,
         me: str,
@@ -76,7 +81,7 @@ class MemberRound:
     ) -> None:
         self.me = me
         self.first_chunk = first_chunk
-        self.plan = plan
+        self.plan, self.roles = plan, self.roles_of(me, plan)
         self.run_tag = run_tag
         self._deciding = Deciding()
         self.mine: dict[int, ChunkPiece] = {}  # my contribution, by chunk, as far as it is encoded
@@ -97,12 +102,7 @@ class MemberRound:
         self._spoiled: dict[str, int] = {}
         self._answered_at: dict[tuple[str, Kind, int], float] = {}  # (asker, kind of want, chunk)
         self._quiet_s = quiet_s
-        self._asking = ResultRequests(self._near, quiet_s, now)
-
-    @classmethod
-    def fits(cls, me: str, plan: Plan, chunks: int) -> bool:
-        """The plan is one of so many chunks in which I have a part."""
-        return me in plan.members and len(plan.owners) == chunks
+        self._asking = ResultRequests(self.roles.near, quiet_s, now)
 
     # ---- the coordinator's words -------------------------------------------------------------------
 
@@ -110,10 +110,10 @@ class MemberRound:
         """Ownership moved.  Send my chunks to their new owners; serve what I already have as an owner."""
         if plan.epoch <= self.plan.epoch:
             return []
-        before, self.plan = self.plan, plan
+        before, self.plan, self.roles = self.plan, plan, self.roles_of(self.me, plan)
         self.weighing.changed = True
         self._my_chunks = plan.chunks_of(self.me)
-        self._asking.begin_anew(self._near, now)
+        self._asking.begin_anew(self.roles.near, now)
         # A living owner loses chunks too, when others can't reach it: what it holds of them counts no more.
         self._shelved = sum(len(self.held.get(chunk, ())) for chunk in self._my_chunks)
         effects = self._on_spares(before)
@@ -136,6 +136,9 @@ class MemberRound:
         """By which results are made now, whether or not it stands."""
         return self._deciding.newest
 
+    def _is_newest(self, decision_no: int) -> bool:
+        return self.decision is not None and decision_no == self.decision.decision_no
+
     @property
     def decided_no(self) -> int:
         """Of the decision that stands; 0: I have not heard of it."""
@@ -146,7 +149,7 @@ class MemberRound:
         if news is DecisionNews.NONE:
             return []
         self.weighing.active = self.weighing.active and not self._deciding.is_made
-        self._asking.start_patience(self._near, now)
+        self._asking.start_patience(self.roles.near, now)
         if news is DecisionNews.STANDS:
             return []
         self._begin(decision)
@@ -195,11 +198,6 @@ class MemberRound:
         return self.on_merged(effect.decision_no, effect.chunk, made)
 
     @property
-    def _near(self) -> list[str]:
-        """Everybody that I exchange frames with in this round."""
-        return list(self.plan.members)
-
-    @property
     def encoded(self) -> bool:
         return len(self.mine) == len(self.plan.owners)
 
@@ -208,11 +206,11 @@ class MemberRound:
         return b"".join(self.mine[chunk].hash for chunk in range(len(self.plan.owners)))
 
     def on_merged(self, decision_no: int, chunk: int, payload: Payload) -> list[DataEffect]:
-        if self.decision is None or decision_no != self.decision.decision_no:
+        if not self._is_newest(decision_no):
             return []
         index = chunk - self.first_chunk
         self._merging.discard(index)
-        if not self._makes(index):
+        if not self.roles.makes(index):
             return []  # ownership moved while I computed
         return self._publish(index, ChunkPiece(payload, hash_bytes(payload)))
 
@@ -224,13 +222,13 @@ class MemberRound:
         if not 0 <= index < len(self.plan.owners):
             return False
         if header.kind == Kind.CONTRIBUTION:
-            return not self._takes(sender, index)
+            return not self.roles.takes(sender, index)
         return header.kind in OVERTAKING and header.decision_no > self._deciding.number
 
     def on_frame(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
         """A frame of THIS round whose payload already matched its hash."""
         header, index = frame.header, frame.header.chunk - self.first_chunk
-        if sender not in self._near or (header.kind in IN_GROUP and sender not in self.plan.members):
+        if sender not in self.roles.near or (header.kind in IN_GROUP and sender not in self.plan.members):
             return Verdict.UNAUTHORISED, []
         if not 0 <= index < len(self.plan.owners):
             return Verdict.MALFORMED, []
@@ -247,9 +245,9 @@ class MemberRound:
     def _on_want(self, sender: str, header: Header, now: float) -> tuple[Verdict, list[DataEffect]]:
         index = header.chunk - self.first_chunk
         decided = header.kind in (Kind.WANT_RESULT, Kind.WANT_SUM)
-        if decided and (self.decision is None or header.decision_no != self.decision.decision_no):
+        if decided and not self._is_newest(header.decision_no):
             return Verdict.STALE, []
-        if not self._may_ask(sender, header.kind, index):
+        if not self.roles.may_ask(sender, header.kind, index):
             return Verdict.STALE, []  # my plan is older than its, or the other way round
         key = (sender, header.kind, index)
         if now - self._answered_at.get(key, -self._quiet_s) < self._quiet_s / 2:
@@ -264,7 +262,7 @@ class MemberRound:
     def _on_contribution(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
         chunk = frame.header.chunk - self.first_chunk
         is_mine = self.plan.owner_of(chunk) == self.me
-        if not self._takes(sender, chunk):
+        if not self.roles.takes(sender, chunk):
             return Verdict.STALE, []
         self._asking.on_heard(sender, now)
         shelf = self.held.setdefault(chunk, {})
@@ -279,7 +277,7 @@ class MemberRound:
 
     def on_missing(self, sender: str, now: float) -> None:
         """It has not got it yet, but it answers."""
-        if sender in self._near:
+        if sender in self.roles.near:
             self._asking.on_heard(sender, now)
 
     def refuse(self, sender: str, why: Verdict) -> None:
@@ -287,12 +285,12 @@ class MemberRound:
         if sender in self.plan.members and sender != self.me:
             self.refused.setdefault(sender, why)
             self.weighing.changed = True
-        if sender in self._near:  # of another group it is the sums that are of no use
+        if sender in self.roles.near:  # of another group it is the sums that are of no use
             self._faulty.add(sender)
 
     def on_spoiled(self, sender: str, spoiled: Spoiled) -> list[DataEffect]:
         """A frame arrived damaged during this round.  It is asked for once more; then its sender is out (P8)."""
-        if sender not in self._near or sender in self._faulty:
+        if sender not in self.roles.near or sender in self._faulty:
             return []
         self._spoiled[sender] = self._spoiled.get(sender, 0) + 1
         if self._spoiled[sender] > SPOILED_FORGIVEN:
@@ -308,9 +306,9 @@ class MemberRound:
 
     def _on_result(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
         chunk = frame.header.chunk - self.first_chunk
-        if self.decision is None or frame.header.decision_no != self.decision.decision_no:
+        if not self._is_newest(frame.header.decision_no):
             return Verdict.STALE, []
-        if sender != self._giver(chunk):
+        if sender != self.roles.giver(chunk):
             return Verdict.STALE, []
         self._asking.on_heard(sender, now)
         if chunk in self.results:
@@ -328,7 +326,7 @@ class MemberRound:
         """Ask for what is missing from whoever has been quiet for too long."""
         effects = self._look_again()
         self._doubt.look(self._deciding.is_made and len(self._measured) == len(self.plan.owners), now)
-        for member in self._near:
+        for member in self.roles.near:
             if member != self.me and self._asking.is_due(member, now):
                 wants = self._wants_of(member)
                 if wants:
@@ -389,7 +387,7 @@ class MemberRound:
 
     def _cut_off(self) -> set[str]:
         """Members that should own nothing, as far as I can tell."""
-        return (self.unreached | self._faulty | self._asking.in_vain) & set(self._near)
+        return (self.unreached | self._faulty | self._asking.in_vain) & set(self.roles.near)
 
     @property
     def complete(self) -> tuple[bool, bool, bool]:
@@ -410,7 +408,7 @@ class MemberRound:
         owing: set[str] = set()
         if self.decision is not None:
             missing = self.missing_results()
-            owing = {self._giver(chunk) for chunk in missing} - {self.me}
+            owing = {self.roles.giver(chunk) for chunk in missing} - {self.me}
         if self._deciding.is_made:
             return owing
         heard = set(self.plan.members) - {self.me, *self.refused}
@@ -434,7 +432,7 @@ class MemberRound:
             shelf = self.held.setdefault(chunk, {})
             self._shelved += self.me not in shelf
             shelf[self.me] = self.mine[chunk]
-            to = self._keeper(chunk)
+            to = self.roles.keeper(chunk)
         return self._answer(to, Kind.CONTRIBUTION, chunk, self.mine[chunk]) if to else []
 
     def _answer(self, to: str, kind: Kind, chunk: int, piece: ChunkPiece | None) -> list[DataEffect]:
@@ -456,7 +454,7 @@ class MemberRound:
 
     def _spread(self, chunk: int, piece: ChunkPiece) -> list[DataEffect]:
         effects: list[DataEffect] = []
-        for member in self._receivers(chunk):
+        for member in self.roles.receivers(chunk):
             if member != self.me:
                 effects += self._answer(member, Kind.RESULT, chunk, piece)
         return effects
@@ -475,23 +473,29 @@ class MemberRound:
         """Start the sum of every chunk of mine whose included contributions are all here."""
         if self.decision is None:
             return []
-        effects: list[DataEffect] = []
+        counted, effects = self._deciding.counted(self.plan.members), list[DataEffect]()
         for chunk in self._my_chunks if only is None else [only]:
-            if chunk not in self._merging and chunk not in self.results:
-                effects += self._merge(chunk, Merge)
+            if chunk not in self._merging:
+                effects += self._make(chunk, counted, self.decision)
         return effects
 
-    def _merge(self, chunk: int, kind: type[Merge]) -> list[DataEffect]:
+    def _merge(
+        self, chunk: int, counted: Counted, decision: Decision, kind: type[Merge] = Merge
+    ) -> list[DataEffect]:
         """Of what is included, if all of it is here."""
-        counted, shelf = self._deciding.counted(self.plan.members), self.held.get(chunk, {})
-        if self.decision is None or any(m not in shelf for m, _ in counted):
+        shelf = self.held.get(chunk, {})
+        if any(m not in shelf for m, _ in counted):
             return []
         self._merging.add(chunk)
-        numbers = self.plan.round_no, self.decision.decision_no, self.first_chunk + chunk
+        numbers = self.plan.round_no, decision.decision_no, self.first_chunk + chunk
         payloads = tuple(shelf[member].payload for member, _ in counted)
         return [kind(*numbers, payloads, tuple(weight for _, weight in counted))]
 
-    # ---- where a round in groups differs -----------------------------------------------------------
+    # ---- where a round in groups does something else -----------------------------------------------
+
+    def _make(self, chunk: int, counted: Counted, decision: Decision) -> list[DataEffect]:
+        """What is to be made of it next, as far as that is here."""
+        return [] if chunk in self.results else self._merge(chunk, counted, decision)
 
     def _on_spares(self, before: Plan) -> list[DataEffect]:
         """Ownership moved: what others keep of mine goes to whoever keeps it now."""
@@ -501,35 +505,12 @@ class MemberRound:
         """Ownership moved, in other groups too."""
         return []
 
-    def _makes(self, chunk: int) -> bool:
-        """I make its result."""
-        return self.plan.owner_of(chunk) == self.me
-
-    def _giver(self, chunk: int) -> str:
-        """From whom I get its result."""
-        return self.plan.owner_of(chunk)
-
     def _on_given(self, chunk: int) -> list[DataEffect]:
         """Its result came."""
         return self._measure(chunk)
 
-    def _receivers(self, chunk: int) -> Sequence[str]:
-        """Who gets a result from me."""
-        return self.plan.members
-
-    def _keeper(self, chunk: int) -> str | None:
-        """Who keeps what I contribute to a chunk of my own."""
-        return None
-
-    def _takes(self, sender: str, chunk: int) -> bool:
-        """A contribution of it is for me."""
-        return self.plan.owner_of(chunk) == self.me
-
     def _on_other(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
         return Verdict.STALE if frame.header.kind == Kind.SUM else Verdict.MALFORMED, []
-
-    def _may_ask(self, sender: str, kind: Kind, chunk: int) -> bool:
-        return kind != Kind.WANT_SUM
 
     def _made(self, kind: Kind, chunk: int) -> ChunkPiece | None:
         return (self.results if kind == Kind.RESULT else self.mine).get(chunk)

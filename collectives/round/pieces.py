@@ -1,4 +1,4 @@
-"""What a member holds in a round, and what it can prove of it.  Pure data.
+"""What a member holds in a round, what it can prove of it, and who does what with which chunk.  Pure data.
 
 Made by the round at a member (member.py) and by whoever keeps or asks for contributions; the reporter tells the
 coordinator what is in `Progress`.
@@ -6,8 +6,9 @@ coordinator what is in `Progress`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import zip_longest
 
 from farflung.collectives.round.dot_products import Dots
@@ -53,6 +54,49 @@ class Progress:
     sum_inputs: bytes = b""  # one name for these
     sum_dots: Dots | None = None  # of the sums of groups, for all chunks that I am the root of
     sum_tags: bytes = b""  # of the sums that went into `merged`: the first bytes of their hashes
+
+
+Counted = Sequence[tuple[str, float]]  # whose contributions are included, and their weights
+
+
+@dataclass(frozen=True)
+class Roles:
+    """As one plan has them, of a flat round: an owner's sum is the result."""
+
+    me: str
+    plan: Plan
+
+    def fits(self, chunks: int) -> bool:
+        """The plan is one of so many chunks in which I have a part."""
+        return self.me in self.plan.members and len(self.plan.owners) == chunks
+
+    @cached_property
+    def near(self) -> Sequence[str]:
+        """Everybody that I exchange frames with."""
+        return self.plan.members
+
+    def makes(self, chunk: int) -> bool:
+        """I make its result."""
+        return self.plan.owner_of(chunk) == self.me
+
+    def giver(self, chunk: int) -> str:
+        """From whom I get its result."""
+        return self.plan.owner_of(chunk)
+
+    def receivers(self, chunk: int) -> Sequence[str]:
+        """Who gets its result from me."""
+        return self.plan.members
+
+    def takes(self, sender: str, chunk: int) -> bool:
+        """A contribution to it is for me."""
+        return self.plan.owner_of(chunk) == self.me
+
+    def keeper(self, chunk: int) -> str | None:
+        """Who else keeps what I contribute to it, a chunk of my own."""
+        return None
+
+    def may_ask(self, sender: str, kind: Kind, chunk: int) -> bool:
+        return kind != Kind.WANT_SUM
 
 
 def encoding_order(plan: Plan, me: str) -> list[int]:

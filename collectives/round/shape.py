@@ -26,4 +26,4 @@ def class_of(plan: Plan, me: str, chunks: int) -> type[MemberRound] | None:
     if plan.column:
         module = module_of(IN_GROUPS)
         found = module.MeshRound if module is not None else None
-    return found if found is not None and found.fits(me, plan, chunks) else None
+    return found if found is not None and found.roles_of(me, plan).fits(chunks) else None

@@ -66,9 +66,12 @@ class Replicas:
         """UserError if the model has fewer chunks than the run has fragments.  `counters`: of all frames (P8);
         `early`: of a mode."""
         manifest, tag = attached.known.manifest, attached.known.tag
-        compare, measure = manifest.merge.policy == "robust", manifest.batch_clip < math.inf
-        kept = ROUNDS_KEPT if manifest.merge.audit else 0
-        rules = ReplicaRules(compare, measure, kept, attached.form.parts)
+        rules = ReplicaRules(
+            compare=manifest.merge.policy == "robust",
+            measure=manifest.batch_clip < math.inf,
+            rounds_kept=ROUNDS_KEPT if manifest.merge.audit else 0,
+            state_parts=attached.form.parts,
+        )
         self.replicas = {
             each.number: Replica(me, tag, each, log, rules, early(attached, me, each) if early else None)
             for each in attached.held

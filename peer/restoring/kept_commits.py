@@ -54,10 +54,6 @@ class KeptCommits:
     def newest(self) -> SignedHead | None:
         return self._heads[-1].head if self._heads else None
 
-    @property
-    def number(self) -> int:
-        return self._heads[-1].head.number if self._heads else 0
-
     def hear(self, word: ToMember) -> bool:
         """Of a coordinator that let me in.  True: there is something to be written down."""
         is_news = isinstance(word, Committed | Keep) and word.kept is not None and self._take(word.kept)

@@ -339,8 +339,8 @@ MESHES = (
     Mutant(
         "an heir adds up its group also where the result is here",
         "collectives/mesh/mesh_round.py",
-        "not (chunk in self.results and summed):",
-        "chunk not in self.results:",
+        "if counted and self._own_sum(chunk) is None:",
+        "if counted and self._own_sum(chunk) is None and chunk not in self.results:",
         ("tests/collectives/mesh/test_mesh_columns.py",),
     ),
     Mutant(

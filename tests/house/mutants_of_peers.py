@@ -30,7 +30,7 @@ ARITHMETIC = (
     Mutant(
         "a result comes from the owner of its chunk",
         "collectives/round/member.py",
-        "if sender != self._giver(chunk):",
+        "if sender != self.roles.giver(chunk):",
         "if False:",
         MEMBER,
     ),
