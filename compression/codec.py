@@ -28,8 +28,6 @@ _CPU = torch.device("cpu")
 
 
 def fast_path(codec: Codec, device: torch.device) -> FastPath | None:
-    if not codec.format.block:
-        return None
     return compiled_for(codec) if device.type == "cpu" else device_path_for(codec, device)
 
 

@@ -224,7 +224,9 @@ def outer_step() -> OuterStep | None:
 
 
 def compiled_for(codec: Layout) -> Compiled | None:
-    return None if os.environ.get(SWITCH) == "0" else _choices.of(codec).compiled
+    """None for the plain path: of whatever has no blocks, too."""
+    is_off = not codec.format.block or os.environ.get(SWITCH) == "0"
+    return None if is_off else _choices.of(codec).compiled
 
 
 def path_in_use(codec: Layout) -> tuple[str, str]:

@@ -253,7 +253,7 @@ def choose(codec: Layout, device: torch.device) -> _DeviceChoice:
 
 def device_path_for(codec: Layout, device: torch.device) -> TritonPath | None:
     """None for the plain path.  Builds and checks the kernels at a codec's first use on a device: seconds."""
-    if device.type != "cuda" or os.environ.get(SWITCH) == "0":
+    if not codec.format.block or device.type != "cuda" or os.environ.get(SWITCH) == "0":
         return None
     return _choices.of(codec, _numbered(device)).path
 

@@ -41,7 +41,7 @@ def _compiled(elements: int, payloads: Sequence[Payload]) -> Products | None:
         check_header(payload, codec.format, elements, codec.payload_bytes(elements))
     if codec.name == "fp32":
         return fp32_dots(payloads, elements)
-    compiled = compiled_for(codec) if codec.format.block else None
+    compiled = compiled_for(codec)
     return compiled.dots(payloads, elements) if compiled is not None else None
 
 
