@@ -250,7 +250,7 @@ class VirtualKeeping:
         """In the peer's arithmetic: what changes a chunk comes before this or after it."""
         key = (effect.era, effect.fragment, effect.version)
         if isinstance(effect, do.KeepAhead):
-            told = do.AheadKept(effect.fragment, effect.round_no, effect.decision_no)
+            told = do.AheadKept(effect.fragment, effect.version, effect.round_no, effect.decision_no)
 
             def ahead() -> do.KeptWord:
                 self._disk.put(key, effect.payloads)

@@ -424,13 +424,21 @@ class Keeping:
         self._writing: dict[int, int] = {}  # fragment -> version of the base that is being written
         # Fragment -> (round, decision), and until when it is waited for.
         self._ahead: dict[int, tuple[tuple[int, int], float]] = {}
+        self._lies_ahead: dict[
+            int, int
+        ] = {}  # fragment -> version whose results lie on the disk before it is made
         self._again_at = float("-inf")
         self._told = ""
 
     @property
     def version(self) -> int:
-        """Of the least advanced fragment; NO_VERSION: nothing that could be used lies there."""
-        return min((version for _, version in self._chains.values()), default=NO_VERSION)
+        """Of the least advanced fragment; NO_VERSION: nothing that could be used lies there.  A version whose results
+        lay there before its commit can be had from the disk before the disk has said that it is made."""
+        newest = (
+            version + (self._lies_ahead.get(fragment) == version + 1)
+            for fragment, (_, version) in self._chains.items()
+        )
+        return min(newest, default=NO_VERSION)
 
     def parting(self, version: int, stages: Sequence[int]) -> list[Effect]:
         """`version`: of what nobody else holds; 0 or less: that is no loss."""
@@ -447,7 +455,7 @@ class Keeping:
 
     def begin_era(self, era: int) -> None:
         self._era = era
-        self._chains, self._writing, self._ahead = {}, {}, {}
+        self._chains, self._writing, self._ahead, self._lies_ahead = {}, {}, {}, {}
 
     def due(self, replicas: Sequence[Replica], now: float) -> list[Effect]:
         """Asked at every tick, before anything newer is applied."""
@@ -479,13 +487,15 @@ class Keeping:
 
     def on_kept(self, word: KeptWord, now: float) -> list[Effect]:
         match word:
-            case AheadKept(fragment=fragment, round_no=round_no, decision_no=decision_no):
+            case AheadKept(fragment, version, round_no, decision_no):
                 if fragment in self._ahead and self._ahead[fragment][0] == (round_no, decision_no):
                     self._ahead[fragment] = ((round_no, decision_no), now)
+                    self._lies_ahead[fragment] = version
             case Reached(era=era) if era == self._era:
                 self._on_reached(word)
             case KeepingFailed(problem=problem):
-                self._chains, self._writing, self._again_at = {}, {}, now + TRY_AGAIN_S
+                self._chains, self._writing, self._lies_ahead = {}, {}, {}
+                self._again_at = now + TRY_AGAIN_S
                 news, self._told = problem != self._told, problem
                 told = f"the newest version is not kept on this disk: {problem}; training goes on"
                 return [Note(told)] if news else []

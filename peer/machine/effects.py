@@ -356,6 +356,7 @@ class AheadKept:
     """The results of a round lie on the disk, or can't."""
 
     fragment: int
+    version: int  # that they make
     round_no: int
     decision_no: int
 

@@ -207,7 +207,7 @@ class KeepingState:
         if self._kept is not None:
             self._kept.put(effect.era, effect.fragment, effect.version, effect.payloads)
             self._kept.sync(effect.era, effect.fragment, effect.version)
-        self._tell_later(do.AheadKept(effect.fragment, effect.round_no, effect.decision_no))
+        self._tell_later(do.AheadKept(effect.fragment, effect.version, effect.round_no, effect.decision_no))
 
     def _base(self, effect: do.KeepBase, capture: Capture, hashes: list[bytes]) -> None:
         draft = None

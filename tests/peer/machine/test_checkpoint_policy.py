@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -17,10 +19,20 @@ from farflung.peer.machine.checkpoint_policy import (
     READ_AGAIN_S,
     STARVED_S,
     TORN_S,
+    Keeping,
     RestoringOwn,
     Saving,
 )
-from farflung.peer.machine.effects import DropSave, ListShelf, Note, Restore, SaveFragment
+from farflung.peer.machine.effects import (
+    AheadKept,
+    DropSave,
+    KeepingFailed,
+    ListShelf,
+    Note,
+    Reached,
+    Restore,
+    SaveFragment,
+)
 from farflung.peer.machine.replica import Replica
 from farflung.peer.settings import place_of
 from farflung.peer.state.capture import Capture, GivenUp
@@ -351,3 +363,54 @@ def test_who_waits_for_a_copy_that_is_given_up_is_told(arithmetic: Worker) -> No
 def test_a_path_is_taken_in_full_and_a_url_as_it_is() -> None:
     assert place_of("s3://there/x") == "s3://there/x" and place_of("") == ""
     assert Path(place_of("here")).is_absolute() and Path(place_of("~/here")).is_absolute()
+
+
+# ---- what lies on this peer's own disk --------------------------------------------------------------------
+
+
+def alone_in_a_round(version: int, decision_no: int = 1) -> Any:
+    """A member's round that only this peer is in, with all results there."""
+    plan = SimpleNamespace(members=("ann",), fragment=0, round_no=version, version=version - 1)
+    decision = SimpleNamespace(decision_no=decision_no)
+    return SimpleNamespace(
+        plan=plan, decision=decision, counts=(1, 1, 4, 4), first_chunk=0, results=dict[int, Any]()
+    )
+
+
+def parted(keeping: Keeping, version: int) -> str:
+    [note] = keeping.parting(version, ())
+    assert isinstance(note, Note)
+    return note.text
+
+
+def test_a_version_that_lay_on_the_disk_before_its_commit_is_kept_before_the_disk_says_that_it_is_made() -> (
+    None
+):
+    keeping = Keeping("ann", "/state", every=8)
+    keeping.begin_era(0)
+    keeping.on_kept(Reached(0, 0, base=4, version=4, made=4), 0.0)
+    waits, _ = keeping.hold_back(alone_in_a_round(5), 1.0)
+    assert waits and "Version 4 of it is kept in /state" in parted(keeping, 5)
+    keeping.on_kept(AheadKept(0, version=5, round_no=5, decision_no=1), 1.1)
+    waits, _ = keeping.hold_back(alone_in_a_round(5), 1.2)
+    assert not waits
+    assert "(version 5). It is kept in /state; run the same command to continue." in parted(keeping, 5)
+    keeping.on_kept(Reached(0, 0, base=4, version=5, made=5), 1.3)
+    assert "It is kept in /state" in parted(keeping, 5) and "Version 5 of it" in parted(keeping, 6)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [KeepingFailed("the disk is full"), Reached(0, 0, base=4, version=3, made=4)],
+    ids=["full", "missing"],
+)
+def test_results_that_lie_on_the_disk_without_what_they_change_are_no_version(
+    word: KeepingFailed | Reached,
+) -> None:
+    keeping = Keeping("ann", "/state", every=8)
+    keeping.begin_era(0)
+    keeping.on_kept(Reached(0, 0, base=4, version=4, made=4), 0.0)
+    keeping.hold_back(alone_in_a_round(5), 1.0)
+    keeping.on_kept(AheadKept(0, version=5, round_no=5, decision_no=1), 1.1)
+    keeping.on_kept(word, 1.2)
+    assert "It is not kept on this disk" in parted(keeping, 5)
