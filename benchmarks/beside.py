@@ -198,9 +198,8 @@ def their_death(nursery: Nursery, shape: Shape, hangs_s: float) -> str:
     with group(nursery) as them:
         start_theirs(them, replace(shape, batches=LONG))
         them.wait_until(lambda: len(them.said(victim)) >= BEFORE, f"{BEFORE} batches of theirs")
-        time.sleep(
-            statistics.median(each["seconds"] for each in them.said(victim)) / 2
-        )  # into the next batch
+        # Into the next batch.
+        time.sleep(statistics.median(each["seconds"] for each in them.said(victim)) / 2)
         them.children[victim].kill()
         died_at, told = time.monotonic(), {}
         others = {name: child for name, child in them.children.items() if name != victim}

@@ -50,13 +50,11 @@ from farflung.coordinator.ledger.records import (
     to_bytes,
 )
 from farflung.peer.identity import Identity
+from farflung.peer.machine.modes import kinds_of
 from farflung.protocol import envelope
 from farflung.protocol.errors import CheckpointError, FrameError, UserError
 from farflung.protocol.frames import (
-    ALL_KINDS,
-    WANTS,
     Header,
-    Kind,
     check_payload,
     claimed,
     parse,
@@ -74,9 +72,6 @@ from rig.steered import steered
 
 ROOT = Path(__file__).resolve().parent.parent
 GROWTH_MB = 64.0
-# Frames without a payload.
-BARE = WANTS | {Kind.MISSING, Kind.PONG, Kind.LATER, Kind.ROOM, Kind.IDLE, Kind.GIVEN_BACK}
-BARE |= {Kind.AHEAD_HELD, Kind.AHEAD_COUNTS}
 MOST_KEPT = 256  # inputs that led somewhere new
 INTERESTING = (
     b"\0",
@@ -205,16 +200,16 @@ def control_target(said: dict[str, Any]) -> Target:
 
 
 def bulk_target() -> Target:
-    tag = bytes(range(8))
+    tag, kinds = bytes(range(8)), kinds_of(stages=True)
     frames = [
-        with_payload(Header(kind, tag, 3, 1, 2, 5), b"" if kind in BARE else bytes(range(100)))
-        for kind in Kind
+        with_payload(Header(kind, tag, 3, 1, 2, 5), b"" if kind.bare else bytes(range(100)))
+        for kind in kinds.values()
     ]
 
     def call(raw: bytes) -> None:
         head, payload = raw[:96], raw[96:]
-        claimed(head, tag, ALL_KINDS)
-        check_payload(parse(head, len(payload), tag, 4096, ALL_KINDS), payload)
+        claimed(head, tag, kinds)
+        check_payload(parse(head, len(payload), tag, 4096, kinds), payload)
 
     return Target("bulk", [each.header.pack() + bytes(each.payload) for each in frames], call, (FrameError,))
 

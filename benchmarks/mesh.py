@@ -38,7 +38,7 @@ from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Op
 from farflung.coordinator.run.effects import Effect
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol import envelope
-from farflung.protocol.frames import Kind
+from farflung.protocol.frames import FrameKind, Kind
 from farflung.protocol.messages import Message
 from farflung.protocol.round_words import BITS_PER_VALUE, SUM_CODEC, Plan
 from farflung.simulator.peer import VirtualPeer
@@ -109,12 +109,12 @@ class HomeLines:
     def down_bytes_per_s(self, peer: str) -> int:
         return round(self.line(peer).down_bytes_per_s * self._told_of)
 
-    def waits_s(self, source: str, target: str, kind: Kind, now: float) -> float:
+    def waits_s(self, source: str, target: str, kind: FrameKind, now: float) -> float:
         """What is large has passed the lines when it gets here (`Homes._send_frame`), and what is small waits for
         nothing."""
         return 0.0
 
-    def send(self, kind: Kind, frame: Passing, now: float) -> None:
+    def send(self, kind: FrameKind, frame: Passing, now: float) -> None:
         frame.size_bytes = self._chunk_bytes * BITS_PER_VALUE[BULK[kind]] / BITS_PER_VALUE["int8"]
         line = self.line(frame.source)
         line.waiting.append(frame)

@@ -18,14 +18,14 @@ pieces first: so a donor, whose line may be the narrowest of all, gives each pie
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 
 from farflung.checkpoints.sources import GAIN, Most, RequestBudget, RequestInFlight, Sources
 from farflung.checkpoints.swarm import NOTHING, Holding, Swarm
 from farflung.checkpoints.vouched import SignedDigests
 from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal, SendFrame
 from farflung.protocol.digests import is_piece, mask_of, root_of, split_hashes
-from farflung.protocol.frames import Frame, Header, Kind, Payload
+from farflung.protocol.frames import Frame, FrameKind, Header, Kind, Payload
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import Commit
 from farflung.protocol.verdicts import Verdict
@@ -41,7 +41,7 @@ CAME_KEPT = 32  # pieces that are true, and wait until the state may be changed
 NO_VERSION = -1
 UNTRIED_PATIENCE = 10  # times the patience with a donor, for what donors owe a fellow, before one was timed
 
-Key = tuple[Kind, int, int]  # what is asked for: (kind of want, version, chunk)
+Key = tuple[FrameKind, int, int]  # what is asked for: (kind of want, version, chunk)
 
 
 class StateSync:
@@ -483,7 +483,7 @@ class StateSync:
 
     def on_spoiled(self, sender: str, header: Header) -> None:
         """An answer of a donor arrived damaged: somebody else is asked, and this one for less and less."""
-        wants = {
+        wants: Mapping[FrameKind, Kind] = {
             Kind.STATE: Kind.WANT_STATE,
             Kind.LOGGED: Kind.WANT_LOGGED,
             Kind.MANIFEST: Kind.WANT_MANIFEST,

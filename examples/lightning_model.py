@@ -32,9 +32,8 @@ class Sums(lightning.LightningModule):
 
     def configure_optimizers(self) -> dict[str, object]:
         optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
-        rate = LambdaLR(
-            optimizer, lambda step: min(1.0, (step + 1) / 10)
-        )  # `step` is the run's: see lightning_run
+        # `step` is the run's: see lightning_run.
+        rate = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
 
 

@@ -37,9 +37,8 @@ CLOSED_TWICE = 2  # handshakes that the other end broke off: one may be a coordi
 _LOOK_MS = 50
 _AT_ONCE: Options = {zmq.RECONNECT_IVL: 50}  # a person waits for the second look
 _BROKEN_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-_FINAL = frozenset(
-    {"run"}
-)  # whatever else a door refuses, the peer hears itself, and knows what to do about it
+# Whatever else a door refuses, the peer hears itself, and knows what to do about it.
+_FINAL = frozenset({"run"})
 
 
 class How(StrEnum):

@@ -8,8 +8,12 @@ Knows nothing of sockets, rounds or tensors.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Flag, IntEnum, auto
+from itertools import chain
+from types import MappingProxyType
+from typing import Self
 
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import FrameError
@@ -26,78 +30,81 @@ assert _LAYOUT.size == BULK_HEADER_BYTES
 Payload = bytes | bytearray | memoryview
 
 
-class Kind(IntEnum):
+class Trait(Flag):
+    """What must be known of a kind by whoever carries its frames."""
+
+    BARE = auto()  # a header alone
+    ANSWER = auto()  # drawn by the other side's question: of such frames only so many wait
+    CROSSING = auto()  # somebody computes nothing until it is there: it leaves before what is large
+
+
+NO_TRAITS = Trait(0)
+
+
+class FrameKind(IntEnum):
+    """A frame's number on the wire, given out once.  A mode has its own kinds in its folder, and tells of them where it
+    begins (peer/machine/modes.py); whoever lacks the mode refuses them as unknown."""
+
+    traits: Trait
+    bare: bool
+    crossing: bool
+
+    def __new__(cls, number: int, traits: Trait = NO_TRAITS) -> Self:
+        kind = int.__new__(cls, number)
+        kind._value_ = number
+        kind.traits = traits
+        kind.bare, kind.crossing = Trait.BARE in traits, Trait.CROSSING in traits
+        return kind
+
+
+Kinds = Mapping[int, FrameKind]  # that are known, by number
+
+
+class Kind(FrameKind):
+    """Those of the core."""
+
     CONTRIBUTION = 1  # member -> owner: one chunk of an encoded pseudo-gradient
     RESULT = 2  # owner -> members: one merged chunk of the round in flight
-    LOGGED = 3  # anyone -> anyone: a committed result, out of the result log
-    MANIFEST = 4  # donor -> joiner: the chunk hashes of the donor's version
-    STATE = 5  # donor -> joiner: one chunk of outer state (parameters, then momentum)
-    MISSING = 6  # "I do not have what you asked for"; `version` says where I am
+    LOGGED = 3, Trait.ANSWER  # anyone -> anyone: a committed result, out of the result log
+    MANIFEST = 4, Trait.ANSWER  # donor -> joiner: the chunk hashes of the donor's version
+    STATE = 5, Trait.ANSWER  # donor -> joiner: one chunk of outer state (parameters, then momentum)
+    MISSING = 6, Trait.BARE | Trait.ANSWER  # "I do not have what you asked for"; `version` says where I am
     PING = 7  # "answer me": `chunk` is its number; a longer payload probes the line
-    PONG = 8
-    LATER = 9  # donor -> joiner: "a round goes first; what you asked for of this chunk comes after it"
-    ACTIVATION = 11  # stage s -> s + 1: what one microbatch sends over their border
-    GRADIENT = 12  # stage s + 1 -> s: the gradient of it
-    HELD = 13  # stage s + 1 -> s: the microbatches here whose holder in stage s is gone
-    ROOM = 14  # stage s + 1 -> s: `chunk` activations of this batch you may have sent me in all
-    IDLE = (
-        15  # stage s + 1 -> s: "I have next to nothing to do"; `chunk` says how soon one more would be done
-    )
-    GIVEN_BACK = 16  # stage s + 1 -> s: "I have not begun it and never will: give it to somebody else"
-    WANT_CONTRIBUTION = 17
-    WANT_RESULT = 18
-    WANT_LOGGED = 19
-    WANT_MANIFEST = 20
-    WANT_STATE = 21
-    WANT_ACTIVATION = 23
-    WANT_GRADIENT = 24
-    WANT_HELD = 25
-    WANT_BACK = 26  # stage s -> s + 1: "if you have not begun it, another seat can do it sooner"
-    WANT_HAVE = 27  # joiner -> joiner: "which pieces have you?  I know your word `decision_no`; answer when it is old"
-    HAVE = (
-        28  # joiner -> joiner: masks of the pieces of `version` that I have, and of those that donors owe me
-    )
-    AHEAD = 29  # member -> owner: one chunk of an encoded pseudo-gradient, before the round that it is for
-    AHEAD_HELD = 30  # owner -> member: "of this chunk I keep the bytes with this hash"
-    AHEAD_COUNTS = 31  # member -> owner: "those bytes are my contribution to this round"
-    # "I lost the coordinator: where is it?  I know the list `version`; answer when yours is newer."
-    WANT_WHERE = 32
-    WHERE = 33  # the list that the coordinator signed: Whereabouts in join_url.py
+    PONG = 8, Trait.BARE | Trait.ANSWER
+    # donor -> joiner: "a round goes first; what you asked for of this chunk comes after it"
+    LATER = 9, Trait.BARE | Trait.ANSWER
+    WANT_CONTRIBUTION = 17, Trait.BARE
+    WANT_RESULT = 18, Trait.BARE
+    WANT_LOGGED = 19, Trait.BARE
+    WANT_MANIFEST = 20, Trait.BARE
+    WANT_STATE = 21, Trait.BARE
+    # joiner -> joiner: "which pieces have you?  I know your word `decision_no`; answer when it is old"
+    WANT_HAVE = 27, Trait.BARE
+    # joiner -> joiner: masks of the pieces of `version` that I have, and of those that donors owe me
+    HAVE = 28, Trait.ANSWER
     LEAN_ASKED = 34  # link to link (lean_side.py): "let me open a lean connection: my half of its secret"
-    LEAN_GRANTED = 35  # "at this port, with this ticket: my half"
+    LEAN_GRANTED = 35, Trait.ANSWER  # "at this port, with this ticket: my half"
     SUM = 36  # owner -> root, in a mesh: what my group's contributions to one chunk add up to
-    WANT_SUM = 37
+    WANT_SUM = 37, Trait.BARE
 
 
-WANTS = frozenset(kind for kind in Kind if Kind.WANT_CONTRIBUTION <= kind <= Kind.WANT_HAVE) | {
-    Kind.WANT_WHERE,
-    Kind.WANT_SUM,
-}
-ANSWERS = frozenset({Kind.STATE, Kind.LOGGED, Kind.MANIFEST})  # of who serves somebody that catches up
-CROSSING_KINDS = frozenset(
-    {
-        Kind.ACTIVATION,
-        Kind.GRADIENT,
-        Kind.HELD,
-        Kind.ROOM,
-        Kind.IDLE,
-        Kind.GIVEN_BACK,
-        Kind.WANT_ACTIVATION,
-        Kind.WANT_GRADIENT,
-        Kind.WANT_HELD,
-        Kind.WANT_BACK,
-    }
-)
-# Where the model is in one piece nobody has a use for crossings: they are unknown there, and refused as such.
-ONE_STAGE_KINDS = frozenset(Kind) - CROSSING_KINDS
-ALL_KINDS = frozenset(Kind)
-_ABOUT_CROSSINGS = {Kind.ROOM, Kind.IDLE, Kind.GIVEN_BACK}
-_BARE = WANTS | _ABOUT_CROSSINGS | {Kind.MISSING, Kind.PONG, Kind.LATER, Kind.AHEAD_HELD, Kind.AHEAD_COUNTS}
+CORE_KINDS: Kinds = MappingProxyType({int(kind): kind for kind in Kind})
+# By whoever gives to somebody that catches up.
+SERVED_KINDS = frozenset({Kind.STATE, Kind.LOGGED, Kind.MANIFEST})
+
+
+def known_kinds(*of_modes: Iterable[FrameKind]) -> Kinds:
+    """The core's and these."""
+    known = dict(CORE_KINDS)
+    for kind in chain(*of_modes):
+        if known.setdefault(int(kind), kind) is not kind:
+            raise ValueError(f"{kind.name} and {known[kind].name} have the same number, {int(kind)}")
+    return known
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    kind: Kind
+    kind: FrameKind
     run_tag: bytes  # first 8 bytes of the run id: frames of another run are refused
     round_no: int = 0
     decision_no: int = 0
@@ -126,7 +133,7 @@ def parse(
     payload_bytes: int,
     run_tag: bytes,
     payload_max: int,
-    kinds: frozenset[Kind] = ONE_STAGE_KINDS,
+    kinds: Kinds = CORE_KINDS,
 ) -> Header:
     """Header of a frame whose payload has `payload_bytes`; raises FrameError before the payload is read."""
     if len(raw) != BULK_HEADER_BYTES:
@@ -144,22 +151,22 @@ def parse(
         )
     if length != payload_bytes:
         raise FrameError(Verdict.MALFORMED, f"header says {length} bytes of payload, {payload_bytes} came")
-    if kind not in kinds:
+    known = kinds.get(kind)
+    if known is None:
         raise FrameError(Verdict.MALFORMED, f"unknown bulk kind {kind}")
-    known = Kind(kind)
-    if (known in _BARE) != (length == 0):
+    if known.bare != (length == 0):
         raise FrameError(Verdict.MALFORMED, f"{known.name} with {length} bytes of payload")
     return Header(known, tag, round_no, decision_no, version, chunk, length, digest)
 
 
-def claimed(raw: Payload, run_tag: bytes, kinds: frozenset[Kind] = ONE_STAGE_KINDS) -> Header | None:
+def claimed(raw: Payload, run_tag: bytes, kinds: Kinds = CORE_KINDS) -> Header | None:
     """What a frame that was refused says of itself: enough to ask for it again, and for nothing else."""
     if len(raw) != BULK_HEADER_BYTES:
         return None
     magic, kind, protocol, tag, round_no, decision_no, version, chunk, length, digest = _LAYOUT.unpack(raw)
     if magic != _MAGIC or protocol != 1 or tag != run_tag or kind not in kinds:
         return None
-    return Header(Kind(kind), tag, round_no, decision_no, version, chunk, length, digest)
+    return Header(kinds[kind], tag, round_no, decision_no, version, chunk, length, digest)
 
 
 def check_payload(header: Header, payload: Payload) -> None:
@@ -185,7 +192,7 @@ class Spoiled:
     header: Header | None
 
 
-def bare_answer(kind: Kind, asked: Header) -> Frame:
+def bare_answer(kind: FrameKind, asked: Header) -> Frame:
     """MISSING or LATER: which question it answers, and nothing else."""
     return Frame(
         Header(kind, asked.run_tag, decision_no=int(asked.kind), version=asked.version, chunk=asked.chunk)

@@ -19,13 +19,13 @@ from farflung.collectives.round.effects import Merge, MergeGroup, SendFrame
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.peer.machine.replicas import Replicas
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.frames import CROSSING_KINDS, Kind, Payload
+from farflung.protocol.frames import Kind, Payload
 from farflung.protocol.messages import Audited, Beat, Complaint, FromMember
 from farflung.simulator.hostile import Parts, damaged, forged, forged_sum, lied, spoil
 from farflung.simulator.scenario import Scenario
 
 # A peer whose hand for crossings hangs still says that there is room: that was somebody else's work.
-_MUTED = (CROSSING_KINDS | {Kind.LATER, Kind.MISSING}) - {Kind.ROOM}
+_STILL_SAID = "ROOM"
 
 
 @dataclass
@@ -52,10 +52,12 @@ class Neighbours:
             return False
         if frozenset((source, effect.to)) in self._apart:
             return True
-        return source in self._mute and effect.frame.header.kind in _MUTED
+        kind = effect.frame.header.kind
+        about = kind.crossing or kind in (Kind.LATER, Kind.MISSING)
+        return source in self._mute and about and kind.name != _STILL_SAID
 
     def spoils(self, source: str, effect: SendFrame, header: bytes, payload: bytes, calm: bool) -> Parts:
-        if effect.frame.header.kind not in CROSSING_KINDS:
+        if not effect.frame.header.kind.crossing:
             return header, payload
         by_line = not calm and self.random.random() < self.scenario.damaged
         if by_line or (source in self._damages and self._began):

@@ -41,7 +41,7 @@ from farflung.protocol.digests import (
     root_of,
     split_hashes,
 )
-from farflung.protocol.frames import Kind
+from farflung.protocol.frames import FrameKind, Kind
 from farflung.protocol.messages import (
     TAG_BYTES,
     Beat,
@@ -102,14 +102,14 @@ class LiarsLeague:
         about_rounds = *ABOUT_OTHERS, *ABOUT_THEMSELVES, *ABOUT_RESULTS, *ABOUT_SUMS
         return self.way == "serve" or self.way in about_rounds
 
-    def keeps(self, kind: Kind, source: str, target: str) -> bool:
+    def keeps(self, kind: FrameKind, source: str, target: str) -> bool:
         """That does not go from the one to the other."""
         if self.way == "deaf":
             return target in self.members and kind is Kind.RESULT
         among_liars = source not in self.members or target in self.members
         return self.way == "keep" and not among_liars and kind in (Kind.RESULT, *SERVED)
 
-    def serves(self, kind: Kind, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
+    def serves(self, kind: FrameKind, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
         """What goes to another member instead of this frame, which is whole: only what others know gives it away."""
         if self.way == "serve" and kind is Kind.HAVE:  # whatever it has
             return all_is_here(header, payload)

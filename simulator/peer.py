@@ -210,7 +210,7 @@ class VirtualPeer:
                 self.world.observe("to_coordinator", (self, effect.message))
                 self.world.to_coordinator(self.peer, effect)
             case SendFrame(to=to, frame=frame):
-                if frame.header.kind is Kind.WANT_HELD:
+                if frame.header.kind.name == "WANT_HELD":
                     self.world.observe("asked_held", (self, to))
                 self.world.to_peer(self.peer, effect)
             case do.TellTrainer():

@@ -12,14 +12,14 @@ from dataclasses import replace
 from typing import Any, cast
 
 from farflung.coordinator.run.machine import RunMachine
-from farflung.protocol.frames import Kind
+from farflung.protocol.frames import FrameKind
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER
 from farflung.simulator.scenario import Scenario
 
 FAST_TIMES = 100.0  # faster are all other lines
 # What takes its time.  State that others ask for does not: the real data plane sends no second copy of what waits.
-CONTRIBUTED, RESULTS = frozenset({Kind.CONTRIBUTION, Kind.AHEAD}), frozenset({Kind.RESULT, Kind.LOGGED})
+CONTRIBUTED, RESULTS = {"CONTRIBUTION", "AHEAD"}, {"RESULT", "LOGGED"}
 
 
 def of_slow_line(seed: int) -> Scenario:
@@ -69,10 +69,10 @@ class SlowLine:
         slow = self._chunk_bytes / self._takes_s
         return math.ceil(slow if peer == self.peer else FAST_TIMES * slow)
 
-    def waits_s(self, source: str, target: str, kind: Kind, now: float) -> float:
+    def waits_s(self, source: str, target: str, kind: FrameKind, now: float) -> float:
         """How long this frame takes until it is through."""
         kinds = CONTRIBUTED if source == self.peer else RESULTS
-        if not self._takes_s or self.peer not in (source, target) or kind not in kinds:
+        if not self._takes_s or self.peer not in (source, target) or kind.name not in kinds:
             return 0.0
         # What comes in is a quarter of the time on its way: home lines are faster that way.
         way, takes_s = ("up", self._takes_s) if source == self.peer else ("down", self._takes_s / 4)

@@ -38,11 +38,10 @@ from farflung.coordinator.run.effects import (
 from farflung.coordinator.run.machine import RunMachine
 from farflung.peer.machine.handshake import HandshakeState, Me
 from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.machine.modes import kinds_of
 from farflung.protocol import envelope
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import (
-    ALL_KINDS,
-    ONE_STAGE_KINDS,
     Frame,
     Spoiled,
     check_payload,
@@ -122,7 +121,7 @@ class World:
         seen = (self.model, gather, self.manifest.fragments, lambda: self._living)
         batches = self.trainer_class.dataset_samples, self.manifest
         self.invariants = invariants_of(scenario, batches, seen)
-        self._kinds = ALL_KINDS if scenario.stages > 1 else ONE_STAGE_KINDS
+        self._kinds = kinds_of(stages=scenario.stages > 1)
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = 0
         self._cut: set[frozenset[str]] = set()

@@ -43,9 +43,8 @@ def bytes_per_parameter(optimizer: Optimizer) -> float:
 
 def _tensors_in(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
-        parts = getattr(
-            value, "__tensor_flatten__", None
-        )  # a tensor that is made of others, as of 8 bits and scales
+        # A tensor that is made of others, as of 8 bits and scales.
+        parts = getattr(value, "__tensor_flatten__", None)
         if parts is None:
             yield value.detach()
         else:

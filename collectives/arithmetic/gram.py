@@ -59,9 +59,8 @@ def _by_torch(elements: int, payloads: Sequence[Payload]) -> Products:
 
 def _decode(payload: Payload, out_n: Tensor) -> None:
     codec = codec_of(payload)
-    if (
-        codec.name == "fp32"
-    ):  # only copied: what is not finite shows in the products, and so at the coordinator
+    # Only copied: what is not finite shows in the products, and so at the coordinator.
+    if codec.name == "fp32":
         check_header(payload, codec.format, out_n.numel(), codec.payload_bytes(out_n.numel()))
         out_n.copy_(from_bytes(np.frombuffer(payload, np.uint8, -1, HEADER_BYTES), _CPU).view(torch.float32))
     else:

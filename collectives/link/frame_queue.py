@@ -13,13 +13,14 @@ from farflung.collectives.link.link import FrameCounts
 from farflung.collectives.link.priorities import Rank, rank_of
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import (
-    ANSWERS,
-    CROSSING_KINDS,
-    ONE_STAGE_KINDS,
+    CORE_KINDS,
     Frame,
+    FrameKind,
     Kind,
+    Kinds,
     Payload,
     Spoiled,
+    Trait,
     check_payload,
     claimed,
     parse,
@@ -34,7 +35,7 @@ class Intake:
         self.counts = FrameCounts()
         self.expect(run_tag, payload_max)
 
-    def expect(self, run_tag: bytes, payload_max: int, kinds: frozenset[Kind] = ONE_STAGE_KINDS) -> None:
+    def expect(self, run_tag: bytes, payload_max: int, kinds: Kinds = CORE_KINDS) -> None:
         self.run_tag, self.payload_max, self.kinds = run_tag, payload_max, kinds
 
     def on_bytes(self, size: int) -> None:
@@ -73,7 +74,6 @@ ANSWER_BYTES_WAITING = 128 * 1024 * 1024
 # Of microbatches to one peer, beyond which nothing more is put in line: it may ask for any of them at any time.
 CROSSINGS_WAITING = 4096
 CROSSING_BYTES_WAITING = 128 * 1024 * 1024
-_ANSWERS = ANSWERS | {Kind.MISSING, Kind.PONG, Kind.LATER, Kind.HAVE, Kind.WHERE, Kind.LEAN_GRANTED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,12 @@ class QueuedFrame:
     header: bytes
     payload: Payload
     answer: bool  # drawn by the other side's question
-    kind: Kind
+    kind: FrameKind
 
     @property
     def crossing(self) -> bool:
         """Of a microbatch."""
-        return self.kind in CROSSING_KINDS
+        return self.kind.crossing
 
     @property
     def size(self) -> int:
@@ -114,7 +114,7 @@ class Backlog:
         items, kind = self._items[rank_of(frame)], frame.header.kind
         if header in items:
             return  # asked for again while it still waits: once is enough
-        answer = not frame.header.round_no and kind in _ANSWERS
+        answer = not frame.header.round_no and Trait.ANSWER in kind.traits
         item = QueuedFrame(frame.header.round_no, header, frame.payload, answer, kind)
         # A peer that asks without end and takes nothing must not fill our memory.  An honest asker asks again.
         if answer and (self.answers >= ANSWERS_WAITING or self.answer_bytes >= ANSWER_BYTES_WAITING):
@@ -180,7 +180,7 @@ class OnTheWay:
         self._headers: set[bytes] = set()
 
     def take(
-        self, header: bytes, size: int, kind: Kind | None = None, item: QueuedFrame | None = None
+        self, header: bytes, size: int, kind: FrameKind | None = None, item: QueuedFrame | None = None
     ) -> None:
         """`item`: what it was, if that is to be known."""
         self._taken_bytes += size

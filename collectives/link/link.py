@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from farflung.protocol.frames import ONE_STAGE_KINDS, Frame, Kind, Spoiled
+from farflung.protocol.frames import CORE_KINDS, Frame, Kinds, Spoiled
 from farflung.protocol.round_words import Contact
 from farflung.protocol.verdicts import Counters
 
@@ -74,9 +74,7 @@ class Link(Protocol):
         """Be reachable there for peers that dial; the port (0: any free one).  UserError where that can't be had."""
         ...
 
-    def expect(
-        self, me: str, run_tag: bytes, payload_max: int, kinds: frozenset[Kind] = ONE_STAGE_KINDS
-    ) -> None:
+    def expect(self, me: str, run_tag: bytes, payload_max: int, kinds: Kinds = CORE_KINDS) -> None:
         """What frames of this run look like; those of other kinds are refused as unknown.
 
         Once, before anything else: limits are fixed when sockets open.

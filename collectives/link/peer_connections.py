@@ -23,7 +23,7 @@ from farflung.collectives.link.priorities import Rank
 from farflung.collectives.link.relay_way import RelayWay
 from farflung.collectives.link.stalled_streams import Speed, StalledStreams
 from farflung.collectives.link.tcp_counts import NEWS, NOTHING, OPENED, TcpCounts, TcpTraffic
-from farflung.protocol.frames import Frame, Kind, Payload
+from farflung.protocol.frames import Frame, FrameKind, Kind, Payload
 from farflung.protocol.process.sockets import Socket
 from farflung.protocol.round_words import Contact
 
@@ -246,7 +246,7 @@ class PeerConnections:
             return None
         return max(since for since in silent if since is not None)
 
-    def leaves_next(self, kind: Kind) -> bool:
+    def leaves_next(self, kind: FrameKind) -> bool:
         """Of what is large: a frame of this kind is the next one."""
         first = self.waiting.first(Rank.BULK)
         return first is not None and first.kind == kind

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from farflung.protocol.frames import CROSSING_KINDS, Frame, Kind
+from farflung.protocol.frames import Frame, Kind
 
 LITTLE_BYTES = 4096  # of a payload: such a frame makes no queue longer
 _OF_LINKS = {Kind.PING, Kind.PONG, Kind.LEAN_ASKED, Kind.LEAN_GRANTED}
-URGENT_KINDS = CROSSING_KINDS | _OF_LINKS | {Kind.LATER, Kind.MISSING, Kind.HAVE}
+URGENT_KINDS = _OF_LINKS | {Kind.LATER, Kind.MISSING, Kind.HAVE}  # as is each crossing
 BULK_PART = 4  # one in so many bytes is bulk, at least, while crossings wait too
 
 DEEP_S = 0.2  # of the line's rate may wait in sockets, beside what a round trip has on its way
@@ -34,9 +34,9 @@ class Rank(IntEnum):
 def rank_of(frame: Frame) -> Rank:
     """A ping of many bytes probes the line, and meets what bulk meets."""
     kind = frame.header.kind
-    if kind in URGENT_KINDS and len(frame.payload) <= LITTLE_BYTES:
+    if len(frame.payload) <= LITTLE_BYTES and (kind.crossing or kind in URGENT_KINDS):
         return Rank.WORD
-    return Rank.CROSSING if kind in CROSSING_KINDS else Rank.BULK
+    return Rank.CROSSING if kind.crossing else Rank.BULK
 
 
 class Sharing:

@@ -37,7 +37,7 @@ from farflung.collectives.link.stalled_streams import Around
 from farflung.collectives.link.tcp_counts import Incoming, TcpCounts
 from farflung.collectives.link.undialled import Undialled, domain_of
 from farflung.protocol.errors import UserError
-from farflung.protocol.frames import ONE_STAGE_KINDS, Frame, Header, Kind, Spoiled, with_payload
+from farflung.protocol.frames import CORE_KINDS, Frame, Header, Kind, Kinds, Spoiled, with_payload
 from farflung.protocol.process.sockets import (
     BULK_CLIENT,
     BULK_SERVER,
@@ -128,9 +128,7 @@ class ZmqLink:
             self._pings.lean_port = self._lean.port
         return bound
 
-    def expect(
-        self, me: str, run_tag: bytes, payload_max: int, kinds: frozenset[Kind] = ONE_STAGE_KINDS
-    ) -> None:
+    def expect(self, me: str, run_tag: bytes, payload_max: int, kinds: Kinds = CORE_KINDS) -> None:
         self._me = me
         self._intake.expect(run_tag, payload_max, kinds)
         self._pings = Pings(run_tag, payload_max)
@@ -221,9 +219,8 @@ class ZmqLink:
                 return  # what waits for this line is stuck, and so it is dialled again
             try:
                 connection.socket.connect(f"tcp://{line.contact.address}")
-            except (
-                zmq.ZMQError
-            ):  # the coordinator checks addresses, but one that slips through must not end us
+            # The coordinator checks addresses, but one that slips through must not end us.
+            except zmq.ZMQError:
                 connection.close()
                 line.undialable = True
                 return

@@ -20,7 +20,7 @@ from farflung.collectives.round.dot_products import Dots, Weighing
 from farflung.collectives.round.effects import WeighSums
 from farflung.collectives.round.pieces import ChunkPiece, Roles
 from farflung.protocol.digests import bits, mask_from_bytes, mask_of
-from farflung.protocol.frames import Kind
+from farflung.protocol.frames import FrameKind, Kind
 from farflung.protocol.round_words import Decision, Plan
 
 
@@ -116,7 +116,7 @@ class MeshColumns(Roles):
     def keeper(self, chunk: int) -> str | None:
         return spare_of(self.plan, chunk)
 
-    def may_ask(self, sender: str, kind: Kind, chunk: int) -> bool:
+    def may_ask(self, sender: str, kind: FrameKind, chunk: int) -> bool:
         return kind != Kind.WANT_SUM or sender == self.root(chunk)
 
 

@@ -18,7 +18,7 @@ from farflung.collectives.round.effects import Calculated, DataEffect, Merge, Me
 from farflung.collectives.round.member import MemberRound
 from farflung.collectives.round.pieces import ChunkPiece, Counted, Progress
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.frames import Frame, Header, Kind, Payload
+from farflung.protocol.frames import Frame, FrameKind, Header, Kind, Payload
 from farflung.protocol.round_words import SUM_TAG_BYTES, Decision, Plan
 from farflung.protocol.signed_words import inputs_of
 from farflung.protocol.verdicts import Verdict
@@ -163,7 +163,7 @@ class MeshRound(MemberRound):
         passed_on = self._spread(chunk, self.results[chunk]) if mine else []
         return [*passed_on, *super()._on_given(chunk)]
 
-    def _made(self, kind: Kind, chunk: int) -> ChunkPiece | None:
+    def _made(self, kind: FrameKind, chunk: int) -> ChunkPiece | None:
         return self._own_sum(chunk) if kind == Kind.SUM else super()._made(kind, chunk)
 
     def _is_summed(self, chunk: int) -> bool:

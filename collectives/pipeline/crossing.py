@@ -18,11 +18,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from farflung.protocol.errors import FrameError
-from farflung.protocol.frames import Payload
+from farflung.protocol.frames import FrameKind, Payload, Trait
 from farflung.protocol.limits import TOKENS_MAX
 from farflung.protocol.manifest_sections import PipelineSection
 from farflung.protocol.model_schema import BorderTensor, ModelSchema
 from farflung.protocol.verdicts import Verdict
+
+_BARE = Trait.CROSSING | Trait.BARE
+
+
+class CrossingKind(FrameKind):
+    ACTIVATION = 11, Trait.CROSSING  # stage s -> s + 1: what one microbatch sends over their border
+    GRADIENT = 12, Trait.CROSSING  # stage s + 1 -> s: the gradient of it
+    HELD = 13, Trait.CROSSING  # stage s + 1 -> s: the microbatches here whose holder in stage s is gone
+    ROOM = 14, _BARE  # stage s + 1 -> s: `chunk` activations of this batch you may have sent me in all
+    # stage s + 1 -> s: "I have next to nothing to do"; `chunk` says how soon one more would be done
+    IDLE = 15, _BARE
+    # stage s + 1 -> s: "I have not begun it and never will: give it to somebody else"
+    GIVEN_BACK = 16, _BARE
+    WANT_ACTIVATION = 23, _BARE
+    WANT_GRADIENT = 24, _BARE
+    WANT_HELD = 25, _BARE
+    # stage s -> s + 1: "if you have not begun it, another seat can do it sooner"
+    WANT_BACK = 26, _BARE
+
 
 TENSORS_MOST = 16  # of a border, and as many riders
 DIMS_MOST = 8  # with the samples'

@@ -9,19 +9,29 @@ from __future__ import annotations
 
 from collections import Counter
 
+from farflung.collectives.pipeline.crossing import CrossingKind
 from farflung.collectives.pipeline.effects import AGAIN, mark_of, seat_of, table_of
 from farflung.collectives.pipeline.seats import Seat, Table
 from farflung.protocol.frames import Frame, Header, Kind
 from farflung.protocol.limits import BULK_HEADER_BYTES
 from farflung.protocol.verdicts import Verdict
 
-_FROM_BEFORE = frozenset({Kind.ACTIVATION, Kind.WANT_GRADIENT, Kind.WANT_HELD, Kind.WANT_BACK})
+_FROM_BEFORE = frozenset(
+    {CrossingKind.ACTIVATION, CrossingKind.WANT_GRADIENT, CrossingKind.WANT_HELD, CrossingKind.WANT_BACK}
+)
 _FROM_AFTER = frozenset(
-    {Kind.GRADIENT, Kind.HELD, Kind.ROOM, Kind.IDLE, Kind.GIVEN_BACK, Kind.WANT_ACTIVATION}
+    {
+        CrossingKind.GRADIENT,
+        CrossingKind.HELD,
+        CrossingKind.ROOM,
+        CrossingKind.IDLE,
+        CrossingKind.GIVEN_BACK,
+        CrossingKind.WANT_ACTIVATION,
+    }
 )
 _ANSWERS = frozenset({Kind.LATER, Kind.MISSING})  # of the stage after, to a question for a gradient
 # These may give a microbatch to another holder, or say that it has none: only by a table that both know.
-_MOVING = frozenset({Kind.WANT_GRADIENT, Kind.WANT_HELD, Kind.HELD})
+_MOVING = frozenset({CrossingKind.WANT_GRADIENT, CrossingKind.WANT_HELD, CrossingKind.HELD})
 
 
 def refusal(mine: Seat, table: Table, version: int, sender: str, header: Header) -> Verdict | None:
@@ -45,7 +55,7 @@ def refusal(mine: Seat, table: Table, version: int, sender: str, header: Header)
 def _fits(stages_on: int, header: Header) -> bool:
     """Whether the stage that is so far on from mine sends me this kind."""
     if header.kind in _ANSWERS:
-        return stages_on == 1 and mark_of(header) == Kind.WANT_GRADIENT
+        return stages_on == 1 and mark_of(header) == CrossingKind.WANT_GRADIENT
     return (header.kind in _FROM_BEFORE and stages_on == -1) or (
         header.kind in _FROM_AFTER and stages_on == 1
     )
@@ -55,7 +65,9 @@ def is_early(table: Table, version: int, header: Header) -> bool:
     """Of a frame that is not refused: its reader can't judge it before its next version or table."""
     if header.version > version or seat_of(header) not in table.seats:
         return True
-    moving = header.kind in _MOVING or (header.kind == Kind.ACTIVATION and mark_of(header) & AGAIN != 0)
+    moving = header.kind in _MOVING or (
+        header.kind == CrossingKind.ACTIVATION and mark_of(header) & AGAIN != 0
+    )
     return moving and table_of(header) > table.number
 
 

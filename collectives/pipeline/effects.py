@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from farflung.protocol.frames import Frame, Header, Kind, Payload
+from farflung.protocol.frames import Frame, FrameKind, Header, Payload
 
 MARK_AT = 16  # bits: microbatches of a batch fit below
 _SEAT_AT = 32
@@ -24,7 +24,7 @@ AGAIN, FOR_GOOD = 1, 2  # marks
 
 
 def header_of(
-    kind: Kind, run_tag: bytes, seat: int, table: int, version: int, micro: int, mark: int = 0
+    kind: FrameKind, run_tag: bytes, seat: int, table: int, version: int, micro: int, mark: int = 0
 ) -> Header:
     return Header(
         kind, run_tag, decision_no=seat << _SEAT_AT | table, version=version, chunk=mark << MARK_AT | micro

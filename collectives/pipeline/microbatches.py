@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from farflung.collectives.pipeline.crossing import CrossingKind
 from farflung.collectives.pipeline.effects import FlowDirection
-from farflung.protocol.frames import Kind
 
 ASK_AFTER_S = 1.0
 USUAL_TIMES = 3.0  # and so many times the usual time between a question and a word on it
@@ -118,7 +118,7 @@ class _Silence:
     times: int = 0
 
 
-Question = tuple[int, Kind, int]  # whom, by seat; what, as the question for it; of which microbatch
+Question = tuple[int, CrossingKind, int]  # whom, by seat; what, as the question for it; of which microbatch
 
 
 class Asks:
@@ -154,7 +154,7 @@ class Asks:
             took_s, ask.asked_at = now - ask.asked_at, 0.0
             self._usual_s += (_USUAL_SMOOTHED if self._usual_s else 1.0) * (took_s - self._usual_s)
 
-    def awaited(self, kind: Kind) -> list[tuple[int, int]]:
+    def awaited(self, kind: CrossingKind) -> list[tuple[int, int]]:
         """(seat, microbatch) of all that is awaited of this kind."""
         return [(seat, micro) for seat, each, micro in self._asks if each == kind]
 
@@ -163,7 +163,7 @@ class Asks:
         self._asks = {
             question: ask
             for question, ask in self._asks.items()
-            if question[2] != micro or question[1] == Kind.WANT_HELD
+            if question[2] != micro or question[1] == CrossingKind.WANT_HELD
         }
 
     def on_answered(self, seat: int) -> None:

@@ -25,9 +25,10 @@ R6  A living seat that has not begun a microbatch may give it back to whoever se
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from farflung.collectives.pipeline.credits import CreditsGiven, CreditsHeld, Window
+from farflung.collectives.pipeline.crossing import CrossingKind
 from farflung.collectives.pipeline.early_frames import EarlyFrames, is_early, refusal
 from farflung.collectives.pipeline.effects import (
     AGAIN,
@@ -55,17 +56,19 @@ from farflung.collectives.pipeline.seats import SeatPlace, Table
 from farflung.collectives.pipeline.work_stealing import WorkStealing
 from farflung.protocol.digests import bits, mask_from_bytes, mask_of
 from farflung.protocol.errors import FrameError
-from farflung.protocol.frames import Frame, Header, Kind, Payload, Spoiled
+from farflung.protocol.frames import Frame, FrameKind, Header, Kind, Payload, Spoiled
 from farflung.protocol.verdicts import Counters, Verdict
 
 ROOM_AGAIN_S = 1.0
-_QUESTIONS = {
-    Kind.ACTIVATION: Kind.WANT_ACTIVATION,
-    Kind.GRADIENT: Kind.WANT_GRADIENT,
-    Kind.HELD: Kind.WANT_HELD,
+_QUESTIONS: Mapping[FrameKind, CrossingKind] = {
+    CrossingKind.ACTIVATION: CrossingKind.WANT_ACTIVATION,
+    CrossingKind.GRADIENT: CrossingKind.WANT_GRADIENT,
+    CrossingKind.HELD: CrossingKind.WANT_HELD,
 }
-_ANSWERS = frozenset({*_QUESTIONS, Kind.LATER, Kind.MISSING, Kind.GIVEN_BACK})
-Check = Callable[[Kind, Payload], None]  # FrameError unless this is a crossing of that border (crossing.py)
+_ANSWERS = frozenset({*_QUESTIONS, Kind.LATER, Kind.MISSING, CrossingKind.GIVEN_BACK})
+Check = Callable[
+    [FrameKind, Payload], None
+]  # FrameError unless this is a crossing of that border (crossing.py)
 
 
 class StageScheduler(Sending):
@@ -221,7 +224,7 @@ class StageScheduler(Sending):
         """Somebody complains of these.  Do I get on with them?  What they have of who is gone is answered at once."""
         after = {seat.number for seat in self._after}
         for seat in after.intersection(seats) if self.version >= 0 and not self.over else ():
-            self._asks.expect((seat, Kind.WANT_HELD, 0), now)
+            self._asks.expect((seat, CrossingKind.WANT_HELD, 0), now)
 
     def leave(self) -> None:
         """My trainer's sums are gone, and with them the seat: nothing more is done in it."""
@@ -275,7 +278,9 @@ class StageScheduler(Sending):
                 e for seat in self._giving.unspent for e in self._say_room(seat, self._giving.total(seat))
             ]
         if self._stage and (offer := self._taking_back.offer(now)) is not None:
-            effects += [e for seat in self._giving.unspent for e in self._say(seat, Kind.IDLE, mark=offer)]
+            effects += [
+                e for seat in self._giving.unspent for e in self._say(seat, CrossingKind.IDLE, mark=offer)
+            ]
         return effects + self._settle(now)
 
     # ---- frames ------------------------------------------------------------------------------------------------
@@ -316,33 +321,33 @@ class StageScheduler(Sending):
         seat, micro = seat_of(header), micro_of(header)
         if header.kind in _ANSWERS:
             self._asks.on_answered(seat)
-        if header.kind == Kind.ROOM:  # its number is all of `chunk`
+        if header.kind == CrossingKind.ROOM:  # its number is all of `chunk`
             return self._on_room(seat, header.chunk, now)
         if micro >= self.count:
             return Verdict.MALFORMED, []
         match header.kind:
-            case Kind.ACTIVATION:
+            case CrossingKind.ACTIVATION:
                 return self._on_activation(seat, frame, now)
-            case Kind.GRADIENT:
+            case CrossingKind.GRADIENT:
                 return self._on_gradient(seat, frame, now)
-            case Kind.HELD:
+            case CrossingKind.HELD:
                 return self._on_held(seat, frame, now)
-            case Kind.WANT_GRADIENT:
+            case CrossingKind.WANT_GRADIENT:
                 return self._on_want_gradient(seat, micro, mark_of(header))
-            case Kind.WANT_HELD:
+            case CrossingKind.WANT_HELD:
                 return Verdict.ACCEPTED, self._tell_held([self.table.seats[seat]])
-            case Kind.WANT_ACTIVATION:
+            case CrossingKind.WANT_ACTIVATION:
                 return self._on_want_activation(seat, micro)
             case Kind.MISSING:
                 return self._on_missing(seat, micro, now)
-            case Kind.IDLE:
+            case CrossingKind.IDLE:
                 return self._on_idle(seat, mark_of(header), now)
-            case Kind.WANT_BACK:
+            case CrossingKind.WANT_BACK:
                 return self._on_want_back(seat, micro, mark_of(header), now)
-            case Kind.GIVEN_BACK:
+            case CrossingKind.GIVEN_BACK:
                 return self._on_given_back(seat, micro, now)
             case _:  # LATER
-                self._asks.on_answer((seat, Kind.WANT_GRADIENT, micro), now)
+                self._asks.on_answer((seat, CrossingKind.WANT_GRADIENT, micro), now)
                 return Verdict.ACCEPTED, []
 
     def _on_activation(self, seat: int, frame: Frame, now: float) -> tuple[Verdict, list[Effect]]:
@@ -352,7 +357,7 @@ class StageScheduler(Sending):
             self._giving.on_received(seat, micro)
             return Verdict.STALE, []  # the batch goes without it
         if not mark & FOR_GOOD and record is not None and record.is_back_at(seat):
-            return Verdict.STALE, self._say(seat, Kind.GIVEN_BACK, micro)
+            return Verdict.STALE, self._say(seat, CrossingKind.GIVEN_BACK, micro)
         if record is not None and record.has:
             if not self._adopt(record, seat):
                 return Verdict.UNAUTHORISED, [FlowNote(NoteReason.CONTESTED, seat, micro)]
@@ -366,7 +371,7 @@ class StageScheduler(Sending):
             return verdict, self._on_damage(frame.header)
         self._doubts.on_good(seat)
         self._giving.on_received(seat, micro)
-        self._asks.settle((seat, Kind.WANT_ACTIVATION, micro))
+        self._asks.settle((seat, CrossingKind.WANT_ACTIVATION, micro))
         record = self._micros.setdefault(micro, MicroState())
         record.prev, record.has, record.again = seat, True, record.again or bool(mark & AGAIN)
         record.in_for_good = bool(mark & FOR_GOOD)
@@ -388,7 +393,7 @@ class StageScheduler(Sending):
             return verdict, self._on_damage(frame.header)
         self._doubts.on_good(seat)
         record.returned = True
-        self._asks.settle((seat, Kind.WANT_GRADIENT, micro))
+        self._asks.settle((seat, CrossingKind.WANT_GRADIENT, micro))
         effects: list[Effect] = []
         if not record.grad:
             record.grad = True
@@ -408,11 +413,10 @@ class StageScheduler(Sending):
         for micro in bits(mask):
             record = self._micros.setdefault(micro, MicroState())
             if record.next and record.next != seat:
-                effects.append(
-                    FlowNote(NoteReason.CONTESTED, seat, micro)
-                )  # the first one stands until it is gone
+                # The first one stands until it is gone.
+                effects.append(FlowNote(NoteReason.CONTESTED, seat, micro))
             record.next = record.next or seat
-        self._asks.settle((seat, Kind.WANT_HELD, 0))
+        self._asks.settle((seat, CrossingKind.WANT_HELD, 0))
         for micro in sorted(self._in_doubt):
             effects += self._consider(micro, now)
         return Verdict.ACCEPTED, effects
@@ -420,12 +424,12 @@ class StageScheduler(Sending):
     def _on_want_gradient(self, seat: int, micro: int, mark: int) -> tuple[Verdict, list[Effect]]:
         record = self._micros.get(micro)
         if not mark & FOR_GOOD and record is not None and record.is_back_at(seat):
-            return Verdict.ACCEPTED, self._say(seat, Kind.GIVEN_BACK, micro)
+            return Verdict.ACCEPTED, self._say(seat, CrossingKind.GIVEN_BACK, micro)
         if record is None or not record.has:
-            return Verdict.ACCEPTED, self._say(seat, Kind.MISSING, micro, Kind.WANT_GRADIENT)
+            return Verdict.ACCEPTED, self._say(seat, Kind.MISSING, micro, CrossingKind.WANT_GRADIENT)
         if not self._adopt(record, seat):
             return Verdict.UNAUTHORISED, [FlowNote(NoteReason.CONTESTED, seat, micro)]
-        later = self._say(seat, Kind.LATER, micro, Kind.WANT_GRADIENT)
+        later = self._say(seat, Kind.LATER, micro, CrossingKind.WANT_GRADIENT)
         return Verdict.ACCEPTED, self._give(micro, record) if record.counted else later
 
     def _on_want_activation(self, seat: int, micro: int) -> tuple[Verdict, list[Effect]]:
@@ -439,7 +443,7 @@ class StageScheduler(Sending):
         record = self._micros.get(micro)
         if record is None or record.next != seat or not record.sent or record.returned:
             return Verdict.STALE, []
-        self._asks.on_answer((seat, Kind.WANT_GRADIENT, micro), now)
+        self._asks.on_answer((seat, CrossingKind.WANT_GRADIENT, micro), now)
         if record.missing and now - record.sent_at < ROOM_AGAIN_S:
             return Verdict.DUPLICATE, []  # what it misses is on its way
         record.missing, record.sent = True, False
@@ -448,7 +452,7 @@ class StageScheduler(Sending):
     def _on_idle(self, seat: int, offer: int, now: float) -> tuple[Verdict, list[Effect]]:
         able = self._spending.left(seat) > 0 and self.table.seats[seat].peer not in self._shunned
         asked = self._taking_back.to_ask(seat, now) if able else None
-        return Verdict.ACCEPTED, self._say(asked[0], Kind.WANT_BACK, asked[1], offer) if asked else []
+        return Verdict.ACCEPTED, self._say(asked[0], CrossingKind.WANT_BACK, asked[1], offer) if asked else []
 
     def _on_want_back(self, seat: int, micro: int, offer: int, now: float) -> tuple[Verdict, list[Effect]]:
         record = self._micros.get(micro)
@@ -458,7 +462,7 @@ class StageScheduler(Sending):
             self._moved_on(micro)
         # Or else it stays, and nothing needs to be said.
         back = record is not None and record.is_back_at(seat)
-        return Verdict.ACCEPTED, self._say(seat, Kind.GIVEN_BACK, micro) if back else []
+        return Verdict.ACCEPTED, self._say(seat, CrossingKind.GIVEN_BACK, micro) if back else []
 
     def _on_given_back(self, seat: int, micro: int, now: float) -> tuple[Verdict, list[Effect]]:
         verdict = self._taking_back.on_given_back(micro, seat)
@@ -530,14 +534,14 @@ class StageScheduler(Sending):
         need = self.table.last_loss(self._stage)
         silent = [s.number for s in self._after if s.since <= need and self._heard.get(s.number, 0) < need]
         for seat in silent:
-            self._asks.expect((seat, Kind.WANT_HELD, 0), now)
+            self._asks.expect((seat, CrossingKind.WANT_HELD, 0), now)
         return not silent
 
     def _claim(self, micro: int, record: MicroState, now: float) -> list[Effect]:
         """Somebody of the next stage has it from a seat that is gone: it shall give me the gradient."""
         self._in_doubt.discard(micro)
         self._on_its_way(micro, record, now)
-        return self._ask(record.next, Kind.WANT_GRADIENT, micro)
+        return self._ask(record.next, CrossingKind.WANT_GRADIENT, micro)
 
     def _send_on(self, micro: int, record: MicroState, now: float) -> list[Effect]:
         if not record.next:
@@ -555,7 +559,7 @@ class StageScheduler(Sending):
         record.sent, record.sent_at = True, now
         self._unsent.discard(micro)
         self._moved_on(micro)
-        self._asks.expect((record.next, Kind.WANT_GRADIENT, micro), now)
+        self._asks.expect((record.next, CrossingKind.WANT_GRADIENT, micro), now)
 
     def _let_go(self, micro: int, record: MicroState) -> None:
         """Nothing comes of it here: it takes no room, and no place in the window."""

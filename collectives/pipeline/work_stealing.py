@@ -30,8 +30,8 @@ from __future__ import annotations
 
 import math
 
+from farflung.collectives.pipeline.crossing import CrossingKind
 from farflung.collectives.pipeline.microbatches import ASK_AFTER_S, Asks, MicroState, Queue
-from farflung.protocol.frames import Kind
 from farflung.protocol.verdicts import Verdict
 
 SOONER_TIMES = 2.0  # it is given back if that makes it so many times as soon done
@@ -98,7 +98,7 @@ class WorkStealing:
         if last is not None and last.meant_for == idle and not last.out_for_good and not _may_ask(last, now):
             return None  # that may still come
         kept: dict[int, list[int]] = {}
-        for seat, micro in self._asks.awaited(Kind.WANT_GRADIENT):
+        for seat, micro in self._asks.awaited(CrossingKind.WANT_GRADIENT):
             if seat != idle and _may_be_moved(self._micros[micro], seat):
                 kept.setdefault(seat, []).append(micro)
         for seat in sorted(kept, key=lambda seat: min(map(self._sent_at, kept[seat]))):
@@ -124,7 +124,7 @@ class WorkStealing:
             return Verdict.UNAUTHORISED  # it has counted it
         record.next, record.out_for_good = 0, True
         record.sent = record.missing = False
-        self._asks.settle((seat, Kind.WANT_GRADIENT, micro))
+        self._asks.settle((seat, CrossingKind.WANT_GRADIENT, micro))
         return Verdict.ACCEPTED
 
     # ---- at the slow one -----------------------------------------------------------------------------------------

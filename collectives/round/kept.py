@@ -18,13 +18,13 @@ from dataclasses import dataclass, field, replace
 from farflung.collectives.round.effects import DataEffect, SendFrame
 from farflung.collectives.round.member import MemberRound
 from farflung.collectives.round.pieces import ANSWER_TO, ChunkPiece
-from farflung.protocol.frames import Frame, Header, Kind, with_payload
+from farflung.protocol.frames import Frame, FrameKind, Header, Kind, with_payload
 from farflung.protocol.verdicts import Verdict
 
 ASKED_AGAIN_S = 0.5  # sooner nobody asks again
 GIVEN_MOST = 3  # times, of one piece to one member: what was on its way may be lost
 
-_Question = tuple[str, int, int, Kind]  # (who asks, round, chunk, for what)
+_Question = tuple[str, int, int, FrameKind]  # (who asks, round, chunk, for what)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class KeptContributions:
 
 
 def question_of(
-    run_tag: bytes, round_no: int, version: int, chunk: int, kind: Kind = Kind.WANT_CONTRIBUTION
+    run_tag: bytes, round_no: int, version: int, chunk: int, kind: FrameKind = Kind.WANT_CONTRIBUTION
 ) -> Frame:
     """What an auditor asks its author."""
     return Frame(Header(kind, run_tag, round_no, 0, version, chunk))

@@ -56,7 +56,7 @@ from farflung.protocol.digests import (
     mask_from_bytes,
     mask_of,
 )
-from farflung.protocol.frames import Frame, Header, Kind, Payload, Spoiled, with_payload
+from farflung.protocol.frames import Frame, FrameKind, Header, Kind, Payload, Spoiled, with_payload
 from farflung.protocol.round_words import Decision, Plan
 from farflung.protocol.signed_words import inputs_of
 from farflung.protocol.verdicts import Verdict
@@ -100,7 +100,7 @@ class MemberRound:
         self.unreached: set[str] = set()  # something waits for them and can't leave
         self._faulty: set[str] = set()  # owners whose results do not match their hash
         self._spoiled: dict[str, int] = {}
-        self._answered_at: dict[tuple[str, Kind, int], float] = {}  # (asker, kind of want, chunk)
+        self._answered_at: dict[tuple[str, FrameKind, int], float] = {}  # (asker, kind of want, chunk)
         self._quiet_s = quiet_s
         self._asking = ResultRequests(self.roles.near, quiet_s, now)
 
@@ -421,7 +421,7 @@ class MemberRound:
 
     # ---- helpers -----------------------------------------------------------------------------------
 
-    def _header(self, kind: Kind, index: int) -> Header:
+    def _header(self, kind: FrameKind, index: int) -> Header:
         chunk, number = self.first_chunk + index, self._deciding.number
         return Header(kind, self.run_tag, self.plan.round_no, number, self.plan.version, chunk)
 
@@ -435,7 +435,7 @@ class MemberRound:
             to = self.roles.keeper(chunk)
         return self._answer(to, Kind.CONTRIBUTION, chunk, self.mine[chunk]) if to else []
 
-    def _answer(self, to: str, kind: Kind, chunk: int, piece: ChunkPiece | None) -> list[DataEffect]:
+    def _answer(self, to: str, kind: FrameKind, chunk: int, piece: ChunkPiece | None) -> list[DataEffect]:
         if piece is None:
             return [SendFrame(to, Frame(self._header(Kind.MISSING, chunk)))]
         return [SendFrame(to, with_payload(self._header(kind, chunk), piece.payload, piece.hash))]
@@ -512,7 +512,7 @@ class MemberRound:
     def _on_other(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
         return Verdict.STALE if frame.header.kind == Kind.SUM else Verdict.MALFORMED, []
 
-    def _made(self, kind: Kind, chunk: int) -> ChunkPiece | None:
+    def _made(self, kind: FrameKind, chunk: int) -> ChunkPiece | None:
         return (self.results if kind == Kind.RESULT else self.mine).get(chunk)
 
     def _is_summed(self, chunk: int) -> bool:

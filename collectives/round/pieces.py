@@ -13,19 +13,18 @@ from itertools import zip_longest
 
 from farflung.collectives.round.dot_products import Dots
 from farflung.protocol.digests import combined, mask_of
-from farflung.protocol.frames import Kind, Payload
+from farflung.protocol.frames import FrameKind, Kind, Payload
 from farflung.protocol.round_words import Plan
 from farflung.protocol.verdicts import Verdict
 
-OVERTAKING = frozenset(
-    {Kind.CONTRIBUTION, Kind.SUM, Kind.RESULT}
-)  # they may be here before what explains them
-ANSWER_TO = {
+# They may be here before what explains them.
+OVERTAKING = frozenset({Kind.CONTRIBUTION, Kind.SUM, Kind.RESULT})
+ANSWER_TO: Mapping[FrameKind, Kind] = {
     Kind.WANT_CONTRIBUTION: Kind.CONTRIBUTION,
     Kind.WANT_RESULT: Kind.RESULT,
     Kind.WANT_SUM: Kind.SUM,
 }
-WANT_FOR = {answer: want for want, answer in ANSWER_TO.items()}
+WANT_FOR: Mapping[FrameKind, FrameKind] = {answer: want for want, answer in ANSWER_TO.items()}
 IN_GROUP = frozenset({Kind.CONTRIBUTION, Kind.WANT_CONTRIBUTION})  # contributions never leave it
 
 
@@ -95,7 +94,7 @@ class Roles:
         """Who else keeps what I contribute to it, a chunk of my own."""
         return None
 
-    def may_ask(self, sender: str, kind: Kind, chunk: int) -> bool:
+    def may_ask(self, sender: str, kind: FrameKind, chunk: int) -> bool:
         return kind != Kind.WANT_SUM
 
 

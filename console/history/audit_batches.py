@@ -22,9 +22,8 @@ class AuditedBatch:
     skipped: int = 0  # mask
     seats: dict[int, str] = field(default_factory=dict)  # number -> peer
     stages: dict[int, int] = field(default_factory=dict)  # number -> stage
-    committed: list[int] = field(
-        default_factory=list
-    )  # stages of the batch that are committed by this record
+    # Stages of the batch that are committed by this record.
+    committed: list[int] = field(default_factory=list)
     granted: dict[int, int] = field(default_factory=dict)  # number -> mask
     numbers: set[int] = field(default_factory=set)  # ever used
     ends: dict[int, tuple[int, int]] = field(default_factory=lambda: {0: (0, 0)})  # by version

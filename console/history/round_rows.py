@@ -106,9 +106,8 @@ class RunRows:
         }
         if event.get("norm") is not None:
             values["run/update_norm"] = float(event["norm"])
-        if (
-            fragment == BOOKS_FRAGMENT
-        ):  # the others' rounds merge what the same tokens taught other parts of the model
+        # The others' rounds merge what the same tokens taught other parts of the model.
+        if fragment == BOOKS_FRAGMENT:
             values |= self._learned(event, wall)
         for peer, share in shares.items():
             name = self._names.get(peer, peer)

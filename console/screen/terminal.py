@@ -39,9 +39,8 @@ def keys_of(typed: str) -> list[str]:
     found = []
     while typed:
         known = next((n for n in range(min(_LONGEST, len(typed)), 0, -1) if typed[:n] in _KEYS), 0)
-        if (
-            typed.startswith("\x1b[") and known <= 1
-        ):  # a sequence of another key: passed over up to its last letter
+        # A sequence of another key: passed over up to its last letter.
+        if typed.startswith("\x1b[") and known <= 1:
             known = next((n + 1 for n, c in enumerate(typed) if n > 1 and "@" <= c <= "~"), len(typed))
         elif known:
             found.append(_KEYS[typed[:known]])

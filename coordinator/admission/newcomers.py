@@ -63,9 +63,8 @@ class NewcomerQueue:
 
     def __init__(self) -> None:
         self._now, self._learned = 0.0, False
-        self._turns: OrderedDict[str, NewcomerTurn] = (
-            OrderedDict()
-        )  # by peer, in the order in which they came
+        # By peer, in the order in which they came.
+        self._turns: OrderedDict[str, NewcomerTurn] = OrderedDict()
         self._rate: Quota[str] = Quota(1.0, 1.0)  # as the rules say when somebody comes
         self._fetching: Counter[str] = Counter()  # by network, at the last look and let in since then
         self._unproven: Counter[str] = Counter()  # that have not shown the run's state yet

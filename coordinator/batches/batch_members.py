@@ -103,9 +103,8 @@ class UnusableMicros:
     a living seat (collectives/pipeline/seats.py), so the seat that complains is given up for this batch.
     """
 
-    _said: dict[tuple[int, str], int] = field(
-        default_factory=dict
-    )  # (stage, peer) -> mask, whatever it says later
+    # (stage, peer) -> mask, whatever it says later.
+    _said: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def hear(self, stage: int, peer: str, mask: int) -> None:
         if mask:

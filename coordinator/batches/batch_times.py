@@ -70,9 +70,8 @@ class Costs:
 
     rounds: float
     deaths: float
-    best_s: (
-        float | None
-    )  # a batch of so many seconds costs least; None: nobody was lost, so the longer the better
+    # A batch of so many seconds costs least; None: nobody was lost, so the longer the better.
+    best_s: float | None
 
 
 def costs_of(counting_s: float, round_s: float, between_deaths_s: float | None, seats: int) -> Costs:

@@ -195,9 +195,8 @@ class FrontDoor:
                 if message.look and endpoint and self._looks.take("", now):
                     self._channel.send(Saw(key=arrival.key, endpoint=endpoint))  # a lost one is shown again
         self._counters.count(verdict)
-        if (
-            isinstance(message, AskStatus) and self._led_from is None
-        ):  # after it was counted: the coordinator is told all counts with it
+        # After it was counted: the coordinator is told all counts with it.
+        if isinstance(message, AskStatus) and self._led_from is None:
             self._on_asked(arrival.routing_id, self._keeper.wrong_run(message.run), now)
 
     def _is_within_limits(self, arrival: Arrival, now: float) -> bool:

@@ -82,9 +82,8 @@ class Leases:
     stream: bool = False  # its length was unknown at first
     settled: bool = False  # something that was leased is committed: this data set is the run's for good
     before_end: int = 0  # the cursor when the end of a stream was found; it may have been beyond
-    _by_peer: dict[str, dict[int, HeldLease]] = field(
-        default_factory=dict
-    )  # of `held`: asked for at every beat
+    # Of `held`: asked for at every beat.
+    _by_peer: dict[str, dict[int, HeldLease]] = field(default_factory=dict)
 
     def after_unpacking(self) -> None:
         self._by_peer = {}

@@ -129,9 +129,8 @@ class Relay:
             if end.greeting is not None:
                 self._greet(end, end.greeting)
             elif end.other is None:
-                self._close(
-                    number
-                )  # it has to wait, and there is news: it hung up, or said what it must not say
+                # It has to wait, and there is news: it hung up, or said what it must not say.
+                self._close(number)
             else:
                 self._on_joined(end, end.other, events)
 

@@ -40,9 +40,8 @@ class MergeRules:
     # Since its work went in last, in usual rounds; 1 if not named.  `spans`: of a newcomer since the newest commit.
     rounds: Mapping[str, float] = field(default_factory=dict)
     spans: Mapping[str, float] = field(default_factory=dict)
-    usual_of: Mapping[str, float] = field(
-        default_factory=dict
-    )  # tokens of its usual commit, where it has one
+    # Tokens of its usual commit, where it has one.
+    usual_of: Mapping[str, float] = field(default_factory=dict)
     trusted: frozenset[str] = frozenset()  # members that the host answers for
     refused: bool = False  # the guard threw away the work of a round from this very version
 

@@ -205,9 +205,8 @@ class DatasetAgreement:
         length, weight = max(found.items(), key=lambda item: item[1], default=(UNKNOWN_LENGTH, 0))
         if 2 * weight <= weights.total() or length == UNKNOWN_LENGTH:
             length = self._end_of_those_here(weights)
-        if (
-            length < leases.samples
-        ):  # it may have been found too late; never too early, once something is committed
+        # It may have been found too late; never too early, once something is committed.
+        if length < leases.samples:
             self._end(length, next((p for p in weights if ends.get(p) == length), ""))
 
     def _weights(self) -> Counter[str]:

@@ -48,6 +48,7 @@ from farflung.peer.local.words import Attach, Bye, FromTrainer, Provided, Stop, 
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.handshake import me_of
 from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.machine.modes import kinds_of
 from farflung.peer.machine.trainer_proxy import Pulse
 from farflung.peer.pool import Pool, shares, usual_threads
 from farflung.peer.remembered_places import RememberedPlaces
@@ -58,7 +59,7 @@ from farflung.peer.state.outer_state import OuterState
 from farflung.peer.worker import Inbox, Job, nothing
 from farflung.protocol.causes import LeaveCause
 from farflung.protocol.errors import FarflungError
-from farflung.protocol.frames import ALL_KINDS, ONE_STAGE_KINDS, Frame, Kind, Payload
+from farflung.protocol.frames import Frame, Kind, Payload
 from farflung.protocol.messages import DOOR_OUT, Committed, Tick
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.process import failpoints
@@ -310,7 +311,7 @@ class Agent:
 
     def _open_line(self, attached: Attached) -> None:
         """Others dial me there; what frames of this run look like follows from the model."""
-        kinds = ALL_KINDS if attached.model.stages else ONE_STAGE_KINDS
+        kinds = kinds_of(stages=bool(attached.model.stages))
         tag, largest = attached.known.tag, largest_payload_bytes(attached)
         self._link.expect(self._identity.peer_id, tag, largest, kinds)
         self._address = self._line.open(self._control.at, attached.known.manifest.net)

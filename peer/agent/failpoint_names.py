@@ -9,7 +9,7 @@ from __future__ import annotations
 from farflung.collectives.round.effects import Install, Merge, Roll, Seal, SendFrame
 from farflung.peer.local.words import Frozen, LoadState, Provide, WorkDone
 from farflung.peer.machine import effects as do
-from farflung.protocol.frames import Frame, Kind
+from farflung.protocol.frames import Frame, FrameKind, Kind
 from farflung.protocol.messages import (
     Beat,
     Committed,
@@ -34,7 +34,7 @@ _EFFECTS: dict[type, str] = {
     do.Restore: "restore.before",
     do.SaveFragment: "checkpoint.before_copy",
 }
-_FRAMES: dict[Kind, str] = {
+_FRAMES: dict[FrameKind, str] = {
     Kind.CONTRIBUTION: "scatter.mid",
     Kind.RESULT: "gather.mid",
     Kind.MANIFEST: "serve.manifest",

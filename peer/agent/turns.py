@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from farflung.checkpoints.state_sync import ASKED_OF_ONE_DONOR
-from farflung.protocol.frames import Frame, Kind
+from farflung.protocol.frames import Frame, FrameKind, Kind
 
-What = tuple[Kind, int]  # kind of answer, and chunk
+What = tuple[FrameKind, int]  # kind of answer, and chunk
 
 LATER_EVERY_S = 1.0  # an asker that waits hears so, or it would ask somebody else
 HELD_MOST_S = 120.0  # after so long the question was given to somebody else
@@ -58,7 +58,7 @@ class HeldFrame:
         self.told_at = self.since
 
     @property
-    def what(self) -> tuple[Kind, int, int]:
+    def what(self) -> tuple[FrameKind, int, int]:
         """Lists of hashes are asked for by version: a newer question is no double of an older one."""
         header = self.frame.header
         return header.kind, header.chunk, header.version

@@ -23,7 +23,7 @@ from farflung.peer.machine.effects import Effect
 from farflung.peer.machine.modes import PeerMode, SessionTools
 from farflung.peer.machine.replicas import Replicas
 from farflung.protocol.digests import HASH_BYTES, hash_at, hash_bytes
-from farflung.protocol.frames import Frame, Kind, Payload
+from farflung.protocol.frames import Frame, FrameKind, Kind, Payload
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT
 from farflung.protocol.messages import AuditChunks, Show, ToMember, What
 from farflung.protocol.round_words import ChunkVerdict, DrawnChunk
@@ -64,7 +64,7 @@ class AuditTask:
         """Of the frames that bring what goes in."""
         return Kind.SUM if self.audit.of_sums else Kind.CONTRIBUTION
 
-    def is_of(self, kind: Kind, round_no: int, number: int) -> bool:
+    def is_of(self, kind: FrameKind, round_no: int, number: int) -> bool:
         return (self.kind, self.audit.round_no, self.number) == (kind, round_no, number)
 
     @property

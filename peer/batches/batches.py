@@ -6,6 +6,7 @@ its peer is let in; of a stage it begins when the coordinator has named that.
 
 from __future__ import annotations
 
+from farflung.collectives.pipeline.crossing import CrossingKind
 from farflung.optim.schedule import rules_of
 from farflung.peer.batches.batch_proxy import BatchProxy, BatchSync
 from farflung.peer.batches.batch_work import BatchWork
@@ -17,6 +18,8 @@ from farflung.peer.machine.modes import PeerMode, SessionTools, TrainerSaid
 from farflung.peer.machine.replicas import Replicas
 from farflung.protocol.frames import Frame, Payload, Spoiled
 from farflung.protocol.manifest import Manifest
+
+KINDS = CrossingKind
 
 
 def training_of(manifest: Manifest) -> BatchProxy:

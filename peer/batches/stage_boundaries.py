@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from farflung.collectives.pipeline.crossing import RAW, Border, BytesOf, border_after, parse
+from farflung.collectives.pipeline.crossing import RAW, Border, BytesOf, CrossingKind, border_after, parse
 from farflung.collectives.pipeline.effects import FlowDirection
 from farflung.protocol.errors import FrameError
-from farflung.protocol.frames import Kind, Payload
+from farflung.protocol.frames import FrameKind, Payload
 from farflung.protocol.manifest_sections import PipelineSection
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.verdicts import Verdict
@@ -44,9 +44,9 @@ class StageBoundaries:
         self._after = None if last else border_after(stage, model, rules, bytes_of)
         self._check = check
 
-    def check_given(self, kind: Kind, payload: Payload) -> None:
+    def check_given(self, kind: FrameKind, payload: Payload) -> None:
         """FrameError unless a neighbour may send this."""
-        if kind is Kind.ACTIVATION:
+        if kind is CrossingKind.ACTIVATION:
             self._check_crossing(self._before, False, payload)
         else:
             self._check_crossing(self._after, True, payload)

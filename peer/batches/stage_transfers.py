@@ -31,7 +31,7 @@ from farflung.peer.local.words import Frozen, MicrobatchWork, WorkDone
 from farflung.peer.machine import effects as do
 from farflung.protocol.digests import mask_from_bytes, mask_of
 from farflung.protocol.errors import FrameError
-from farflung.protocol.frames import CROSSING_KINDS, Frame, Header, Kind, Payload, Spoiled
+from farflung.protocol.frames import Frame, Header, Kind, Payload, Spoiled
 from farflung.protocol.limits import MEMBERS_PER_ROUND
 from farflung.protocol.messages import BatchTick, Complaint, SeatRow
 from farflung.protocol.verdicts import Counters, Verdict
@@ -67,7 +67,7 @@ class MyStage:
 def is_crossing(header: Header) -> bool:
     """It is between seats of stages: LATER and MISSING are words of other questions, too, and those name no seat."""
     said = header.kind in (Kind.LATER, Kind.MISSING) and seat_of(header) > 0
-    return said or header.kind in CROSSING_KINDS
+    return said or header.kind.crossing
 
 
 class StageTransfers(SeatSums):

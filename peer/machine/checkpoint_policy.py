@@ -434,11 +434,8 @@ class Keeping:
     def version(self) -> int:
         """Of the least advanced fragment; NO_VERSION: nothing that could be used lies there.  A version whose results
         lay there before its commit can be had from the disk before the disk has said that it is made."""
-        newest = (
-            version + (self._lies_ahead.get(fragment) == version + 1)
-            for fragment, (_, version) in self._chains.items()
-        )
-        return min(newest, default=NO_VERSION)
+        held = [(of, version + 1) for of, (_, version) in self._chains.items()]
+        return min((after - (self._lies_ahead.get(of) != after) for of, after in held), default=NO_VERSION)
 
     def parting(self, version: int, stages: Sequence[int]) -> list[Effect]:
         """`version`: of what nobody else holds; 0 or less: that is no loss."""

@@ -10,13 +10,11 @@ from collections.abc import Mapping
 from farflung.collectives.round.pieces import ChunkPiece
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import Effect, Resolve
-from farflung.protocol.frames import Frame, Header, Kind, Payload
+from farflung.protocol.frames import Frame, FrameKind, Payload
 from farflung.protocol.limits import FRAGMENTS_MAX
 from farflung.protocol.messages import FragmentTick
 from farflung.protocol.round_words import Plan
 from farflung.protocol.verdicts import Verdict
-
-AHEAD_KINDS = frozenset({Kind.AHEAD, Kind.AHEAD_HELD})
 
 
 def fragment_of(round_no: int) -> int | None:
@@ -102,6 +100,10 @@ class EarlyWork:
     def on_frame(self, sender: str, frame: Frame) -> tuple[Verdict, list[Effect]]:
         return Verdict.STALE, []
 
-    def named(self, sender: str, header: Header) -> Frame | None:
-        """The contribution that this frame says counts, if I keep it."""
-        return None
+    def takes(self, kind: FrameKind) -> bool:
+        """It is for `on_frame`."""
+        return False
+
+    def meant(self, sender: str, frame: Frame) -> Frame | None:
+        """The contribution in place of a frame that says that it counts; None: I do not keep it."""
+        return frame

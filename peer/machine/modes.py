@@ -5,7 +5,8 @@ module in which the mode begins, and goes on without it where the folder is not 
 
 Such a module has `made(tools) -> PeerMode | None`: its part in a session, which lives as long as it is known what this
 peer holds; None where the run has no use for it.  Of a word, a frame or finished arithmetic None says that it is not
-this mode's, and the next one is asked, and then the core.  What else it answers is carried out as it is.
+this mode's, and the next one is asked, and then the core.  What else it answers is carried out as it is.  `KINDS` are
+the kinds of frames that are the mode's, where it has any.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from farflung.peer.machine.heartbeat import HeartbeatBuilder
 from farflung.peer.machine.replicas import Replicas
 from farflung.peer.machine.trainer_proxy import TrainerProxy
 from farflung.peer.machine.trainer_sync import TrainerSync
-from farflung.protocol.frames import Frame, Payload, Spoiled
+from farflung.protocol.frames import Frame, Kinds, Payload, Spoiled, known_kinds
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Show, ToMember
 from farflung.protocol.model_schema import Fragment
@@ -174,6 +175,13 @@ def places_of(config: PeerConfig, hurry: Callable[[float], None]) -> Coordinator
         config, hurry
     )
     return made
+
+
+def kinds_of(stages: bool) -> Kinds:
+    """Of frames that a run knows: crossings of microbatches only where its model is in stages."""
+    beginnings = (*BEGINNINGS.values(), SEARCH, EARLY)
+    declared = (getattr(module_of(name), "KINDS", ()) for name in beginnings)
+    return known_kinds(kind for kinds in declared for kind in kinds if stages or not kind.crossing)
 
 
 def training_of(manifest: Manifest) -> TrainerProxy:

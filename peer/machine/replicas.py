@@ -14,12 +14,12 @@ from collections.abc import Callable
 from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.effects import SendFrame
 from farflung.peer.local.words import Frozen
-from farflung.peer.machine.early_work import AHEAD_KINDS, EarlyWork, fragment_of
+from farflung.peer.machine.early_work import EarlyWork, fragment_of
 from farflung.peer.machine.effects import Effect, ServeLogged, ServeManifest, ServePiece, ServeState
 from farflung.peer.machine.replica import Replica, ReplicaRules
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import (
-    ANSWERS,
+    SERVED_KINDS,
     Frame,
     Header,
     Kind,
@@ -37,16 +37,8 @@ from farflung.protocol.verdicts import Counters, Verdict
 
 EARLY_KEPT = 256  # frames that overtook their plan or decision: kept for a moment
 EARLY_BYTES = 64 * 1024 * 1024
-_ROUND_KINDS = frozenset(
-    {
-        Kind.CONTRIBUTION,
-        Kind.RESULT,
-        Kind.SUM,
-        Kind.WANT_CONTRIBUTION,
-        Kind.WANT_RESULT,
-        Kind.WANT_SUM,
-    }
-)
+_QUESTIONS = {Kind.WANT_CONTRIBUTION, Kind.WANT_RESULT, Kind.WANT_SUM}
+_ROUND_KINDS = frozenset({Kind.CONTRIBUTION, Kind.RESULT, Kind.SUM} | _QUESTIONS)
 
 
 # (codec, payload, elements): FrameError unless the payload is so many finite values in that codec.
@@ -156,16 +148,15 @@ class Replicas:
 
     def on_frame(self, sender: str, frame: Frame, now: float) -> list[Effect]:
         """A frame of a known peer whose payload matches its hash.  It ends in exactly one counter."""
-        kind, replica = frame.header.kind, self.replica_of_chunk(frame.header.chunk)
+        replica = self.replica_of_chunk(frame.header.chunk)
         if replica is None:
             self.counters.count(Verdict.MALFORMED)
             return []
-        if kind is Kind.AHEAD_COUNTS:
-            named = replica.ahead.named(sender, frame.header)
-            if named is None:
-                self.counters.count(Verdict.STALE)  # what is missing is asked for, as ever
-                return []
-            frame, kind = named, Kind.CONTRIBUTION
+        meant = replica.ahead.meant(sender, frame)
+        if meant is None:
+            self.counters.count(Verdict.STALE)  # what is missing is asked for, as ever
+            return []
+        frame, kind = meant, meant.header.kind
         if kind in _ROUND_KINDS and replica.is_early(sender, frame):
             self._keep_early(sender, frame)
             return []
@@ -174,7 +165,7 @@ class Replicas:
         effects: list[Effect] = []
         if kind in _ROUND_KINDS:
             verdict, effects = replica.on_round_frame(sender, frame, now)
-        elif kind in AHEAD_KINDS:
+        elif replica.ahead.takes(kind):
             verdict, effects = replica.ahead.on_frame(sender, frame)
         elif kind in (Kind.WANT_STATE, Kind.WANT_MANIFEST, Kind.WANT_LOGGED):
             verdict, effects = Verdict.ACCEPTED, answer(replica, sender, frame.header)
@@ -196,15 +187,14 @@ class Replicas:
     def on_spoiled(self, sender: str, spoiled: Spoiled) -> list[Effect]:
         """A frame that is not what it should be.  The data plane counted it; its sender answers for it (P8)."""
         header = spoiled.header
-        if header is not None and header.kind in ANSWERS:
+        if header is not None and header.kind in SERVED_KINDS:
             replica = self.replica_of_chunk(header.chunk)
             if replica is not None:
                 replica.catch.on_spoiled(sender, header)
         number = header.round_no if header is not None else 0
         effects: list[Effect] = []
-        for replica in (
-            self.replicas.values()
-        ):  # what names no round speaks against its sender in all that are in flight
+        # What names no round speaks against its sender in all that are in flight.
+        for replica in self.replicas.values():
             if replica.round is not None and number in (0, replica.round.plan.round_no):
                 effects += replica.round.on_spoiled(sender, spoiled)
         return effects

@@ -16,7 +16,7 @@ from farflung.peer.machine import effects as do
 from farflung.peer.machine.coordinator_places import CoordinatorPlaces
 from farflung.peer.machine.handshake import PeerConfig
 from farflung.peer.restoring.kept_commits import KeptCommits
-from farflung.protocol.frames import Frame, Header, Kind, with_payload
+from farflung.protocol.frames import Frame, FrameKind, Header, Trait, with_payload
 from farflung.protocol.messages import ToMember, Welcome
 from farflung.protocol.round_words import Contact, RelayRoute
 from farflung.protocol.signing import AskKept, KeptReceipts, SignedHead
@@ -27,7 +27,15 @@ ASK_EVERY_S = 4.0
 ASKED_AT_ONCE = 4
 ANSWER_EVERY_S = 2.0  # to one asker
 FORMER_S = 120.0  # so long who has not found the coordinator yet may ask those who have
-_KINDS = frozenset({Kind.WANT_WHERE, Kind.WHERE})
+
+
+class WhereKind(FrameKind):
+    # "I lost the coordinator: where is it?  I know the list `version`; answer when yours is newer."
+    WANT_WHERE = 32, Trait.BARE
+    WHERE = 33, Trait.ANSWER  # the list that the coordinator signed: Whereabouts in join_url.py
+
+
+KINDS = WhereKind
 
 
 class FellowSearch(CoordinatorPlaces):
@@ -100,14 +108,14 @@ class FellowSearch(CoordinatorPlaces):
         self._turn += count
         self._asked.update(chosen)
         known = self.newest.order if self.newest is not None else 0
-        header = Header(Kind.WANT_WHERE, self._tag, version=known)
+        header = Header(WhereKind.WANT_WHERE, self._tag, version=known)
         return [SendFrame(peer, Frame(header)) for peer in chosen]
 
     # ---- frames ------------------------------------------------------------------------------------------------
 
     def takes(self, sender: str, frame: Frame) -> bool:
         """It is about where the coordinator is; or comes from somebody of whom nothing else is heard."""
-        return frame.header.kind in _KINDS or sender in self._former
+        return isinstance(frame.header.kind, WhereKind) or sender in self._former
 
     def on_frame(self, sender: str, frame: Frame, counters: Counters, now: float) -> list[do.Effect] | None:
         if not self.takes(sender, frame):
@@ -118,12 +126,12 @@ class FellowSearch(CoordinatorPlaces):
 
     def _heard(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[do.Effect]]:
         header = frame.header
-        if header.kind == Kind.WHERE:
+        if header.kind == WhereKind.WHERE:
             if sender not in self._asked:
                 return Verdict.STALE, []
             self._asked.discard(sender)  # one answer for each question: a signature takes time to check
             return self._follow(bytes(frame.payload), now)
-        if header.kind != Kind.WANT_WHERE:
+        if header.kind != WhereKind.WANT_WHERE:
             return Verdict.STALE, []
         often = now - self._answered_at.get(sender, float("-inf")) < ANSWER_EVERY_S
         if often or self.newest is None or self.newest.order <= header.version:
@@ -132,5 +140,5 @@ class FellowSearch(CoordinatorPlaces):
         self._answered_at = {peer: at for peer, at in self._answered_at.items() if peer in fellows} | {
             sender: now
         }
-        answer = with_payload(Header(Kind.WHERE, header.run_tag), self.newest.raw)
+        answer = with_payload(Header(WhereKind.WHERE, header.run_tag), self.newest.raw)
         return Verdict.ACCEPTED, [SendFrame(sender, answer)]

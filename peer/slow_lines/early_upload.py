@@ -15,14 +15,16 @@ from farflung.collectives.round.pieces import ChunkPiece
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.early_work import EarlyWork
 from farflung.peer.machine.effects import Effect, Encode, Resolve
-from farflung.peer.slow_lines.parcels import KeptEarly, SendingAhead
-from farflung.protocol.frames import Frame, Header, Kind, Payload
+from farflung.peer.slow_lines.parcels import EarlyKind, KeptEarly, SendingAhead
+from farflung.protocol.frames import Frame, FrameKind, Payload
 from farflung.protocol.limits import FRAGMENTS_MAX
 from farflung.protocol.messages import FragmentTick
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import AheadPlan, Plan
 from farflung.protocol.run_terms import Attached
 from farflung.protocol.verdicts import Verdict
+
+KINDS = EarlyKind
 
 
 def early(attached: Attached, me: str, fragment: Fragment) -> EarlyWork:
@@ -128,10 +130,14 @@ class EarlyUpload(EarlyWork):
     # ---- frames -------------------------------------------------------------------------------------------------
 
     def on_frame(self, sender: str, frame: Frame) -> tuple[Verdict, list[Effect]]:
-        if frame.header.kind is Kind.AHEAD_HELD:
+        if frame.header.kind is EarlyKind.AHEAD_HELD:
             return self._sending.on_held(sender, frame.header), []
         verdict, answer = self._kept.keep(self._sending.plan, sender, frame)
         return verdict, [*answer]
 
-    def named(self, sender: str, header: Header) -> Frame | None:
-        return self._kept.named(sender, header)
+    def takes(self, kind: FrameKind) -> bool:
+        return isinstance(kind, EarlyKind)
+
+    def meant(self, sender: str, frame: Frame) -> Frame | None:
+        header = frame.header
+        return self._kept.named(sender, header) if header.kind is EarlyKind.AHEAD_COUNTS else frame

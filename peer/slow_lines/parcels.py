@@ -18,7 +18,7 @@ from itertools import zip_longest
 from farflung.collectives.round.effects import SendFrame
 from farflung.collectives.round.pieces import ChunkPiece
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.frames import Frame, Header, Kind, Payload, with_payload
+from farflung.protocol.frames import Frame, FrameKind, Header, Kind, Payload, Trait, with_payload
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import AheadPlan, Plan
 from farflung.protocol.verdicts import Verdict
@@ -29,6 +29,12 @@ UNANSWERED_S = 30.0
 STUCK_S = 600.0
 # Once most owners have all of theirs, the last few may take so many times what that took, and so long at least.
 LAST_TIMES, LAST_LEAST_S = 2.0, 60.0
+
+
+class EarlyKind(FrameKind):
+    AHEAD = 29  # member -> owner: one chunk of an encoded pseudo-gradient, before the round that it is for
+    AHEAD_HELD = 30, Trait.BARE  # owner -> member: "of this chunk I keep the bytes with this hash"
+    AHEAD_COUNTS = 31, Trait.BARE  # member -> owner: "those bytes are my contribution to this round"
 
 
 @dataclass
@@ -112,7 +118,7 @@ class SendingAhead:
                 continue
             busy.add(owner)
             parcel.on_way[place] = owner, now
-            header = Header(Kind.AHEAD, self._run_tag, chunk=self._fragment.first + place)
+            header = Header(EarlyKind.AHEAD, self._run_tag, chunk=self._fragment.first + place)
             frames.append(SendFrame(owner, with_payload(header, piece.payload, piece.hash)))
         return frames
 
@@ -162,7 +168,7 @@ class SendingAhead:
     def _naming(self, plan: Plan, place: int, piece_hash: bytes) -> Header:
         chunk = self._fragment.first + place
         return Header(
-            Kind.AHEAD_COUNTS, self._run_tag, plan.round_no, 0, plan.version, chunk, hash=piece_hash
+            EarlyKind.AHEAD_COUNTS, self._run_tag, plan.round_no, 0, plan.version, chunk, hash=piece_hash
         )
 
 
@@ -196,7 +202,7 @@ class KeptEarly:
         shelf = self._pieces.setdefault(sender, {})
         known = place in shelf and shelf[place].hash == digest
         shelf[place] = ChunkPiece(frame.payload, digest)
-        answer = Header(Kind.AHEAD_HELD, self._run_tag, chunk=frame.header.chunk, hash=digest)
+        answer = Header(EarlyKind.AHEAD_HELD, self._run_tag, chunk=frame.header.chunk, hash=digest)
         return Verdict.DUPLICATE if known else Verdict.ACCEPTED, [SendFrame(sender, Frame(answer))]
 
     def _is_mine(self, plan: AheadPlan, place: int) -> bool:

@@ -75,9 +75,8 @@ class KeepingState:
         self._worker = Worker("keeping", submit)
         self._captures: list[Capture] = []  # as in checkpoint_thread.py
         self._factors: dict[tuple[int, int], float] = {}  # (fragment, version), of what is applied
-        self._offered: set[tuple[int, int]] = (
-            set()
-        )  # (fragment, version) whose results came back from the disk
+        # (fragment, version) whose results came back from the disk.
+        self._offered: set[tuple[int, int]] = set()
         self._kept: KeptState | None = None  # the thread's own; and the arithmetic's, in `recall` alone
         self._looked = threading.Event()  # at what is there
         self._worker.submit(self._look)

@@ -222,7 +222,7 @@ class Run:
     def __init__(self, agent: AgentHandle, loop: InnerLoop, steps: RunSteps, name: str) -> None:
         self.optimizer: Optimizer = (
             steps.optimizer
-        )  # the one that was handed in: a step of it is a step of the run
+        )  # the one that was handed in: its step is a step of the run
         self.name = name  # of this peer, such as amber-fox
         self._agent = agent
         self._loop = loop

@@ -161,9 +161,8 @@ class TrainerMachine:
         self._samples = 0  # of an epoch, as it was said last; 0: nothing was asked for
         self._told_of_own_data = False
         self._remembered: tuple[int, ...] = ()  # of these fragments the shell has copies from before the step
-        self._passed_over: set[int] = (
-            set()
-        )  # fragments whose last freeze was not finite, as the agent will find
+        # Fragments whose last freeze was not finite, as the agent will find.
+        self._passed_over: set[int] = set()
         self._refusal: EndWithRefusal | None = None
 
     @property
@@ -210,9 +209,8 @@ class TrainerMachine:
         self.finished = True
         if self.stand in (TrainerState.HELD_UP, TrainerState.AT_BARRIER):
             self.waited_s += now - self._stopped_at
-        if (
-            self.stand is not TrainerState.ATTACHING
-        ):  # there the end comes with the run's state, which is worth having
+        # There the end comes with the run's state, which is worth having.
+        if self.stand is not TrainerState.ATTACHING:
             self._move(TrainerState.OVER)
         return [RunOver(stopped)]
 

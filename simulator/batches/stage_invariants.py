@@ -114,9 +114,8 @@ class StageInvariants(BatchInvariants):
     def _on_skipped(self, micro: int) -> None:
         super()._on_skipped(micro)
         assert self._begun is not None
-        if (
-            len(self._skipped) == self._begun.count
-        ):  # of the batch nothing is left, and its seats are gone with it
+        # Of the batch nothing is left, and its seats are gone with it.
+        if len(self._skipped) == self._begun.count:
             self._seats.clear()
 
     def _on_begun(self, begun: BatchBegun) -> None:

@@ -18,7 +18,7 @@ from farflung.peer.state.arrived_pieces import STALE_S, left_behind
 from farflung.peer.state.results_on_disk import DiskPlace, KeepingResults
 from farflung.protocol.caps import RESULTS_BYTES
 from farflung.protocol.errors import StoreError
-from farflung.protocol.frames import ANSWERS, Frame, Kind, parse
+from farflung.protocol.frames import SERVED_KINDS, Frame, Kind, parse
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import RoundSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
@@ -281,5 +281,5 @@ def test_a_peer_cut_off_for_K_rounds_catches_up_by_results_alone_and_for_one_mor
     world.missed = missed
     world.after(1.0, world.look)
     assert world.run().outcome == "finished"
-    fetched = {kind for kind in world.got if kind in ANSWERS}
+    fetched = {kind for kind in world.got if kind in SERVED_KINDS}
     assert fetched == ({Kind.LOGGED} if missed == 3 else {Kind.MANIFEST, Kind.STATE})

@@ -23,7 +23,7 @@ from farflung.collectives.round.result_requests import ARRIVING_PATIENCE
 from farflung.compression.codec import codec_named
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.digests import combined, hash_bytes, length_to_bytes, mask_of, mask_to_bytes
-from farflung.protocol.frames import WANTS, Frame, Header, Kind, with_payload
+from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.round_words import Decision, Plan
 from farflung.protocol.verdicts import Verdict
 from farflung.simulator import peer as virtual_peer
@@ -241,7 +241,7 @@ def alone(me: str = "ann", owners: Sequence[int] = (0, 1), measure: bool = False
 
 def frame(kind: Kind, chunk: int, decision_no: int = 0, payload: bytes = b"1234" * 4) -> Frame:
     header = Header(kind, TAG, round_no=1, decision_no=decision_no, chunk=chunk)
-    return Frame(header) if kind in WANTS else with_payload(header, payload)
+    return Frame(header) if kind.bare else with_payload(header, payload)
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,11 @@ def test_a_result_that_is_not_measured_yet_is_not_told() -> None:
 
 def wants(net: Network, since: int) -> list[tuple[str, str, Kind, int]]:
     sent = [(name, send.to, send.frame.header) for name, send in net.sent[since:]]
-    return [(name, to, header.kind, header.chunk) for name, to, header in sent if header.kind in WANTS]
+    return [
+        (name, to, header.kind, header.chunk)
+        for name, to, header in sent
+        if header.kind.name.startswith("WANT_")
+    ]
 
 
 def test_after_a_quiet_spell_exactly_what_is_missing_is_asked_for() -> None:

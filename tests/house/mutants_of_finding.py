@@ -49,8 +49,8 @@ FINDING = (
     Mutant(
         "of those whom a new coordinator does not know only one question is heard",
         "peer/restoring/fellow_search.py",
-        "return frame.header.kind in _KINDS or sender in self._former",
-        "return frame.header.kind in _KINDS",
+        "return isinstance(frame.header.kind, WhereKind) or sender in self._former",
+        "return isinstance(frame.header.kind, WhereKind)",
         SEEKING,
     ),
     Mutant(

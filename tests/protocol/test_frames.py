@@ -6,17 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farflung.collectives.pipeline.crossing import CrossingKind
+from farflung.peer.machine.modes import kinds_of
 from farflung.protocol import limits
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import (
-    ALL_KINDS,
-    CROSSING_KINDS,
-    WANTS,
+    CORE_KINDS,
+    FrameKind,
     Header,
     Kind,
     check_payload,
     claimed,
+    known_kinds,
     parse,
     with_payload,
 )
@@ -28,6 +30,7 @@ TAG = bytes(range(8))
 PAYLOAD = bytes(range(200))
 FRAME = with_payload(Header(Kind.RESULT, TAG, round_no=3, decision_no=1, version=2, chunk=5), PAYLOAD)
 RAW = FRAME.header.pack()
+EVERY_KIND = kinds_of(stages=True)
 PADDING = {5, *range(80, 96)}
 
 
@@ -55,21 +58,30 @@ def test_bulk_kinds_and_their_numbers_are_exactly_these() -> None:
         36: "SUM",
         37: "WANT_SUM",
     }
-    assert {kind.value: kind.name for kind in Kind} == numbers
-    assert {kind.value: kind.name for kind in CROSSING_KINDS} == crossings
+    assert {kind.value: kind.name for kind in EVERY_KIND.values()} == numbers
+    assert {kind.value: kind.name for kind in EVERY_KIND.values() if kind.crossing} == crossings
 
 
-@pytest.mark.parametrize("kind", sorted(CROSSING_KINDS))
-def test_crossings_are_unknown_to_whoever_has_the_model_in_one_piece(kind: Kind) -> None:
+def test_a_number_is_given_out_once() -> None:
+    class OtherKind(FrameKind):
+        SURPRISE = int(Kind.RESULT)
+
+    with pytest.raises(ValueError, match="SURPRISE and RESULT have the same number, 2"):
+        known_kinds(CrossingKind, OtherKind)
+    assert known_kinds(CrossingKind, CrossingKind) == CORE_KINDS | {int(kind): kind for kind in CrossingKind}
+
+
+@pytest.mark.parametrize("kind", list(CrossingKind))
+def test_crossings_are_unknown_to_whoever_has_the_model_in_one_piece(kind: FrameKind) -> None:
     """They are refused like any other unknown kind, and nothing is asked for again because of them."""
-    payload = PAYLOAD if kind in (Kind.ACTIVATION, Kind.GRADIENT, Kind.HELD) else b""
+    payload = PAYLOAD if kind in (CrossingKind.ACTIVATION, CrossingKind.GRADIENT, CrossingKind.HELD) else b""
     frame = with_payload(Header(kind, TAG, version=2, chunk=5), payload)
     raw = frame.header.pack()
     with pytest.raises(FrameError, match=f"unknown bulk kind {int(kind)}") as caught:
         parse(raw, len(payload), TAG, 4096)
     assert caught.value.verdict == Verdict.MALFORMED
     assert claimed(raw, TAG) is None
-    assert parse(raw, len(payload), TAG, 4096, ALL_KINDS) == claimed(raw, TAG, ALL_KINDS) == frame.header
+    assert parse(raw, len(payload), TAG, 4096, EVERY_KIND) == claimed(raw, TAG, EVERY_KIND) == frame.header
 
 
 def test_a_bulk_header_comes_back_as_it_was_sent() -> None:
@@ -91,7 +103,7 @@ def test_every_flipped_header_byte_is_refused_or_changes_only_where_it_belongs()
                 assert verdict == Verdict.ACCEPTED
                 assert parse(bytes(raw), len(PAYLOAD), TAG, 4096).pack() == bytes(raw)
             elif position == 4:  # the kind may turn into another kind that carries bytes
-                assert verdict == Verdict.MALFORMED or raw[4] in set(Kind) - WANTS
+                assert verdict == Verdict.MALFORMED or not CORE_KINDS[raw[4]].bare
             elif position in range(8, 16):
                 assert verdict == Verdict.UNAUTHORISED
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from farflung.collectives.pipeline.crossing import CrossingKind
 from farflung.collectives.pipeline.effects import (
     Effect,
     FlowDirection,
@@ -53,7 +54,7 @@ def frame_of(
     header = header_of(kind, TAG, seat, table, version, micro, mark)
     return (
         with_payload(header, payload)
-        if kind in (Kind.ACTIVATION, Kind.GRADIENT, Kind.HELD)
+        if kind in (CrossingKind.ACTIVATION, CrossingKind.GRADIENT, CrossingKind.HELD)
         else Frame(header)
     )
 
@@ -71,7 +72,7 @@ def give(flow: StageScheduler, frame: Frame, sender: str = "", now: float = 0.0)
 def said(effects: list[Effect]) -> list[tuple[str, Kind, int]]:
     sent = [(e.to, e.frame.header) for e in effects if isinstance(e, SendCrossingFrame)]
     sent += [(e.to, e.header) for e in effects if isinstance(e, SendKept)]
-    return [(to, header.kind, micro_of(header)) for to, header in sent if header.kind != Kind.ROOM]
+    return [(to, header.kind, micro_of(header)) for to, header in sent if header.kind != CrossingKind.ROOM]
 
 
 def handed(effects: list[Effect]) -> list[tuple[FlowDirection, int]]:
@@ -80,10 +81,10 @@ def handed(effects: list[Effect]) -> list[tuple[FlowDirection, int]]:
 
 def passed_on(flow: StageScheduler, micro: int = 0, prev: int = 1) -> int:
     """It came, was computed, and went to a seat of the next stage, which is the answer."""
-    give(flow, frame_of(Kind.ACTIVATION, prev, micro))
+    give(flow, frame_of(CrossingKind.ACTIVATION, prev, micro))
     for seat in (5, 6):
-        give(flow, frame_of(Kind.ROOM, seat, 9))
+        give(flow, frame_of(CrossingKind.ROOM, seat, 9))
     effects = flow.on_made(WorkMade(FlowDirection.FORWARD, 0, micro, b"out"), 0.0)
     ((to, kind, _),) = said(effects)
-    assert kind == Kind.ACTIVATION
+    assert kind == CrossingKind.ACTIVATION
     return int(to[1:])

@@ -30,9 +30,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from farflung.collectives.pipeline import effects, seats, stage_scheduler
+from farflung.collectives.pipeline.crossing import CrossingKind
+from farflung.peer.machine.modes import kinds_of
 from farflung.protocol.digests import bits, mask_of
 from farflung.protocol.errors import FrameError
-from farflung.protocol.frames import ALL_KINDS, Frame, Kind, Spoiled, claimed, parse, with_payload
+from farflung.protocol.frames import Frame, Kind, Spoiled, claimed, parse, with_payload
 from farflung.protocol.verdicts import Verdict
 
 TAG = b"flow-run"
@@ -365,10 +367,10 @@ class World:
         if frozenset((source.peer, to)) in self.pairs or self.random.random() < self.sc.lost:
             self.told["frames lost"] += 1
             return
-        if frame.header.kind == Kind.IDLE and not self.sc.takes_back:
+        if frame.header.kind == CrossingKind.IDLE and not self.sc.takes_back:
             return
         self.told["frames"] += 1
-        if self.sc.lines_are_good and frame.header.kind in (Kind.WANT_HELD, Kind.MISSING):
+        if self.sc.lines_are_good and frame.header.kind in (CrossingKind.WANT_HELD, Kind.MISSING):
             well = {source.seat.number, self.at_peer[to].seat.number}.isdisjoint(self.doomed)
             self.need(
                 not well, f"P15: {frame.header.kind.name} of {source.seat} to {to}, and nothing was lost"
@@ -382,15 +384,15 @@ class World:
             return
         raw = frame.header.pack()
         if frame.payload and self.random.random() < self.sc.damaged:
-            spoiled = Spoiled(Verdict.BAD_HASH, claimed(raw, TAG, ALL_KINDS))
+            spoiled = Spoiled(Verdict.BAD_HASH, claimed(raw, TAG, kinds_of(stages=True)))
             self.carry_out(host, host.machine.on_spoiled(sender, spoiled, self.now))
             return
-        header = parse(raw, len(frame.payload), TAG, 4096, ALL_KINDS)
+        header = parse(raw, len(frame.payload), TAG, 4096, kinds_of(stages=True))
         host.frames += 1
         self.carry_out(host, host.machine.on_frame(sender, Frame(header, frame.payload), self.now))
 
     def check(self, kind: Kind, payload: Any) -> None:
-        if bytes(payload).split()[0] != (b"act" if kind == Kind.ACTIVATION else b"grad"):
+        if bytes(payload).split()[0] != (b"act" if kind == CrossingKind.ACTIVATION else b"grad"):
             raise FrameError(Verdict.MALFORMED, "not a crossing")
 
     # ---- a peer's shell and trainer -----------------------------------------------------------------------------
@@ -485,14 +487,14 @@ class World:
         """R6, of what is sent just now."""
         header, mine, table = frame.header, source.seat, source.machine.table
         what = (header.version, self.room.effects.micro_of(header))
-        if header.kind == Kind.ACTIVATION:
+        if header.kind == CrossingKind.ACTIVATION:
             [due] = [seat.number for seat in table.living(mine.stage + 1) if seat.peer == to]
             before = self.sent_to.get((what[0], mine.stage, what[1], mine.number), due)
             back = (what[0], mine.stage + 1, what[1], before, mine.number) in self.given_back
             told = f"R6: {mine} gives {what} to seat {due}, and seat {before} has not given it back"
             self.need(before == due or back or not table.lives(before), told)
             self.sent_to[what[0], mine.stage, what[1], mine.number] = due
-        elif header.kind == Kind.GIVEN_BACK:
+        elif header.kind == CrossingKind.GIVEN_BACK:
             key = (what[0], mine.stage, what[1], mine.number)
             self.need(key not in self.handed, f"R6: {mine} gives {what} back and has begun it")
             [due] = [seat.number for seat in table.living(mine.stage - 1) if seat.peer == to]

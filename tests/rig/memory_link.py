@@ -17,7 +17,7 @@ from farflung.collectives.link.frame_queue import Backlog, Intake
 from farflung.collectives.link.link import Appointment, FrameCounts, MovedBytes, Pollable, Relayed
 from farflung.collectives.link.pacer import Pacer
 from farflung.collectives.link.priorities import Rank, Sharing
-from farflung.protocol.frames import ONE_STAGE_KINDS, Frame, Kind, Payload, Spoiled
+from farflung.protocol.frames import CORE_KINDS, Frame, Kinds, Payload, Spoiled
 from farflung.protocol.round_words import Contact
 
 INBOX_FRAMES = 16  # more than that waits at its sender
@@ -63,9 +63,7 @@ class MemoryLink:
         self._wire.listening[self._address] = self
         return port
 
-    def expect(
-        self, me: str, run_tag: bytes, payload_max: int, kinds: frozenset[Kind] = ONE_STAGE_KINDS
-    ) -> None:
+    def expect(self, me: str, run_tag: bytes, payload_max: int, kinds: Kinds = CORE_KINDS) -> None:
         self._me = me
         self._intake.expect(run_tag, payload_max, kinds)
 

@@ -16,7 +16,8 @@ from collections import deque
 
 from farflung.collectives.round.effects import Seal
 from farflung.peer.machine.machine import PeerMachine
-from farflung.protocol.frames import ALL_KINDS, CROSSING_KINDS, Frame, Header, Kind, claimed, with_payload
+from farflung.peer.machine.modes import kinds_of
+from farflung.protocol.frames import Frame, Header, Kind, claimed, with_payload
 from farflung.simulator.peer import VirtualPeer
 from farflung.simulator.scenario import Scenario
 from farflung.simulator.world import TAG, World, peer_of
@@ -52,7 +53,7 @@ class ReplayingWorld(World):
     def _frame_arrives(self, source: str, target: str, header: bytes, payload: bytes) -> None:
         super()._frame_arrives(source, target, header, payload)
         seen = (source, target, header, payload)
-        said = claimed(header, TAG, ALL_KINDS)
+        said = claimed(header, TAG, kinds_of(stages=True))
         if said is None:
             return  # damaged on its way: others see to those
         if said.kind in self._of_state:
@@ -113,8 +114,8 @@ class ReplayingWorld(World):
             anybody = self._chance.choice(list(self.peers.values()))
             at = self.peers.get(target, anybody) if self._chance.random() < 0.5 else anybody
         sender = source if at.peer == target else self._last
-        said = claimed(header, TAG, ALL_KINDS)
-        if said is None or (said.kind in CROSSING_KINDS and sender == source):
+        said = claimed(header, TAG, kinds_of(stages=True))
+        if said is None or (said.kind.crossing and sender == source):
             return  # between two seats a connection brings each word once, and in order: that is what they build on
         if sender != at.peer and self.now < self._until_s:
             self.replayed += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from farflung.collectives.pipeline.crossing import CrossingKind
 from farflung.collectives.pipeline.effects import header_of
 from farflung.collectives.pipeline.seats import SeatPlace
 from farflung.collectives.round.effects import SendFrame
@@ -231,7 +232,7 @@ def test_P8_frames_that_wait_in_a_seat_that_is_lost_end_in_a_counter() -> None:
     bob = row.peers["bob"]
     row.run()
     for micro in range(3):  # of a seat that no table shows yet
-        early = header_of(Kind.HELD, TAG, 9, row.table.number + 1, 0, micro)
+        early = header_of(CrossingKind.HELD, TAG, 9, row.table.number + 1, 0, micro)
         assert bob.crossings.on_frame("zoe", Frame(early), 0.0) == []
     assert bob.crossings.early_count == 3 and bob.crossings._counters.as_dict()["stale"] == 0
     bob.crossings.lose_sums()
@@ -280,7 +281,7 @@ def test_what_the_batch_goes_without_is_computed_awaited_and_asked_for_by_nobody
     assert row.is_whole(), [row.counted(stage) for stage in range(3)]
     row.frames.clear()
     asked = [e for _ in range(8) for peer in row.peers.values() for e in timed(row, peer)]
-    assert not [e for e in asked if e.frame.header.kind == Kind.WANT_GRADIENT]
+    assert not [e for e in asked if e.frame.header.kind == CrossingKind.WANT_GRADIENT]
 
 
 def timed(row: StageRow, peer: StagePeer) -> list[SendFrame]:
@@ -325,7 +326,7 @@ def test_P8_a_crossing_that_is_none_is_refused_and_asked_for_again() -> None:
     counts = bob.crossings._counters.as_dict()
     assert counts["malformed"] == 1 and not bob.kept
     row.carry_out(bob, bob.crossings.on_spoiled(sender, Spoiled(Verdict.BAD_HASH, frame.header), 0.0))
-    assert [f.header.kind for _, _, f in row.frames] == [Kind.WANT_ACTIVATION] * 2
+    assert [f.header.kind for _, _, f in row.frames] == [CrossingKind.WANT_ACTIVATION] * 2
     assert any(isinstance(each, Note) and "damaged again" in each.text for each in bob.told)
     ann.slow = False
     row.run()
@@ -370,10 +371,12 @@ def test_a_trainer_that_waits_for_the_stage_behind_has_no_news_of_a_part() -> No
 
 
 def test_crossings_are_told_from_other_questions() -> None:
-    later = header_of(Kind.LATER, TAG, 3, 1, 0, 5, int(Kind.WANT_GRADIENT))
+    later = header_of(Kind.LATER, TAG, 3, 1, 0, 5, int(CrossingKind.WANT_GRADIENT))
     of_state = bare_answer(Kind.LATER, Header(Kind.WANT_STATE, TAG, version=3, chunk=2)).header
     assert is_crossing(later) and not is_crossing(of_state)
-    assert is_crossing(header_of(Kind.ROOM, TAG, 3, 1, 0, 5)) and not is_crossing(Header(Kind.STATE, TAG))
+    assert is_crossing(header_of(CrossingKind.ROOM, TAG, 3, 1, 0, 5)) and not is_crossing(
+        Header(Kind.STATE, TAG)
+    )
 
 
 def test_frames_for_a_peer_without_a_seat_end_in_a_counter() -> None:
@@ -409,7 +412,10 @@ def test_r3_what_neighbours_tell_a_newcomer_before_it_hears_of_its_seat_is_kept_
 def test_P8_whoever_floods_a_peer_without_a_seat_fills_no_memory() -> None:
     lone, most = StageRow(2).seat("zoe", 1), 2 * module.EARLY_FRAMES
     for micro in range(most):
-        assert lone.crossings.on_frame("ann", Frame(header_of(Kind.HELD, TAG, 9, 7, 0, micro)), 0.0) == []
+        assert (
+            lone.crossings.on_frame("ann", Frame(header_of(CrossingKind.HELD, TAG, 9, 7, 0, micro)), 0.0)
+            == []
+        )
     assert lone.crossings.early_count == module.EARLY_FRAMES
     assert lone.crossings._counters.as_dict()["stale"] == most - module.EARLY_FRAMES
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from farflung.collectives.pipeline.crossing import CrossingKind
 from farflung.collectives.pipeline.effects import KeptPiece, header_of
 from farflung.peer.batches.effects import ForgetCrossings, HandOver, KeepCrossing, SendCrossing
 from farflung.peer.crossings.crossing_hand import CrossingHand
@@ -13,7 +14,7 @@ from farflung.peer.crossings.kept_crossings import KeptCrossings
 from farflung.peer.local.shared_slots import MADE, PLACES, SharedSlots, slot_of
 from farflung.peer.local.words import MicrobatchWork, WorkDone
 from farflung.protocol.errors import StoreError
-from farflung.protocol.frames import Frame, Kind, check_payload
+from farflung.protocol.frames import Frame, check_payload
 
 SLOT_BYTES = 100
 
@@ -88,7 +89,7 @@ def test_a_trainer_that_is_ending_writes_into_nothing_that_the_next_one_uses(sta
 
 
 def test_a_kept_piece_is_sent_with_its_length_and_hash_until_it_is_forgotten(stage: Stage) -> None:
-    header = header_of(Kind.ACTIVATION, bytes(8), 5, 2, 3, 7, 1)
+    header = header_of(CrossingKind.ACTIVATION, bytes(8), 5, 2, 3, 7, 1)
     stage.hand.carry_out(KeepCrossing(3, 7, KeptPiece.OUTPUT, b"activation"))
     stage.hand.carry_out(SendCrossing("bob", header, KeptPiece.OUTPUT))
     [(to, frame)] = stage.sent

@@ -23,6 +23,7 @@ from farflung.peer.restoring.fellow_search import (
     ASK_EVERY_S,
     FORMER_S,
     FellowSearch,
+    WhereKind,
 )
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.join_url import Address, Whereabouts
@@ -77,7 +78,9 @@ def welcome(incarnation: int, peers: tuple[str, ...], list_of: bytes = b"") -> W
 
 
 def asked_in(effects: list[Effect]) -> list[str]:
-    assert all(isinstance(each, SendFrame) and each.frame.header.kind == Kind.WANT_WHERE for each in effects)
+    assert all(
+        isinstance(each, SendFrame) and each.frame.header.kind == WhereKind.WANT_WHERE for each in effects
+    )
     return [each.to for each in effects if isinstance(each, SendFrame)]
 
 
@@ -127,8 +130,8 @@ def test_a_liar_can_not_send_it_elsewhere() -> None:
         Whereabouts("demo", 1, 9, ("evil.example:1",), 0, b""), proof=msgspec.msgpack.decode(told(9))[-1]
     ).raw
     for at, raw in enumerate((forged, altered, b"x"), start=1):
-        assert peer.heard("ann", Kind.WHERE, raw) == []
-        assert peer.heard("ann", Kind.WHERE, told(9, str(NEW))) == [], "one answer for each question"
+        assert peer.heard("ann", WhereKind.WHERE, raw) == []
+        assert peer.heard("ann", WhereKind.WHERE, told(9, str(NEW))) == [], "one answer for each question"
         assert peer.seeking.on_timer(ASK_AFTER_S + at * ASK_EVERY_S)
     assert (
         peer.counts == {"unauthorised": 3, "stale": 3}
@@ -160,11 +163,11 @@ def test_whoever_can_check_nothing_asks_nobody() -> None:
 
 def test_an_answer_is_followed_at_once_and_one_that_nobody_asked_for_is_not() -> None:
     peer = lost("ann")
-    assert peer.heard("ann", Kind.WHERE, told(3, str(NEW))) == [] and peer.counts == {"stale": 1}
+    assert peer.heard("ann", WhereKind.WHERE, told(3, str(NEW))) == [] and peer.counts == {"stale": 1}
     peer.seeking.on_timer(ASK_AFTER_S)
-    effects = peer.heard("ann", Kind.WHERE, told(3, str(NEW)), now=2.5)
+    effects = peer.heard("ann", WhereKind.WHERE, told(3, str(NEW)), now=2.5)
     assert effects[-1] == LookAt((NEW, GIVEN)) and peer.hurried == [2.5]
-    assert peer.heard("ann", Kind.WHERE, told(3, str(NEW)), now=2.6) == [] and peer.hurried == [2.5]
+    assert peer.heard("ann", WhereKind.WHERE, told(3, str(NEW)), now=2.6) == [] and peer.hurried == [2.5]
 
 
 # ---- answering --------------------------------------------------------------------------------------------------
@@ -175,13 +178,13 @@ def test_it_gives_a_newer_list_and_not_too_often() -> None:
     peer = Peer(kept=mine)
     known = peer.seeking.newest.order if peer.seeking.newest is not None else 0
     peer.seeking.on_welcome(welcome(1, ("ann", "bob")), 0.0)
-    [answer] = peer.heard("ann", Kind.WANT_WHERE)
+    [answer] = peer.heard("ann", WhereKind.WANT_WHERE)
     assert isinstance(answer, SendFrame) and (answer.to, bytes(answer.frame.payload)) == ("ann", mine)
-    assert peer.heard("ann", Kind.WANT_WHERE, now=ANSWER_EVERY_S - 0.1) == []
-    assert len(peer.heard("bob", Kind.WANT_WHERE, now=ANSWER_EVERY_S - 0.1)) == 1
-    assert len(peer.heard("ann", Kind.WANT_WHERE, now=ANSWER_EVERY_S)) == 1
-    assert peer.heard("ann", Kind.WANT_WHERE, now=60.0, version=known) == [], "it knows as much"
-    assert Peer().heard("ann", Kind.WANT_WHERE) == [], "it knows nothing"
+    assert peer.heard("ann", WhereKind.WANT_WHERE, now=ANSWER_EVERY_S - 0.1) == []
+    assert len(peer.heard("bob", WhereKind.WANT_WHERE, now=ANSWER_EVERY_S - 0.1)) == 1
+    assert len(peer.heard("ann", WhereKind.WANT_WHERE, now=ANSWER_EVERY_S)) == 1
+    assert peer.heard("ann", WhereKind.WANT_WHERE, now=60.0, version=known) == [], "it knows as much"
+    assert Peer().heard("ann", WhereKind.WANT_WHERE) == [], "it knows nothing"
 
 
 def test_of_those_whom_a_new_coordinator_does_not_know_yet_only_that_question_is_heard() -> None:
@@ -193,7 +196,7 @@ def test_of_those_whom_a_new_coordinator_does_not_know_yet_only_that_question_is
     assert peer.seeking.takes("ann", Frame(Header(Kind.WANT_STATE, TAG)))
     assert not peer.seeking.takes("bob", Frame(Header(Kind.WANT_STATE, TAG)))
     assert peer.heard("ann", Kind.WANT_STATE, now=101.0) == [] and peer.counts == {"stale": 1}
-    assert len(peer.heard("ann", Kind.WANT_WHERE, now=101.0)) == 1
+    assert len(peer.heard("ann", WhereKind.WANT_WHERE, now=101.0)) == 1
     back = peer.seeking.contacts(roster("bob", "ann"), (), 102.0)
     assert len(back.roster) == 3 and not peer.seeking.takes("ann", Frame(Header(Kind.WANT_STATE, TAG)))
 

@@ -12,6 +12,7 @@ from farflung.peer.machine.effects import Effect, Encode, Resolve
 from farflung.peer.machine.replica import Replica
 from farflung.peer.machine.replica_states import Contributing, Idle, Merged
 from farflung.peer.slow_lines.early_upload import EarlyUpload
+from farflung.peer.slow_lines.parcels import EarlyKind
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Frame, Header, Kind
 from farflung.protocol.messages import FragmentTick
@@ -66,7 +67,7 @@ class Zoe:
 
     def delivers(self) -> None:
         for owner, chunk in (("ann", 0), ("bob", 1)):
-            held = Header(Kind.AHEAD_HELD, TAG, chunk=chunk, hash=hash_bytes(BYTES[chunk]))
+            held = Header(EarlyKind.AHEAD_HELD, TAG, chunk=chunk, hash=hash_bytes(BYTES[chunk]))
             self.replica.ahead.on_frame(owner, Frame(held))
 
     def is_ready(self) -> bool:
@@ -87,7 +88,7 @@ def test_what_is_frozen_leaves_at_once_and_she_is_ready_when_it_is_there() -> No
     [encode] = zoe.freezes()
     assert isinstance(encode, Encode) and (encode.slot, encode.codec) == (0, "int4") and encode.round_no < 0
     assert zoe.replica.sent_slot == 0  # the trainer freezes into another one
-    assert sends(zoe.encodes(), Kind.AHEAD) == [("ann", 0), ("bob", 1)] and not zoe.is_ready()
+    assert sends(zoe.encodes(), EarlyKind.AHEAD) == [("ann", 0), ("bob", 1)] and not zoe.is_ready()
     zoe.delivers()
     assert zoe.is_ready()
 
@@ -101,7 +102,7 @@ def test_nobody_else_sends_anything_ahead() -> None:
 def test_in_her_round_it_is_named_and_not_sent_again() -> None:
     zoe = ready_zoe()
     effects = zoe.replica.on_plan(PLAN, OLDER, 0.0)
-    assert sends(effects, Kind.AHEAD_COUNTS) == [("ann", 0), ("bob", 1)]
+    assert sends(effects, EarlyKind.AHEAD_COUNTS) == [("ann", 0), ("bob", 1)]
     assert not sends(effects, Kind.CONTRIBUTION)
     assert not any(isinstance(each, Encode) for each in effects)
     assert zoe.replica.round is not None and zoe.replica.round.encoded
@@ -111,7 +112,7 @@ def test_the_run_goes_on_and_newer_work_is_frozen_but_what_left_is_what_counts()
     zoe = ready_zoe()
     assert zoe.freezes(NEWER) == []
     effects = zoe.replica.on_plan(PLAN, NEWER, 0.0)
-    assert sends(effects, Kind.AHEAD_COUNTS)
+    assert sends(effects, EarlyKind.AHEAD_COUNTS)
     assert zoe.replica.contribution is not None and zoe.replica.contribution.frozen is OLDER
 
 
@@ -137,7 +138,7 @@ def test_a_round_that_did_not_use_it_costs_nothing_of_it(how: str) -> None:
     assert isinstance(zoe.replica.role, Idle) and zoe.replica.take_resolved() == []
     assert zoe.is_ready() and zoe.replica.sent_slot == 0
     again = replace(PLAN, round_no=2)
-    assert sends(zoe.replica.on_plan(again, OLDER, 0.0), Kind.AHEAD_COUNTS) or how != "aborted"
+    assert sends(zoe.replica.on_plan(again, OLDER, 0.0), EarlyKind.AHEAD_COUNTS) or how != "aborted"
 
 
 def test_work_that_the_trainer_drops_leaves_no_more_and_comes_into_no_round() -> None:
@@ -194,4 +195,4 @@ def test_what_an_owner_asks_for_in_a_round_is_given_to_it_again_after_it() -> No
     assert sends(effects, Kind.CONTRIBUTION) == [("bob", 1)]
     zoe.replica.on_aborted(1)
     assert not zoe.is_ready()
-    assert sends(zoe.replica.advance(0.0), Kind.AHEAD) == [("bob", 1)]
+    assert sends(zoe.replica.advance(0.0), EarlyKind.AHEAD) == [("bob", 1)]

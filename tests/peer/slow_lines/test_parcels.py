@@ -10,6 +10,7 @@ from farflung.peer.slow_lines.parcels import (
     LAST_LEAST_S,
     STUCK_S,
     UNANSWERED_S,
+    EarlyKind,
     KeptEarly,
     SendingAhead,
 )
@@ -40,18 +41,18 @@ def told(frames: list[SendFrame]) -> list[tuple[str, Kind, int]]:
 
 
 def held(place: int) -> Header:
-    return Header(Kind.AHEAD_HELD, TAG, chunk=10 + place, hash=hash_bytes(BYTES[place]))
+    return Header(EarlyKind.AHEAD_HELD, TAG, chunk=10 + place, hash=hash_bytes(BYTES[place]))
 
 
 def test_each_owner_is_given_one_chunk_at_a_time_and_all_in_the_end() -> None:
     sending = zoe()
-    assert told(sending.send(0.0)) == [("ann", Kind.AHEAD, 10), ("bob", Kind.AHEAD, 12)]
+    assert told(sending.send(0.0)) == [("ann", EarlyKind.AHEAD, 10), ("bob", EarlyKind.AHEAD, 12)]
     assert sending.send(1.0) == [] and not sending.delivered
     assert sending.on_held("ann", held(0)) is Verdict.ACCEPTED
-    assert told(sending.send(1.0)) == [("ann", Kind.AHEAD, 11)]
+    assert told(sending.send(1.0)) == [("ann", EarlyKind.AHEAD, 11)]
     for who, place in (("bob", 2), ("ann", 1)):
         sending.on_held(who, held(place))
-    assert told(sending.send(2.0)) == [("bob", Kind.AHEAD, 13)] and not sending.delivered
+    assert told(sending.send(2.0)) == [("bob", EarlyKind.AHEAD, 13)] and not sending.delivered
     sending.on_held("bob", held(3))
     assert sending.delivered and sending.send(3.0) == []
 
@@ -60,7 +61,7 @@ def test_who_says_nothing_of_a_chunk_gets_it_again_some_time() -> None:
     sending = zoe()
     sending.send(0.0)
     assert sending.send(UNANSWERED_S - 1) == []
-    assert told(sending.send(UNANSWERED_S)) == [("ann", Kind.AHEAD, 10), ("bob", Kind.AHEAD, 12)]
+    assert told(sending.send(UNANSWERED_S)) == [("ann", EarlyKind.AHEAD, 10), ("bob", EarlyKind.AHEAD, 12)]
 
 
 def test_where_an_owner_is_not_reached_for_long_a_round_may_begin_so_that_it_loses_its_chunks() -> None:
@@ -117,7 +118,7 @@ def test_what_has_another_owner_now_is_sent_to_that_one_and_nothing_else() -> No
     deliver(sending)
     sending.plan = replace(AHEAD, number=6, owners=(0, 1, 1, 1))
     assert not sending.delivered
-    assert told(sending.send(0.0)) == [("bob", Kind.AHEAD, 11)]
+    assert told(sending.send(0.0)) == [("bob", EarlyKind.AHEAD, 11)]
     sending.plan = AHEAD
     assert sending.delivered  # that one still has it
 
@@ -127,7 +128,7 @@ def test_an_owner_that_asks_for_what_it_had_gets_it_again() -> None:
     deliver(sending)
     sending.on_lacked("bob", 12)
     assert not sending.delivered
-    assert told(sending.send(0.0)) == [("bob", Kind.AHEAD, 12)]
+    assert told(sending.send(0.0)) == [("bob", EarlyKind.AHEAD, 12)]
 
 
 def test_in_its_round_owners_hear_which_bytes_count() -> None:
@@ -135,7 +136,7 @@ def test_in_its_round_owners_hear_which_bytes_count() -> None:
     deliver(sending)
     sending.on_lacked("bob", 13)
     frames = sending.names(replace(PLAN, owners=(0, 1, 1, 1)))
-    assert told(frames) == [("ann", Kind.AHEAD_COUNTS, 10), ("bob", Kind.AHEAD_COUNTS, 12)]
+    assert told(frames) == [("ann", EarlyKind.AHEAD_COUNTS, 10), ("bob", EarlyKind.AHEAD_COUNTS, 12)]
     header = frames[1].frame.header
     assert (header.round_no, header.version, header.hash) == (7, 3, hash_bytes(BYTES[2]))
 
@@ -157,13 +158,13 @@ def test_chunks_of_one_owner_are_not_encoded_in_a_row() -> None:
 
 def ahead(place: int, payload: bytes | None = None) -> Frame:
     data = BYTES[place] if payload is None else payload
-    header = Header(Kind.AHEAD, TAG, chunk=10 + place, length=len(data), hash=hash_bytes(data))
+    header = Header(EarlyKind.AHEAD, TAG, chunk=10 + place, length=len(data), hash=hash_bytes(data))
     return Frame(header, data)
 
 
 def naming(place: int, payload: bytes | None = None) -> Header:
     data = BYTES[place] if payload is None else payload
-    return Header(Kind.AHEAD_COUNTS, TAG, 7, 0, 3, 10 + place, hash=hash_bytes(data))
+    return Header(EarlyKind.AHEAD_COUNTS, TAG, 7, 0, 3, 10 + place, hash=hash_bytes(data))
 
 
 def test_an_owner_keeps_what_it_is_to_own_of_whom_it_is_to_keep_it() -> None:
