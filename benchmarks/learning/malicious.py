@@ -208,7 +208,7 @@ def remember(done: Done, round_: WatchedRound, book: FragmentBook) -> None:
 
 def apply(commit: Commit, round_: WatchedRound) -> None:
     for name, peer in round_.peers.items():
-        for chunk, piece in round_.members[name].results.items():
+        for chunk, piece in round_.members[name].pieces.results.items():
             peer.state.roll(Roll(chunk, commit.version, piece.payload))
         peer.state.resolve(peer.slot, used=name in commit.included)
     assert len({peer.state.seal() for peer in round_.peers.values()}) == 1, "the peers' states differ"

@@ -36,21 +36,21 @@ class MeshRound(MemberRound):
     # ---- the coordinator's words -------------------------------------------------------------------
 
     def _on_spares(self, before: Plan) -> list[DataEffect]:
-        mine = [chunk for chunk in self._my_chunks if chunk in self.mine]
+        mine = [chunk for chunk in self.pieces.owned if chunk in self.pieces.mine]
         return [effect for chunk in moved(before, self.plan, mine) for effect in self._deliver(chunk)]
 
     def _on_roots(self, before: Plan, kept: int) -> list[DataEffect]:
         """Sums of chunks that I still own go elsewhere now."""
         effects, was = list[DataEffect](), MeshColumns(self.me, before)
-        for chunk in self._my_chunks:
+        for chunk in self.pieces.owned:
             root = self.roles.root(chunk)
             if chunk not in was.rows or root == was.root(chunk):
                 continue
             if not kept >> chunk & 1:
-                self.results.pop(chunk, None)
-                self.merged.pop(chunk, None)
-            elif root == self.me and chunk in self.results:
-                effects += self._spread(chunk, self.results[chunk])
+                self.pieces.results.pop(chunk, None)
+                self.pieces.merged.pop(chunk, None)
+            elif root == self.me and chunk in self.pieces.results:
+                effects += self._spread(chunk, self.pieces.results[chunk])
             effects += self._pass_sum_on(chunk)
         return effects
 
@@ -104,7 +104,7 @@ class MeshRound(MemberRound):
         # Also where the result is here: it waits for my word of my group's sum, the one before me left none.
         if counted and self._own_sum(chunk) is None:
             return self._merge(chunk, counted, decision, MergeGroup)
-        return [] if chunk in self.results else self._merge_sums(chunk, decision)
+        return [] if chunk in self.pieces.results else self._merge_sums(chunk, decision)
 
     def _merge_sums(self, chunk: int, decision: Decision) -> list[DataEffect]:
         """At the root, once they are here."""
@@ -136,7 +136,7 @@ class MeshRound(MemberRound):
         if group is None or not self.roles.makes(chunk):
             return Verdict.STALE, []
         self._asking.on_heard(sender, now)
-        if sender in self._faulty:
+        if sender in self.faults.owners:
             return Verdict.UNAUTHORISED, []
         if not self.groups.put(chunk, group, ChunkPiece(frame.payload, frame.header.hash)):
             return Verdict.DUPLICATE, []
@@ -146,21 +146,21 @@ class MeshRound(MemberRound):
         """Of an owner in another group: its group's sums where I am the root, results where it is."""
         if member in self.plan.members:
             return super()._wants_of(member)
-        if self.decision is None or member in self._faulty:
+        if self.decision is None or member in self.faults.owners:
             return []
         lacking = [
             chunk
             for chunk in self.roles.summed_by(member)
             if self.roles.group_of(member, chunk) in self.groups.missing(chunk, self.decision)
         ]
-        sums = [self._header(Kind.WANT_SUM, chunk) for chunk in lacking if chunk not in self.results]
-        rooted = [chunk for chunk in self.roles.rooted_at(member) if chunk not in self.results]
+        sums = [self._header(Kind.WANT_SUM, chunk) for chunk in lacking if chunk not in self.pieces.results]
+        rooted = [chunk for chunk in self.roles.rooted_at(member) if chunk not in self.pieces.results]
         return sums + [self._header(Kind.WANT_RESULT, chunk) for chunk in rooted]
 
     def _on_given(self, chunk: int) -> list[DataEffect]:
         """What comes to an owner is for its group."""
         mine = self.plan.owner_of(chunk) == self.me
-        passed_on = self._spread(chunk, self.results[chunk]) if mine else []
+        passed_on = self._spread(chunk, self.pieces.results[chunk]) if mine else []
         return [*passed_on, *super()._on_given(chunk)]
 
     def _made(self, kind: FrameKind, chunk: int) -> ChunkPiece | None:
@@ -173,10 +173,10 @@ class MeshRound(MemberRound):
 
     @property
     def sums(self) -> Mapping[int, ChunkPiece]:
-        return self.groups.of_group(self.roles.group, self._my_chunks)
+        return self.groups.of_group(self.roles.group, self.pieces.owned)
 
     def _is_compared(self) -> bool:
-        return super()._is_compared() and self.groups.are_complete(self.roles, self._my_chunks)
+        return super()._is_compared() and self.groups.are_complete(self.roles, self.pieces.owned)
 
     def progress(self) -> Progress:
         flat, sums = super().progress(), self.sums

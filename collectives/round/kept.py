@@ -37,7 +37,7 @@ class Given:
 
     @staticmethod
     def to(flight: MemberRound) -> Given:
-        return Given(flight.plan.round_no, flight.mine, flight.sums)
+        return Given(flight.plan.round_no, flight.pieces.mine, flight.sums)
 
     def of(self, kind: Kind) -> Mapping[int, ChunkPiece]:
         return self.sums if kind == Kind.SUM else self.contribution

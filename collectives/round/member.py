@@ -42,13 +42,12 @@ from farflung.collectives.round.pieces import (
     Counted,
     Progress,
     Roles,
+    RoundPieces,
     by_owner,
     encoding_order,
-    proofs,
 )
-from farflung.collectives.round.result_requests import ResultRequests
+from farflung.collectives.round.result_requests import MemberFaults, ResultRequests
 from farflung.protocol.digests import (
-    bits,
     combined,
     full_mask,
     hash_bytes,
@@ -58,11 +57,9 @@ from farflung.protocol.digests import (
 )
 from farflung.protocol.frames import Frame, FrameKind, Header, Kind, Payload, Spoiled, with_payload
 from farflung.protocol.round_words import Decision, Plan
-from farflung.protocol.signed_words import inputs_of
 from farflung.protocol.verdicts import Verdict
 
 ASK_AT_ONCE = 8  # chunks asked of one peer in one go: a repair must not become a flood
-SPOILED_FORGIVEN = 1  # damaged frames of a member: asked for again; one more and it is out
 
 
 class MemberRound:
@@ -84,22 +81,11 @@ class MemberRound:
         self.plan, self.roles = plan, self.roles_of(me, plan)
         self.run_tag = run_tag
         self._deciding = Deciding()
-        self.mine: dict[int, ChunkPiece] = {}  # my contribution, by chunk, as far as it is encoded
-        self.held: dict[int, dict[str, ChunkPiece]] = {}  # chunk -> member -> contribution
-        self.results: dict[int, ChunkPiece] = {}
-        self.merged: dict[int, bytes] = {}  # what I made myself, by its hash
+        self.pieces = RoundPieces(me, plan, measure)
+        self.faults = MemberFaults()
         self.weighing = Weighing(full_mask(len(plan.members)), compare)
-        # Chunk -> (a result's hash, its length), where the gradient is clipped: by both together I prove to hold it.
-        self._lengths: dict[int, tuple[bytes, bytes]] = {}
-        self._measures = measure
         self._doubt = Doubt()
         self._merging: set[int] = set()
-        self._my_chunks = plan.chunks_of(me)
-        self._shelved = 0  # contributions on my shelves
-        self.refused: dict[str, Verdict] = {}  # members that sent bytes of no use, and why
-        self.unreached: set[str] = set()  # something waits for them and can't leave
-        self._faulty: set[str] = set()  # owners whose results do not match their hash
-        self._spoiled: dict[str, int] = {}
         self._answered_at: dict[tuple[str, FrameKind, int], float] = {}  # (asker, kind of want, chunk)
         self._quiet_s = quiet_s
         self._asking = ResultRequests(self.roles.near, quiet_s, now)
@@ -112,23 +98,17 @@ class MemberRound:
             return []
         before, self.plan, self.roles = self.plan, plan, self.roles_of(self.me, plan)
         self.weighing.changed = True
-        self._my_chunks = plan.chunks_of(self.me)
         self._asking.begin_anew(self.roles.near, now)
-        # A living owner loses chunks too, when others can't reach it: what it holds of them counts no more.
-        self._shelved = sum(len(self.held.get(chunk, ())) for chunk in self._my_chunks)
-        effects = self._on_spares(before)
         kept = mask_from_bytes(plan.kept)
-        elsewhere = [c for c in range(len(plan.owners)) if before.owner_of(c) != plan.owner_of(c)]
+        elsewhere = self.pieces.move(plan, kept)
+        effects = self._on_spares(before)
         for chunk in elsewhere:
-            self.merged.pop(chunk, None)
-            if not kept >> chunk & 1:
-                self.results.pop(chunk, None)  # nobody has proven these bytes: they are made again
-            if chunk in self.mine:
+            if chunk in self.pieces.mine:
                 effects += self._deliver(chunk)
-            if plan.owner_of(chunk) == self.me and chunk in self.results:
+            if plan.owner_of(chunk) == self.me and chunk in self.pieces.results:
                 # I hold a lost owner's result, which is proven: I give it to others and do not compute it again.  Whose
                 # sum it is does not change by that: my signature is not on it.
-                effects += self._spread(chunk, self.results[chunk])
+                effects += self._spread(chunk, self.pieces.results[chunk])
         return effects + self._on_roots(before, kept) + self._merge_ready()
 
     @property
@@ -157,8 +137,7 @@ class MemberRound:
 
     def _begin(self, decision: Decision) -> None:
         """Results of an earlier decision have other weights: they are worth nothing."""
-        self.results.clear()
-        self.merged.clear()
+        self.pieces.forget_results()
         self._merging.clear()
         self._answered_at.clear()
 
@@ -175,14 +154,14 @@ class MemberRound:
         """Some of my chunks; the first are on their way before the last are encoded."""
         effects: list[DataEffect] = []
         for chunk, payload in payloads.items():
-            self.mine[chunk] = ChunkPiece(payload, hash_bytes(payload))
+            self.pieces.mine[chunk] = ChunkPiece(payload, hash_bytes(payload))
             effects += self._deliver(chunk) + self._weigh_ready(chunk)
         return effects + self._merge_ready()
 
     def on_sent_ahead(self, pieces: Mapping[int, ChunkPiece]) -> list[DataEffect]:
         """My contribution was encoded before the round began, and most owners have it."""
-        self.mine.update(pieces)
-        return [effect for chunk in self._my_chunks for effect in self._deliver(chunk)]
+        self.pieces.mine.update(pieces)
+        return [effect for chunk in self.pieces.owned for effect in self._deliver(chunk)]
 
     def on_calculated(self, effect: Merge | Weigh | Measure, made: object) -> list[DataEffect]:
         if isinstance(effect, Weigh):
@@ -192,18 +171,10 @@ class MemberRound:
             return []  # what came of it is told with the progress
         if isinstance(effect, Measure):
             assert isinstance(made, float)
-            self._lengths[effect.chunk - self.first_chunk] = effect.hash, length_to_bytes(made)
+            self.pieces.lengths[effect.chunk - self.first_chunk] = effect.hash, length_to_bytes(made)
             return []  # that one is told with the progress, too
         assert isinstance(made, bytes)
         return self.on_merged(effect.decision_no, effect.chunk, made)
-
-    @property
-    def encoded(self) -> bool:
-        return len(self.mine) == len(self.plan.owners)
-
-    def hashes(self) -> bytes:
-        """Of all my chunks, once they are encoded."""
-        return b"".join(self.mine[chunk].hash for chunk in range(len(self.plan.owners)))
 
     def on_merged(self, decision_no: int, chunk: int, payload: Payload) -> list[DataEffect]:
         if not self._is_newest(decision_no):
@@ -265,13 +236,10 @@ class MemberRound:
         if not self.roles.takes(sender, chunk):
             return Verdict.STALE, []
         self._asking.on_heard(sender, now)
-        shelf = self.held.setdefault(chunk, {})
-        if sender in self.refused:
+        if sender in self.faults.refused:
             return Verdict.UNAUTHORISED, []
-        if sender in shelf:
+        if not self.pieces.shelve(chunk, sender, ChunkPiece(frame.payload, frame.header.hash)):
             return Verdict.DUPLICATE, []
-        shelf[sender] = ChunkPiece(frame.payload, frame.header.hash)
-        self._shelved += is_mine
         follows = self._weigh_ready(chunk) + self._merge_ready(chunk) if is_mine else []
         return Verdict.ACCEPTED, follows
 
@@ -283,17 +251,16 @@ class MemberRound:
     def refuse(self, sender: str, why: Verdict) -> None:
         """It sent something of no use: nothing of it counts here, it is not asked again, it should own nothing (P9)."""
         if sender in self.plan.members and sender != self.me:
-            self.refused.setdefault(sender, why)
+            self.faults.refused.setdefault(sender, why)
             self.weighing.changed = True
         if sender in self.roles.near:  # of another group it is the sums that are of no use
-            self._faulty.add(sender)
+            self.faults.owners.add(sender)
 
     def on_spoiled(self, sender: str, spoiled: Spoiled) -> list[DataEffect]:
         """A frame arrived damaged during this round.  It is asked for once more; then its sender is out (P8)."""
-        if sender not in self.roles.near or sender in self._faulty:
+        if sender not in self.roles.near or sender in self.faults.owners:
             return []
-        self._spoiled[sender] = self._spoiled.get(sender, 0) + 1
-        if self._spoiled[sender] > SPOILED_FORGIVEN:
+        if not self.faults.forgives(sender):
             self.refuse(sender, spoiled.verdict)
             return []
         header = spoiled.header
@@ -311,21 +278,21 @@ class MemberRound:
         if sender != self.roles.giver(chunk):
             return Verdict.STALE, []
         self._asking.on_heard(sender, now)
-        if chunk in self.results:
+        if chunk in self.pieces.results:
             return Verdict.DUPLICATE, []
-        self.results[chunk] = ChunkPiece(frame.payload, frame.header.hash)
+        self.pieces.results[chunk] = ChunkPiece(frame.payload, frame.header.hash)
         return Verdict.ACCEPTED, self._on_given(chunk)
 
     # ---- the data plane's word, and time -----------------------------------------------------------
 
     def on_lines(self, unreached: set[str], arriving: set[str], now: float) -> None:
-        self.unreached = unreached
+        self.faults.unreached = unreached
         self._asking.on_arriving(arriving, now)
 
     def on_timer(self, now: float) -> list[DataEffect]:
         """Ask for what is missing from whoever has been quiet for too long."""
         effects = self._look_again()
-        self._doubt.look(self._deciding.is_made and len(self._measured) == len(self.plan.owners), now)
+        self._doubt.look(self._deciding.is_made and len(self.pieces.measured) == len(self.plan.owners), now)
         for member in self.roles.near:
             if member != self.me and self._asking.is_due(member, now):
                 wants = self._wants_of(member)
@@ -336,88 +303,67 @@ class MemberRound:
 
     def _wants_of(self, member: str) -> list[Header]:
         wants: list[Header] = []
-        if member in self.refused:
+        if member in self.faults.refused:
             pass
         elif self._deciding.may_count(member, self.plan.members):
-            for chunk in self._my_chunks:
+            for chunk in self.pieces.owned:
                 here = self._is_summed(chunk) and self._deciding.is_made
-                if member not in self.held.get(chunk, {}) and not here:
+                if member not in self.pieces.held.get(chunk, {}) and not here:
                     wants.append(self._header(Kind.WANT_CONTRIBUTION, chunk))
         if self._deciding.is_made:
             for chunk in self.plan.chunks_of(member):
-                if chunk not in self.results:
+                if chunk not in self.pieces.results:
                     wants.append(self._header(Kind.WANT_RESULT, chunk))
         return wants
 
     # ---- reports -----------------------------------------------------------------------------------
 
     def progress(self) -> Progress:
-        got = {chunk: piece.hash + self._length_of(chunk) for chunk, piece in self._measured.items()}
-        merged = {chunk: digest for chunk, digest in self.merged.items() if chunk in got}
+        pieces = self.pieces
+        got = {chunk: piece.hash + pieces.length_of(chunk) for chunk, piece in pieces.measured.items()}
+        merged = {chunk: digest for chunk, digest in pieces.merged.items() if chunk in got}
         return Progress(
-            proofs(self.plan, self.me, self.held),
-            dict(sorted(self.refused.items())),
-            tuple(sorted(self._cut_off())),
+            pieces.proofs(),
+            dict(sorted(self.faults.refused.items())),
+            tuple(sorted(self.faults.cut_off(self.roles.near, self._asking.in_vain))),
             merged,
             self._inputs(merged),
             (mask_of(got), combined(got.items())),
-            self.weighing.report(self._my_chunks, self._refused_mask),
-            b"".join(self._length_of(chunk) for chunk in sorted(merged)),
+            self.weighing.report(pieces.owned, self._refused_mask),
+            b"".join(pieces.length_of(chunk) for chunk in sorted(merged)),
             by_owner(self.plan, got) if self._doubt.is_on else {},
         )
 
-    @property
-    def _measured(self) -> dict[int, ChunkPiece]:
-        """Results that I can prove to hold: where the gradient is clipped, by their length too."""
-        if not self._measures:
-            return self.results
-        return {
-            c: piece for c, piece in self.results.items() if self._lengths.get(c, (b"",))[0] == piece.hash
-        }
-
-    def _length_of(self, chunk: int) -> bytes:
-        return self._lengths[chunk][1] if self._measures else b""
-
     def _inputs(self, chunks: Collection[int]) -> bytes:
         """Which contributions went into what I made of these chunks; empty if that is nothing."""
-        if self.decision is None or not chunks:
+        if self.decision is None:
             return b""
-        counted = self.decision.included(self.plan.members)
-        return inputs_of(self.held[chunk][member].hash for chunk in sorted(chunks) for member in counted)
-
-    def _cut_off(self) -> set[str]:
-        """Members that should own nothing, as far as I can tell."""
-        return (self.unreached | self._faulty | self._asking.in_vain) & set(self.roles.near)
+        return self.pieces.inputs(chunks, self.decision.included(self.plan.members))
 
     @property
     def complete(self) -> tuple[bool, bool, bool]:
         """(contributions that I own are here, they are compared and summed, every result is here): told at once."""
         held, due, got, chunks = self.counts
-        return held >= due, self._is_compared(), got == chunks and len(self._measured) == got
+        return held >= due, self._is_compared(), got == chunks and len(self.pieces.measured) == got
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
         """(contributions here, contributions due here, results here, results in all)."""
         # Counted, not looked up: this is asked after every frame.
-        due = len(self._my_chunks) * (len(self.plan.members) - len(self.refused))
-        return self._shelved, due, len(self.results), len(self.plan.owners)
+        due = len(self.pieces.owned) * (len(self.plan.members) - len(self.faults.refused))
+        return self.pieces.shelved, due, len(self.pieces.results), len(self.plan.owners)
 
     @property
     def owing(self) -> set[str]:
         """Members that are sending to me now, or should be."""
         owing: set[str] = set()
         if self.decision is not None:
-            missing = self.missing_results()
-            owing = {self.roles.giver(chunk) for chunk in missing} - {self.me}
+            owing = {self.roles.giver(chunk) for chunk in self.pieces.missing_results()} - {self.me}
         if self._deciding.is_made:
             return owing
-        heard = set(self.plan.members) - {self.me, *self.refused}
-        return owing | {
-            m for m in heard if any(m not in self.held.get(chunk, ()) for chunk in self._my_chunks)
-        }
-
-    def missing_results(self) -> list[int]:
-        return list(bits(full_mask(len(self.plan.owners)) & ~mask_of(self.results)))
+        heard = set(self.plan.members) - {self.me, *self.faults.refused}
+        held = self.pieces.held
+        return owing | {m for m in heard if any(m not in held.get(c, ()) for c in self.pieces.owned)}
 
     # ---- helpers -----------------------------------------------------------------------------------
 
@@ -427,13 +373,12 @@ class MemberRound:
 
     def _deliver(self, chunk: int) -> list[DataEffect]:
         """My contribution of one chunk goes to its owner; what I own myself on my shelf, and to a keeper if any."""
-        to: str | None = self.plan.owner_of(chunk)
-        if to == self.me:
-            shelf = self.held.setdefault(chunk, {})
-            self._shelved += self.me not in shelf
-            shelf[self.me] = self.mine[chunk]
-            to = self.roles.keeper(chunk)
-        return self._answer(to, Kind.CONTRIBUTION, chunk, self.mine[chunk]) if to else []
+        to, mine = self.plan.owner_of(chunk), self.pieces.mine[chunk]
+        if to != self.me:
+            return self._answer(to, Kind.CONTRIBUTION, chunk, mine)
+        self.pieces.shelve(chunk, self.me, mine)
+        keeper = self.roles.keeper(chunk)
+        return self._answer(keeper, Kind.CONTRIBUTION, chunk, mine) if keeper else []
 
     def _answer(self, to: str, kind: FrameKind, chunk: int, piece: ChunkPiece | None) -> list[DataEffect]:
         if piece is None:
@@ -441,15 +386,15 @@ class MemberRound:
         return [SendFrame(to, with_payload(self._header(kind, chunk), piece.payload, piece.hash))]
 
     def _publish(self, chunk: int, piece: ChunkPiece) -> list[DataEffect]:
-        self.results[chunk] = piece
-        self.merged[chunk] = piece.hash
+        self.pieces.results[chunk] = piece
+        self.pieces.merged[chunk] = piece.hash
         return [*self._spread(chunk, piece), *self._measure(chunk)]
 
     def _measure(self, chunk: int) -> list[DataEffect]:
         """A result is here: how long it is has to be known before I can say so."""
-        if not self._measures:
+        if not self.pieces.measures:
             return []
-        piece = self.results[chunk]
+        piece = self.pieces.results[chunk]
         return [Measure(self.plan.round_no, self.first_chunk + chunk, piece.hash, piece.payload)]
 
     def _spread(self, chunk: int, piece: ChunkPiece) -> list[DataEffect]:
@@ -461,12 +406,13 @@ class MemberRound:
 
     @property
     def _refused_mask(self) -> int:
-        return mask_of(self.plan.members.index(member) for member in self.refused)
+        return mask_of(self.plan.members.index(member) for member in self.faults.refused)
 
     def _weigh_ready(self, only: int | None = None) -> list[DataEffect]:
         """Compare what is here, chunk by chunk, where nothing is missing for it."""
         self.weighing.changed = self.weighing.changed and only is not None
-        shelves = {chunk: self.held.get(chunk, {}) for chunk in (self._my_chunks if only is None else [only])}
+        held, chunks = self.pieces.held, self.pieces.owned if only is None else [only]
+        shelves = {chunk: held.get(chunk, {}) for chunk in chunks}
         return [*self.weighing.weigh_all(self.plan, shelves, self._refused_mask, self.first_chunk)]
 
     def _merge_ready(self, only: int | None = None) -> list[DataEffect]:
@@ -474,7 +420,7 @@ class MemberRound:
         if self.decision is None:
             return []
         counted, effects = self._deciding.counted(self.plan.members), list[DataEffect]()
-        for chunk in self._my_chunks if only is None else [only]:
+        for chunk in self.pieces.owned if only is None else [only]:
             if chunk not in self._merging:
                 effects += self._make(chunk, counted, self.decision)
         return effects
@@ -483,7 +429,7 @@ class MemberRound:
         self, chunk: int, counted: Counted, decision: Decision, kind: type[Merge] = Merge
     ) -> list[DataEffect]:
         """Of what is included, if all of it is here."""
-        shelf = self.held.get(chunk, {})
+        shelf = self.pieces.held.get(chunk, {})
         if any(m not in shelf for m, _ in counted):
             return []
         self._merging.add(chunk)
@@ -495,7 +441,7 @@ class MemberRound:
 
     def _make(self, chunk: int, counted: Counted, decision: Decision) -> list[DataEffect]:
         """What is to be made of it next, as far as that is here."""
-        return [] if chunk in self.results else self._merge(chunk, counted, decision)
+        return [] if chunk in self.pieces.results else self._merge(chunk, counted, decision)
 
     def _on_spares(self, before: Plan) -> list[DataEffect]:
         """Ownership moved: what others keep of mine goes to whoever keeps it now."""
@@ -513,14 +459,14 @@ class MemberRound:
         return Verdict.STALE if frame.header.kind == Kind.SUM else Verdict.MALFORMED, []
 
     def _made(self, kind: FrameKind, chunk: int) -> ChunkPiece | None:
-        return (self.results if kind == Kind.RESULT else self.mine).get(chunk)
+        return (self.pieces.results if kind == Kind.RESULT else self.pieces.mine).get(chunk)
 
     def _is_summed(self, chunk: int) -> bool:
         """Contributions to it are needed no more."""
-        return chunk in self.results
+        return chunk in self.pieces.results
 
     def _is_compared(self) -> bool:
-        return self.weighing.is_complete(self._my_chunks, self._refused_mask)
+        return self.weighing.is_complete(self.pieces.owned, self._refused_mask)
 
     def _look_again(self) -> list[DataEffect]:
         """What may have become possible since time was told last."""

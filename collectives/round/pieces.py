@@ -6,15 +6,16 @@ coordinator what is in `Progress`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
 
 from farflung.collectives.round.dot_products import Dots
-from farflung.protocol.digests import combined, mask_of
+from farflung.protocol.digests import bits, combined, full_mask, mask_of
 from farflung.protocol.frames import FrameKind, Kind, Payload
 from farflung.protocol.round_words import Plan
+from farflung.protocol.signed_words import inputs_of
 from farflung.protocol.verdicts import Verdict
 
 # They may be here before what explains them.
@@ -118,17 +119,83 @@ def by_owner(plan: Plan, got: Mapping[int, bytes]) -> dict[str, bytes]:
     return {owner: combined(named.items()) for owner, named in by.items()}
 
 
-def proofs(
-    plan: Plan, me: str, shelves: Mapping[int, Mapping[str, ChunkPiece]]
-) -> dict[str, tuple[int, bytes]]:
-    """Of the contributions to my chunks, and of what I keep of others' to their own."""
-    held = {}
-    for member in plan.members:
-        pieces = {
-            chunk: shelf[member].hash
-            for chunk, shelf in shelves.items()
-            if member in shelf and plan.owner_of(chunk) in (me, member)
-        }
-        if pieces:
-            held[member] = (mask_of(pieces), combined(pieces.items()))
-    return held
+class RoundPieces:
+    """What a member has of a round, and what it can prove of that.  Chunks are counted within the round's fragment."""
+
+    def __init__(self, me: str, plan: Plan, measures: bool) -> None:
+        """`measures`: the gradient is clipped, so that a result counts as held once its length is known too."""
+        self._me, self._plan, self.measures = me, plan, measures
+        self.owned = plan.chunks_of(me)
+        self.mine: dict[int, ChunkPiece] = {}  # my contribution, as far as it is encoded
+        self.held: dict[int, dict[str, ChunkPiece]] = {}  # chunk -> member -> contribution
+        self.shelved = 0  # contributions to chunks that I own
+        self.results: dict[int, ChunkPiece] = {}
+        self.merged: dict[int, bytes] = {}  # what I made myself, by its hash
+        # Chunk -> (a result's hash, its length): by both together I prove to hold it.
+        self.lengths: dict[int, tuple[bytes, bytes]] = {}
+
+    def move(self, plan: Plan, kept: int) -> list[int]:
+        """Ownership moved: which chunks are elsewhere now.  `kept`: of results that are proven."""
+        before, self._plan, self.owned = self._plan, plan, plan.chunks_of(self._me)
+        # A living owner loses chunks too, when others can't reach it: what it holds of them counts no more.
+        self.shelved = sum(len(self.held.get(chunk, ())) for chunk in self.owned)
+        elsewhere = [c for c in range(len(plan.owners)) if before.owner_of(c) != plan.owner_of(c)]
+        for chunk in elsewhere:
+            self.merged.pop(chunk, None)
+            if not kept >> chunk & 1:
+                self.results.pop(chunk, None)  # nobody has proven these bytes: they are made again
+        return elsewhere
+
+    def shelve(self, chunk: int, member: str, piece: ChunkPiece) -> bool:
+        """False: its contribution to this chunk is here."""
+        shelf = self.held.setdefault(chunk, {})
+        if member in shelf:
+            return False
+        shelf[member] = piece
+        self.shelved += self._plan.owner_of(chunk) == self._me
+        return True
+
+    def forget_results(self) -> None:
+        self.results.clear()
+        self.merged.clear()
+
+    @property
+    def encoded(self) -> bool:
+        return len(self.mine) == len(self._plan.owners)
+
+    def hashes(self) -> bytes:
+        """Of all my chunks, once they are encoded."""
+        return b"".join(self.mine[chunk].hash for chunk in range(len(self._plan.owners)))
+
+    def missing_results(self) -> list[int]:
+        return list(bits(full_mask(len(self._plan.owners)) & ~mask_of(self.results)))
+
+    @property
+    def measured(self) -> dict[int, ChunkPiece]:
+        """Results that I can prove to hold."""
+        if not self.measures:
+            return self.results
+        known = self.lengths
+        return {c: piece for c, piece in self.results.items() if known.get(c, (b"",))[0] == piece.hash}
+
+    def length_of(self, chunk: int) -> bytes:
+        return self.lengths[chunk][1] if self.measures else b""
+
+    def inputs(self, chunks: Collection[int], counted: Sequence[str]) -> bytes:
+        """One name for the contributions of these members to these chunks; empty where there is no chunk."""
+        if not chunks:
+            return b""
+        return inputs_of(self.held[chunk][member].hash for chunk in sorted(chunks) for member in counted)
+
+    def proofs(self) -> dict[str, tuple[int, bytes]]:
+        """Of the contributions to my chunks, and of what I keep of others' to their own: member -> (mask, hash)."""
+        held = {}
+        for member in self._plan.members:
+            pieces = {
+                chunk: shelf[member].hash
+                for chunk, shelf in self.held.items()
+                if member in shelf and self._plan.owner_of(chunk) in (self._me, member)
+            }
+            if pieces:
+                held[member] = (mask_of(pieces), combined(pieces.items()))
+        return held

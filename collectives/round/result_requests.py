@@ -10,14 +10,17 @@ can be lost while something else of the same member comes in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 
 from farflung.collectives.round.effects import SendFrame
 from farflung.protocol.frames import Frame
 from farflung.protocol.round_words import Plan
+from farflung.protocol.verdicts import Verdict
 
 BACKOFF_MOST = 4  # doublings of the patience
 ARRIVING_PATIENCE = 8  # times more patience while bytes come in
+SPOILED_FORGIVEN = 1  # damaged frames of a member: asked for again; one more and it is out
 IN_VAIN = 4  # times in a row, each with more patience: then somebody else should own its chunks
 
 
@@ -62,6 +65,25 @@ class ResultRequests:
     def in_vain(self) -> set[str]:
         """Members that were asked again and again, and gave nothing."""
         return {member for member, times in self._asked_times.items() if times >= IN_VAIN}
+
+
+class MemberFaults:
+    """Members that are of no use in this round."""
+
+    def __init__(self) -> None:
+        self.refused: dict[str, Verdict] = {}  # they sent bytes of no use, and why
+        self.unreached: set[str] = set()  # something waits for them and can't leave
+        self.owners: set[str] = set()  # their results do not match their hash
+        self._spoiled: Counter[str] = Counter()
+
+    def forgives(self, sender: str) -> bool:
+        """A frame of it arrived damaged."""
+        self._spoiled[sender] += 1
+        return self._spoiled[sender] <= SPOILED_FORGIVEN
+
+    def cut_off(self, near: Collection[str], in_vain: set[str]) -> set[str]:
+        """They should own nothing, as far as I can tell."""
+        return (self.unreached | self.owners | in_vain) & set(near)
 
 
 # ---- results of a committed round that are still on their way -----------------------------------------

@@ -16,7 +16,6 @@ from farflung.protocol.limits import ADDRESS_CHARS, CONTROL_FRAME_BYTES
 from farflung.protocol.messages import Bytes32
 from farflung.protocol.process.child import CannotListen, ChildSettings, ChildWord, Listening
 
-GATEWAYS_MOST = 16
 LOT_FRAMES, LOT_BYTES = 64, 192 * 1024  # of one word; a frame that is larger goes alone
 KEYS_AT_ONCE = 1024
 MEMORY_BYTES = 2 << 30  # address space of a gateway: buffers of thousands of connections

@@ -404,11 +404,6 @@ class Membership:
         self._closed.add(member.joined_no)
 
     @property
-    def admitted(self) -> int:
-        """Sessions so far."""
-        return self._joined
-
-    @property
     def alive(self) -> Mapping[str, Member]:
         return self._alive
 

@@ -205,7 +205,7 @@ class RoundEvents:
             self._look(number, flight, self._seen[number])
 
     def _look(self, number: int, flight: MemberRound, seen: WrittenProgress) -> None:
-        if flight.encoded and not seen.encoded:
+        if flight.pieces.encoded and not seen.encoded:
             seen.encoded = True
             self._log.write("encoded", round=number)
         held, due, got, chunks = flight.counts

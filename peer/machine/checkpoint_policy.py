@@ -479,7 +479,9 @@ class Keeping:
         if asked == key:
             return now < until, []
         self._ahead[number] = (key, now + PATIENCE_S)
-        payloads = {flight.first_chunk + index: piece.payload for index, piece in flight.results.items()}
+        payloads = {
+            flight.first_chunk + index: piece.payload for index, piece in flight.pieces.results.items()
+        }
         return True, [KeepAhead(self._era, number, flight.plan.version + 1, *key, payloads)]
 
     def on_kept(self, word: KeptWord, now: float) -> list[Effect]:

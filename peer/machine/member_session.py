@@ -201,8 +201,10 @@ class MemberSession:
             reports.begin_round(plan.fragment)
             if replica.contribution is None:
                 effects = [reports.sent(plan, b"", None), *effects]
-            elif replica.round is not None and replica.round.encoded:  # and on its way since before the round
-                told = reports.sent(plan, replica.round.hashes(), replica.contribution.frozen)
+            elif (
+                replica.round is not None and replica.round.pieces.encoded
+            ):  # and on its way since before the round
+                told = reports.sent(plan, replica.round.pieces.hashes(), replica.contribution.frozen)
                 effects = [told, *effects]
             effects += self.training.on_opened(plan.fragment, uses=replica.contribution is not None)
         return effects
@@ -252,7 +254,9 @@ class MemberSession:
             return [told, reports.sent(flight.plan, b"", None), *self.exchange.on_unusable(replica)]
         moved = flight.on_encoded(made)
         # The hash list first: owners' reports can only be checked against it.
-        sent = [reports.sent(flight.plan, flight.hashes(), mine.frozen)] if flight.encoded else []
+        sent = (
+            [reports.sent(flight.plan, flight.pieces.hashes(), mine.frozen)] if flight.pieces.encoded else []
+        )
         return [*sent, *moved]
 
     def on_show(self, show: Show, reports: HeartbeatBuilder, now: float) -> list[do.Effect]:

@@ -267,7 +267,7 @@ class Replica:
         over = flight is not None and commit.version > flight.plan.version
         late: LateResults | None = None
         if over and flight is not None and commit.round_no == flight.plan.round_no:
-            for index, piece in flight.results.items():
+            for index, piece in flight.pieces.results.items():
                 self.catch.offer(commit.version, self.fragment.first + index, piece.payload, piece.hash)
             late = LateResults(flight.plan, self._me, self.fragment.first, QUIET_S, now)
         self._last_commit = LastCommit(commit.round_no, commit.version, late)

@@ -49,12 +49,6 @@ class Recipe(Protocol):
     def __call__(self, values: Tensor, *given: Tensor) -> tuple[Tensor, ...]: ...
 
 
-class Compilable(Recipe, Protocol):
-    def compiled(
-        self, functions: ctypes.CDLL, values: Tensor, given: Sequence[Tensor], writes: Sequence[Tensor]
-    ) -> Call: ...
-
-
 @dataclass(frozen=True, slots=True)
 class OnValues:
     """With the model's values at hand: these, of one tile."""

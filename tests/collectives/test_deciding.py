@@ -118,7 +118,7 @@ def test_what_was_made_stands_when_the_decision_is_made() -> None:
     assert ann.gets("bob", Kind.RESULT, 1, number=1) is Verdict.ACCEPTED
     ann.did.clear()
     ann.do(ann.round.on_decision(MADE, 1.0))
-    assert not ann.did and ann.round.results.keys() == {0, 1} and ann.round.merged.keys() == {0}
+    assert not ann.did and ann.round.pieces.results.keys() == {0, 1} and ann.round.pieces.merged.keys() == {0}
     assert ann.round.decided_no == 1 and not ann.round.weighing.active
 
 
@@ -128,7 +128,7 @@ def test_what_was_made_by_other_weights_is_worth_nothing_and_made_again() -> Non
     ann.gets("bob", Kind.RESULT, 1, number=1)
     ann.did.clear()
     ann.do(ann.round.on_decision(OTHER, 1.0))
-    assert not ann.round.results and not ann.round.merged
+    assert not ann.round.pieces.results and not ann.round.pieces.merged
     [merge] = ann.takes(Merge)
     assert isinstance(merge, Merge) and (merge.decision_no, merge.weights) == (2, (0.5, 0.5))
     assert ann.gets("bob", Kind.RESULT, 1, number=1) is Verdict.STALE
@@ -143,7 +143,7 @@ def test_a_sum_that_was_on_its_way_when_the_weights_changed_is_not_given_away() 
     ann.did.clear()
     assert isinstance(merge, Merge)
     ann.do(ann.round.on_calculated(merge, b"the sum"))
-    assert not ann.did and not ann.round.results
+    assert not ann.did and not ann.round.pieces.results
 
 
 # ---- what is asked for

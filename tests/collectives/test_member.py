@@ -103,7 +103,7 @@ class Network:
 
     def results(self) -> dict[str, list[bytes]]:
         return {
-            name: [bytes(member.results[c].payload) for c in sorted(member.results)]
+            name: [bytes(member.pieces.results[c].payload) for c in sorted(member.pieces.results)]
             for name, member in self.members.items()
         }
 
@@ -144,7 +144,7 @@ def test_whatever_the_order_of_arrival_all_end_with_the_same_bytes(
     assert net.results() == dict.fromkeys(members, expected(members, decision, chunks))
     assert set(net.verdicts) <= {Verdict.ACCEPTED}
     assert all(member.complete == (True, True, True) for member in net.members.values())
-    assert all(member.missing_results() == [] for member in net.members.values())
+    assert all(member.pieces.missing_results() == [] for member in net.members.values())
 
 
 def test_it_is_known_at_any_time_who_owes_bytes() -> None:
@@ -198,7 +198,7 @@ def test_an_owner_merges_only_after_the_decision_and_only_with_all_that_it_inclu
     net.do("ann", net.members["ann"].on_encoded(contribution("ann", 2)))
     net.decide(decision_of(("ann", "bob")))
     net.deliver()
-    assert net.members["ann"].results == {}
+    assert net.members["ann"].pieces.results == {}
     net.do("bob", net.members["bob"].on_encoded(contribution("bob", 2)))
     net.deliver()
     assert net.members["ann"].complete == (True, True, True)
@@ -270,7 +270,7 @@ def test_a_repeated_contribution_or_result_is_a_duplicate_and_the_first_stays() 
     first, second = frame(Kind.CONTRIBUTION, 0), frame(Kind.CONTRIBUTION, 0, payload=b"5678" * 4)
     assert member.on_frame("bob", first, 0.0)[0] == Verdict.ACCEPTED
     assert member.on_frame("bob", second, 0.0) == (Verdict.DUPLICATE, [])
-    assert member.held[0]["bob"].payload == first.payload
+    assert member.pieces.held[0]["bob"].payload == first.payload
     member.on_decision(decision_of(("ann", "bob")), 0.0)
     assert member.on_frame("bob", frame(Kind.RESULT, 1, 1), 0.0)[0] == Verdict.ACCEPTED
     assert member.on_frame("bob", frame(Kind.RESULT, 1, 1), 0.0)[0] == Verdict.DUPLICATE
@@ -452,7 +452,7 @@ def test_after_a_death_kept_bytes_go_to_the_new_owner_and_its_result_is_byte_for
 
     net = Network(plan_of(members, (0, 1, 2)), lost=lambda a, b, kind: a == "bob" and kind == Kind.RESULT)
     net.scatter(), net.deliver(), net.decide(decision_of(members)), net.deliver()
-    assert 1 not in net.members["ann"].results
+    assert 1 not in net.members["ann"].pieces.results
     # The contribution of bob to its own chunk has to survive it: cyd was sent it once, as the next owner.
     last = frame(Kind.CONTRIBUTION, 1, payload=contribution("bob", 3)[1])
     del net.members["bob"]

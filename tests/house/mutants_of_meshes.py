@@ -52,8 +52,8 @@ MESHES = (
     Mutant(
         "who keeps a spare piece says so",
         "collectives/round/pieces.py",
-        "plan.owner_of(chunk) in (me, member)",
-        "plan.owner_of(chunk) == me",
+        "plan.owner_of(chunk) in (self._me, member)",
+        "plan.owner_of(chunk) == self._me",
         ("tests/collectives/mesh/test_mesh_backups.py",),
     ),
     Mutant(

@@ -43,7 +43,7 @@ ARITHMETIC = (
     ),
     Mutant(
         "results of an earlier decision have other weights",
-        "collectives/round/member.py",
+        "collectives/round/pieces.py",
         "        self.results.clear()\n",
         "        pass\n",
         MEMBER,
@@ -51,7 +51,7 @@ ARITHMETIC = (
     Mutant(
         "who sent useless bytes is not heard again in this round",
         "collectives/round/member.py",
-        "if sender in self.refused:",
+        "if sender in self.faults.refused:",
         "if False:",
         MEMBER,
     ),

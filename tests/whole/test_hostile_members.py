@@ -137,8 +137,8 @@ class Honest:
             assert len(line.routes) <= LINES_OF_CONTACT
         flight = self.replica.round
         if flight is not None:
-            assert set(flight.held) <= set(range(CHUNKS)) and len(flight.results) <= CHUNKS
-            assert all(set(shelf) <= set(MEMBERS) for shelf in flight.held.values())
+            assert set(flight.pieces.held) <= set(range(CHUNKS)) and len(flight.pieces.results) <= CHUNKS
+            assert all(set(shelf) <= set(MEMBERS) for shelf in flight.pieces.held.values())
 
     def verdicts(self) -> Counter[str]:
         return Counter(self.link.counts.verdicts.as_dict()) + Counter(self.part.counters.as_dict())
@@ -485,7 +485,7 @@ def finished_alike(swarm: Swarm) -> None:
     assert set(HONEST) <= set(swarm.done.commit.included)
     for each in swarm.honest.values():
         assert each.replica.round is not None
-        for chunk, piece in each.replica.round.results.items():
+        for chunk, piece in each.replica.round.pieces.results.items():
             assert bytes(piece.payload) == expected[chunk]
 
 

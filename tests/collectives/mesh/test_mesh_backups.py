@@ -64,7 +64,7 @@ def test_a_spare_piece_is_shown_and_waits_until_it_is_needed() -> None:
     assert bob.counts == before, "it is no part of what is due to an owner"
     assert bob.progress().held == {"ann": (mask_of([0]), combined([(0, hash_bytes(b"a piece"))]))}
     bob.on_plan(plan((1, *OWNERS[1:]), epoch=2, me="bob"), 1.0)
-    assert bob.counts[0] == 1 and "ann" in bob.held[0], "as an heir it has it"
+    assert bob.counts[0] == 1 and "ann" in bob.pieces.held[0], "as an heir it has it"
 
 
 @pytest.mark.parametrize(("sender", "chunk"), [("ann", 4 + 2), ("cyd", 0), ("eve", 9)])

@@ -130,13 +130,13 @@ def test_an_heir_adds_up_its_group_also_where_the_result_has_come_already() -> N
     me = next(peer for peer in made.in_groups.column(chunk) if peer != root)
     flight = MeshRound(me, view(made.in_groups, me, 1), bytes(8), 1.0, 0.0)
     flight.on_decision(decision_view(made.in_groups, made.decision, me), 0.0)
-    flight.results[chunk] = ChunkPiece(b"of the root", hash_bytes(b"of the root"))
+    flight.pieces.results[chunk] = ChunkPiece(b"of the root", hash_bytes(b"of the root"))
     asked = [each for each in flight.on_timer(9.0) if isinstance(each, SendFrame)]
     assert {each.to for each in asked if each.frame.header.kind == Kind.WANT_CONTRIBUTION} >= set(
         made.in_groups.members[made.in_groups.of[me]]
     ) - {me}
     pieces = [ChunkPiece(made.payloads[peer][chunk], bytes(32)) for peer in flight.plan.members]
-    flight.held[chunk] = dict(zip(flight.plan.members, pieces, strict=True))
+    flight.pieces.held[chunk] = dict(zip(flight.plan.members, pieces, strict=True))
     [merge] = flight.on_encoded({})
     assert isinstance(merge, MergeGroup) and merge.chunk == chunk
     flight.on_calculated(merge, b"summed")

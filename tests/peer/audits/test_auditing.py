@@ -305,7 +305,7 @@ def test_a_replica_keeps_what_a_commit_used_and_answers_old_rounds_beside_the_on
     replica = made.replica(0)
     assert replica.round is not None
     mine = {index: ChunkPiece(bytes([index]), hash_bytes(bytes([index]))) for index in range(2)}
-    replica.round.mine.update(mine)
+    replica.round.pieces.mine.update(mine)
     made.decides()
     replica.on_commit(commit_of(0), 0.0)
     question = frame_of(Kind.WANT_CONTRIBUTION, 1, round_no=1)
@@ -325,7 +325,7 @@ def test_what_a_commit_used_is_kept_also_where_a_later_commit_is_heard_of_first(
     made.opens(0)
     replica = made.replica(0)
     assert replica.round is not None
-    replica.round.mine[1] = ChunkPiece(b"mine", hash_bytes(b"mine"))
+    replica.round.pieces.mine[1] = ChunkPiece(b"mine", hash_bytes(b"mine"))
     replica.on_commit(commit_of(0, round_no=2, version=2), 0.0)
     replica.on_commit(commit_of(0), 0.0)
     kept = replica.my_piece(1, 1)
@@ -340,7 +340,7 @@ def test_work_that_no_commit_used_is_not_kept() -> None:
     made.opens(0)
     replica = made.replica(0)
     assert replica.round is not None
-    replica.round.mine[0] = ChunkPiece(b"x", hash_bytes(b"x"))
+    replica.round.pieces.mine[0] = ChunkPiece(b"x", hash_bytes(b"x"))
     replica.on_commit(commit_of(0, with_ann=False), 0.0)
     assert replica.kept.size_bytes == 0
 

@@ -60,9 +60,9 @@ def test_a_frame_goes_to_the_replica_of_its_chunk() -> None:
     ann.gets(contribution(2, round_no=2))
     first, second = ann.replica(0).round, ann.replica(1).round
     assert first is not None and second is not None
-    assert (first.held, list(second.held[0])) == ({}, ["bob"])
+    assert (first.pieces.held, list(second.pieces.held[0])) == ({}, ["bob"])
     ann.gets(contribution(0, round_no=1))
-    assert list(first.held[0]) == ["bob"] and ann.counts == {"accepted": 2}
+    assert list(first.pieces.held[0]) == ["bob"] and ann.counts == {"accepted": 2}
 
 
 def test_a_chunk_that_no_fragment_has_is_malformed() -> None:
@@ -135,7 +135,7 @@ def test_a_spoiled_frame_speaks_against_its_sender_in_its_round_or_in_all_if_it_
     flights = [ann.replica(0).round, ann.replica(1).round]
 
     def refused() -> list[bool]:
-        return ["bob" in flight.refused for flight in flights if flight is not None]
+        return ["bob" in flight.faults.refused for flight in flights if flight is not None]
 
     again = ann.part.on_spoiled("bob", Spoiled(Verdict.BAD_HASH, contribution(2, round_no=2).header))
     assert [each.frame.header.chunk for each in again if isinstance(each, SendFrame)] == [2]
@@ -167,7 +167,7 @@ def test_a_contribution_that_overtook_the_plan_waits_for_it() -> None:
     assert (ann.waiting, ann.counts) == ([("bob", 1)], {})
     ann.opens(0)
     flight = ann.replica(0).round
-    assert flight is not None and list(flight.held[0]) == ["bob"]
+    assert flight is not None and list(flight.pieces.held[0]) == ["bob"]
     assert (ann.waiting, ann.counts) == ([], {"accepted": 1})
 
 
@@ -178,7 +178,7 @@ def test_a_result_that_overtook_the_decision_waits_for_it() -> None:
     assert ann.part.early_count == 1
     ann.decides()
     flight = ann.replica(0).round
-    assert flight is not None and list(flight.results) == [1] and ann.counts == {"accepted": 1}
+    assert flight is not None and list(flight.pieces.results) == [1] and ann.counts == {"accepted": 1}
 
 
 def test_what_the_replayed_frames_lead_to_is_done() -> None:
@@ -245,7 +245,11 @@ def test_P9_a_contribution_of_no_use_is_refused_and_its_sender_with_it() -> None
     ann.opens(0)
     assert ann.gets(contribution(0, payload=UNUSABLE)) == []
     flight = ann.replica(0).round
-    assert flight is not None and flight.held == {} and flight.refused == {"bob": Verdict.MALFORMED}
+    assert (
+        flight is not None
+        and flight.pieces.held == {}
+        and flight.faults.refused == {"bob": Verdict.MALFORMED}
+    )
     assert ann.counts == {"malformed": 1} and ann.checked == [("bf16", 4)], "the codec that is due from bob"
 
 
@@ -255,7 +259,11 @@ def test_P9_a_result_of_no_use_is_refused_and_its_owner_with_it() -> None:
     ann.decides()
     ann.gets(result(1, payload=UNUSABLE))
     flight = ann.replica(0).round
-    assert flight is not None and flight.results == {} and flight.refused == {"bob": Verdict.MALFORMED}
+    assert (
+        flight is not None
+        and flight.pieces.results == {}
+        and flight.faults.refused == {"bob": Verdict.MALFORMED}
+    )
     assert ann.counts == {"malformed": 1} and ann.checked == [("int8", 4)], "the codec of all results"
 
 
