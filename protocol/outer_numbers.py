@@ -221,3 +221,21 @@ class StateForm:
             told = f"a state chunk of {length} bytes, neither {self.size_bytes} nor {self.part_bytes}"
             raise FrameError(Verdict.MALFORMED, told)
         return bytes(piece) + bytes(self.size_bytes - length)
+
+
+CLIP_SMALL = 1e-6  # as torch has it
+
+
+def factor_of(squares: Sequence[float], clip: float) -> float:
+    """By what a batch's gradient is multiplied, so that it is no longer than `clip`: what
+    torch.nn.utils.clip_grad_norm_ multiplies by.  `squares`: of the lengths of all its parts."""
+    norm = math.sqrt(total(squares))
+    return min(1.0, fp32(clip / (norm + CLIP_SMALL))) if math.isfinite(norm) else 0.0
+
+
+def total(squares: Sequence[float]) -> float:
+    """Of the chunks of a stage, or of all stages: rounded once, so in any order."""
+    try:
+        return math.fsum(squares)
+    except OverflowError:  # of lengths that nobody else holds: no result is so long
+        return math.inf

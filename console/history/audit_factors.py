@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from farflung.compression.payload import Bytes
 from farflung.coordinator.court.plain_steps import ChunkRules, square_length
-from farflung.coordinator.rounds.gradient_clip import factor_of, total
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.outer_numbers import factor_of, total
 from farflung.protocol.round_words import Commit
 
 

@@ -14,9 +14,11 @@ from typing import Any
 from farflung.coordinator.batches.batch_book import OF_BATCHES, BatchBook
 from farflung.coordinator.batches.batch_members import BatchMembers
 from farflung.coordinator.batches.batches import Batches
+from farflung.coordinator.batches.gradient_clip import clipped, warning
 from farflung.coordinator.batches.stage_choice import held_by_newcomer, loads_of
 from farflung.coordinator.modes.mode import CoordinatorMode, ModeTools
 from farflung.coordinator.rounds.round_policy import RoundPolicy, SeatShare
+from farflung.coordinator.rounds.steps import Done
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.held_versions import newest_held
 from farflung.coordinator.run.round_driver import RoundDriver
@@ -28,6 +30,7 @@ from farflung.protocol.messages import Beat, Hello, Sent
 class BatchPolicy(RoundPolicy):
     """Of the rounds of one stage."""
 
+    core: Core
     batches: Batches
     stage: int
     names_members = True
@@ -45,6 +48,12 @@ class BatchPolicy(RoundPolicy):
 
     def problem(self, share: SeatShare | None, sent: Sent) -> str:
         return self.batches.problem(share, sent)
+
+    def finished(self, dones: Sequence[Done]) -> Sequence[Done]:
+        """One factor for all of them: the gradient is that of the whole model."""
+        ends = clipped(dones, self.core.manifest.batch_clip)
+        self.core.warn(warning(ends, self.core.of))
+        return ends
 
     def give_up(self, peers: Iterable[str], why: str) -> None:
         self.batches.give_up(peers, why)
@@ -93,7 +102,7 @@ class BatchMode(CoordinatorMode):
         return {"batch": batch, "serve": due if due is not None and due not in member.standings else -1}
 
     def policy(self, fragment: int) -> RoundPolicy:
-        return BatchPolicy(self.batches, fragment)
+        return BatchPolicy(self._core, self.batches, fragment)
 
     def on_turn(self) -> bool:
         return self.batches.advance()

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from farflung.coordinator.rounds.groups import Groups
 from farflung.coordinator.rounds.round_rules import Beats, codecs_for, owners_for
-from farflung.coordinator.rounds.steps import Step
+from farflung.coordinator.rounds.steps import Done, Step
 from farflung.protocol.limits import MEMBERS_PER_ROUND
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Beat, ProgressReport, Sent
@@ -226,6 +226,10 @@ class RoundPolicy:
     def problem(self, share: SeatShare | None, sent: Sent) -> str:
         """Why this word does not go with the share that the round was opened with; empty: it does."""
         return ""
+
+    def finished(self, dones: Sequence[Done]) -> Sequence[Done]:
+        """Rounds that one record commits, as it is to have them."""
+        return dones
 
     def give_up(self, peers: Iterable[str], why: str) -> None:
         """The share of each of these did not come into a round: others make it."""

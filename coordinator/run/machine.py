@@ -26,7 +26,6 @@ from farflung.coordinator.ledger.records import (
 from farflung.coordinator.ledger.run_store import RunRecords
 from farflung.coordinator.modes import registry
 from farflung.coordinator.modes.mode import ModeTools
-from farflung.coordinator.rounds.gradient_clip import clipped, warning
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import Allow, AnswerDoor, DialBack, Effect, Forbid, Tell
 from farflung.coordinator.run.entrance import Entrance
@@ -487,9 +486,7 @@ class RunMachine:
         ]
         if len(found) < len(ends):
             return False
-        # One factor for all of them: the gradient is that of the whole model.
-        dones = clipped([done for _, _, done in found], self.core.manifest.batch_clip)
-        self.core.warn(warning(dones, self.core.of))
+        dones = self.drivers[0].policy.finished([done for _, _, done in found])
         rounds = tuple(
             each.record(flight, done) for (each, flight, _), done in zip(found, dones, strict=True)
         )

@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, Opened
 from farflung.coordinator.rounds.foresight import Foresight, can_be_foreseen
-from farflung.coordinator.rounds.gradient_clip import clipped, warning
 from farflung.coordinator.rounds.groups import Groups, planned
 from farflung.coordinator.rounds.patience import Patience
 from farflung.coordinator.rounds.round import Round
@@ -423,8 +422,7 @@ class RoundDriver(Eligibility):
             self.core.members.ways.left_out(peer, self.core.now)
 
     def _commit(self, flight: Round, done: Done) -> None:
-        (done,) = clipped([done], self.core.manifest.batch_clip)
-        self.core.warn(warning([done], self.core.of))
+        (done,) = self.policy.finished([done])
         record = self.record(flight, done)
         self.core.write(record)
         self.on_committed(flight, record, done.late)

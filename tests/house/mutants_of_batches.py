@@ -12,7 +12,7 @@ AT_IN_FLIGHT = (
     "tests/coordinator/rounds/test_round.py",
     "tests/coordinator/batches/test_stages.py",
 )
-AT_CLIPPING = ("tests/coordinator/rounds/test_gradient_clip.py",)
+AT_CLIPPING = ("tests/coordinator/batches/test_gradient_clip.py",)
 AT_REPLAY = ("tests/console/test_audit_replay_stages.py",)
 
 BATCHES = (
@@ -256,28 +256,28 @@ BATCHES = (
     ),
     Mutant(
         "lengths that no result has end in no step",
-        "coordinator/rounds/gradient_clip.py",
+        "protocol/outer_numbers.py",
         "        return math.inf\n",
         "        return 0.0\n",
         AT_CLIPPING,
     ),
     Mutant(
         "a gradient that is short enough stays as it is",
-        "coordinator/rounds/gradient_clip.py",
-        "    return min(1.0, fp32(clip / (norm + SMALL)))",
-        "    return min(10.0, fp32(clip / (norm + SMALL)))",
+        "protocol/outer_numbers.py",
+        "    return min(1.0, fp32(clip / (norm + CLIP_SMALL)))",
+        "    return min(10.0, fp32(clip / (norm + CLIP_SMALL)))",
         AT_CLIPPING,
     ),
     Mutant(
         "lengths are added up in no order",
-        "coordinator/rounds/gradient_clip.py",
+        "protocol/outer_numbers.py",
         "        return math.fsum(squares)\n",
         "        return sum(squares)\n",
         AT_CLIPPING,
     ),
     Mutant(
         "a run that clips nothing has no norm of its batches",
-        "coordinator/rounds/gradient_clip.py",
+        "coordinator/batches/gradient_clip.py",
         "    if math.isinf(clip):\n",
         "    if False:\n",
         AT_CLIPPING,

@@ -459,10 +459,10 @@ ROUNDS = (
     ),
     Mutant(
         "a gradient is clipped by the length of the whole, and not of one stage",
-        "coordinator/rounds/gradient_clip.py",
+        "coordinator/batches/gradient_clip.py",
         "factor = factor_of(squares, clip)",
         "factor = factor_of(squares[:1], clip)",
-        ("tests/coordinator/rounds/test_gradient_clip.py",),
+        ("tests/coordinator/batches/test_gradient_clip.py",),
     ),
     Mutant(
         "a result is multiplied by its commit's factor",

@@ -103,6 +103,7 @@ ROOMS: dict[str, Room] = {
             "coordinator/modes",
             "coordinator/run",
             "coordinator/rounds/round_policy",
+            "coordinator/rounds/steps",
             "coordinator/ledger",
             "collectives/pipeline/seats",
             "collectives/pipeline/stage_rates",
@@ -292,7 +293,6 @@ ROOMS: dict[str, Room] = {
             "console/screen",
             "coordinator/court",
             "coordinator/ledger",
-            "coordinator/rounds/gradient_clip",
             "checkpoints",
             *PROTOCOL,
         )

@@ -18,7 +18,7 @@ from farflung.checkpoints.parts import PartFile
 from farflung.checkpoints.store import Store
 from farflung.collectives.round.effects import Install, Measure, Roll, Seal
 from farflung.compression.plain_codecs import encode
-from farflung.coordinator.rounds.gradient_clip import clipped
+from farflung.coordinator.batches.gradient_clip import clipped
 from farflung.coordinator.rounds.steps import Done
 from farflung.optim.recipes import outer_of
 from farflung.peer.identity import Identity

@@ -13,10 +13,10 @@ from torch import nn
 
 from farflung.collectives.arithmetic.merge import square_length
 from farflung.compression.codec import codec_named
-from farflung.coordinator.rounds.gradient_clip import clipped, factor_of, total, warning
+from farflung.coordinator.batches.gradient_clip import clipped, warning
 from farflung.coordinator.rounds.steps import Done
 from farflung.protocol.digests import length_to_bytes, split_lengths
-from farflung.protocol.outer_numbers import fp32
+from farflung.protocol.outer_numbers import factor_of, fp32, total
 from farflung.protocol.round_words import Commit
 
 

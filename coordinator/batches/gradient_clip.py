@@ -1,12 +1,8 @@
 """By what the results of a batch are multiplied, so that its gradient is no longer than `[pipeline] clip`.  Pure.
 
-Called when the round of the batch, or those of all stages, are at their end and wait for nothing but the record, and by
-the replay of a run, which computes the factor anew from the results that were kept (console/history/audit_factors.py).
-How long each chunk's result is, its maker said and whoever holds it has proven (round.py), to the bit; here they
-are added up, in one place, and what follows is recorded: all peers multiply by the same number.
-
-    norm    the root of the sum of squares over every chunk of every stage, without buffers: fsum, so in any order
-    factor  min(1, clip / (norm + 1e-6)), rounded once to fp32: what torch.nn.utils.clip_grad_norm_ multiplies by
+Called when the round of the batch, or those of all stages, are at their end and wait for nothing but the record.
+How long each chunk's result is, its maker said and whoever holds it has proven (rounds/round.py), to the bit; here
+they are added up, and what follows is recorded: all peers multiply by the same number (`factor_of`).
 
 What a liar could gain.  The length of a result can be told falsely only where nobody else holds it, or all who do lie
 alike: in a round of one, or among liars.  Those make up their part of the gradient anyway.  With a length that is too
@@ -23,16 +19,9 @@ from dataclasses import replace
 from msgspec import structs
 
 from farflung.coordinator.rounds.steps import Done
-from farflung.protocol.outer_numbers import fp32
+from farflung.protocol.outer_numbers import factor_of, total
 
-SMALL = 1e-6  # as torch has it
 HARDLY_ANYTHING = 1e-3  # of a gradient's length: people are told
-
-
-def factor_of(squares: Sequence[float], clip: float) -> float:
-    """`squares`: of the lengths of all parts of one gradient."""
-    norm = math.sqrt(total(squares))
-    return min(1.0, fp32(clip / (norm + SMALL))) if math.isfinite(norm) else 0.0
 
 
 def clipped(stages: Sequence[Done], clip: float) -> list[Done]:
@@ -66,11 +55,3 @@ def warning(stages: Sequence[Done], of: Callable[[int], str]) -> str:
         f"hardly anything is learned by version {commit.version}: its gradient is multiplied by {factor:.3g}, since "
         f"the results{of(commit.fragment)} are {told}; has the model diverged, or does somebody there lie?"
     )
-
-
-def total(squares: Sequence[float]) -> float:
-    """Of the chunks of a stage, or of all stages: rounded once, so in any order."""
-    try:
-        return math.fsum(squares)
-    except OverflowError:  # of lengths that nobody else holds: no result is so long
-        return math.inf
