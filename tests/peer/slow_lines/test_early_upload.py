@@ -105,7 +105,7 @@ def test_in_her_round_it_is_named_and_not_sent_again() -> None:
     assert sends(effects, EarlyKind.AHEAD_COUNTS) == [("ann", 0), ("bob", 1)]
     assert not sends(effects, Kind.CONTRIBUTION)
     assert not any(isinstance(each, Encode) for each in effects)
-    assert zoe.replica.round is not None and zoe.replica.round.encoded
+    assert zoe.replica.round is not None and zoe.replica.round.pieces.encoded
 
 
 def test_the_run_goes_on_and_newer_work_is_frozen_but_what_left_is_what_counts() -> None:
