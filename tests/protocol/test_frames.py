@@ -16,6 +16,7 @@ from farflung.protocol.frames import (
     FrameKind,
     Header,
     Kind,
+    Trait,
     check_payload,
     claimed,
     known_kinds,
@@ -60,6 +61,15 @@ def test_bulk_kinds_and_their_numbers_are_exactly_these() -> None:
     }
     assert {kind.value: kind.name for kind in EVERY_KIND.values()} == numbers
     assert {kind.value: kind.name for kind in EVERY_KIND.values() if kind.crossing} == crossings
+
+
+def test_which_kinds_are_bounded_as_answers_and_which_are_headers_alone() -> None:
+    of = {trait: {kind.name for kind in EVERY_KIND.values() if trait in kind.traits} for trait in Trait}
+    served = {"STATE", "LOGGED", "MANIFEST", "HAVE", "WHERE", "LEAN_GRANTED"}
+    assert of[Trait.ANSWER] == served | {"MISSING", "LATER", "PONG"}
+    questions = {kind.name for kind in EVERY_KIND.values() if kind.name.startswith("WANT_")}
+    words = {"MISSING", "LATER", "PONG", "ROOM", "IDLE", "GIVEN_BACK", "AHEAD_HELD", "AHEAD_COUNTS"}
+    assert of[Trait.BARE] == questions | words
 
 
 def test_a_number_is_given_out_once() -> None:
