@@ -112,7 +112,7 @@ class WatchedRound:
     def run(self, payloads: dict[str, dict[int, Payload]], tokens: int) -> tuple[Done, RoundCommitted]:
         for name, parts in payloads.items():
             self.do([(name, self.members[name].on_encoded(parts))])
-            hashes = self.members[name].hashes()
+            hashes = self.members[name].pieces.hashes()
             sent = Sent(
                 seat=0, counted=b"",
                 session=SESSION, seq=1, round_no=self.flight.plan.round_no, hashes=hashes, tokens=tokens, steps=1,

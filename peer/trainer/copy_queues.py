@@ -3,8 +3,8 @@
 Called by the layout of a model, which asks for the `TilePlace` of each device, and by the inner loop, which says what
 host memory lasts.  Must not know what is copied.
 
-Nothing here has ever run on a GPU: what is decided is in tiles.py, which is tested with queues that are late in every
-order; this file holds the calls of CUDA alone.
+What is decided is in tiles.py, which is tested with queues that are late in every order; this file holds the calls of
+CUDA alone (docs/gpu.md says what was run on a GPU).
 """
 
 from __future__ import annotations
