@@ -167,7 +167,7 @@ class StateSync:
             self.versions[index] = NO_VERSION
             self.sealed = NO_VERSION
 
-    def recalled(self, held: dict[int, tuple[int, bytes]]) -> None:
+    def recalled(self, held: Mapping[int, tuple[int, bytes]]) -> None:
         """Chunks that were fetched before a crash stand in the state again: chunk -> (version, its digest or empty).
 
         Taken where that version can still be rolled forward; what is too old or void is fetched anew.

@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from farflung.peer.machine.replica_states import ROLES, STANDS, Empty, Idle
+from farflung.peer.machine.fragment_rounds import ROLES, Idle
+from farflung.peer.machine.held_fragment import STANDS, Empty
 from farflung.protocol.states import GONE, HERE, PEER_STATES, PeerState
 
 PAGE = Path(__file__).with_name("states.md")
@@ -18,20 +19,21 @@ TITLE = """# States
 <!-- written by docs/make_states.py -->
 
 Three tables say which event leads from which state to which: two for a fragment at a peer, and one for a peer as its
-run's status shows it. They live in `protocol/states.py` and `peer/machine/replica_states.py`. An arrow carries the
-events that lead along it. Any other event in a state is a bug in the program and raises `IllegalMove`.
+run's status shows it. They live in `peer/machine/held_fragment.py`, `peer/machine/fragment_rounds.py` and
+`protocol/states.py`. An arrow carries the events that lead along it. Any other event in a state is a bug in the program
+and raises `IllegalMove`.
 """
 REPLICA_WORDS = """## The state of a fragment at a peer
 
-What a replica holds of its fragment's state (`ReplicaState` in `peer/machine/replica_states.py`). A peer serves and
+What a peer holds of a fragment's state (`ReplicaState` in `peer/machine/held_fragment.py`). A peer serves and
 saves chunks in `Current` only, and only once the coordinator has confirmed the digest (P4). Anything that writes all
 values at once (the trainer, a checkpoint, `[start]`, pieces that arrived before a crash) does so in `Filling`, one
 writer at a time. Chunks that arrive in `Filling` are not used.
 """
 ROLE_WORDS = """## The part of a peer in a round
 
-What a replica does in a round, and what became of the work that it sent (`Role`, in the same file). Because of
-`Unsure` and `Merged`, a peer that missed a commit loses no step and counts none twice (P6, P7).
+What a peer does in a round, and what became of the work that it sent (`Role` in `peer/machine/fragment_rounds.py`).
+Because of `Unsure` and `Merged`, a peer that missed a commit loses no step and counts none twice (P6, P7).
 """
 PEER_WORDS = """## A peer in the status
 

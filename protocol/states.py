@@ -1,7 +1,8 @@
 """Declared states: a table of which event leads from which state to which, and the one of where a peer is.  Pure.
 
 A table is checked at every move and drawn into docs/states.md (docs/make_states.py).  A room that has declared
-states uses it: a fragment's lane (peer/machine/replica_states.py), and below a peer as people see it.
+states uses it: a fragment at a peer (held_fragment.py and fragment_rounds.py in peer/machine), and below a peer as
+people see it.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class LastPeer:
         replica = part.replica_of_chunk(header.chunk) if part is not None else None
         if header.kind != Kind.CONTRIBUTION or replica is None:
             return False
-        plan = replica.round.plan if replica.round is not None else None
+        plan = replica.rounds.flight.plan if replica.rounds.flight is not None else None
         if plan is None or plan.round_no != header.round_no:
             return True
         return plan.owner_of(header.chunk - replica.fragment.first) != effect.to

@@ -129,8 +129,8 @@ class LiarsLeague:
                 self._believed.setdefault((peer.peer, word.fragment), word.version)
         words = [
             replace(word, digests=(), verified=False, refuted=b"")
-            if (replica := part.replicas[word.fragment]).whole
-            and dict(word.digests).get(replica.version, replica.digest) != replica.digest
+            if (held := part.replicas[word.fragment].held).whole
+            and dict(word.digests).get(held.version, held.digest) != held.digest
             else word
             for word in message.fragments
         ]
@@ -178,19 +178,20 @@ class LiarsLeague:
             return replace(said, lengths=length_to_bytes(1e9) * (len(said.lengths) // LENGTH_BYTES))
         part = peer.machine.part
         replica = part.replica_of_round(said.round_no) if part is not None else None
-        if not said.merged or replica is None or replica.round is None or replica.round.decision is None:
+        flight = replica.rounds.flight if replica is not None else None
+        if not said.merged or flight is None or flight.decision is None:
             return said
         false = b"".join(hash_bytes(b"another", each) for each in split_hashes(said.merged_hashes))
         lie = replace(said, merged_hashes=false)
         codec = peer.manifest.round.gather_codec
-        results = Results.of(replica.round.plan, replica.round.decision, codec, lie)
+        results = Results.of(flight.plan, flight.decision, codec, lie)
         return replace(lie, signature=peer.me.sign(results_part(self._run_id, results)))
 
     def _disown(self, peer: VirtualPeer, said: ProgressReport) -> ProgressReport:
         """Of the first sum of each result that it makes."""
         part = peer.machine.part
         replica = part.replica_of_round(said.round_no) if part is not None else None
-        flight = replica.round if replica is not None else None
+        flight = replica.rounds.flight if replica is not None else None
         if not said.sum_tags or flight is None or flight.decision is None:
             return said
         groups = len(SumsOfGroups.of(flight.decision, "", said).groups)
@@ -219,7 +220,7 @@ class LiarsLeague:
             or show.version <= believed
             or show.what is not What.HASHES
             or replica is None
-            or show.version != replica.version
+            or show.version != replica.held.version
         ):
             return shown
         raw = b"".join(self._list(peer, show.fragment))

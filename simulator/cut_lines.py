@@ -69,7 +69,7 @@ class HeldAtCut:
         for peer in peers:
             if peer.machine.part is not None and peer.machine.era == len(seen.eras) - 1:
                 for number, replica in peer.machine.part.replicas.items():
-                    newest[number] = max(newest.get(number, 0), replica.version)
+                    newest[number] = max(newest.get(number, 0), replica.held.version)
         commits = {
             key: each.round_no for key, each in seen.commits.items() if key[1] <= newest.get(key[0], 0)
         }
@@ -191,7 +191,7 @@ class HostChanges:
             joined = peer.machine.joined
             if joined is None:
                 continue
-            mine, versions = joined.amending.terms, [replica.version for replica in joined.replicas]
+            mine, versions = joined.amending.terms, [replica.held.version for replica in joined.replicas]
             due = terms.number_at(max(versions) - 1)
             if mine.count < due or mine.amendments != terms.amendments[: mine.count]:
                 raise Broken(

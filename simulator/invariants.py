@@ -220,8 +220,8 @@ class Invariants:
             replica = part.replicas.get(fragment) if part is not None else None
             if replica is not None and peer.machine.era == len(self.eras) - 1:
                 if (
-                    replica.version > version
-                    and now.sealed.get((fragment, replica.version)) == replica.digest
+                    replica.held.version > version
+                    and now.sealed.get((fragment, replica.held.version)) == replica.held.digest
                 ):
                     lost.add(peer.peer)
         return lost if 2 * sum(brought[peer] for peer in lost) > brought.total() else set()
@@ -388,19 +388,14 @@ class Invariants:
         part, era = peer.machine.part, peer.machine.era
         for number, replica in part.replicas.items() if part is not None else ():
             held_in, held = self._held.get((peer.me.process, number), (era, -1))
-            if (held_in, held) == (era, replica.version):
+            now = replica.held
+            if (held_in, held) == (era, now.version):
                 continue  # it holds what it held: nearly always
-            lost = (
-                replica.version < held
-                and era == held_in
-                and replica.catch.target - held <= replica.log.keep_versions
-            )
+            lost = now.version < held and era == held_in and now.catch.target - held <= now.log.keep_versions
             self._require("P18", not lost, f"{peer.peer} gave up its state of version {held} of {number}")
-            true = (
-                replica.version > 0 and self.eras[era].sealed.get((number, replica.version)) == replica.digest
-            )
-            if true or replica.version < held:
-                self._held[peer.me.process, number] = era, replica.version
+            true = now.version > 0 and self.eras[era].sealed.get((number, now.version)) == now.digest
+            if true or now.version < held:
+                self._held[peer.me.process, number] = era, now.version
 
     def _saw_encoded(self, details: tuple[VirtualPeer, Encode, dict[int, Payload]]) -> None:
         peer, encode, payloads = details
@@ -419,12 +414,12 @@ class Invariants:
             replica = peer.machine.part.replica_of_round(message.round_no)
             era = peer.machine.era
             good = replica is not None and self._is_the_runs(
-                replica.fragment.number, replica.version, replica.digest, era
+                replica.fragment.number, replica.held.version, replica.held.digest, era
             )
             self._require("P4", good, f"{peer.peer} contributes from a state that is not the run's")
-            mine = replica.contribution if replica is not None else None
-            if replica is not None and mine is not None and mine.frozen is replica.ahead.frozen:
-                sent_ahead = self.contributions[_process_of(peer), replica.ahead.encode_no]
+            mine = replica.rounds.contribution if replica is not None else None
+            if replica is not None and mine is not None and mine.frozen is replica.rounds.ahead.frozen:
+                sent_ahead = self.contributions[_process_of(peer), replica.rounds.ahead.encode_no]
                 self.contributions[peer.peer, message.round_no] = sent_ahead
 
     def _saw_serve(self, details: tuple[VirtualPeer, int, int, int]) -> None:
@@ -503,10 +498,10 @@ class Invariants:
         states: dict[tuple[int, int, int], bytes] = {}
         for peer in peers:
             for replica in peer.machine.part.replicas.values() if peer.machine.part is not None else ():
-                counts = replica.version > 0 or (is_founded and replica.version == 0)
-                if counts and set(replica.catch.versions) == {replica.version}:
+                counts = replica.held.version > 0 or (is_founded and replica.held.version == 0)
+                if counts and set(replica.held.catch.versions) == {replica.held.version}:
                     raw = peer.state.part(peer.anchor, replica.fragment.number).numpy().tobytes()
-                    key = (peer.machine.era, replica.fragment.number, replica.version)
+                    key = (peer.machine.era, replica.fragment.number, replica.held.version)
                     same = states.setdefault(key, raw) == raw
                     self._require("P1", same, f"{peer.peer} differs at the end")
 
@@ -519,7 +514,7 @@ class Invariants:
 def _held_by(part: Replicas, fragment: int) -> int:
     """The version that it has of a fragment, which may be none of its own."""
     replica = part.replicas.get(fragment)
-    return replica.version if replica is not None else NO_VERSION
+    return replica.held.version if replica is not None else NO_VERSION
 
 
 def all_is_held(ledger: Ledger, peers: Iterable[VirtualPeer]) -> bool:

@@ -76,7 +76,12 @@ class KeptContributions:
             del self._asked_at[question]
             self._given.pop(question, None)
 
-    def piece(self, round_no: int, chunk: int, kind: Kind = Kind.CONTRIBUTION) -> ChunkPiece | None:
+    def piece(
+        self, round_no: int, chunk: int, kind: Kind = Kind.CONTRIBUTION, flight: MemberRound | None = None
+    ) -> ChunkPiece | None:
+        """What was given of this chunk of the model to that round: to `flight`, or to one that is over."""
+        if flight is not None and flight.plan.round_no == round_no:
+            return Given.to(flight).of(kind).get(chunk - self._first_chunk)
         return self._rounds.get(round_no, Given()).of(kind).get(chunk - self._first_chunk)
 
     def on_want(

@@ -194,7 +194,7 @@ class Agent:
                 self._carry_out(machine.on_spoiled(sender, came, now))
         self._inbox.collect()
         if machine.part is not None:
-            self._events.on_progress(replica.round for replica in machine.part.replicas.values())
+            self._events.on_progress(machine.part.flights)
         self._link.flush()
         if self._hands is not None:
             self._hands.answering.turn(machine, time.monotonic())

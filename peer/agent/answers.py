@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from farflung.checkpoints.state_sync import NO_VERSION
 from farflung.checkpoints.swarm import given_on
 from farflung.collectives.round.effects import SendFrame
 from farflung.peer.agent.turns import HeldFrame, LineNow, Serving, What
@@ -55,7 +56,8 @@ class Answering:
         if part is None or frame.header.kind not in _HELD_BACK:
             return False
         replica = part.replica_of_chunk(frame.header.chunk)
-        if replica is None or not (replica.holds_state or replica.gives(frame.header.chunk)):
+        empty = replica is None or replica.held.version == NO_VERSION
+        if replica is None or (empty and not replica.source.gives(frame.header.chunk)):
             return False  # the answer is that there is none
         if not self._serving.hold(sender, frame, now):
             part.counters.count(Verdict.DUPLICATE)
@@ -66,7 +68,7 @@ class Answering:
         part = machine.part
         if part is None:
             return
-        in_round, joined = part.in_round, machine.joined
+        in_round, joined = bool(part.flights), machine.joined
         crossings = joined is not None and joined.takes_line
         self._serving.on_turn(in_round, lambda: self._line_now(in_round, crossings), now)
         if not self._serving.held:
@@ -76,7 +78,7 @@ class Answering:
 
         def can(held: HeldFrame) -> bool:
             replica = part.replica_of_chunk(held.frame.header.chunk)
-            is_there = replica is not None and (replica.serves or not replica.holds_state)
+            is_there = replica is not None and (replica.held.serves or replica.held.version == NO_VERSION)
             # Or it would be lost without a word to its asker, which waits for it.
             return is_there and self._serving.has_room(held.to, self._line.link.answers_waiting(held.to))
 

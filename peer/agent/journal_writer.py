@@ -113,8 +113,8 @@ class RoundEvents:
         replica = machine.part.replica_of_round(sent.round_no) if machine.part is not None else None
         if replica is None or not sent.hashes:
             return  # it has nothing to contribute
-        where = {"version": replica.version, "fragment": replica.fragment.number, "era": machine.era}
-        what = {"digest": replica.digest.hex(), "steps": sent.steps, "tokens": sent.tokens}
+        where = {"version": replica.held.version, "fragment": replica.fragment.number, "era": machine.era}
+        what = {"digest": replica.held.digest.hex(), "steps": sent.steps, "tokens": sent.tokens}
         self._log.write("sent", round=sent.round_no, **where, **what)
 
     def _on_serve(self, to: str, version: int, fragment: int, machine: PeerMachine) -> None:
@@ -122,7 +122,7 @@ class RoundEvents:
         if (to, version, fragment) in self._served or machine.part is None:
             return
         self._served = {each for each in self._served if each[1] >= version - 1} | {(to, version, fragment)}
-        digest = machine.part.replicas[fragment].digest.hex()
+        digest = machine.part.replicas[fragment].held.digest.hex()
         where = {"version": version, "fragment": fragment, "era": machine.era}
         self._log.write("serves", to=to, **where, digest=digest)
 
@@ -195,11 +195,11 @@ class RoundEvents:
             case Aborted(round_no=round_no, reason=reason):
                 self._log.write("aborted", round=round_no, reason=reason)
 
-    def on_progress(self, flights: Iterable[MemberRound | None]) -> None:
+    def on_progress(self, flights: Iterable[MemberRound]) -> None:
         """After frames: how much of each round is here.  Asked often, so it only counts."""
         if not self._log.detailed:
             return
-        on = {flight.plan.round_no: flight for flight in flights if flight is not None}
+        on = {flight.plan.round_no: flight for flight in flights}
         self._seen = {number: self._seen.get(number, WrittenProgress()) for number in on}
         for number, flight in on.items():
             self._look(number, flight, self._seen[number])

@@ -39,11 +39,11 @@ class PeerMetrics:
 
 def of_peer(machine: PeerMachine, frames: Mapping[str, int], answer_s: float | None) -> list[Family]:
     vitals, part = machine.reports.vitals, machine.part
-    version = min(replica.version for replica in part.replicas.values()) if part is not None else -1
+    version = min(replica.held.version for replica in part.replicas.values()) if part is not None else -1
     return [
         gauge("connected", "1 while this peer is a member of the run.", int(machine.doorway.inside)),
         gauge("version", "Of the state held here; -1: none yet.", version),
-        gauge("in_round", "1 while a round is going on here.", int(part is not None and part.in_round)),
+        gauge("in_round", "1 while a round is going on here.", int(part is not None and bool(part.flights))),
         counter("steps_total", "Inner steps of the trainer.", vitals.step),
         counter("tokens_total", "Tokens that the trainer has seen.", vitals.tokens),
         gauge("loss", "What the trainer told last.", vitals.loss),

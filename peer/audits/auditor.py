@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 
 from farflung.collectives.round.effects import Calculated, MergeAgain, SendFrame
 from farflung.collectives.round.kept import question_of
-from farflung.collectives.round.pieces import WANT_FOR
+from farflung.collectives.round.pieces import WANT_FOR, ChunkPiece
 from farflung.peer.machine.effects import Effect
 from farflung.peer.machine.modes import PeerMode, SessionTools
+from farflung.peer.machine.replica import Replica
 from farflung.peer.machine.replicas import Replicas
 from farflung.protocol.digests import HASH_BYTES, hash_at, hash_bytes
 from farflung.protocol.frames import Frame, FrameKind, Kind, Payload
@@ -87,6 +88,11 @@ class Accused:
     until: float  # they are kept
 
 
+def _my_piece(replica: Replica, round_no: int, chunk: int, kind: Kind) -> ChunkPiece | None:
+    """What this peer gave of this chunk of the model to that round, as far as it still has it."""
+    return replica.rounds.kept.piece(round_no, chunk, kind, replica.rounds.flight)
+
+
 def made(tools: SessionTools) -> PeerMode:
     """Whether the run is audited is the coordinator's to say: it may ask for the first time in a while."""
     me, tag = tools.config.me.peer, tools.offer.attached.known.tag
@@ -150,7 +156,7 @@ class Auditor(PeerMode):
         what = kind, show.round_no, show.chunk
         if what not in self._showing:
             replica = self._part.replica_of_chunk(show.chunk)
-            kept = replica.my_piece(show.round_no, show.chunk, kind) if replica is not None else None
+            kept = _my_piece(replica, show.round_no, show.chunk, kind) if replica is not None else None
             if kept is None:
                 return None
             self._showing = {what: bytes(kept.payload)}
@@ -174,10 +180,10 @@ class Auditor(PeerMode):
     def _begin(self, now: float) -> None:
         if not self._queue or self._accused is not None:
             return
-        audit, round_ = self._queue[0].audit, self._part.replicas[self._queue[0].audit.fragment].round
+        audit = self._queue[0].audit
+        flight = self._part.replicas[audit.fragment].rounds.flight_of(audit.round_no)
         # Right after the commit its authors surely have their bytes: where rounds are short, they have not 5 s later.
-        is_fresh = round_ is not None and round_.plan.round_no == audit.round_no
-        if self._part.expects_bytes and not is_fresh and now - self._begun_at < BUSY_EVERY_S:
+        if self._part.expects_bytes and flight is None and now - self._begun_at < BUSY_EVERY_S:
             return
         self._at_work = task = self._queue.popleft()
         self._begun_at = task.news_at = now
@@ -211,7 +217,8 @@ class Auditor(PeerMode):
                 task.news_at = task.asked_at[peer] = now
 
     def _take_my_own(self, task: AuditTask) -> None:
-        mine = self._part.replicas[task.audit.fragment].my_piece(task.audit.round_no, task.number, task.kind)
+        replica = self._part.replicas[task.audit.fragment]
+        mine = _my_piece(replica, task.audit.round_no, task.number, task.kind)
         if self._me not in task.audit.members:
             return
         if mine is not None and mine.hash == task.hash_of(self._me):

@@ -108,9 +108,10 @@ class BatchSync(TrainerSync):
         told = "my place in the batch was given up: I begin with other microbatches"
         effects: list[Effect] = [Note(told, routine=True)]
         for replica, work in self._pairs:
-            replica.disown()
-            if replica.whole:
-                effects += [*self.free_slots(), *self._training.drop_work(work.fragment, replica.version)]
+            held = replica.held
+            replica.rounds.disown()
+            if held.whole:
+                effects += [*self.free_slots(), *self._training.drop_work(work.fragment, held.version)]
             else:
                 work.forget()
         return effects

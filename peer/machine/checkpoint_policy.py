@@ -33,8 +33,8 @@ from farflung.peer.machine.effects import (
     SaveFragment,
     Undo,
 )
+from farflung.peer.machine.held_fragment import Empty, Rolling
 from farflung.peer.machine.replica import Replica
-from farflung.peer.machine.replica_states import Empty, Rolling
 from farflung.protocol.limits import SHELVED_TOLD
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import FragmentTick, Tick
@@ -74,7 +74,7 @@ class Saving:
         """The run is at another version again, and makes the later ones anew.  What was saved is of it still if it is
         not later, and the run went back."""
         self._tried = NO_VERSION
-        version, mine = min(tick.version for tick in ticks), min(replica.version for replica in replicas)
+        version, mine = min(tick.version for tick in ticks), min(replica.held.version for replica in replicas)
         if self.saved > version or version > mine:
             self.saved = NO_VERSION
 
@@ -95,25 +95,25 @@ class Saving:
         late = [replica for replica in replicas if replica.fragment.number not in self._taken]
         # The state that the run ends with is worth more than the one that a slow disk is still writing: nobody would
         # save it later.
-        ends = any(replica.version == self._rounds and replica.serves for replica in replicas)
-        if self._busy and (
-            any(replica.version > self._tried for replica in late) or (ends and self._tried < self._rounds)
-        ):
+        ends = any(replica.held.version == self._rounds and replica.held.serves for replica in replicas)
+        is_newer = any(replica.held.version > self._tried for replica in late)
+        if self._busy and (is_newer or (ends and self._tried < self._rounds)):
             effects.append(DropSave(self._tried))
             self._busy = False
         for replica in replicas:
-            version, number = replica.version, replica.fragment.number
-            if not self.is_due(version) or not replica.serves:
+            held, version, number = replica.held, replica.held.version, replica.fragment.number
+            if not self.is_due(version) or not held.serves:
                 continue
             if not self._busy and version > self._tried:
                 self._busy, self._tried, self._taken = True, version, set()
             if self._busy and version == self._tried and number not in self._taken:
                 self._taken.add(number)
-                proof, digest = replica.proof, replica.digest
+                proof, digest = held.proof, held.digest
                 if proof and not self._fits(proof, statement_of(self._run_id, era, number, version, digest)):
                     effects.append(Note(f"the coordinator's signature of version {version} does not fit"))
                     proof = b""
-                effects.append(SaveFragment(version, number, digest, replica.made_by_round, era, proof))
+                round_no = replica.rounds.last_commit.made(version)
+                effects.append(SaveFragment(version, number, digest, round_no, era, proof))
         return effects
 
     def _fits(self, proof: bytes, statement: bytes) -> bool:
@@ -190,7 +190,7 @@ class RestoringOwn:
         self._lacking = frozenset(lacking)
         for replica in replicas:
             if replica.fragment.number in lacking:
-                replica.fill()
+                replica.held.fill()
         told = [] if starved else [Note(AT_RELAY)]
         self._tried = lacking
         return [*told, Restore(lacking)]
@@ -220,22 +220,22 @@ class RestoringOwn:
 
 
 def _is_not_whole(replica: Replica) -> bool:
-    return isinstance(replica.stand, Empty)
+    return isinstance(replica.held.stand, Empty)
 
 
 def _is_torn(replica: Replica) -> bool:
     """Between two versions of the run: it shows neither."""
-    return isinstance(replica.stand, Rolling)
+    return isinstance(replica.held.stand, Rolling)
 
 
 def _progress(replica: Replica) -> int:
     """It grows with each piece that comes, and with each that moves on."""
-    return sum(version - NO_VERSION for version in replica.catch.versions)
+    return sum(version - NO_VERSION for version in replica.held.catch.versions)
 
 
 def _pieces(replica: Replica) -> int:
     """How many are here, of whatever version."""
-    return sum(version != NO_VERSION for version in replica.catch.versions)
+    return sum(version != NO_VERSION for version in replica.held.catch.versions)
 
 
 def is_empty(replica: Replica) -> bool:
@@ -283,7 +283,7 @@ class Recalling:
             return []
         self._busy = True
         for replica in replicas:
-            replica.fill()
+            replica.held.fill()
         known = {word.fragment: (word.version, word.digests) for word in tick.fragments}
         return [Recall(tick.era, known)]
 
@@ -292,7 +292,7 @@ class Recalling:
             return []  # they were asked for by whoever held another stage here
         self._busy = False
         for replica in replicas:
-            replica.recalled(held)
+            replica.unfilled(touched=True, recalled=held)
         if not any(map(_pieces, replicas)):
             return []
         kept = sum(map(_pieces, replicas))
@@ -335,7 +335,7 @@ class Shelf:
         before = [
             Shelved.of(was[0], replica.fragment.number, was[1:])
             for replica in replicas
-            if (was := replica.before)
+            if (was := replica.held.before)
         ]
         found = sorted({each for there in self._found.values() for each in there}, key=_newest_first)
         mine = [each for each in found if each.first in held]
@@ -369,7 +369,7 @@ class Undoing:
     """Going back by one version without a byte from anybody: out of what each chunk was before the last round.
 
     The shell has kept it since the round began.  It is asked for as soon as the run says that it is at that version
-    again, and the trainer reads the state no more.  Its fragments are filled (replica_states.py) from the moment at
+    again, and the trainer reads the state no more.  Its fragments are filled (held_fragment.py) from the moment at
     which the run goes back until the answer is here.  What comes of it is hashed like every other state: where a disk
     gave something else, nothing of the fragment is held, as if nothing had been asked for.
     """
@@ -460,12 +460,12 @@ class Keeping:
         if not self._place or now < self._again_at:
             return effects
         for replica in replicas:
-            number, version = replica.fragment.number, replica.version
+            number, version = replica.fragment.number, replica.held.version
             base, _ = self._chains.get(number, (NO_VERSION, NO_VERSION))
             is_due = base == NO_VERSION or version - base >= self._every
-            if replica.serves and is_due and number not in self._writing:
+            if replica.held.serves and is_due and number not in self._writing:
                 self._writing[number] = version
-                effects.append(KeepBase(self._era, number, version, replica.digest))
+                effects.append(KeepBase(self._era, number, version, replica.held.digest))
         return effects
 
     def hold_back(self, flight: MemberRound, now: float) -> tuple[bool, list[Effect]]:

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Sequence
 from farflung.checkpoints.state_sync import NO_VERSION
 from farflung.peer.local.words import Provide
 from farflung.peer.machine.effects import BeginFrom, Effect, Note, TellTrainer
+from farflung.peer.machine.held_fragment import Filling
 from farflung.peer.machine.replica import Replica
-from farflung.peer.machine.replica_states import Filling
 from farflung.protocol.manifest_sections import StartSection
 from farflung.protocol.messages import Tick
 from farflung.protocol.states import Goal
@@ -58,9 +58,9 @@ class Founding:
 
     def due(self, tick: Tick, replicas: Sequence[Replica], now: float) -> list[Effect]:
         """Asked at every tick, with a trainer that is there."""
-        if any(replica.sealing or replica.filling for replica in replicas):
+        if any(replica.held.sealing or replica.held.filling for replica in replicas):
             return []
-        if all(replica.version != NO_VERSION for replica in replicas):
+        if all(replica.held.version != NO_VERSION for replica in replicas):
             return []
         founds = tick.goal == Goal.FOUND
         if self._start.source:
@@ -118,7 +118,7 @@ class Founding:
         # What was read in an era that is over does not count.
         self.reads, self._is_read = (
             False,
-            not problem and all(isinstance(each.stand, Filling) for each in replicas),
+            not problem and all(isinstance(each.held.stand, Filling) for each in replicas),
         )
         if not problem:
             return "", []
@@ -130,7 +130,7 @@ class Founding:
 
     def contradiction(self, replica: Replica, version: int, digest: bytes) -> str:
         """Of what is sealed as this version: why it proves that the run does not begin with what [start] names."""
-        known = replica.catch.digests.get(0)
+        known = replica.held.catch.digests.get(0)
         if not self._is_read or version != 0 or known is None or known == digest:
             return ""
         return (
@@ -141,7 +141,7 @@ class Founding:
 
 def _fill(replicas: Iterable[Replica]) -> None:
     for replica in replicas:
-        replica.fill()
+        replica.held.fill()
 
 
 def _unfilled(replicas: Iterable[Replica]) -> None:

@@ -315,7 +315,7 @@ class Leaving:
 
     def may_go(self, part: Replicas | None, inside: bool, now: float, awaited: bool = False) -> bool:
         """Nothing is left to stay for.  `awaited`: it has sums that the others wait for."""
-        busy = part is not None and inside and (part.in_round or awaited)
+        busy = part is not None and inside and (bool(part.flights) or awaited)
         return self.asked and (not busy or now >= self._until)
 
 

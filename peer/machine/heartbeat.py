@@ -417,30 +417,29 @@ def _told(dots: Dots | None) -> DotProducts | None:
 
 
 def _fragment_beat(replica: Replica, work: FragmentWork, begins_more: bool) -> FragmentBeat:
-    flight = replica.round
+    held, rounds, flight = replica.held, replica.rounds, replica.rounds.flight
     # Whose line is slow is ready when its work is with its owners: nobody waits for it, and so it never makes them.
-    done = replica.ahead.delivered if replica.ahead.is_mine else work.frozen is not None
+    done = rounds.ahead.delivered if rounds.ahead.is_mine else work.frozen is not None
     return FragmentBeat(
         fragment=replica.fragment.number,
-        version=replica.version,
-        digest=replica.digest,
+        version=held.version,
+        digest=held.digest,
         round_no=flight.plan.round_no if flight else 0,
         epoch=flight.plan.epoch if flight else 0,
         decision_no=flight.decided_no if flight else 0,  # what is foreseen is not told again: this stands
-        ready=done and flight is None and not replica.sealing and begins_more,
-        need=replica.catch.needs_commits,
-        dropped=replica.dropped_round,
-        shown=replica.shown,
-        ahead=replica.ahead.number,
+        ready=done and flight is None and not held.sealing and begins_more,
+        need=held.catch.needs_commits,
+        dropped=rounds.dropped_no,
+        shown=held.grounds.shown(held.version) if held.whole else b"",
+        ahead=rounds.ahead.number,
     )
 
 
 def phase_of(part: Replicas, training: TrainerProxy) -> Phase:
     """What this peer is doing, of all its fragments together."""
-    flights = [replica.round for replica in part.replicas.values() if replica.round is not None]
-    if flights:
+    if flights := part.flights:
         return Phase.SCATTER if any(not flight.decided_no for flight in flights) else Phase.GATHER
-    if any(replica.sealing for replica in part.replicas.values()):
+    if any(replica.held.sealing for replica in part.replicas.values()):
         return Phase.APPLY
     frozen = any(work.frozen is not None and not work.running for work in training.works.values())
     return Phase.READY if frozen and training.rules.waits else Phase.INNER

@@ -110,7 +110,7 @@ class PeerMachine:
     def digest_of(self, chunk: int, version: int) -> bytes:
         """The run's digest of this version of the chunk's fragment, as far as it is known."""
         replica = self.joined.part.replica_of_chunk(chunk) if self.joined is not None else None
-        return replica.catch.digests.get(version, b"") if replica is not None else b""
+        return replica.held.catch.digests.get(version, b"") if replica is not None else b""
 
     # ---- the door ------------------------------------------------------------------------------------------
 
@@ -156,8 +156,8 @@ class PeerMachine:
         offer = self.offer
         if self.doorway.stand != HandshakeState.READING or offer is None:
             return []
-        replica = self.joined.replicas[0] if self.joined is not None else None
-        version, digest = (replica.version, replica.digest) if replica is not None else (NO_VERSION, b"")
+        held = self.joined.replicas[0].held if self.joined is not None else None
+        version, digest = (held.version, held.digest) if held is not None else (NO_VERSION, b"")
         return [do.ToDoor(self.doorway.greet(offer, version, digest, self._now, self.seeking.kept))]
 
     def _on_welcome(self, welcome: Welcome) -> list[do.Effect]:
@@ -262,7 +262,7 @@ class PeerMachine:
             if not self.training.attached:
                 effects += self.leave("the run is complete", LeaveCause.FINISHED)
         for replica, word in part.words(tick.fragments):
-            effects += self.reports.repeat(word, replica.round)
+            effects += self.reports.repeat(word, replica.rounds.flight)
         return effects
 
     def _change_stage(self, to: int, joined: MemberSession) -> list[do.Effect]:
@@ -344,9 +344,9 @@ class PeerMachine:
         if (answer := joined.first(lambda mode: mode.on_calculated(effect, made, now))) is not None:
             return answer
         replica = joined.part.replica_of_round(effect.round_no)
-        if replica is None or replica.round is None:
+        if replica is None or replica.rounds.flight is None:
             return []
-        return [*replica.round.on_calculated(effect, made), *self._move_on(replica)]
+        return [*replica.rounds.flight.on_calculated(effect, made), *self._move_on(replica)]
 
     def on_sealed(self, fragment: int, version: int, digest: bytes, now: float) -> list[do.Effect]:
         self._now, joined = now, self.joined
@@ -355,8 +355,9 @@ class PeerMachine:
         if wrong := joined.founding.contradiction(joined.part.replicas[fragment], version, digest):
             return self.leave(wrong, LeaveCause.START)
         effects = joined.exchange.on_sealed(fragment, version, digest)
-        # That I hold it is told with it, where I am told under which nonce: that is calculated in a moment.
-        told = [] if joined.part.replicas[fragment].proving else self._tell_news()
+        # That it is held is told with it, where the nonce for that is known: it is calculated in a moment.
+        held = joined.part.replicas[fragment].held
+        told = [] if held.whole and held.grounds.is_proving(held.version) else self._tell_news()
         return effects + told + self._move_on()
 
     def on_holding_proven(self, proof: do.ProveHolding, value: bytes, now: float) -> list[do.Effect]:
@@ -364,7 +365,7 @@ class PeerMachine:
         self._now, joined = now, self.joined
         if joined is None:
             return []
-        joined.part.replicas[proof.fragment].on_holding_proven(proof.version, proof.nonce, value)
+        joined.part.replicas[proof.fragment].held.grounds.on_proven(proof.version, proof.nonce, value)
         return self._tell_news() + self._move_on()
 
     def on_shown(self, show: Show, raw: bytes | None, now: float) -> list[do.Effect]:
@@ -559,8 +560,8 @@ class PeerMachine:
         for replica in joined.replicas if only is None else [only]:
             if not self.training.works[replica.fragment.number].loading:
                 effects += replica.advance(self._now)
-            if replica.round is not None and self.doorway.inside:
-                effects += joined.tell_progress(replica.round, self.reports, self._now)
+            if replica.rounds.flight is not None and self.doorway.inside:
+                effects += joined.tell_progress(replica.rounds.flight, self.reports, self._now)
         if self.doorway.inside and only is None:
             effects += [*joined.exchange.send_ahead(), *joined.exchange.go_on()]
             effects += joined.exchange.tell_work(self._now)

@@ -164,7 +164,7 @@ class MemberSession:
 
     @property
     def is_in_round(self) -> bool:
-        return any(replica.round is not None for replica in self.replicas)
+        return bool(self.part.flights)
 
     def has_news(self, now: float) -> bool:
         """The coordinator is to hear from me before the next beat is due."""
@@ -194,19 +194,19 @@ class MemberSession:
     def on_plan(self, plan: Plan, reports: HeartbeatBuilder, now: float) -> list[do.Effect]:
         if plan.fragment not in self.part.replicas:
             return []
-        replica = self.part.replicas[plan.fragment]
-        before = replica.round
+        rounds = self.part.replicas[plan.fragment].rounds
+        before = rounds.flight
         effects = self.part.on_plan(plan, self.training.works[plan.fragment].frozen, now)
-        if replica.round is not before:
+        if rounds.flight is not before:
             reports.begin_round(plan.fragment)
-            if replica.contribution is None:
+            if rounds.contribution is None:
                 effects = [reports.sent(plan, b"", None), *effects]
             elif (
-                replica.round is not None and replica.round.pieces.encoded
+                rounds.flight is not None and rounds.flight.pieces.encoded
             ):  # and on its way since before the round
-                told = reports.sent(plan, replica.round.pieces.hashes(), replica.contribution.frozen)
+                told = reports.sent(plan, rounds.flight.pieces.hashes(), rounds.contribution.frozen)
                 effects = [told, *effects]
-            effects += self.training.on_opened(plan.fragment, uses=replica.contribution is not None)
+            effects += self.training.on_opened(plan.fragment, uses=rounds.contribution is not None)
         return effects
 
     def on_commit(self, committed: Committed, now: float) -> None:
@@ -234,22 +234,22 @@ class MemberSession:
         """Some chunks of the fragment.  `problem`: why it can't be contributed (it is not finite), else empty.
 
         None: nobody waits for them any more."""
-        flight, mine = replica.round, replica.contribution
+        flight, mine, version = replica.rounds.flight, replica.rounds.contribution, replica.held.version
         if fragment_of(round_no) is not None:
-            if not replica.ahead.on_encoded(round_no, made):
+            if not replica.rounds.ahead.on_encoded(round_no, made):
                 return None
             if not problem:
                 return []
             told: do.Effect = do.Note(
-                f"nothing is sent ahead of the next round, {problem}: it starts again from version {replica.version}"
+                f"nothing is sent ahead of the next round, {problem}: it starts again from version {version}"
             )
-            replica.disown()
+            replica.rounds.disown()
             return [told, *self.exchange.on_unusable(replica)]
         if flight is None or mine is None:
             return None
         if problem:
             told = do.Note(
-                f"round {round_no} goes on without this peer, {problem}: it starts again from version {replica.version}"
+                f"round {round_no} goes on without this peer, {problem}: it starts again from version {version}"
             )
             return [told, reports.sent(flight.plan, b"", None), *self.exchange.on_unusable(replica)]
         moved = flight.on_encoded(made)
@@ -265,7 +265,7 @@ class MemberSession:
             return [*reports.shown(show, bytes(kept) if kept is not None else None)]
         if show.fragment not in self.part.replicas:
             return [*reports.shown(show, None)]
-        logged = self.part.replicas[show.fragment].log.get(show.fragment, show.version, show.chunk)
+        logged = self.part.replicas[show.fragment].held.log.get(show.fragment, show.version, show.chunk)
         return [do.FetchShown(show, logged if show.what is What.RESULT else None)]
 
     def tell_progress(self, flight: MemberRound, reports: HeartbeatBuilder, now: float) -> list[do.Effect]:
@@ -285,7 +285,7 @@ class MemberSession:
     @property
     def reads(self) -> bool:
         """What is read here, or hashed, may be the run's newest state: the coordinator has not heard of it yet."""
-        return self.recalling.is_open or any(replica.filling or replica.sealing for replica in self.replicas)
+        return self.recalling.is_open or any(each.held.filling or each.held.sealing for each in self.replicas)
 
     def why_waiting(self, tick: Tick) -> list[do.Effect]:
         """Once, and not while this peer itself may end it."""
@@ -298,7 +298,7 @@ class MemberSession:
     def parting(self, tick: Tick | None) -> list[do.Effect]:
         """What it means that this peer goes, where nobody else holds what it holds."""
         last = {word.fragment: not word.donors for word in tick.fragments} if tick is not None else {}
-        mine = [replica.version for replica in self.replicas if last.get(replica.fragment.number)]
+        mine = [replica.held.version for replica in self.replicas if last.get(replica.fragment.number)]
         return self.keeping.parting(max(mine, default=NO_VERSION), self.attached.stages)
 
     def on_results_found(self, found: dict[int, set[int]]) -> list[do.Effect]:
@@ -329,7 +329,7 @@ class MemberSession:
         here: list[do.Effect] = []
         for each in self.part.first_here():
             of = self.attached.of_part(each.fragment.number)
-            here.append(do.Note(f"version 0{of} is here, digest {each.digest.hex()[:8]}", routine=True))
+            here.append(do.Note(f"version 0{of} is here, digest {each.held.digest.hex()[:8]}", routine=True))
         # A replica that one of them fills is none that another may fill.
         effects = [*self.saving.due_list(), *here, *self.undoing.take_due(self.training.loading)]
         effects += [*self.recalling.due_recall(tick, self.replicas), *self.found(tick, now)]

@@ -12,21 +12,20 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from farflung.checkpoints.result_log import ResultLog
-from farflung.collectives.round.effects import SendFrame
+from farflung.collectives.round.member import MemberRound
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.early_work import EarlyWork, fragment_of
-from farflung.peer.machine.effects import Effect, ServeLogged, ServeManifest, ServePiece, ServeState
-from farflung.peer.machine.replica import Replica, ReplicaRules
+from farflung.peer.machine.effects import Effect
+from farflung.peer.machine.fragment_rounds import RoundTerms
+from farflung.peer.machine.held_fragment import STATE_WANTS
+from farflung.peer.machine.replica import Replica
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import (
     SERVED_KINDS,
     Frame,
-    Header,
     Kind,
     Payload,
     Spoiled,
-    bare_answer,
-    with_payload,
 )
 from farflung.protocol.limits import BULK_HEADER_BYTES, ROUNDS_KEPT
 from farflung.protocol.messages import FragmentTick
@@ -58,16 +57,15 @@ class Replicas:
         """UserError if the model has fewer chunks than the run has fragments.  `counters`: of all frames (P8);
         `early`: of a mode."""
         manifest, tag = attached.known.manifest, attached.known.tag
-        rules = ReplicaRules(
+        terms = RoundTerms(
             compare=manifest.merge.policy == "robust",
             measure=manifest.batch_clip < math.inf,
             rounds_kept=ROUNDS_KEPT if manifest.merge.audit else 0,
-            state_parts=attached.form.parts,
         )
-        self.replicas = {
-            each.number: Replica(me, tag, each, log, rules, early(attached, me, each) if early else None)
-            for each in attached.held
-        }  # by fragment
+        self.replicas: dict[int, Replica] = {}  # by fragment
+        for each in attached.held:
+            ahead = early(attached, me, each) if early else None
+            self.replicas[each.number] = Replica(me, tag, each, log, terms, ahead, attached.form.parts)
         self.counters = Counters() if counters is None else counters
         self._elements = attached.model.chunk_elements
         self._replica_of_chunk = {
@@ -83,19 +81,19 @@ class Replicas:
     @property
     def version(self) -> int:
         """Of the least advanced fragment."""
-        return min(replica.version for replica in self.replicas.values())
+        return min(replica.held.version for replica in self.replicas.values())
 
     @property
     def oldest_round_no(self) -> int:
         """Rounds before it are over in every fragment."""
-        return min(replica.last_round_no for replica in self.replicas.values())
+        return min(replica.rounds.last_no for replica in self.replicas.values())
 
     def replica_of_round(self, round_no: int) -> Replica | None:
         """The replica in which this round is in flight, or for whose next round something is encoded."""
         if (fragment := fragment_of(round_no)) is not None:
             return self.replicas.get(fragment)
         for replica in self.replicas.values():
-            if replica.round is not None and replica.round.plan.round_no == round_no:
+            if replica.rounds.flight_of(round_no) is not None:
                 return replica
         return None
 
@@ -104,7 +102,7 @@ class Replicas:
 
     def is_behind(self, ticks: tuple[FragmentTick, ...]) -> bool:
         """A peer one version behind is just applying it: no news, and with many fragments it is so all the time."""
-        return any(not 0 <= tick.version - replica.version <= 1 for replica, tick in self.words(ticks))
+        return any(not 0 <= tick.version - replica.held.version <= 1 for replica, tick in self.words(ticks))
 
     def words(self, ticks: tuple[FragmentTick, ...]) -> list[tuple[Replica, FragmentTick]]:
         """What a tick says of each fragment that is held here."""
@@ -113,7 +111,7 @@ class Replicas:
     def came_back(self) -> None:
         """The coordinator has let me in again; others may have closed their lines to me meanwhile."""
         for replica in self.replicas.values():
-            replica.catch.came_back()
+            replica.held.catch.came_back()
 
     # ---- rounds -----------------------------------------------------------------------------------------------
 
@@ -125,24 +123,22 @@ class Replicas:
         replica = self.replica_of_round(decision.round_no)
         if replica is None:
             return []
-        effects = replica.on_decision(decision, now)
-        return effects + self._replay_early(now)
+        effects = flight.on_decision(decision, now) if (flight := replica.rounds.flight) is not None else []
+        return [*effects, *self._replay_early(now)]
 
     def first_here(self) -> list[Replica]:
         """Those that are at version 0, as the run has it, and were not before; each is told of once."""
-        found = [
-            replica for replica in self.replicas.values() if replica.version == 0 and replica.is_the_runs
-        ]
+        found = [each for each in self.replicas.values() if each.held.version == 0 and each.held.is_the_runs]
         news = [replica for replica in found if replica.fragment.number not in self._first_here]
         self._first_here |= {replica.fragment.number for replica in news}
         return news
 
     def on_aborted(self, round_no: int) -> None:
         for replica in self.replicas.values():
-            replica.on_aborted(round_no)
+            replica.rounds.on_aborted(round_no)
 
     def on_timer(self, now: float) -> list[Effect]:
-        return [effect for replica in self.replicas.values() for effect in replica.on_timer(now)]
+        return [effect for flight in self.flights for effect in flight.on_timer(now)]
 
     # ---- frames -------------------------------------------------------------------------------------------------
 
@@ -152,12 +148,12 @@ class Replicas:
         if replica is None:
             self.counters.count(Verdict.MALFORMED)
             return []
-        meant = replica.ahead.meant(sender, frame)
+        meant = replica.rounds.ahead.meant(sender, frame)
         if meant is None:
             self.counters.count(Verdict.STALE)  # what is missing is asked for, as ever
             return []
         frame, kind = meant, meant.header.kind
-        if kind in _ROUND_KINDS and replica.is_early(sender, frame):
+        if kind in _ROUND_KINDS and replica.rounds.is_early(sender, frame):
             self._keep_early(sender, frame)
             return []
         if not self._is_usable(sender, frame, replica):
@@ -165,22 +161,19 @@ class Replicas:
         effects: list[Effect] = []
         if kind in _ROUND_KINDS:
             verdict, effects = replica.on_round_frame(sender, frame, now)
-        elif replica.ahead.takes(kind):
-            verdict, effects = replica.ahead.on_frame(sender, frame)
-        elif kind in (Kind.WANT_STATE, Kind.WANT_MANIFEST, Kind.WANT_LOGGED):
-            verdict, effects = Verdict.ACCEPTED, answer(replica, sender, frame.header)
-        elif kind is Kind.WANT_HAVE:
-            verdict = Verdict.ACCEPTED
-            replica.on_want_have(sender, frame.header, now)
+        elif replica.rounds.ahead.takes(kind):
+            verdict, effects = replica.rounds.ahead.on_frame(sender, frame)
+        elif kind in STATE_WANTS:
+            verdict, effects = Verdict.ACCEPTED, replica.source.answer(sender, frame.header, now)
         elif frame.header.round_no and kind is not Kind.MISSING:
             # No round knows such frames, and nobody's patience is renewed by them.
             verdict = Verdict.MALFORMED
         elif frame.header.round_no:
             verdict = Verdict.ACCEPTED  # the next quiet spell asks again
-            if replica.round is not None and frame.header.round_no == replica.round.plan.round_no:
-                replica.round.on_missing(sender, now)
+            if (flight := replica.rounds.flight_of(frame.header.round_no)) is not None:
+                flight.on_missing(sender, now)
         else:
-            verdict = replica.on_piece(sender, frame)
+            verdict = replica.held.on_piece(sender, frame)
         self.counters.count(verdict)
         return effects
 
@@ -190,43 +183,33 @@ class Replicas:
         if header is not None and header.kind in SERVED_KINDS:
             replica = self.replica_of_chunk(header.chunk)
             if replica is not None:
-                replica.catch.on_spoiled(sender, header)
+                replica.held.catch.on_spoiled(sender, header)
         number = header.round_no if header is not None else 0
         effects: list[Effect] = []
-        # What names no round speaks against its sender in all that are in flight.
-        for replica in self.replicas.values():
-            if replica.round is not None and number in (0, replica.round.plan.round_no):
-                effects += replica.round.on_spoiled(sender, spoiled)
+        for flight in self.flights:  # what names no round speaks against its sender in all that are in flight
+            if number in (0, flight.plan.round_no):
+                effects += flight.on_spoiled(sender, spoiled)
         return effects
 
     def on_lines(self, unreached: set[str], arriving: set[str], now: float) -> None:
         for replica in self.replicas.values():
-            replica.on_lines(unreached, arriving, now)
+            replica.rounds.on_lines(unreached, arriving, now)
 
     @property
-    def in_round(self) -> bool:
-        return any(replica.round is not None for replica in self.replicas.values())
+    def flights(self) -> list[MemberRound]:
+        """The rounds in flight."""
+        each = (replica.rounds.flight for replica in self.replicas.values())
+        return [flight for flight in each if flight is not None]
 
     @property
     def others_in_round(self) -> int:
         """Of the round with most members, if there is one."""
-        return max(
-            (
-                len(replica.round.plan.members) - 1
-                for replica in self.replicas.values()
-                if replica.round is not None
-            ),
-            default=0,
-        )
+        return max((len(flight.plan.members) - 1 for flight in self.flights), default=0)
 
     @property
     def owing_in_round(self) -> int:
         """Members whose bytes are due here.  Between its phases a round brings nothing."""
-        return len(
-            set().union(
-                *(replica.round.owing for replica in self.replicas.values() if replica.round is not None)
-            )
-        )
+        return len(set().union(*(flight.owing for flight in self.flights)))
 
     @property
     def early_count(self) -> int:
@@ -236,7 +219,7 @@ class Replicas:
     @property
     def expects_bytes(self) -> bool:
         """Others have something for me: what arrives then shows what my line can take in."""
-        return any(replica.round is not None or not replica.catch.done for replica in self.replicas.values())
+        return bool(self.flights) or not all(each.held.catch.done for each in self.replicas.values())
 
     def is_payload(self, codec: str, payload: Payload) -> bool:
         """So many finite values in that codec."""
@@ -248,12 +231,11 @@ class Replicas:
 
     def _is_usable(self, sender: str, frame: Frame, replica: Replica) -> bool:
         """Values in the codec that is due and finite, before anybody counts on them (P8, P9)."""
-        kind = frame.header.kind
+        kind, flight = frame.header.kind, replica.rounds.flight_of(frame.header.round_no)
         if kind == Kind.CONTRIBUTION:
-            plan = replica.round.plan if replica.round is not None else None
-            if plan is None or frame.header.round_no != plan.round_no or sender not in plan.members:
+            if flight is None or sender not in flight.plan.members:
                 return True  # the round's own verdict says what it is
-            codec = plan.codec_of(sender)
+            codec = flight.plan.codec_of(sender)
         elif kind in (Kind.RESULT, Kind.LOGGED):
             codec = self._gather
         elif kind == Kind.SUM:
@@ -265,9 +247,9 @@ class Replicas:
         except FrameError as error:
             self.counters.count(error.verdict)
             if kind == Kind.LOGGED:
-                replica.catch.on_spoiled(sender, frame.header)
-            else:
-                replica.refuse(sender, frame.header.round_no, error.verdict)
+                replica.held.catch.on_spoiled(sender, frame.header)
+            elif flight is not None:
+                flight.refuse(sender, error.verdict)
             return False
         return True
 
@@ -292,25 +274,3 @@ class Replicas:
         for sender, frame in waiting:
             effects += self.on_frame(sender, frame, now)
         return effects
-
-
-def answer(replica: Replica, asker: str, header: Header) -> list[Effect]:
-    """To WANT_STATE, WANT_MANIFEST or WANT_LOGGED.  Who asks checks all of it, and believes nobody."""
-    chunk, tag, fragment = header.chunk, header.run_tag, replica.fragment
-    if header.kind == Kind.WANT_LOGGED:
-        payload = replica.log.get(fragment.number, header.version, chunk)
-        if payload is not None:
-            logged = Header(Kind.LOGGED, tag, version=header.version, chunk=chunk)
-            return [SendFrame(asker, with_payload(logged, payload))]
-        if replica.log.on_disk:
-            return [ServeLogged(asker, chunk, header.version, fragment.number)]
-    elif header.kind == Kind.WANT_STATE and (replica.serves or replica.is_the_runs):
-        return [ServeState(asker, chunk, replica.version)]
-    elif header.kind == Kind.WANT_STATE and replica.gives(chunk):
-        return [ServePiece(asker, chunk, replica.catch.given_at(chunk), replica.catch.hash_of(chunk))]
-    elif header.kind == Kind.WANT_MANIFEST and (hashes := replica.catch.hashes_at(header.version)):
-        listed = Header(Kind.MANIFEST, tag, version=header.version, chunk=fragment.first)
-        return [SendFrame(asker, with_payload(listed, hashes))]
-    elif header.kind == Kind.WANT_MANIFEST and replica.serves and header.version <= replica.version:
-        return [ServeManifest(asker, fragment.first, replica.version, fragment.number)]
-    return [SendFrame(asker, bare_answer(Kind.MISSING, header))]

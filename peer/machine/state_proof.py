@@ -44,6 +44,12 @@ class StateProof:
         """What is held is confirmed now, or came from others, or is held no more: there is nothing to show."""
         self._base = NO_VERSION
 
+    def forget(self) -> None:
+        """The state is another one, which was not calculated here: what was shown is void, and nothing leads back."""
+        self.lose()
+        self.before = None
+        self._asked, self._value = (NO_VERSION, b""), b""
+
     # ---- that it holds it --------------------------------------------------------------------------------------
 
     def on_nonce(self, version: int, nonce: bytes) -> None:
@@ -63,10 +69,6 @@ class StateProof:
     def on_proven(self, version: int, nonce: bytes, value: bytes) -> None:
         if self._asked == (version, nonce):
             self._value = value
-
-    def forget_holding(self) -> None:
-        """The state is another one: what was shown of it is void."""
-        self._asked, self._value = (NO_VERSION, b""), b""
 
     def is_proving(self, version: int) -> bool:
         return self._asked[0] == version and not self._value

@@ -31,9 +31,9 @@ class TrainerSync:
         """Before the trainer is told where to freeze next: settle what is over, and name the slots still in use."""
         effects: list[Effect] = []
         for replica, work in self._pairs:
-            effects += replica.take_resolved()
-            work.on_slot_sent(replica.sent_slot)
-            leaves = replica.ahead.is_mine and replica.ahead.frozen is not None
+            effects += replica.rounds.take_resolved()
+            work.on_slot_sent(replica.rounds.sent_slot)
+            leaves = replica.rounds.ahead.is_mine and replica.rounds.ahead.frozen is not None
             if leaves and work.waiting and self._training.attached:
                 effects.append(TellTrainer(work.resume()))
         return effects
@@ -44,8 +44,8 @@ class TrainerSync:
         self._training.on_attach()
         effects = self.free_slots()
         for replica in self._part.replicas.values():
-            if replica.whole:
-                effects += self._training.load(replica.fragment.number, replica.version, None)
+            if replica.held.whole:
+                effects += self._training.load(replica.fragment.number, replica.held.version, None)
         return effects
 
     def on_provided(self) -> list[Effect]:
@@ -74,7 +74,7 @@ class TrainerSync:
         """The run is at another version again: a peer that holds exactly that keeps it, and its work on samples of its
         own; one that has made one version more of it goes back by that."""
         # Not to who has just come.
-        news = any(replica.version != NO_VERSION for replica in self._part.replicas.values())
+        news = any(replica.held.version != NO_VERSION for replica in self._part.replicas.values())
         back: dict[int, int] = {}
         for replica, tick in self._part.words(ticks):
             if replica.go_back(tick.version, dict(tick.digests).get(tick.version)):
@@ -90,13 +90,13 @@ class TrainerSync:
     def is_complete(self, ticks: tuple[FragmentTick, ...]) -> bool:
         """Every fragment is here as the run has it."""
         return all(
-            replica.version == tick.version and not replica.sealing
+            replica.held.version == tick.version and not replica.held.sealing
             for replica, tick in self._part.words(ticks)
         )
 
     def finish(self) -> list[Effect]:
         return self._training.finish(
-            {number: replica.version for number, replica in self._part.replicas.items()}
+            {number: replica.held.version for number, replica in self._part.replicas.items()}
         )
 
     # ---- what becomes of its work --------------------------------------------------------------------------------
@@ -119,15 +119,15 @@ class TrainerSync:
 
     def on_unusable(self, replica: Replica) -> list[Effect]:
         """What stands frozen is not finite: the fragment starts again from the anchor."""
-        replica.on_unusable()
+        replica.rounds.on_unusable()
         self._training.on_unusable()
-        return [*self.free_slots(), *self._training.drop_work(replica.fragment.number, replica.version)]
+        return [*self.free_slots(), *self._training.drop_work(replica.fragment.number, replica.held.version)]
 
     def on_tick(self, tick: Tick) -> list[Effect]:
         """Where the run is: what that means for the trainer's work."""
         effects = self.free_slots()
         for replica, word in self._part.words(tick.fragments):
-            if replica.on_guard(word.dropped):
+            if replica.rounds.on_guard(word.dropped):
                 effects += self._start_again(replica, word.dropped)
         if tick.goal == Goal.ALONE and all(replica.idle for replica in self._part.replicas.values()):
             effects += self.go_on_alone()
@@ -139,11 +139,11 @@ class TrainerSync:
 
     def _start_again(self, replica: Replica, round_no: int) -> list[Effect]:
         """The guard did not take the update of a round that I was in: its work must not come again."""
-        number = replica.fragment.number
-        told = Note(f"round {round_no} made an update of unusual size; restored version {replica.version}")
-        replica.disown()
-        if replica.whole:
-            return [told, *self.free_slots(), *self._training.drop_work(number, replica.version)]
+        number, version = replica.fragment.number, replica.held.version
+        told = Note(f"round {round_no} made an update of unusual size; restored version {version}")
+        replica.rounds.disown()
+        if replica.held.whole:
+            return [told, *self.free_slots(), *self._training.drop_work(number, version)]
         self._training.works[number].forget()
         return [told]
 
@@ -151,10 +151,10 @@ class TrainerSync:
         """Samples behind the work were given to somebody else."""
         if not self._training.known_leases & set(void):
             return []
-        for replica in self._part.replicas.values():
-            replica.disown()
-        held = self._part.replicas.items()
-        versions = {number: replica.version if replica.whole else NO_VERSION for number, replica in held}
+        versions: dict[int, int] = {}
+        for number, replica in self._part.replicas.items():
+            replica.rounds.disown()
+            versions[number] = replica.held.version if replica.held.whole else NO_VERSION
         return [*self.free_slots(), *self._training.on_void(void, versions)]
 
     # ---- a trainer that waits -------------------------------------------------------------------------------------
@@ -182,9 +182,9 @@ class TrainerSync:
         """Where my line is slow, what stands frozen leaves before its round begins, and my trainer goes on."""
         effects: list[Effect] = []
         for replica, work in self._pairs:
-            begun = replica.send_ahead(work.frozen)
-            effects += [*replica.take_resolved(), *begun] if begun else []
-            work.on_slot_sent(replica.sent_slot)
+            begun = replica.rounds.ahead.keep_going(work.frozen) if replica.rounds.is_idle else []
+            effects += [*replica.rounds.take_resolved(), *begun] if begun else []
+            work.on_slot_sent(replica.rounds.sent_slot)
         return effects
 
 

@@ -109,7 +109,7 @@ class BatchInvariants(Invariants):
         peer, encode, payloads = details
         work, _ = peer.kept_work(encode.slot, 0)
         part = peer.machine.part
-        mine = part.replicas[0].contribution if part is not None else None
+        mine = part.replicas[0].rounds.contribution if part is not None else None
         if mine is None:
             return  # the round is over by now
         count, marks = (float(value) * mine.frozen.tokens for value in peer.slots[encode.slot][:2])

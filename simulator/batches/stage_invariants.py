@@ -294,7 +294,7 @@ class StageInvariants(BatchInvariants):
         peer, encode, payloads = details
         part = peer.machine.part
         replica = part.replicas.get(encode.fragment) if part is not None else None
-        mine = replica.contribution if replica is not None else None
+        mine = replica.rounds.contribution if replica is not None else None
         if mine is None:
             return  # the round is over by now
         count, marks = (float(value) * mine.frozen.tokens for value in peer.slots[encode.slot][:2])

@@ -222,7 +222,9 @@ def test_P5_a_run_that_loses_everybody_goes_on_from_a_checkpoint_and_results_on_
         assert world.coordinator is not None
         books = [book.version for book in world.coordinator.core.ledger.books]
         parts = [peer.machine.part for peer in world.peers.values()]
-        held = [[replica.version for replica in part.replicas.values()] for part in parts if part is not None]
+        held = [
+            [replica.held.version for replica in part.replicas.values()] for part in parts if part is not None
+        ]
         if min(books) == 6 and books in held:
             world._blackout()
         else:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.effects import SendFrame
 from farflung.collectives.round.result_requests import ARRIVING_PATIENCE
-from farflung.peer.machine.replica import QUIET_S, Replica
+from farflung.peer.machine.fragment_rounds import QUIET_S
+from farflung.peer.machine.replica import Replica
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.model_schema import Fragment
@@ -21,9 +22,9 @@ COMMIT = Commit(1, 1, MEMBERS, (1.0,) * 3, b"".join(map(hash_bytes, RESULTS)), "
 
 def ann() -> Replica:
     replica = Replica("ann", TAG, Fragment(0, FIRST, len(RESULTS)), ResultLog(keep_versions=3))
-    replica.fill()
+    replica.held.fill()
     replica.found()
-    replica.catch.on_run_state(0, {}, ("dan",), 3)
+    replica.held.catch.on_run_state(0, {}, ("dan",), 3)
     replica.on_sealed(0, b"d" * 32)
     return replica
 
@@ -45,17 +46,18 @@ def asked(replica: Replica, now: float) -> list[tuple[str, int]]:
 def in_round() -> Replica:
     replica = ann()
     replica.on_plan(PLAN, None, 0.0)
-    replica.on_decision(Decision(1, 1, (1.0,) * 3, {}), 0.0)
+    assert replica.rounds.flight is not None
+    replica.rounds.flight.on_decision(Decision(1, 1, (1.0,) * 3, {}), 0.0)
     assert replica.on_round_frame("bob", result(0), 0.5)[0] == Verdict.ACCEPTED
     replica.on_commit(COMMIT, 1.0)
-    replica.catch.on_run_state(1, {}, ("dan",), 3)
+    replica.held.catch.on_run_state(1, {}, ("dan",), 3)
     return replica
 
 
 def test_who_was_not_in_the_round_asks_at_once() -> None:
     replica = ann()
     replica.on_commit(COMMIT, 1.0)
-    replica.catch.on_run_state(1, {}, ("dan",), 3)
+    replica.held.catch.on_run_state(1, {}, ("dan",), 3)
     assert sorted(asked(replica, 1.0)) == [("dan", 0), ("dan", 1)], "two at a time, until the donor is known"
 
 
@@ -65,12 +67,12 @@ def test_a_result_that_comes_after_the_commit_is_taken_and_nobody_is_asked_for_i
     for index, owner in ((1, "bob"), (2, "cyd")):
         assert replica.on_round_frame(owner, result(index), 1.6)[0] == Verdict.ACCEPTED
     assert asked(replica, 1.6) == []
-    assert replica.catch.versions == [1, 1, 1]
+    assert replica.held.catch.versions == [1, 1, 1]
 
 
 def test_what_a_silent_owner_does_not_bring_is_asked_for_and_a_speaking_one_is_waited_for() -> None:
     replica = in_round()
-    replica.on_lines(set(), {"bob"}, 1.0 + QUIET_S / 2)  # bytes of a frame that is not whole
+    replica.rounds.on_lines(set(), {"bob"}, 1.0 + QUIET_S / 2)  # bytes of a frame that is not whole
     assert asked(replica, 1.0 + QUIET_S) == [("dan", 2)]
     assert asked(replica, 1.0 + 1.5 * QUIET_S) == [("dan", 1)]
 
@@ -79,7 +81,7 @@ def test_P3_it_is_not_waited_for_without_end() -> None:
     replica = in_round()
     for tick in range(100):
         now = 1.0 + tick * QUIET_S / 4
-        replica.on_lines(set(), {"bob", "cyd"}, now)
+        replica.rounds.on_lines(set(), {"bob", "cyd"}, now)
         if asked(replica, now):
             assert now == 1.0 + ARRIVING_PATIENCE * QUIET_S
             return
@@ -90,5 +92,5 @@ def test_of_the_next_commit_nothing_is_on_its_way() -> None:
     replica = in_round()
     commit = Commit(2, 2, MEMBERS, (1.0,) * 3, COMMIT.hashes, "fp32", 0)
     replica.on_commit(commit, 1.1)
-    replica.catch.on_run_state(2, {}, ("dan",), 3)
+    replica.held.catch.on_run_state(2, {}, ("dan",), 3)
     assert len(asked(replica, 1.1)) == 2

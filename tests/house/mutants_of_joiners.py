@@ -238,9 +238,9 @@ JOINERS = (
     ),
     Mutant(
         "P6 who has newer hashes alone gives these",
-        "peer/machine/replicas.py",
-        "elif header.kind == Kind.WANT_MANIFEST and replica.serves and header.version <= replica.version:",
-        "elif header.kind == Kind.WANT_MANIFEST and replica.serves and header.version == replica.version:",
+        "peer/machine/held_fragment.py",
+        "elif header.kind == Kind.WANT_MANIFEST and held.serves and version <= held.version:",
+        "elif header.kind == Kind.WANT_MANIFEST and held.serves and version == held.version:",
         LANE,
     ),
     Mutant(

@@ -229,7 +229,7 @@ STATE = (
     Mutant(
         "P7 who reads an older state after a commit used its work consumes nothing for it",
         "peer/machine/replica.py",
-        "if isinstance(stand, Filling) and isinstance(stand.before, Rolling):",
+        "if isinstance(self.held.before_filling, Rolling):",
         "if False:",
         ("tests/peer/machine/test_replica.py",),
     ),
@@ -443,21 +443,21 @@ STATE = (
     ),
     Mutant(
         "P4 only confirmed state is served",
-        "peer/machine/replica.py",
+        "peer/machine/held_fragment.py",
         "return isinstance(self._stand, Current) and self._stand.verified",
         "return isinstance(self._stand, Current)",
         LANE,
     ),
     Mutant(
         "P6 a commit used my work when I am in it",
-        "peer/machine/replica.py",
+        "peer/machine/fragment_rounds.py",
         "if mine.round_no == commit.round_no and self._me in commit.included:",
         "if mine.round_no == commit.round_no:",
         LANE,
     ),
     Mutant(
         "a run that goes back keeps what is exactly its state",
-        "peer/machine/replica.py",
+        "peer/machine/held_fragment.py",
         "keep = isinstance(stand, Current) and (stand.version, stand.digest) == (version, digest)",
         "keep = isinstance(stand, Current)",
         (*LANE[:2], *GOING_BACK[1:]),

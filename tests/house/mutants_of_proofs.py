@@ -173,14 +173,14 @@ PROOFS = (
     ),
     Mutant(
         "who calculated what it holds keeps it, whatever others say",
-        "peer/machine/replica.py",
-        "differs = refuted or (differs and not self._grounds.calculated)",
+        "peer/machine/held_fragment.py",
+        "differs = refuted or (differs and not self.grounds.calculated)",
         "differs = refuted or differs",
         ("tests/peer/machine/test_replica.py", "tests/peer/machine/test_state_proof.py", *COURT[4:]),
     ),
     Mutant(
         "what is proven wrong is given up",
-        "peer/machine/replica.py",
+        "peer/machine/held_fragment.py",
         "refuted = bool(tick.refuted) and tick.refuted == self.digest and self.whole",
         "refuted = False",
         ("tests/peer/machine/test_replica.py", "tests/peer/machine/test_state_proof.py", *COURT[4:]),

@@ -88,7 +88,7 @@ class MadePart:
         """Version 0 of both fragments is here and confirmed, and the trainer has loaded it."""
         self.training.attached = True
         for replica in self.part.replicas.values():
-            replica.fill()
+            replica.held.fill()
         self.exchange.on_provided()
         for fragment in self.part.replicas:
             self.exchange.on_sealed(fragment, 0, digest_of(fragment, 0))
@@ -113,7 +113,7 @@ class MadePart:
         replica.on_commit(commit, 0.0)
         for chunk in replica.fragment.chunks:
             payload = result_of(chunk, commit.version)
-            replica.catch.offer(commit.version, chunk, payload, hash_bytes(payload))
+            replica.held.catch.offer(commit.version, chunk, payload, hash_bytes(payload))
         replica.advance(0.0)
 
     def tick(self, *words: FragmentTick, goal: Goal = Goal.TRAIN, void: tuple[int, ...] = ()) -> list[Effect]:

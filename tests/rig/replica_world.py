@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from farflung.checkpoints.state_sync import NO_VERSION
 from farflung.collectives.round.effects import Install, Roll, Seal, SendFrame
 from farflung.peer.machine.effects import Effect
+from farflung.peer.machine.held_fragment import Current, Empty, Rolling
 from farflung.peer.machine.replica import Replica
-from farflung.peer.machine.replica_states import Current, Empty, Rolling
 from farflung.protocol.digests import hash_bytes, root_of
 from farflung.protocol.frames import Frame, Header, Kind, bare_answer, with_payload
 from farflung.protocol.messages import FragmentTick
@@ -127,11 +127,11 @@ class Cell:
         other, replica = copy.copy(self), self.replica
         shared = (
             replica.fragment,
-            replica.log,
-            replica.kept,
-            replica.ahead,
-            replica._telling,
-            replica.catch.fragment,
+            replica.held.log,
+            replica.rounds.kept,
+            replica.rounds.ahead,
+            replica.source._telling,
+            replica.held.catch.fragment,
         )
         memo: dict[int, object] = {id(each): each for each in shared}
         other.part, other.memory, other.hashing = copy.copy(self.part), [*self.memory], [*self.hashing]
@@ -162,7 +162,10 @@ class Cell:
                     if len(set(self.memory)) > 1 or self.memory[0][1] != version:
                         raise Broken(f"sealed as version {version}: {self.memory}")
                     self.hashing.append(DIGESTS[self.memory[0]])
-        if self.replica.serves and self.replica.digest != DIGESTS[made_in(self.era, self.replica.version)]:
+        if (
+            self.replica.held.serves
+            and self.replica.held.digest != DIGESTS[made_in(self.era, self.replica.held.version)]
+        ):
             raise Broken("it serves what is not the run's")
 
     def moves_on(self) -> None:
@@ -185,7 +188,7 @@ class Cell:
         yield from self._fillings()
 
     def _fillings(self) -> Iterator[tuple[str, Callable[[Cell], None]]]:
-        stand = self.replica.stand
+        stand = self.replica.held.stand
         if self.fills is not None:
             if self.written < CHUNKS:
                 yield "the next chunk is written", Cell.writes
@@ -199,7 +202,7 @@ class Cell:
                 yield f"reads version {version}", lambda c, what=checkpoint: c.begins(what, _restored(what))  # type: ignore[misc]
         if isinstance(stand, Empty | Rolling | Current) and self.version == 0:
             yield "founds", lambda cell: cell.begins((0, 0), lambda c: c.replica.found())
-        if isinstance(stand, Empty) and set(self.replica.catch.versions) == {NO_VERSION}:
+        if isinstance(stand, Empty) and set(self.replica.held.catch.versions) == {NO_VERSION}:
             for chunk in range(CHUNKS):
                 yield (
                     f"recalls {chunk}",
@@ -212,7 +215,7 @@ class Cell:
 
     def ticks(self, donors: tuple[str, ...] = ("bob",)) -> None:
         known = tuple((v, DIGESTS[made_in(self.era, v)]) for v in range(self.version + 1))
-        verified = self.replica.whole and (self.replica.version, self.replica.digest) in known
+        verified = self.replica.held.whole and (self.replica.held.version, self.replica.held.digest) in known
         self.replica.on_tick(FragmentTick(0, self.version, known, verified, donors, 0, False, 0))
         self.moves_on()
 
@@ -241,7 +244,7 @@ class Cell:
 
     def begins(self, what: Content, end: Callable[[Cell], list[Effect]]) -> None:
         self.fills, self.written, self.end = [what] * CHUNKS, 0, end
-        self.replica.fill()
+        self.replica.held.fill()
         self.moves_on()
 
     def writes(self) -> None:
@@ -292,11 +295,17 @@ class Cell:
     @property
     def key(self) -> object:
         """Two cells with the same go on in the same way, but for who is asked what, and how long they wait."""
-        catch, stand = self.replica.catch, self.replica.stand
+        catch, stand = self.replica.held.catch, self.replica.held.stand
         waiting = sorted((chunk, kept[1].header.version) for chunk, kept in catch._unvouched.items())
         parts = (
-            (type(stand), stand.version, stand.digest, self.replica.serves, getattr(stand, "before", None)),
-            (self.era, self.version, *self.memory, *self.hashing, self.replica._lost_track),
+            (
+                type(stand),
+                stand.version,
+                stand.digest,
+                self.replica.held.serves,
+                getattr(stand, "before", None),
+            ),
+            (self.era, self.version, *self.memory, *self.hashing, self.replica.rounds._lost_track),
             (self.fills and (*self.fills, self.written, self.end is not None and self.end.__name__)),
             (*catch.versions, catch.target, catch.sealed, catch.donors, *sorted(catch.digests.items())),
             (
@@ -321,7 +330,7 @@ def _recalled(what: Content, chunk: int) -> Callable[[Cell], list[Effect]]:
     def recalled(cell: Cell) -> list[Effect]:
         """That chunk alone had been kept: the other one is whatever it was."""
         cell.memory[1 - chunk] = NOTHING
-        cell.replica.recalled({chunk: (what[1], DIGESTS[what])})
+        cell.replica.unfilled(True, {chunk: (what[1], DIGESTS[what])})
         return []
 
     return recalled

@@ -56,7 +56,7 @@ class Aimed:
         self.restores += 1
         peer = hand._peer
         assert isinstance(peer, VirtualPeer) and peer.machine.joined is not None
-        catch = peer.machine.joined.part.replicas[0].catch
+        catch = peer.machine.joined.part.replicas[0].held.catch
         made = self._pieces.get((catch.target, catch.digests.get(catch.target, b"")))
         if made is None or not peer.alive:
             return

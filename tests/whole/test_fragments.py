@@ -257,9 +257,9 @@ class Desk:
         )
         self.exchange = TrainerSync(self.part, self.training)
         for replica in self.part.replicas.values():
-            replica.fill()
+            replica.held.fill()
             replica.found()
-            replica.catch.on_run_state(0, {}, (), 3)
+            replica.held.catch.on_run_state(0, {}, (), 3)
         self.exchange.on_attach()
         for number in (0, 1):
             self.exchange.on_sealed(number, 0, b"d" * 32)
@@ -280,19 +280,20 @@ class Desk:
             )
 
     def open(self, number: int, round_no: int) -> None:
-        plan = Plan(round_no, 1, self.part.replicas[number].version, ("ann",), (0, 0), "fp32", number)
+        plan = Plan(round_no, 1, self.part.replicas[number].held.version, ("ann",), (0, 0), "fp32", number)
         self.part.on_plan(plan, self.training.works[number].frozen, 0.0)
 
     def commit(self, number: int, included: bool) -> list[PeerEffect]:
         replica = self.part.replicas[number]
-        version = replica.version + 1
-        assert replica.round is not None
+        version = replica.held.version + 1
+        assert replica.rounds.flight is not None
         members, weights, hashes = ("ann", "bob"), (float(included), 1.0), 2 * hash_bytes(b"result")
         replica.on_commit(
-            Commit(version, replica.round.plan.round_no, members, weights, hashes, "fp32", number), 0.0
+            Commit(version, replica.rounds.flight.plan.round_no, members, weights, hashes, "fp32", number),
+            0.0,
         )
         for chunk in replica.fragment.chunks:
-            assert replica.catch.offer(version, chunk, b"result", hash_bytes(b"result"))
+            assert replica.held.catch.offer(version, chunk, b"result", hash_bytes(b"result"))
         rolled = replica.advance(0.0)
         return [*rolled, *self.exchange.on_sealed(number, version, b"e" * 32)]
 
@@ -301,8 +302,8 @@ class Desk:
         replica = self.part.replicas[number]
         replica.on_commit(Commit(version, 9, ("bob",), (1.0,), bytes(64), "fp32", number), 0.0)
         replica.on_tick(m.FragmentTick(number, version, (), False, ("bob",), 0, False, 0))
-        replica.fill()
-        replica.recalled({chunk: (version, b"") for chunk in replica.fragment.chunks})
+        replica.held.fill()
+        replica.unfilled(True, {chunk: (version, b"") for chunk in replica.fragment.chunks})
         arrived = replica.advance(0.0)
         return [*arrived, *self.exchange.on_sealed(number, version, b"e" * 32)]
 
@@ -374,20 +375,20 @@ def test_who_dropped_its_work_since_it_said_ready_still_owns_and_receives() -> N
     desk = Desk()
     desk.open(0, 1)
     replica = desk.part.replicas[0]
-    assert replica.round is not None and replica.contribution is None and not replica.idle
+    assert replica.rounds.flight is not None and replica.rounds.contribution is None and not replica.idle
 
 
 def test_who_is_too_far_behind_holds_nothing_and_says_so() -> None:
     desk = Desk()
     replica = desk.part.replicas[1]
     replica.on_tick(m.FragmentTick(1, 3, (), False, (), 0, False, 0))
-    assert replica.version == 0, "as far as the result logs reach"
+    assert replica.held.version == 0, "as far as the result logs reach"
     replica.on_tick(m.FragmentTick(1, 9, (), False, (), 0, False, 0))
-    assert replica.version == 0, (
+    assert replica.held.version == 0, (
         "while there is nobody to ask, what is held may yet become the run's newest state"
     )
     replica.on_tick(m.FragmentTick(1, 9, (), False, ("bob",), 0, False, 0))
-    assert (replica.version, desk.part.replicas[0].version, desk.part.version) == (-1, 0, -1)
+    assert (replica.held.version, desk.part.replicas[0].held.version, desk.part.version) == (-1, 0, -1)
 
 
 # ---- the coordinator ---------------------------------------------------------------------------------------------

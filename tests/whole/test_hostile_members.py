@@ -79,13 +79,13 @@ class Honest:
         self.contact = Contact(name, name, z85.decode(keys[0]), address)
         self.part = Replicas(name, Attached(Known(MANIFEST, RUN), MODEL), ResultLog(), check_payload)
         self.replica = self.part.replicas[0]
-        self.replica.fill()
+        self.replica.held.fill()
         self.replica.found()
         self.replica.on_sealed(0, b"d" * 32)
         self.reports = HeartbeatBuilder(lambda said: bytes(64))
 
     def open(self, plan: Plan) -> None:
-        new = self.replica.round is None
+        new = self.replica.rounds.flight is None
         effects = self.part.on_plan(
             plan, Frozen(slot=0, tokens=100, steps=4, used=(), loss=None), time.monotonic()
         )
@@ -99,12 +99,14 @@ class Honest:
                 case SendFrame(to=to, frame=frame):
                     self.link.send(to, frame)
                 case Encode():
-                    assert self.replica.round is not None
-                    self.do([*self.replica.round.on_encoded(dict(enumerate(TRUE[self.name])))])
+                    assert self.replica.rounds.flight is not None
+                    self.do([*self.replica.rounds.flight.on_encoded(dict(enumerate(TRUE[self.name])))])
                 case Merge():
-                    assert self.replica.round is not None
+                    assert self.replica.rounds.flight is not None
                     payload = merged_chunk(CODEC, ELEMENTS, effect.payloads, effect.weights)
-                    self.do([*self.replica.round.on_merged(effect.decision_no, effect.chunk, payload)])
+                    self.do(
+                        [*self.replica.rounds.flight.on_merged(effect.decision_no, effect.chunk, payload)]
+                    )
                 case ServeState() | ServeManifest():
                     raise AssertionError("nobody here holds a verified state")
 
@@ -120,8 +122,8 @@ class Honest:
         self.link.on_tick()
         self.part.on_lines(self.link.unreached(), self.link.arriving(), time.monotonic())
         self.do(self.part.on_timer(time.monotonic()))
-        if self.replica.round is not None:
-            for said in self.reports.maybe_progress(self.replica.round, time.monotonic()):
+        if self.replica.rounds.flight is not None:
+            for said in self.reports.maybe_progress(self.replica.rounds.flight, time.monotonic()):
                 assert isinstance(said, ToCoordinator) and isinstance(said.message, ProgressReport)
                 self._tell(self.name, said.message)
 
@@ -135,7 +137,7 @@ class Honest:
                 line.waiting.answers <= ANSWERS_WAITING and len(line.waiting) <= ANSWERS_WAITING + 8 * CHUNKS
             )
             assert len(line.routes) <= LINES_OF_CONTACT
-        flight = self.replica.round
+        flight = self.replica.rounds.flight
         if flight is not None:
             assert set(flight.pieces.held) <= set(range(CHUNKS)) and len(flight.pieces.results) <= CHUNKS
             assert all(set(shelf) <= set(MEMBERS) for shelf in flight.pieces.held.values())
@@ -484,8 +486,8 @@ def finished_alike(swarm: Swarm) -> None:
     assert swarm.done.commit.hashes == b"".join(map(hash_bytes, expected))
     assert set(HONEST) <= set(swarm.done.commit.included)
     for each in swarm.honest.values():
-        assert each.replica.round is not None
-        for chunk, piece in each.replica.round.pieces.results.items():
+        assert each.replica.rounds.flight is not None
+        for chunk, piece in each.replica.rounds.flight.pieces.results.items():
             assert bytes(piece.payload) == expected[chunk]
 
 

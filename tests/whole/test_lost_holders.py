@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.peer.machine.replica import Replica
+from farflung.peer.machine.held_fragment import HeldFragment
 from farflung.peer.state.outer_state import OuterState
 from rig.lost_holders import GOES_ON_S, BeforeLost, OnePlace, Seen, run_of
 
@@ -55,7 +55,7 @@ def test_P13_whoever_keeps_no_checkpoint_goes_back_by_what_it_was_before_the_las
     keeps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not keeps:
-        monkeypatch.setattr(Replica, "before", None)
+        monkeypatch.setattr(HeldFragment, "before", None)
     worlds = [
         OnePlace(seed) for seed in (5, 7, 10, 11)
     ]  # in which the newest version is lost with its holder
@@ -85,5 +85,5 @@ def test_P13_who_lost_what_it_was_before_and_who_is_new_take_it_from_those_who_w
     assert world.run().outcome == "finished" and world.went_back == 1
     first, second, new = world.of_first
     assert undone == [(first.state, True), (second.state, False)] and new.peer not in world.at_return
-    held = {peer.machine.part.replicas[0].digest for peer in (first, second, new) if peer.machine.part}
+    held = {peer.machine.part.replicas[0].held.digest for peer in (first, second, new) if peer.machine.part}
     assert len(held) == 1 and b"" not in held

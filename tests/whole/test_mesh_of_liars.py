@@ -39,7 +39,7 @@ class LiarsInOneGroup(World):
 
     def lie(self, peer: str, payloads: dict[int, Payload]) -> dict[int, Payload]:
         part = self.peers[peer].machine.part
-        flight = part.replicas[0].round if part is not None else None
+        flight = part.replicas[0].rounds.flight if part is not None else None
         if flight is None or flight.plan.column is None or not self._lies(peer, flight.plan):
             return payloads
         return forged(payloads, self.model.chunk_elements, self.how)

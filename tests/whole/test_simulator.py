@@ -17,8 +17,8 @@ import pytest
 from farflung.compression.codec import codec_names
 from farflung.peer.local.words import Provide
 from farflung.peer.machine import effects as do
+from farflung.peer.machine.fragment_rounds import Idle, Merged, RoleEvent
 from farflung.peer.machine.machine import PeerMachine
-from farflung.peer.machine.replica_states import Idle, Merged, RoleEvent
 from farflung.protocol.manifest_sections import CodecName
 from farflung.protocol.messages import Aborted, Decided
 from farflung.protocol.round_words import Commit, Decision
@@ -162,7 +162,7 @@ class AppliesBeforeCommit(PeerMachine):
 
     def _commit_alone(self) -> list[do.Effect]:
         for replica in self.part.replicas.values() if self.part is not None else ():
-            flight = replica.round
+            flight = replica.rounds.flight
             if flight is None or flight.decision is None or flight.pieces.missing_results():
                 continue
             hashes = b"".join(flight.pieces.results[chunk].hash for chunk in range(len(flight.plan.owners)))
@@ -187,8 +187,8 @@ class KeepsWorkThatWasMerged(PeerMachine):
 
     def on_sealed(self, fragment, version, digest, now):  # type: ignore[no-untyped-def]
         replica = self.part.replicas[fragment]
-        if isinstance(replica.role, Merged):
-            replica._plays(RoleEvent.SETTLED, Idle())
+        if isinstance(replica.rounds.role, Merged):
+            replica.rounds._plays(RoleEvent.SETTLED, Idle())
         return super().on_sealed(fragment, version, digest, now)
 
 
@@ -202,7 +202,7 @@ class ForgetsWorkWhenARoundFails(PeerMachine):
         ):
             if isinstance(message, Aborted) and work.frozen is not None:
                 work.frozen = None
-                effects.append(do.TellTrainer(work._load(replica.version, "rest", None)))
+                effects.append(do.TellTrainer(work._load(replica.held.version, "rest", None)))
         return effects
 
 
@@ -212,13 +212,13 @@ class LiesAboutItsState(PeerMachine):
     def _found(self, tick, part):  # type: ignore[no-untyped-def]
         if part.version != -1 or self._providing or not self.training.attached:
             return []
-        if any(replica.sealing for replica in part.replicas.values()):
+        if any(replica.held.sealing for replica in part.replicas.values()):
             return []
         self._providing = True
         return [do.TellTrainer(Provide())]
 
     def on_sealed(self, fragment, version, digest, now):  # type: ignore[no-untyped-def]
-        known = self.part.replicas[fragment].catch.digests
+        known = self.part.replicas[fragment].held.catch.digests
         return super().on_sealed(fragment, version, known.get(version, digest), now)
 
 

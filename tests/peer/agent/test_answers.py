@@ -37,9 +37,9 @@ class Donor:
             send=lambda peer, frame: self.told.append(frame.header.kind),
         )
         line = SimpleNamespace(link=link, known_up=0.0, rates=(0.0, 0.0))
-        replica = SimpleNamespace(serves=True, holds_state=True)
+        replica = SimpleNamespace(held=SimpleNamespace(serves=True, version=0))
         part = SimpleNamespace(
-            in_round=False,
+            flights=[],
             replica_of_chunk=lambda chunk: replica,
             counters=SimpleNamespace(count=Counter().update),
         )

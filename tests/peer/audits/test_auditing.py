@@ -45,7 +45,7 @@ class AuditorRig:
         )
         self.auditing = Auditor("ann", TAG, self.made.part, tell)
         mine = {index: ChunkPiece(sent_by("ann"), hash_bytes(sent_by("ann"))) for index in range(2)}
-        self.made.replica(0).kept.on_commit(ROUND, Given(ROUND, mine))
+        self.made.replica(0).rounds.kept.on_commit(ROUND, Given(ROUND, mine))
 
     def gives(self, peer: str, payload: bytes | None = None, now: float = 0.0, **where: int) -> list[Effect]:
         what = {"round_no": ROUND, "version": 3} | where
@@ -259,7 +259,7 @@ def test_what_the_coordinator_has_begun_to_look_at_is_kept_until_it_has_all_of_i
         if asked_before:
             assert auditor.show("ann") == sent_by("ann")
         for later in range(1, ROUNDS_KEPT + 1):
-            auditor.made.replica(0).kept.on_commit(ROUND + later, Given())
+            auditor.made.replica(0).rounds.kept.on_commit(ROUND + later, Given())
         auditor.auditing.turn(ACCUSED_KEPT_S - 1)
         assert auditor.show("ann") == shown
     auditor.auditing.turn(3 * ACCUSED_KEPT_S)
@@ -303,9 +303,9 @@ def test_a_replica_keeps_what_a_commit_used_and_answers_old_rounds_beside_the_on
     made.freezes(0)
     made.opens(0)
     replica = made.replica(0)
-    assert replica.round is not None
+    assert replica.rounds.flight is not None
     mine = {index: ChunkPiece(bytes([index]), hash_bytes(bytes([index]))) for index in range(2)}
-    replica.round.pieces.mine.update(mine)
+    replica.rounds.flight.pieces.mine.update(mine)
     made.decides()
     replica.on_commit(commit_of(0), 0.0)
     question = frame_of(Kind.WANT_CONTRIBUTION, 1, round_no=1)
@@ -324,13 +324,13 @@ def test_what_a_commit_used_is_kept_also_where_a_later_commit_is_heard_of_first(
     made.freezes(0)
     made.opens(0)
     replica = made.replica(0)
-    assert replica.round is not None
-    replica.round.pieces.mine[1] = ChunkPiece(b"mine", hash_bytes(b"mine"))
+    assert replica.rounds.flight is not None
+    replica.rounds.flight.pieces.mine[1] = ChunkPiece(b"mine", hash_bytes(b"mine"))
     replica.on_commit(commit_of(0, round_no=2, version=2), 0.0)
     replica.on_commit(commit_of(0), 0.0)
-    kept = replica.my_piece(1, 1)
+    kept = replica.rounds.kept.piece(1, 1, flight=replica.rounds.flight)
     assert kept is not None and kept.payload == b"mine"
-    assert replica.my_piece(2, 1) is None
+    assert replica.rounds.kept.piece(2, 1, flight=replica.rounds.flight) is None
 
 
 def test_work_that_no_commit_used_is_not_kept() -> None:
@@ -339,10 +339,10 @@ def test_work_that_no_commit_used_is_not_kept() -> None:
     made.freezes(0)
     made.opens(0)
     replica = made.replica(0)
-    assert replica.round is not None
-    replica.round.pieces.mine[0] = ChunkPiece(b"x", hash_bytes(b"x"))
+    assert replica.rounds.flight is not None
+    replica.rounds.flight.pieces.mine[0] = ChunkPiece(b"x", hash_bytes(b"x"))
     replica.on_commit(commit_of(0, with_ann=False), 0.0)
-    assert replica.kept.size_bytes == 0
+    assert replica.rounds.kept.size_bytes == 0
 
 
 # ---- rounds in groups --------------------------------------------------------------------------------------------
@@ -372,7 +372,7 @@ def test_a_result_of_groups_is_made_of_sums_and_these_are_asked_for() -> None:
 def test_its_own_sum_an_auditor_has_and_shows_as_a_sum() -> None:
     auditor = AuditorRig()
     mine = {CHUNK: ChunkPiece(sent_by("ann"), hash_bytes(sent_by("ann")))}
-    auditor.made.replica(0).kept.on_commit(ROUND + 1, Given(ROUND + 1, {}, mine))
+    auditor.made.replica(0).rounds.kept.on_commit(ROUND + 1, Given(ROUND + 1, {}, mine))
     audit = AuditChunks(**_fields(of_sums("ann", "bob")) | {"round_no": ROUND + 1})  # type: ignore[arg-type]
     asked_for = [each.to for each in auditor.auditing.on_audit(audit, 0.0) if isinstance(each, SendFrame)]
     assert asked_for == ["bob"]

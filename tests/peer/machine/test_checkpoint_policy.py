@@ -53,7 +53,7 @@ def replicas(*versions: int) -> list[Replica]:
     found = []
     for fragment, version in zip(fragments_of(4, len(versions)), versions, strict=True):
         replica = Replica("ann", b"12345678", fragment, ResultLog(3))
-        replica.fill()
+        replica.held.fill()
         replica.filled(version)
         replica.on_sealed(version, bytes([version]) * 32)
         confirm(replica)
@@ -63,7 +63,7 @@ def replicas(*versions: int) -> list[Replica]:
 
 def confirm(replica: Replica, proof: bytes = b"") -> None:
     replica.on_tick(
-        FragmentTick(replica.fragment.number, replica.version, (), True, (), 0, False, 0, proof=proof)
+        FragmentTick(replica.fragment.number, replica.held.version, (), True, (), 0, False, 0, proof=proof)
     )
 
 
@@ -80,11 +80,13 @@ def saving(every_rounds: int = 2, rounds: int = 9, enabled: bool = True, pinned:
 def test_only_a_signature_that_fits_goes_into_a_checkpoint(tmp_path: Path) -> None:
     keys, other = load_or_create(tmp_path), bytes(32)
     [replica] = replicas(2)
-    confirm(replica, keys.prove(statement_of(bytes(16), 0, 0, 2, replica.digest)))
+    confirm(replica, keys.prove(statement_of(bytes(16), 0, 0, 2, replica.held.digest)))
     for pinned, era, good in ((keys.public_raw, 0, True), (other, 0, False), (keys.public_raw, 1, False)):
         due = saving(pinned=pinned)
         effects = due.due_saves([replica], era)
-        assert [e.proof for e in effects if isinstance(e, SaveFragment)] == [replica.proof if good else b""]
+        assert [e.proof for e in effects if isinstance(e, SaveFragment)] == [
+            replica.held.proof if good else b""
+        ]
         assert good or any(isinstance(e, Note) and "does not fit" in e.text for e in effects)
 
 
@@ -117,11 +119,11 @@ def test_what_lies_there_is_asked_for_at_start_and_after_each_save() -> None:
 def test_a_state_that_is_not_confirmed_or_being_hashed_is_not_taken() -> None:
     due = saving()
     replica = Replica("ann", b"12345678", fragments_of(4, 1)[0], ResultLog(3))
-    replica.fill()
+    replica.held.fill()
     replica.filled(2)
-    assert replica.sealing and due.due_saves([replica], 0) == []
+    assert replica.held.sealing and due.due_saves([replica], 0) == []
     replica.on_sealed(2, bytes([2]) * 32)
-    assert replica.whole and due.due_saves([replica], 0) == []
+    assert replica.held.whole and due.due_saves([replica], 0) == []
     confirm(replica)
     assert due.due_saves([replica], 0) == [SaveFragment(2, 0, bytes([2]) * 32, 0, 0)]
 
@@ -198,11 +200,11 @@ def test_a_fragment_that_somebody_gives_is_fetched_and_not_read_until_it_gives_n
 def test_P3_pieces_that_nobody_has_more_of_do_not_keep_a_peer_from_its_checkpoint() -> None:
     """Joiners give each other what they have: all may have the same, from somebody who is gone."""
     due, partly = RestoringOwn(enabled=True), empty_and(5)
-    partly[0].catch.versions[0] = 5
+    partly[0].held.catch.versions[0] = 5
     nobody, bob = tick_of((), ("bob",)), tick_of(("bob",), ("bob",))
     assert due.due_restore(nobody, partly, False, 0.0) == [], "more of it may come"
     assert due.due_restore(bob, partly, False, 2 * STARVED_S) == [], "it is given, however slowly"
-    partly[0].catch.versions[1] = 5
+    partly[0].held.catch.versions[1] = 5
     assert due.due_restore(nobody, partly, False, 2 * STARVED_S) == [], "more of it has come"
     assert due.due_restore(nobody, partly, False, 3 * STARVED_S - 1.0) == []
     [restore] = due.due_restore(nobody, partly, False, 3 * STARVED_S)
@@ -212,12 +214,12 @@ def test_P3_pieces_that_nobody_has_more_of_do_not_keep_a_peer_from_its_checkpoin
 def test_P3_a_peer_torn_between_two_versions_reads_its_checkpoint_when_nobody_can_help() -> None:
     """A piece came as the state of a newer version, and whoever gave it is gone."""
     due, torn = RestoringOwn(enabled=True), replicas(5, 5)
-    torn[0].catch.versions[1] = 7
-    torn[0]._look_whether_torn()
+    torn[0].held.catch.versions[1] = 7
+    torn[0].held._look_whether_torn()
     nobody, bob = tick_of((), ("bob",)), tick_of(("bob",), ("bob",))
     assert due.due_restore(bob, torn, False, 0.0) == []
     assert due.due_restore(bob, torn, False, 2 * STARVED_S) == [], "somebody can give it the rest"
-    torn[0].catch.versions[0] = 6
+    torn[0].held.catch.versions[0] = 6
     assert due.due_restore(nobody, torn, False, 2 * STARVED_S) == [], "it has moved on"
     assert due.due_restore(nobody, torn, False, 3 * STARVED_S - 1.0) == []
     [restore] = due.due_restore(nobody, torn, False, 3 * STARVED_S)
@@ -227,8 +229,8 @@ def test_P3_a_peer_torn_between_two_versions_reads_its_checkpoint_when_nobody_ca
 def test_P3_donors_that_are_named_and_give_nothing_do_not_keep_a_torn_peer_from_its_checkpoint() -> None:
     """Two that were torn by one piece each name the other: neither can give anything."""
     due, torn = RestoringOwn(enabled=True), replicas(5, 5)
-    torn[0].catch.versions[1] = 7
-    torn[0]._look_whether_torn()
+    torn[0].held.catch.versions[1] = 7
+    torn[0].held._look_whether_torn()
     bob = tick_of(("bob",), ("bob",))
     assert due.due_restore(bob, torn, False, 0.0) == due.due_restore(bob, torn, False, TORN_S - 1.0) == []
     [restore] = due.due_restore(bob, torn, False, TORN_S)
@@ -286,7 +288,7 @@ def test_one_donor_that_is_reached_otherwise_is_asked_and_no_checkpoint_read() -
 
 def test_what_has_come_over_the_relay_already_is_not_read_again() -> None:
     due, partly = at_relay("bob"), one_empty()
-    partly[1].catch.versions[0] = 5
+    partly[1].held.catch.versions[0] = 5
     assert due.due_restore(far_tick("bob"), partly, False, 0.0) == []
 
 

@@ -12,9 +12,8 @@ from farflung.checkpoints.result_log import ResultLog
 from farflung.checkpoints.state_sync import NO_VERSION
 from farflung.collectives.round.effects import Install, Roll, Seal, SendFrame
 from farflung.peer.machine.effects import Effect
+from farflung.peer.machine.held_fragment import Empty, Filling, Hashing, VoidFilling
 from farflung.peer.machine.replica import Replica
-from farflung.peer.machine.replica_states import Empty, Filling, Hashing, VoidFilling
-from farflung.peer.machine.replicas import answer
 from farflung.protocol.digests import hash_bytes, root_of
 from farflung.protocol.frames import Frame, Header, Kind, bare_answer, with_payload
 from farflung.protocol.messages import FragmentTick
@@ -46,8 +45,8 @@ def cyd(has: int | None = None) -> Replica:
     replica.on_commit(COMMIT, 0.0)
     replica.advance(0.0)
     if has is not None:
-        replica.on_piece("bob", LISTED)
-        replica.on_piece("bob", piece(has))
+        replica.held.on_piece("bob", LISTED)
+        replica.held.on_piece("bob", piece(has))
         replica.advance(0.0)
     return replica
 
@@ -58,15 +57,15 @@ def changes(effects: list[Effect]) -> list[Effect]:
 
 def test_P1_what_arrives_while_values_are_written_is_stale_and_changes_nothing() -> None:
     replica = cyd()
-    replica.fill()
+    replica.held.fill()
     for frame in (LISTED, piece(0), piece(1), logged(0), logged(1), MISSING, LISTED, piece(0)):
-        assert replica.on_piece("bob", frame) is Verdict.STALE and replica.advance(1.0) == []
-    assert replica.filled(0) == [Seal(0, 0)] and replica.catch.versions == [0, 0]
+        assert replica.held.on_piece("bob", frame) is Verdict.STALE and replica.advance(1.0) == []
+    assert replica.filled(0) == [Seal(0, 0)] and replica.held.catch.versions == [0, 0]
 
 
 def test_P6_what_was_asked_for_before_is_asked_for_again_after_it_came_to_nothing() -> None:
     replica = cyd()
-    replica.fill()
+    replica.held.fill()
     replica.unfilled(touched=False)
     again = [each.frame.header.kind for each in replica.advance(1.0) if isinstance(each, SendFrame)]
     assert {Kind.WANT_MANIFEST, Kind.WANT_STATE} <= {*again}, "and bob is not thought to be slow"
@@ -75,24 +74,24 @@ def test_P6_what_was_asked_for_before_is_asked_for_again_after_it_came_to_nothin
 def test_P4_of_what_is_being_written_over_nothing_is_given_away() -> None:
     replica = cyd(has=1)
     want = Header(Kind.WANT_STATE, TAG, chunk=1)
-    assert replica.gives(1)
-    replica.fill()
-    assert not replica.gives(1)
-    [missing] = answer(replica, "dan", want)
+    assert replica.source.gives(1)
+    replica.held.fill()
+    assert not replica.source.gives(1)
+    [missing] = replica.source.answer("dan", want, 0.0)
     assert isinstance(missing, SendFrame) and missing.frame.header.kind is Kind.MISSING
     replica.unfilled(touched=False)
-    assert replica.gives(1), "nothing was written: it is what it was"
+    assert replica.source.gives(1), "nothing was written: it is what it was"
 
 
 def test_a_disk_that_fails_half_way_leaves_nothing_and_no_mixture() -> None:
     replica = cyd(has=1)
-    replica.fill()
+    replica.held.fill()
     replica.unfilled(touched=True)
-    assert isinstance(replica.stand, Empty) and replica.catch.versions == [NO_VERSION] * 2
-    replica.on_piece("bob", LISTED)
+    assert isinstance(replica.held.stand, Empty) and replica.held.catch.versions == [NO_VERSION] * 2
+    replica.held.on_piece("bob", LISTED)
     arrived = []
     for chunk in (0, 1):
-        replica.on_piece("bob", piece(chunk))
+        replica.held.on_piece("bob", piece(chunk))
         arrived += replica.advance(1.0)
     assert [type(each) for each in changes(arrived)] == [Install, Install, Seal]
 
@@ -100,26 +99,26 @@ def test_a_disk_that_fails_half_way_leaves_nothing_and_no_mixture() -> None:
 def test_the_run_that_goes_back_while_values_are_written_has_no_use_for_them() -> None:
     for end in ("filled", "unfilled", "recalled"):
         replica = cyd()
-        replica.fill()
+        replica.held.fill()
         replica.go_back(0, b"0" * 32)
-        assert isinstance(replica.stand, VoidFilling)
+        assert isinstance(replica.held.stand, VoidFilling)
         replica.go_back(0, b"0" * 32)
         replica.on_tick(FragmentTick(0, 1, ((1, root_of(HASHES)),), False, ("bob",), 0, False, 0))
-        assert replica.on_piece("bob", LISTED) is Verdict.STALE and replica.advance(1.0) == []
+        assert replica.held.on_piece("bob", LISTED) is Verdict.STALE and replica.advance(1.0) == []
         if end == "filled":
             assert replica.filled(1) == []
         elif end == "unfilled":
             replica.unfilled(touched=True)
         else:
-            replica.recalled({0: (1, b""), 1: (1, b"")})
-        assert isinstance(replica.stand, Empty) and replica.catch.versions == [NO_VERSION] * 2
+            replica.unfilled(True, {0: (1, b""), 1: (1, b"")})
+        assert isinstance(replica.held.stand, Empty) and replica.held.catch.versions == [NO_VERSION] * 2
 
 
 def test_pieces_that_were_recalled_are_where_they_were_and_the_others_are_fetched() -> None:
     replica = cyd()
-    replica.fill()
-    replica.recalled({1: (1, root_of(HASHES))})
-    assert isinstance(replica.stand, Empty) and replica.catch.versions == [NO_VERSION, 1]
+    replica.held.fill()
+    replica.unfilled(True, {1: (1, root_of(HASHES))})
+    assert isinstance(replica.held.stand, Empty) and replica.held.catch.versions == [NO_VERSION, 1]
     wanted = [
         each.frame.header
         for each in replica.advance(1.0)
@@ -130,30 +129,32 @@ def test_pieces_that_were_recalled_are_where_they_were_and_the_others_are_fetche
 
 def test_two_do_not_fill_a_replica_at_once_and_what_is_hashed_is_not_filled() -> None:
     replica = cyd()
-    replica.fill()
+    replica.held.fill()
     with pytest.raises(IllegalMove):
-        replica.fill()
-    assert isinstance(replica.stand, Filling)
+        replica.held.fill()
+    assert isinstance(replica.held.stand, Filling)
     replica.filled(0)
     with pytest.raises(IllegalMove):
-        replica.fill()
-    assert isinstance(replica.stand, Hashing)
+        replica.held.fill()
+    assert isinstance(replica.held.stand, Hashing)
 
 
 def test_P4_a_true_piece_that_she_lacks_not_tears_no_whole_state() -> None:
     replica = cyd()
-    replica.fill()
+    replica.held.fill()
     replica.filled(0)
     replica.on_sealed(0, b"0" * 32)
-    replica.on_piece("bob", LISTED)
-    assert replica.on_piece("bob", piece(0)) is Verdict.STALE
-    assert not changes(replica.advance(1.0)) and replica.whole and replica.catch.versions == [0, 0]
+    replica.held.on_piece("bob", LISTED)
+    assert replica.held.on_piece("bob", piece(0)) is Verdict.STALE
+    assert not changes(replica.advance(1.0)) and replica.held.whole and replica.held.catch.versions == [0, 0]
 
 
 def test_P1_pieces_that_came_just_before_are_not_put_into_what_is_being_written() -> None:
     replica = cyd()
-    replica.on_piece("bob", LISTED)
-    assert replica.on_piece("bob", piece(0)) is Verdict.ACCEPTED  # while the trainer reads the anchor, say
-    replica.fill()
+    replica.held.on_piece("bob", LISTED)
+    assert (
+        replica.held.on_piece("bob", piece(0)) is Verdict.ACCEPTED
+    )  # while the trainer reads the anchor, say
+    replica.held.fill()
     replica.unfilled(touched=False)
-    assert not changes(replica.advance(1.0)) and replica.catch.versions == [NO_VERSION] * 2
+    assert not changes(replica.advance(1.0)) and replica.held.catch.versions == [NO_VERSION] * 2

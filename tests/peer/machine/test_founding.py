@@ -9,8 +9,8 @@ from farflung.peer.local.words import Provide
 from farflung.peer.machine.checkpoint_policy import is_empty
 from farflung.peer.machine.effects import BeginFrom, Effect, Note, TellTrainer
 from farflung.peer.machine.founding import READ_AGAIN_S, Founding, without_start
+from farflung.peer.machine.held_fragment import Empty
 from farflung.peer.machine.replica import Replica
-from farflung.peer.machine.replica_states import Empty
 from farflung.protocol.manifest_sections import StartSection
 from farflung.protocol.messages import FragmentTick, Tick
 from farflung.protocol.model_schema import fragments_of
@@ -47,7 +47,7 @@ def test_without_a_beginning_the_trainer_writes_its_own_values() -> None:
     it, replica = founding(StartSection())
     assert (
         it.due(tick(Goal.FOUND), [replica], 0.0) == [TellTrainer(Provide())]
-        and replica.filling
+        and replica.held.filling
         and not it.reads
     )
     assert it.due(tick(Goal.FOUND), [replica], 1.0) == [], "it is at it"
@@ -69,12 +69,12 @@ def test_the_founder_reads_what_the_run_begins_with(
     found = it.due(tick(Goal.FOUND), [replica], 0.0)
     assert (
         found[1:] == [BeginFrom(start.model_copy(update={"source": at}), as_nobody)]
-        and replica.filling
+        and replica.held.filling
         and it.reads
     )
     assert it.due(tick(Goal.FOUND), [replica], 9.0) == [] and not it.lacks_it
     it.on_trainer_gone([replica])
-    assert replica.filling, "its pieces still come into the state"
+    assert replica.held.filling, "its pieces still come into the state"
     assert it.on_read("", False, [replica], 9.0) == ("", []) and not it.reads
 
 
@@ -85,7 +85,7 @@ def test_no_path_is_opened_on_the_runs_word_whoever_is_told_to_found(place: str)
     it, replica = founding(StartSection.model_validate({"from": place, "hash": "a" * 64}))
     assert it.lacks_it
     for goal in (Goal.FOUND, Goal.SYNC, Goal.WAIT):
-        assert not reads(it.due(tick(goal, DIGEST), [replica], 0.0)) and not replica.filling
+        assert not reads(it.due(tick(goal, DIGEST), [replica], 0.0)) and not replica.held.filling
     said = [each for _ in range(3) for each in it.due(tick(Goal.FOUND), [replica], 99.0)]
     assert said == [], "once is enough"
     told, _ = founding(StartSection.model_validate({"from": place, "hash": "a" * 64}))
@@ -105,7 +105,7 @@ def test_a_place_of_ones_own_is_of_no_use_where_the_run_begins_with_nothing() ->
 def test_others_read_what_they_can_once() -> None:
     it, replica = founding()
     assert not reads(it.due(tick(Goal.WAIT), [replica], 0.0)), "nobody has founded it"
-    replica.fill()
+    replica.held.fill()
     assert not reads(it.due(tick(Goal.SYNC, DIGEST), [replica], 0.0)), "what had arrived is being read"
     replica.unfilled(touched=False)
     assert not reads(it.due(tick(Goal.SYNC, DIGEST, version=3), [replica], 0.0)), "it is past that"
@@ -121,7 +121,7 @@ def test_a_founder_leaves_where_nothing_can_come_of_it_and_else_tries_again() ->
     it.due(tick(Goal.FOUND), [replica], 0.0)
     leaves, said = it.on_read("it does not answer", False, [replica], 1.0)
     assert not leaves and said == [Note("can't begin with it now: it does not answer")]
-    assert isinstance(replica.stand, Empty)
+    assert isinstance(replica.held.stand, Empty)
     assert not reads(it.due(tick(Goal.FOUND), [replica], READ_AGAIN_S)), "another one may found the run"
     assert reads(it.due(tick(Goal.FOUND), [replica], 1.0 + READ_AGAIN_S))
     leaves, said = it.on_read("another file", True, [replica], 40.0)
@@ -139,7 +139,7 @@ def test_what_was_read_in_an_era_that_is_over_does_not_count() -> None:
     it, replica = founding()
     it.due(tick(Goal.FOUND), [replica], 0.0)
     replica.go_back(0, None)
-    replica.catch.digests[0] = DIGEST
+    replica.held.catch.digests[0] = DIGEST
     it.on_read("", False, [replica], 1.0)
     assert it.contradiction(replica, 0, OTHER) == ""
 
@@ -147,10 +147,10 @@ def test_what_was_read_in_an_era_that_is_over_does_not_count() -> None:
 def test_whoever_has_read_it_knows_a_founder_that_began_with_something_else() -> None:
     it, replica = founding()
     it.due(tick(Goal.SYNC, DIGEST), [replica], 0.0)
-    replica.catch.digests[0] = DIGEST
+    replica.held.catch.digests[0] = DIGEST
     assert it.contradiction(replica, 0, OTHER) == "", "its state is nothing that it has read"
     it.on_read("", False, [replica], 1.0)
     assert it.contradiction(replica, 0, DIGEST) == "" and it.contradiction(replica, 1, OTHER) == ""
     assert "who founded it began with something else" in it.contradiction(replica, 0, OTHER)
-    del replica.catch.digests[0]
+    del replica.held.catch.digests[0]
     assert it.contradiction(replica, 0, OTHER) == "", "the run has none yet"

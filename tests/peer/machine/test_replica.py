@@ -18,22 +18,12 @@ from farflung.peer.machine.effects import (
     ServePiece,
     ServeState,
 )
+from farflung.peer.machine.fragment_rounds import ROLES, Contributing, Idle, Merged, Unsure
+from farflung.peer.machine.heartbeat import _fragment_beat
+from farflung.peer.machine.held_fragment import STANDS, Current, Empty, Hashing, Rolling, VoidHashing
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.machine.replica import Replica
-from farflung.peer.machine.replica_states import (
-    ROLES,
-    STANDS,
-    Contributing,
-    Current,
-    Empty,
-    Hashing,
-    Idle,
-    Merged,
-    Rolling,
-    Unsure,
-    VoidHashing,
-)
-from farflung.peer.machine.replicas import answer
+from farflung.peer.machine.trainer_proxy import FragmentWork
 from farflung.protocol.digests import hash_bytes, root_of
 from farflung.protocol.frames import Frame, Header, Kind, bare_answer, with_payload
 from farflung.protocol.messages import FragmentTick
@@ -84,14 +74,19 @@ class Ann:
     def __init__(self) -> None:
         self.replica = Replica("ann", TAG, Fragment(0, 0, 2), ResultLog(keep_versions=3))
         self.tells = Transcript(
-            lambda: f"{type(self.replica.stand).__name__}/{type(self.replica.role).__name__}"
+            lambda: f"{type(self.replica.held.stand).__name__}/{type(self.replica.rounds.role).__name__}"
         )
 
     def moves_on(self) -> list[Effect]:
         return self.replica.advance(0.0)
 
+    @property
+    def shown(self) -> bytes:
+        """As her beat has it."""
+        return _fragment_beat(self.replica, FragmentWork(0), begins_more=True).shown
+
     def founds(self) -> None:
-        self.replica.fill()
+        self.replica.held.fill()
         self.tells("the trainer writes version 0", self.replica.found())
         self.seals(0, b"digest 0")
         self.replica.on_tick(tick(0, verified=True))
@@ -99,18 +94,19 @@ class Ann:
 
     def contributes(self) -> None:
         self.tells("round 1 opens, and her work is frozen", self.replica.on_plan(PLAN, FROZEN, 0.0))
-        assert self.replica.round is not None
-        made = self.replica.round.on_encoded({0: b"ann's 0", 1: b"ann's 1"})
+        assert self.replica.rounds.flight is not None
+        made = self.replica.rounds.flight.on_encoded({0: b"ann's 0", 1: b"ann's 1"})
         self.tells("her work is encoded", made)
 
     def merges(self, all_of_it: bool = True) -> None:
         _, effects = self.replica.on_round_frame("bob", contribution("bob", 0), 0.0)
         self.tells("bob's chunk comes", effects)
-        effects = self.replica.on_decision(DECISION, 0.0)
+        assert self.replica.rounds.flight is not None
+        effects = self.replica.rounds.flight.on_decision(DECISION, 0.0)
         self.tells("both are to be merged", effects)
         [merge] = [effect for effect in effects if isinstance(effect, Merge)]
-        assert self.replica.round is not None
-        self.tells("her chunk is merged", self.replica.round.on_calculated(merge, RESULTS[0]))
+        assert self.replica.rounds.flight is not None
+        self.tells("her chunk is merged", self.replica.rounds.flight.on_calculated(merge, RESULTS[0]))
         if not all_of_it:
             return
         _, effects = self.replica.on_round_frame("bob", result(1), 0.0)
@@ -121,7 +117,7 @@ class Ann:
         self.tells(f"version {commit.version} is committed", self.moves_on())
 
     def gets(self, frame: Frame) -> list[Effect]:
-        self.replica.on_piece("bob", frame)
+        self.replica.held.on_piece("bob", frame)
         return self.moves_on()
 
     def is_torn(self, version: int = 1) -> list[Effect]:
@@ -130,13 +126,13 @@ class Ann:
         self.replica.on_tick(tick(version, digests=((version, root_of(theirs)),), donors=("bob",)))
         for want in sent(self.replica.advance(0.0), "bob"):
             if want.chunk == 1:
-                self.replica.on_piece("bob", bare_answer(Kind.MISSING, want))
+                self.replica.held.on_piece("bob", bare_answer(Kind.MISSING, want))
         self.replica.advance(9.0)  # after a pause
-        self.replica.on_piece(
+        self.replica.held.on_piece(
             "bob", with_payload(Header(Kind.MANIFEST, TAG, version=version), b"".join(theirs))
         )
         state = with_payload(Header(Kind.STATE, TAG, version=version, chunk=1), NEXT[1])
-        assert self.replica.on_piece("bob", state) == Verdict.ACCEPTED
+        assert self.replica.held.on_piece("bob", state) == Verdict.ACCEPTED
         return self.replica.advance(9.0)
 
     def seals_what_arrived(self) -> list[Effect]:
@@ -149,7 +145,7 @@ class Ann:
         settled = self.replica.on_sealed(version, digest)
         work = "" if settled is None or settled.consumed is None else "; her work is in it"
         lost = "; she lost track" if settled is not None and settled.lost_track else ""
-        self.tells(f"version {version} is hashed{work}{lost}", self.replica.take_resolved())
+        self.tells(f"version {version} is hashed{work}{lost}", self.replica.rounds.take_resolved())
 
 
 def ann_in_the_round() -> Ann:
@@ -199,7 +195,7 @@ def test_a_round_that_commits() -> None:
 
 def test_P6_an_aborted_round_keeps_the_work() -> None:
     ann = ann_in_the_round()
-    ann.replica.on_aborted(1)
+    ann.replica.rounds.on_aborted(1)
     ann.tells("round 1 is aborted", ann.moves_on())
     again = Plan(2, 1, 0, MEMBERS, (0, 1), ("fp32", "fp32"), 0)
     ann.tells("round 2 opens from the same version", ann.replica.on_plan(again, FROZEN, 1.0))
@@ -237,8 +233,8 @@ def test_P7_who_missed_a_commit_does_not_know_whether_it_used_the_work() -> None
     ann.commits(Commit(3, 3, ("bob",), (1.0,), COMMIT.hashes, "fp32", 0))
     ann.replica.on_tick(tick(9, donors=("bob",)))
     ann.tells("the run is far ahead", ann.moves_on())
-    ann.replica.fill()
-    ann.replica.recalled({0: (9, b""), 1: (9, b"")})
+    ann.replica.held.fill()
+    ann.replica.unfilled(True, {0: (9, b""), 1: (9, b"")})
     ann.tells("pieces of version 9 stand in the state", ann.moves_on())
     ann.seals(9)
     assert ann.tells.text == told("""
@@ -260,7 +256,7 @@ def test_work_that_is_not_finite_is_withdrawn_and_she_stays_an_owner() -> None:
     ann.founds()
     ann.tells.lines.clear()
     ann.tells("round 1 opens, and her work is frozen", ann.replica.on_plan(PLAN, FROZEN, 0.0))
-    ann.replica.on_unusable()
+    ann.replica.rounds.on_unusable()
     ann.tells("it holds a NaN", ann.moves_on())
     ann.commits()
     assert ann.tells.text == told("""
@@ -300,7 +296,7 @@ def test_the_run_goes_back_to_exactly_what_she_holds() -> None:
             Current/Contributing -> Current/Idle
             Resolve slot 2, not used, fragment 0
     """)
-    assert not ann.replica.serves, "it is confirmed anew, in the new era"
+    assert not ann.replica.held.serves, "it is confirmed anew, in the new era"
 
 
 def test_P4_a_state_that_is_not_the_runs_is_forgotten_and_fetched() -> None:
@@ -339,13 +335,17 @@ def test_P4_a_chunk_that_came_as_the_state_of_a_newer_version_is_served_as_no_ol
     """One result was kept by nobody, so that chunk comes whole: until all are there, nothing is served."""
     ann = Ann()
     ann.founds()
-    [served] = answer(ann.replica, "bob", Header(Kind.WANT_STATE, TAG, version=0, chunk=0))
+    [served] = ann.replica.source.answer("bob", Header(Kind.WANT_STATE, TAG, version=0, chunk=0), 0.0)
     assert not isinstance(served, SendFrame)
-    assert ann.replica.serves
+    assert ann.replica.held.serves
     ann.replica.on_commit(COMMIT, 0.0)
     ann.is_torn()
-    assert isinstance(ann.replica.stand, Rolling) and not ann.replica.serves and ann.replica.version == 0
-    [missing] = answer(ann.replica, "bob", Header(Kind.WANT_STATE, TAG, version=0, chunk=0))
+    assert (
+        isinstance(ann.replica.held.stand, Rolling)
+        and not ann.replica.held.serves
+        and ann.replica.held.version == 0
+    )
+    [missing] = ann.replica.source.answer("bob", Header(Kind.WANT_STATE, TAG, version=0, chunk=0), 0.0)
     assert isinstance(missing, SendFrame) and missing.frame.header.kind == Kind.MISSING
 
 
@@ -356,32 +356,32 @@ def test_P7_who_was_torn_and_reads_an_older_checkpoint_consumes_no_work_for_it()
     ann.replica.on_commit(COMMIT, 0.0)
     ann.replica.on_commit(COMMIT_2, 0.0)
     ann.is_torn(version=2)
-    assert isinstance(ann.replica.stand, Rolling) and isinstance(ann.replica.role, Merged)
-    ann.replica.fill()
+    assert isinstance(ann.replica.held.stand, Rolling) and isinstance(ann.replica.rounds.role, Merged)
+    ann.replica.held.fill()
     ann.replica.filled(0)
     settled = ann.replica.on_sealed(0, b"digest 0")
     assert settled is not None and settled.consumed is None and settled.lost_track
-    assert isinstance(ann.replica.role, Idle) and ann.replica.whole
+    assert isinstance(ann.replica.rounds.role, Idle) and ann.replica.held.whole
 
 
 def test_what_the_trainer_dropped_is_disowned_wherever_it_stands() -> None:
     ann = ann_in_the_round()
-    ann.replica.disown()
-    assert isinstance(ann.replica.role, Contributing) and ann.replica.role.contribution.disowned
+    ann.replica.rounds.disown()
+    assert isinstance(ann.replica.rounds.role, Contributing) and ann.replica.rounds.role.contribution.disowned
     ann.merges()
     ann.replica.on_commit(COMMIT, 0.0)
-    assert isinstance(ann.replica.role, Merged) and ann.replica.role.contribution.disowned
+    assert isinstance(ann.replica.rounds.role, Merged) and ann.replica.rounds.role.contribution.disowned
     unsure = ann_in_the_round()
     unsure.replica.on_commit(Commit(3, 3, ("bob",), (1.0,), COMMIT.hashes, "fp32", 0), 0.0)
-    unsure.replica.disown()
-    assert isinstance(unsure.replica.role, Unsure) and unsure.replica.role.contribution.disowned
+    unsure.replica.rounds.disown()
+    assert isinstance(unsure.replica.rounds.role, Unsure) and unsure.replica.rounds.role.contribution.disowned
 
 
 def test_no_round_opens_over_work_that_a_commit_used() -> None:
     ann = ann_in_the_round()
     ann.replica.on_commit(COMMIT, 0.0)
     assert ann.replica.on_plan(Plan(2, 1, 0, MEMBERS, (0, 1), ("fp32", "fp32"), 0), FROZEN, 0.0) == []
-    assert isinstance(ann.replica.role, Merged) and ann.replica.sent_slot == FROZEN.slot
+    assert isinstance(ann.replica.rounds.role, Merged) and ann.replica.rounds.sent_slot == FROZEN.slot
 
 
 def test_a_damaged_answer_is_asked_for_again_elsewhere() -> None:
@@ -389,7 +389,7 @@ def test_a_damaged_answer_is_asked_for_again_elsewhere() -> None:
     ann.replica.on_tick(tick(0, digests=((0, b"d" * 32),), donors=("bob", "cyd")))
     sent = [effect for effect in ann.moves_on() if isinstance(effect, SendFrame)]
     first = next(send for send in sent if send.frame.header.kind == Kind.WANT_MANIFEST)
-    ann.replica.catch.on_spoiled(first.to, Header(Kind.MANIFEST, TAG, version=0, chunk=0))
+    ann.replica.held.catch.on_spoiled(first.to, Header(Kind.MANIFEST, TAG, version=0, chunk=0))
     again = [effect for effect in ann.moves_on() if isinstance(effect, SendFrame)]
     assert [(s.to != first.to, s.frame.header.kind) for s in again] == [(True, Kind.WANT_MANIFEST)]
 
@@ -408,7 +408,7 @@ def ann_with_one_piece() -> Ann:
         with_payload(Header(Kind.MANIFEST, TAG), LISTED),
         with_payload(Header(Kind.STATE, TAG, chunk=1), PIECES[1]),
     ):
-        assert ann.replica.on_piece("bob", frame) == Verdict.ACCEPTED
+        assert ann.replica.held.on_piece("bob", frame) == Verdict.ACCEPTED
     ann.moves_on()
     return ann
 
@@ -423,16 +423,16 @@ def told_to(sender: str, effects: list[Effect]) -> list[Frame]:
 
 def test_P4_a_piece_that_was_checked_is_given_on_before_she_is_whole_and_no_other() -> None:
     ann = ann_with_one_piece()
-    assert answer(ann.replica, "cyd", wanted(Kind.WANT_STATE, 1)) == [
+    assert ann.replica.source.answer("cyd", wanted(Kind.WANT_STATE, 1), 0.0) == [
         ServePiece("cyd", 1, 0, hash_bytes(PIECES[1]))
     ]
-    [missing] = told_to("cyd", answer(ann.replica, "cyd", wanted(Kind.WANT_STATE, 0)))
+    [missing] = told_to("cyd", ann.replica.source.answer("cyd", wanted(Kind.WANT_STATE, 0), 0.0))
     assert missing.header.kind == Kind.MISSING
-    [listing] = told_to("cyd", answer(ann.replica, "cyd", wanted(Kind.WANT_MANIFEST)))
+    [listing] = told_to("cyd", ann.replica.source.answer("cyd", wanted(Kind.WANT_MANIFEST), 0.0))
     assert (listing.header.kind, bytes(listing.payload)) == (Kind.MANIFEST, LISTED)
     ann.replica.on_tick(tick(0, digests=((0, b"n" * 32),), donors=("bob",)))
     for want in (wanted(Kind.WANT_STATE, 1), wanted(Kind.WANT_MANIFEST)):
-        [frame] = told_to("cyd", answer(ann.replica, "cyd", want))
+        [frame] = told_to("cyd", ann.replica.source.answer("cyd", want, 0.0))
         assert frame.header.kind == Kind.MISSING, "the run was founded anew: it is a piece of nothing"
 
 
@@ -441,23 +441,23 @@ def test_P6_a_list_of_an_older_version_is_asked_of_her_in_vain_but_answered_with
     ann = ann_at_version_1()
     ann.replica.on_tick(tick(1, verified=True, digests=((1, b"a" * 32),)))
     older, newer = wanted(Kind.WANT_MANIFEST), Header(Kind.WANT_MANIFEST, TAG, version=2)
-    assert answer(ann.replica, "cyd", older) == [ServeManifest("cyd", 0, 1, 0)]
-    [missing] = told_to("cyd", answer(ann.replica, "cyd", newer))
+    assert ann.replica.source.answer("cyd", older, 0.0) == [ServeManifest("cyd", 0, 1, 0)]
+    [missing] = told_to("cyd", ann.replica.source.answer("cyd", newer, 0.0))
     assert missing.header.kind == Kind.MISSING
 
 
 def test_she_tells_who_asks_what_she_has_and_again_when_that_is_more() -> None:
     ann = ann_with_one_piece()
-    ann.replica.on_want_have("cyd", wanted(Kind.WANT_HAVE), 0.0)
+    ann.replica.source.answer("cyd", wanted(Kind.WANT_HAVE), 0.0)
     [word] = [each for each in told_to("cyd", ann.moves_on()) if each.header.kind == Kind.HAVE]
     assert bytes(word.payload) == b"\2\1", "chunk 1, and chunk 0 is coming"
     known = replace_header(wanted(Kind.WANT_HAVE), word.header.decision_no)
-    ann.replica.on_want_have("cyd", known, 0.0)
+    ann.replica.source.answer("cyd", known, 0.0)
     assert not told_to("cyd", ann.replica.advance(1.0))
-    ann.replica.on_piece("bob", with_payload(Header(Kind.STATE, TAG, chunk=0), PIECES[0]))
+    ann.replica.held.on_piece("bob", with_payload(Header(Kind.STATE, TAG, chunk=0), PIECES[0]))
     [word] = told_to("cyd", [*ann.seals_what_arrived(), *ann.replica.advance(2.0)])
-    assert bytes(word.payload) == b"\3\0" and not ann.replica.serves
-    assert answer(ann.replica, "cyd", wanted(Kind.WANT_STATE, 0)) == [ServeState("cyd", 0, 0)]
+    assert bytes(word.payload) == b"\3\0" and not ann.replica.held.serves
+    assert ann.replica.source.answer("cyd", wanted(Kind.WANT_STATE, 0), 0.0) == [ServeState("cyd", 0, 0)]
 
 
 def replace_header(header: Header, decision_no: int) -> Header:
@@ -484,50 +484,50 @@ OTHERS = tick(1, digests=((1, b"x" * 32),), donors=("bob",))
 def test_P18_what_she_calculated_she_keeps_whatever_digest_the_run_names() -> None:
     ann = ann_at_version_1()
     assert not ann.replica.on_tick(OTHERS)
-    assert (ann.replica.version, ann.replica.digest) == (1, b"a" * 32)
-    assert ann.replica.before is not None and ann.replica.before[0] == 0, "it can still be shown"
+    assert (ann.replica.held.version, ann.replica.held.digest) == (1, b"a" * 32)
+    assert ann.replica.held.before is not None and ann.replica.held.before[0] == 0, "it can still be shown"
 
 
 def test_P18_what_is_proven_wrong_she_gives_up_and_takes_the_runs() -> None:
     ann = ann_at_version_1()
     assert not ann.replica.on_tick(replace(OTHERS, refuted=b"z" * 32)), "another one was refuted"
     assert ann.replica.on_tick(replace(OTHERS, refuted=b"a" * 32))
-    assert ann.replica.version == -1 and ann.replica.before is None
+    assert ann.replica.held.version == -1 and ann.replica.held.before is None
 
 
 def test_P18_what_the_run_has_confirmed_need_not_be_shown_any_more_and_can_be_gone_back_from() -> None:
     ann = ann_at_version_1()
     ann.replica.on_tick(tick(1, verified=True, digests=((1, b"a" * 32),)))
-    before = ann.replica.before
+    before = ann.replica.held.before
     assert before is not None and before[0] == 0
     assert ann.replica.go_back(*before), "what it was is what the run is at"
-    assert ann.replica.filling and ann.replica.before is None
+    assert ann.replica.held.filling and ann.replica.held.before is None
 
 
 @pytest.mark.parametrize(("version", "digest"), [(1, b"a" * 32), (0, b"other"), (0, None)])
 def test_she_goes_back_by_what_she_was_to_no_other_state(version: int, digest: bytes | None) -> None:
     ann = ann_at_version_1()
     assert not ann.replica.go_back(version, digest)
-    assert (ann.replica.version, ann.replica.digest) == ((1, b"a" * 32) if version else (-1, b""))
+    assert (ann.replica.held.version, ann.replica.held.digest) == ((1, b"a" * 32) if version else (-1, b""))
 
 
 def test_P4_a_true_piece_that_nobody_asked_for_tears_nothing_that_is_whole() -> None:
     ann = ann_at_version_1()
     theirs = [hash_bytes(piece) for piece in NEXT]
     ann.replica.on_tick(tick(2, digests=((2, root_of(theirs)),), donors=("bob",)))
-    ann.replica.on_piece("bob", with_payload(Header(Kind.MANIFEST, TAG, version=2), b"".join(theirs)))
+    ann.replica.held.on_piece("bob", with_payload(Header(Kind.MANIFEST, TAG, version=2), b"".join(theirs)))
     for chunk in (0, 1):
         state = with_payload(Header(Kind.STATE, TAG, version=2, chunk=chunk), NEXT[chunk])
-        assert ann.replica.on_piece("eve", state) == Verdict.STALE
-    assert ann.replica.whole and ann.replica.version == 1
+        assert ann.replica.held.on_piece("eve", state) == Verdict.STALE
+    assert ann.replica.held.whole and ann.replica.held.version == 1
 
 
 def test_P18_what_was_fetched_proves_nothing() -> None:
     ann = ann_at_version_1()
-    ann.replica.fill()
-    ann.replica.recalled({0: (1, b""), 1: (1, b"")})
-    assert ann.replica.before is None
-    assert ann.replica.version == -1
+    ann.replica.held.fill()
+    ann.replica.unfilled(True, {0: (1, b""), 1: (1, b"")})
+    assert ann.replica.held.before is None
+    assert ann.replica.held.version == -1
 
 
 def test_P18_a_commit_brings_the_nonce_and_what_it_leads_to_is_shown_with_the_digest() -> None:
@@ -540,11 +540,11 @@ def test_P18_a_commit_brings_the_nonce_and_what_it_leads_to_is_shown_with_the_di
         "asked for behind the hashing, so that it is of what was hashed"
     )
     ann.replica.on_sealed(1, b"a" * 32)
-    assert ann.replica.proving and ann.replica.shown == b""
-    ann.replica.on_holding_proven(1, nonce, value)
-    assert not ann.replica.proving and ann.replica.shown == nonce[:8] + value
+    assert ann.replica.held.grounds.is_proving(1) and ann.shown == b""
+    ann.replica.held.grounds.on_proven(1, nonce, value)
+    assert not ann.replica.held.grounds.is_proving(1) and ann.shown == nonce[:8] + value
     ann.replica.on_tick(replace(OTHERS, refuted=b"a" * 32))
-    assert ann.replica.shown == b"", "it is not held any more"
+    assert ann.shown == b"", "it is not held any more"
 
 
 def test_P18_who_is_told_a_nonce_of_what_she_holds_shows_it() -> None:
@@ -562,11 +562,11 @@ def test_an_event_that_the_table_does_not_have_is_a_mistake_of_the_program() -> 
     replica = Ann().replica
     with pytest.raises(IllegalMove, match="sealed in the state Empty"):
         replica.on_sealed(0, b"digest")  # nothing was to be hashed
-    replica.fill()
+    replica.held.fill()
     replica.found()
     with pytest.raises(IllegalMove, match="values are being written in the state Hashing"):
-        replica.fill()  # the values of before are just being hashed
-    assert isinstance(replica.stand, Hashing) and isinstance(replica.role, Idle)
+        replica.held.fill()  # the values of before are just being hashed
+    assert isinstance(replica.held.stand, Hashing) and isinstance(replica.rounds.role, Idle)
 
 
 def test_every_state_of_a_replica_can_be_reached_and_left() -> None:
@@ -598,7 +598,7 @@ class Watched(PeerMachine):
     def _move_on(self, *arguments):  # type: ignore[no-untyped-def]
         effects = super()._move_on(*arguments)
         for replica in self.part.replicas.values() if self.part is not None else ():
-            versions, stand = set(replica.catch.versions), replica.stand
+            versions, stand = set(replica.held.catch.versions), replica.held.stand
             match stand:
                 case Current():
                     assert versions == {stand.version}
@@ -617,5 +617,5 @@ def test_the_stand_says_what_is_held_at_every_event_of_a_hostile_run(seed: int) 
 
 def test_a_frame_of_a_round_that_is_over_is_stale() -> None:
     ann = ann_in_the_round()
-    ann.replica.on_aborted(1)
+    ann.replica.rounds.on_aborted(1)
     assert ann.replica.on_round_frame("bob", contribution("bob", 0), 0.0) == (Verdict.STALE, [])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.peer.machine.replica_states import STANDS, Current
+from farflung.peer.machine.held_fragment import STANDS, Current
 from rig.replica_world import Broken, Cell
 
 EACH_TIME = 5  # events in a row; in `make hard` as many as lead anywhere new
@@ -44,9 +44,9 @@ def comes_home(cell: Cell) -> bool:
     """Nothing else happens, and who is asked answers truly."""
     for _ in range(30):
         if (
-            isinstance(cell.replica.stand, Current)
-            and cell.replica.version == cell.version
-            and cell.replica.serves
+            isinstance(cell.replica.held.stand, Current)
+            and cell.replica.held.version == cell.version
+            and cell.replica.held.serves
         ):
             return True
         cell.goes_on_honestly()
@@ -56,6 +56,6 @@ def comes_home(cell: Cell) -> bool:
 @pytest.mark.parametrize("depth", [EACH_TIME, pytest.param(99, marks=pytest.mark.hard)])
 def test_P1_P4_P8_nothing_that_can_happen_makes_a_mixture_and_P3_all_come_home(depth: int) -> None:
     found = explored(depth)
-    assert {type(cell.replica.stand) for cell, _ in found} == set(STANDS.table)
+    assert {type(cell.replica.held.stand) for cell, _ in found} == set(STANDS.table)
     for cell, path in found:
         assert comes_home(cell), f"never whole: {' | '.join(path)}"

@@ -58,7 +58,7 @@ def test_a_frame_goes_to_the_replica_of_its_chunk() -> None:
     ann.opens(0, round_no=1)
     ann.opens(1, round_no=2)
     ann.gets(contribution(2, round_no=2))
-    first, second = ann.replica(0).round, ann.replica(1).round
+    first, second = ann.replica(0).rounds.flight, ann.replica(1).rounds.flight
     assert first is not None and second is not None
     assert (first.pieces.held, list(second.pieces.held[0])) == ({}, ["bob"])
     ann.gets(contribution(0, round_no=1))
@@ -85,7 +85,7 @@ def test_a_question_is_answered_by_the_replica_that_holds_the_chunk() -> None:
 def test_who_is_missing_something_in_a_round_is_heard_all_the_same() -> None:
     ann = Receiver()
     ann.opens(0)
-    flight = ann.replica(0).round
+    flight = ann.replica(0).rounds.flight
     assert flight is not None
     assert flight.on_timer(5.0), "bob has been quiet for long: it is asked"
     ann.gets(frame_of(Kind.MISSING, 0, round_no=1), now=9.9)
@@ -98,7 +98,7 @@ def test_what_belongs_to_no_round_and_names_one_is_malformed_and_renews_nobodys_
     """A member that gives nothing must not be able to look as if it were about to."""
     ann = Receiver()
     ann.opens(0)
-    flight = ann.replica(0).round
+    flight = ann.replica(0).rounds.flight
     assert flight is not None
     payload = b"" if kind in (Kind.LATER, Kind.PONG) else b"something"
     ann.gets(frame_of(kind, 0, payload, round_no=1), now=9.9)
@@ -111,7 +111,7 @@ def test_a_decision_goes_to_the_replica_whose_round_it_is() -> None:
     ann.opens(0, round_no=1)
     ann.opens(1, round_no=2)
     ann.decides(2)
-    first, second = ann.replica(0).round, ann.replica(1).round
+    first, second = ann.replica(0).rounds.flight, ann.replica(1).rounds.flight
     assert first is not None and first.decision is None
     assert second is not None and second.decision is not None
     assert ann.decides(3) == [], "no replica is in that round"
@@ -123,16 +123,16 @@ def test_an_abort_ends_the_round_of_its_number_only() -> None:
     ann.opens(1, round_no=2)
     ann.part.on_aborted(1)
     assert ann.part.replica_of_round(1) is None and ann.part.replica_of_round(2) is ann.replica(1)
-    assert ann.part.in_round and ann.part.others_in_round == 1 and ann.part.owing_in_round == 1
+    assert ann.part.flights and ann.part.others_in_round == 1 and ann.part.owing_in_round == 1
     ann.part.on_aborted(2)
-    assert not ann.part.in_round and ann.part.others_in_round == 0 and ann.part.owing_in_round == 0
+    assert not ann.part.flights and ann.part.others_in_round == 0 and ann.part.owing_in_round == 0
 
 
 def test_a_spoiled_frame_speaks_against_its_sender_in_its_round_or_in_all_if_it_names_none() -> None:
     ann = Receiver()
     ann.opens(0, round_no=1)
     ann.opens(1, round_no=2)
-    flights = [ann.replica(0).round, ann.replica(1).round]
+    flights = [ann.replica(0).rounds.flight, ann.replica(1).rounds.flight]
 
     def refused() -> list[bool]:
         return ["bob" in flight.faults.refused for flight in flights if flight is not None]
@@ -166,7 +166,7 @@ def test_a_contribution_that_overtook_the_plan_waits_for_it() -> None:
     assert ann.gets(contribution(0)) == []
     assert (ann.waiting, ann.counts) == ([("bob", 1)], {})
     ann.opens(0)
-    flight = ann.replica(0).round
+    flight = ann.replica(0).rounds.flight
     assert flight is not None and list(flight.pieces.held[0]) == ["bob"]
     assert (ann.waiting, ann.counts) == ([], {"accepted": 1})
 
@@ -177,7 +177,7 @@ def test_a_result_that_overtook_the_decision_waits_for_it() -> None:
     ann.gets(result(1))
     assert ann.part.early_count == 1
     ann.decides()
-    flight = ann.replica(0).round
+    flight = ann.replica(0).rounds.flight
     assert flight is not None and list(flight.pieces.results) == [1] and ann.counts == {"accepted": 1}
 
 
@@ -185,7 +185,7 @@ def test_what_the_replayed_frames_lead_to_is_done() -> None:
     ann = Receiver()
     ann.freezes(0)
     ann.opens(0)
-    flight = ann.replica(0).round
+    flight = ann.replica(0).rounds.flight
     assert flight is not None
     flight.on_encoded({0: b"ann's", 1: b"ann's"})
     ann.decides()
@@ -244,12 +244,8 @@ def test_P9_a_contribution_of_no_use_is_refused_and_its_sender_with_it() -> None
     ann = Receiver()
     ann.opens(0)
     assert ann.gets(contribution(0, payload=UNUSABLE)) == []
-    flight = ann.replica(0).round
-    assert (
-        flight is not None
-        and flight.pieces.held == {}
-        and flight.faults.refused == {"bob": Verdict.MALFORMED}
-    )
+    flight = ann.replica(0).rounds.flight
+    assert flight is not None and flight.pieces.held == {} and flight.faults.refused == {"bob": Verdict.MALFORMED}
     assert ann.counts == {"malformed": 1} and ann.checked == [("bf16", 4)], "the codec that is due from bob"
 
 
@@ -258,12 +254,8 @@ def test_P9_a_result_of_no_use_is_refused_and_its_owner_with_it() -> None:
     ann.opens(0)
     ann.decides()
     ann.gets(result(1, payload=UNUSABLE))
-    flight = ann.replica(0).round
-    assert (
-        flight is not None
-        and flight.pieces.results == {}
-        and flight.faults.refused == {"bob": Verdict.MALFORMED}
-    )
+    flight = ann.replica(0).rounds.flight
+    assert flight is not None and flight.pieces.results == {} and flight.faults.refused == {"bob": Verdict.MALFORMED}
     assert ann.counts == {"malformed": 1} and ann.checked == [("int8", 4)], "the codec of all results"
 
 
@@ -373,7 +365,7 @@ def test_version_0_is_told_of_once_and_only_where_it_is_the_runs() -> None:
     """A joiner named the digest of its own first values, which are another run's."""
     ann = MadePart()
     for replica in ann.part.replicas.values():
-        replica.fill()
+        replica.held.fill()
     ann.exchange.on_provided()
     for fragment in ann.part.replicas:
         ann.exchange.on_sealed(fragment, 0, digest_of(fragment, 0))

@@ -72,7 +72,7 @@ def test_P18_what_was_shown_of_a_state_that_is_gone_is_void_and_so_is_what_comes
     mine = grounds()
     mine.on_nonce(4, NONCE)
     mine.prove(4)
-    mine.forget_holding()
+    mine.forget()
     mine.on_proven(4, NONCE, VALUE)
     assert mine.shown(4) == b"" and not mine.is_proving(4)
     assert mine.prove(4) == [ProveHolding(2, 4, NONCE)], "the state of before is here again"

@@ -6,7 +6,8 @@ from farflung.collectives.round.effects import Seal
 from farflung.peer.local.words import Finish, LoadState, ResumeSteps
 from farflung.peer.machine.checkpoint_policy import Undoing
 from farflung.peer.machine.effects import Effect, Note, Resolve
-from farflung.peer.machine.replica_states import Current, Empty, Idle, Merged, Owning
+from farflung.peer.machine.fragment_rounds import Idle, Merged, Owning
+from farflung.peer.machine.held_fragment import Current, Empty
 from farflung.protocol.messages import Lease
 from farflung.protocol.round_words import Used
 from farflung.protocol.states import Goal
@@ -53,9 +54,9 @@ def test_P6_a_trainer_that_comes_takes_over_what_stands_frozen() -> None:
 def test_what_the_trainer_provides_is_version_0_of_every_fragment() -> None:
     ann = MadePart()
     for replica in ann.part.replicas.values():
-        replica.fill()
+        replica.held.fill()
     assert ann.exchange.on_provided() == [Seal(0, 0), Seal(0, 1)]
-    assert all(replica.sealing for replica in ann.part.replicas.values())
+    assert all(replica.held.sealing for replica in ann.part.replicas.values())
 
 
 def test_a_checkpoint_that_was_read_is_hashed_and_no_older_work_goes_on_from_it() -> None:
@@ -63,7 +64,7 @@ def test_a_checkpoint_that_was_read_is_hashed_and_no_older_work_goes_on_from_it(
     ann.freezes(0)
     for fragment in (0, 1):
         ann.replica(fragment).go_back(6, None)
-        ann.replica(fragment).fill()
+        ann.replica(fragment).held.fill()
     effects = ann.exchange.on_restored(6, {0, 1})
     assert effects == [Note("read the checkpoint of version 6"), Seal(6, 0), Seal(6, 1)]
     assert ann.training.works[0].frozen is None
@@ -74,10 +75,14 @@ def test_P3_of_a_fragment_that_was_not_read_nothing_changes() -> None:
     ann = Ann()
     ann.freezes(1)
     ann.replica(0).go_back(6, None)
-    ann.replica(0).fill()
+    ann.replica(0).held.fill()
     told = "read the checkpoint of version 6, fragment 0 alone"
     assert ann.exchange.on_restored(6, {0}) == [Note(told), Seal(6, 0)]
-    assert ann.replica(1).whole and ann.replica(1).version == 0 and ann.training.works[1].frozen is not None
+    assert (
+        ann.replica(1).held.whole
+        and ann.replica(1).held.version == 0
+        and ann.training.works[1].frozen is not None
+    )
 
 
 def test_it_is_complete_when_every_fragment_is_here_as_the_run_has_it() -> None:
@@ -127,7 +132,7 @@ def test_work_that_a_version_used_after_the_trainer_dropped_it_is_not_taken_from
     ann = Ann()
     ann.training.on_leases(LEASES)
     ann.contributes(0, used=(Used(1, 6),))
-    ann.replica(0).disown()
+    ann.replica(0).rounds.disown()
     ann.applies(commit_of(0))
     ann.freezes(0, slot=2)
     effects = ann.exchange.on_sealed(0, 1, digest_of(0, 1))
@@ -142,8 +147,8 @@ def test_P7_whoever_missed_a_commit_drops_its_work_and_asks_which_samples_are_it
     replica = ann.replica(0)
     replica.on_commit(commit_of(0, round_no=3, version=3), 0.0)
     replica.on_tick(word_of(0, 9, donors=("bob",), verified=False))
-    replica.fill()
-    replica.recalled({0: (9, b""), 1: (9, b"")})
+    replica.held.fill()
+    replica.unfilled(True, {0: (9, b""), 1: (9, b"")})
     replica.advance(0.0)
     effects = ann.exchange.on_sealed(0, 9, digest_of(0, 9))
     assert loads(effects) == [(0, 9, "drop")]
@@ -156,12 +161,12 @@ def test_P4_a_version_that_came_from_others_and_is_not_the_runs_is_not_loaded() 
     ann = MadePart()
     ann.training.attached = True
     ann.replica(0).on_tick(word_of(0, 1, donors=("bob",), verified=False))
-    ann.replica(0).fill()
-    ann.replica(0).recalled({chunk: (1, b"") for chunk in ann.replica(0).fragment.chunks})
+    ann.replica(0).held.fill()
+    ann.replica(0).unfilled(True, {chunk: (1, b"") for chunk in ann.replica(0).fragment.chunks})
     ann.replica(0).advance(0.0)
     ann.replica(0).on_tick(word_of(0, 1, digests=((1, b"x" * 32),), verified=False))
     assert ann.exchange.on_sealed(0, 1, digest_of(0, 1)) == []
-    assert isinstance(ann.replica(0).stand, Empty)
+    assert isinstance(ann.replica(0).held.stand, Empty)
 
 
 def test_P18_a_version_that_she_calculated_is_loaded_whatever_digest_she_is_told() -> None:
@@ -169,7 +174,7 @@ def test_P18_a_version_that_she_calculated_is_loaded_whatever_digest_she_is_told
     ann.applies(commit_of(0))
     ann.replica(0).on_tick(word_of(0, 1, digests=((1, b"x" * 32),), verified=False))
     assert loads(ann.exchange.on_sealed(0, 1, digest_of(0, 1))) == [(0, 1, "all")]
-    assert isinstance(ann.replica(0).stand, Current)
+    assert isinstance(ann.replica(0).held.stand, Current)
 
 
 def test_a_new_version_of_one_fragment_leaves_the_other_one_alone() -> None:
@@ -177,7 +182,7 @@ def test_a_new_version_of_one_fragment_leaves_the_other_one_alone() -> None:
     ann.contributes(1)
     ann.applies(commit_of(0))
     assert loads(ann.exchange.on_sealed(0, 1, digest_of(0, 1))) == [(0, 1, "all")]
-    assert ann.replica(1).contribution is not None and ann.training.works[1].frozen is not None
+    assert ann.replica(1).rounds.contribution is not None and ann.training.works[1].frozen is not None
 
 
 # ---- slots ---------------------------------------------------------------------------------------------------
@@ -210,7 +215,7 @@ def test_work_that_is_not_finite_is_dropped_and_the_fragment_starts_from_the_anc
     ann = Ann()
     ann.contributes(0)
     assert loads(ann.exchange.on_unusable(ann.replica(0))) == [(0, 0, "drop")]
-    assert isinstance(ann.replica(0).role, Owning) and ann.training.works[0].frozen is None
+    assert isinstance(ann.replica(0).rounds.role, Owning) and ann.training.works[0].frozen is None
 
 
 def test_when_the_guard_threw_away_a_round_that_i_was_in_its_work_does_not_come_again() -> None:
@@ -237,7 +242,7 @@ def test_after_the_guard_whoever_holds_nothing_whole_loads_when_it_does() -> Non
     ann.applies(commit_of(0))
     effects = ann.tick(word_of(0, 1, dropped=1), word_of(1, 0))
     assert len(notes(effects)) == 1 and told(effects) == []
-    role = ann.replica(0).role
+    role = ann.replica(0).rounds.role
     assert isinstance(role, Merged) and role.contribution.disowned
     assert loads(ann.exchange.on_sealed(0, 1, digest_of(0, 1))) == [(0, 1, "drop")]
 
@@ -250,7 +255,7 @@ def test_P7_when_samples_behind_the_work_were_given_to_others_it_goes_in_all_fra
     effects = ann.tick(*AT_0, void=(1,))
     assert loads(effects) == [(0, 0, "drop"), (1, 0, "drop")]
     assert list(ann.training.leases) == [2]
-    assert ann.replica(0).contribution is not None and ann.replica(0).contribution.disowned
+    assert ann.replica(0).rounds.contribution is not None and ann.replica(0).rounds.contribution.disowned
 
 
 def test_P7_in_a_fragment_that_is_not_here_the_work_goes_without_a_load() -> None:
@@ -275,7 +280,7 @@ def test_a_void_lease_that_nobody_here_knows_changes_nothing() -> None:
     ann.training.on_leases(LEASES)
     ann.contributes(0)
     assert ann.exchange.on_void((9,)) == []
-    assert ann.replica(0).contribution is not None and not ann.replica(0).contribution.disowned
+    assert ann.replica(0).rounds.contribution is not None and not ann.replica(0).rounds.contribution.disowned
 
 
 # ---- the run goes back ---------------------------------------------------------------------------------------
@@ -288,7 +293,7 @@ def test_when_the_run_goes_back_to_what_is_held_the_work_on_it_stays() -> None:
     words = (word_of(0, 0, digests=digests[0]), word_of(1, 0, digests=digests[1]))
     effects = ann.exchange.go_back(words, "it was lost", Undoing(), 1)
     assert effects == [Note("a new era of the run begins at version 0, 0: it was lost")]
-    assert [replica.version for replica in ann.part.replicas.values()] == [0, 0]
+    assert [replica.held.version for replica in ann.part.replicas.values()] == [0, 0]
     assert ann.training.works[0].frozen is not None
 
 
@@ -297,7 +302,7 @@ def test_when_the_run_goes_back_to_another_state_of_that_number_it_is_fetched() 
     ann.exchange.go_back(
         (word_of(0, 0, digests=((0, b"x" * 32),)), word_of(1, 0)), "it was lost", Undoing(), 1
     )
-    assert [type(replica.stand) for replica in ann.part.replicas.values()] == [Empty, Empty]
+    assert [type(replica.held.stand) for replica in ann.part.replicas.values()] == [Empty, Empty]
     assert ann.exchange.go_back(AT_0, "", Undoing(), 2) == [], (
         "to somebody that holds nothing this is no news"
     )
@@ -310,7 +315,7 @@ def test_P7_no_lease_from_before_counts_in_a_new_era_nor_does_work_on_its_sample
     ann.freezes(0, used=(Used(1, 4),))
     words = tuple(word_of(number, 0, digests=((0, digest_of(number, 0)),)) for number in (0, 1))
     effects = ann.exchange.go_back(words, "it was lost", Undoing(), 1)
-    assert [replica.version for replica in ann.part.replicas.values()] == [0, 0]
+    assert [replica.held.version for replica in ann.part.replicas.values()] == [0, 0]
     assert ann.training.works[0].frozen is None and not ann.training.known_leases
     assert loads(effects) == [(0, 0, "drop"), (1, 0, "drop")]
 
@@ -353,7 +358,7 @@ def test_a_trainer_that_got_one_version_goes_on_when_no_other_round_is_on() -> N
     assert ann.exchange.go_on() == [], "the round of fragment 1 is waited for"
     ann.part.on_aborted(1)
     assert told(ann.exchange.go_on()) == [ResumeSteps(spare=0, fragment=1)]
-    assert isinstance(ann.replica(1).role, Idle) and ann.training.works[1].frozen is not None
+    assert isinstance(ann.replica(1).rounds.role, Idle) and ann.training.works[1].frozen is not None
 
 
 def test_where_training_goes_on_during_rounds_only_the_fragment_in_a_round_is_waited_for() -> None:

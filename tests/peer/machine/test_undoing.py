@@ -7,8 +7,8 @@ import pytest
 from farflung.checkpoints.result_log import ResultLog
 from farflung.peer.machine.checkpoint_policy import OTHERS_TOLD, OWN_TOLD, Shelf, Undoing, Undone
 from farflung.peer.machine.effects import Undo
+from farflung.peer.machine.held_fragment import Empty, Hashing, ReplicaState
 from farflung.peer.machine.replica import Replica
-from farflung.peer.machine.replica_states import Empty, Hashing, ReplicaState
 from farflung.protocol.limits import SHELVED_TOLD
 from farflung.protocol.model_schema import fragments_of
 from farflung.protocol.round_words import Shelved
@@ -51,14 +51,14 @@ def test_P4_nothing_is_put_among_what_is_gone_back_to_and_what_is_not_all_there_
     whole: bool, left: type[ReplicaState]
 ) -> None:
     replica = replica_of(0)
-    replica.fill()
+    replica.held.fill()
     replica.unfilled(touched=True)
-    replica.fill()
+    replica.held.fill()
     if whole:
         replica.filled(4)
     else:
         replica.unfilled(touched=True)
-    assert isinstance(replica.stand, left)
+    assert isinstance(replica.held.stand, left)
 
 
 def test_the_answer_of_a_stage_that_was_given_up_is_none_of_this_one() -> None:
