@@ -1,7 +1,7 @@
 """What a peer that catches up has learned of its donors: who answers, how soon, and who gave wrong bytes.  Pure.
 
-Owned by the catch-up of a fragment (state_sync.py), which tells it of every question and answer.  It decides whom to
-trust, whom to wait for no longer, and whether another donor would be quicker.  Must not know frames or state.
+Owned by the fetcher of a fragment (fetcher.py), which tells it of every question and answer.  It decides whom to trust,
+whom to wait for no longer, and whether another donor would be quicker.  Must not know frames or state.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ The coordinator names the fellows and knows no piece.  A fellow gives on what it
 and who asks it checks that again: a fellow that lies costs a question, never a state.  Beside what it has it tells what
 donors owe it, so that a slow donor is asked for each piece once, whoever needs it.
 
-`Swarm` is what a joiner knows of the others, owned by its catch-up (state_sync.py); `HaveAnnouncer` is what it tells
-them, owned by the replica.  Must not know whom a piece is asked of in the end, nor where the bytes are.
+`Swarm` is what a joiner knows of the others, owned by its fetcher (fetcher.py); `HaveAnnouncer` is what it tells them,
+owned by what its replica gives to others.  Must not know whom a piece is asked of in the end, nor where the bytes are.
 """
 
 from __future__ import annotations

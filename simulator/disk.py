@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.checkpoints.kept_state import BasePath, Key
-from farflung.checkpoints.state_sync import NO_VERSION
 from farflung.collectives.round.effects import Install, Roll, Seal
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.checkpoint_policy import Held

@@ -14,8 +14,8 @@ from typing import Any, cast
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.checkpoints.checkpoint_manifest import chunk_hash
-from farflung.checkpoints.state_sync import NO_VERSION
 from farflung.collectives.arithmetic.merge import merged_chunk
 from farflung.collectives.round.effects import Roll, Seal
 from farflung.compression.codec import Codec, codec_named
@@ -391,7 +391,7 @@ class Invariants:
             now = replica.held
             if (held_in, held) == (era, now.version):
                 continue  # it holds what it held: nearly always
-            lost = now.version < held and era == held_in and now.catch.target - held <= now.log.keep_versions
+            lost = now.version < held and era == held_in and now.chunks.target - held <= now.log.keep_versions
             self._require("P18", not lost, f"{peer.peer} gave up its state of version {held} of {number}")
             true = now.version > 0 and self.eras[era].sealed.get((number, now.version)) == now.digest
             if true or now.version < held:
@@ -499,7 +499,7 @@ class Invariants:
         for peer in peers:
             for replica in peer.machine.part.replicas.values() if peer.machine.part is not None else ():
                 counts = replica.held.version > 0 or (is_founded and replica.held.version == 0)
-                if counts and set(replica.held.catch.versions) == {replica.held.version}:
+                if counts and set(replica.held.chunks.versions) == {replica.held.version}:
                     raw = peer.state.part(peer.anchor, replica.fragment.number).numpy().tobytes()
                     key = (peer.machine.era, replica.fragment.number, replica.held.version)
                     same = states.setdefault(key, raw) == raw

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from farflung.checkpoints.state_sync import NO_VERSION
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.checkpoints.swarm import given_on
 from farflung.collectives.round.effects import SendFrame
 from farflung.peer.agent.turns import HeldFrame, LineNow, Serving, What

@@ -4,7 +4,7 @@ Owned by answers.py.  State is large and can wait, a round can't: while this pee
 held back unless the line lies idle, but for one piece now and then, so that a joiner gets on in a run whose rounds
 never end.  They are held back as well while this peer's results still leave, and when the next round is near.  While
 microbatches cross between stages, which they do for most of the time, joiners get a quarter of the line.  An honest
-peer has a few questions open per fragment (checkpoints/state_sync.py); whoever asks for more gets what it can take
+peer has a few questions open per fragment (checkpoints/fetcher.py); whoever asks for more gets what it can take
 and no more.  Pure.  Knows nothing of bytes, sockets or why a peer asks.
 """
 
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from farflung.checkpoints.state_sync import ASKED_OF_ONE_DONOR
+from farflung.checkpoints.fetcher import ASKED_OF_ONE_DONOR
 from farflung.protocol.frames import Frame, FrameKind, Kind
 
 What = tuple[FrameKind, int]  # kind of answer, and chunk

@@ -8,7 +8,7 @@ of a model that is cut gets it from its neighbours (stage_transfers.py).
 
 from __future__ import annotations
 
-from farflung.checkpoints.state_sync import NO_VERSION
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.peer.local.words import FreezeSums, Frozen, Grants, MicrobatchCounted, Unusable
 from farflung.peer.machine.effects import Effect, TellTrainer
 from farflung.protocol.digests import mask_from_bytes, mask_to_bytes

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from farflung.checkpoints.state_sync import NO_VERSION
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.collectives.round.member import MemberRound
 from farflung.peer.machine.effects import (
     AheadKept,
@@ -230,12 +230,12 @@ def _is_torn(replica: Replica) -> bool:
 
 def _progress(replica: Replica) -> int:
     """It grows with each piece that comes, and with each that moves on."""
-    return sum(version - NO_VERSION for version in replica.held.catch.versions)
+    return sum(version - NO_VERSION for version in replica.held.chunks.versions)
 
 
 def _pieces(replica: Replica) -> int:
     """How many are here, of whatever version."""
-    return sum(version != NO_VERSION for version in replica.held.catch.versions)
+    return sum(version != NO_VERSION for version in replica.held.chunks.versions)
 
 
 def is_empty(replica: Replica) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from farflung.checkpoints.state_sync import NO_VERSION
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.peer.local.words import Provide
 from farflung.peer.machine.effects import BeginFrom, Effect, Note, TellTrainer
 from farflung.peer.machine.held_fragment import Filling
@@ -130,7 +130,7 @@ class Founding:
 
     def contradiction(self, replica: Replica, version: int, digest: bytes) -> str:
         """Of what is sealed as this version: why it proves that the run does not begin with what [start] names."""
-        known = replica.held.catch.digests.get(0)
+        known = replica.held.chunks.digests.get(0)
         if not self._is_read or version != 0 or known is None or known == digest:
             return ""
         return (

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from farflung.checkpoints.state_sync import NO_VERSION
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.collectives.round.kept import Given, KeptContributions
 from farflung.collectives.round.member import MemberRound
 from farflung.collectives.round.pieces import OVERTAKING, ChunkPiece

@@ -428,7 +428,7 @@ def _fragment_beat(replica: Replica, work: FragmentWork, begins_more: bool) -> F
         epoch=flight.plan.epoch if flight else 0,
         decision_no=flight.decided_no if flight else 0,  # what is foreseen is not told again: this stands
         ready=done and flight is None and not held.sealing and begins_more,
-        need=held.catch.needs_commits,
+        need=held.chunks.needs_commits,
         dropped=rounds.dropped_no,
         shown=held.grounds.shown(held.version) if held.whole else b"",
         ahead=rounds.ahead.number,

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.checkpoints.result_log import ResultLog
 from farflung.checkpoints.sources import SPOILED_FORGIVEN
-from farflung.checkpoints.state_sync import NO_VERSION, StateSync
+from farflung.checkpoints.state_sync import StateSync
 from farflung.checkpoints.swarm import HaveAnnouncer, Holding
 from farflung.collectives.round.effects import Install, Roll, Seal, SendFrame
 from farflung.peer.machine.effects import Effect, Note, ServeLogged, ServeManifest, ServePiece, ServeState
@@ -128,6 +129,7 @@ class HeldFragment:
         """`log`: of all fragments together; `parts`: of a chunk's state."""
         self.fragment = fragment
         self.catch = StateSync(fragment, run_tag, FETCH_RETRY_S, parts, me)
+        self.chunks = self.catch.chunks
         self.log = log
         self.grounds = StateProof(fragment)
         self._me = me
@@ -173,7 +175,7 @@ class HeldFragment:
     @property
     def is_the_runs(self) -> bool:
         """It is whole, and its digest is the one that the coordinator told; that it is held is still to be shown."""
-        return self.whole and self.catch.digests.get(self.version) == self.digest
+        return self.whole and self.chunks.digests.get(self.version) == self.digest
 
     @property
     def proof(self) -> bytes:
@@ -202,11 +204,11 @@ class HeldFragment:
             self.grounds.lose()
         digests, keep = dict(tick.digests), self.log.keep_versions
         self.catch.on_run_state(tick.version, digests, tick.donors, keep, tick.fellows)
-        if self.catch.lowest == NO_VERSION and not self.sealing and not self.filling:
+        if self.chunks.lowest == NO_VERSION and not self.sealing and not self.filling:
             # Too far behind: fetched anew, chunk by chunk.  Who holds nothing whole says so, and is told commits.
             self._stands(ReplicaEvent.FORGOTTEN, Empty())
             self.grounds.forget()
-        known = self.catch.digests.get(self.version)
+        known = self.chunks.digests.get(self.version)
         differs = (
             self.version != NO_VERSION and not self.sealing and known is not None and known != self.digest
         )
@@ -250,7 +252,7 @@ class HeldFragment:
             self.catch.reset()
         self._stands(ReplicaEvent.UNWRITTEN, Empty())
         if before is not None:
-            self.catch.recalled(recalled)
+            self.chunks.recalled(recalled)
 
     def go_back(self, version: int, digest: bytes | None) -> bool:
         stand, was = self._stand, self.before
@@ -273,7 +275,7 @@ class HeldFragment:
     def roll(self, counted_on: int) -> tuple[list[Effect], list[Effect]]:
         """Applies what can be applied; and asks the shell for what shows afterwards that it is held.  `counted_on`: the
         version that the newest round starts from."""
-        before, was_the_runs, effects = self._stand, self.is_the_runs, self.catch.roll()
+        before, was_the_runs, effects = self._stand, self.is_the_runs, self.chunks.roll()
         if effects:
             self._look_whether_torn()
         came, proofs = any(isinstance(effect, Install) for effect in effects), list[Effect]()
@@ -297,7 +299,7 @@ class HeldFragment:
             self._stands(ReplicaEvent.SEALED, Empty())
             return False
         self._stands(ReplicaEvent.SEALED, Current(version, digest))
-        known = self.catch.digests.get(version)
+        known = self.chunks.digests.get(version)
         if known is not None and known != digest and not self.grounds.calculated:
             self._forget()
             return False
@@ -307,13 +309,13 @@ class HeldFragment:
     def _look_whether_torn(self) -> None:
         """A chunk may have come as the state of a newer version: until all have, nothing is served."""
         stand = self._stand
-        if isinstance(stand, Current) and set(self.catch.versions) != {stand.version}:
+        if isinstance(stand, Current) and set(self.chunks.versions) != {stand.version}:
             self._stands(ReplicaEvent.MOVED_ON, Rolling(stand.version, stand.digest))
 
     def own_results(self) -> list[Effect]:
         """What a former life of this peer kept on disk of the next version: one version at a time bounds the memory."""
-        version = self.catch.lowest + 1
-        if version == 0 or version not in self.catch.commits:
+        version = self.chunks.lowest + 1
+        if version == 0 or version not in self.chunks.commits:
             return []
         mine, number = self.log.take_found(version, self.fragment.chunks), self.fragment.number
         return [ServeLogged(self._me, chunk, version, number) for chunk in mine]
@@ -326,7 +328,7 @@ class HeldFragment:
     def notes(self) -> list[Effect]:
         told = f"it gave bytes that are not the run's {SPOILED_FORGIVEN + 1} times and is not asked any more"
         warning = self.log.take_warning()
-        dropped = [Note(f"{donor}: {told}") for donor in self.catch.take_dropped()]
+        dropped = [Note(f"{donor}: {told}") for donor in self.catch.fetcher.take_dropped()]
         return [*dropped, Note(warning)] if warning else [*dropped]
 
 
@@ -344,12 +346,12 @@ class StateSource:
     def gives(self, chunk: int) -> bool:
         """This piece stands here as it came, and was checked."""
         held = self._held
-        return not held.whole and not held.filling and held.catch.given_at(chunk) != NO_VERSION
+        return not held.whole and not held.filling and held.chunks.given_at(chunk) != NO_VERSION
 
     def answer(self, asker: str, header: Header, now: float) -> list[Effect]:
         """To what is in `STATE_WANTS`; WANT_HAVE is answered by `news`."""
         held, chunk, version, tag = self._held, header.chunk, header.version, header.run_tag
-        fragment, log, catch = held.fragment, held.log, held.catch
+        fragment, log, chunks = held.fragment, held.log, held.chunks
         if header.kind == Kind.WANT_HAVE:
             self._telling.on_want(asker, header.decision_no, now)
             return []
@@ -363,8 +365,8 @@ class StateSource:
         elif header.kind == Kind.WANT_STATE and (held.serves or held.is_the_runs):
             return [ServeState(asker, chunk, held.version)]
         elif header.kind == Kind.WANT_STATE and self.gives(chunk):
-            return [ServePiece(asker, chunk, catch.given_at(chunk), catch.hash_of(chunk))]
-        elif header.kind == Kind.WANT_MANIFEST and (hashes := catch.hashes_at(version)):
+            return [ServePiece(asker, chunk, chunks.given_at(chunk), chunks.hash_of(chunk))]
+        elif header.kind == Kind.WANT_MANIFEST and (hashes := chunks.hashes_at(version)):
             listed = Header(Kind.MANIFEST, tag, version=version, chunk=fragment.first)
             return [SendFrame(asker, with_payload(listed, hashes))]
         elif header.kind == Kind.WANT_MANIFEST and held.serves and version <= held.version:

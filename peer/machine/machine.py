@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from farflung.checkpoints.state_sync import NO_VERSION
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.collectives.round.effects import Calculated
 from farflung.peer.local.words import (
     Anew,
@@ -110,7 +110,7 @@ class PeerMachine:
     def digest_of(self, chunk: int, version: int) -> bytes:
         """The run's digest of this version of the chunk's fragment, as far as it is known."""
         replica = self.joined.part.replica_of_chunk(chunk) if self.joined is not None else None
-        return replica.held.catch.digests.get(version, b"") if replica is not None else b""
+        return replica.held.chunks.digests.get(version, b"") if replica is not None else b""
 
     # ---- the door ------------------------------------------------------------------------------------------
 

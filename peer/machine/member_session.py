@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.checkpoints.result_log import ResultLog
-from farflung.checkpoints.state_sync import NO_VERSION
 from farflung.collectives.round.member import MemberRound
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.checkpoint_policy import (

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.checkpoints.result_log import ResultLog
-from farflung.checkpoints.state_sync import NO_VERSION
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.early_work import EarlyWork
 from farflung.peer.machine.effects import Effect
@@ -45,7 +45,7 @@ class Replica:
     @property
     def idle(self) -> bool:
         """Nothing is going on that would end in a new version here."""
-        return self.rounds.is_idle and not self.held.sealing and self.held.catch.done
+        return self.rounds.is_idle and not self.held.sealing and self.held.chunks.done
 
     # ---- the coordinator's words --------------------------------------------------------------------------------
 
@@ -58,9 +58,9 @@ class Replica:
         held.grounds.on_nonce(commit.version, nonce)
         if commit.version <= held.version:
             return
-        held.catch.on_commit(commit)
+        held.chunks.on_commit(commit)
         for index, piece in self.rounds.on_commit(commit, now).items():
-            held.catch.offer(commit.version, self.fragment.first + index, piece.payload, piece.hash)
+            held.chunks.offer(commit.version, self.fragment.first + index, piece.payload, piece.hash)
 
     def on_tick(self, tick: FragmentTick) -> bool:
         """Where the run is.  True: what was held was not its state."""
@@ -115,14 +115,14 @@ class Replica:
             return [*resolved]
         rolled, shows = held.roll(rounds.planned_at)
         own, ahead = held.own_results(), rounds.ahead.send(now) if rounds.is_idle else []
-        asks = held.catch.ask(now, rounds.last_commit.coming(now)) if not held.catch.done else []
+        asks = held.catch.ask(now, rounds.last_commit.coming(now)) if not held.chunks.done else []
         news = self.source.news(now)
         return [*resolved, *own, *ahead, *rolled, *asks, *news, *shows, *held.notes()]
 
     def on_round_frame(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[Effect]]:
-        header, last, catch = frame.header, self.rounds.last_commit, self.held.catch
+        header, last, chunks = frame.header, self.rounds.last_commit, self.held.chunks
         is_late = header.kind == Kind.RESULT and header.round_no == last.round_no
         if is_late and self.rounds.flight_of(header.round_no) is None:
-            if catch.offer(last.version, header.chunk, frame.payload, header.hash):
+            if chunks.offer(last.version, header.chunk, frame.payload, header.hash):
                 return Verdict.ACCEPTED, [*last.late.on_result(sender, frame, now)] if last.late else []
         return self.rounds.on_frame(sender, frame, now)

@@ -111,7 +111,7 @@ class Replicas:
     def came_back(self) -> None:
         """The coordinator has let me in again; others may have closed their lines to me meanwhile."""
         for replica in self.replicas.values():
-            replica.held.catch.came_back()
+            replica.held.catch.fetcher.came_back()
 
     # ---- rounds -----------------------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class Replicas:
         if header is not None and header.kind in SERVED_KINDS:
             replica = self.replica_of_chunk(header.chunk)
             if replica is not None:
-                replica.held.catch.on_spoiled(sender, header)
+                replica.held.catch.fetcher.on_spoiled(sender, header)
         number = header.round_no if header is not None else 0
         effects: list[Effect] = []
         for flight in self.flights:  # what names no round speaks against its sender in all that are in flight
@@ -219,7 +219,7 @@ class Replicas:
     @property
     def expects_bytes(self) -> bool:
         """Others have something for me: what arrives then shows what my line can take in."""
-        return bool(self.flights) or not all(each.held.catch.done for each in self.replicas.values())
+        return bool(self.flights) or not all(each.held.chunks.done for each in self.replicas.values())
 
     def is_payload(self, codec: str, payload: Payload) -> bool:
         """So many finite values in that codec."""
@@ -247,7 +247,7 @@ class Replicas:
         except FrameError as error:
             self.counters.count(error.verdict)
             if kind == Kind.LOGGED:
-                replica.held.catch.on_spoiled(sender, frame.header)
+                replica.held.catch.fetcher.on_spoiled(sender, frame.header)
             elif flight is not None:
                 flight.refuse(sender, error.verdict)
             return False

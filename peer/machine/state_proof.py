@@ -8,7 +8,7 @@ proves nothing.  Must not know who disagrees, nor what the coordinator makes of 
 
 from __future__ import annotations
 
-from farflung.checkpoints.state_sync import NO_VERSION
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.peer.machine.effects import Effect, KeepBefore, ProveHolding
 from farflung.protocol.messages import TAG_BYTES
 from farflung.protocol.model_schema import Fragment

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from farflung.checkpoints.state_sync import NO_VERSION
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.peer.machine.checkpoint_policy import Undoing
 from farflung.peer.machine.effects import Effect, Note, TellTrainer
 from farflung.peer.machine.replica import Replica

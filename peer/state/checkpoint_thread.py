@@ -13,9 +13,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Protocol
 
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.checkpoints.checkpoint_manifest import CheckpointManifest
 from farflung.checkpoints.stages import Saved
-from farflung.checkpoints.state_sync import NO_VERSION
 from farflung.checkpoints.store import Store
 from farflung.collectives.round.effects import Install
 from farflung.peer.identity import Identity

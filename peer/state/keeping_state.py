@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.checkpoints.kept_state import BasePath, KeptState
-from farflung.checkpoints.state_sync import NO_VERSION
 from farflung.collectives.round.effects import Install, Roll, Seal
 from farflung.peer.machine import effects as do
 from farflung.peer.state.arrived_pieces import Held, name_on_disk

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from farflung.checkpoints import state_sync
+from farflung.checkpoints import checked_chunks
+from farflung.checkpoints.checked_chunks import NO_VERSION
+from farflung.checkpoints.fetcher import ASKED_OF_ONE_DONOR
 from farflung.checkpoints.sources import FIRST_ASKED, SPOILED_FORGIVEN, Sources
-from farflung.checkpoints.state_sync import ASKED_OF_ONE_DONOR, NO_VERSION, StateSync
+from farflung.checkpoints.state_sync import StateSync
 from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal, SendFrame
 from farflung.protocol.digests import hash_bytes, root_of
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
@@ -108,16 +110,16 @@ class Joiner:
     def gets(self, sender: str, frame: Frame | None) -> list[SendFrame]:
         if frame is not None:
             self.catch.on_frame(sender, frame)
-        return self.carry_out(self.catch.roll())
+        return self.carry_out(self.catch.chunks.roll())
 
     def turn(self) -> int:
         """Roll, ask, and take the answers in.  Returns how much was asked for."""
-        asked = self.carry_out([*self.catch.roll(), *self.catch.ask(self.now)])
+        asked = self.carry_out([*self.catch.chunks.roll(), *self.catch.ask(self.now)])
         for send in asked:
             answer = self.donors[send.to].answer(send.frame.header)
             if answer is not None and self.arrives(send):
                 self.verdicts.append(self.catch.on_frame(send.to, answer))
-        self.carry_out(self.catch.roll())
+        self.carry_out(self.catch.chunks.roll())
         return len(asked)
 
     def turns(self, count: int = 30, seconds: float = 0.3) -> None:
@@ -127,7 +129,9 @@ class Joiner:
 
     @property
     def arrived(self) -> bool:
-        return self.catch.done and not [c for c in self.catch.versions if c != self.catch.target]
+        return self.catch.chunks.done and not [
+            c for c in self.catch.chunks.versions if c != self.catch.chunks.target
+        ]
 
 
 def states(version: int, seed: str = "") -> list[bytes]:
@@ -148,7 +152,7 @@ def test_no_digest_is_ever_taken_from_a_donor() -> None:
     """Two donors agree with each other, and with nothing that the coordinator said (P4)."""
     joiner = Joiner({"ann": Donor(4, seed="false"), "bob": Donor(4, seed="false")}, target=4)
     joiner.turns()
-    assert joiner.catch.versions == [NO_VERSION] * CHUNKS and joiner.sealed == []
+    assert joiner.catch.chunks.versions == [NO_VERSION] * CHUNKS and joiner.sealed == []
     assert joiner.bytes == [b""] * CHUNKS
     assert Verdict.BAD_HASH in joiner.verdicts
 
@@ -206,7 +210,7 @@ def test_P4_a_piece_may_come_without_a_second_half_of_zeros_and_its_hash_is_that
     def come(chunk: int, payload: bytes) -> Verdict:
         return catch.on_frame("ann", with_payload(Header(Kind.STATE, TAG, chunk=chunk), payload))
 
-    assert come(0, halves[0]) == Verdict.ACCEPTED and catch.roll() == [Install(0, 0, halves[0])]
+    assert come(0, halves[0]) == Verdict.ACCEPTED and catch.chunks.roll() == [Install(0, 0, halves[0])]
     assert come(1, halves[1] + bytes(len(halves[1]))) == Verdict.ACCEPTED, "or with it"
     for wrong in (halves[3], halves[2] + b"\0", halves[2][:-1], b"", halves[2] + b"another"):
         assert come(2, wrong) == Verdict.BAD_HASH
@@ -219,8 +223,8 @@ def test_P6_a_donor_that_cannot_be_reached_delays_nothing_that_another_comes_to_
     catch = StateSync(Fragment(number=0, first=0, count=count), TAG, RETRY_S, 2)
     catch.on_run_state(4, {4: root_of([whole])}, ("ann", "bob"), KEEP)
     now, asked_of_ann = 0.0, []
-    while not catch.done and now < 20 * RETRY_S:
-        for send in [*catch.roll(), *catch.ask(now)]:
+    while not catch.chunks.done and now < 20 * RETRY_S:
+        for send in [*catch.chunks.roll(), *catch.ask(now)]:
             if not isinstance(send, SendFrame):
                 continue
             want = send.frame.header
@@ -235,7 +239,7 @@ def test_P6_a_donor_that_cannot_be_reached_delays_nothing_that_another_comes_to_
                 has = with_payload(Header(Kind.STATE, TAG, version=4, chunk=want.chunk), state(4, want.chunk))
                 catch.on_frame("bob", has)
         now += RETRY_S / 10
-    assert catch.done and now < 6 * RETRY_S
+    assert catch.chunks.done and now < 6 * RETRY_S
     assert len([at for at in asked_of_ann if at > 2 * RETRY_S]) <= 4, (
         "one question now and then, to see it back"
     )
@@ -263,12 +267,12 @@ def test_what_has_come_goes_on_with_the_run_while_its_donors_hold_the_rest_back(
     held: list[Header] = []
     for version in range(4, 4 + 4 * CHUNKS):
         donor.version = version
-        joiner.catch.on_commit(commit(version))
+        joiner.catch.chunks.on_commit(commit(version))
         joiner.word(version, {version: digest(version)})
         for _ in range(4):
             asked = [
                 s.frame.header
-                for s in joiner.carry_out([*joiner.catch.roll(), *joiner.catch.ask(joiner.now)])
+                for s in joiner.carry_out([*joiner.catch.chunks.roll(), *joiner.catch.ask(joiner.now)])
             ]
             held += [want for want in asked if want.kind == Kind.WANT_STATE]
             given = [want for want in asked if want.kind != Kind.WANT_STATE]
@@ -278,7 +282,7 @@ def test_what_has_come_goes_on_with_the_run_while_its_donors_hold_the_rest_back(
             joiner.now += 0.01
         piece = donor.answer(held.pop(0)) if held and version % 3 == 0 else None
         joiner.gets("ann", piece)
-    assert joiner.catch.lowest >= 4, "all of it is here"
+    assert joiner.catch.chunks.lowest >= 4, "all of it is here"
 
 
 def quickly(joiner: Joiner, versions: range) -> None:
@@ -286,7 +290,7 @@ def quickly(joiner: Joiner, versions: range) -> None:
     for version in versions:
         for donor in joiner.donors.values():
             donor.version = version
-        joiner.catch.on_commit(commit(version))
+        joiner.catch.chunks.on_commit(commit(version))
         joiner.word(version, {version: digest(version)})
         joiner.turns(count=4, seconds=RETRY_S / 20)
 
@@ -334,7 +338,7 @@ def test_P6_who_is_let_in_again_asks_anew_at_once() -> None:
     joiner.turn()
     joiner.arrives = lambda want: True
     assert joiner.turn() == 0, "all questions that are allowed are under way"
-    joiner.catch.came_back()
+    joiner.catch.fetcher.came_back()
     joiner.turns(count=6, seconds=RETRY_S / 20)
     assert joiner.arrived
 
@@ -344,15 +348,15 @@ def test_P6_one_damaged_answer_of_each_donor_keeps_nobody_out(donors: tuple[str,
     """From then on each was asked one thing at a time, and pieces came first: of results, which are forgotten, none."""
     joiner = Joiner({name: Donor(4) for name in donors}, target=4)
     for name in donors:
-        joiner.catch.on_spoiled(name, Header(Kind.STATE, TAG, version=4, chunk=0))
+        joiner.catch.fetcher.on_spoiled(name, Header(Kind.STATE, TAG, version=4, chunk=0))
     pieces: list[tuple[str, Header]] = []
     for version in range(4, 4 + 4 * CHUNKS):
-        joiner.catch.on_commit(commit(version))
+        joiner.catch.chunks.on_commit(commit(version))
         joiner.word(version, {version: digest(version)})
         for donor in joiner.donors.values():
             donor.version = version
         for _ in range(4):
-            asked = joiner.carry_out([*joiner.catch.roll(), *joiner.catch.ask(joiner.now)])
+            asked = joiner.carry_out([*joiner.catch.chunks.roll(), *joiner.catch.ask(joiner.now)])
             pieces += [
                 (send.to, send.frame.header) for send in asked if send.frame.header.kind == Kind.WANT_STATE
             ]
@@ -365,14 +369,14 @@ def test_P6_one_damaged_answer_of_each_donor_keeps_nobody_out(donors: tuple[str,
             name, want = pieces.pop(0)
             answer = joiner.donors[name].answer(want)
             joiner.gets(name, answer)
-    assert joiner.catch.lowest >= 4, "all of it is here"
+    assert joiner.catch.chunks.lowest >= 4, "all of it is here"
 
 
 def test_what_a_liar_was_asked_for_takes_the_room_of_one_piece() -> None:
     joiner = Joiner({"ann": Donor(4)}, target=4)
     joiner.turns(count=1)
     joiner.catch.reset()
-    joiner.catch.on_spoiled("ann", Header(Kind.STATE, TAG, version=4, chunk=0))
+    joiner.catch.fetcher.on_spoiled("ann", Header(Kind.STATE, TAG, version=4, chunk=0))
     joiner.catch.on_frame("ann", with_payload(Header(Kind.MANIFEST, TAG, version=4, chunk=0), manifest(4)))
     asked = [send.frame.header.kind for send in joiner.carry_out(joiner.catch.ask(joiner.now))]
     assert asked == [Kind.WANT_STATE]
@@ -381,19 +385,19 @@ def test_what_a_liar_was_asked_for_takes_the_room_of_one_piece() -> None:
 def test_P9_late_results_of_what_a_run_has_gone_back_from_are_no_lies() -> None:
     """They are on their way when the coordinator says so, and nobody can check them any more."""
     joiner = Joiner({"ann": Donor(4)}, target=4)
-    joiner.catch.on_commit(commit(5))
+    joiner.catch.chunks.on_commit(commit(5))
     joiner.catch.go_back(4, keep=False)
     for chunk in range(SPOILED_FORGIVEN + 1):
         late = with_payload(Header(Kind.LOGGED, TAG, version=5, chunk=chunk), result(5, chunk))
         assert joiner.catch.on_frame("ann", late) == Verdict.STALE
-    assert joiner.catch.take_dropped() == []
+    assert joiner.catch.fetcher.take_dropped() == []
 
 
 def test_P9_a_run_that_has_gone_back_holds_nothing_against_its_donors() -> None:
     joiner = Joiner({"ann": Donor(4), "bob": Donor(4)}, target=4)
     for _ in range(SPOILED_FORGIVEN + 1):
-        joiner.catch.on_spoiled("ann", Header(Kind.STATE, TAG, version=4, chunk=0))
-    assert joiner.catch.take_dropped() == ["ann"]
+        joiner.catch.fetcher.on_spoiled("ann", Header(Kind.STATE, TAG, version=4, chunk=0))
+    assert joiner.catch.fetcher.take_dropped() == ["ann"]
     joiner.catch.go_back(4, keep=False)
     joiner.word(4, {4: digest(4)})
     joiner.turn()
@@ -404,9 +408,9 @@ def test_P6_with_donors_that_are_met_again_one_is_as_patient_as_at_first() -> No
     silent = {"ann": Donor(4, silent=True), "bob": Donor(4, silent=True)}
     joiner = Joiner(dict(silent), target=4)
     joiner.turns(count=40)
-    assert all(map(joiner.catch._of.is_silent, silent))
-    joiner.catch.came_back()
-    assert not any(map(joiner.catch._of.is_silent, silent))
+    assert all(map(joiner.catch.fetcher.sources.is_silent, silent))
+    joiner.catch.fetcher.came_back()
+    assert not any(map(joiner.catch.fetcher.sources.is_silent, silent))
 
 
 def test_P6_a_list_of_a_newer_version_than_was_asked_for_is_taken_and_closes_the_question() -> None:
@@ -415,7 +419,7 @@ def test_P6_a_list_of_a_newer_version_than_was_asked_for_is_taken_and_closes_the
     joiner.carry_out(joiner.catch.ask(0.0))
     newer = with_payload(Header(Kind.MANIFEST, TAG, version=5, chunk=0), manifest(5))
     assert joiner.catch.on_frame("ann", newer) == Verdict.ACCEPTED
-    assert (Kind.WANT_MANIFEST, 4, 0) not in joiner.catch._asked
+    assert (Kind.WANT_MANIFEST, 4, 0) not in joiner.catch.fetcher.asked
     given = with_payload(Header(Kind.STATE, TAG, version=5, chunk=3), state(5, 3))
     assert joiner.gets("ann", given) == [] and joiner.bytes[3] == state(5, 3)
     false = with_payload(Header(Kind.MANIFEST, TAG, version=5, chunk=0), manifest(4))
@@ -427,7 +431,7 @@ def test_P6_a_list_that_comes_too_late_to_be_known_closes_its_question() -> None
     joiner.carry_out(joiner.catch.ask(0.0))
     unknown = with_payload(Header(Kind.MANIFEST, TAG, version=9, chunk=0), manifest(9))
     assert joiner.catch.on_frame("ann", unknown) == Verdict.STALE
-    assert (Kind.WANT_MANIFEST, 4, 0) not in joiner.catch._asked
+    assert (Kind.WANT_MANIFEST, 4, 0) not in joiner.catch.fetcher.asked
     joiner.word(9, {9: digest(9)})
     joiner.donors["ann"].version = 9
     joiner.turns()
@@ -439,19 +443,21 @@ def test_P6_pieces_wait_for_the_list_of_their_own_version_as_long_as_it_may_come
     never asked for again."""
     joiner = Joiner({"ann": Donor(5), "bob": Donor(5)}, target=5, known={4: digest(4), 5: digest(5)})
     joiner.carry_out(joiner.catch.ask(0.0))
-    [state_key, *_] = [key for key in joiner.catch._asked if key[0] == Kind.WANT_STATE]
-    chunk, donor = state_key[2], joiner.catch._asked[state_key].donor
+    [state_key, *_] = [key for key in joiner.catch.fetcher.asked if key[0] == Kind.WANT_STATE]
+    chunk, donor = state_key[2], joiner.catch.fetcher.asked[state_key].donor
     early = with_payload(Header(Kind.STATE, TAG, version=5, chunk=chunk), state(5, chunk))
     assert joiner.catch.on_frame(donor, early) == Verdict.ACCEPTED
     other = with_payload(Header(Kind.MANIFEST, TAG, version=4, chunk=0), manifest(4))
     joiner.gets("bob", other)
     assert not joiner.bytes[chunk] and chunk in joiner.catch._unvouched
-    joiner.catch.on_commit(commit(6))
+    joiner.catch.chunks.on_commit(commit(6))
     joiner.carry_out(joiner.catch.ask(0.1))
     assert chunk in joiner.catch._unvouched, "that list is on its way"
-    [manifest_key] = [key for key in joiner.catch._asked if key[0] == Kind.WANT_MANIFEST and key[1] == 5]
+    [manifest_key] = [
+        key for key in joiner.catch.fetcher.asked if key[0] == Kind.WANT_MANIFEST and key[1] == 5
+    ]
     missing = Header(Kind.MISSING, TAG, decision_no=int(manifest_key[0]), version=5, chunk=0)
-    joiner.catch.on_frame(joiner.catch._asked[manifest_key].donor, Frame(missing))
+    joiner.catch.on_frame(joiner.catch.fetcher.asked[manifest_key].donor, Frame(missing))
     joiner.word(6, {6: digest(6)})
     joiner.carry_out(joiner.catch.ask(0.2))
     assert chunk not in joiner.catch._unvouched, "it never will"
@@ -526,7 +532,7 @@ def test_a_donor_that_moves_on_meanwhile_serves_chunks_at_its_newer_version() ->
     joiner = Joiner({"ann": moving}, target=4)
     joiner.turn()  # the manifest of 4 and some chunks
     moving.version = 5
-    joiner.catch.on_commit(commit(5))
+    joiner.catch.chunks.on_commit(commit(5))
     joiner.word(5, {4: digest(4), 5: digest(5)})
     joiner.turns()
     assert joiner.arrived and joiner.sealed == [5]
@@ -552,8 +558,8 @@ def test_a_third_party_cannot_take_an_honest_donor_away() -> None:
     """Bad answers to a question that was put to somebody else say nothing about that donor."""
     ann = Donor(4)
     joiner = Joiner({"ann": ann}, target=4, known={3: digest(3), 4: digest(4)})
-    joiner.catch.versions = [3] * CHUNKS
-    joiner.catch.on_commit(commit(4))
+    joiner.catch.chunks.versions = [3] * CHUNKS
+    joiner.catch.chunks.on_commit(commit(4))
     [first, *_] = joiner.catch.ask(0.0)
     assert isinstance(first, SendFrame)
     chunk = first.frame.header.chunk
@@ -568,10 +574,10 @@ def test_a_third_party_cannot_take_an_honest_donor_away() -> None:
 
 def test_a_peer_that_missed_commits_fetches_results_only() -> None:
     joiner = Joiner({"ann": Donor(4)}, target=4, known={4: digest(4)})
-    joiner.catch.versions, joiner.bytes = [2] * CHUNKS, states(2)
-    joiner.catch.sealed = 2
-    joiner.catch.on_commit(commit(3))
-    joiner.catch.on_commit(commit(4))
+    joiner.catch.chunks.versions, joiner.bytes = [2] * CHUNKS, states(2)
+    joiner.catch.chunks.sealed = 2
+    joiner.catch.chunks.on_commit(commit(3))
+    joiner.catch.chunks.on_commit(commit(4))
     joiner.turns()
     assert joiner.arrived and joiner.sealed[-1] == 4
     assert joiner.bytes == [
@@ -585,10 +591,10 @@ def test_a_peer_cut_off_for_K_rounds_or_fewer_catches_up_without_state_transfer(
     """K = keep_results; one more, and the state itself is fetched."""
     now = 2 + missed
     joiner = Joiner({"ann": Donor(now)}, target=2)
-    joiner.catch.versions, joiner.bytes, joiner.catch.sealed = [2] * CHUNKS, states(2), 2
+    joiner.catch.chunks.versions, joiner.bytes, joiner.catch.chunks.sealed = [2] * CHUNKS, states(2), 2
     joiner.word(now, {now: digest(now)})
     for version in range(3, now + 1):
-        joiner.catch.on_commit(commit(version))
+        joiner.catch.chunks.on_commit(commit(version))
     joiner.turns()
     asked = {want.kind for want in joiner.donors["ann"].asked}
     assert joiner.arrived
@@ -602,27 +608,27 @@ def test_a_peer_cut_off_for_K_rounds_or_fewer_catches_up_without_state_transfer(
 
 def test_a_commit_that_is_not_known_is_named_and_nothing_is_rolled_without_it() -> None:
     joiner = Joiner({"ann": Donor(4)}, target=4)
-    joiner.catch.versions = [2] * CHUNKS
-    assert joiner.catch.needs_commits == (3, 4)
-    joiner.catch.on_commit(commit(4))
-    assert joiner.catch.needs_commits == (3,)
+    joiner.catch.chunks.versions = [2] * CHUNKS
+    assert joiner.catch.chunks.needs_commits == (3, 4)
+    joiner.catch.chunks.on_commit(commit(4))
+    assert joiner.catch.chunks.needs_commits == (3,)
     joiner.turns(count=3)
-    assert joiner.catch.versions == [2] * CHUNKS, "version 4 cannot be applied before version 3"
-    joiner.catch.on_commit(commit(3))
+    assert joiner.catch.chunks.versions == [2] * CHUNKS, "version 4 cannot be applied before version 3"
+    joiner.catch.chunks.on_commit(commit(3))
     joiner.turns()
-    assert joiner.arrived and joiner.catch.needs_commits == ()
+    assert joiner.arrived and joiner.catch.chunks.needs_commits == ()
 
 
 def test_results_at_hand_need_no_donor_and_wrong_ones_are_not_taken() -> None:
     joiner = Joiner({}, target=3)
-    joiner.catch.versions = [3] * CHUNKS
-    assert not joiner.catch.offer(4, 0, result(4, 0), hash_bytes(result(4, 0))), (
+    joiner.catch.chunks.versions = [3] * CHUNKS
+    assert not joiner.catch.chunks.offer(4, 0, result(4, 0), hash_bytes(result(4, 0))), (
         "a result without a commit is worth nothing (P2)"
     )
-    joiner.catch.on_commit(commit(4))
-    assert not joiner.catch.offer(4, 0, result(4, 1), hash_bytes(result(4, 1)))
+    joiner.catch.chunks.on_commit(commit(4))
+    assert not joiner.catch.chunks.offer(4, 0, result(4, 1), hash_bytes(result(4, 1)))
     for chunk in range(CHUNKS):
-        assert joiner.catch.offer(4, chunk, result(4, chunk), hash_bytes(result(4, chunk)))
+        assert joiner.catch.chunks.offer(4, chunk, result(4, chunk), hash_bytes(result(4, chunk)))
     joiner.turns(count=1)
     assert joiner.arrived and joiner.sealed == [4]
 
@@ -630,28 +636,28 @@ def test_results_at_hand_need_no_donor_and_wrong_ones_are_not_taken() -> None:
 def test_P6_a_whole_state_is_left_only_when_all_results_of_the_next_version_are_here() -> None:
     """Those that lack may be nowhere any more: then the version before is the newest that anybody can show."""
     joiner = Joiner({"ann": Donor(4)}, target=4)
-    joiner.catch.versions, joiner.bytes, joiner.catch.sealed = [3] * CHUNKS, states(3), 3
-    joiner.catch.on_commit(commit(4))
+    joiner.catch.chunks.versions, joiner.bytes, joiner.catch.chunks.sealed = [3] * CHUNKS, states(3), 3
+    joiner.catch.chunks.on_commit(commit(4))
     joiner.arrives = lambda want: want.frame.header.chunk != 1
     joiner.turns(3)
-    assert joiner.catch.versions == [3] * CHUNKS and joiner.bytes == states(3)
+    assert joiner.catch.chunks.versions == [3] * CHUNKS and joiner.bytes == states(3)
     joiner.arrives = lambda want: True
     joiner.turns()
     assert joiner.arrived and joiner.sealed == [4]
 
 
 def test_large_results_of_one_version_only_wait_for_the_last_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_sync, "WAITING_RESULTS_BYTES", 1)
+    monkeypatch.setattr(checked_chunks, "WAITING_RESULTS_BYTES", 1)
     joiner = Joiner({"ann": Donor(6)}, target=6)
-    joiner.catch.versions, joiner.bytes, joiner.catch.sealed = [3] * CHUNKS, states(3), 3
+    joiner.catch.chunks.versions, joiner.bytes, joiner.catch.chunks.sealed = [3] * CHUNKS, states(3), 3
     for version in range(4, 7):
-        joiner.catch.on_commit(commit(version))
+        joiner.catch.chunks.on_commit(commit(version))
     joiner.arrives = lambda want: want.frame.header.chunk != 1 or want.frame.header.version != 4
     joiner.turns(3)
     assert {want.version for want in joiner.donors["ann"].asked} == {4}
     joiner.arrives = lambda want: True
     joiner.turns()
-    assert joiner.arrived and joiner.catch.versions == [6] * CHUNKS
+    assert joiner.arrived and joiner.catch.chunks.versions == [6] * CHUNKS
 
 
 @pytest.mark.parametrize(
@@ -661,8 +667,8 @@ def test_large_results_of_one_version_only_wait_for_the_last_of_them(monkeypatch
 )
 def test_a_donor_without_the_true_result_is_replaced(bad: Donor) -> None:
     joiner = Joiner({"ann": bad, "bob": Donor(4)}, target=4)
-    joiner.catch.versions, joiner.bytes = [3] * CHUNKS, states(3)
-    joiner.catch.on_commit(commit(4))
+    joiner.catch.chunks.versions, joiner.bytes = [3] * CHUNKS, states(3)
+    joiner.catch.chunks.on_commit(commit(4))
     joiner.turns()
     assert joiner.arrived
     assert joiner.bytes == [state(3, c) + b" + " + result(4, c) for c in range(CHUNKS)]
@@ -670,11 +676,11 @@ def test_a_donor_without_the_true_result_is_replaced(bad: Donor) -> None:
 
 def test_who_is_too_far_behind_for_the_result_logs_takes_the_state_again() -> None:
     joiner = Joiner({"ann": Donor(9)}, target=2)
-    joiner.catch.versions = [2] * CHUNKS
+    joiner.catch.chunks.versions = [2] * CHUNKS
     joiner.word(2 + KEEP, {})
-    assert joiner.catch.versions == [2] * CHUNKS, "as far as the logs reach, results are enough"
+    assert joiner.catch.chunks.versions == [2] * CHUNKS, "as far as the logs reach, results are enough"
     joiner.word(9, {9: digest(9)})
-    assert joiner.catch.versions == [NO_VERSION] * CHUNKS
+    assert joiner.catch.chunks.versions == [NO_VERSION] * CHUNKS
     joiner.turns()
     assert joiner.arrived and joiner.bytes == states(9)
 
@@ -682,12 +688,12 @@ def test_who_is_too_far_behind_for_the_result_logs_takes_the_state_again() -> No
 def test_a_chunk_that_was_stuck_once_waits_for_its_next_result_like_any_other() -> None:
     ann = Donor(3)
     joiner = Joiner({"ann": ann}, target=4)
-    joiner.catch.versions, joiner.bytes = [3] * CHUNKS, states(3)
-    joiner.catch.on_commit(commit(4))
+    joiner.catch.chunks.versions, joiner.bytes = [3] * CHUNKS, states(3)
+    joiner.catch.chunks.on_commit(commit(4))
     joiner.turns(8)  # nobody has the result: from now on its state would do as well
     ann.version = 4
     for chunk in range(CHUNKS):
-        joiner.catch.offer(4, chunk, result(4, chunk), hash_bytes(result(4, chunk)))
+        joiner.catch.chunks.offer(4, chunk, result(4, chunk), hash_bytes(result(4, chunk)))
     joiner.turns()
     assert joiner.arrived
     ann.version, before = 5, len(ann.asked)
@@ -716,16 +722,18 @@ def test_a_fragment_is_fetched_and_rolled_under_the_chunk_numbers_of_the_whole_m
         frame = with_payload(Header(Kind.STATE, TAG, version=4, chunk=chunk), state(4, chunk))
         assert catch.on_frame("ann", frame) == Verdict.ACCEPTED
     came = [Install(chunk, 4, state(4, chunk)) for chunk in here.chunks]
-    assert catch.roll() == [*came, Seal(4, fragment=2)]
+    assert catch.chunks.roll() == [*came, Seal(4, fragment=2)]
 
     results = b"".join(hash_bytes(result(5, chunk)) for chunk in here.chunks)
-    catch.on_commit(Commit(5, 9, ("ann",), (1.0,), results, "fp32", fragment=2, factor=0.5))
+    catch.chunks.on_commit(Commit(5, 9, ("ann",), (1.0,), results, "fp32", fragment=2, factor=0.5))
     catch.on_run_state(5, {}, ("ann",), KEEP)
     wanted = [e.frame.header.chunk for e in catch.ask(1.0) if isinstance(e, SendFrame)]
     assert wanted == [10, 11, 12]
-    assert all(catch.offer(5, chunk, result(5, chunk), hash_bytes(result(5, chunk))) for chunk in here.chunks)
+    assert all(
+        catch.chunks.offer(5, chunk, result(5, chunk), hash_bytes(result(5, chunk))) for chunk in here.chunks
+    )
     rolls = [Roll(chunk, 5, result(5, chunk), 0.5) for chunk in here.chunks]
-    assert catch.roll() == [*rolls, Seal(5, fragment=2)], "by what it is multiplied says the commit"
+    assert catch.chunks.roll() == [*rolls, Seal(5, fragment=2)], "by what it is multiplied says the commit"
 
 
 # ---- version 0 ---------------------------------------------------------------------------------------------
@@ -735,16 +743,16 @@ def test_the_founder_is_at_version_zero_and_asks_nobody() -> None:
     catch = StateSync(WHOLE, TAG, RETRY_S, 2)
     assert catch.founded() == [Seal(0)]
     catch.on_run_state(0, {0: digest(0)}, ("bob",), KEEP)
-    assert catch.done and catch.ask(0.0) == []
+    assert catch.chunks.done and catch.ask(0.0) == []
 
 
 def test_a_run_that_is_founded_anew_makes_a_joiner_start_again() -> None:
     old, new = Donor(0, seed="old"), Donor(0, seed="new")
     joiner = Joiner({"ann": old}, target=0, known={0: digest(0, "old")})
     joiner.turn()
-    assert any(joiner.bytes) and not joiner.catch.done
+    assert any(joiner.bytes) and not joiner.catch.chunks.done
     joiner.donors = {"bob": new}
     joiner.word(0, {0: digest(0, "new")})
-    assert joiner.catch.versions == [NO_VERSION] * CHUNKS
+    assert joiner.catch.chunks.versions == [NO_VERSION] * CHUNKS
     joiner.turns()
     assert joiner.arrived and joiner.bytes == states(0, "new")

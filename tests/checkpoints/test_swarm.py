@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from farflung.checkpoints.checked_chunks import NO_VERSION
+from farflung.checkpoints.fetcher import ASKED_OF_ONE_DONOR
 from farflung.checkpoints.sources import Sources
-from farflung.checkpoints.state_sync import ASKED_OF_ONE_DONOR, NO_VERSION, StateSync
+from farflung.checkpoints.state_sync import StateSync
 from farflung.checkpoints.swarm import (
     ASKERS_KEPT_S,
     ASKERS_MOST,
@@ -49,7 +51,7 @@ class Taking(StateSync):
 
     def on_frame(self, sender: str, frame: Frame) -> Verdict:
         verdict = super().on_frame(sender, frame)
-        self.taken = self.roll()
+        self.taken = self.chunks.roll()
         return verdict
 
 
@@ -111,7 +113,7 @@ def test_what_donors_owe_to_a_fellow_is_not_asked_for_twice_until_it_takes_too_l
     catch = joiner()
     listed(catch)
     catch.ask(0.0)
-    mine = {key[2] for key in catch._asked}
+    mine = {key[2] for key in catch.fetcher.asked}
     others = [chunk for chunk in range(COUNT) if chunk not in mine][:COMING_MOST]
     rest = full_mask(COUNT) & ~mask_of((*mine, *others))
     catch.on_frame("fay", have(rest, mask_of(others)))
@@ -128,7 +130,7 @@ def test_P6_a_fellow_that_says_again_and_again_what_is_coming_holds_up_each_piec
     catch, now, number = joiner(), 0.0, 0
     listed(catch)
     everything, open_now = full_mask(COUNT), list[tuple[str, int]]()
-    while min(catch.versions) == NO_VERSION and now < 120.0:
+    while min(catch.chunks.versions) == NO_VERSION and now < 120.0:
         before, open_now = open_now, asked(catch.ask(now))
         for to, chunk in before:
             missing = bare_answer(Kind.MISSING, Header(Kind.WANT_STATE, TAG, chunk=chunk))
@@ -137,7 +139,7 @@ def test_P6_a_fellow_that_says_again_and_again_what_is_coming_holds_up_each_piec
             number += 1
             catch.on_frame("fay", have(has, coming, number=number))
         now += 0.25
-    assert set(catch.versions) == {0} and now < 15.0
+    assert set(catch.chunks.versions) == {0} and now < 15.0
 
 
 def test_a_fellow_that_gives_pieces_is_believed_again_in_what_is_coming() -> None:
@@ -146,13 +148,13 @@ def test_a_fellow_that_gives_pieces_is_believed_again_in_what_is_coming() -> Non
     catch.on_frame("fay", have(0, full_mask(COUNT)))
     for now in (0.0, 50.0):
         for chunk in range(COMING_MOST):
-            catch.fellows.is_coming(chunk, now, 10.0)
+            catch.fetcher.fellows.is_coming(chunk, now, 10.0)
     last = COUNT - 1
     rest = full_mask(COUNT) & ~full_mask(COUNT - COMING_MOST)
     catch.on_frame("fay", have(0, rest, number=2))
-    assert not catch.fellows.is_coming(last, 51.0, 60.0), "it is not believed"
+    assert not catch.fetcher.fellows.is_coming(last, 51.0, 60.0), "it is not believed"
     catch.on_frame("fay", piece(20))
-    assert catch.fellows.is_coming(last, 51.0, 60.0), "one piece makes up for one that never came"
+    assert catch.fetcher.fellows.is_coming(last, 51.0, 60.0), "one piece makes up for one that never came"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_P6_whoever_begins_again_takes_what_fellows_say_as_at_first(
     catch.ask(0.0)
     catch.on_frame("fay", have(0, full_mask(8)))
     for now in (0.0, 9.0):
-        assert all(catch.fellows.is_coming(chunk, now, 10.0) for chunk in range(8))
+        assert all(catch.fetcher.fellows.is_coming(chunk, now, 10.0) for chunk in range(8))
     for chunk in range(7):
         catch.on_frame("fay" if chunk == 3 else "ann", piece(chunk))
     if how == "reset":
@@ -178,11 +180,11 @@ def test_P6_whoever_begins_again_takes_what_fellows_say_as_at_first(
     if how == "founded anew":
         catch.on_run_state(0, {0: bytes(32)}, ("ann",), KEEP, ("fay",))
     catch.on_run_state(version, {version: DIGEST}, ("ann",), KEEP, ("fay",))
-    assert max(catch.versions) == NO_VERSION
+    assert max(catch.chunks.versions) == NO_VERSION
     catch.ask(100.0)
     catch.on_frame("fay", have(0, full_mask(8), version=version, number=2))
     for now in (101.0, 103.0):
-        awaited = [chunk for chunk in range(COUNT) if catch.fellows.is_coming(chunk, now, 10.0)]
+        awaited = [chunk for chunk in range(COUNT) if catch.fetcher.fellows.is_coming(chunk, now, 10.0)]
         assert awaited == [chunk for chunk in range(8) if chunk not in long_missed]
 
 
@@ -205,7 +207,7 @@ def test_P6_a_fellow_that_puts_everything_off_does_not_take_the_place_of_donors_
     listed(catch)
     catch.on_frame("fay", have(full_mask(COUNT)))
     open_at_fay: set[int] = set()
-    while min(catch.versions) == NO_VERSION and now < 120.0:
+    while min(catch.chunks.versions) == NO_VERSION and now < 120.0:
         for to, chunk in asked(catch.ask(now)):
             if to == "ann":
                 of_ann += 1
@@ -215,7 +217,7 @@ def test_P6_a_fellow_that_puts_everything_off_does_not_take_the_place_of_donors_
         for chunk in open_at_fay:
             catch.on_frame("fay", bare_answer(Kind.LATER, Header(Kind.WANT_STATE, TAG, chunk=chunk)))
         now += 0.25
-    assert set(catch.versions) == {0} and now < 10.0 and of_ann == COUNT
+    assert set(catch.chunks.versions) == {0} and now < 10.0 and of_ann == COUNT
 
 
 def test_how_long_a_donor_takes_is_told_by_its_pieces_and_not_by_what_it_does_not_have() -> None:
@@ -247,7 +249,7 @@ def puts_off(donors: tuple[str, ...], all_is_at_fay: bool, joiners: int = 1) -> 
         listed(catch)
         catch.on_frame("fay", have(full_mask(COUNT)))
     now, gave, mail = 0.0, 0, list[tuple[str, str, Frame]]()
-    while any(min(catch.versions) == NO_VERSION for catch in catches.values()) and now < 300.0:
+    while any(min(catch.chunks.versions) == NO_VERSION for catch in catches.values()) and now < 300.0:
         came, mail = mail, []
         if queue:
             name, chunk = queue.popleft()
@@ -269,7 +271,7 @@ def puts_off(donors: tuple[str, ...], all_is_at_fay: bool, joiners: int = 1) -> 
                 elif header.kind == Kind.WANT_STATE and send.to == "ann":
                     queue.append((name, header.chunk))
                 elif header.kind == Kind.WANT_STATE and send.to in names:
-                    has = catches[send.to].versions[header.chunk] != NO_VERSION
+                    has = catches[send.to].chunks.versions[header.chunk] != NO_VERSION
                     mail.append(
                         (name, send.to, piece(header.chunk) if has else bare_answer(Kind.MISSING, header))
                     )
@@ -301,26 +303,26 @@ def test_P4_a_fellow_that_gives_wrong_bytes_is_asked_no_more_and_costs_a_few_que
     now = 0.0
     catch.ask(now)
     catch.on_frame("fay", have(full_mask(COUNT)))
-    while min(catch.versions) == NO_VERSION and now < 60.0:
+    while min(catch.chunks.versions) == NO_VERSION and now < 60.0:
         for to, chunk in asked(catch.ask(now)):
             wrong += to == "fay"
             catch.on_frame(to, piece(chunk, b"no piece" if to == "fay" else b""))
         now += 0.1
-    assert set(catch.versions) == {0} and wrong <= 2 * ASKED_OF_ONE_DONOR and now < 10.0
-    assert catch.take_dropped() == ["fay"]
+    assert set(catch.chunks.versions) == {0} and wrong <= 2 * ASKED_OF_ONE_DONOR and now < 10.0
+    assert catch.fetcher.take_dropped() == ["fay"]
 
 
 def test_a_fellow_that_says_it_has_all_and_gives_nothing_costs_one_timeout() -> None:
     catch, of_fay, now = joiner(), 0, 0.0
     listed(catch)
     catch.on_frame("fay", have(full_mask(COUNT)))
-    while min(catch.versions) == NO_VERSION and now < 60.0:
+    while min(catch.chunks.versions) == NO_VERSION and now < 60.0:
         for to, chunk in asked(catch.ask(now)):
             if to == "ann":
                 catch.on_frame(to, piece(chunk))
             of_fay += to == "fay"
         now += 0.1
-    assert set(catch.versions) == {0} and of_fay <= 2 and now < RETRY_S + 2.0
+    assert set(catch.chunks.versions) == {0} and of_fay <= 2 and now < RETRY_S + 2.0
 
 
 def test_a_fellow_that_never_has_what_it_said_is_soon_not_asked() -> None:
@@ -351,9 +353,9 @@ def test_pieces_of_an_older_version_are_taken_where_their_list_can_be_had_and_ch
     catch.ask(0.0)
     catch.on_frame("fay", have(full_mask(COUNT)))
     assert not [to for to, _ in asked(catch.ask(0.1)) if to == "fay"], "nothing could check them"
-    catch._asked.clear()
+    catch.fetcher.asked.clear()
     wants = asked(catch.ask(0.2), Kind.WANT_MANIFEST)
-    assert ("fay", 0) in wants or any(key[:2] == (Kind.WANT_MANIFEST, 0) for key in catch._asked)
+    assert ("fay", 0) in wants or any(key[:2] == (Kind.WANT_MANIFEST, 0) for key in catch.fetcher.asked)
     catch.on_frame("fay", with_payload(Header(Kind.MANIFEST, TAG), LIST))
     assert [to for to, _ in asked(catch.ask(0.3)) if to == "fay"]
     catch.on_run_state(9, {0: DIGEST, 9: bytes(32)}, ("ann",), KEEP, ("fay",))
@@ -365,19 +367,23 @@ def test_pieces_of_an_older_version_are_taken_where_their_list_can_be_had_and_ch
 
 def test_only_what_was_checked_and_is_still_that_is_given_on() -> None:
     catch = joiner()
-    assert catch.given_at(0) == NO_VERSION and catch.hashes_at(0) == b""
+    assert catch.chunks.given_at(0) == NO_VERSION and catch.chunks.hashes_at(0) == b""
     listed(catch)
     catch.on_frame("ann", piece(3))
-    assert catch.given_at(3) == 0 and catch.given_at(4) == NO_VERSION and catch.hashes_at(0) == LIST
+    assert (
+        catch.chunks.given_at(3) == 0
+        and catch.chunks.given_at(4) == NO_VERSION
+        and catch.chunks.hashes_at(0) == LIST
+    )
     catch.ask(0.0)
     holding = catch.arrived()
     assert (holding.version, holding.has) == (0, 1 << 3)
-    assert holding.coming == mask_of(key[2] for key in catch._asked if key[0] == Kind.WANT_STATE)
-    catch.versions[3] = 1  # rolled on: no list of hashes has it like that
-    assert catch.given_at(3) == NO_VERSION and catch.arrived().has == 0
-    catch.versions[3] = 0
+    assert holding.coming == mask_of(key[2] for key in catch.fetcher.asked if key[0] == Kind.WANT_STATE)
+    catch.chunks.versions[3] = 1  # rolled on: no list of hashes has it like that
+    assert catch.chunks.given_at(3) == NO_VERSION and catch.arrived().has == 0
+    catch.chunks.versions[3] = 0
     catch.on_run_state(0, {0: bytes(32)}, ("ann",), KEEP)
-    assert catch.given_at(3) == NO_VERSION, "the run has another version 0 now"
+    assert catch.chunks.given_at(3) == NO_VERSION, "the run has another version 0 now"
 
 
 def test_P4_what_has_changed_before_it_was_read_is_not_given_on() -> None:
@@ -388,16 +394,16 @@ def test_P4_what_has_changed_before_it_was_read_is_not_given_on() -> None:
     state = piece(3)
     catch.on_frame("ann", state)
     header = Header(Kind.STATE, TAG, chunk=3)
-    given = given_on(header, catch.hash_of(3), state.payload, parts=2)
+    given = given_on(header, catch.chunks.hash_of(3), state.payload, parts=2)
     assert given.payload == state.payload and given.header.hash == state.header.hash
-    missing = given_on(header, catch.hash_of(3), b"x" + bytes(state.payload)[1:], parts=2)
+    missing = given_on(header, catch.chunks.hash_of(3), b"x" + bytes(state.payload)[1:], parts=2)
     assert (missing.header.kind, missing.header.chunk) == (Kind.MISSING, 3)
     fellow = joiner("kim", donors=(), fellows=("joe",))
     listed(fellow)
     fellow.on_frame("joe", have(1 << 3))
     assert asked(fellow.ask(0.0)) == [("joe", 3)]
-    assert fellow.on_frame("joe", missing) == Verdict.ACCEPTED and fellow._of.is_good("joe")
-    assert not fellow._asked
+    assert fellow.on_frame("joe", missing) == Verdict.ACCEPTED and fellow.fetcher.sources.is_good("joe")
+    assert not fellow.fetcher.asked
 
 
 def test_a_fellow_hears_of_news_at_once_then_at_a_pace_and_only_of_news() -> None:
@@ -500,10 +506,10 @@ class Swarm:
             if self.now >= min(self.dies.values(), default=1e9) + 5.0 or set(here) == set(self.joiners):
                 others = tuple(other for other in here if other != name)
                 catch.on_run_state(0, {0: DIGEST}, self.donors, KEEP, others)
-            for effect in (*catch.roll(), *catch.ask(self.now)):
+            for effect in (*catch.chunks.roll(), *catch.ask(self.now)):
                 if isinstance(effect, SendFrame):
                     self.coming.append((self.now + 0.02, name, effect.to, effect.frame))
-            if set(catch.versions) == {0}:
+            if set(catch.chunks.versions) == {0}:
                 self.done_at.setdefault(name, self.now)
             if self.telling[name].is_due(self.now):
                 holding = Holding(0, full_mask(COUNT)) if name in self.done_at else catch.arrived()
@@ -529,7 +535,7 @@ class Swarm:
         elif header.kind == Kind.WANT_HAVE:
             self.telling[target].on_want(source, header.decision_no, self.now)
         elif header.kind == Kind.WANT_STATE:
-            has = target in self.done_at or self.catches[target].given_at(header.chunk) != NO_VERSION
+            has = target in self.done_at or self.catches[target].chunks.given_at(header.chunk) != NO_VERSION
             answer = piece(header.chunk) if has else bare_answer(Kind.MISSING, header)
             self.coming.append((self.lines[target].send(self.now, has), target, source, answer))
         else:
@@ -593,7 +599,7 @@ def test_P6_a_fellow_that_gives_a_piece_now_and_then_takes_no_place_of_a_donor_t
     assert catch.on_frame("fay", listed_by) == Verdict.ACCEPTED
     catch.on_frame("fay", have(full_mask(COUNT)))
     open_at_fay: deque[int] = deque()
-    while min(catch.versions) == NO_VERSION and now < 300.0:
+    while min(catch.chunks.versions) == NO_VERSION and now < 300.0:
         if now >= 1.0:
             catch.on_run_state(0, {0: DIGEST}, ("ann",), KEEP, ("fay",))
         for to, chunk in asked(catch.ask(now)):
@@ -605,7 +611,7 @@ def test_P6_a_fellow_that_gives_a_piece_now_and_then_takes_no_place_of_a_donor_t
         if open_at_fay and round(now * 10) % 28 == 0:
             catch.on_frame("fay", piece(open_at_fay.popleft()))
         now = round(now + 0.1, 1)
-    assert set(catch.versions) == {0} and now < 15.0 and of_ann >= COUNT // 2
+    assert set(catch.chunks.versions) == {0} and now < 15.0 and of_ann >= COUNT // 2
 
 
 def test_what_is_coming_from_another_donor_is_waited_for_as_long_as_it_is() -> None:
@@ -615,8 +621,10 @@ def test_what_is_coming_from_another_donor_is_waited_for_as_long_as_it_is() -> N
     for now, coming in ((0.0, 1), (2.0, 0), (60.0, 1)):
         catch.ask(now)
         catch.on_frame("fay", have(0, coming, number=int(now) + 1))
-        assert catch.fellows.is_coming(0, now, 10.0) is bool(coming)
-    assert catch.fellows.is_coming(0, 67.0, 10.0) and not catch.fellows.is_coming(0, 68.0, 10.0)
+        assert catch.fetcher.fellows.is_coming(0, now, 10.0) is bool(coming)
+    assert catch.fetcher.fellows.is_coming(0, 67.0, 10.0) and not catch.fetcher.fellows.is_coming(
+        0, 68.0, 10.0
+    )
 
 
 def test_a_joiner_that_dies_in_the_middle_costs_what_it_alone_had_been_given() -> None:

@@ -67,7 +67,7 @@ def test_a_result_that_comes_after_the_commit_is_taken_and_nobody_is_asked_for_i
     for index, owner in ((1, "bob"), (2, "cyd")):
         assert replica.on_round_frame(owner, result(index), 1.6)[0] == Verdict.ACCEPTED
     assert asked(replica, 1.6) == []
-    assert replica.held.catch.versions == [1, 1, 1]
+    assert replica.held.chunks.versions == [1, 1, 1]
 
 
 def test_what_a_silent_owner_does_not_bring_is_asked_for_and_a_speaking_one_is_waited_for() -> None:

@@ -466,7 +466,7 @@ ROUNDS = (
     ),
     Mutant(
         "a result is multiplied by its commit's factor",
-        "checkpoints/state_sync.py",
+        "checkpoints/checked_chunks.py",
         "effects.append(Roll(chunk, version, result, commit.factor))",
         "effects.append(Roll(chunk, version, result))",
         ("tests/checkpoints/test_state_sync.py",),

@@ -151,6 +151,7 @@ ROOMS: dict[str, Room] = {
         (
             "peer/local/words",
             "collectives/round",
+            "checkpoints/checked_chunks",
             "checkpoints/state_sync",
             "checkpoints/sources",
             "checkpoints/swarm",
@@ -168,7 +169,7 @@ ROOMS: dict[str, Room] = {
             "peer/local/words",
             "collectives/pipeline",
             "collectives/round/effects",
-            "checkpoints/state_sync",
+            "checkpoints/checked_chunks",
             "optim/schedule",
             "protocol",
         ),
@@ -342,12 +343,13 @@ ROOMS: dict[str, Room] = {
 
 PURE_MODULES = (
     "checkpoints/state_sync",
+    "checkpoints/checked_chunks",
+    "checkpoints/fetcher",
     "checkpoints/checkpoint_manifest",
     "checkpoints/sources",
     "checkpoints/swarm",
     "checkpoints/result_log",
     "checkpoints/stages",
-    "checkpoints/vouched",
     "compression/payload",
     "compression/plain_blocks",
     "compression/plain_codecs",

@@ -10,7 +10,7 @@ import statistics
 import sys
 from dataclasses import dataclass, field, replace
 
-from farflung.checkpoints.state_sync import NO_VERSION
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.coordinator.ledger.records import CommittedBatch, Record, RolledBack
 from farflung.simulator.disk import VirtualDisk
 from farflung.simulator.peer import VirtualPeer

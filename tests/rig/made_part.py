@@ -113,7 +113,7 @@ class MadePart:
         replica.on_commit(commit, 0.0)
         for chunk in replica.fragment.chunks:
             payload = result_of(chunk, commit.version)
-            replica.held.catch.offer(commit.version, chunk, payload, hash_bytes(payload))
+            replica.held.chunks.offer(commit.version, chunk, payload, hash_bytes(payload))
         replica.advance(0.0)
 
     def tick(self, *words: FragmentTick, goal: Goal = Goal.TRAIN, void: tuple[int, ...] = ()) -> list[Effect]:

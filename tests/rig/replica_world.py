@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 
-from farflung.checkpoints.state_sync import NO_VERSION
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.collectives.round.effects import Install, Roll, Seal, SendFrame
 from farflung.peer.machine.effects import Effect
 from farflung.peer.machine.held_fragment import Current, Empty, Rolling
@@ -202,7 +202,7 @@ class Cell:
                 yield f"reads version {version}", lambda c, what=checkpoint: c.begins(what, _restored(what))  # type: ignore[misc]
         if isinstance(stand, Empty | Rolling | Current) and self.version == 0:
             yield "founds", lambda cell: cell.begins((0, 0), lambda c: c.replica.found())
-        if isinstance(stand, Empty) and set(self.replica.held.catch.versions) == {NO_VERSION}:
+        if isinstance(stand, Empty) and set(self.replica.held.chunks.versions) == {NO_VERSION}:
             for chunk in range(CHUNKS):
                 yield (
                     f"recalls {chunk}",
@@ -307,14 +307,20 @@ class Cell:
             ),
             (self.era, self.version, *self.memory, *self.hashing, self.replica.rounds._lost_track),
             (self.fills and (*self.fills, self.written, self.end is not None and self.end.__name__)),
-            (*catch.versions, catch.target, catch.sealed, catch.donors, *sorted(catch.digests.items())),
             (
-                *sorted(catch.commits),
-                *sorted(catch._vouched.versions),
-                *sorted(catch._results),
-                *sorted(catch._stuck),
+                *catch.chunks.versions,
+                catch.chunks.target,
+                catch.chunks.sealed,
+                catch.fetcher.donors,
+                *sorted(catch.chunks.digests.items()),
             ),
-            (*waiting, *sorted((chunk, came.version) for chunk, came in catch._came.items())),
+            (
+                *sorted(catch.chunks.commits),
+                *sorted(catch.chunks.vouched.lists),
+                *sorted(catch.chunks._results),
+                *sorted(catch.chunks.stuck),
+            ),
+            (*waiting, *sorted((chunk, came.version) for chunk, came in catch.chunks.came.items())),
         )
         return repr(parts)
 

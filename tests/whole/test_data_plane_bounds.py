@@ -9,9 +9,10 @@ import json
 
 import pytest
 
+from farflung.checkpoints.fetcher import ASKED_OF_ONE_DONOR
 from farflung.checkpoints.result_log import ResultLog
 from farflung.checkpoints.sources import SPOILED_FORGIVEN
-from farflung.checkpoints.state_sync import ASKED_OF_ONE_DONOR, StateSync
+from farflung.checkpoints.state_sync import StateSync
 from farflung.collectives.link import frame_queue
 from farflung.collectives.link.frame_queue import ANSWERS_WAITING
 from farflung.collectives.link.peer_connections import PeerConnections
@@ -254,7 +255,7 @@ class Joiner:
 
     def take(self, sender: str, frame: Frame) -> None:
         self.catch.on_frame(sender, frame)
-        self.installed |= {effect.chunk for effect in self.catch.roll() if isinstance(effect, Install)}
+        self.installed |= {effect.chunk for effect in self.catch.chunks.roll() if isinstance(effect, Install)}
 
 
 def truth(want: Header) -> Frame:
@@ -272,7 +273,7 @@ def test_P8_a_donor_whose_answers_come_damaged_is_asked_no_more() -> None:
     joiner, now = Joiner(), 0.0
     for _ in range(40):
         for want in joiner.turn(now):
-            joiner.catch.on_spoiled("bad", damaged(want))
+            joiner.catch.fetcher.on_spoiled("bad", damaged(want))
         now += 0.1
     assert joiner.installed == set(range(CHUNKS)), "without waiting for patience to run out"
     assert SPOILED_FORGIVEN < joiner.asked_of_bad <= SPOILED_FORGIVEN + 2 * ASKED_OF_ONE_DONOR
@@ -307,7 +308,7 @@ def test_when_every_donor_has_sent_wrong_bytes_they_are_asked_again_all_the_same
     for turn in range(200):
         for want in joiner.turn(now):
             if turn < 60:
-                joiner.catch.on_spoiled("bad", damaged(want))
+                joiner.catch.fetcher.on_spoiled("bad", damaged(want))
             else:
                 joiner.take("bad", truth(want))
         now += 0.2

@@ -57,13 +57,13 @@ class Aimed:
         peer = hand._peer
         assert isinstance(peer, VirtualPeer) and peer.machine.joined is not None
         catch = peer.machine.joined.part.replicas[0].held.catch
-        made = self._pieces.get((catch.target, catch.digests.get(catch.target, b"")))
+        made = self._pieces.get((catch.chunks.target, catch.chunks.digests.get(catch.chunks.target, b"")))
         if made is None or not peer.alive:
             return
         listed = with_payload(
-            Header(Kind.MANIFEST, TAG, version=catch.target), b"".join(map(hash_bytes, made))
+            Header(Kind.MANIFEST, TAG, version=catch.chunks.target), b"".join(map(hash_bytes, made))
         )
-        piece = with_payload(Header(Kind.STATE, TAG, version=catch.target), made[0])
+        piece = with_payload(Header(Kind.STATE, TAG, version=catch.chunks.target), made[0])
         before = peer.machine.counters.as_dict()[Verdict.STALE]
         for frame in (listed, piece):
             self.sent += 1

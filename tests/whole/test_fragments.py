@@ -293,7 +293,7 @@ class Desk:
             0.0,
         )
         for chunk in replica.fragment.chunks:
-            assert replica.held.catch.offer(version, chunk, b"result", hash_bytes(b"result"))
+            assert replica.held.chunks.offer(version, chunk, b"result", hash_bytes(b"result"))
         rolled = replica.advance(0.0)
         return [*rolled, *self.exchange.on_sealed(number, version, b"e" * 32)]
 

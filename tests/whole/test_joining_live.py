@@ -10,8 +10,9 @@ import pytest
 from torch import Tensor
 
 from farflung.checkpoints.arrivals import Arrived, ChunkArrivals
+from farflung.checkpoints.fetcher import ASKED_OF_ONE_DONOR, RESULTS_IN_FLIGHT_BYTES
 from farflung.checkpoints.sources import LATER_BELIEVED_S, Most, RequestBudget, Sources
-from farflung.checkpoints.state_sync import ASKED_OF_ONE_DONOR, RESULTS_IN_FLIGHT_BYTES, StateSync
+from farflung.checkpoints.state_sync import StateSync
 from farflung.collectives.round.effects import Install, SendFrame
 from farflung.peer.agent.turns import (
     HELD_MOST_S,
@@ -89,12 +90,12 @@ def test_P4_a_recalled_piece_is_taken_only_under_the_digest_that_it_came_with() 
     catch = StateSync(Fragment(number=0, first=0, count=CHUNKS), TAG, 1.0, 2)
     catch.on_run_state(4, {4: DIGEST}, ("ann",), keep=3)
     other = root_of([b"of a version that was founded anew"])
-    catch.recalled({0: (4, DIGEST), 1: (4, other), 2: (3, b""), 3: (9, b""), 99: (4, DIGEST)})
-    assert catch.versions[:5] == [4, -1, 3, -1, -1]
+    catch.chunks.recalled({0: (4, DIGEST), 1: (4, other), 2: (3, b""), 3: (9, b""), 99: (4, DIGEST)})
+    assert catch.chunks.versions[:5] == [4, -1, 3, -1, -1]
     asked = [e.frame.header for e in catch.ask(0.0) if isinstance(e, SendFrame)]
     assert {header.chunk for header in asked if header.kind == Kind.WANT_STATE}.isdisjoint({0, 2})
     catch.on_run_state(8, {8: DIGEST}, ("ann",), keep=3)
-    assert catch.versions[0] == -1, "nobody keeps the results that it would need"
+    assert catch.chunks.versions[0] == -1, "nobody keeps the results that it would need"
 
 
 # ---- a donor that has a round to do ------------------------------------------------------------------------------
@@ -306,7 +307,7 @@ class Joiner:
             header = Header(Kind.MANIFEST, TAG, version=1)
             frame = with_payload(header, b"".join(map(hash_bytes, STATE)))
         self.catch.on_frame(donor, frame)
-        self.installed += [effect.chunk for effect in self.catch.roll() if isinstance(effect, Install)]
+        self.installed += [effect.chunk for effect in self.catch.chunks.roll() if isinstance(effect, Install)]
 
     def put_off(self) -> None:
         for asked in self.open.values():
@@ -436,7 +437,7 @@ class ManyRounds:
     def commit(self) -> None:
         self.version += 1
         hashes = b"".join(hash_bytes(self.result(self.version, chunk)) for chunk in range(self.COUNT))
-        self.catch.on_commit(Commit(self.version, self.version, ("ann",), (1.0,), hashes, "int8"))
+        self.catch.chunks.on_commit(Commit(self.version, self.version, ("ann",), (1.0,), hashes, "int8"))
         digest = root_of(self.hashes(self.version))
         self.catch.on_run_state(self.version, {self.version: digest}, ("ann", "bob"), self.KEEP)
 
@@ -464,7 +465,7 @@ class ManyRounds:
         self.under_way = [each for each in self.under_way if each[0] > self.now]
         for _, donor, frame in due:
             self.catch.on_frame(donor, frame)
-        for effect in [*self.catch.roll(), *self.catch.ask(self.now)]:
+        for effect in [*self.catch.chunks.roll(), *self.catch.ask(self.now)]:
             if isinstance(effect, SendFrame):
                 self.asked.append(effect.frame.header)
                 self.under_way.append(self.answer(effect.to, effect.frame.header))
@@ -476,9 +477,9 @@ def test_P1_a_joiner_keeps_up_with_a_run_of_many_small_rounds() -> None:
     """Its pieces came, and were forgotten: four results at a time are 400 a second over such a line, and it needs as
     many as the run makes."""
     run = ManyRounds(period_s=0.22, result_bytes=4096)
-    while not run.catch.done:
+    while not run.catch.chunks.done:
         run.turn()
-        assert run.now < 10.0, f"{run.catch.lowest} of {run.version}"
+        assert run.now < 10.0, f"{run.catch.chunks.lowest} of {run.version}"
     assert run.open_most > ASKED_OF_ONE_DONOR
 
 
@@ -486,7 +487,7 @@ def test_of_results_the_oldest_are_asked_first() -> None:
     run = ManyRounds(period_s=1.0, result_bytes=4096)
     for _ in range(3):
         run.commit()
-    run.catch.recalled({chunk: (3 if chunk < 6 else 1, b"") for chunk in range(12)})
+    run.catch.chunks.recalled({chunk: (3 if chunk < 6 else 1, b"") for chunk in range(12)})
     asked = [effect.frame.header for effect in run.catch.ask(0.0) if isinstance(effect, SendFrame)]
     versions = [want.version for want in asked if want.kind == Kind.WANT_LOGGED]
     assert versions and set(versions) == {2}, "they are forgotten first"

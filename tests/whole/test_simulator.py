@@ -218,7 +218,7 @@ class LiesAboutItsState(PeerMachine):
         return [do.TellTrainer(Provide())]
 
     def on_sealed(self, fragment, version, digest, now):  # type: ignore[no-untyped-def]
-        known = self.part.replicas[fragment].held.catch.digests
+        known = self.part.replicas[fragment].held.chunks.digests
         return super().on_sealed(fragment, version, known.get(version, digest), now)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.checkpoints.result_log import ResultLog
-from farflung.checkpoints.state_sync import NO_VERSION
 from farflung.coordinator.door.keys import load_or_create
 from farflung.peer.machine.checkpoint_policy import (
     AT_RELAY,
@@ -200,11 +200,11 @@ def test_a_fragment_that_somebody_gives_is_fetched_and_not_read_until_it_gives_n
 def test_P3_pieces_that_nobody_has_more_of_do_not_keep_a_peer_from_its_checkpoint() -> None:
     """Joiners give each other what they have: all may have the same, from somebody who is gone."""
     due, partly = RestoringOwn(enabled=True), empty_and(5)
-    partly[0].held.catch.versions[0] = 5
+    partly[0].held.chunks.versions[0] = 5
     nobody, bob = tick_of((), ("bob",)), tick_of(("bob",), ("bob",))
     assert due.due_restore(nobody, partly, False, 0.0) == [], "more of it may come"
     assert due.due_restore(bob, partly, False, 2 * STARVED_S) == [], "it is given, however slowly"
-    partly[0].held.catch.versions[1] = 5
+    partly[0].held.chunks.versions[1] = 5
     assert due.due_restore(nobody, partly, False, 2 * STARVED_S) == [], "more of it has come"
     assert due.due_restore(nobody, partly, False, 3 * STARVED_S - 1.0) == []
     [restore] = due.due_restore(nobody, partly, False, 3 * STARVED_S)
@@ -214,12 +214,12 @@ def test_P3_pieces_that_nobody_has_more_of_do_not_keep_a_peer_from_its_checkpoin
 def test_P3_a_peer_torn_between_two_versions_reads_its_checkpoint_when_nobody_can_help() -> None:
     """A piece came as the state of a newer version, and whoever gave it is gone."""
     due, torn = RestoringOwn(enabled=True), replicas(5, 5)
-    torn[0].held.catch.versions[1] = 7
+    torn[0].held.chunks.versions[1] = 7
     torn[0].held._look_whether_torn()
     nobody, bob = tick_of((), ("bob",)), tick_of(("bob",), ("bob",))
     assert due.due_restore(bob, torn, False, 0.0) == []
     assert due.due_restore(bob, torn, False, 2 * STARVED_S) == [], "somebody can give it the rest"
-    torn[0].held.catch.versions[0] = 6
+    torn[0].held.chunks.versions[0] = 6
     assert due.due_restore(nobody, torn, False, 2 * STARVED_S) == [], "it has moved on"
     assert due.due_restore(nobody, torn, False, 3 * STARVED_S - 1.0) == []
     [restore] = due.due_restore(nobody, torn, False, 3 * STARVED_S)
@@ -229,7 +229,7 @@ def test_P3_a_peer_torn_between_two_versions_reads_its_checkpoint_when_nobody_ca
 def test_P3_donors_that_are_named_and_give_nothing_do_not_keep_a_torn_peer_from_its_checkpoint() -> None:
     """Two that were torn by one piece each name the other: neither can give anything."""
     due, torn = RestoringOwn(enabled=True), replicas(5, 5)
-    torn[0].held.catch.versions[1] = 7
+    torn[0].held.chunks.versions[1] = 7
     torn[0].held._look_whether_torn()
     bob = tick_of(("bob",), ("bob",))
     assert due.due_restore(bob, torn, False, 0.0) == due.due_restore(bob, torn, False, TORN_S - 1.0) == []
@@ -288,7 +288,7 @@ def test_one_donor_that_is_reached_otherwise_is_asked_and_no_checkpoint_read() -
 
 def test_what_has_come_over_the_relay_already_is_not_read_again() -> None:
     due, partly = at_relay("bob"), one_empty()
-    partly[1].held.catch.versions[0] = 5
+    partly[1].held.chunks.versions[0] = 5
     assert due.due_restore(far_tick("bob"), partly, False, 0.0) == []
 
 

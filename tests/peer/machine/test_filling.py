@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.checkpoints.result_log import ResultLog
-from farflung.checkpoints.state_sync import NO_VERSION
 from farflung.collectives.round.effects import Install, Roll, Seal, SendFrame
 from farflung.peer.machine.effects import Effect
 from farflung.peer.machine.held_fragment import Empty, Filling, Hashing, VoidFilling
@@ -60,7 +60,7 @@ def test_P1_what_arrives_while_values_are_written_is_stale_and_changes_nothing()
     replica.held.fill()
     for frame in (LISTED, piece(0), piece(1), logged(0), logged(1), MISSING, LISTED, piece(0)):
         assert replica.held.on_piece("bob", frame) is Verdict.STALE and replica.advance(1.0) == []
-    assert replica.filled(0) == [Seal(0, 0)] and replica.held.catch.versions == [0, 0]
+    assert replica.filled(0) == [Seal(0, 0)] and replica.held.chunks.versions == [0, 0]
 
 
 def test_P6_what_was_asked_for_before_is_asked_for_again_after_it_came_to_nothing() -> None:
@@ -87,7 +87,7 @@ def test_a_disk_that_fails_half_way_leaves_nothing_and_no_mixture() -> None:
     replica = cyd(has=1)
     replica.held.fill()
     replica.unfilled(touched=True)
-    assert isinstance(replica.held.stand, Empty) and replica.held.catch.versions == [NO_VERSION] * 2
+    assert isinstance(replica.held.stand, Empty) and replica.held.chunks.versions == [NO_VERSION] * 2
     replica.held.on_piece("bob", LISTED)
     arrived = []
     for chunk in (0, 1):
@@ -111,14 +111,14 @@ def test_the_run_that_goes_back_while_values_are_written_has_no_use_for_them() -
             replica.unfilled(touched=True)
         else:
             replica.unfilled(True, {0: (1, b""), 1: (1, b"")})
-        assert isinstance(replica.held.stand, Empty) and replica.held.catch.versions == [NO_VERSION] * 2
+        assert isinstance(replica.held.stand, Empty) and replica.held.chunks.versions == [NO_VERSION] * 2
 
 
 def test_pieces_that_were_recalled_are_where_they_were_and_the_others_are_fetched() -> None:
     replica = cyd()
     replica.held.fill()
     replica.unfilled(True, {1: (1, root_of(HASHES))})
-    assert isinstance(replica.held.stand, Empty) and replica.held.catch.versions == [NO_VERSION, 1]
+    assert isinstance(replica.held.stand, Empty) and replica.held.chunks.versions == [NO_VERSION, 1]
     wanted = [
         each.frame.header
         for each in replica.advance(1.0)
@@ -146,7 +146,7 @@ def test_P4_a_true_piece_that_she_lacks_not_tears_no_whole_state() -> None:
     replica.on_sealed(0, b"0" * 32)
     replica.held.on_piece("bob", LISTED)
     assert replica.held.on_piece("bob", piece(0)) is Verdict.STALE
-    assert not changes(replica.advance(1.0)) and replica.held.whole and replica.held.catch.versions == [0, 0]
+    assert not changes(replica.advance(1.0)) and replica.held.whole and replica.held.chunks.versions == [0, 0]
 
 
 def test_P1_pieces_that_came_just_before_are_not_put_into_what_is_being_written() -> None:
@@ -157,4 +157,4 @@ def test_P1_pieces_that_came_just_before_are_not_put_into_what_is_being_written(
     )  # while the trainer reads the anchor, say
     replica.held.fill()
     replica.unfilled(touched=False)
-    assert not changes(replica.advance(1.0)) and replica.held.catch.versions == [NO_VERSION] * 2
+    assert not changes(replica.advance(1.0)) and replica.held.chunks.versions == [NO_VERSION] * 2

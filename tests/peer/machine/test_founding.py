@@ -139,7 +139,7 @@ def test_what_was_read_in_an_era_that_is_over_does_not_count() -> None:
     it, replica = founding()
     it.due(tick(Goal.FOUND), [replica], 0.0)
     replica.go_back(0, None)
-    replica.held.catch.digests[0] = DIGEST
+    replica.held.chunks.digests[0] = DIGEST
     it.on_read("", False, [replica], 1.0)
     assert it.contradiction(replica, 0, OTHER) == ""
 
@@ -147,10 +147,10 @@ def test_what_was_read_in_an_era_that_is_over_does_not_count() -> None:
 def test_whoever_has_read_it_knows_a_founder_that_began_with_something_else() -> None:
     it, replica = founding()
     it.due(tick(Goal.SYNC, DIGEST), [replica], 0.0)
-    replica.held.catch.digests[0] = DIGEST
+    replica.held.chunks.digests[0] = DIGEST
     assert it.contradiction(replica, 0, OTHER) == "", "its state is nothing that it has read"
     it.on_read("", False, [replica], 1.0)
     assert it.contradiction(replica, 0, DIGEST) == "" and it.contradiction(replica, 1, OTHER) == ""
     assert "who founded it began with something else" in it.contradiction(replica, 0, OTHER)
-    del replica.held.catch.digests[0]
+    del replica.held.chunks.digests[0]
     assert it.contradiction(replica, 0, OTHER) == "", "the run has none yet"

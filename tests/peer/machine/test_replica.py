@@ -389,7 +389,7 @@ def test_a_damaged_answer_is_asked_for_again_elsewhere() -> None:
     ann.replica.on_tick(tick(0, digests=((0, b"d" * 32),), donors=("bob", "cyd")))
     sent = [effect for effect in ann.moves_on() if isinstance(effect, SendFrame)]
     first = next(send for send in sent if send.frame.header.kind == Kind.WANT_MANIFEST)
-    ann.replica.held.catch.on_spoiled(first.to, Header(Kind.MANIFEST, TAG, version=0, chunk=0))
+    ann.replica.held.catch.fetcher.on_spoiled(first.to, Header(Kind.MANIFEST, TAG, version=0, chunk=0))
     again = [effect for effect in ann.moves_on() if isinstance(effect, SendFrame)]
     assert [(s.to != first.to, s.frame.header.kind) for s in again] == [(True, Kind.WANT_MANIFEST)]
 
@@ -598,7 +598,7 @@ class Watched(PeerMachine):
     def _move_on(self, *arguments):  # type: ignore[no-untyped-def]
         effects = super()._move_on(*arguments)
         for replica in self.part.replicas.values() if self.part is not None else ():
-            versions, stand = set(replica.held.catch.versions), replica.held.stand
+            versions, stand = set(replica.held.chunks.versions), replica.held.stand
             match stand:
                 case Current():
                     assert versions == {stand.version}

@@ -245,7 +245,11 @@ def test_P9_a_contribution_of_no_use_is_refused_and_its_sender_with_it() -> None
     ann.opens(0)
     assert ann.gets(contribution(0, payload=UNUSABLE)) == []
     flight = ann.replica(0).rounds.flight
-    assert flight is not None and flight.pieces.held == {} and flight.faults.refused == {"bob": Verdict.MALFORMED}
+    assert (
+        flight is not None
+        and flight.pieces.held == {}
+        and flight.faults.refused == {"bob": Verdict.MALFORMED}
+    )
     assert ann.counts == {"malformed": 1} and ann.checked == [("bf16", 4)], "the codec that is due from bob"
 
 
@@ -255,7 +259,11 @@ def test_P9_a_result_of_no_use_is_refused_and_its_owner_with_it() -> None:
     ann.decides()
     ann.gets(result(1, payload=UNUSABLE))
     flight = ann.replica(0).rounds.flight
-    assert flight is not None and flight.pieces.results == {} and flight.faults.refused == {"bob": Verdict.MALFORMED}
+    assert (
+        flight is not None
+        and flight.pieces.results == {}
+        and flight.faults.refused == {"bob": Verdict.MALFORMED}
+    )
     assert ann.counts == {"malformed": 1} and ann.checked == [("int8", 4)], "the codec of all results"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from farflung.checkpoints.state_sync import NO_VERSION
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.optim.schedule import ScheduleRules
 from farflung.peer.local.words import Frozen, LeasesNow, LoadState
 from farflung.peer.machine.effects import Effect, TellTrainer

@@ -67,7 +67,7 @@ class Zoe:
 
     def delivers(self) -> None:
         for owner, chunk in (("ann", 0), ("bob", 1)):
-            held = Header(Kind.AHEAD_HELD, TAG, chunk=chunk, hash=hash_bytes(BYTES[chunk]))
+            held = Header(EarlyKind.AHEAD_HELD, TAG, chunk=chunk, hash=hash_bytes(BYTES[chunk]))
             self.replica.rounds.ahead.on_frame(owner, Frame(held))
 
     def is_ready(self) -> bool:
@@ -88,7 +88,7 @@ def test_what_is_frozen_leaves_at_once_and_she_is_ready_when_it_is_there() -> No
     [encode] = zoe.freezes()
     assert isinstance(encode, Encode) and (encode.slot, encode.codec) == (0, "int4") and encode.round_no < 0
     assert zoe.replica.rounds.sent_slot == 0  # the trainer freezes into another one
-    assert sends(zoe.encodes(), Kind.AHEAD) == [("ann", 0), ("bob", 1)] and not zoe.is_ready()
+    assert sends(zoe.encodes(), EarlyKind.AHEAD) == [("ann", 0), ("bob", 1)] and not zoe.is_ready()
     zoe.delivers()
     assert zoe.is_ready()
 
@@ -112,7 +112,7 @@ def test_the_run_goes_on_and_newer_work_is_frozen_but_what_left_is_what_counts()
     zoe = ready_zoe()
     assert zoe.freezes(NEWER) == []
     effects = zoe.replica.on_plan(PLAN, NEWER, 0.0)
-    assert sends(effects, Kind.AHEAD_COUNTS)
+    assert sends(effects, EarlyKind.AHEAD_COUNTS)
     assert zoe.replica.rounds.contribution is not None and zoe.replica.rounds.contribution.frozen is OLDER
 
 
