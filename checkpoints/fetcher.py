@@ -24,7 +24,11 @@ RESULTS_IN_FLIGHT_BYTES, RESULTS_OF_ONE_DONOR = 1 << 20, 64
 UNTRIED_PATIENCE = 10  # times the patience with a donor, for what donors owe a fellow, before one was timed
 
 Key = tuple[FrameKind, int, int]  # what is asked for: (kind of want, version, chunk)
-_WANT_FOR = {Kind.STATE: Kind.WANT_STATE, Kind.LOGGED: Kind.WANT_LOGGED, Kind.MANIFEST: Kind.WANT_MANIFEST}
+_WANT_FOR: Mapping[FrameKind, Kind] = {
+    Kind.STATE: Kind.WANT_STATE,
+    Kind.LOGGED: Kind.WANT_LOGGED,
+    Kind.MANIFEST: Kind.WANT_MANIFEST,
+}
 
 
 class Fetcher:
