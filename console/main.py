@@ -240,7 +240,7 @@ def coordinate(
 def _say_first(run_toml: Path, changes: list[str], quiet: bool) -> None:
     """UserError for a mistake in the file: that is then all that is said."""
     from farflung.console.run_doubts import doubts
-    from farflung.protocol.process.run_file import read_manifest
+    from farflung.coordinator.run_file import read_manifest
 
     odd = doubts(read_manifest(run_toml, changes))
     for line in () if quiet else (STARTS.format(run_toml), *(f"{run_toml}: {each}" for each in odd)):

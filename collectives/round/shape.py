@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
-from types import ModuleType
-
 from farflung.collectives.round.member import MemberRound
+from farflung.protocol.process.mode_folders import module_of
 from farflung.protocol.round_words import Plan
 
 IN_GROUPS = "farflung.collectives.mesh.mesh_round"
-
-
-@functools.cache
-def module_of(name: str) -> ModuleType | None:
-    """Where a mode at a peer begins.  None: its folder was taken out.  What fails within the folder fails here."""
-    folder = name.rpartition(".")[0]
-    return importlib.import_module(name) if importlib.util.find_spec(folder) is not None else None
 
 
 def class_of(plan: Plan, me: str, chunks: int) -> type[MemberRound] | None:

@@ -12,14 +12,12 @@ for it; `stands_by` and `ask_peers` (coordinator/run_lead.py), and `asking`, whi
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
 from types import ModuleType
 from typing import Any, Final
 
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.process.mode_folders import module_of
 
 # Name -> the module in which it begins.
 BEGINNINGS: Final = {
@@ -78,19 +76,13 @@ def lacking() -> str:
 
 
 def found(mode: str) -> ModuleType | None:
-    """None: its folder was taken out.  What fails within the folder fails here."""
-    return _module(BEGINNINGS[mode])
-
-
-@functools.cache
-def _module(name: str) -> ModuleType | None:
-    folder = name.rpartition(".")[0]
-    return importlib.import_module(name) if importlib.util.find_spec(folder) is not None else None
+    """None: its folder was taken out."""
+    return module_of(BEGINNINGS[mode])
 
 
 def hands() -> dict[str, Any]:
     """Of each mode that is there and has one."""
-    return {name: module.hand for name, path in HANDS.items() if (module := _module(path)) is not None}
+    return {name: module.hand for name, path in HANDS.items() if (module := module_of(path)) is not None}
 
 
 def having(what: str) -> dict[str, Any]:

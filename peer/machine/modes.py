@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Final, NamedTuple
 
 from farflung.collectives.round.effects import Calculated
-from farflung.collectives.round.shape import IN_GROUPS, module_of
+from farflung.collectives.round.shape import IN_GROUPS
 from farflung.optim.schedule import rules_of
 from farflung.peer.local.words import FromTrainer, WorkDone
 from farflung.peer.machine.coordinator_places import CoordinatorPlaces
@@ -32,6 +32,7 @@ from farflung.protocol.frames import Frame, Kinds, Payload, Spoiled, known_kinds
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Show, ToMember
 from farflung.protocol.model_schema import Fragment
+from farflung.protocol.process.mode_folders import module_of
 from farflung.protocol.run_terms import Attached
 
 

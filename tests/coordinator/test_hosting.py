@@ -29,6 +29,7 @@ from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.records import CommittedRound, Started
 from farflung.coordinator.modes import registry
 from farflung.coordinator.run.machine import RunMachine
+from farflung.coordinator.run_file import read_manifest
 from farflung.coordinator.run_lead import StoreOptions, held
 from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.peer.settings import OwnConfig
@@ -38,7 +39,6 @@ from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import RunSection
 from farflung.protocol.process.channel import Channel, packed, pair
 from farflung.protocol.process.child import CannotListen
-from farflung.protocol.process.run_file import read_manifest
 from farflung.protocol.process.sockets import curve_text
 from farflung.protocol.round_words import Commit
 from farflung.protocol.signing import curve_key_of, proves, statement_of

@@ -33,7 +33,7 @@ ROOMS: dict[str, Room] = {
     "protocol/process": Room(("protocol",)),
     "compression": Room(("protocol",)),
     "optim": Room(("protocol",)),
-    "collectives/round": Room(("protocol",), pure=True),
+    "collectives/round": Room(("protocol", "protocol/process/mode_folders"), pure=True),
     "collectives/pipeline": Room(("protocol",), pure=True),
     # Of modes: nobody else may import them.
     "collectives/mesh": Room(("collectives/round", "protocol"), pure=True),
@@ -43,7 +43,14 @@ ROOMS: dict[str, Room] = {
     "coordinator/rounds": Room(("protocol",), pure=True),
     "coordinator/court": Room((*ARITHMETIC, "protocol"), pure=True),
     "coordinator/modes": Room(
-        ("coordinator/rounds", "coordinator/court", "coordinator/door/hello_check", "protocol"), pure=True
+        (
+            "coordinator/rounds",
+            "coordinator/court",
+            "coordinator/door/hello_check",
+            "protocol/process/mode_folders",
+            "protocol",
+        ),
+        pure=True,
     ),
     "coordinator/ledger": Room(("coordinator/modes", "coordinator/court", *PROTOCOL)),
     "coordinator/door": Room(PROTOCOL),
@@ -157,6 +164,7 @@ ROOMS: dict[str, Room] = {
             "checkpoints/swarm",
             "checkpoints/result_log",
             "optim/schedule",
+            "protocol/process/mode_folders",
             "protocol",
         ),
         pure=True,
@@ -429,6 +437,7 @@ PURE_MODULES = (
     "peer/trainer/stage_machine",
     "peer/trainer/summing_machine",
     "protocol/process/lines",
+    "protocol/process/mode_folders",
     "protocol/process/networks",
     "protocol/process/units",
 )

@@ -17,12 +17,12 @@ from farflung.console.screen.status_client import StatusClient
 from farflung.coordinator.door.keys import FILE_NAME, load_or_create
 from farflung.coordinator.hosting import Hosting, serve
 from farflung.coordinator.ledger.records import Started
+from farflung.coordinator.run_file import read_manifest
 from farflung.coordinator.standby import standby
 from farflung.coordinator.standby.etcd_store import EtcdStore
 from farflung.coordinator.standby.etcd_url import StoreUrl
 from farflung.protocol.errors import Refused, Unreachable, UserError
 from farflung.protocol.join_url import Address, JoinUrl
-from farflung.protocol.process.run_file import read_manifest
 from rig.etcd_cluster import EtcdCluster, needs_etcd
 from rig.ports import free_ports
 from rig.waiting import PATIENCE_S, eventually
