@@ -69,7 +69,8 @@ if not TYPE_CHECKING:
             raise AttributeError(f"module 'farflung' has no attribute {name!r}; it has {', '.join(__all__)}")
         # From the first use on, a mistake in a script that nobody there catches is one line and an exit code.
         importlib.import_module("farflung.protocol.process.log_lines").mistakes_in_one_line()
-        value = getattr(importlib.import_module(_HOME_OF[name]), name)
+        folders = importlib.import_module("farflung.protocol.process.mode_folders")
+        value = getattr(folders.needed(_HOME_OF[name], f"farflung.{name}"), name)
         globals()[name] = value  # the next use finds it without coming here
         return value
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from pages import write_between
 
 from farflung.collectives.pipeline.stage_rates import BorderTraffic
-from farflung.console.doctor.stage_advice import StageFacts, use_of
+from farflung.console.batches.stage_advice import StageFacts, use_of
 from farflung.protocol.process.units import si
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "pipelines.md"

@@ -21,6 +21,7 @@ import typer
 from farflung.peer.settings import place_of
 from farflung.protocol.errors import CheckpointError, UserError
 from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.process.mode_folders import needed
 
 if TYPE_CHECKING:
     from farflung.checkpoints.export import Exported
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from farflung.checkpoints.store import Store
 
 LARGE_BYTES = 200_000_000
+# Of a mode: what transformers calls the tensors of a model in parts.
+NAMES_OF_PARTS = "farflung.peer.pipeline.hf"
 app = typer.Typer(help="List, verify and export the checkpoints of a run.", no_args_is_help=True)
 
 Place = Annotated[str, typer.Argument(help="Folder or URL, as given to `farflung join --checkpoints`.")]
@@ -207,9 +210,8 @@ def write_for_transformers(
     base = base_folder(hf, with_weights=bool(exported.frozen))
     named: dict[str, str] = {}
     if in_parts:
-        from farflung.peer.pipeline.hf import hf_names
-
-        named = hf_names(base, names)
+        in_words = needed(NAMES_OF_PARTS, "a model of farflung.pipeline, under transformers' names")
+        named = in_words.hf_names(base, names)
     trained = TrainedTensors(found.manifest.model, exported, named, untied=in_parts)
     write_hf_folder(trained, base, folder, max_shard_size)
 

@@ -1,4 +1,4 @@
-"""How much memory is free on this machine, and the line that says whether taking part will fit, before anything trains.
+"""Where a trainer computes, how much memory is free there, and the line that says whether taking part will fit.
 
 Called by `farflung.join` and by whoever holds a stage of a pipeline.  What is needed is footprint.py's arithmetic; of
 a script it is known what is trained, by which optimizer and where, so this line is nearer the truth than the doctor's.
@@ -48,6 +48,20 @@ _KEPT_USUAL = 2
 
 def rules_here(manifest: Manifest) -> MemoryRules:
     return MemoryRules.of(manifest, *own_config({}).kept_results)
+
+
+def best_device() -> torch.device:
+    """The GPU that CUDA takes, where there is one; says so where there are others, which this process leaves idle."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device, count = torch.device("cuda", torch.cuda.current_device()), torch.cuda.device_count()
+    if count > 1:
+        Teller.from_environment("trainer")(
+            f"computes on {device} ({torch.cuda.get_device_name(device)}), and not on {count - 1} more here: for each "
+            "of them another peer can join, with CUDA_VISIBLE_DEVICES=NUMBER and an --identity of its own; with a "
+            "training script one peer takes them all (--nproc, docs/islands.md)"
+        )
+    return device
 
 
 def room_on(device: torch.device) -> FreeMemory:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -173,7 +174,7 @@ class VirtualTrainer:
 
     # ---- effects
 
-    def _carry_out(self, effects: list[do.Effect]) -> None:
+    def _carry_out(self, effects: Sequence[do.Effect]) -> None:
         for effect in effects:
             self._do(effect)
 

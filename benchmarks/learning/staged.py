@@ -42,10 +42,10 @@ from farflung.peer.builtin.corpus import load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, next_byte_loss, untied_parts
 from farflung.peer.data.sample_order import permuted_range
 from farflung.peer.pipeline.local_pipeline import BorderCrossing
+from farflung.peer.pipeline.machines.stage_machine import LocalSteps
 from farflung.peer.pipeline.parts import Stage, Tensors
 from farflung.peer.pipeline.stage_loop import MicroActivations, StageLoop
 from farflung.peer.pipeline.stage_optimizer import StageOptimizer
-from farflung.peer.trainer.stage_machine import LocalSteps
 from farflung.protocol.manifest import Manifest
 
 PAGE = HERE.parents[1] / "docs" / "pipelines.md"

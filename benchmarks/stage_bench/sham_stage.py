@@ -1,8 +1,8 @@
 """Trainers of benchmarks/stages.py: each holds a stage of a model that is none, and its work takes a given time.
 
 Many live in one process (crowd.py).  Each has a real agent, speaks the words that a script's trainer speaks, and lets
-the real machine of a trainer (peer/trainer/stage_machine.py) decide; only what a work computes is left out.  A work is
-as one on a GPU: it begins when it is handed over, or when the one before it ends if it lay ready by then.
+the real machine of a trainer (peer/pipeline/machines/stage_machine.py) decide; only what a work computes is left out.
+A work is as one on a GPU: it begins when it is handed over, or when the one before it ends if it lay ready by then.
 
 The sums say who counted what.  Value m of a seat's slot is 1 over its tokens if it counted microbatch m, else 0.  So
 in the merged result of a round, which is the mean by tokens, value m times the tokens of the batch is how many times
@@ -24,9 +24,10 @@ from farflung.compression.codec import codec_named, payload_bytes
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.shared_slots import MADE, PLACES, SharedSlots, slot_of
 from farflung.peer.local.words import FINISHED, Anew, Begin, Frozen, MicrobatchWork, NeedSamples, Shared
+from farflung.peer.pipeline.machines.effects import DropSums, StageWork, SumsEffect, WriteSums
+from farflung.peer.pipeline.machines.stage_machine import StageMachine
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.agent_process import AgentProcess
-from farflung.peer.trainer.stage_machine import StageMachine
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import Refused
 from farflung.protocol.manifest import Manifest
@@ -192,12 +193,12 @@ class ShamTrainer:
 
     # ---- effects
 
-    def _attach(self) -> list[do.Effect]:
+    def _attach(self) -> list[SumsEffect]:
         model, need = self._shape.model, NeedSamples(samples=self._shape.samples, want=0)
         longest = max(map(len, self._crossing))
         return self.machine.attach(model, os.getpid(), self._stages, longest, need)
 
-    def _carry_out(self, effects: list[do.Effect]) -> None:
+    def _carry_out(self, effects: list[SumsEffect]) -> None:
         for effect in effects:
             match effect:
                 case do.SayWord(word):
@@ -212,11 +213,11 @@ class ShamTrainer:
                     self._there.anchor.zero_()
                 case do.LoadAnchor(version=version):
                     self._look_at_result(version)
-                case do.WriteSums(slot, tokens):
+                case WriteSums(slot, tokens):
                     self._write_sums(slot, tokens)
-                case do.StageWork(word):
+                case StageWork(word):
                     self._work = word
-                case do.DropSums() | do.WaitBefore() | do.RunOver():
+                case DropSums() | do.WaitBefore() | do.RunOver():
                     pass
                 case _:
                     raise RuntimeError(f"{type(effect).__name__} is no effect of a stage")

@@ -9,7 +9,6 @@ import ipaddress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from farflung.console.doctor.stage_advice import GOOD_SHARE, StageFacts, fitting, line_words, memory_words
 from farflung.console.screen.gpu import Gpu
 from farflung.peer.footprint import (
     OPTIMIZER_BYTES,
@@ -86,6 +85,26 @@ class SeenPort:
     by_relay: str
 
 
+class HeldPart:
+    """What a peer holds of the run's model: all of it.  A mode may say otherwise (`OTHER_PARTS` in facts.py)."""
+
+    def held_bytes(self, facts: MachineFacts) -> int | None:
+        """In fp32; None: it is not known yet."""
+        return facts.model_bytes
+
+    def fellows(self, facts: MachineFacts) -> int:
+        """Peers that hold the same, and so are in a round with this one."""
+        return facts.alive
+
+    def memory(self, facts: MachineFacts) -> Advice | None:
+        """None: the model's size alone says whether it fits."""
+        return None
+
+    def on_line(self, facts: MachineFacts, line: LineToCoordinator) -> list[Advice]:
+        """Of what else than rounds the line carries."""
+        return []
+
+
 @dataclass
 class MachineFacts:
     """What was found out; None and empty where it was not."""
@@ -116,22 +135,11 @@ class MachineFacts:
     relay: RelayFacts | None = None  # of the coordinator
     seen: SeenPort | None = None  # None: this coordinator names no instants
     limits: tuple[float | None, float | None] = (None, None)  # own caps, up and down, bytes per second
-    stages: tuple[StageFacts, ...] = ()  # of a model that is cut, as far as somebody has brought it
+    lacking: str = ""  # why this installation can't be in the run
+    part: HeldPart = field(default_factory=HeldPart)
     results_limit_bytes: int = RESULTS_BYTES  # of past rounds, as the volunteer says
     results_on_disk: bool = False
     notes: list[str] = field(default_factory=list)
-
-    @property
-    def is_in_stages(self) -> bool:
-        return self.manifest is not None and self.manifest.pipeline.stages > 1
-
-    @property
-    def held_bytes(self) -> int | None:
-        """fp32 bytes of what a peer holds: the model, or the largest of its stages that fits this machine."""
-        if not self.is_in_stages:
-            return self.model_bytes
-        fit = _fitting(self)
-        return int(max(self.stages[number].state_bytes for number in fit)) if fit else None
 
 
 def examine(facts: MachineFacts) -> list[Advice]:
@@ -152,8 +160,7 @@ def examine(facts: MachineFacts) -> list[Advice]:
         findings.append(_bandwidth(facts.line))
         if facts.manifest is not None:
             findings.append(_round(facts, facts.manifest, facts.line))
-            if facts.is_in_stages:
-                findings.append(_crossings(facts, facts.manifest, facts.line))
+            findings += facts.part.on_line(facts, facts.line)
             findings.append(_room(facts, facts.manifest))
     return findings
 
@@ -165,6 +172,8 @@ def _versions(facts: MachineFacts) -> Advice:
     here = f"farflung {facts.farflung}, Python {facts.python}, torch {facts.torch or 'not installed'}"
     if not facts.torch:
         return Advice("versions", FAIL, here, "install torch: https://pytorch.org/get-started")
+    if facts.lacking:
+        return Advice("versions", FAIL, f"{here}; {facts.lacking}")
     if facts.run_software and facts.run_software != facts.farflung:
         both = f"{here}; the coordinator has farflung {facts.run_software}"
         return Advice("versions", WARN, both, "install the same farflung version as the coordinator")
@@ -197,12 +206,12 @@ def _cpu(facts: MachineFacts) -> Advice:
 
 
 def _memory(facts: MachineFacts) -> Advice:
-    if facts.stages:
-        return _memory_for_a_stage(facts)
+    if (of_part := facts.part.memory(facts)) is not None:
+        return of_part
     if facts.model_bytes is None:
         have = f"{si(facts.memory_bytes, 'B')} free"
         return Advice("memory", OK, f"{have}; the model's size is not known yet")
-    rules, room, values = _rules(facts), _room_here(facts), facts.model_bytes / VALUE_BYTES
+    rules, room, values = rules_of(facts), room_here(facts), facts.model_bytes / VALUE_BYTES
     # The weights' dtype is not known before somebody trains here: of the largest one.
     model = ModelSize(values, optimizer_bytes=_optimizer_bytes(facts), on_gpu=room.gpu_bytes is not None)
     rows = [*of_processes(), *of_peer(rules, model)]
@@ -222,31 +231,18 @@ def _optimizer_bytes(facts: MachineFacts) -> float:
     return OPTIMIZER_BYTES["adamw" if facts.manifest is None else facts.manifest.inner.optimizer]
 
 
-def _rules(facts: MachineFacts) -> MemoryRules:
+def rules_of(facts: MachineFacts) -> MemoryRules:
     return MemoryRules.of(facts.manifest or Manifest(), facts.results_limit_bytes, facts.results_on_disk)
 
 
-def _memory_for_a_stage(facts: MachineFacts) -> Advice:
-    fit, text = memory_words(facts.stages, _room_here(facts), _rules(facts))
-    if not fit:
-        return Advice(
-            "memory", FAIL, text, "end other programs, or ask for a run with more [pipeline] stages"
-        )
-    return Advice("memory", OK, text)
-
-
-def _fitting(facts: MachineFacts) -> list[int]:
-    return fitting(facts.stages, _room_here(facts), _rules(facts))
-
-
-def _room_here(facts: MachineFacts) -> FreeMemory:
+def room_here(facts: MachineFacts) -> FreeMemory:
     computes = bool(facts.gpus) and not facts.cuda
     free = facts.gpus[0].memory_bytes - facts.gpus[0].memory_used_bytes if computes else None
     return FreeMemory(free, facts.memory_bytes)
 
 
 def _shared(facts: MachineFacts) -> Advice:
-    need = files_bytes(_rules(facts), (facts.held_bytes or 0) / VALUE_BYTES)
+    need = files_bytes(rules_of(facts), (facts.part.held_bytes(facts) or 0) / VALUE_BYTES)
     text = f"{si(facts.shared_bytes, 'B')} free in /dev/shm" + (f", {si(need, 'B')} needed" if need else "")
     todo = "a file in /tmp is used instead, which may be slow; in Docker: --shm-size"
     if facts.shared_problem:
@@ -266,8 +262,8 @@ def _disk(facts: MachineFacts) -> Advice:
     free = f"{si(facts.disk_bytes, 'B')} free at {facts.home}"
     if facts.disk_bytes < LEAST_DISK_BYTES:
         return Advice("disk", FAIL, free, keeps)
-    values = (facts.held_bytes or 0) / VALUE_BYTES
-    need = need_of(of_peer(_rules(facts), ModelSize(values))).disk_bytes
+    values = (facts.part.held_bytes(facts) or 0) / VALUE_BYTES
+    need = need_of(of_peer(rules_of(facts), ModelSize(values))).disk_bytes
     text = (
         f"{free}, {si(need, 'B')} needed for what the state was before a round and what was sent"
         if need
@@ -411,12 +407,11 @@ def round_bytes(model_bytes: float, codec: str, gather_codec: str, peers: int) -
 
 
 def _round(facts: MachineFacts, manifest: Manifest, line: LineToCoordinator) -> Advice:
-    held = facts.held_bytes
+    held = facts.part.held_bytes(facts)
     if held is None:
         return Advice("a round here", OK, "unknown until the first peer has joined")
-    others = max((stage.seats for stage in facts.stages), default=0) if facts.is_in_stages else facts.alive
-    rules, peers = manifest.round, max(2, others + 1)
-    up, down = _within(line.up_bytes_per_s, facts.limits[0]), _within(line.down_bytes_per_s, facts.limits[1])
+    rules, peers = manifest.round, max(2, facts.part.fellows(facts) + 1)
+    up, down = rates_of(facts, line)
     finest = LADDER[0] if rules.codec == AUTO else rules.codec
     size = round_bytes(held, finest, rules.gather_codec, peers)
     took_s = size / max(1.0, min(up, down)) + 3 * line.rtt_s
@@ -434,23 +429,11 @@ def _round(facts: MachineFacts, manifest: Manifest, line: LineToCoordinator) -> 
     return Advice("a round here", OK, text)
 
 
-def _crossings(facts: MachineFacts, manifest: Manifest, line: LineToCoordinator) -> Advice:
-    """Does the line keep a GPU busy?  A microbatch crosses it once for each border of the stage, each way."""
-    fit, pipeline = _fitting(facts), manifest.pipeline
-    if not fit:
-        why = "no stage fits this machine" if facts.stages else "the first peer brings the model"
-        return Advice("a stage here", OK, f"unknown yet: {why}")
-    up, down = _within(line.up_bytes_per_s, facts.limits[0]), _within(line.down_bytes_per_s, facts.limits[1])
-    share, text, todo = line_words(facts.stages, fit, (pipeline.codec, pipeline.gradient_codec), (up, down))
-    if share is not None and share < GOOD_SHARE:
-        return Advice(
-            "a stage here", WARN, text, todo or "a run whose peers take local steps asks less of a line"
-        )
-    return Advice("a stage here", OK, text, todo)
-
-
-def _within(rate: float, limit: float | None) -> float:
-    return rate if limit is None else min(rate, limit)
+def rates_of(facts: MachineFacts, line: LineToCoordinator) -> tuple[float, float]:
+    """Bytes a second up and down, within the volunteer's own caps."""
+    found = zip((line.up_bytes_per_s, line.down_bytes_per_s), facts.limits, strict=True)
+    up, down = (rate if limit is None else min(rate, limit) for rate, limit in found)
+    return up, down
 
 
 def _room(facts: MachineFacts, manifest: Manifest) -> Advice:

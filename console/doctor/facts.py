@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Final
 
 from farflung import __version__
 from farflung.console.doctor.advice import MachineFacts, RelayFacts
@@ -20,11 +21,11 @@ from farflung.console.doctor.dial_back import dial_back
 from farflung.console.doctor.line_probe import measure
 from farflung.console.doctor.nat_probe import look
 from farflung.console.doctor.places import ask_each, by_who_answers
-from farflung.console.doctor.stage_advice import stages_in
 from farflung.console.screen.gpu import read_gpus
 from farflung.console.screen.status_client import StatusClient
 from farflung.console.screen.text import known, records
 from farflung.peer.line.data_line import OUTBOUND_ONLY, address_towards
+from farflung.peer.machine.modes import missing
 from farflung.peer.settings import Caps, OwnConfig, default_path
 from farflung.protocol.errors import FarflungError, Refused, Unreachable
 from farflung.protocol.join_url import Address, JoinUrl
@@ -32,11 +33,14 @@ from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Challenge, Knock
 from farflung.protocol.process.host_memory import available_bytes
+from farflung.protocol.process.mode_folders import made_by_first
 
 PATIENCE_S = 5.0
 RELAY_S = 3.0
 SHARED = Path("/dev/shm")
 TRIED_BYTES = 256 * 1024  # more than a key, a lock and the first lines of a journal
+# Modules of modes in whose runs a peer holds something else than the model: `made(manifest, status)` is a `HeldPart`.
+OTHER_PARTS: Final = ("farflung.console.batches.stage_advice",)
 GREETING, ANSWER = b"\x05\x01\x00", b"\x05\x00"  # of SOCKS5
 
 
@@ -91,7 +95,8 @@ def of_the_run(facts: MachineFacts, url: JoinUrl, own: OwnConfig) -> None:
             facts.alive = sum(member.get("alive") is True for member in records(status, "members"))
             size = known(status, "model_bytes")
             facts.model_bytes = int(size) if size is not None else None
-            facts.stages = stages_in(status)
+            facts.lacking = missing(facts.manifest)
+            facts.part = made_by_first(OTHER_PARTS, facts.manifest, status) or facts.part
             hosts = [str(each.address) for each in facts.places if not each.problem] or [url.address]
             facts.relay = _relay_of(status, [Address.parse(each).host for each in hosts])
             facts.line = measure(client)

@@ -26,7 +26,9 @@ from torch.utils.data import Dataset
 
 from farflung.peer.builtin.tiny_gpt import VOCAB
 from farflung.peer.data.token_shards import TokenShards
+from farflung.peer.settings import own_config
 from farflung.protocol.errors import UserError
+from farflung.protocol.manifest import Manifest
 
 DEFAULT_MAX_BYTES = 8 * 1000 * 1000
 HOLD_OUT_EVERY = 20
@@ -111,6 +113,13 @@ class NextBytes(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         window = self.windows[index]
         return {"ids": window[:-1], "labels": window[1:]}
+
+
+def windows_of(manifest: Manifest) -> Windows:
+    """[context + 1] bytes each, or as long as [data] length says."""
+    if manifest.data.source == "python-stdlib":
+        return ByteWindows(load_corpus().train, manifest.model.context)
+    return ByteTokens(TokenShards.of_run(manifest, own_config({}).data))
 
 
 @lru_cache(maxsize=4)

@@ -2,7 +2,7 @@
 
 Owns: the network, its initial values and how it is evaluated.
 Called by: the trainer (when the manifest names the built-in model), examples, benchmarks.
-Must not know: the run, rounds, where its bytes come from.
+Must not know: rounds, where its bytes come from.
 
 Pre-norm blocks, learned positions, GELU, no biases, one matrix for embedding and head.  Letters in shape
 comments: B batch, T bytes in a row, C width, H heads, V = 256 byte values.
@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from farflung.protocol.errors import UserError
+from farflung.protocol.manifest import Manifest
 
 VOCAB = 256
 _INIT_STD = 0.02
@@ -39,6 +40,16 @@ class GPTConfig:
                 raise UserError(f"model {name} must be at least 1, not {getattr(self, name)}")
         if self.width % self.heads:
             raise UserError(f"model width {self.width} must be a multiple of heads {self.heads}")
+
+    @classmethod
+    def of_run(cls, manifest: Manifest) -> GPTConfig:
+        shape = manifest.model
+        if shape.builtin != "tiny-gpt" or not manifest.data.source:
+            raise UserError(
+                f"run '{manifest.run.name}' brings its own model or data: join it with its training script, "
+                "which calls farflung.join or farflung.pipeline"
+            )
+        return cls(shape.layers, shape.width, shape.heads, shape.context)
 
 
 class GPTOutput(NamedTuple):

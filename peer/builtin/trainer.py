@@ -11,29 +11,25 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from farflung.optim.recipes import inner_of
-from farflung.peer.builtin.corpus import ByteTokens, ByteWindows, NextBytes, Windows, load_corpus
+from farflung.peer.builtin.corpus import windows_of
 from farflung.peer.builtin.sizes import refuse_too_large
-from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, next_byte_loss, untied_parts
-from farflung.peer.data.token_shards import TokenShards
-from farflung.peer.pipeline.api import TakesPart, best_device, hold_a_stage
-from farflung.peer.pipeline.batch_loop import BatchLoop
-from farflung.peer.pipeline.parts import Stage
-from farflung.peer.pipeline.samples import Samples
-from farflung.peer.pipeline.stage_loop import StageLoop
-from farflung.peer.room import room_on, rules_here
-from farflung.peer.settings import own_config
-from farflung.peer.trainer.api import Connection, connect, save_weights
+from farflung.peer.builtin.tiny_gpt import GPTConfig, build
+from farflung.peer.room import best_device, room_on, rules_here
+from farflung.peer.trainer.api import Connection, connect
 from farflung.protocol.errors import FarflungError, Refused, UserError
-from farflung.protocol.manifest import Manifest
 from farflung.protocol.process.exit_codes import OK, code_for
+from farflung.protocol.process.mode_folders import made_by_first
 
 THREADS_VARIABLE = "FARFLUNG_THREADS"
+# Modules of modes whose runs learn in another way than the loop below: `made(manifest)` is what trains then.
+OTHER_WAYS: Final = ("farflung.peer.pipeline.builtin_batches",)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,18 +55,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def train(out: Path | None) -> None:
     connection = connect()
     _refuse_too_large(connection)
-    if connection.manifest.pipeline.batch:
-        train_in_batches(connection, out)
+    manifest = connection.manifest
+    if (train_otherwise := made_by_first(OTHER_WAYS, manifest)) is not None:
+        train_otherwise(connection, out)
         return
     device = best_device()
     try:
-        model = _model(connection.manifest).to(device)
-        data = _windows(connection.manifest)
-        optimizer = inner_of(connection.manifest, model)
+        model = build(GPTConfig.of_run(manifest), manifest.run.seed).to(device)
+        data = windows_of(manifest)
+        optimizer = inner_of(manifest, model)
     except UserError:
         connection.abandon()  # the agent ends with our exit code, and not as if we had left in good order
         raise
-    inner = connection.manifest.inner
+    inner = manifest.inner
     with connection.join(model, optimizer) as run:
         rate = LambdaLR(run.optimizer, run.lr_lambda())
         for batch in run.batches(data):
@@ -93,66 +90,6 @@ def _refuse_too_large(connection: Connection) -> None:
     except UserError:
         connection.abandon()
         raise
-
-
-class _WithLoss(nn.Module):
-    """The whole model as the only part of its pipeline."""
-
-    def __init__(self, model: TinyGPT) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, window: Tensor) -> Tensor:
-        loss: Tensor = self.model(window).loss
-        return loss
-
-
-def train_in_batches(connection: Connection, out: Path | None) -> None:
-    """The gradients are this peer's, the optimizer is the run's: there is no step to take here."""
-    manifest, agent = connection.manifest, connection.agent
-    with TakesPart(connection):
-        if manifest.pipeline.stages > 1:
-            train_a_stage(connection, out)
-            return
-        model = _model(manifest).to(best_device())
-        samples = Samples(_windows(manifest), inputs=("window",), riders=(), run_seed=manifest.run.seed)
-        stage = StageLoop(Stage(0, [_WithLoss(model)]), manifest.run.seed, lambda loss, riders: loss)
-        loop = BatchLoop(agent.channel, model, stage, samples, manifest, agent.problem)
-        loop.run()
-        if out is not None:
-            save_weights(loop.layout, loop.shared, out)
-
-
-def train_a_stage(connection: Connection, out: Path | None) -> None:
-    """Of a TinyGPT whose head is a matrix of its own: the ends of a cut model lie with different peers."""
-    manifest = connection.manifest
-    parts = untied_parts(_shape(manifest))
-    windows = NextBytes(_windows(manifest))
-    samples = Samples(windows, inputs=("ids",), riders=("labels",), run_seed=manifest.run.seed)
-    loop = hold_a_stage(connection, parts, samples, next_byte_loss, None)
-    if out is not None:
-        save_weights(loop.held.layout, loop.held.shared, out)
-
-
-def _model(manifest: Manifest) -> TinyGPT:
-    return build(_shape(manifest), manifest.run.seed)
-
-
-def _shape(manifest: Manifest) -> GPTConfig:
-    shape = manifest.model
-    if shape.builtin != "tiny-gpt" or not manifest.data.source:
-        raise UserError(
-            f"run '{manifest.run.name}' brings its own model or data: join it with its training script, "
-            "which calls farflung.join or farflung.pipeline"
-        )
-    return GPTConfig(shape.layers, shape.width, shape.heads, shape.context)
-
-
-def _windows(manifest: Manifest) -> Windows:
-    """[context + 1] bytes each, or as long as [data] length says."""
-    if manifest.data.source == "python-stdlib":
-        return ByteWindows(load_corpus().train, manifest.model.context)
-    return ByteTokens(TokenShards.of_run(manifest, own_config({}).data))
 
 
 def _threads() -> int:

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-import torch
-
 from farflung.peer.footprint import of_stage
 from farflung.peer.local.words import FINISHED
 from farflung.peer.pipeline.batch_loop import BatchLoop
@@ -22,12 +20,12 @@ from farflung.peer.pipeline.samples import Samples
 from farflung.peer.pipeline.stage_fit import fitting_stages, needs_of, room_here, say_which_fit
 from farflung.peer.pipeline.stage_loop import StageLoop
 from farflung.peer.pipeline.whole import whole_model
-from farflung.peer.room import rules_here, say_whether_it_fits
+from farflung.peer.room import best_device, rules_here, say_whether_it_fits
 from farflung.peer.trainer.api import Connection, connect
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.outer_numbers import VALUE_BYTES
-from farflung.protocol.process.log_lines import Teller, mistakes_in_one_line
+from farflung.protocol.process.log_lines import mistakes_in_one_line
 
 
 def pipeline(
@@ -116,20 +114,6 @@ def refuse_local_steps(connection: Connection) -> None:
             f"run '{connection.manifest.run.name}' has no synchronous batches: join it with farflung.join, or set "
             "[pipeline] batch in its run.toml"
         )
-
-
-def best_device() -> torch.device:
-    """The GPU that CUDA takes, where there is one; says so where there are others, which this process leaves idle."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device, count = torch.device("cuda", torch.cuda.current_device()), torch.cuda.device_count()
-    if count > 1:
-        Teller.from_environment("trainer")(
-            f"computes on {device} ({torch.cuda.get_device_name(device)}), and not on {count - 1} more here: for each "
-            "of them another peer can join, with CUDA_VISIBLE_DEVICES=NUMBER and an --identity of its own; with a "
-            "training script one peer takes them all (--nproc, docs/islands.md)"
-        )
-    return device
 
 
 class TakesPart:

@@ -17,11 +17,11 @@ from torch import nn
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import Shared
 from farflung.peer.pipeline.held import HeldStage
+from farflung.peer.pipeline.machines.batch_machine import BatchMachine
+from farflung.peer.pipeline.machines.effects import Accumulate, SumsEffect
 from farflung.peer.pipeline.samples import Samples
 from farflung.peer.pipeline.stage_loop import MicroActivations, NonFiniteTensor, StageLoop
 from farflung.peer.pipeline.summing_loop import SummingLoop, need_of
-from farflung.peer.trainer import effects as do
-from farflung.peer.trainer.batch_machine import BatchMachine
 from farflung.peer.trainer.inner_loop import Channel
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.errors import UserError
@@ -77,7 +77,7 @@ class BatchLoop(SummingLoop[BatchMachine]):
         if self._held.is_open:
             self._held.take_newest()
 
-    def _attach(self) -> list[do.Effect]:
+    def _attach(self) -> list[SumsEffect]:
         need = need_of(self._samples, self.manifest)
         schema = self.layout.model_schema(self._held.model, self.manifest.outer.step == "muon")
         return self.machine.attach(schema, os.getpid(), need.samples, need.data)
@@ -85,8 +85,8 @@ class BatchLoop(SummingLoop[BatchMachine]):
     def _open(self, word: Shared) -> None:
         self._held.open(word)
 
-    def _compute(self, due: do.Effect) -> list[do.Effect]:
-        if not isinstance(due, do.Accumulate):
+    def _compute(self, due: SumsEffect) -> list[SumsEffect]:
+        if not isinstance(due, Accumulate):
             raise RuntimeError(f"{type(due).__name__} is no work on a whole model")
         failpoints.hit("trainer.step")
         read = self._samples.read(due.epoch, due.start, due.stop)

@@ -23,6 +23,8 @@ from farflung.peer.local.words import Anew, MicrobatchWork, NeedSamples, Shared,
 from farflung.peer.pipeline.batch_loop import too_large
 from farflung.peer.pipeline.border_codec import BorderCodec
 from farflung.peer.pipeline.held import HeldStage
+from farflung.peer.pipeline.machines.effects import LocalStep, StageWork, SumsEffect, WriteLearned
+from farflung.peer.pipeline.machines.stage_machine import NO_STAGE, StageMachine, local_steps_of
 from farflung.peer.pipeline.part_checks import Loss
 from farflung.peer.pipeline.parts import Part, Stage, Tensors
 from farflung.peer.pipeline.samples import ReadMicrobatch, Samples
@@ -32,7 +34,6 @@ from farflung.peer.pipeline.summing_loop import SummingLoop, need_of
 from farflung.peer.pipeline.whole import WholeModel
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.inner_loop import Channel
-from farflung.peer.trainer.stage_machine import NO_STAGE, StageMachine, local_steps_of
 from farflung.protocol.errors import FrameError, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import failpoints
@@ -140,7 +141,7 @@ class PipelineLoop(SummingLoop[StageMachine]):
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _attach(self) -> list[do.Effect]:
+    def _attach(self) -> list[SumsEffect]:
         whole = self._model.whole
         need: NeedSamples = need_of(self._model.samples, self._model.manifest)
         return self.machine.attach(whole.schema, os.getpid(), self._fitting, whole.crossing_bytes, need)
@@ -160,11 +161,11 @@ class PipelineLoop(SummingLoop[StageMachine]):
 
     # ---- steps of this stage's own
 
-    def _on_model(self, effect: do.Effect) -> None:
+    def _on_model(self, effect: SumsEffect) -> None:
         match effect:
-            case do.LocalStep():
+            case LocalStep():
                 self._step(effect)
-            case do.WriteLearned(slot):
+            case WriteLearned(slot):
                 self.held.write_learned(slot)
             case do.LoadAnchor(version=version):
                 super()._on_model(effect)
@@ -173,7 +174,7 @@ class PipelineLoop(SummingLoop[StageMachine]):
             case _:
                 super()._on_model(effect)
 
-    def _step(self, due: do.LocalStep) -> None:
+    def _step(self, due: LocalStep) -> None:
         if self._replica is None:
             raise RuntimeError("a stage that only sums takes no step of its own")
         try:
@@ -188,8 +189,8 @@ class PipelineLoop(SummingLoop[StageMachine]):
 
     # ---- one work
 
-    def _compute(self, due: do.Effect) -> list[do.Effect]:
-        if not isinstance(due, do.StageWork):
+    def _compute(self, due: SumsEffect) -> list[SumsEffect]:
+        if not isinstance(due, StageWork):
             raise RuntimeError(f"{type(due).__name__} is no work on a stage")
         failpoints.hit("trainer.step")
         hand = due.word

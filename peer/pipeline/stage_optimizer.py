@@ -3,7 +3,7 @@
 Owns: the optimizer and what it remembers, which stays with this process from version to version, also where the model
 goes back to the anchor.
 Called by the pipeline loop and by whoever runs stages in one process.  Must not know words, slots, rounds, or when a
-step is due: that is peer/trainer/stage_machine.py.
+step is due: that is peer/pipeline/machines/stage_machine.py.
 
 A stage sees its own gradient alone, so it can't bound the norm of the whole model's.  It bounds its own, at
 clip / sqrt(stages): then the whole one is no longer than `[inner] clip` either.
@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 from farflung.optim.rates import rates_of
 from farflung.optim.recipes import inner_of_stage
 from farflung.peer.checks.finite import Remembered
+from farflung.peer.pipeline.machines.effects import LocalStep
 from farflung.peer.pipeline.stage_loop import StageLoop
-from farflung.peer.trainer.effects import LocalStep
 from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.manifest import Manifest
 

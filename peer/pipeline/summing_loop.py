@@ -3,7 +3,7 @@
 Owns: the channel to the agent, the order in which words and work are taken.
 Called by its two kinds: batch_loop.py (a whole model) and pipeline_loop.py (a stage of one).
 Must not know: processes, sockets, seats, rounds, the outer step.  What is computed, written and dropped is decided in
-peer/trainer/summing_machine.py and the machines beside it; how a microbatch is computed is in stage_loop.py.
+peer/pipeline/machines/summing_machine.py and the machines beside it; how a microbatch is computed is in stage_loop.py.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Generic, TypeVar
 
 from farflung.peer.local.words import Frozen, NeedSamples, Shared, ToTrainer
 from farflung.peer.pipeline.held import HeldStage
+from farflung.peer.pipeline.machines.batch_machine import BatchMachine
+from farflung.peer.pipeline.machines.effects import Accumulate, DropSums, StageWork, SumsEffect, WriteSums
+from farflung.peer.pipeline.machines.stage_machine import StageMachine
 from farflung.peer.pipeline.samples import Samples
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.agent_process import refusal
-from farflung.peer.trainer.batch_machine import BatchMachine
 from farflung.peer.trainer.inner_loop import GRADIENT_EVERY_S, POLL_S, Channel, gradient_norm
-from farflung.peer.trainer.stage_machine import StageMachine
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import failpoints
 
@@ -61,7 +62,7 @@ class SummingLoop(ABC, Generic[Machine]):
         """Before the agent has shared it, there may be none: RuntimeError."""
 
     @abstractmethod
-    def _attach(self) -> list[do.Effect]:
+    def _attach(self) -> list[SumsEffect]:
         """The first words."""
 
     @abstractmethod
@@ -69,7 +70,7 @@ class SummingLoop(ABC, Generic[Machine]):
         """The memory that the agent shares."""
 
     @abstractmethod
-    def _compute(self, due: do.Effect) -> list[do.Effect]:
+    def _compute(self, due: SumsEffect) -> list[SumsEffect]:
         """What the machine says is next; what it says to what came of it."""
 
     def _drop(self) -> None:
@@ -126,7 +127,7 @@ class SummingLoop(ABC, Generic[Machine]):
 
     # ---- effects
 
-    def _carry_out(self, effects: list[do.Effect]) -> None:
+    def _carry_out(self, effects: list[SumsEffect]) -> None:
         for effect in effects:
             match effect:
                 case do.SayWord(word):
@@ -142,7 +143,7 @@ class SummingLoop(ABC, Generic[Machine]):
                 case _:
                     self._on_model(effect)
 
-    def _on_model(self, effect: do.Effect) -> None:
+    def _on_model(self, effect: SumsEffect) -> None:
         match effect:
             case do.OpenShared(word):
                 self._open(word)
@@ -150,12 +151,12 @@ class SummingLoop(ABC, Generic[Machine]):
                 self.held.write_anchor()
             case do.LoadAnchor():
                 self.held.load()
-            case do.DropSums():
+            case DropSums():
                 self._drop()
-            case do.WriteSums(slot, tokens):
+            case WriteSums(slot, tokens):
                 self.held.write_sums(slot, tokens)
                 self._tell_gradient_norm(lambda: self._norm_of_sums(tokens))
-            case do.Accumulate() | do.StageWork():
+            case Accumulate() | StageWork():
                 self._carry_out(self._compute(effect))
             case _:
                 raise RuntimeError(f"{type(effect).__name__} is no effect of synchronous batches")

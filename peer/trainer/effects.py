@@ -1,7 +1,6 @@
 """What the trainer's machine tells its shell to do, in order.  Types only; no effect holds a tensor.
 
-Made by machine.py, batch_machine.py and stage_machine.py; carried out by their loops on a model, and by the simulator's
-trainers on numbers that can be counted.
+Made by machine.py; carried out by its loop on a model, and by the simulator's trainer on numbers that can be counted.
 Effects are carried out one after the other before the machine hears of anything else.
 """
 
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from farflung.peer.data.leased_data import Span
-from farflung.peer.local.words import FromTrainer, Frozen, Keep, MicrobatchWork, Shared
+from farflung.peer.local.words import FromTrainer, Frozen, Keep, Shared
 
 
 class TrainerState(StrEnum):
@@ -93,57 +92,6 @@ class PutBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Accumulate:
-    """Add the gradient of these samples to the sums of the batch, each token as much as any other."""
-
-    version: int
-    micro: int  # its number in the batch
-    epoch: int
-    start: int  # positions [start, stop) of the epoch's order
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class StageWork:
-    """Work on a microbatch of one stage: from the slots of its place, or from the data set, into the slot for it."""
-
-    word: MicrobatchWork
-
-
-@dataclass(frozen=True, slots=True)
-class WriteSums:
-    """Write the sums into the slot, divided by the tokens in them, as what falls if they are taken; and keep them."""
-
-    slot: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class LocalStep:
-    """Take a step of the inner optimizer on the mean gradient of the tokens in the sums; then those are zero.
-
-    run_step  the run's own step, which the rate follows from (optim/rates.py)
-    share     of the rate: a step of fewer microbatches than others is smaller by as much
-    """
-
-    run_step: int
-    tokens: int
-    share: float
-
-
-@dataclass(frozen=True, slots=True)
-class WriteLearned:
-    """Write what the local steps have moved since the anchor was loaded into the slot, as what falls if it is taken."""
-
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class DropSums:
-    """The sums are zero again."""
-
-
-@dataclass(frozen=True, slots=True)
 class ForgetLoss:
     """The mean loss begins anew."""
 
@@ -207,20 +155,5 @@ class EndWithRefusal:
     reason: str
 
 
-OnModel = (
-    OpenShared
-    | WriteAnchor
-    | LoadAnchor
-    | Freeze
-    | GoAhead
-    | CopyFragments
-    | PutBack
-    | ForgetLoss
-    | Accumulate
-    | StageWork
-    | WriteSums
-    | LocalStep
-    | WriteLearned
-    | DropSums
-)
+OnModel = OpenShared | WriteAnchor | LoadAnchor | Freeze | GoAhead | CopyFragments | PutBack | ForgetLoss
 Effect = OnModel | SayWord | SayFrozen | ReadSamples | Warn | GoOn | WaitBefore | RunOver | EndWithRefusal

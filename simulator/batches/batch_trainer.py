@@ -7,11 +7,14 @@ the machine alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from farflung.peer.local.words import Begin, Bye, ToTrainer
+from farflung.peer.pipeline.machines.batch_machine import BatchMachine
+from farflung.peer.pipeline.machines.effects import Accumulate, DropSums, SumsEffect, WriteSums
 from farflung.peer.trainer import effects as do
-from farflung.peer.trainer.batch_machine import BatchMachine
 from farflung.simulator.trainer import VirtualPart, VirtualTrainer
 from farflung.simulator.trainer_surroundings import Learned, TrainerHost, TrainerSurroundings
 
@@ -68,11 +71,11 @@ class VirtualBatchTrainer(VirtualTrainer):
         if not self.batches.finished:
             self._carry_out(self.batches.next())
 
-    def _carry_out(self, effects: list[do.Effect]) -> None:
+    def _carry_out(self, effects: Sequence[SumsEffect]) -> None:
         for effect in effects:
             self._do(effect)
 
-    def _do(self, effect: do.Effect) -> None:
+    def _do(self, effect: SumsEffect) -> None:
         match effect:
             case do.SayWord(word):
                 self.host.from_trainer(word)
@@ -81,13 +84,13 @@ class VirtualBatchTrainer(VirtualTrainer):
                 self.host.state.restart_moments()
             case do.LoadAnchor():
                 self.world.observe("loaded", (self.host, self, effect))
-            case do.DropSums():
+            case DropSums():
                 self._sums.zero_()
                 self.parts[0].work.clear()
-            case do.Accumulate():
+            case Accumulate():
                 self._busy = True
                 self.world.after(self.step_s(), lambda: self._computed(effect))
-            case do.WriteSums(slot, tokens):
+            case WriteSums(slot, tokens):
                 self.host.slots[slot].copy_(self._sums / max(1, tokens))
                 self.host.keep_work(slot, 0, (list(self.parts[0].work), 0.0))
             case do.RunOver(stopped):
@@ -99,7 +102,7 @@ class VirtualBatchTrainer(VirtualTrainer):
             case _:
                 pass  # OpenShared, Warn, Wait: there is no memory to open, and nobody waits in virtual time
 
-    def _computed(self, made: do.Accumulate) -> None:
+    def _computed(self, made: Accumulate) -> None:
         if not self.alive:
             return
         self._busy = False
@@ -116,7 +119,7 @@ class VirtualBatchTrainer(VirtualTrainer):
         if self.alive:
             self._go_on()
 
-    def accumulate(self, made: do.Accumulate) -> None:
+    def accumulate(self, made: Accumulate) -> None:
         self._sums += 0.25
         self._sums[0] += 0.75
         self._sums[1] += mark_of(made.version, made.micro) - 0.25

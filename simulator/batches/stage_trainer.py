@@ -17,8 +17,16 @@ import torch
 from farflung.collectives.pipeline.crossing import border_after, pack, parse
 from farflung.compression.codec import codec_named
 from farflung.peer.local.words import Anew, Begin, MicrobatchWork, NeedSamples, ToTrainer
+from farflung.peer.pipeline.machines.effects import (
+    DropSums,
+    LocalStep,
+    StageWork,
+    SumsEffect,
+    WriteLearned,
+    WriteSums,
+)
+from farflung.peer.pipeline.machines.stage_machine import NO_STAGE, StageMachine, local_steps_of
 from farflung.peer.trainer import effects as do
-from farflung.peer.trainer.stage_machine import NO_STAGE, StageMachine, local_steps_of
 from farflung.protocol.digests import hash_bytes
 from farflung.simulator.batches.batch_trainer import VirtualBatchTrainer, is_poisoned, mark_of, tokens_of
 from farflung.simulator.trainer import VirtualPart
@@ -101,9 +109,9 @@ class VirtualStageTrainer(VirtualBatchTrainer):
         if not self.works.finished and not self._busy:
             self._carry_out(self.works.next())
 
-    def _do(self, effect: do.Effect) -> None:
+    def _do(self, effect: SumsEffect) -> None:
         match effect:
-            case do.StageWork(word):
+            case StageWork(word):
                 self._busy = True
                 units = BACKWARD_UNITS if word.way == "backward" else 1
                 self.world.after(
@@ -115,19 +123,19 @@ class VirtualStageTrainer(VirtualBatchTrainer):
                 values = self.host.state.part(self.host.anchor, self.works.stage)
                 self._state = state_mark(values.numpy().tobytes())
                 super()._do(effect)
-            case do.DropSums():
+            case DropSums():
                 self.paths.clear()
                 self._learned_tokens = 0
                 self._learned.zero_()
                 super()._do(effect)
-            case do.LocalStep(tokens=tokens):
+            case LocalStep(tokens=tokens):
                 self._learned += self._sums
                 self._learned_tokens += tokens
                 self._sums.zero_()
-            case do.WriteLearned(slot):
+            case WriteLearned(slot):
                 self.host.slots[slot].copy_(self._learned / max(1, self._learned_tokens))
                 self._keep(slot)
-            case do.WriteSums(slot, _):
+            case WriteSums(slot, _):
                 super()._do(effect)
                 self._keep(slot)
             case _:
@@ -154,7 +162,7 @@ class VirtualStageTrainer(VirtualBatchTrainer):
         if self.alive:
             self._go_on()
 
-    def _made(self, hand: MicrobatchWork) -> list[do.Effect]:
+    def _made(self, hand: MicrobatchWork) -> list[SumsEffect]:
         stage, belt = self.works.stage, self.host.belt
         nowhere = PassedMicro(hand.version, hand.micro, (NOT_PASSED,) * self._stages)
         given = self._taken(hand, 0, hand.given_bytes) if stage else nowhere

@@ -39,8 +39,10 @@ MODES: Mapping[str, tuple[str, ...]] = {
         "coordinator/batches",
         "coordinator/batches/batch_book",
         "collectives/pipeline",
+        "console/batches",
         "peer/batches",
         "peer/crossings",
+        "peer/pipeline",
         "simulator/batches",
     ),
     "audits": (

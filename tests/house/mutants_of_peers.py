@@ -492,35 +492,35 @@ STATE = (
     ),
 )
 
-STAGE_MACHINE = ("tests/peer/trainer/test_stage_machine.py",)
+STAGE_MACHINE = ("tests/peer/pipeline/test_stage_machine.py",)
 STAGES = (
     Mutant(
         "P11 what is in the sums of a stage is not computed again",
-        "peer/trainer/stage_machine.py",
+        "peer/pipeline/machines/stage_machine.py",
         'if hand.way != "forward" and hand.micro in self.sums.counted:',
         "if False:",
         STAGE_MACHINE,
     ),
     Mutant(
         "a stage takes gradients before activations",
-        "peer/trainer/stage_machine.py",
+        "peer/pipeline/machines/stage_machine.py",
         'next((each for each in self._hands if each.way != "forward"), self._hands[0])',
         "self._hands[0]",
         STAGE_MACHINE,
     ),
     Mutant(
         "P12 what was handed over for another version is not computed",
-        "peer/trainer/stage_machine.py",
+        "peer/pipeline/machines/stage_machine.py",
         "isinstance(word, MicrobatchWork) and word.version == self.version",
         "isinstance(word, MicrobatchWork)",
         STAGE_MACHINE,
     ),
     Mutant(
         "P11 a load drops what counts",
-        "peer/trainer/summing_machine.py",
+        "peer/pipeline/machines/summing_machine.py",
         "self.version, self.sums, self._frozen = load.version, CountedSums(), False",
         "self.version, self._frozen = load.version, False",
-        (*STAGE_MACHINE, "tests/peer/trainer/test_batch_machine.py"),
+        (*STAGE_MACHINE, "tests/peer/pipeline/test_batch_machine.py"),
     ),
     Mutant(
         "a microbatch counts in the buffers once, on its way there or back",

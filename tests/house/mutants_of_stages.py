@@ -192,17 +192,17 @@ PIPELINES = (
     ),
     Mutant(
         "P11 what is left when a batch ends is stepped on, too",
-        "peer/trainer/stage_machine.py",
+        "peer/pipeline/machines/stage_machine.py",
         "[*self._local.rest(), WriteLearned(slot)]",
         "[WriteLearned(slot)]",
-        ("tests/peer/trainer/test_local_steps.py", *WHOLE),
+        ("tests/peer/pipeline/test_steps_of_a_stage.py", *WHOLE),
     ),
     Mutant(
         "P11 a load takes what was counted out of the next local step",
-        "peer/trainer/stage_machine.py",
+        "peer/pipeline/machines/stage_machine.py",
         "            self._local.on_load(load.version)\n",
         "            pass\n",
-        ("tests/peer/trainer/test_local_steps.py", *WHOLE),
+        ("tests/peer/pipeline/test_steps_of_a_stage.py", *WHOLE),
     ),
     Mutant(
         "P9 neighbours: one word does not unseat whom others get on with",

@@ -225,10 +225,26 @@ ROOMS: dict[str, Room] = {
             *PROTOCOL,
         )
     ),
+    "peer/adapters": Room(("peer/trainer", *PROTOCOL)),
+    "peer/builtin": Room(("peer", "peer/data", "peer/trainer", "optim", *PROTOCOL)),
+    # The trainer's side of a mode that can be taken out: nobody else may import it.
+    "peer/pipeline/machines": Room(
+        (
+            "peer/local/words",
+            "peer/trainer/effects",
+            "peer/trainer/machine",
+            "optim/rates",
+            "optim/schedule",
+            "protocol",
+        ),
+        pure=True,
+    ),
     "peer/pipeline": Room(
         (
             "peer",
             "peer/local",
+            "peer/pipeline/machines",
+            "peer/builtin",
             "peer/checks/finite",
             "peer/data",
             "peer/trainer",
@@ -238,8 +254,6 @@ ROOMS: dict[str, Room] = {
             *PROTOCOL,
         )
     ),
-    "peer/adapters": Room(("peer/trainer", *PROTOCOL)),
-    "peer/builtin": Room(("peer", "peer/data", "peer/trainer", "peer/pipeline", "optim", *PROTOCOL)),
     "peer/agent": Room(
         (
             "peer",
@@ -286,7 +300,8 @@ ROOMS: dict[str, Room] = {
             "peer/batches",
             "peer/local",
             "peer/machine",
-            "peer/trainer",
+            "peer/pipeline/machines",
+            "peer/trainer/effects",
             "collectives/pipeline",
             "collectives/round",
             "compression",
@@ -312,10 +327,22 @@ ROOMS: dict[str, Room] = {
             "coordinator/door",
             "peer",
             "peer/line",
+            "peer/machine/modes",
             "collectives/link",
-            "collectives/pipeline/stage_rates",
             *PROTOCOL,
         )
+    ),
+    # Goes with the mode.
+    "console/batches": Room(
+        (
+            "console/doctor/advice",
+            "console/screen/text",
+            "collectives/pipeline/stage_rates",
+            "peer/footprint",
+            "protocol",
+            "protocol/process/units",
+        ),
+        pure=True,
     ),
     "console/bench": Room(
         (
@@ -342,7 +369,6 @@ ROOMS: dict[str, Room] = {
             "peer/agent",
             "peer/builtin",
             "peer/line",
-            "peer/pipeline",
             "checkpoints",
             *PROTOCOL,
         )
@@ -371,7 +397,6 @@ PURE_MODULES = (
     "collectives/link/priorities",
     "console/bench/figures",
     "console/doctor/advice",
-    "console/doctor/stage_advice",
     "console/history/finding",
     "console/history/plots",
     "console/history/stage_stories",
@@ -430,12 +455,9 @@ PURE_MODULES = (
     "peer/local/words",
     "peer/router/port_request",
     "peer/router/packets",
-    "peer/trainer/batch_machine",
     "peer/trainer/effects",
     "peer/data/leased_data",
     "peer/trainer/machine",
-    "peer/trainer/stage_machine",
-    "peer/trainer/summing_machine",
     "protocol/process/lines",
     "protocol/process/mode_folders",
     "protocol/process/networks",

@@ -193,7 +193,7 @@ def trains(raw: bytes, connection: list[Any]) -> str:
     connection[:] = [SimpleNamespace(manifest=manifest, abandon=lambda: None, agent=None)]
     try:
         trainer._refuse_too_large(connection[0])
-        trainer._windows(manifest)
+        trainer.windows_of(manifest)
         inner_of(manifest, build(SIZE, 1))
     except (FarflungError, ImportError) as error:
         return str(error)

@@ -23,8 +23,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from rooms import ROOT, modules
 
 from farflung.collectives.round import shape
+from farflung.console.checkpoint_commands import NAMES_OF_PARTS
+from farflung.console.doctor import facts
 from farflung.coordinator.modes.registry import BEGINNINGS
+from farflung.peer.builtin import trainer
 from farflung.peer.machine import modes as at_peers
+from farflung.protocol.process.exit_codes import OK, USAGE
 
 
 @dataclass(frozen=True)
@@ -54,13 +58,48 @@ MODES = {
         ),
     ),
     "batches": Mode(
-        ("coordinator/batches", "peer/batches", "peer/crossings", "simulator/batches"),
         (
+            "coordinator/batches",
+            "collectives/pipeline",
+            "console/batches",
+            "peer/batches",
+            "peer/crossings",
+            "peer/pipeline",
+            "simulator/batches",
+        ),
+        (
+            "tests/checkpoints/test_stages.py",
+            "tests/compression/test_turned.py",
+            "tests/console/test_pipeline_figures.py",
+            "tests/real/test_batches.py",
+            "tests/real/test_demo_pipeline.py",
+            "tests/real/test_pipelines.py",
+            "tests/real/test_pipeline_benchmarks.py",
             "tests/rig/batch_desk.py",
+            "tests/rig/flow_frames.py",
+            "tests/rig/flow_mutations.py",
+            "tests/rig/flow_tail.py",
+            "tests/rig/flow_world.py",
+            "tests/rig/stage_agents.py",
             "tests/rig/stage_hall.py",
             "tests/rig/stage_row.py",
+            "tests/rig/unsplit.py",
             "tests/whole/test_batches.py",
             "tests/whole/test_stages.py",
+        ),
+        (
+            "benchmarks/beside.py",
+            "benchmarks/beside_lab.py",
+            "benchmarks/beside_ranks.py",
+            "benchmarks/demo_pipeline.py",
+            "benchmarks/learning/staged.py",
+            "benchmarks/pipeline.py",
+            "benchmarks/pipeline_lines.py",
+            "benchmarks/pipeline_wan.py",
+            "benchmarks/stage_bench",
+            "benchmarks/stages.py",
+            "examples/pipeline_model.py",
+            "examples/pipeline_run.toml",
         ),
     ),
     "mesh": Mode(
@@ -124,10 +163,25 @@ def test_each_mode_that_can_be_taken_out_is_tried() -> None:
         of_it = tuple(f"farflung.{each.replace('/', '.')}." for each in mode.folders)
         begin = [each[name] for each in (BEGINNINGS, at_peers.BEGINNINGS, at_peers.HANDS) if name in each]
         begin += [shape.IN_GROUPS] if name == "mesh" else []
-        begin += {"slow lines": [at_peers.EARLY], "restoring": [at_peers.SEARCH]}.get(name, [])
+        begin += {
+            "batches": [*trainer.OTHER_WAYS, *facts.OTHER_PARTS, NAMES_OF_PARTS],
+            "restoring": [at_peers.SEARCH],
+            "slow lines": [at_peers.EARLY],
+        }.get(name, [])
         assert all(each.startswith(of_it) for each in begin)
         missing = [each for each in (*mode.folders, *mode.tests, *mode.files) if not (ROOT / each).exists()]
         assert not missing, f"{name} is made of what is not there: {missing}"
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_no_other_module_of_the_product_imports_it_not_even_late_or_for_types(name: str) -> None:
+    of_it = tuple(f"{each}/" for each in MODES[name].folders)
+    others = [
+        each for each in modules() if not each.path.startswith(of_it) and each.label not in MODES[name].files
+    ]
+    assert not {
+        (each.label, found.name) for each in others for found in each.imports if found.path.startswith(of_it)
+    }
 
 
 def without(names: Collection[str], folder: Path) -> Path:
@@ -155,7 +209,8 @@ def without(names: Collection[str], folder: Path) -> Path:
     return copy
 
 
-def python(copy: Path, *arguments: str) -> str:
+def python(copy: Path, *arguments: str, ends: int = OK) -> str:
+    """What it says; of one that is to end with another code, its complaint."""
     environ = os.environ | {"PYTHONPATH": str(copy.parent)}
     environ.pop("FARFLUNG_LONG", None)  # long runs are tried with all modes in place
     ran = subprocess.run(
@@ -166,8 +221,8 @@ def python(copy: Path, *arguments: str) -> str:
         text=True,
         timeout=6 * LONG_S,
     )
-    assert ran.returncode == 0, f"{' '.join(arguments)[:200]}\n{ran.stdout[-6000:]}{ran.stderr[-6000:]}"
-    return ran.stdout
+    assert ran.returncode == ends, f"{' '.join(arguments)[:200]}\n{ran.stdout[-6000:]}{ran.stderr[-6000:]}"
+    return ran.stdout if ends == OK else ran.stderr
 
 
 def passes(copy: Path, *tests: str) -> None:
@@ -197,6 +252,10 @@ def imports_and_runs(names: Collection[str], folder: Path) -> None:
 
 def test_without_the_folders_of_all_modes_all_else_is_imported_and_the_core_runs(tmp_path: Path) -> None:
     imports_and_runs(MODES, tmp_path)
+    told = python(tmp_path / "farflung", "-c", "from farflung import parts_of", ends=USAGE)
+    assert told == (
+        "farflung: farflung.parts_of: farflung was installed without peer/pipeline here: install it whole\n"
+    )
 
 
 @pytest.mark.hard

@@ -17,8 +17,8 @@ from farflung.coordinator.batches.batch_book import BookedSeat
 from farflung.coordinator.batches.batches import Batches
 from farflung.peer.batches.batch_work import BatchWork
 from farflung.peer.local.words import LoadState
-from farflung.peer.trainer import effects as do
-from farflung.peer.trainer.batch_machine import BatchMachine
+from farflung.peer.pipeline.machines.batch_machine import BatchMachine
+from farflung.peer.pipeline.machines.effects import DropSums, SumsEffect
 from farflung.protocol.messages import BatchTick, Beat, FromMember
 from farflung.simulator.departures import ask_to_leave
 from farflung.simulator.invariants import Broken
@@ -160,8 +160,8 @@ def test_sums_that_a_returning_seat_does_not_drop_are_seen(monkeypatch: pytest.M
 def test_sums_that_a_trainer_does_not_drop_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     load = BatchMachine._load
 
-    def keep(self: BatchMachine, word: LoadState) -> list[do.Effect]:
-        return [effect for effect in load(self, word) if not isinstance(effect, do.DropSums)]
+    def keep(self: BatchMachine, word: LoadState) -> list[SumsEffect]:
+        return [effect for effect in load(self, word) if not isinstance(effect, DropSums)]
 
     monkeypatch.setattr(BatchMachine, "_load", keep)
     assert next(seeds_that_see_it(), None) is not None

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from farflung.peer.builtin import sizes, trainer
+from farflung.peer.builtin import corpus, sizes, trainer
 from farflung.peer.builtin.tiny_gpt import GPTConfig, build
 from farflung.peer.footprint import FreeMemory, MemoryRules
 from farflung.protocol.manifest import Manifest
@@ -46,8 +46,8 @@ def test_a_run_that_can_not_fit_is_refused_in_a_line_before_anything_is_made(
     connection = SimpleNamespace(manifest=manifest, abandon=lambda: given_up.append(True))
     monkeypatch.setattr(trainer, "connect", lambda: connection)
     monkeypatch.setattr(trainer, "room_on", lambda device: FreeMemory(None, 64e9))
-    for name in ("build", "untied_parts", "load_corpus"):
-        monkeypatch.setattr(trainer, name, lambda *_: pytest.fail("something was made"))
+    for module, name in ((trainer, "build"), (trainer, "made_by_first"), (corpus, "load_corpus")):
+        monkeypatch.setattr(module, name, lambda *_: pytest.fail("something was made"))
     assert trainer.main([]) == 2 and given_up == [True]
     said = capsys.readouterr().err
     assert "run 'my-run' does not fit this machine" in said and said.count("\n") == 1

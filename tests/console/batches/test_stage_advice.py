@@ -12,8 +12,16 @@ import pytest
 from console.test_doctor import FINE, GIB
 
 from farflung.collectives.pipeline.stage_rates import BorderTraffic
+from farflung.console.batches.stage_advice import (
+    StageFacts,
+    StagePart,
+    fitting,
+    made,
+    memory_words,
+    stages_in,
+    use_of,
+)
 from farflung.console.doctor.advice import FAIL, OK, WARN, LineToCoordinator, MachineFacts, examine
-from farflung.console.doctor.stage_advice import StageFacts, fitting, memory_words, stages_in, use_of
 from farflung.peer.footprint import FreeMemory, MemoryRules, need_of, of_stage
 from farflung.peer.pipeline.stage_fit import fitting_stages
 from farflung.protocol.manifest import Manifest
@@ -36,10 +44,12 @@ def manifest(**pipeline: Any) -> Manifest:
     )
 
 
-def facts(**changed: Any) -> MachineFacts:
+def facts(stages: tuple[StageFacts, ...] = BILLION, **changed: Any) -> MachineFacts:
     line = LineToCoordinator(0.05, LINE, LINE, "203.0.113.9", 0.2, False)
-    begins = {"manifest": manifest(), "stages": BILLION, "line": line, "model_bytes": 4 * 10**9}
-    return dataclasses.replace(FINE, **{**begins, **changed})
+    begins = {"manifest": manifest(), "line": line, "model_bytes": 4 * 10**9}
+    found = dataclasses.replace(FINE, **{**begins, **changed})
+    assert found.manifest is not None
+    return dataclasses.replace(found, part=StagePart(found.manifest.pipeline, stages))
 
 
 def verdicts(**changed: Any) -> dict[str, tuple[str, str, str]]:
@@ -129,9 +139,15 @@ def test_stages_are_read_from_a_status_that_nobody_promised_to_be_right() -> Non
     assert stages_in({"stages": [odd]}) == (StageFacts(0, 1, None, 0, BorderTraffic(0, 0)),)
 
 
+def test_of_a_model_in_one_piece_it_has_nothing_to_say() -> None:
+    assert made(Manifest(), {}) is None
+    part = made(manifest(), {})
+    assert part is not None and part.stages == ()
+
+
 def test_the_table_of_models_and_lines_is_what_the_doctor_computes() -> None:
     """docs/pipelines.md; `python benchmarks/pipeline_lines.py --write` puts it there."""
-    folder = Path(__file__).resolve().parents[2]
+    folder = Path(__file__).resolve().parents[3]
     ran = subprocess.run(
         [sys.executable, str(folder / "benchmarks" / "pipeline_lines.py")],
         capture_output=True,

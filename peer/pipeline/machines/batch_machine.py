@@ -13,8 +13,9 @@ Must not know: tensors, clocks, sockets, seats, rounds, who else computes.
 from __future__ import annotations
 
 from farflung.peer.local.words import Attach, Grants, MicrobatchCounted, NeedSamples, ToTrainer, Unusable
-from farflung.peer.trainer.effects import Accumulate, Effect, SayWord, TrainerState, WaitBefore
-from farflung.peer.trainer.summing_machine import SummingMachine
+from farflung.peer.pipeline.machines.effects import Accumulate, SumsEffect
+from farflung.peer.pipeline.machines.summing_machine import SummingMachine
+from farflung.peer.trainer.effects import SayWord, TrainerState, WaitBefore
 from farflung.protocol.model_schema import ModelSchema
 
 
@@ -25,7 +26,7 @@ class BatchMachine(SummingMachine[Accumulate]):
         self._micro = micro
         self._grants: Grants | None = None
 
-    def attach(self, model: ModelSchema, pid: int, samples: int, data: bytes) -> list[Effect]:
+    def attach(self, model: ModelSchema, pid: int, samples: int, data: bytes) -> list[SumsEffect]:
         """Say what the model is, how many samples the data set has and what its fingerprint is."""
         said = [
             SayWord(Attach(model=model, pid=pid)),
@@ -57,13 +58,13 @@ class BatchMachine(SummingMachine[Accumulate]):
 
     # ---- what came of it
 
-    def on_counted(self, tokens: int, loss: float | None) -> list[Effect]:
+    def on_counted(self, tokens: int, loss: float | None) -> list[SumsEffect]:
         """Its gradient is in the sums."""
         done = self._take()
         self._count(done.micro, tokens, loss)
         return [SayWord(MicrobatchCounted(version=done.version, micro=done.micro, tokens=tokens, loss=loss))]
 
-    def on_unusable(self, problem: str) -> list[Effect]:
+    def on_unusable(self, problem: str) -> list[SumsEffect]:
         """Its loss or its gradient is not finite, and the sums are as they were before it."""
         done = self._take()
         self.sums.unusable.add(done.micro)

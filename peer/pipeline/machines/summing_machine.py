@@ -28,20 +28,16 @@ from farflung.peer.local.words import (
     Stop,
     ToTrainer,
 )
+from farflung.peer.pipeline.machines.effects import Accumulate, DropSums, StageWork, SumsEffect, WriteSums
 from farflung.peer.trainer.effects import (
-    Accumulate,
-    DropSums,
-    Effect,
     EndWithRefusal,
     LoadAnchor,
     OpenShared,
     RunOver,
     SayWord,
-    StageWork,
     TrainerState,
     WaitBefore,
     WriteAnchor,
-    WriteSums,
 )
 from farflung.peer.trainer.machine import GOOD_ENDS, NOT_LOADED
 from farflung.protocol.digests import mask_of, mask_to_bytes
@@ -109,30 +105,30 @@ class SummingMachine(ABC, Generic[Due]):
     def _next_due(self) -> Due | None:
         """What to compute now; None where there is nothing."""
 
-    def _freeze(self, slot: int) -> list[Effect]:
+    def _freeze(self, slot: int) -> list[SumsEffect]:
         return [*self._write(slot), SayWord(self.sums.as_frozen(slot, self._fragment))]
 
-    def _write(self, slot: int) -> list[Effect]:
+    def _write(self, slot: int) -> list[SumsEffect]:
         """What this trainer has for the round of the batch goes into the slot."""
         return [WriteSums(slot, self.sums.tokens)]
 
     # ---- the end
 
-    def on_agent_gone(self, problem: str) -> list[Effect]:
+    def on_agent_gone(self, problem: str) -> list[SumsEffect]:
         return self._refuse("agent", problem)
 
-    def _refuse(self, code: str, reason: str) -> list[Effect]:
+    def _refuse(self, code: str, reason: str) -> list[SumsEffect]:
         self.stand = TrainerState.REFUSED
         self._refusal = EndWithRefusal(code, reason)
         return [self._refusal]
 
-    def _end(self, stopped: bool) -> list[Effect]:
+    def _end(self, stopped: bool) -> list[SumsEffect]:
         self.stand = TrainerState.OVER
         return [RunOver(stopped)]
 
     # ---- the agent's words
 
-    def on_message(self, word: ToTrainer) -> list[Effect]:
+    def on_message(self, word: ToTrainer) -> list[SumsEffect]:
         if self._computing is not None:
             raise RuntimeError("a word while a microbatch is computed: tell it afterwards")
         if self.stand is TrainerState.REFUSED:
@@ -156,10 +152,10 @@ class SummingMachine(ABC, Generic[Due]):
                 self._on_work(word)
         return []
 
-    def _on_shared(self, word: Shared) -> list[Effect]:
+    def _on_shared(self, word: Shared) -> list[SumsEffect]:
         return [OpenShared(word)]
 
-    def _load(self, load: LoadState) -> list[Effect]:
+    def _load(self, load: LoadState) -> list[SumsEffect]:
         """A new version, or the seat that these sums belong to is gone: either way nobody will ask for them again."""
         self.version, self.sums, self._frozen = load.version, CountedSums(), False
         self._fragment = load.fragment
@@ -171,7 +167,7 @@ class SummingMachine(ABC, Generic[Due]):
 
     # ---- microbatches
 
-    def next(self) -> list[Effect]:
+    def next(self) -> list[SumsEffect]:
         """What to do now that all words are told: one thing to compute, or `WaitBefore`, or the end."""
         if self._refusal is not None:
             return [self._refusal]

@@ -19,8 +19,9 @@ from farflung.peer.local.words import (
     ToTrainer,
     Unusable,
 )
+from farflung.peer.pipeline.machines.batch_machine import BatchMachine
+from farflung.peer.pipeline.machines.effects import Accumulate, DropSums, SumsEffect, WriteSums
 from farflung.peer.trainer import effects as do
-from farflung.peer.trainer.batch_machine import BatchMachine
 from farflung.protocol.digests import mask_to_bytes
 from farflung.protocol.model_schema import ModelSchema
 
@@ -35,7 +36,7 @@ def grants(version: int, *ranges: tuple[int, int]) -> Grants:
     return Grants(version=version, epoch=1, start=30, stop=41, count=4, ranges=ranges)
 
 
-def said(effects: list[do.Effect]) -> list[object]:
+def said(effects: list[SumsEffect]) -> list[object]:
     return [effect.word for effect in effects if isinstance(effect, do.SayWord)]
 
 
@@ -44,13 +45,13 @@ class Player:
         self.machine = BatchMachine(micro=3)
         self.machine.attach(MODEL, 7, 100, b"data")
 
-    def hear(self, *words: ToTrainer) -> list[do.Effect]:
+    def hear(self, *words: ToTrainer) -> list[SumsEffect]:
         return [effect for word in words for effect in self.machine.on_message(word)]
 
     def computes(self) -> tuple[int, int, int] | None:
         """(number, first sample, end) of what it is to compute now."""
         [effect] = self.machine.next()
-        return (effect.micro, effect.start, effect.stop) if isinstance(effect, do.Accumulate) else None
+        return (effect.micro, effect.start, effect.stop) if isinstance(effect, Accumulate) else None
 
 
 def loaded(version: int = 5) -> Player:
@@ -86,7 +87,7 @@ def test_sums_are_frozen_with_the_mask_and_the_mean_loss_and_kept_for_more() -> 
         player.computes()
         player.machine.on_counted(tokens, loss)
     written, say = player.hear(FreezeSums(version=5, slot=1))
-    assert written == do.WriteSums(slot=1, tokens=20)
+    assert written == WriteSums(slot=1, tokens=20)
     assert isinstance(say, do.SayWord) and say.word == Frozen(
         slot=1, tokens=20, steps=2, used=(), loss=3.0, counted=mask_to_bytes(0b1100)
     )
@@ -105,7 +106,7 @@ def test_P11_a_load_drops_the_sums_and_whatever_was_granted(version: int) -> Non
     player.computes()
     player.machine.on_counted(12, 2.0)
     dropped, anchor, say = player.hear(load(version))
-    assert dropped == do.DropSums() and isinstance(anchor, do.LoadAnchor) and anchor.keep == "drop"
+    assert dropped == DropSums() and isinstance(anchor, do.LoadAnchor) and anchor.keep == "drop"
     assert isinstance(say, do.SayWord) and say.word == Loaded(version=version)
     assert player.computes() is None
     assert player.hear(FreezeSums(version=version, slot=0)) == [], "there is nothing to freeze"

@@ -16,8 +16,9 @@ from farflung.peer.local.words import (
     Way,
     WorkDone,
 )
+from farflung.peer.pipeline.machines.effects import DropSums, LocalStep, StageWork, SumsEffect, WriteLearned
+from farflung.peer.pipeline.machines.stage_machine import LocalSteps, StageMachine, local_steps_of
 from farflung.peer.trainer import effects as do
-from farflung.peer.trainer.stage_machine import LocalSteps, StageMachine, local_steps_of
 from farflung.protocol.digests import mask_of, mask_to_bytes
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import MergeSection, PipelineSection
@@ -38,11 +39,11 @@ class Player:
         self.machine.attach(MODEL, 7, (1,), 64, NeedSamples(samples=100, want=0))
         self.machine.on_message(SHARED)
 
-    def load(self, version: int) -> list[do.Effect]:
+    def load(self, version: int) -> list[SumsEffect]:
         said = LoadState(version=version, keep="drop", slot=0, tokens=0, steps=0, spare=0, fragment=1)
         return self.machine.on_message(said)
 
-    def work(self, *micros: int, way: Way = "backward") -> list[do.LocalStep]:
+    def work(self, *micros: int, way: Way = "backward") -> list[LocalStep]:
         """The steps that follow, each after the word that tells what was made."""
         steps = []
         for micro in micros:
@@ -58,15 +59,15 @@ class Player:
                 returned_bytes=8,
             )
             assert self.machine.on_message(hand) == []
-            assert self.machine.next() == [do.StageWork(hand)]
+            assert self.machine.next() == [StageWork(hand)]
             said, *more = self.machine.on_made(8, 10 + micro, None)
             assert isinstance(said, do.SayWord) and isinstance(said.word, WorkDone)
             for step in more:
-                assert isinstance(step, do.LocalStep)
+                assert isinstance(step, LocalStep)
                 steps.append(step)
         return steps
 
-    def freeze(self, slot: int = 1) -> list[do.Effect]:
+    def freeze(self, slot: int = 1) -> list[SumsEffect]:
         return self.machine.on_message(FreezeSums(version=self.machine.version, slot=slot))
 
 
@@ -80,8 +81,8 @@ def test_a_step_is_taken_of_each_so_many_microbatches_that_count() -> None:
     player = loaded()
     assert player.work(0, 1) == []
     assert player.work(7, 8, way="forward") == [], "on the way there nothing counts"
-    assert player.work(2) == [do.LocalStep(run_step=0, tokens=33, share=1.0)]
-    assert player.work(5, 3, 4) == [do.LocalStep(run_step=1, tokens=42, share=1.0)]
+    assert player.work(2) == [LocalStep(run_step=0, tokens=33, share=1.0)]
+    assert player.work(5, 3, 4) == [LocalStep(run_step=1, tokens=42, share=1.0)]
     assert player.machine.on_message(FreezeSums(version=4, slot=1)) == [], (
         "a freeze of another version is none"
     )
@@ -91,8 +92,8 @@ def test_P11_what_is_left_when_the_batch_ends_makes_a_smaller_step_and_is_in_wha
     player = loaded()
     player.work(0, 1, 2, 4)
     rest, written, said = player.freeze(slot=2)
-    assert rest == do.LocalStep(run_step=1, tokens=14, share=1 / 3)
-    assert written == do.WriteLearned(2) and isinstance(said, do.SayWord)
+    assert rest == LocalStep(run_step=1, tokens=14, share=1 / 3)
+    assert written == WriteLearned(2) and isinstance(said, do.SayWord)
     assert isinstance(said.word, Frozen)
     due = (10 + 11 + 12 + 14, mask_to_bytes(mask_of((0, 1, 2, 4))), 2)
     assert (said.word.tokens, said.word.counted, said.word.slot) == due
@@ -102,12 +103,12 @@ def test_P11_nothing_is_stepped_on_twice_where_more_comes_after_a_freeze() -> No
     """Somebody's share was lost: what was written stays, and what is counted further is added to it."""
     player = loaded()
     player.work(0)
-    assert player.freeze()[0] == do.LocalStep(0, 10, 1 / 3)
+    assert player.freeze()[0] == LocalStep(0, 10, 1 / 3)
     written, said = player.freeze()
-    assert written == do.WriteLearned(1), "there is nothing left to step on"
+    assert written == WriteLearned(1), "there is nothing left to step on"
     assert player.work(1, 2) == []
     rest, _, said = player.freeze()
-    assert rest == do.LocalStep(1, 23, 2 / 3)
+    assert rest == LocalStep(1, 23, 2 / 3)
     assert isinstance(said, do.SayWord) and isinstance(said.word, Frozen)
     assert said.word.tokens == 33, "all of the batch"
 
@@ -117,7 +118,7 @@ def test_P11_a_load_takes_the_anchor_and_what_was_counted_counts_no_more(version
     player = loaded(4)
     player.work(0, 1)
     dropped, anchor, said = player.load(version)
-    assert dropped == do.DropSums() and isinstance(anchor, do.LoadAnchor) and anchor.keep == "drop"
+    assert dropped == DropSums() and isinstance(anchor, do.LoadAnchor) and anchor.keep == "drop"
     assert said == do.SayWord(Loaded(version=version, fragment=1))
     assert player.freeze() == []
     assert player.work(1, 2) == [], "the two from before are in no step"
@@ -145,7 +146,7 @@ def test_a_gradient_that_is_no_number_is_in_no_step() -> None:
     player.machine.next()
     [said] = player.machine.on_unusable("its loss is nan")
     assert isinstance(said, do.SayWord)
-    assert player.work(2) == [do.LocalStep(0, 22, 1.0)]
+    assert player.work(2) == [LocalStep(0, 22, 1.0)]
 
 
 def test_the_manifest_says_whether_stages_take_steps_and_of_how_much() -> None:

@@ -20,8 +20,9 @@ from farflung.peer.local.words import (
     Way,
     WorkDone,
 )
+from farflung.peer.pipeline.machines.effects import DropSums, StageWork, SumsEffect, WriteSums
+from farflung.peer.pipeline.machines.stage_machine import StageMachine
 from farflung.peer.trainer import effects as do
-from farflung.peer.trainer.stage_machine import StageMachine
 from farflung.protocol.digests import mask_to_bytes
 from farflung.protocol.model_schema import ModelSchema
 
@@ -59,7 +60,7 @@ def hand(way: Way, micro: int, version: int = 5, place: int = 0) -> MicrobatchWo
     )
 
 
-def said(effects: list[do.Effect]) -> list[object]:
+def said(effects: list[SumsEffect]) -> list[object]:
     return [effect.word for effect in effects if isinstance(effect, do.SayWord)]
 
 
@@ -69,12 +70,12 @@ class Player:
         self.machine.attach(MODEL, 7, (0, 1), 64, NEED)
         self.hear(shared(stage))
 
-    def hear(self, *words: ToTrainer) -> list[do.Effect]:
+    def hear(self, *words: ToTrainer) -> list[SumsEffect]:
         return [effect for word in words for effect in self.machine.on_message(word)]
 
     def works(self) -> tuple[str, int] | None:
         [effect] = self.machine.next()
-        return (effect.word.way, effect.word.micro) if isinstance(effect, do.StageWork) else None
+        return (effect.word.way, effect.word.micro) if isinstance(effect, StageWork) else None
 
 
 def loaded(version: int = 5) -> Player:
@@ -131,7 +132,7 @@ def test_P11_a_forward_pass_counts_nothing_a_backward_pass_counts() -> None:
         way="backward", version=5, micro=2, bytes_made=6, tokens=12, loss=None, problem=""
     )
     written, say = player.hear(FreezeSums(version=5, slot=1))
-    assert written == do.WriteSums(slot=1, tokens=12)
+    assert written == WriteSums(slot=1, tokens=12)
     assert isinstance(say, do.SayWord) and say.word == Frozen(
         slot=1, tokens=12, steps=1, used=(), loss=None, fragment=1, counted=mask_to_bytes(0b100)
     )
@@ -151,7 +152,7 @@ def test_the_last_stage_tells_the_mean_loss_of_its_tokens_and_goes_on_when_more_
     player.works()
     player.machine.on_made(8, 12, 1.0)
     [written, _] = player.hear(FreezeSums(version=5, slot=2))
-    assert written == do.WriteSums(slot=2, tokens=32)
+    assert written == WriteSums(slot=2, tokens=32)
 
 
 @pytest.mark.parametrize("version", [5, 6], ids=["the seat is gone", "a new version"])
@@ -161,7 +162,7 @@ def test_P11_a_load_drops_the_sums_and_whatever_was_handed_over(version: int) ->
     player.works()
     player.machine.on_made(8, 12, None)
     dropped, anchor, say = player.hear(load(version))
-    assert dropped == do.DropSums() and isinstance(anchor, do.LoadAnchor)
+    assert dropped == DropSums() and isinstance(anchor, do.LoadAnchor)
     assert (anchor.keep, anchor.fragment) == ("drop", 1)
     assert isinstance(say, do.SayWord) and say.word == Loaded(version=version, fragment=1)
     assert player.works() is None and player.hear(FreezeSums(version=version, slot=0)) == []

@@ -1,8 +1,8 @@
 """What the doctor thinks of a machine for a run whose model is cut into stages: which stages fit it, and whether its
 line pays.  Pure.
 
-Called by advice.py.  The sizes and the seconds come from the run's status, before anybody joins; how good the line is
-comes from line_probe.py.  Must not know how either is found.
+Found by the doctor (facts.py).  The sizes and the seconds come from the run's status, before anybody joins; how good
+the line is comes from line_probe.py.  Must not know how either is found.
 """
 
 from __future__ import annotations
@@ -12,8 +12,22 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from farflung.collectives.pipeline.stage_rates import LINE_UP, BorderTraffic, Traffic, line_rate, traffic_of
+from farflung.console.doctor.advice import (
+    FAIL,
+    OK,
+    WARN,
+    Advice,
+    HeldPart,
+    LineToCoordinator,
+    MachineFacts,
+    rates_of,
+    room_here,
+    rules_of,
+)
 from farflung.console.screen.text import Record, known, number, records
 from farflung.peer.footprint import FreeMemory, MemoryNeed, MemoryRules, need_of, of_stage
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest_sections import PipelineSection
 from farflung.protocol.outer_numbers import VALUE_BYTES
 from farflung.protocol.process.units import si
 
@@ -36,6 +50,50 @@ class StageFacts:
         """A little more than the script's, which knows what of it are buffers and has the last word."""
         values = self.state_bytes / VALUE_BYTES
         return need_of(of_stage(rules, self.compute_bytes, values, values))
+
+
+def made(manifest: Manifest, status: Record) -> StagePart | None:
+    """None: the run's model is in one piece."""
+    return StagePart(manifest.pipeline, stages_in(status)) if manifest.pipeline.stages > 1 else None
+
+
+class StagePart(HeldPart):
+    """One of the stages, which the coordinator chooses among those that fit."""
+
+    def __init__(self, pipeline: PipelineSection, stages: tuple[StageFacts, ...]) -> None:
+        """`stages`: empty where nobody has brought the model yet."""
+        self._pipeline, self.stages = pipeline, stages
+
+    def held_bytes(self, facts: MachineFacts) -> int | None:
+        """Of the largest that fits this machine."""
+        fit = self._fitting(facts)
+        return int(max(self.stages[number].state_bytes for number in fit)) if fit else None
+
+    def fellows(self, facts: MachineFacts) -> int:
+        return max((stage.seats for stage in self.stages), default=0)
+
+    def memory(self, facts: MachineFacts) -> Advice | None:
+        if not self.stages:
+            return None
+        fit, text = memory_words(self.stages, room_here(facts), rules_of(facts))
+        todo = "" if fit else "end other programs, or ask for a run with more [pipeline] stages"
+        return Advice("memory", OK if fit else FAIL, text, todo)
+
+    def on_line(self, facts: MachineFacts, line: LineToCoordinator) -> list[Advice]:
+        """Does it keep a GPU busy?  A microbatch crosses it once for each border of the stage, each way."""
+        fit = self._fitting(facts)
+        if not fit:
+            why = "no stage fits this machine" if self.stages else "the first peer brings the model"
+            return [Advice("a stage here", OK, f"unknown yet: {why}")]
+        codecs = self._pipeline.codec, self._pipeline.gradient_codec
+        share, text, todo = line_words(self.stages, fit, codecs, rates_of(facts, line))
+        if share is None or share >= GOOD_SHARE:
+            return [Advice("a stage here", OK, text, todo)]
+        todo = todo or "a run whose peers take local steps asks less of a line"
+        return [Advice("a stage here", WARN, text, todo)]
+
+    def _fitting(self, facts: MachineFacts) -> list[int]:
+        return fitting(self.stages, room_here(facts), rules_of(facts))
 
 
 def stages_in(status: Record) -> tuple[StageFacts, ...]:

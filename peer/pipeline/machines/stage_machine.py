@@ -35,17 +35,9 @@ from farflung.peer.local.words import (
     ToTrainer,
     WorkDone,
 )
-from farflung.peer.trainer.effects import (
-    Effect,
-    LocalStep,
-    OpenShared,
-    SayWord,
-    StageWork,
-    TrainerState,
-    WaitBefore,
-    WriteLearned,
-)
-from farflung.peer.trainer.summing_machine import SummingMachine
+from farflung.peer.pipeline.machines.effects import LocalStep, StageWork, SumsEffect, WriteLearned
+from farflung.peer.pipeline.machines.summing_machine import SummingMachine
+from farflung.peer.trainer.effects import OpenShared, SayWord, TrainerState, WaitBefore
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema
 
@@ -108,13 +100,13 @@ class StageMachine(SummingMachine[StageWork]):
         stages: tuple[int, ...],
         crossing_bytes: int,
         need: NeedSamples,
-    ) -> list[Effect]:
+    ) -> list[SumsEffect]:
         """Say what the model is and which stages fit this machine.  `need`: said by whoever reads samples."""
         self._need = need
         said = Attach(model=model, pid=pid, stages=stages, crossing_bytes=crossing_bytes)
         return [SayWord(said), WaitBefore(TrainerState.ATTACHING)]
 
-    def _on_shared(self, word: Shared) -> list[Effect]:
+    def _on_shared(self, word: Shared) -> list[SumsEffect]:
         if self.stage not in (NO_STAGE, word.stage):
             return self._refuse(
                 "stage",
@@ -134,12 +126,12 @@ class StageMachine(SummingMachine[StageWork]):
     def _forget_work(self) -> None:
         self._hands.clear()
 
-    def _load(self, load: LoadState) -> list[Effect]:
+    def _load(self, load: LoadState) -> list[SumsEffect]:
         if self._local is not None:
             self._local.on_load(load.version)
         return super()._load(load)
 
-    def _write(self, slot: int) -> list[Effect]:
+    def _write(self, slot: int) -> list[SumsEffect]:
         return super()._write(slot) if self._local is None else [*self._local.rest(), WriteLearned(slot)]
 
     def _next_due(self) -> StageWork | None:
@@ -155,16 +147,16 @@ class StageMachine(SummingMachine[StageWork]):
 
     # ---- what came of it
 
-    def on_made(self, bytes_made: int, tokens: int, loss: float | None) -> list[Effect]:
+    def on_made(self, bytes_made: int, tokens: int, loss: float | None) -> list[SumsEffect]:
         """It lies in its slot.  Backward and both: its gradient is in the sums."""
         hand = self._take().word
-        said: list[Effect] = [SayWord(_made(hand, bytes_made, tokens, loss, ""))]
+        said: list[SumsEffect] = [SayWord(_made(hand, bytes_made, tokens, loss, ""))]
         if hand.way == "forward":
             return said
         self._count(hand.micro, tokens, loss)
         return said if self._local is None else [*said, *self._local.on_counted(tokens)]
 
-    def on_unusable(self, problem: str) -> list[Effect]:
+    def on_unusable(self, problem: str) -> list[SumsEffect]:
         """Nothing came of it, and the sums are as they were before it."""
         hand = self._take().word
         return [SayWord(_made(hand, 0, 0, None, problem))]
