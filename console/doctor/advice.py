@@ -135,7 +135,7 @@ class MachineFacts:
     relay: RelayFacts | None = None  # of the coordinator
     seen: SeenPort | None = None  # None: this coordinator names no instants
     limits: tuple[float | None, float | None] = (None, None)  # own caps, up and down, bytes per second
-    lacking: str = ""  # why this installation can't be in the run
+    lacking: str = ""  # why this installation can't be in the run: and what to do
     part: HeldPart = field(default_factory=HeldPart)
     results_limit_bytes: int = RESULTS_BYTES  # of past rounds, as the volunteer says
     results_on_disk: bool = False
@@ -173,7 +173,8 @@ def _versions(facts: MachineFacts) -> Advice:
     if not facts.torch:
         return Advice("versions", FAIL, here, "install torch: https://pytorch.org/get-started")
     if facts.lacking:
-        return Advice("versions", FAIL, f"{here}; {facts.lacking}")
+        why, _, todo = facts.lacking.partition(": ")
+        return Advice("versions", FAIL, f"{here}; {why}", todo)
     if facts.run_software and facts.run_software != facts.farflung:
         both = f"{here}; the coordinator has farflung {facts.run_software}"
         return Advice("versions", WARN, both, "install the same farflung version as the coordinator")

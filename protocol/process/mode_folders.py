@@ -29,7 +29,7 @@ def needed(name: str, what: str) -> ModuleType:
     module = module_of(name)
     if module is None:
         folder = name.rpartition(".")[0].removeprefix("farflung.").replace(".", "/")
-        raise UserError(f"{what}: farflung was installed without {folder} here: install it whole")
+        raise UserError(f"{what}: this farflung was installed without {folder}: install it whole")
     return module
 
 

@@ -202,6 +202,7 @@ def test_without_a_disk_results_stay_in_memory_and_that_is_told_once(tmp_path: P
 # ---- what it is good for ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.mode("recovery")
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_P5_a_run_that_loses_everybody_goes_on_from_a_checkpoint_and_results_on_disk(on_disk: bool) -> None:
     """The checkpoint is older than the run's newest version; with the results in between nothing is lost."""

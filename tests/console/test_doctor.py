@@ -99,6 +99,7 @@ def test_a_second_moment_needs_memory_too() -> None:
     ("name", "verdict", "says", "changed"),
     [
         ("versions", FAIL, "torch not installed", {"torch": ""}),
+        ("versions", FAIL, "2.13.0; there is no mesh here", {"lacking": "there is no mesh here: install it"}),
         ("versions", WARN, "the coordinator has farflung 0.2.0", {"run_software": "0.2.0"}),
         ("GPU", WARN, "on the CPU, slowly", {"gpus": []}),
         ("GPU", FAIL, "torch cannot use it: built without CUDA", {"cuda": "built without CUDA"}),

@@ -144,11 +144,13 @@ def mode_of(path: str) -> str:
 
 
 def crossings() -> list[tuple[str, str]]:
-    """Modules of the core, each with a module of a mode that it imports."""
+    """Modules of the core, of all of a peer and of the doctor, each with a module of a mode that it imports, be it late
+    or for types."""
     found = set()
     for module in modules():
-        if module.room in CORE_ROOMS and not mode_of(module.path):
-            paths = {each.path for each in module.imports if not each.typing_only}
+        of_core = module.room in (*CORE_ROOMS, "console/doctor") or module.room.partition("/")[0] == "peer"
+        if of_core and not mode_of(module.path):
+            paths = {each.path for each in module.imports}
             found |= {(module.path, path) for path in paths if mode_of(path)}
     return sorted(found)
 

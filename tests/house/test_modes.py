@@ -153,7 +153,15 @@ MODES = {
 }
 # What shows in half a minute that the core runs; all of its tests belong to the hard half.
 SHORT = ("tests/coordinator/run/test_machine.py", "tests/whole/test_leaving.py")
-LONG = ("tests/protocol", "tests/coordinator", "tests/peer/machine", "tests/peer/agent")
+LONG = (
+    "tests/protocol",
+    "tests/optim",
+    "tests/compression",
+    "tests/collectives",
+    "tests/checkpoints",
+    "tests/coordinator",
+    "tests/peer",
+)
 IMPORT_ALL = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
 
 
@@ -254,7 +262,7 @@ def test_without_the_folders_of_all_modes_all_else_is_imported_and_the_core_runs
     imports_and_runs(MODES, tmp_path)
     told = python(tmp_path / "farflung", "-c", "from farflung import parts_of", ends=USAGE)
     assert told == (
-        "farflung: farflung.parts_of: farflung was installed without peer/pipeline here: install it whole\n"
+        "farflung: farflung.parts_of: this farflung was installed without peer/pipeline: install it whole\n"
     )
 
 
@@ -265,5 +273,6 @@ def test_without_its_folder_all_else_is_imported_and_the_core_runs(name: str, tm
 
 
 @pytest.mark.hard
-def test_without_any_mode_all_tests_of_the_core_pass(tmp_path: Path) -> None:
-    passes(without(MODES, tmp_path), *LONG)
+@pytest.mark.parametrize("tests", LONG)
+def test_without_any_mode_all_tests_of_the_core_pass(tests: str, tmp_path: Path) -> None:
+    passes(without(MODES, tmp_path), tests)

@@ -207,6 +207,7 @@ class Watched(TrainerMachine):
             type(self).compared += 1
 
 
+@pytest.mark.mode("audits")
 @pytest.mark.parametrize("schedule", ["blocking", "overlap", "streaming"])
 def test_in_any_run_whoever_joins_begins_at_the_step_of_the_version(schedule: str) -> None:
     class WatchedTrainer(VirtualTrainer):

@@ -110,6 +110,7 @@ def test_a_step_is_due_where_the_next_batches_are_not_all_leased() -> None:
     assert LeaseBook().unread == 0
 
 
+@pytest.mark.mode("audits")
 def test_P6_P7_trainers_that_hear_their_agent_late_lose_and_repeat_nothing() -> None:
     torch.set_num_threads(1)
     for seed in range(5):

@@ -341,6 +341,7 @@ farflung.pipeline(None, parts, data=rows, inputs=("x",), riders=("kind",), loss=
 
 
 @pytest.mark.slow
+@pytest.mark.mode("batches")
 @pytest.mark.parametrize(
     ("batch", "code", "words"),
     [

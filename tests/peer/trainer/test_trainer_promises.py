@@ -331,6 +331,7 @@ def test_P7_whatever_a_loader_holds_back_every_sample_is_learned_in_the_end(
     assert all_is_learned()
 
 
+@pytest.mark.mode("audits")
 @pytest.mark.parametrize("piece", pieces(3))
 def test_P7_in_any_run_batches_may_go_on_in_the_next_lease(piece: int) -> None:
     joined = []
@@ -566,6 +567,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.mode("audits")
 @pytest.mark.parametrize(("mutant", "promise", "soonest"), MUTANTS)
 def test_the_simulator_sees_a_broken_rule_of_the_trainers_machine(
     mutant: type[TrainerMachine], promise: str | tuple[str, ...], soonest: int
@@ -573,6 +575,7 @@ def test_the_simulator_sees_a_broken_rule_of_the_trainers_machine(
     assert seen_by_the_simulator(mutant, soonest=soonest).startswith(promise)
 
 
+@pytest.mark.mode("audits")
 def test_the_simulator_sees_a_step_of_its_own_in_a_trainers_last_model() -> None:
     assert seen_by_the_simulator(StepsOnAtTheEnd, overlapping, soonest=49).startswith("P1")
 

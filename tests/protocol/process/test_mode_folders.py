@@ -48,7 +48,7 @@ def test_who_needs_one_that_is_gone_is_told_so_in_a_line(modes: str) -> None:
     with pytest.raises(UserError) as refused:
         needed("farflung.protocol.gone.part", "farflung.this")
     assert str(refused.value) == (
-        "farflung.this: farflung was installed without protocol/gone here: install it whole"
+        "farflung.this: this farflung was installed without protocol/gone: install it whole"
     )
 
 
