@@ -39,8 +39,9 @@ from farflung.optim.outer import advance
 from farflung.optim.recipes import outer_of
 from farflung.optim.schedule import rules_of
 from farflung.peer.builtin.corpus import load_corpus
-from farflung.peer.builtin.tiny_gpt import GPTConfig, next_byte_loss, untied_parts
+from farflung.peer.builtin.tiny_gpt import GPTConfig
 from farflung.peer.data.sample_order import permuted_range
+from farflung.peer.pipeline.builtin_batches import next_byte_loss, untied_parts
 from farflung.peer.pipeline.local_pipeline import BorderCrossing
 from farflung.peer.pipeline.machines.stage_machine import LocalSteps
 from farflung.peer.pipeline.parts import Stage, Tensors

@@ -21,8 +21,8 @@ import torch
 
 from farflung.collectives.pipeline.crossing import Border, border_after, pack
 from farflung.compression.codec import codec_named, payload_bytes
+from farflung.peer.crossings.shared_slots import MADE, PLACES, SharedSlots, slot_of
 from farflung.peer.local.memory import SharedState
-from farflung.peer.local.shared_slots import MADE, PLACES, SharedSlots, slot_of
 from farflung.peer.local.words import FINISHED, Anew, Begin, Frozen, MicrobatchWork, NeedSamples, Shared
 from farflung.peer.pipeline.machines.effects import DropSums, StageWork, SumsEffect, WriteSums
 from farflung.peer.pipeline.machines.stage_machine import StageMachine

@@ -101,20 +101,6 @@ class Windows(Protocol):
     def __getitem__(self, index: int, /) -> Tensor: ...
 
 
-class NextBytes(Dataset[dict[str, Tensor]]):
-    """The same windows as what goes in and what is to come out: `ids` and `labels`, each [context] int64."""
-
-    def __init__(self, windows: Windows) -> None:
-        self.windows = windows
-
-    def __len__(self) -> int:
-        return len(self.windows)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        window = self.windows[index]
-        return {"ids": window[:-1], "labels": window[1:]}
-
-
 def windows_of(manifest: Manifest) -> Windows:
     """[context + 1] bytes each, or as long as [data] length says."""
     if manifest.data.source == "python-stdlib":

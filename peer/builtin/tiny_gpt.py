@@ -11,9 +11,7 @@ comments: B batch, T bytes in a row, C width, H heads, V = 256 byte values.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -63,7 +61,7 @@ class TinyGPT(nn.Module):
         self.config = config
         self.bytes = nn.Embedding(VOCAB, config.width)
         self.positions = nn.Embedding(config.context, config.width)
-        self.blocks = nn.ModuleList(_Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(AttentionBlock(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, bias=False)
         self.head = nn.Linear(config.width, VOCAB, bias=False)
         self.head.weight = self.bytes.weight
@@ -93,7 +91,7 @@ class TinyGPT(nn.Module):
         return GPTOutput(logits, F.cross_entropy(predicted.float().flatten(0, 1), targets.flatten()))
 
 
-class _Block(nn.Module):
+class AttentionBlock(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.heads = config.heads
@@ -122,61 +120,11 @@ def build(config: GPTConfig, seed: int) -> TinyGPT:
     """First values depend on `config` and `seed` alone; the caller's random state is left as it was."""
     with torch.random.fork_rng(devices=[]):  # the layers' own constructors draw from it
         model = TinyGPT(config)
-    _fill_all(model, config.layers, torch.Generator().manual_seed(seed))
+    fill_all(model, config.layers, torch.Generator().manual_seed(seed))
     return model
 
 
-class Embed(nn.Module):
-    """The first part of an untied TinyGPT: [B, T] int64 -> [B, T, C]."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.bytes = nn.Embedding(VOCAB, config.width)
-        self.positions = nn.Embedding(config.context, config.width)
-        _fill_all(self, config.layers)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x: Tensor = self.bytes(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
-        return x
-
-
-class Block(_Block):
-    """A part between them, drawn from torch's own generator, which whoever builds parts has seeded."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__(config)
-        _fill_all(self, config.layers)
-
-
-class OutputHead(nn.Module):
-    """The last part: [B, T, C] -> logits [B, T, V], by a matrix of its own."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(config.width, bias=False)
-        self.head = nn.Linear(config.width, VOCAB, bias=False)
-        _fill_all(self, config.layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.norm(x))
-        return logits
-
-
-def next_byte_loss(logits: Tensor, riders: Mapping[str, Tensor]) -> Tensor:
-    """Of what the last part gives; fp32 as in TinyGPT itself."""
-    return F.cross_entropy(logits.float().flatten(0, 1), riders["labels"].flatten())
-
-
-def untied_parts(config: GPTConfig) -> list[Callable[[], nn.Module]]:
-    """A TinyGPT whose head has a matrix of its own, as parts for a pipeline: layers + 2 of them."""
-    return [
-        partial(Embed, config),
-        *(partial(Block, config) for _ in range(config.layers)),
-        partial(OutputHead, config),
-    ]
-
-
-def _fill_all(module: nn.Module, layers: int, generator: torch.Generator | None = None) -> None:
+def fill_all(module: nn.Module, layers: int, generator: torch.Generator | None = None) -> None:
     # Each block adds to the residual stream twice; scaled down so that its variance does not grow with depth.
     residual_std = _INIT_STD / math.sqrt(2 * layers)
     with torch.no_grad():

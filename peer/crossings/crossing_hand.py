@@ -21,7 +21,7 @@ from farflung.peer.batches.effects import (
 )
 from farflung.peer.batches.stage_boundaries import crossing_bytes_most
 from farflung.peer.crossings.kept_crossings import KeptCrossings
-from farflung.peer.local.shared_slots import GIVEN, MADE, PLACES, RETURNED, SharedSlots, slot_of
+from farflung.peer.crossings.shared_slots import GIVEN, MADE, PLACES, RETURNED, SharedSlots, slot_of
 from farflung.peer.local.words import MicrobatchWork, WorkDone
 from farflung.peer.machine.effects import ModeEffect
 from farflung.protocol.caps import CROSSINGS_BYTES

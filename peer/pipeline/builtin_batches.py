@@ -1,4 +1,4 @@
-"""The built-in training in synchronous batches, of a whole model or of one that is cut into stages.
+"""The built-in training in synchronous batches, of the whole model or of one that is cut into stages, as parts.
 
 Found by peer/builtin/trainer.py where the run learns so.  The gradients are this peer's, the optimizer is the run's:
 there is no step to take here.
@@ -6,13 +6,17 @@ there is no step to take here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from farflung.peer.builtin.corpus import NextBytes, windows_of
-from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, next_byte_loss, untied_parts
+from farflung.peer.builtin.corpus import Windows, windows_of
+from farflung.peer.builtin.tiny_gpt import VOCAB, AttentionBlock, GPTConfig, TinyGPT, build, fill_all
 from farflung.peer.pipeline.api import TakesPart, hold_a_stage
 from farflung.peer.pipeline.batch_loop import BatchLoop
 from farflung.peer.pipeline.parts import Stage
@@ -65,3 +69,70 @@ def _train_a_stage(connection: Connection, out: Path | None) -> None:
     loop = hold_a_stage(connection, parts, samples, next_byte_loss, None)
     if out is not None:
         save_weights(loop.held.layout, loop.held.shared, out)
+
+
+# ---- the model in parts ------------------------------------------------------------------------------------
+
+
+class Embed(nn.Module):
+    """The first part of an untied TinyGPT: [B, T] int64 -> [B, T, C]."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(VOCAB, config.width)
+        self.positions = nn.Embedding(config.context, config.width)
+        fill_all(self, config.layers)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.bytes(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        return x
+
+
+class Block(AttentionBlock):
+    """A part between them, drawn from torch's own generator, which whoever builds parts has seeded."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__(config)
+        fill_all(self, config.layers)
+
+
+class OutputHead(nn.Module):
+    """The last part: [B, T, C] -> logits [B, T, V], by a matrix of its own."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.width, bias=False)
+        self.head = nn.Linear(config.width, VOCAB, bias=False)
+        fill_all(self, config.layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def next_byte_loss(logits: Tensor, riders: Mapping[str, Tensor]) -> Tensor:
+    """Of what the last part gives; fp32 as in TinyGPT itself."""
+    return F.cross_entropy(logits.float().flatten(0, 1), riders["labels"].flatten())
+
+
+def untied_parts(config: GPTConfig) -> list[Callable[[], nn.Module]]:
+    """A TinyGPT whose head has a matrix of its own, as parts for a pipeline: layers + 2 of them."""
+    return [
+        partial(Embed, config),
+        *(partial(Block, config) for _ in range(config.layers)),
+        partial(OutputHead, config),
+    ]
+
+
+class NextBytes(Dataset[dict[str, Tensor]]):
+    """The same windows as what goes in and what is to come out: `ids` and `labels`, each [context] int64."""
+
+    def __init__(self, windows: Windows) -> None:
+        self.windows = windows
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        window = self.windows[index]
+        return {"ids": window[:-1], "labels": window[1:]}

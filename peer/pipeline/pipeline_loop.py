@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from farflung.peer.local.shared_slots import GIVEN, MADE, PLACES, RETURNED, SharedSlots, slot_of
+from farflung.peer.crossings.shared_slots import GIVEN, MADE, PLACES, RETURNED, SharedSlots, slot_of
 from farflung.peer.local.words import Anew, MicrobatchWork, NeedSamples, Shared, ToTrainer
 from farflung.peer.pipeline.batch_loop import too_large
 from farflung.peer.pipeline.border_codec import BorderCodec

@@ -243,6 +243,7 @@ ROOMS: dict[str, Room] = {
         (
             "peer",
             "peer/local",
+            "peer/crossings/shared_slots",
             "peer/pipeline/machines",
             "peer/builtin",
             "peer/checks/finite",

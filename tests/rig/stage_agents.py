@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from farflung.peer.crossings.shared_slots import GIVEN, MADE, PLACES, RETURNED, SharedSlots, slot_of
 from farflung.peer.data.sample_order import permuted_range
 from farflung.peer.local.memory import SharedState
-from farflung.peer.local.shared_slots import GIVEN, MADE, PLACES, RETURNED, SharedSlots, slot_of
 from farflung.peer.local.words import (
     Anew,
     Attach,

@@ -12,7 +12,7 @@ from farflung.collectives.round.effects import SendFrame
 from farflung.peer.batches import stage_transfers as module
 from farflung.peer.batches.effects import ForgetCrossings
 from farflung.peer.batches.stage_transfers import is_crossing
-from farflung.peer.local.shared_slots import PLACES as BELT_PLACES
+from farflung.peer.crossings.shared_slots import PLACES as BELT_PLACES
 from farflung.peer.local.words import WorkDone
 from farflung.peer.machine.effects import Note
 from farflung.protocol.digests import mask_from_bytes

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from farflung.peer.builtin.corpus import ByteTokens, NextBytes
+from farflung.peer.builtin.corpus import ByteTokens
 from farflung.peer.data import token_shards
 from farflung.peer.data.data_files import DataFiles
 from farflung.peer.data.sample_source import source_of
@@ -349,8 +349,8 @@ def test_a_run_that_names_none_says_so() -> None:
 
 
 def test_the_built_in_model_takes_bytes_and_says_which_token_is_none(here: Path, tmp_path: Path) -> None:
-    windows = NextBytes(ByteTokens(TokenShards(here, 4)))
-    assert len(windows) == 4 and windows[3]["labels"].tolist() == [105, 106, 107]
+    windows = ByteTokens(TokenShards(here, 4))
+    assert len(windows) == 4 and windows[3][1:].tolist() == [105, 106, 107]
     np.array([1, 2, 3, 256], dtype="<u2").tofile(tmp_path / "c.bin")
     with pytest.raises(UserError, match="row 0 has token 256, and the built-in model knows 256"):
         ByteTokens(TokenShards(tmp_path / "c.bin", 4))[0]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from farflung.peer.local.shared_slots import GIVEN, PLACES, slot_of
+from farflung.peer.crossings.shared_slots import GIVEN, PLACES, slot_of
 from farflung.peer.local.words import FreezeSums, Frozen, MicrobatchWork, NeedSamples, Stop, WorkDone
 from farflung.peer.pipeline.samples import ReadMicrobatch, Samples
 from farflung.peer.trainer.inner_loop import GRADIENT_EVERY_S

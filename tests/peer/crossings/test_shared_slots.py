@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from farflung.peer.local.shared_slots import GIVEN, MADE, PLACES, RETURNED, SharedSlots, slot_of
+from farflung.peer.crossings.shared_slots import GIVEN, MADE, PLACES, RETURNED, SharedSlots, slot_of
 from farflung.protocol.errors import UserError
 
 SLOT_BYTES = 100  # no multiple of a cache line
@@ -34,7 +34,7 @@ def test_another_process_sees_what_is_written_and_answers(tmp_path: Path) -> Non
     belt = SharedSlots.create(path, PLACES, SLOT_BYTES)
     size = belt.write(slot_of(1, GIVEN), b"there")
     script = (
-        "from farflung.peer.local.shared_slots import *\n"
+        "from farflung.peer.crossings.shared_slots import *\n"
         f"belt = SharedSlots.open({str(path)!r}, {PLACES}, {SLOT_BYTES})\n"
         f"belt.write(slot_of(1, MADE), belt.read(slot_of(1, GIVEN), {size}) + b' and back')\n"
     )
