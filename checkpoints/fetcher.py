@@ -9,7 +9,7 @@ be the narrowest of all, gives each piece about once.  Must not know whether an 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from farflung.checkpoints.checked_chunks import CheckedChunks
 from farflung.checkpoints.sources import GAIN, Most, RequestBudget, RequestInFlight, Sources
