@@ -21,11 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from farflung.compression.native import Layout
+from farflung.compression.native import Layout, first_difference, from_bytes
 from farflung.compression.native_build import SWITCH
-from farflung.compression.native_check import first_difference
 from farflung.compression.payload import HEADER_BYTES, Bytes
-from farflung.compression.scratch import from_bytes
 
 CODECS = ("int8", "int4")
 INPUTS = (torch.float32, torch.bfloat16, torch.float16)

@@ -21,7 +21,7 @@ from farflung.coordinator.ledger.eras import (
     Mark,
 )
 from farflung.coordinator.ledger.leases import CoveredRange, Leases
-from farflung.coordinator.ledger.loss_curve import LossCurve
+from farflung.coordinator.ledger.pace import LossCurve
 from farflung.coordinator.ledger.records import (
     AbortedRound,
     Admitted,

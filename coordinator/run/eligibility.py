@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from farflung.coordinator.ledger.ledger import FragmentBook
+from farflung.coordinator.rounds.patience import Steadiness
 from farflung.coordinator.rounds.round_policy import LineShares
-from farflung.coordinator.rounds.steadiness import Steadiness
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.membership import Member, Standing
 from farflung.protocol.messages import FragmentBeat

@@ -20,12 +20,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from farflung.collectives.arithmetic.gram import dot_products
-from farflung.collectives.arithmetic.merge import merged_chunk, square_length
+from farflung.collectives.arithmetic.merge import dot_products, merged_chunk, square_length
 from farflung.collectives.round.effects import Install, Measure, Merge, MergeAgain, MergeGroup, Roll, Weigh
 from farflung.compression.codec import codec_named
 from farflung.compression.feedback import AUTO, feedback_for
-from farflung.compression.scratch import scratch
+from farflung.compression.native import scratch
 from farflung.optim.outer import OuterStep, PlainMean, advance
 from farflung.peer.machine.effects import Encode
 from farflung.peer.state.before_images import VERSION_BYTES, BeforeImages

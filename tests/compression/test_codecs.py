@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from farflung.compression.codec import Codec, NonFinite, codec_named, codec_names
-from farflung.compression.native import path_in_use
+from farflung.compression.native import awkward_vectors, path_in_use
 from farflung.compression.native_build import SWITCH
-from farflung.compression.native_check import awkward_vectors
 from farflung.compression.payload import HEADER_BYTES
 from farflung.compression.plain_blocks import _topk_largest
 from farflung.protocol.errors import FrameError, UserError

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from farflung.compression import native, native_build
 from farflung.compression.codec import Codec, NonFinite, codec_named
+from farflung.compression.native import awkward_vectors, first_difference
 from farflung.compression.native_build import NoLibrary, cache_folder, library
-from farflung.compression.native_check import awkward_vectors, first_difference
 from farflung.compression.payload import HEADER_BYTES
 from farflung.protocol.errors import FrameError
 from rig.waiting import LONG_S

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from farflung.compression.codec import NonFinite, codec_names
 from farflung.compression.codec import codec_named as fast_codec_named
-from farflung.compression.native_check import awkward_vectors
+from farflung.compression.native import awkward_vectors
 from farflung.compression.payload import HEADER_BYTES
 from farflung.compression.plain_codecs import (
     codec_in,

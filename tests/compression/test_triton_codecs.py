@@ -71,7 +71,7 @@ print("same")
 """
 MUTATED = """
 import importlib.util, pathlib, tempfile
-from farflung.compression.native_check import first_difference
+from farflung.compression.native import first_difference
 from farflung.compression.triton_path import INPUTS
 text = pathlib.Path(kernels.__file__).read_text(encoding="utf-8")
 with tempfile.TemporaryDirectory() as folder:

@@ -396,14 +396,14 @@ ROUNDS = (
     ),
     Mutant(
         "P19 who restarts again and again with what it owes is out of rounds",
-        "coordinator/rounds/steadiness.py",
+        "coordinator/rounds/patience.py",
         "stays = min(WINDOW, 1 << (len(when) - FORGIVEN))",
         "stays = 0",
         STEADINESS,
     ),
     Mutant(
         "P3 the first restarts cost nothing",
-        "coordinator/rounds/steadiness.py",
+        "coordinator/rounds/patience.py",
         "if not when or len(when) <= FORGIVEN:",
         "if not when:",
         STEADINESS,

@@ -427,7 +427,6 @@ PURE_MODULES = (
     "coordinator/ledger/evidence",
     "coordinator/ledger/leases",
     "coordinator/ledger/ledger",
-    "coordinator/ledger/loss_curve",
     "coordinator/ledger/pace",
     "coordinator/ledger/provenance",
     "coordinator/ledger/records",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.loss_curve import POINTS_MOST, LossCurve
+from farflung.coordinator.ledger.pace import POINTS_MOST, LossCurve
 from farflung.coordinator.ledger.records import RolledBack
 from farflung.coordinator.run.status import CONTRIBUTORS_SHOWN, build_status, status_json
 from farflung.simulator.scenario import Scenario

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.collectives.arithmetic.gram import _by_torch, dot_products
+from farflung.collectives.arithmetic.merge import _by_torch, dot_products
 from farflung.collectives.round.dot_products import Weighing
 from farflung.collectives.round.pieces import ChunkPiece
 from farflung.compression.codec import codec_named, codec_names

@@ -23,8 +23,8 @@ from farflung.coordinator.ledger.records import (
     to_bytes,
 )
 from farflung.coordinator.modes.mode import CoordinatorMode
+from farflung.coordinator.rounds.patience import FORGIVEN
 from farflung.coordinator.rounds.round_rules import PROBATION_WEIGHT, chosen, rules_for
-from farflung.coordinator.rounds.steadiness import FORGIVEN
 from farflung.coordinator.rounds.weights import NORMS_LEAST
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import Effect, KeepEvidence, Note, Tell, Write
