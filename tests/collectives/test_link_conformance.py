@@ -20,12 +20,11 @@ from farflung.collectives.link.frame_queue import ANSWERS_WAITING
 from farflung.collectives.link.link import Link
 from farflung.collectives.link.peer_connections import ConnectionKind
 from farflung.collectives.link.zmq_link import LinkSettings, ZmqLink
-from farflung.collectives.pipeline.crossing import CrossingKind
-from farflung.peer.machine.modes import kinds_of
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.protocol.process.sockets import CLIENT, Keys, Socket, curve_client, curve_raw, opened
 from farflung.protocol.round_words import Contact
 from farflung.protocol.verdicts import Verdict
+from rig.crossing_kinds import KINDS, SomeCrossing
 from rig.memory_link import MemoryLink, Wire
 from rig.waiting import PATIENCE_S, Patience
 
@@ -290,12 +289,12 @@ def test_P8_each_frame_that_arrived_ends_in_one_counter(town: Town) -> None:
 def test_P8_crossings_are_known_only_where_the_model_is_cut_into_stages(town: Town) -> None:
     ann, bob = town.settle("ann"), town.settle("bob")
     town.meet(ann, bob)
-    crossing = with_payload(Header(CrossingKind.ACTIVATION, RUN, version=3, chunk=4), b"activation")
+    crossing = with_payload(Header(SomeCrossing.ACTIVATION, RUN, version=3, chunk=4), b"activation")
     ann.link.send("bob", crossing)
     town.until(lambda: bool(bob.spoiled), "it is refused")
     assert not bob.got and bob.verdicts()["malformed"] == 1 and bob.spoiled[0][1].header is None
     for end in (ann, bob):
-        end.link.expect(end.name, RUN, PAYLOAD_MAX, kinds_of(stages=True))
+        end.link.expect(end.name, RUN, PAYLOAD_MAX, KINDS)
     ann.link.send("bob", crossing)
     town.until(lambda: bool(bob.got), "it is heard")
     assert bob.got == [("ann", crossing)] and bob.verdicts()["malformed"] == 1
@@ -462,26 +461,26 @@ def test_what_waits_already_is_not_sent_twice(town: Town) -> None:
 
 def test_crossings_go_before_bulk_which_keeps_a_quarter_and_words_go_first(town: Town) -> None:
     ann, bob = acquainted(town)
-    ann.link.expect("ann", RUN, PAYLOAD_MAX, kinds_of(stages=True))
-    bob.link.expect("bob", RUN, PAYLOAD_MAX, kinds_of(stages=True))
+    ann.link.expect("ann", RUN, PAYLOAD_MAX, KINDS)
+    bob.link.expect("bob", RUN, PAYLOAD_MAX, KINDS)
     ann.clock.now += 1e6
     ann.link.limit(50_000.0, None)
     bob.got.clear()
     ann.link.send("bob", frame(bytes(5000), chunk=99))  # what leaves next is still to be chosen
     for n in range(9):
         ann.link.send("bob", frame(bytes([n]) * 5000, chunk=n))
-        ann.link.send("bob", with_payload(Header(CrossingKind.GRADIENT, RUN, chunk=n), bytes([n]) * 5000))
-    ann.link.send("bob", Frame(Header(CrossingKind.ROOM, RUN, chunk=5)))
+        ann.link.send("bob", with_payload(Header(SomeCrossing.GRADIENT, RUN, chunk=n), bytes([n]) * 5000))
+    ann.link.send("bob", Frame(Header(SomeCrossing.ROOM, RUN, chunk=5)))
     ann.link.forget_rounds_before(1)
     while len(bob.got) < 20:
         count = len(bob.got) + 1
         town.until(lambda count=count: len(bob.got) >= count, "one is there")  # type: ignore[misc]
         ann.clock.now += 0.103
-    letters = {Kind.CONTRIBUTION: "b", CrossingKind.GRADIENT: "g", CrossingKind.ROOM: "r"}
+    letters = {Kind.CONTRIBUTION: "b", SomeCrossing.GRADIENT: "g", SomeCrossing.ROOM: "r"}
     assert (
         "".join(letters[each.header.kind] for _, each in bob.got) == "br" + "gb" + 2 * "gggb" + "gg" + 6 * "b"
     )
-    sent = [each.header.chunk for _, each in bob.got if each.header.kind == CrossingKind.GRADIENT]
+    sent = [each.header.chunk for _, each in bob.got if each.header.kind == SomeCrossing.GRADIENT]
     assert sent == list(range(9)), "of one kind, what came first"
 
 

@@ -32,11 +32,10 @@ from farflung.collectives.link.priorities import (
 )
 from farflung.collectives.link.tcp_counts import NOTHING, TcpCounts, TcpTraffic
 from farflung.collectives.link.zmq_link import ROOM_AGAIN_S, LinkSettings, ZmqLink
-from farflung.collectives.pipeline.crossing import CrossingKind
-from farflung.peer.machine.modes import kinds_of
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.process.sockets import curve_raw
 from farflung.protocol.round_words import Contact
+from rig.crossing_kinds import KINDS, SomeCrossing
 from rig.waiting import Patience
 
 RUN = b"run-tag!"
@@ -49,7 +48,7 @@ def frame(kind: Kind, size: int = 0, chunk: int = 0) -> Frame:
 
 
 def test_words_are_short_and_a_probe_meets_what_bulk_meets() -> None:
-    for kind in kinds_of(stages=True).values():
+    for kind in KINDS.values():
         words = {
             Kind.PING,
             Kind.PONG,
@@ -96,9 +95,9 @@ def test_so_little_waits_in_sockets_that_the_next_crossing_finds_a_short_queue()
 
 
 def test_P8_who_asks_for_microbatches_and_reads_nothing_fills_no_memory() -> None:
-    backlog, large = Backlog(), frame(CrossingKind.GRADIENT, 1 << 20)
+    backlog, large = Backlog(), frame(SomeCrossing.GRADIENT, 1 << 20)
     for chunk in range(300):
-        header = Header(CrossingKind.GRADIENT, RUN, chunk=chunk)
+        header = Header(SomeCrossing.GRADIENT, RUN, chunk=chunk)
         backlog.put(header.pack(), Frame(header, large.payload))
     waiting = len(backlog)
     assert CROSSING_BYTES_WAITING // len(large.payload) - 1 <= waiting <= 128 and not backlog.answers
@@ -108,7 +107,7 @@ def test_P8_who_asks_for_microbatches_and_reads_nothing_fills_no_memory() -> Non
     assert len(backlog) == waiting - 1, "there is room again"
     words = Backlog()
     for chunk in range(CROSSINGS_WAITING + 9):
-        words.put(chunk.to_bytes(4), frame(CrossingKind.WANT_GRADIENT, chunk=chunk))
+        words.put(chunk.to_bytes(4), frame(SomeCrossing.WANT_GRADIENT, chunk=chunk))
     assert len(words) == CROSSINGS_WAITING
     words.forget_rounds_before(99)
     assert len(words) == CROSSINGS_WAITING, "they are of no round"
@@ -164,7 +163,7 @@ class End:
         keys = zmq.curve_keypair()
         self.now = 1000.0
         self.link = ZmqLink(keys, LinkSettings(clock=lambda: self.now))
-        self.link.expect(name, RUN, PAYLOAD_MAX, kinds_of(stages=True))
+        self.link.expect(name, RUN, PAYLOAD_MAX, KINDS)
         address = f"127.0.0.1:{self.link.listen('127.0.0.1', 0)}"
         self.contact = Contact(name, name, curve_raw(keys[0]), address)
         self.got: list[Kind] = []
@@ -221,7 +220,7 @@ def close(*ends: End) -> None:
 
 def test_sockets_are_not_filled_with_crossings_and_who_takes_nothing_holds_up_nobody() -> None:
     ann, bob, cyd = town()
-    ann.sends("bob", CrossingKind.ACTIVATION, 60)
+    ann.sends("bob", SomeCrossing.ACTIVATION, 60)
     still(ann, (bob, False))  # bob reads nothing
     assert ann.link.peers_waiting() == 1
     assert ann.unacknowledged_bytes <= 2 * PAYLOAD_MAX + 10_000, "two frames of it, the rest waits here"
@@ -229,14 +228,14 @@ def test_sockets_are_not_filled_with_crossings_and_who_takes_nothing_holds_up_no
     assert not any(events & zmq.POLLOUT for _, events in ann.link.sockets()), (
         "and no poller runs hot meanwhile"
     )
-    ann.link.send("bob", frame(CrossingKind.ROOM, chunk=7))
+    ann.link.send("bob", frame(SomeCrossing.ROOM, chunk=7))
     assert not ann.link.lines["bob"].waiting.has(Rank.WORD), "a word goes at once"
-    ann.link.send("cyd", frame(CrossingKind.GRADIENT, PAYLOAD_MAX))
+    ann.link.send("cyd", frame(SomeCrossing.GRADIENT, PAYLOAD_MAX))
     ann.link.send("cyd", frame(Kind.STATE, PAYLOAD_MAX))
     ann.now += STANDS_AFTER_S + 0.1
-    until(lambda: set(cyd.got) == {CrossingKind.GRADIENT, Kind.STATE}, (ann, True), (cyd, True))
-    until(lambda: bob.got.count(CrossingKind.ACTIVATION) == 60, (ann, True), (bob, True))
-    assert bob.got.index(CrossingKind.ROOM) < 59
+    until(lambda: set(cyd.got) == {SomeCrossing.GRADIENT, Kind.STATE}, (ann, True), (cyd, True))
+    until(lambda: bob.got.count(SomeCrossing.ACTIVATION) == 60, (ann, True), (bob, True))
+    assert bob.got.index(SomeCrossing.ROOM) < 59
     until(lambda: not ann.link.peers_waiting(), (ann, True), (bob, True))  # the kernel is asked at ticks
     close(ann, bob, cyd)
 
@@ -318,6 +317,6 @@ def taken(kind: Kind, room: int) -> list[list[int]]:
 
 def test_F1_no_microbatch_overtakes_another_one_over_a_second_connection() -> None:
     """Sums are made in the order in which microbatches come: it is that of one process where the line has room."""
-    assert taken(CrossingKind.ACTIVATION, room=9) == [[0, 1, 2, 3], []]
-    assert taken(CrossingKind.ACTIVATION, room=2) == [[0, 1], [2, 3]], "else they wait for nothing"
+    assert taken(SomeCrossing.ACTIVATION, room=9) == [[0, 1, 2, 3], []]
+    assert taken(SomeCrossing.ACTIVATION, room=2) == [[0, 1], [2, 3]], "else they wait for nothing"
     assert taken(Kind.CONTRIBUTION, room=9) == [[1, 3], [0, 2]], "both are kept busy"

@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.collectives.pipeline.crossing import CrossingKind
-from farflung.peer.machine.modes import kinds_of
 from farflung.protocol import limits
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import FrameError
@@ -16,7 +14,6 @@ from farflung.protocol.frames import (
     FrameKind,
     Header,
     Kind,
-    Trait,
     check_payload,
     claimed,
     known_kinds,
@@ -24,6 +21,7 @@ from farflung.protocol.frames import (
     with_payload,
 )
 from farflung.protocol.verdicts import Verdict
+from rig.crossing_kinds import KINDS, SomeCrossing
 
 fixed = settings(max_examples=150)
 
@@ -31,7 +29,6 @@ TAG = bytes(range(8))
 PAYLOAD = bytes(range(200))
 FRAME = with_payload(Header(Kind.RESULT, TAG, round_no=3, decision_no=1, version=2, chunk=5), PAYLOAD)
 RAW = FRAME.header.pack()
-EVERY_KIND = kinds_of(stages=True)
 PADDING = {5, *range(80, 96)}
 
 
@@ -44,32 +41,13 @@ def bulk_verdict(raw: bytes, payload: bytes = PAYLOAD, run_tag: bytes = TAG, mos
     return Verdict.ACCEPTED
 
 
-def test_bulk_kinds_and_their_numbers_are_exactly_these() -> None:
+def test_bulk_kinds_of_the_core_and_their_numbers_are_exactly_these() -> None:
     plain = ["CONTRIBUTION", "RESULT", "LOGGED", "MANIFEST", "STATE", "MISSING", "PING", "PONG", "LATER"]
     wants = ["WANT_CONTRIBUTION", "WANT_RESULT", "WANT_LOGGED", "WANT_MANIFEST", "WANT_STATE"]
-    crossings = dict(enumerate(["ACTIVATION", "GRADIENT", "HELD", "ROOM", "IDLE", "GIVEN_BACK"], start=11))
-    crossings |= dict(enumerate(["WANT_ACTIVATION", "WANT_GRADIENT", "WANT_HELD", "WANT_BACK"], start=23))
-    numbers = dict(enumerate(plain, start=1)) | dict(enumerate(wants, start=17)) | crossings
-    numbers |= {27: "WANT_HAVE", 28: "HAVE", 29: "AHEAD", 30: "AHEAD_HELD", 31: "AHEAD_COUNTS"}
-    numbers |= {
-        32: "WANT_WHERE",
-        33: "WHERE",
-        34: "LEAN_ASKED",
-        35: "LEAN_GRANTED",
-        36: "SUM",
-        37: "WANT_SUM",
-    }
-    assert {kind.value: kind.name for kind in EVERY_KIND.values()} == numbers
-    assert {kind.value: kind.name for kind in EVERY_KIND.values() if kind.crossing} == crossings
-
-
-def test_which_kinds_are_bounded_as_answers_and_which_are_headers_alone() -> None:
-    of = {trait: {kind.name for kind in EVERY_KIND.values() if trait in kind.traits} for trait in Trait}
-    served = {"STATE", "LOGGED", "MANIFEST", "HAVE", "WHERE", "LEAN_GRANTED"}
-    assert of[Trait.ANSWER] == served | {"MISSING", "LATER", "PONG"}
-    questions = {kind.name for kind in EVERY_KIND.values() if kind.name.startswith("WANT_")}
-    words = {"MISSING", "LATER", "PONG", "ROOM", "IDLE", "GIVEN_BACK", "AHEAD_HELD", "AHEAD_COUNTS"}
-    assert of[Trait.BARE] == questions | words
+    numbers = dict(enumerate(plain, start=1)) | dict(enumerate(wants, start=17))
+    numbers |= {27: "WANT_HAVE", 28: "HAVE", 34: "LEAN_ASKED", 35: "LEAN_GRANTED", 36: "SUM", 37: "WANT_SUM"}
+    assert {number: kind.name for number, kind in CORE_KINDS.items()} == numbers
+    assert not any(kind.crossing for kind in CORE_KINDS.values())
 
 
 def test_a_number_is_given_out_once() -> None:
@@ -77,21 +55,22 @@ def test_a_number_is_given_out_once() -> None:
         SURPRISE = int(Kind.RESULT)
 
     with pytest.raises(ValueError, match="SURPRISE and RESULT have the same number, 2"):
-        known_kinds(CrossingKind, OtherKind)
-    assert known_kinds(CrossingKind, CrossingKind) == CORE_KINDS | {int(kind): kind for kind in CrossingKind}
+        known_kinds(SomeCrossing, OtherKind)
+    assert known_kinds(SomeCrossing, SomeCrossing) == KINDS
+    assert CORE_KINDS | {int(kind): kind for kind in SomeCrossing} == KINDS
 
 
-@pytest.mark.parametrize("kind", list(CrossingKind))
-def test_crossings_are_unknown_to_whoever_has_the_model_in_one_piece(kind: FrameKind) -> None:
+@pytest.mark.parametrize("kind", list(SomeCrossing))
+def test_kinds_of_a_mode_are_unknown_to_whoever_does_not_know_the_mode(kind: FrameKind) -> None:
     """They are refused like any other unknown kind, and nothing is asked for again because of them."""
-    payload = PAYLOAD if kind in (CrossingKind.ACTIVATION, CrossingKind.GRADIENT, CrossingKind.HELD) else b""
+    payload = b"" if kind.bare else PAYLOAD
     frame = with_payload(Header(kind, TAG, version=2, chunk=5), payload)
     raw = frame.header.pack()
     with pytest.raises(FrameError, match=f"unknown bulk kind {int(kind)}") as caught:
         parse(raw, len(payload), TAG, 4096)
     assert caught.value.verdict == Verdict.MALFORMED
     assert claimed(raw, TAG) is None
-    assert parse(raw, len(payload), TAG, 4096, EVERY_KIND) == claimed(raw, TAG, EVERY_KIND) == frame.header
+    assert parse(raw, len(payload), TAG, 4096, KINDS) == claimed(raw, TAG, KINDS) == frame.header
 
 
 def test_a_bulk_header_comes_back_as_it_was_sent() -> None:
