@@ -9,13 +9,13 @@ be the narrowest of all, gives each piece about once.  Must not know whether an 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from farflung.checkpoints.checked_chunks import CheckedChunks
 from farflung.checkpoints.sources import GAIN, Most, RequestBudget, RequestInFlight, Sources
 from farflung.checkpoints.swarm import Swarm
 from farflung.collectives.round.effects import DataEffect, SendFrame
-from farflung.protocol.frames import Frame, FrameKind, Header, Kind
+from farflung.protocol.frames import WANT_FOR, Frame, FrameKind, Header, Kind
 from farflung.protocol.model_schema import Fragment
 
 ASKED_OF_ONE_DONOR = 4  # pieces in flight per donor: chunks in flight bound the memory of both ends
@@ -24,11 +24,6 @@ RESULTS_IN_FLIGHT_BYTES, RESULTS_OF_ONE_DONOR = 1 << 20, 64
 UNTRIED_PATIENCE = 10  # times the patience with a donor, for what donors owe a fellow, before one was timed
 
 Key = tuple[FrameKind, int, int]  # what is asked for: (kind of want, version, chunk)
-_WANT_FOR: Mapping[FrameKind, Kind] = {
-    Kind.STATE: Kind.WANT_STATE,
-    Kind.LOGGED: Kind.WANT_LOGGED,
-    Kind.MANIFEST: Kind.WANT_MANIFEST,
-}
 
 
 class Fetcher:
@@ -207,7 +202,7 @@ class Fetcher:
 
     def on_spoiled(self, sender: str, header: Header) -> None:
         """An answer of a donor arrived damaged: somebody else is asked, and this one for less and less."""
-        kind = _WANT_FOR[header.kind]
+        kind = WANT_FOR[header.kind]
         self.strike(sender)
         self.refused_by(sender, (kind, 0 if kind == Kind.WANT_STATE else header.version, header.chunk))
 

@@ -89,8 +89,12 @@ class Kind(FrameKind):
 
 
 CORE_KINDS: Kinds = MappingProxyType({int(kind): kind for kind in Kind})
-# By whoever gives to somebody that catches up.
-SERVED_KINDS = frozenset({Kind.STATE, Kind.LOGGED, Kind.MANIFEST})
+# Answer -> question, which has its name.
+WANT_FOR: Mapping[FrameKind, Kind] = {
+    kind: Kind[f"WANT_{kind.name}"] for kind in Kind if f"WANT_{kind.name}" in Kind.__members__
+}
+ANSWER_TO: Mapping[FrameKind, FrameKind] = {question: answer for answer, question in WANT_FOR.items()}
+SERVED_KINDS = frozenset({Kind.STATE, Kind.LOGGED, Kind.MANIFEST})  # to somebody that catches up
 
 
 def known_kinds(*of_modes: Iterable[FrameKind]) -> Kinds:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 
 from farflung.collectives.round.effects import DataEffect, SendFrame
 from farflung.collectives.round.member import MemberRound
-from farflung.collectives.round.pieces import ANSWER_TO, ChunkPiece
-from farflung.protocol.frames import Frame, FrameKind, Header, Kind, with_payload
+from farflung.collectives.round.pieces import ChunkPiece
+from farflung.protocol.frames import ANSWER_TO, Frame, FrameKind, Header, Kind, with_payload
 from farflung.protocol.verdicts import Verdict
 
 ASKED_AGAIN_S = 0.5  # sooner nobody asks again
@@ -39,7 +39,7 @@ class Given:
     def to(flight: MemberRound) -> Given:
         return Given(flight.plan.round_no, flight.pieces.mine, flight.sums)
 
-    def of(self, kind: Kind) -> Mapping[int, ChunkPiece]:
+    def of(self, kind: FrameKind) -> Mapping[int, ChunkPiece]:
         return self.sums if kind == Kind.SUM else self.contribution
 
 
@@ -77,7 +77,11 @@ class KeptContributions:
             self._given.pop(question, None)
 
     def piece(
-        self, round_no: int, chunk: int, kind: Kind = Kind.CONTRIBUTION, flight: MemberRound | None = None
+        self,
+        round_no: int,
+        chunk: int,
+        kind: FrameKind = Kind.CONTRIBUTION,
+        flight: MemberRound | None = None,
     ) -> ChunkPiece | None:
         """What was given of this chunk of the model to that round: to `flight`, or to one that is over."""
         if flight is not None and flight.plan.round_no == round_no:

@@ -34,10 +34,8 @@ from farflung.collectives.round.effects import (
     Weigh,
 )
 from farflung.collectives.round.pieces import (
-    ANSWER_TO,
     IN_GROUP,
     OVERTAKING,
-    WANT_FOR,
     ChunkPiece,
     Counted,
     Progress,
@@ -55,7 +53,17 @@ from farflung.protocol.digests import (
     mask_from_bytes,
     mask_of,
 )
-from farflung.protocol.frames import Frame, FrameKind, Header, Kind, Payload, Spoiled, with_payload
+from farflung.protocol.frames import (
+    ANSWER_TO,
+    WANT_FOR,
+    Frame,
+    FrameKind,
+    Header,
+    Kind,
+    Payload,
+    Spoiled,
+    with_payload,
+)
 from farflung.protocol.round_words import Decision, Plan
 from farflung.protocol.verdicts import Verdict
 
@@ -264,7 +272,7 @@ class MemberRound:
             self.refuse(sender, spoiled.verdict)
             return []
         header = spoiled.header
-        if header is None or header.kind not in WANT_FOR:
+        if header is None or header.kind not in OVERTAKING:
             return []  # it does not say what it should have been: what is missing is asked for when time has passed
         index = header.chunk - self.first_chunk
         if not 0 <= index < len(self.plan.owners):

@@ -13,19 +13,13 @@ from itertools import zip_longest
 
 from farflung.collectives.round.dot_products import Dots
 from farflung.protocol.digests import bits, combined, full_mask, mask_of
-from farflung.protocol.frames import FrameKind, Kind, Payload
+from farflung.protocol.frames import WANT_FOR, FrameKind, Kind, Payload
 from farflung.protocol.round_words import Plan
 from farflung.protocol.signed_words import inputs_of
 from farflung.protocol.verdicts import Verdict
 
-# They may be here before what explains them.
-OVERTAKING = frozenset({Kind.CONTRIBUTION, Kind.SUM, Kind.RESULT})
-ANSWER_TO: Mapping[FrameKind, Kind] = {
-    Kind.WANT_CONTRIBUTION: Kind.CONTRIBUTION,
-    Kind.WANT_RESULT: Kind.RESULT,
-    Kind.WANT_SUM: Kind.SUM,
-}
-WANT_FOR: Mapping[FrameKind, FrameKind] = {answer: want for want, answer in ANSWER_TO.items()}
+OVERTAKING = frozenset({Kind.CONTRIBUTION, Kind.SUM, Kind.RESULT})  # may come before what explains them
+ROUND_KINDS = OVERTAKING | {WANT_FOR[kind] for kind in OVERTAKING}
 IN_GROUP = frozenset({Kind.CONTRIBUTION, Kind.WANT_CONTRIBUTION})  # contributions never leave it
 
 

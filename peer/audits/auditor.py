@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 
 from farflung.collectives.round.effects import Calculated, MergeAgain, SendFrame
 from farflung.collectives.round.kept import question_of
-from farflung.collectives.round.pieces import WANT_FOR, ChunkPiece
+from farflung.collectives.round.pieces import ChunkPiece
 from farflung.peer.machine.effects import Effect
 from farflung.peer.machine.modes import PeerMode, SessionTools
 from farflung.peer.machine.replica import Replica
 from farflung.peer.machine.replicas import Replicas
 from farflung.protocol.digests import HASH_BYTES, hash_at, hash_bytes
-from farflung.protocol.frames import Frame, FrameKind, Kind, Payload
+from farflung.protocol.frames import WANT_FOR, Frame, FrameKind, Kind, Payload
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT
 from farflung.protocol.messages import AuditChunks, Show, ToMember, What
 from farflung.protocol.round_words import ChunkVerdict, DrawnChunk

@@ -155,9 +155,8 @@ class FragmentRounds:
         self.kept = KeptContributions(run_tag, fragment.first, terms.rounds_kept)
         self.last_no = 0
         self.dropped_no = 0  # the newest round of which it is known that the guard threw its work away
-        self.planned_at = (
-            NO_VERSION  # the version that the newest round starts from: the run counts on it here
-        )
+        # The version that the newest round starts from: the run counts on it here.
+        self.planned_at = NO_VERSION
         self.last_commit = LastCommit()
         self._me, self._run_tag, self._fragment, self._terms = me, run_tag, fragment, terms
         self._role: Role = Idle()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.member import MemberRound
+from farflung.collectives.round.pieces import ROUND_KINDS
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.early_work import EarlyWork, fragment_of
 from farflung.peer.machine.effects import Effect
@@ -36,8 +37,6 @@ from farflung.protocol.verdicts import Counters, Verdict
 
 EARLY_KEPT = 256  # frames that overtook their plan or decision: kept for a moment
 EARLY_BYTES = 64 * 1024 * 1024
-_QUESTIONS = {Kind.WANT_CONTRIBUTION, Kind.WANT_RESULT, Kind.WANT_SUM}
-_ROUND_KINDS = frozenset({Kind.CONTRIBUTION, Kind.RESULT, Kind.SUM} | _QUESTIONS)
 
 
 # (codec, payload, elements): FrameError unless the payload is so many finite values in that codec.
@@ -153,13 +152,13 @@ class Replicas:
             self.counters.count(Verdict.STALE)  # what is missing is asked for, as ever
             return []
         frame, kind = meant, meant.header.kind
-        if kind in _ROUND_KINDS and replica.rounds.is_early(sender, frame):
+        if kind in ROUND_KINDS and replica.rounds.is_early(sender, frame):
             self._keep_early(sender, frame)
             return []
         if not self._is_usable(sender, frame, replica):
             return []
         effects: list[Effect] = []
-        if kind in _ROUND_KINDS:
+        if kind in ROUND_KINDS:
             verdict, effects = replica.on_round_frame(sender, frame, now)
         elif replica.rounds.ahead.takes(kind):
             verdict, effects = replica.rounds.ahead.on_frame(sender, frame)

@@ -38,6 +38,7 @@ from farflung.protocol.frames import Frame, Kind, Spoiled, claimed, parse, with_
 from farflung.protocol.verdicts import Verdict
 
 TAG = b"flow-run"
+KINDS = kinds_of(stages=True)
 FAIR = ("accepted", "duplicate", "stale")  # where frames of the honest end
 BEAT_S = 0.3
 DEAD_S = 1.0
@@ -384,10 +385,10 @@ class World:
             return
         raw = frame.header.pack()
         if frame.payload and self.random.random() < self.sc.damaged:
-            spoiled = Spoiled(Verdict.BAD_HASH, claimed(raw, TAG, kinds_of(stages=True)))
+            spoiled = Spoiled(Verdict.BAD_HASH, claimed(raw, TAG, KINDS))
             self.carry_out(host, host.machine.on_spoiled(sender, spoiled, self.now))
             return
-        header = parse(raw, len(frame.payload), TAG, 4096, kinds_of(stages=True))
+        header = parse(raw, len(frame.payload), TAG, 4096, KINDS)
         host.frames += 1
         self.carry_out(host, host.machine.on_frame(sender, Frame(header, frame.payload), self.now))
 

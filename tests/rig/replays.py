@@ -23,6 +23,7 @@ from farflung.simulator.scenario import Scenario
 from farflung.simulator.world import TAG, World, peer_of
 
 Sent = tuple[str, str, bytes, bytes]  # from, to, header, payload
+KINDS = kinds_of(stages=True)
 KEPT = 400  # frames of all kinds, drawn evenly from all that came by
 KEPT_OF_STATE = 64  # of each of the kinds below, the newest
 OF_STATE = frozenset({Kind.STATE, Kind.MANIFEST, Kind.LOGGED, Kind.RESULT, Kind.HAVE})
@@ -53,7 +54,7 @@ class ReplayingWorld(World):
     def _frame_arrives(self, source: str, target: str, header: bytes, payload: bytes) -> None:
         super()._frame_arrives(source, target, header, payload)
         seen = (source, target, header, payload)
-        said = claimed(header, TAG, kinds_of(stages=True))
+        said = claimed(header, TAG, KINDS)
         if said is None:
             return  # damaged on its way: others see to those
         if said.kind in self._of_state:
@@ -114,7 +115,7 @@ class ReplayingWorld(World):
             anybody = self._chance.choice(list(self.peers.values()))
             at = self.peers.get(target, anybody) if self._chance.random() < 0.5 else anybody
         sender = source if at.peer == target else self._last
-        said = claimed(header, TAG, kinds_of(stages=True))
+        said = claimed(header, TAG, KINDS)
         if said is None or (said.kind.crossing and sender == source):
             return  # between two seats a connection brings each word once, and in order: that is what they build on
         if sender != at.peer and self.now < self._until_s:
