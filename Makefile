@@ -36,8 +36,7 @@ test: $(STAMP) ## run the tests, three processes (minutes; more seeds and longer
 # What real processes make of faults. Two at a time, where they are judged by what comes of it. A run that is broken
 # again and again goes on as fast as it can meanwhile: it has the machine for itself, as has what is judged by seconds.
 ALONE := $(filter-out tests/chaos/test_failpoints.py,$(wildcard tests/chaos/test_*.py)) tests/lab
-hard: export FARFLUNG_LONG = 1
-hard: export FARFLUNG_KILLS = 10
+hard: export FARFLUNG_LONG ?= 1
 hard: $(STAMP) ## what CI runs too: every failpoint, the fault matrix, partitions, crowds and what is long (half an hour)
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "hard or chaos" $(addprefix --ignore=,$(ALONE))
 	@$(BIN)/python -m pytest -n 0 -m "hard or chaos" $(ALONE)
@@ -68,7 +67,7 @@ package: $(STAMP) ## dist/: the wheel and the source archive, checked; the wheel
 	@FARFLUNG_LONG=1 FARFLUNG_WHEEL="$$(ls $(CURDIR)/dist/*.whl)" $(BIN)/python -m pytest -n 0 -q tests/house/test_packaging.py tests/house/test_deploy.py
 
 chaos: $(STAMP) ## the same with 200 kills of the coordinator, as docs/reliability.md tells it (half an hour)
-	@FARFLUNG_LONG=1 $(BIN)/python -m pytest -n 0 -q tests/chaos
+	@FARFLUNG_LONG=20 $(BIN)/python -m pytest -n 0 -q tests/chaos
 
 mutants: $(STAMP) ## break each rule of the protocol by one line and see whether the tests notice (three quarters of an hour)
 	@$(BIN)/python tests/house/mutants.py

@@ -425,7 +425,7 @@ def table(figures: list[Figure]) -> str:
 
 def collect() -> tuple[int, list[Path]]:
     place = Path(tempfile.mkdtemp()) / "figures.jsonl"
-    environ = os.environ | {"FARFLUNG_LONG": "1", "FARFLUNG_FIGURES": str(place)}
+    environ = os.environ | {"FARFLUNG_LONG": "20", "FARFLUNG_FIGURES": str(place)}
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", str(ROOT / "tests" / "chaos")]
     return subprocess.run(command, env=environ, cwd=ROOT, check=False).returncode, [place]
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import pytest
 
 from rig.arena import DEFAULT, Arena, included, is_kept
+from rig.pieces import TIMES
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,7 +26,7 @@ pytestmark = [
 ]
 
 Figures = Callable[..., None]
-KILLS = int(os.environ.get("FARFLUNG_KILLS", "200"))
+KILLS = 10 * TIMES
 SEED = int(os.environ.get("FARFLUNG_SEED", "1"))
 
 

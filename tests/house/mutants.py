@@ -102,7 +102,7 @@ class Copy:
             os.chdir(self.root)
             for name in [name for name in os.environ if name.startswith("FARFLUNG_")]:
                 del os.environ[name]
-            os.environ["FARFLUNG_LONG"] = "1"  # all seeds of a kind of world, not the first ones alone
+            os.environ["FARFLUNG_LONG"] = "3"  # many seeds of a kind of world, not the first ones alone
             os.environ["PYTHONPATH"] = str(self._folder)
             os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
             sys.dont_write_bytecode = True  # a file that changed within a second looks as it was

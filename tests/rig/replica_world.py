@@ -8,7 +8,9 @@ tests/peer/machine/test_replica_exhaustively.py.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import io
+import pickle
+from collections.abc import Callable, Iterator, Sequence
 
 from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.collectives.round.effects import Install, Roll, Seal, SendFrame
@@ -86,6 +88,32 @@ class Broken(AssertionError):
     pass
 
 
+class _Writer(pickle.Pickler):
+    """All but what is shared and what can't change, of which it writes the place in `shared`."""
+
+    def __init__(self, file: io.BytesIO, shared: Sequence[object]) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.shared = [*shared]
+        self._place_of = {id(each): place for place, each in enumerate(shared)}
+
+    def persistent_id(self, each: object) -> int | None:
+        place = self._place_of.get(id(each))
+        rules = getattr(type(each), "__dataclass_params__", None)
+        if place is None and rules is not None and rules.frozen:
+            place = self._place_of[id(each)] = len(self.shared)
+            self.shared.append(each)
+        return place
+
+
+class _Reader(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, shared: Sequence[object]) -> None:
+        super().__init__(file)
+        self._shared = shared
+
+    def persistent_load(self, place: int) -> object:
+        return self._shared[place]
+
+
 class Cell:
     def __init__(self) -> None:
         self.part = MadePart().part
@@ -122,9 +150,10 @@ class Cell:
             happens(cell)
         return cell
 
-    def copy(self) -> Cell:
-        """What never changes, and what no event here reads, is shared: there are very many of these."""
-        other, replica = copy.copy(self), self.replica
+    def copies(self) -> Callable[[], Cell]:
+        """What never changes, and what no event here reads, is shared: there are very many of these, each of which is
+        written once and read for each event."""
+        replica = self.replica
         shared = (
             replica.fragment,
             replica.held.log,
@@ -133,14 +162,22 @@ class Cell:
             replica.source._telling,
             replica.held.catch.fragment,
         )
-        memo: dict[int, object] = {id(each): each for each in shared}
-        other.part, other.memory, other.hashing = copy.copy(self.part), [*self.memory], [*self.hashing]
-        mine = copy.deepcopy(replica, memo)
-        other.part.replicas = {0: mine}
-        other.part._replica_of_chunk = dict.fromkeys(range(CHUNKS), mine)
-        other.part.counters = copy.deepcopy(self.part.counters)
-        other.asks = [*self.asks]
-        return other
+        changing = replica, self.part.counters, self.memory, self.hashing, self.asks
+        written = io.BytesIO()
+        writer = _Writer(written, shared)
+        writer.dump(changing)
+
+        def made() -> Cell:
+            other = copy.copy(self)
+            other.part = copy.copy(self.part)
+            mine, other.part.counters, other.memory, other.hashing, other.asks = _Reader(
+                io.BytesIO(written.getbuffer()), writer.shared
+            ).load()
+            other.part.replicas = {0: mine}
+            other.part._replica_of_chunk = dict.fromkeys(range(CHUNKS), mine)
+            return other
+
+        return made
 
     # ---- what it may do --------------------------------------------------------------------------------------
 

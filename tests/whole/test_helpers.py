@@ -10,7 +10,7 @@ import pytest
 from farflung.coordinator.ledger.records import CommittedRound, Genesis, Granted, Opened, from_bytes
 from farflung.protocol.signing import peer_id_of
 from farflung.simulator.world import Scenario, World
-from rig.pieces import pieces
+from rig.pieces import pieces, seeds
 
 CALM = Scenario(drop=0, duplicate=0, slow=0, kill_per_effect=0, cut_per_s=0, trainer_crash_per_s=0)
 
@@ -94,7 +94,7 @@ def test_no_promise_is_broken_in_batches_with_those_who_help(batch: int) -> None
 @pytest.mark.parametrize("batch", pieces(2))
 def test_no_promise_is_broken_with_those_who_help(batch: int) -> None:
     outcomes, owned = [], 0
-    for seed in range(15 * batch, 15 * batch + 15):
+    for seed in seeds(batch, 15):
         usual = Scenario.of(seed)
         helpers = 1 + seed % 2
         scenario = replace(

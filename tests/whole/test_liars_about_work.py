@@ -1,11 +1,7 @@
-"""P7, P9, P18: members that lie about their data and their tokens, alone and in league up to all but one.
-
-More seeds: FARFLUNG_SEEDS=5000 FARFLUNG_LONG=1 pytest tests/whole/test_liars_about_work.py.
-"""
+"""P7, P9, P18: members that lie about their data and their tokens, alone and in league up to all but one."""
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import replace
 
@@ -17,10 +13,9 @@ from farflung.coordinator.run.dataset_agreement import DatasetAgreement
 from farflung.simulator.invariants import Broken
 from farflung.simulator.scenario import Scenario
 from farflung.simulator.world import World
-from rig.pieces import pieces
+from rig.pieces import pieces, seeds
 
-SEEDS = max(36, int(os.environ.get("FARFLUNG_SEEDS", "200")) // 8)
-BATCHES = 6
+EACH = 6  # seeds of one test
 
 
 def about_data(seed: int) -> Scenario:
@@ -61,29 +56,25 @@ def about_tokens(seed: int) -> Scenario:
     )
 
 
-def seeds_of(batch: int) -> list[int]:
-    return list(range(batch * SEEDS // BATCHES, (batch + 1) * SEEDS // BATCHES))
-
-
-@pytest.mark.parametrize("batch", pieces(BATCHES))
+@pytest.mark.parametrize("batch", pieces(3))
 def test_P7_P18_who_lies_about_its_data_sends_no_honest_peer_away(batch: int) -> None:
     finished = 0
-    for seed in seeds_of(batch):
+    for seed in seeds(batch, EACH):
         finished += World(seed, about_data(seed)).run().outcome == "finished"
-    assert finished >= 0.6 * len(seeds_of(batch)), "the rest lost every holder of the newest version"
+    assert finished >= 0.6 * EACH, "the rest lost every holder of the newest version"
 
 
-@pytest.mark.parametrize("batch", pieces(BATCHES))
+@pytest.mark.parametrize("batch", pieces(3))
 def test_P9_a_thousand_times_the_tokens_buy_neither_weight_nor_a_place_in_the_books(batch: int) -> None:
     found_out = 0
-    for seed in seeds_of(batch):
+    for seed in seeds(batch, EACH):
         world = World(seed, about_tokens(seed))
         world.run()
         ledger = world.coordinator.core.ledger if world.coordinator is not None else None
         found_out += ledger is not None and any(
             world.work_league.keys.keys() & record.clipped.keys() for record in ledger.rounds
         )
-    assert found_out >= 0.6 * len(seeds_of(batch)), "the record says who claimed too much"
+    assert found_out >= 0.6 * EACH, "the record says who claimed too much"
 
 
 # ---- mutations: each breaks one rule, and some seed must notice -------------------------------------------------

@@ -10,8 +10,9 @@ import pytest
 from farflung.peer.machine.held_fragment import HeldFragment
 from farflung.peer.state.outer_state import OuterState
 from rig.lost_holders import GOES_ON_S, BeforeLost, OnePlace, Seen, run_of
+from rig.pieces import pieces, seeds
 
-HARD = 200
+EACH = 20  # seeds of one test
 LOST_TWICE = 164  # with one seat a stage
 
 
@@ -35,12 +36,12 @@ def test_P3_a_pipeline_goes_on_by_itself_whoever_dies_for_good_and_whenever(seat
 
 @pytest.mark.hard
 @pytest.mark.parametrize("seats", [1, 2])
-@pytest.mark.parametrize("part", range(4))
-def test_P3_so_it_is_over_hundreds_of_runs(seats: int, part: int) -> None:
+@pytest.mark.parametrize("part", pieces(2))
+def test_P3_so_it_is_over_many_runs(seats: int, part: int) -> None:
     """In one run both peers of a stage, one after the other, die before either has written a checkpoint: two versions
     are lost, and the run goes on after `go_back_after_s`."""
-    late, given_up, seeds = [], 0, range(part * HARD // 4, (part + 1) * HARD // 4)
-    for seed in seeds:
+    late, given_up = [], 0
+    for seed in seeds(part, EACH):
         world, report = run_of(seed, seats)
         given_up += len(world.seen.given_up)
         assert report.outcome == "finished", (seed, report.outcome)

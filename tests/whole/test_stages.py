@@ -1,12 +1,10 @@
 """Pipelines in bad worlds: P2, P7, P11 to P17 and P20 over whole runs of the production machines.
 
-More seeds: FARFLUNG_STAGE_SEEDS=2000 FARFLUNG_LONG=1 pytest tests/whole/test_stages.py; one of them by hand:
-`python -m farflung.simulator.world SEED stages`, or `local stages`.
+One of them by hand: `python -m farflung.simulator.world SEED stages`, or `local stages`.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,14 +29,10 @@ from farflung.simulator.batches.stage_trainer import NOT_PASSED, VirtualStageTra
 from farflung.simulator.invariants import Broken
 from farflung.simulator.world import Scenario, SimulationReport, World
 from rig.lost_holders import OnePlace
-from rig.pieces import pieces
+from rig.pieces import pieces, seeds
 
-SEEDS = int(os.environ.get("FARFLUNG_STAGE_SEEDS", "24"))
-DENSE_SEEDS = int(os.environ.get("FARFLUNG_DENSE_SEEDS", "6"))
-SLOW_SEEDS = int(os.environ.get("FARFLUNG_SLOW_SEEDS", "8"))
-NEIGHBOUR_SEEDS = int(os.environ.get("FARFLUNG_NEIGHBOUR_SEEDS", "12"))
-MUON_SEEDS = int(os.environ.get("FARFLUNG_MUON_SEEDS", "6"))
-SLICES = 2
+EACH = 12  # seeds of one test
+DENSE_SEEDS, SLOW_SEEDS, NEIGHBOUR_SEEDS, MUON_SEEDS = 6, 8, 12, 6
 
 
 # A stage that nobody but an undialable peer served; a stage at its end whose trainer was lost, and with it what another
@@ -64,9 +58,9 @@ def test_what_broke_a_promise_once_does_not_again(seed: int) -> None:
     run_seed(seed)
 
 
-@pytest.mark.parametrize("part", pieces(SLICES))
+@pytest.mark.parametrize("part", pieces(2))
 def test_P11_every_microbatch_counts_once_in_every_stage_whoever_dies(part: int) -> None:
-    runs = [run_seed(seed) for seed in range(part * SEEDS // SLICES, (part + 1) * SEEDS // SLICES)]
+    runs = [run_seed(seed) for seed in seeds(part, EACH)]
     finished = sum(report.outcome == "finished" for _, report in runs)
     assert finished >= 0.8 * len(runs), f"only {finished} of {len(runs)} runs came to their end"
     assert sum(report.kills for _, report in runs) > 0, "nobody died: this shows nothing"
@@ -97,7 +91,7 @@ def test_P7_P11_stages_that_step_by_themselves_learn_from_every_sample_once_whoe
         done(trainer, effect)
 
     monkeypatch.setattr(VirtualStageTrainer, "_do", counting)
-    runs = [run_seed(seed, local=True) for seed in range(SEEDS // SLICES)]
+    runs = [run_seed(seed, local=True) for seed in range(EACH)]
     finished = sum(report.outcome == "finished" for _, report in runs)
     assert finished >= 0.8 * len(runs), f"only {finished} of {len(runs)} runs came to their end"
     assert sum(report.kills for _, report in runs) > 0, "nobody died: this shows nothing"

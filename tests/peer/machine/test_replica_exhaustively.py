@@ -27,8 +27,9 @@ def explored(depth: int) -> list[tuple[Cell, Story]]:
         before, depth = news, depth - 1
         news = list[tuple[Cell, Story]]()
         for cell, path in before:
+            again = cell.copies()
             for name, happens in cell.events():
-                after = cell.copy()
+                after = again()
                 try:
                     happens(after)
                 except Exception as error:
