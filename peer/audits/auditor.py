@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from farflung.collectives.round.effects import Calculated, MergeAgain, SendFrame
-from farflung.collectives.round.kept import question_of
 from farflung.collectives.round.pieces import ChunkPiece
+from farflung.peer.audits.kept import KeptContributions, question_of
 from farflung.peer.machine.effects import Effect
 from farflung.peer.machine.modes import PeerMode, SessionTools
 from farflung.peer.machine.replica import Replica
@@ -90,7 +90,8 @@ class Accused:
 
 def _my_piece(replica: Replica, round_no: int, chunk: int, kind: Kind) -> ChunkPiece | None:
     """What this peer gave of this chunk of the model to that round, as far as it still has it."""
-    return replica.rounds.kept.piece(round_no, chunk, kind, replica.rounds.flight)
+    kept, flight = replica.rounds.kept, replica.rounds.flight
+    return kept.piece(round_no, chunk, kind, flight) if isinstance(kept, KeptContributions) else None
 
 
 def made(tools: SessionTools) -> PeerMode:

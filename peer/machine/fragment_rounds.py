@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from farflung.checkpoints.checked_chunks import NO_VERSION
-from farflung.collectives.round.kept import Given, KeptContributions
 from farflung.collectives.round.member import MemberRound
 from farflung.collectives.round.pieces import OVERTAKING, ChunkPiece
 from farflung.collectives.round.result_requests import LateResults
 from farflung.collectives.round.shape import class_of
 from farflung.peer.local.words import Frozen
-from farflung.peer.machine.early_work import EarlyWork
 from farflung.peer.machine.effects import Effect, Encode, Resolve
+from farflung.peer.machine.replica_modes import Given, ReplicaModes
 from farflung.protocol.digests import mask_from_bytes
 from farflung.protocol.frames import Frame, Kind
 from farflung.protocol.messages import FragmentTick
@@ -37,7 +36,6 @@ class RoundTerms:
 
     compare: bool = False  # owners compare contributions before the decision
     measure: bool = False  # how long results are decides by what they are multiplied
-    rounds_kept: int = 0
 
 
 @dataclass(frozen=True)
@@ -149,10 +147,9 @@ ROLES: Transitions[RoleKind, RoleEvent] = Transitions(
 
 class FragmentRounds:
     def __init__(
-        self, me: str, run_tag: bytes, fragment: Fragment, terms: RoundTerms, ahead: EarlyWork | None = None
+        self, me: str, run_tag: bytes, fragment: Fragment, terms: RoundTerms, modes: ReplicaModes
     ) -> None:
-        self.ahead = ahead or EarlyWork()
-        self.kept = KeptContributions(run_tag, fragment.first, terms.rounds_kept)
+        self.ahead, self.kept = modes.ahead, modes.kept
         self.last_no = 0
         self.dropped_no = 0  # the newest round of which it is known that the guard threw its work away
         # The version that the newest round starts from: the run counts on it here.

@@ -26,12 +26,12 @@ from farflung.peer.machine.checkpoint_policy import (
     WhyWaiting,
     is_empty,
 )
-from farflung.peer.machine.early_work import fragment_of
 from farflung.peer.machine.founding import Founding
 from farflung.peer.machine.handshake import AmendmentNews, Offer, PeerConfig
 from farflung.peer.machine.heartbeat import HeartbeatBuilder
-from farflung.peer.machine.modes import PeerMode, SessionTools, early_work, parts
+from farflung.peer.machine.modes import PeerMode, SessionTools, of_replica, parts
 from farflung.peer.machine.replica import Replica
+from farflung.peer.machine.replica_modes import fragment_of
 from farflung.peer.machine.replicas import Replicas
 from farflung.peer.machine.trainer_proxy import TrainerProxy
 from farflung.peer.machine.trainer_sync import TrainerSync
@@ -80,7 +80,7 @@ class MemberSession:
         attached, me = offer.attached, config.me.peer
         known = attached.known
         log = ResultLog(known.manifest.round.keep_results, config.results_limit_bytes, config.results_on_disk)
-        part = Replicas(me, attached, log, config.check, counters, early_work())
+        part = Replicas(me, attached, log, config.check, counters, of_replica)
         modes = parts(SessionTools(offer, training, part, config, reports, chance))
         training = next((each.training for each in modes.values() if each.training is not None), training)
         exchange = next((each.exchange for each in modes.values() if each.exchange is not None), None)

@@ -21,10 +21,10 @@ from farflung.collectives.round.shape import IN_GROUPS
 from farflung.optim.schedule import rules_of
 from farflung.peer.local.words import FromTrainer, WorkDone
 from farflung.peer.machine.coordinator_places import CoordinatorPlaces
-from farflung.peer.machine.early_work import EarlyWork
 from farflung.peer.machine.effects import Effect
 from farflung.peer.machine.handshake import Offer, PeerConfig
 from farflung.peer.machine.heartbeat import HeartbeatBuilder
+from farflung.peer.machine.replica_modes import ReplicaModes
 from farflung.peer.machine.replicas import Replicas
 from farflung.peer.machine.trainer_proxy import TrainerProxy
 from farflung.peer.machine.trainer_sync import TrainerSync
@@ -125,6 +125,7 @@ BEGINNINGS: Final = {
 
 SEARCH: Final = "farflung.peer.restoring.fellow_search"
 EARLY: Final = "farflung.peer.slow_lines.early_upload"
+KEPT: Final = "farflung.peer.audits.kept"
 # Name -> the module with its hand at the agent (peer/agent/io_workers.py).
 HANDS: Final = {"batches": "farflung.peer.crossings.crossing_hand"}
 
@@ -163,10 +164,14 @@ def parts(tools: SessionTools) -> dict[str, PeerMode]:
     return {name: part for name, part in made.items() if part is not None}
 
 
-def early_work() -> Callable[[Attached, str, Fragment], EarlyWork] | None:
-    """What makes a replica's part of the mode that sends work ahead of rounds; None: none does."""
-    module = module_of(EARLY)
-    return module.early if module is not None else None
+def of_replica(attached: Attached, me: str, fragment: Fragment) -> ReplicaModes:
+    """The parts that modes have in it."""
+    made = {
+        name: getattr(module, name)(attached, me, fragment)
+        for name, path in (("ahead", EARLY), ("kept", KEPT))
+        if (module := module_of(path)) is not None
+    }
+    return ReplicaModes(**made)
 
 
 def places_of(config: PeerConfig, hurry: Callable[[float], None]) -> CoordinatorPlaces:

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.checkpoints.result_log import ResultLog
 from farflung.peer.local.words import Frozen
-from farflung.peer.machine.early_work import EarlyWork
 from farflung.peer.machine.effects import Effect
 from farflung.peer.machine.fragment_rounds import FragmentRounds, RoundTerms, WorkSettled
 from farflung.peer.machine.held_fragment import HeldFragment, Rolling, StateSource
+from farflung.peer.machine.replica_modes import ReplicaModes
 from farflung.protocol.frames import Frame, Kind
 from farflung.protocol.messages import FragmentTick
 from farflung.protocol.model_schema import Fragment
@@ -33,13 +33,13 @@ class Replica:
         fragment: Fragment,
         log: ResultLog,
         terms: RoundTerms | None = None,
-        ahead: EarlyWork | None = None,
+        modes: ReplicaModes | None = None,
         parts: int = MOMENTUM_PARTS,
     ) -> None:
         """`log`: of all fragments together; `parts`: of a chunk's state."""
         self.fragment = fragment
         self.held = HeldFragment(me, run_tag, fragment, log, parts)
-        self.rounds = FragmentRounds(me, run_tag, fragment, terms or RoundTerms(), ahead)
+        self.rounds = FragmentRounds(me, run_tag, fragment, terms or RoundTerms(), modes or ReplicaModes())
         self.source = StateSource(self.held, run_tag)
 
     @property

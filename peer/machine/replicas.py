@@ -15,11 +15,11 @@ from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.member import MemberRound
 from farflung.collectives.round.pieces import ROUND_KINDS
 from farflung.peer.local.words import Frozen
-from farflung.peer.machine.early_work import EarlyWork, fragment_of
 from farflung.peer.machine.effects import Effect
 from farflung.peer.machine.fragment_rounds import RoundTerms
 from farflung.peer.machine.held_fragment import STATE_WANTS
 from farflung.peer.machine.replica import Replica
+from farflung.peer.machine.replica_modes import ReplicaModes, fragment_of
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import (
     SERVED_KINDS,
@@ -28,7 +28,7 @@ from farflung.protocol.frames import (
     Payload,
     Spoiled,
 )
-from farflung.protocol.limits import BULK_HEADER_BYTES, ROUNDS_KEPT
+from farflung.protocol.limits import BULK_HEADER_BYTES
 from farflung.protocol.messages import FragmentTick
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import SUM_CODEC, Decision, Plan
@@ -51,20 +51,18 @@ class Replicas:
         log: ResultLog,
         check: CheckPayload,
         counters: Counters | None = None,
-        early: Callable[[Attached, str, Fragment], EarlyWork] | None = None,
+        modes: Callable[[Attached, str, Fragment], ReplicaModes] | None = None,
     ) -> None:
-        """UserError if the model has fewer chunks than the run has fragments.  `counters`: of all frames (P8);
-        `early`: of a mode."""
+        """UserError if the model has fewer chunks than the run has fragments.  `counters`: of all frames (P8)."""
         manifest, tag = attached.known.manifest, attached.known.tag
         terms = RoundTerms(
             compare=manifest.merge.policy == "robust",
             measure=manifest.batch_clip < math.inf,
-            rounds_kept=ROUNDS_KEPT if manifest.merge.audit else 0,
         )
         self.replicas: dict[int, Replica] = {}  # by fragment
         for each in attached.held:
-            ahead = early(attached, me, each) if early else None
-            self.replicas[each.number] = Replica(me, tag, each, log, terms, ahead, attached.form.parts)
+            of_modes = modes(attached, me, each) if modes else None
+            self.replicas[each.number] = Replica(me, tag, each, log, terms, of_modes, attached.form.parts)
         self.counters = Counters() if counters is None else counters
         self._elements = attached.model.chunk_elements
         self._replica_of_chunk = {

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 from farflung.collectives.round.pieces import ChunkPiece
 from farflung.peer.local.words import Frozen
-from farflung.peer.machine.early_work import EarlyWork
 from farflung.peer.machine.effects import Effect, Encode, Resolve
+from farflung.peer.machine.replica_modes import EarlyWork
 from farflung.peer.slow_lines.parcels import EarlyKind, KeptEarly, SendingAhead
 from farflung.protocol.frames import Frame, FrameKind, Payload
 from farflung.protocol.limits import FRAGMENTS_MAX
@@ -27,7 +27,7 @@ from farflung.protocol.verdicts import Verdict
 KINDS = EarlyKind
 
 
-def early(attached: Attached, me: str, fragment: Fragment) -> EarlyWork:
+def ahead(attached: Attached, me: str, fragment: Fragment) -> EarlyWork:
     return EarlyUpload(me, attached.known.tag, fragment)
 
 

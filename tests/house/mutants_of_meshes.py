@@ -436,7 +436,7 @@ MESHES = (
     ),
     Mutant(
         "who added up a group keeps that for audits",
-        "collectives/round/kept.py",
+        "peer/machine/replica_modes.py",
         "return self.sums if kind == Kind.SUM else self.contribution",
         "return {} if kind == Kind.SUM else self.contribution",
         AUDITOR,

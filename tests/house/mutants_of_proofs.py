@@ -372,14 +372,14 @@ SUMS = (
     ),
     Mutant(
         "a small question draws no bytes without end",
-        "collectives/round/kept.py",
+        "peer/audits/kept.py",
         "if soon or self._given[question] >= GIVEN_MOST:",
         "if soon:",
         AUDITOR,
     ),
     Mutant(
         "contributions are kept for so many commits",
-        "collectives/round/kept.py",
+        "peer/audits/kept.py",
         "for old in list(self._rounds)[: -self._rounds_most or None]:",
         "for old in ():",
         AUDITOR,

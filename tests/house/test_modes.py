@@ -175,6 +175,7 @@ def test_each_mode_that_can_be_taken_out_is_tried() -> None:
             "batches": [*trainer.OTHER_WAYS, *facts.OTHER_PARTS, NAMES_OF_PARTS],
             "restoring": [at_peers.SEARCH],
             "slow lines": [at_peers.EARLY],
+            "audits": [at_peers.KEPT],
         }.get(name, [])
         assert all(each.startswith(of_it) for each in begin)
         missing = [each for each in (*mode.folders, *mode.tests, *mode.files) if not (ROOT / each).exists()]

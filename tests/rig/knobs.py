@@ -33,8 +33,8 @@ _KNOBS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("collectives.round.result_requests", "IN_VAIN", FEWER_OR_MORE),
     # Longer, a round of 12 s, as in these worlds, is over before what follows from the doubt is done (seed 551).
     ("collectives.round.decision_news", "DOUBTED_S", (0.25, 0.5)),
-    ("collectives.round.kept", "ASKED_AGAIN_S", SHORTER_OR_LONGER),
-    ("collectives.round.kept", "GIVEN_MOST", FEWER_OR_MORE),
+    ("peer.audits.kept", "ASKED_AGAIN_S", SHORTER_OR_LONGER),
+    ("peer.audits.kept", "GIVEN_MOST", FEWER_OR_MORE),
     ("collectives.round.member", "ASK_AT_ONCE", FEWER_OR_MORE),
     ("coordinator.batches.batches", "SEAT_EVERY_S", SHORTER_OR_LONGER),
     ("coordinator.batches.grants", "BEATS_AHEAD", FEWER_OR_MORE),

@@ -10,7 +10,7 @@ from farflung.checkpoints.result_log import ResultLog
 from farflung.optim.schedule import ScheduleRules
 from farflung.peer.local.words import Frozen, ToTrainer
 from farflung.peer.machine.effects import Effect, Note, TellTrainer
-from farflung.peer.machine.modes import early_work
+from farflung.peer.machine.modes import of_replica
 from farflung.peer.machine.replica import Replica
 from farflung.peer.machine.replicas import Replicas
 from farflung.peer.machine.trainer_proxy import TrainerProxy
@@ -72,7 +72,7 @@ class MadePart:
     def __init__(self, schedule: str = "blocking") -> None:
         self.checked: list[tuple[str, int]] = []  # (codec, elements) of each payload that was looked at
         attached = Attached(Known(MANIFEST, bytes(16)), MODEL)
-        self.part = Replicas("ann", attached, ResultLog(keep_versions=3), self._check, early=early_work())
+        self.part = Replicas("ann", attached, ResultLog(keep_versions=3), self._check, modes=of_replica)
         self.training = TrainerProxy(ScheduleRules(schedule, period_steps=1, fragments=FRAGMENTS))
         self.exchange = TrainerSync(self.part, self.training)
 

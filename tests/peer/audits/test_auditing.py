@@ -6,10 +6,12 @@ import pytest
 from msgspec.structs import replace as changed
 
 from farflung.collectives.round.effects import MergeAgain, SendFrame
-from farflung.collectives.round.kept import GIVEN_MOST, Given, KeptContributions
 from farflung.collectives.round.pieces import ChunkPiece
 from farflung.peer.audits.auditor import ACCUSED_KEPT_S, ASK_AGAIN_S, ASK_AT_ONCE, PATIENCE_S, Auditor
+from farflung.peer.audits.kept import GIVEN_MOST, KeptContributions
 from farflung.peer.machine.effects import Effect, ToCoordinator
+from farflung.peer.machine.replica import Replica
+from farflung.peer.machine.replica_modes import Given
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Kind
 from farflung.protocol.limits import ROUNDS_KEPT
@@ -33,6 +35,12 @@ def audit_of(*members: str, chunk: int = CHUNK, round_no: int = ROUND, result: b
         weights=(1 / len(members),) * len(members), codecs=("fp32",) * len(members),
         chunks=(DrawnChunk(chunk, hash_bytes(result), hashes),),
     )  # fmt: skip
+
+
+def kept_of(replica: Replica) -> KeptContributions:
+    kept = replica.rounds.kept
+    assert isinstance(kept, KeptContributions)
+    return kept
 
 
 class AuditorRig:
@@ -328,9 +336,9 @@ def test_what_a_commit_used_is_kept_also_where_a_later_commit_is_heard_of_first(
     replica.rounds.flight.pieces.mine[1] = ChunkPiece(b"mine", hash_bytes(b"mine"))
     replica.on_commit(commit_of(0, round_no=2, version=2), 0.0)
     replica.on_commit(commit_of(0), 0.0)
-    kept = replica.rounds.kept.piece(1, 1, flight=replica.rounds.flight)
+    kept = kept_of(replica).piece(1, 1, flight=replica.rounds.flight)
     assert kept is not None and kept.payload == b"mine"
-    assert replica.rounds.kept.piece(2, 1, flight=replica.rounds.flight) is None
+    assert kept_of(replica).piece(2, 1, flight=replica.rounds.flight) is None
 
 
 def test_work_that_no_commit_used_is_not_kept() -> None:
@@ -342,7 +350,7 @@ def test_work_that_no_commit_used_is_not_kept() -> None:
     assert replica.rounds.flight is not None
     replica.rounds.flight.pieces.mine[0] = ChunkPiece(b"x", hash_bytes(b"x"))
     replica.on_commit(commit_of(0, with_ann=False), 0.0)
-    assert replica.rounds.kept.size_bytes == 0
+    assert kept_of(replica).size_bytes == 0
 
 
 # ---- rounds in groups --------------------------------------------------------------------------------------------

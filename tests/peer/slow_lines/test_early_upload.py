@@ -11,6 +11,7 @@ from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import Effect, Encode, Resolve
 from farflung.peer.machine.fragment_rounds import Contributing, Idle, Merged
 from farflung.peer.machine.replica import Replica
+from farflung.peer.machine.replica_modes import ReplicaModes
 from farflung.peer.slow_lines.early_upload import EarlyUpload
 from farflung.peer.slow_lines.parcels import EarlyKind
 from farflung.protocol.digests import hash_bytes
@@ -50,7 +51,11 @@ def sends(effects: list[Effect], kind: Kind) -> list[tuple[str, int]]:
 class Zoe:
     def __init__(self) -> None:
         self.replica = Replica(
-            "zoe", TAG, FRAGMENT, ResultLog(keep_versions=3), ahead=EarlyUpload("zoe", TAG, FRAGMENT)
+            "zoe",
+            TAG,
+            FRAGMENT,
+            ResultLog(keep_versions=3),
+            modes=ReplicaModes(EarlyUpload("zoe", TAG, FRAGMENT)),
         )
         self.replica.held.fill()
         self.replica.found()

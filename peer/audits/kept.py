@@ -1,7 +1,7 @@
 """What a member gave to the rounds that were committed last: kept, so that others can merge a chunk of it again.  Pure.
 
-That is what it contributed, and in a mesh what it added up of its group.  Owned by the part that a peer has in one
-fragment, which tells it of every commit.  Any member may ask for a piece; who does so is an auditor, and waits.
+That is what it contributed, and in a mesh what it added up of its group.  Each replica has one, which hears of every
+commit.  Any member may ask for a piece; who does so is an auditor, and waits.
 So a question during a round is put off once, and nobody is given a piece more often than it needs it: a question of
 96 bytes must not draw megabytes without end.
 
@@ -12,13 +12,17 @@ sums of the member's own chunks in memory, and nothing where the run audits noth
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from farflung.collectives.round.effects import DataEffect, SendFrame
+from farflung.collectives.round.effects import SendFrame
 from farflung.collectives.round.member import MemberRound
 from farflung.collectives.round.pieces import ChunkPiece
+from farflung.peer.machine.effects import Effect
+from farflung.peer.machine.replica_modes import Given, KeptWork
 from farflung.protocol.frames import ANSWER_TO, Frame, FrameKind, Header, Kind, with_payload
+from farflung.protocol.limits import ROUNDS_KEPT
+from farflung.protocol.model_schema import Fragment
+from farflung.protocol.run_terms import Attached
 from farflung.protocol.verdicts import Verdict
 
 ASKED_AGAIN_S = 0.5  # sooner nobody asks again
@@ -27,23 +31,12 @@ GIVEN_MOST = 3  # times, of one piece to one member: what was on its way may be 
 _Question = tuple[str, int, int, FrameKind]  # (who asks, round, chunk, for what)
 
 
-@dataclass(frozen=True)
-class Given:
-    """What I gave to one round, by chunk of the fragment."""
-
-    round_no: int = 0
-    contribution: Mapping[int, ChunkPiece] = field(default_factory=dict)
-    sums: Mapping[int, ChunkPiece] = field(default_factory=dict)
-
-    @staticmethod
-    def to(flight: MemberRound) -> Given:
-        return Given(flight.plan.round_no, flight.pieces.mine, flight.sums)
-
-    def of(self, kind: FrameKind) -> Mapping[int, ChunkPiece]:
-        return self.sums if kind == Kind.SUM else self.contribution
+def kept(attached: Attached, me: str, fragment: Fragment) -> KeptWork:
+    rounds = ROUNDS_KEPT if attached.known.manifest.merge.audit else 0
+    return KeptContributions(attached.known.tag, fragment.first, rounds)
 
 
-class KeptContributions:
+class KeptContributions(KeptWork):
     def __init__(self, run_tag: bytes, first_chunk: int, rounds_most: int) -> None:
         self._run_tag = run_tag
         self._first_chunk = first_chunk
@@ -58,9 +51,7 @@ class KeptContributions:
         return sum(len(piece.payload) for pieces in given for piece in pieces.values())
 
     def on_commit(self, round_no: int, given: Given, counts: bool = True) -> None:
-        """`given`: to the last round that I was in, that one or another; `counts`: what I contributed did.
-
-        With every commit what is older grows too old.  One may be told twice, and the second time the round is over
+        """With every commit what is older grows too old.  One may be told twice, and the second time the round is over
         here and has nothing to show.
         """
         if given.round_no != round_no:
@@ -90,7 +81,7 @@ class KeptContributions:
 
     def on_want(
         self, sender: str, header: Header, in_round: bool, now: float
-    ) -> tuple[Verdict, list[DataEffect]]:
+    ) -> tuple[Verdict, list[Effect]]:
         """An auditor asks.  Whoever is not answered asks again, or says that it could not get it."""
         kind = ANSWER_TO[header.kind]
         piece = self.piece(header.round_no, header.chunk, kind)

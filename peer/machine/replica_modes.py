@@ -1,16 +1,19 @@
-"""Work that leaves ahead of its round: what a replica asks of it, and the answers where nothing does.  Pure.
+"""What a replica asks of modes, and the answers where nothing has been installed.  Pure.
 
-Part of a replica.  A mode sends some ahead (peer/slow_lines), where a line is much slower than most.
+A mode sends work ahead of its round where a line is much slower than most (peer/slow_lines); another keeps what was
+given to rounds that are over, for auditors (peer/audits).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from farflung.collectives.round.member import MemberRound
 from farflung.collectives.round.pieces import ChunkPiece
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import Effect, Resolve
-from farflung.protocol.frames import Frame, FrameKind, Payload
+from farflung.protocol.frames import Frame, FrameKind, Header, Kind, Payload
 from farflung.protocol.limits import FRAGMENTS_MAX
 from farflung.protocol.messages import FragmentTick
 from farflung.protocol.round_words import Plan
@@ -107,3 +110,36 @@ class EarlyWork:
     def meant(self, sender: str, frame: Frame) -> Frame | None:
         """The contribution in place of a frame that says that it counts; None: I do not keep it."""
         return frame
+
+
+@dataclass(frozen=True)
+class Given:
+    """What I gave to one round, by chunk of the fragment: what I contributed, and in a mesh what I summed."""
+
+    round_no: int = 0
+    contribution: Mapping[int, ChunkPiece] = field(default_factory=dict)
+    sums: Mapping[int, ChunkPiece] = field(default_factory=dict)
+
+    @staticmethod
+    def to(flight: MemberRound) -> Given:
+        return Given(flight.plan.round_no, flight.pieces.mine, flight.sums)
+
+    def of(self, kind: FrameKind) -> Mapping[int, ChunkPiece]:
+        return self.sums if kind == Kind.SUM else self.contribution
+
+
+class KeptWork:
+    def on_commit(self, round_no: int, given: Given, counts: bool = True) -> None:
+        """`given`: to the last round that I was in, that one or another; `counts`: what I contributed did."""
+
+    def on_want(
+        self, sender: str, header: Header, in_round: bool, now: float
+    ) -> tuple[Verdict, list[Effect]]:
+        """For a piece of a round that is not in flight.  `in_round`: another one is."""
+        return Verdict.STALE, []
+
+
+@dataclass(frozen=True)
+class ReplicaModes:
+    ahead: EarlyWork = field(default_factory=EarlyWork)
+    kept: KeptWork = field(default_factory=KeptWork)
