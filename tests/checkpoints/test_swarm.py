@@ -577,6 +577,7 @@ def gives_other_bytes(header: Header) -> Frame | None:
     return piece(header.chunk, b"other bytes") if header.kind == Kind.WANT_STATE else says_all(header)
 
 
+@pytest.mark.hard
 def test_liars_among_the_joiners_cost_the_others_a_timeout() -> None:
     once_s = COUNT * 0.8
     for liar in (says_all, owes_all, gives_other_bytes):
@@ -585,6 +586,7 @@ def test_liars_among_the_joiners_cost_the_others_a_timeout() -> None:
         assert swarm.given.total() <= 1.4 * COUNT, liar.__name__
 
 
+@pytest.mark.hard
 def test_a_donor_that_has_no_piece_costs_a_thin_one_none() -> None:
     """It answers at once, and that is no measure for those who give."""
     swarm = Swarm(0.8, 0.02, donors=("ann", "bob"))

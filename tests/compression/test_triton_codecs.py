@@ -142,7 +142,7 @@ def block_codec(name: str) -> Codec:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", pieces(CODECS))
+@pytest.mark.parametrize("name", pieces(CODECS, 0))
 def test_interpreted_kernels_pass_the_check_before_use(name: str) -> None:
     said = interpreted(name, "choice = choose(codec, cpu); print(choice.path is not None, choice.reason)")
     assert said == "True Triton kernels, checked on cpu"
@@ -214,7 +214,7 @@ def compiled_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", pieces([80, 90, 100]))
 @pytest.mark.parametrize("name", CODECS)
 def test_compiled_operations_round_once_and_to_nearest(
     name: str, capability: int, compiled_kernels: Callable[..., set[str]]

@@ -152,16 +152,9 @@ MODES = {
     ),
 }
 # What shows in half a minute that the core runs; all of its tests belong to the hard half.
-SHORT = ("tests/coordinator/run/test_machine.py", "tests/whole/test_leaving.py")
-LONG = (
-    "tests/protocol",
-    "tests/optim",
-    "tests/compression",
-    "tests/collectives",
-    "tests/checkpoints",
-    "tests/coordinator",
-    "tests/peer",
-)
+SHORT = ("tests/whole/test_leaving.py",)
+LONG = ("tests/protocol", "tests/collectives", "tests/coordinator", "tests/peer")
+NEVER_ASK = ("tests/optim", "tests/compression", "tests/checkpoints")  # for a mode: what they import says all
 IMPORT_ALL = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
 
 
@@ -235,7 +228,8 @@ def python(copy: Path, *arguments: str, ends: int = OK) -> str:
 
 
 def passes(copy: Path, *tests: str) -> None:
-    told = python(copy, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not hard", *tests)
+    what = ("-m", "not hard and not slow")
+    told = python(copy, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *what, *tests)
     assert " passed" in told, told
 
 
@@ -277,3 +271,12 @@ def test_without_its_folder_all_else_is_imported_and_the_core_runs(name: str, tm
 @pytest.mark.parametrize("tests", LONG)
 def test_without_any_mode_all_tests_of_the_core_pass(tests: str, tmp_path: Path) -> None:
     passes(without(MODES, tmp_path), tests)
+
+
+@pytest.mark.hard
+def test_without_any_mode_the_other_tests_of_the_core_are_imported(tmp_path: Path) -> None:
+    told = python(
+        without(MODES, tmp_path), "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--collect-only",
+        *NEVER_ASK,
+    )  # fmt: skip
+    assert " tests collected" in told

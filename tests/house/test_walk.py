@@ -28,6 +28,7 @@ def test_the_walk_is_short() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.hard
 def test_each_command_of_the_walk_does_what_the_page_says(tmp_path: Path) -> None:
     there = tmp_path / "farflung"
     shutil.copytree(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -84,12 +85,13 @@ def test_nothing_is_kept_where_the_owner_says_so_and_the_last_one_is_told(stage:
     begin(stage)
     stage.until(goes_on(2), "it trains")
     version = end(stage, signal.SIGINT)
-    assert f"You hold the last copy of the run (version {version}). It is not kept on this disk" in stage.log(
-        "ann"
+    told = re.search(
+        r"You hold the last copy of the run \(version (\d+)\). It is not kept on this disk", stage.log("ann")
     )
+    assert told and int(told[1]) in (version - 1, version), "a commit may come while it leaves"
     assert not list((stage.folder / "state").rglob("*.kept"))
-    told = stage.until(lambda s: s["phase"] == "waiting", "the run waits")
-    assert told["eta_s"] is None
+    waits = stage.until(lambda s: s["phase"] == "waiting", "the run waits")
+    assert waits["eta_s"] is None
 
 
 @pytest.mark.hard

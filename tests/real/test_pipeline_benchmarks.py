@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 COORDINATOR = Path(__file__).resolve().parents[2] / "benchmarks" / "coordinator.py"
 
 
+@pytest.mark.hard
 def test_beside_torch_the_same_is_learned(
     nursery: Nursery, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,7 +90,7 @@ def test_where_nothing_happens_nearly_every_round_is_foreseen_and_no_result_leav
 def test_rounds_are_shorter_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def took() -> float:
         quiet = {"drop": 0.0, "duplicate": 0.0, "slow": 0.0, "policy": "mean"}
-        return median(record.seconds for seed in range(3) for record in calm(seed, **quiet).commits[1:])
+        return median(record.seconds for seed in range(2) for record in calm(seed, **quiet).commits[1:])
 
     with_it = took()
     monkeypatch.setattr(Foresight, "is_on", property(lambda self: False))
@@ -127,11 +127,11 @@ def bad(seed: int) -> Watched:
     return Watched(seed, replace(Scenario(), rounds=12, end_s=200.0, faults_until_s=20.0))
 
 
-@pytest.mark.parametrize("batch", pieces(3))
+@pytest.mark.parametrize("batch", pieces(4))
 def test_P1_P2_P9_in_a_bad_world_what_was_foreseen_wrongly_costs_nothing_but_time(batch: int) -> None:
     """Deaths, late members, lost words, a coordinator that dies: each promise is looked at in every event."""
     foreseen = 0
-    for seed in seeds(batch, 10):
+    for seed in seeds(batch, 5):
         world = bad(seed)
         try:
             world.run()
@@ -141,7 +141,7 @@ def test_P1_P2_P9_in_a_bad_world_what_was_foreseen_wrongly_costs_nothing_but_tim
         foreseen += len(world.foreseen)
         for number, last in world.decided.items():
             assert max(world.results[number], default=0) <= last or number in world.foreseen
-    assert foreseen > 10
+    assert foreseen > 5
 
 
 class Leaving(Watched):
@@ -156,7 +156,7 @@ class Leaving(Watched):
             self.after(0.02, lambda: self._kill(target))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_P3_who_dies_after_it_was_told_ahead_stops_nobody(seed: int) -> None:
     """Before and after its contribution is whole; its round commits, with it or without it."""
     world = calm(seed, Leaving, drop=0.0, duplicate=0.0, slow=0.0, policy="mean", min_peers=2)

@@ -15,7 +15,7 @@ from farflung.simulator.scenario import Scenario
 from farflung.simulator.world import World
 from rig.pieces import pieces, seeds
 
-EACH = 6  # seeds of one test
+EACH = 5  # seeds of one test
 
 
 def about_data(seed: int) -> Scenario:

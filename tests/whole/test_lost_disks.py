@@ -15,7 +15,7 @@ from farflung.simulator.scenario import Scenario
 from farflung.simulator.world import World
 from rig.pieces import pieces, seeds
 
-EACH = 5  # seeds of one test
+EACH = 4  # seeds of one test
 
 
 def run(seed: int) -> World:

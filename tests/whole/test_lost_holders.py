@@ -30,8 +30,8 @@ def goes_on(seats: int, seeds: range) -> list[Seen]:
 
 @pytest.mark.parametrize("seats", [1, 2])
 def test_P3_a_pipeline_goes_on_by_itself_whoever_dies_for_good_and_whenever(seats: int) -> None:
-    found = goes_on(seats, range(4))
-    assert sum(len(seen.waits_s) for seen in found) > 3, "hardly anybody died: this shows nothing"
+    found = goes_on(seats, range(2))
+    assert sum(len(seen.waits_s) for seen in found) > 1, "hardly anybody died: this shows nothing"
 
 
 @pytest.mark.hard

@@ -90,7 +90,7 @@ def test_P4_a_newcomer_behind_the_relay_begins_with_a_checkpoint_and_the_relay_c
 @pytest.mark.parametrize("batch", pieces(2))
 def test_P4_no_promise_is_broken_where_newcomers_behind_a_relay_begin_with_checkpoints(batch: int) -> None:
     passed = 0
-    for seed in seeds(batch, 10):
+    for seed in seeds(batch, 5):
         usual = Scenario.of(seed)
         scenario = replace(usual, undialable=usual.peers, relay="dies", every_rounds=1, one_store=True)
         world = World(seed, scenario)
@@ -106,7 +106,7 @@ def test_P4_no_promise_is_broken_where_newcomers_behind_a_relay_begin_with_check
 @pytest.mark.parametrize("batch", pieces(2))
 def test_no_promise_is_broken_while_the_relay_dies_again_and_again(batch: int) -> None:
     outcomes, deaths, passed = [], 0, 0
-    for seed in seeds(batch, 15):
+    for seed in seeds(batch, 7):
         usual = Scenario.of(seed)
         undialable = usual.peers - seed % 2  # nobody, or one can be dialled
         world = World(seed, replace(usual, undialable=undialable, relay="dies"))
@@ -124,7 +124,7 @@ def test_no_promise_is_broken_while_the_relay_dies_again_and_again(batch: int) -
 def test_no_promise_is_broken_by_a_relay_that_lies_about_bytes(batch: int) -> None:
     """Both ends hang up and meet again: what was on its way is asked for anew."""
     outcomes, spoiled = [], 0
-    for seed in seeds(batch, 10):
+    for seed in seeds(batch, 5):
         usual = Scenario.of(seed)
         world = World(seed, replace(usual, undialable=usual.peers - seed % 2, relay="lies"))
         try:
@@ -178,7 +178,7 @@ def test_past_a_hard_router_the_relay_is_left_for_its_pairs() -> None:
 @pytest.mark.parametrize("batch", pieces(2))
 def test_no_promise_is_broken_while_ways_change_again_and_again(batch: int) -> None:
     outcomes, connected, passed = [], 0, 0
-    for seed in seeds(batch, 12):
+    for seed in seeds(batch, 6):
         usual = Scenario.of(seed)
         routers, relay = ("easy", "mixed")[seed % 2], ("dies", "steady", "dies")[seed % 3]
         ways = {"routers": routers, "relay": relay, "roams_every_s": (0.0, 4.0)[seed // 2 % 2]}
@@ -196,7 +196,7 @@ def test_no_promise_is_broken_while_ways_change_again_and_again(batch: int) -> N
 @pytest.mark.parametrize("offers", ["steady", "dies", "drops"])
 def test_relays_that_peers_offer_carry_what_the_host_has_no_relay_for(offers: str) -> None:
     passed = dropped = 0
-    for seed in (2, 3, 5, 7):  # which lose no fragment with all its holders
+    for seed in (2, 3):  # which lose no fragment with all its holders
         usual = Scenario.of(seed)
         world = World(seed, replace(usual, undialable=max(2, usual.peers - 2), offered=offers))
         try:
@@ -211,7 +211,7 @@ def test_relays_that_peers_offer_carry_what_the_host_has_no_relay_for(offers: st
 @pytest.mark.parametrize("relay", ["steady", "dies"])
 def test_P11_P12_microbatches_pass_relays_and_routers_where_no_stage_can_be_dialled(relay: str) -> None:
     outcomes, passed = [], 0
-    for seed in range(0 if relay == "steady" else 100, 6 if relay == "steady" else 106):
+    for seed in range(0 if relay == "steady" else 100, 3 if relay == "steady" else 103):
         usual = Scenario.of_stages(seed)
         routers = ("", "mixed", "easy")[seed % 3]
         world = World(seed, replace(usual, undialable=usual.peers, routers=routers, relay=relay, end_s=300.0))

@@ -31,8 +31,8 @@ from farflung.simulator.world import Scenario, SimulationReport, World
 from rig.lost_holders import OnePlace
 from rig.pieces import pieces, seeds
 
-EACH = 12  # seeds of one test
-DENSE_SEEDS, SLOW_SEEDS, NEIGHBOUR_SEEDS, MUON_SEEDS = 6, 8, 12, 6
+EACH = 6  # seeds of one test
+DENSE_SEEDS, SLOW_SEEDS, NEIGHBOUR_SEEDS, MUON_SEEDS = 3, 4, 8, 4
 
 
 # A stage that nobody but an undialable peer served; a stage at its end whose trainer was lost, and with it what another
@@ -58,7 +58,7 @@ def test_what_broke_a_promise_once_does_not_again(seed: int) -> None:
     run_seed(seed)
 
 
-@pytest.mark.parametrize("part", pieces(2))
+@pytest.mark.parametrize("part", pieces(4))
 def test_P11_every_microbatch_counts_once_in_every_stage_whoever_dies(part: int) -> None:
     runs = [run_seed(seed) for seed in seeds(part, EACH)]
     finished = sum(report.outcome == "finished" for _, report in runs)
@@ -109,7 +109,7 @@ def bounds_of(world: World) -> set[int]:
 
 
 def test_P14_P15_in_calm_every_batch_commits_and_nothing_is_computed_twice() -> None:
-    for seed in range(3, 35, 4):
+    for seed in range(3, 35, 8):
         world, report = run_seed(seed)
         assert world.scenario.is_calm and report.kills == 0 and report.outcome == "finished"
         assert isinstance(world.invariants, StageInvariants)
@@ -135,7 +135,7 @@ def test_P20_stages_go_back_together_once_one_of_them_is_lost_and_not_before(
 ) -> None:
     # The only holder of a stage dies; those of the others live.
     if lost:
-        worlds = [OnePlace(seed) for seed in range(6)]
+        worlds = [OnePlace(seed) for seed in (0, 5)]
         assert all(world.run().outcome == "finished" for world in worlds)
         assert any(world.went_back == 1 for world in worlds)
         return
@@ -143,7 +143,7 @@ def test_P20_stages_go_back_together_once_one_of_them_is_lost_and_not_before(
     with pytest.raises(
         Broken, match=r"P20 is broken: .* \((\d), \1, \1\), while of every stage somebody lives"
     ):
-        for seed in range(6):
+        for seed in (5, *range(5)):  # 5 shows it
             OnePlace(seed).run()
 
 
@@ -321,7 +321,7 @@ def test_P17_peers_move_to_where_the_run_is_slow_again_and_again_and_every_batch
 
 def test_a_stage_that_is_left_empty_is_filled_by_a_peer_of_another_one() -> None:
     """In one of these seeds nobody has a seat there when the move is written down."""
-    for seed in range(300, 330):
+    for seed in range(310, 330):
         world, report = run_seed(seed)
         assert isinstance(world.invariants, StageInvariants)
         if any(" has 0 of at least " in move.reason for move in world.invariants.moves):

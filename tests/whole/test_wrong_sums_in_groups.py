@@ -54,7 +54,7 @@ def test_one_that_adds_up_wrongly_is_convicted_by_its_own_signature(scenario: Sc
 @pytest.mark.parametrize("batch", pieces(5))
 def test_P19_over_seeds_liars_are_found_and_nobody_else_is_blamed(batch: int) -> None:
     cheated = found = 0
-    for seed in seeds(batch, 5):
+    for seed in seeds(batch, 3):
         world = finished(seed, Scenario.of_sums(seed))
         cheated += bool(world.last.cheated)
         found += bool(world.last.cheated) and bool(world.invariants.found)
@@ -68,7 +68,7 @@ def test_of_two_that_contradict_each_other_about_a_sum_nobody_is_blamed_and_the_
     lies: str,
 ) -> None:
     """An owner that sends the root another sum than it signed, and a root that says so of one that did not."""
-    for seed in (0, 1):
+    for seed in (0,):
         world = finished(seed, replace(CALM, rounds=3, liars=1, lies=lies))
         assert not world.invariants.found and not records(world, Struck) and not records(world, Banned)
         assert all(record.groups for record in records(world, CommittedRound))

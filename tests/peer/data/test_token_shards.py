@@ -141,8 +141,7 @@ def first_of(shards: TokenShards) -> list[list[int]]:
     return [row.tolist() for row in shards.__getitems__([0, 3])]
 
 
-@pytest.mark.parametrize("limit", ["0 MB", "1 MB"])
-@pytest.mark.parametrize("begin", ["fork", "spawn"])
+@pytest.mark.parametrize(("begin", "limit"), [("fork", "0 MB"), ("fork", "1 MB"), ("spawn", "1 MB")])
 def test_workers_read_elsewhere_with_connections_of_their_own(
     web: Web, monkeypatch: pytest.MonkeyPatch, limit: str, begin: str
 ) -> None:
