@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE), str(HERE.parent)]
+sys.path += [str(HERE), str(HERE.parent), str(HERE.parents[1] / "tests")]  # rig/ is what both share
 from pages import write_between
 from plot import draw
 
@@ -42,12 +42,12 @@ from farflung.peer.builtin.corpus import load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig
 from farflung.peer.data.sample_order import permuted_range
 from farflung.peer.pipeline.builtin_batches import next_byte_loss, untied_parts
-from farflung.peer.pipeline.local_pipeline import BorderCrossing
 from farflung.peer.pipeline.machines.stage_machine import LocalSteps
 from farflung.peer.pipeline.parts import Stage, Tensors
 from farflung.peer.pipeline.stage_loop import MicroActivations, StageLoop
 from farflung.peer.pipeline.stage_optimizer import StageOptimizer
 from farflung.protocol.manifest import Manifest
+from rig.local_pipeline import BorderCrossing
 
 PAGE = HERE.parents[1] / "docs" / "pipelines.md"
 CONFIG = GPTConfig(layers=2, width=32, heads=4, context=64)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from farflung.peer.builtin.corpus import load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig
 from farflung.peer.pipeline.builtin_batches import untied_parts
-from farflung.peer.pipeline.local_pipeline import LocalPipeline
 from farflung.peer.pipeline.parts import Part, Tensors, as_output, build, seed_of_chance
 from farflung.peer.pipeline.stage_loop import MicroActivations
+from rig.local_pipeline import LocalPipeline
 
 CONTEXT = 48
 SAMPLES = 2  # in a microbatch

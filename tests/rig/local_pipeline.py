@@ -1,9 +1,5 @@
 """All stages of a model in one process, over a channel that only encodes and decodes: what a pipeline computes.
 
-Owns: the order in which microbatches move through local stages, and what a crossing does to a tensor.
-Called by: the benchmark of pipelines, tests, and scripts that want to see their parts work before they join a run.
-Must not know: peers, seats, sockets; nobody dies here.
-
 Backward passes are taken in the order of the microbatches at every stage, so the sums have the same bits as those of
 one process that takes one microbatch after the other.
 """
