@@ -1,4 +1,4 @@
-"""The command line of whoever runs a coordinator: invite, kick, ban, amend, pause, resume, drain, go-back, rewind.
+"""The command line of whoever runs a coordinator: invite, kick, ban, amend, pause, resume, drain, rewind.
 
 Each command asks the coordinator that runs on this machine, over the socket in its data folder.  Must not know what the
 coordinator makes of it: the words come from there.
@@ -188,35 +188,28 @@ Why = Annotated[str, typer.Option("--reason", help="Told to the peers and kept i
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask again: for scripts.")]
 
 
-@app.command("go-back", rich_help_panel="Steer a run")
-def go_back(
-    place: Place,
-    to: Annotated[
-        int | None,
-        typer.Option(min=0, help="0: restart from scratch, where nothing is left of the run."),
-    ] = None,
-    reason: Why = "",
-    yes: Yes = False,
-) -> None:
-    """Go on from the newest version that is here.
-
-    For a run whose newest version is lost, without waiting for peers that are away.
-    """
-    _said_twice(place, GoBack(to=to, reason=reason), yes)
-
-
 @app.command(rich_help_panel="Steer a run")
 def rewind(
     place: Place,
-    version: Annotated[int, typer.Argument(min=0, help="The rounds after it are undone for good.")],
+    version: Annotated[
+        int | None,
+        typer.Argument(min=0, help="Undo the rounds after it, for instance spoiled ones."),
+    ] = None,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Start again, where nothing is left of the run.")
+    ] = False,
     reason: Why = "",
     yes: Yes = False,
 ) -> None:
-    """Undo rounds, for instance spoiled ones.
+    """Go on from an older version.
 
-    The run goes on from an older version that is here.
+    Without VERSION from the newest that is here, for a run whose newest version is lost: it waits no longer for peers
+    that are away.
     """
-    _said_twice(place, Rewind(to=version, reason=reason), yes)
+    if version is not None and from_scratch:
+        raise UserError(f"rewind: --from-scratch has no place beside a version: {version}")
+    order = GoBack(to=0 if from_scratch else None, reason=reason)
+    _said_twice(place, order if version is None else Rewind(to=version, reason=reason), yes)
 
 
 def _said_twice(place: Path, order: GoBack | Rewind, yes: bool) -> None:

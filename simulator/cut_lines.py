@@ -82,7 +82,7 @@ class HeldAtCut:
 
 
 class OrdersOfHost:
-    """Looks at the run now and then, and says go-back when nobody living holds the newest version."""
+    """Looks at the run now and then, and says rewind when nobody living holds the newest version."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._from_s = scenario.faults_until_s + scenario.host_after_s if scenario.host_after_s else None

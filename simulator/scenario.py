@@ -138,7 +138,7 @@ class Scenario:
     slow_peers: tuple[float, ...] = ()  # how many times as long a microbatch takes it as others
     rebalance_s: float = 0.0  # how often it is looked at whether a peer should serve another stage; 0: never
     rebalance_gain: float = 1.15
-    # So long into the calm the host says go-back, if nobody holds the newest version; 0: never.
+    # So long into the calm the host says rewind, if nobody holds the newest version; 0: never.
     host_after_s: float = 0.0
     # So long a chunk takes on the way up the first peer's line, one after the other; 0: its line is like all others.
     slow_line_s: float = 0.0

@@ -257,7 +257,7 @@ class Rollback:
         if not patience_s:
             return (
                 f"{lost}, {newest_is} {offer}; go_back_after_s = 0: waiting for {whom}; the host can go back: "
-                "farflung go-back run.toml"
+                "farflung rewind run.toml"
             )
         if self._are_accounted_for(all_held):
             # No countdown: a text that changes would be told again and again.
@@ -267,7 +267,7 @@ class Rollback:
             )
         return (
             f"{lost}, {newest_is} {offer}: waiting for {whom} and did not say good-bye; the host can go back "
-            "without: farflung go-back run.toml"
+            "without: farflung rewind run.toml"
         )
 
     def _nothing_in_reach(self, empty: RoundDriver, lost: RoundDriver) -> str:
@@ -281,7 +281,7 @@ class Rollback:
             )
         return (
             "waiting for a peer with a checkpoint (join --checkpoints); the host can restart from scratch: "
-            "farflung go-back --to 0 run.toml"
+            "farflung rewind --from-scratch run.toml"
         )
 
 

@@ -1,4 +1,4 @@
-"""The host's orders about older states: go-back and rewind.  Pure.
+"""The host's orders about older states, both by `farflung rewind`.  Pure.
 
 To go back is for a run that lost its newest state: it goes to the newest version that somebody here holds or has a
 checkpoint of, without waiting for those who are away; what they hold is given up.  To rewind is to undo rounds that
@@ -37,12 +37,12 @@ class RollbackOrders:
         if there == now:
             raise UserError(
                 f"somebody here holds version {self._listed(now)}, the run's newest: there is nothing to go back from "
-                "(to undo rounds: farflung rewind)"
+                "(to undo rounds: farflung rewind run.toml VERSION)"
             )
         if order.to == 0:
             if min(there) >= 0 and max(there) > 0:
                 raise UserError(
-                    f"version {self._listed(there)} is here: farflung go-back run.toml goes to that; the run restarts "
+                    f"version {self._listed(there)} is here: farflung rewind run.toml goes to that; the run restarts "
                     "from scratch only when nothing is left of it, or of a fragment"
                 )
             return self._done(order, [0] * len(now), self._lost_by_founding(there))
@@ -54,7 +54,7 @@ class RollbackOrders:
         versions = there if order.to is None else self._at_most(order.to)
         if order.to is not None and versions != there:
             raise UserError(
-                f"the newest that is here is version {self._listed(there)}: farflung go-back run.toml goes to that, "
+                f"the newest that is here is version {self._listed(there)}: farflung rewind run.toml goes to that, "
                 f"and farflung rewind run.toml {order.to} undoes more rounds"
             )
         awaited = self._awaited(versions)
@@ -103,7 +103,7 @@ class RollbackOrders:
             )
         return (
             f"{found}. Start a peer that has one (join --checkpoints), or restart from scratch: "
-            "farflung go-back --to 0 run.toml"
+            "farflung rewind --from-scratch run.toml"
         )
 
     def _of_each_stage(self) -> str:

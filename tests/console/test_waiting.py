@@ -43,7 +43,7 @@ FULL = (
 )
 LOST = (
     "nobody online has version 44: waiting for one that does, or for one with a checkpoint (join --checkpoints); "
-    "the host can found the run anew: farflung go-back --to 0"
+    "the host can found the run anew: farflung rewind --from-scratch"
 )
 STAGED = [
     ("python starts", UNASKED, own(None), "starting Python, for 12 s"),

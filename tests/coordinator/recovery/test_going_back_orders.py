@@ -1,10 +1,11 @@
-"""What the host may say of older states: go-back and rewind, what it is told before, and what is refused."""
+"""What the host may say of older states: both by rewind, what it is told before, and what is refused."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from farflung.console import operator_commands
@@ -125,7 +126,7 @@ def test_a_run_is_founded_anew_only_by_the_hosts_word_and_only_when_nothing_is_l
         "nobody online has any version of the run, .*ann and bob may have one in memory or on disk: wait",
     )
     run.holds("zoe", 5)
-    run.refuses(GoBack(to=0), "version 5 is here: farflung go-back run.toml goes to that")
+    run.refuses(GoBack(to=0), "version 5 is here: farflung rewind run.toml goes to that")
     run.holds("zoe", -1)
     told = run.says_so(GoBack(to=0)).text
     assert (
@@ -149,7 +150,7 @@ def test_a_run_is_founded_anew_as_well_when_nothing_is_left_of_one_fragment() ->
 def test_a_checkpoint_of_the_lost_fragment_is_enough_not_to_found_anew() -> None:
     run = Hosted(fragments=2)
     run.holds("zoe", 8, -1, saved=(4,))
-    run.refuses(GoBack(to=0), "version 8, 4 is here: farflung go-back run.toml goes to that")
+    run.refuses(GoBack(to=0), "version 8, 4 is here: farflung rewind run.toml goes to that")
 
 
 def test_before_anything_was_learned_there_is_nothing_to_go_back_from() -> None:
@@ -204,6 +205,32 @@ def test_checkpoints_of_peers_that_are_away_or_of_versions_that_were_undone_do_n
 # ---- the command line ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("words", "order"),
+    [
+        ([], GoBack()),
+        (["--from-scratch"], GoBack(to=0)),
+        (["3"], Rewind(to=3)),
+        (["3", "--from-scratch"], None),
+    ],
+)
+def test_one_command_goes_back_undoes_rounds_or_starts_from_scratch(
+    words: list[str], order: GoBack | Rewind | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[object]()
+
+    def heard(folder: Path, asked_for: GoBack | Rewind) -> Reply:
+        asked.append(asked_for)
+        return Reply(ok=True, text="")
+
+    monkeypatch.setattr(operator_commands, "ask", heard)
+    shown = CliRunner().invoke(operator_commands.app, ["rewind", "--yes", str(tmp_path), *words])
+    if order is None:
+        assert not asked and "--from-scratch has no place beside a version: 3" in str(shown.exception)
+    else:
+        assert asked == [order, replace(order, sure=True)]
+
+
 @pytest.mark.parametrize(("typed", "done"), [("y", True), ("n", False), ("--yes", True)])
 def test_the_command_tells_what_is_lost_and_asks_before_it_is_done(
     typed: str, done: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -211,7 +238,7 @@ def test_the_command_tells_what_is_lost_and_asks_before_it_is_done(
     run = Hosted()
     run.holds("zoe", 5)
     monkeypatch.setattr(operator_commands, "ask", lambda folder, order: run.says_so(order))
-    words = ["go-back", str(tmp_path), *([typed] if typed == "--yes" else [])]
+    words = ["rewind", str(tmp_path), *([typed] if typed == "--yes" else [])]
     shown = CliRunner().invoke(operator_commands.app, words, input=typed)
     assert "Going back to version 5 discards 3 rounds" in shown.output
     assert ("the run is at version 5, era 1" in shown.output) is done

@@ -153,7 +153,7 @@ def test_where_the_rules_say_so_it_never_goes_back() -> None:
     assert not run.goes_back_within(1000.0)
     driver = run.drivers[0]
     told = (
-        "go_back_after_s = 0: waiting for a peer that has it; the host can go back: farflung go-back run.toml"
+        "go_back_after_s = 0: waiting for a peer that has it; the host can go back: farflung rewind run.toml"
     )
     assert run.rollback.reason(driver).endswith(told)
 
@@ -265,7 +265,7 @@ def test_P4_a_run_that_has_learned_is_never_founded_anew_by_itself(every_rounds:
     run.holds("ann", -1)
     assert not run.goes_back_within(5 * PATIENCE_S)
     assert run.rollback.reason(run.drivers[0]).endswith(
-        "restart from scratch: farflung go-back --to 0 run.toml"
+        "restart from scratch: farflung rewind --from-scratch run.toml"
     )
 
 
@@ -376,7 +376,7 @@ def test_the_host_is_told_once_whom_the_run_waits_for_and_what_it_can_do() -> No
     assert not run.goes_back_within(5 * PATIENCE_S)
     assert run.notes() == [
         "nobody online has version 5, the newest held is 4: waiting for dan, ann, bob and 2 other peers, which may "
-        "have it and did not say good-bye; the host can go back without: farflung go-back run.toml"
+        "have it and did not say good-bye; the host can go back without: farflung rewind run.toml"
     ]
 
 

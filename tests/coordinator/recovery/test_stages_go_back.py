@@ -213,7 +213,7 @@ def test_P13_go_back_after_s_of_zero_leaves_it_to_the_host() -> None:
     loses_stage_1(hall)
     brings(hall, "eve", 1)
     hall.settle(int(LATE))
-    assert not went_back_to(hall) and "the host can go back: farflung go-back" in status_of(hall)["reason"]
+    assert not went_back_to(hall) and "the host can go back: farflung rewind" in status_of(hall)["reason"]
     told = hall.order(GoBack())
     assert "Going back to version 1 discards 1 round " in told, "one round moved both stages"
     assert hall.order(GoBack(sure=True)) == "the run is at version 1, era 1"
@@ -306,7 +306,7 @@ def test_what_lies_in_a_place_is_taken_by_the_host_and_named_where_it_is_not_eno
     hall.peers["eve"].shelf = (1,)
     hall.settle(3)
     assert "Going back to version 1 discards 2 rounds" in hall.order(GoBack())
-    assert "version 1 is here: farflung go-back run.toml goes to that" in hall.order(GoBack(to=0))
+    assert "version 1 is here: farflung rewind run.toml goes to that" in hall.order(GoBack(to=0))
 
 
 def test_the_status_says_so_too_where_everybody_is_gone() -> None:

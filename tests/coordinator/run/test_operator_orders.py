@@ -206,7 +206,7 @@ def test_an_evening_of_an_operator(tmp_path: Path, context: zmq.Context[Any]) ->
             host.types("kick", "zzz")
         eventually(lambda: "moving house" in host.status()["reason"], "the status says why no round opens")
         host.types("resume")
-        for words in (("go-back", "--yes"), ("rewind", "--yes", "1")):
+        for words in (("rewind", "--yes"), ("rewind", "--yes", "1")):
             with pytest.raises(UserError, match="has not learned anything yet"):
                 host.types(*words)
         host.types("drain")
