@@ -15,7 +15,16 @@ from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.checkpoints.kept_state import BasePath, Key
 from farflung.collectives.round.effects import Install, Roll, Seal
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.checkpoint_policy import Held
+from farflung.peer.machine.disk_words import (
+    AheadKept,
+    CheckpointWritten,
+    Held,
+    KeepingFailed,
+    KeptWord,
+    Reached,
+    ShelfListed,
+    StateRead,
+)
 from farflung.peer.machine.effects import Digests, Restore, SaveFragment
 from farflung.peer.state.keeping_state import put_back, ways_of
 from farflung.protocol.frames import Payload
@@ -126,7 +135,7 @@ class VirtualCheckpoints:
         peer = self._peer
         if peer.alive:
             problem = self._disk.write(whole)
-            peer.carry_out(peer.machine.on_saved(whole.version, problem))
+            peer.carry_out(peer.machine.on_disk(CheckpointWritten(whole.version, problem), peer.world.now()))
 
     def list_shelf(self) -> None:
         peer = self._peer
@@ -137,7 +146,7 @@ class VirtualCheckpoints:
                 )
                 for kept in self._disk.kept
             ]
-            peer.carry_out(peer.machine.on_shelf("checkpoints", found))
+            peer.carry_out(peer.machine.on_disk(ShelfListed("checkpoints", found), peer.world.now()))
 
     def restore(self, effect: Restore) -> None:
         peer = self._peer
@@ -159,7 +168,7 @@ class VirtualCheckpoints:
                 for number in effect.lacking:
                     first = peer.fragments[number].first
                     peer.state.install(Install(first, broken.version, broken.parts[number][1][0]))
-            effects = peer.machine.on_restored(version, ["nothing read"], touched, peer.world.now())
+            effects = peer.machine.on_disk(StateRead(version, ["nothing read"], touched), peer.world.now())
             peer.carry_out(effects)
 
         peer.calculate(end)
@@ -239,10 +248,10 @@ class VirtualKeeping:
         key = (era, seal.fragment, seal.version)
         factor = self._factors.pop(key, 1.0)
 
-        def made() -> do.KeptWord:
+        def made() -> KeptWord:
             if len(self._disk.results.get(key, ())) == self._disk.fragments[seal.fragment].count:
                 self._disk.made[key] = (digest, factor)
-            return do.Reached(era, seal.fragment, *self._disk.reach(era, seal.fragment), seal.version)
+            return Reached(era, seal.fragment, *self._disk.reach(era, seal.fragment), seal.version)
 
         self._write("compute", made)
 
@@ -250,9 +259,9 @@ class VirtualKeeping:
         """In the peer's arithmetic: what changes a chunk comes before this or after it."""
         key = (effect.era, effect.fragment, effect.version)
         if isinstance(effect, do.KeepAhead):
-            told = do.AheadKept(effect.fragment, effect.version, effect.round_no, effect.decision_no)
+            told = AheadKept(effect.fragment, effect.version, effect.round_no, effect.decision_no)
 
-            def ahead() -> do.KeptWord:
+            def ahead() -> KeptWord:
                 self._disk.put(key, effect.payloads)
                 return told
 
@@ -262,12 +271,12 @@ class VirtualKeeping:
             self._peer.state.chunk_bytes(chunk) for chunk in self._disk.fragments[effect.fragment].chunks
         ]
 
-        def base() -> do.KeptWord:
+        def base() -> KeptWord:
             if self._fails():
-                return do.KeepingFailed("the disk is full")
+                return KeepingFailed("the disk is full")
             self._disk.publish(key, effect.digest, chunks)
             reach = self._disk.reach(effect.era, effect.fragment)
-            return do.Reached(effect.era, effect.fragment, *reach, reach[1], base_of=effect.version)
+            return Reached(effect.era, effect.fragment, *reach, reach[1], base_of=effect.version)
 
         self._write("store", base)
 
@@ -288,14 +297,14 @@ class VirtualKeeping:
             ahead = disk.results.get((way.era, way.fragment, way.version + 1), {})
             if ahead:
                 self._offered.add((way.fragment, way.version + 1))
-            word = do.Reached(way.era, way.fragment, way.base, way.version, way.version, frozenset(ahead))
+            word = Reached(way.era, way.fragment, way.base, way.version, way.version, frozenset(ahead))
             self._write("compute", lambda word=word: word)  # type: ignore[misc]
         return held
 
     def offers(self, effect: do.ServeLogged) -> bool:
         return effect.to == self._peer.peer and (effect.fragment, effect.version) in self._offered
 
-    def _write(self, takes: str, job: Callable[[], do.KeptWord | None]) -> None:
+    def _write(self, takes: str, job: Callable[[], KeptWord | None]) -> None:
         """One disk: everything in order."""
         peer = self._peer
         world = peer.world
@@ -306,6 +315,6 @@ class VirtualKeeping:
                 return
             word = job()
             if word is not None:
-                peer.carry_out(peer.machine.on_kept(word, world.now()))
+                peer.carry_out(peer.machine.on_disk(word, world.now()))
 
         world.after(self._busy_until - world.now(), done)

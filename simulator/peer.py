@@ -29,7 +29,7 @@ from farflung.optim.recipes import outer_of, outer_steps_of
 from farflung.optim.schedule import rules_of
 from farflung.peer.local.words import Attach, FromTrainer, Shared, ToTrainer, WorkDone
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.checkpoint_policy import Undone
+from farflung.peer.machine.disk_words import PiecesRecalled, ResultsFound, Undone
 from farflung.peer.machine.handshake import Me, PeerConfig
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.state.outer_state import OuterState
@@ -166,7 +166,7 @@ class VirtualPeer:
         first = self.machine.joined is None
         effects = self.machine.on_attach(model, self.address, self.world.now(), stages)
         if first and self.machine.joined is not None:
-            effects += self.machine.on_results_found(self.own.found(self.held))
+            effects += self.machine.on_disk(ResultsFound(self.own.found(self.held)), self.world.now())
         self.carry_out(effects)
 
     def to_trainer(self, message: ToTrainer) -> None:
@@ -264,7 +264,7 @@ class VirtualPeer:
     def _hold_stage(self, attached: Attached) -> None:
         if not self.held:
             self._hold(attached.held)
-            self.carry_out(self.machine.on_results_found(self.own.found(self.held)))
+            self.carry_out(self.machine.on_disk(ResultsFound(self.own.found(self.held)), self.world.now()))
         [held] = self.held
         self.own.stage = held.number
         self.to_trainer(
@@ -349,7 +349,7 @@ class VirtualPeer:
             case do.Undo(fragment=fragment, version=version):
                 chunks = self.fragments[fragment].chunks
                 whole = all([self.state.undo(fragment, chunk, version) for chunk in chunks])
-                self.carry_out(self.machine.on_undone(Undone(fragment, version, era, whole), now))
+                self.carry_out(self.machine.on_disk(Undone(fragment, version, era, whole), now))
             case do.ProveHolding():
                 value = self.state.prove_holding(effect.fragment, effect.nonce)
                 self.carry_out(self.machine.on_holding_proven(effect, value, now))
@@ -378,7 +378,7 @@ class VirtualPeer:
                 self.state.install(Install(chunk, version, raw))
                 held[chunk] = (version, digest)
         self.world.observe("recalled", (self, held))
-        self.carry_out(self.machine.on_recalled(held, now))
+        self.carry_out(self.machine.on_disk(PiecesRecalled(held), now))
 
     def _answer(self, to: str, kind: Kind, version: int, chunk: int, era: int) -> None:
         fragment = next(each.number for each in self.fragments if chunk in each.chunks)

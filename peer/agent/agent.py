@@ -462,7 +462,7 @@ class Agent:
             case do.ServeLogged():
                 hands.serve(effect, machine, self._on_own_frame)
             case do.Undo():
-                tell = lambda undone: self._carry_out(machine.on_undone(undone, time.monotonic()))  # noqa: E731
+                tell = lambda undone: self._carry_out(machine.on_disk(undone, time.monotonic()))  # noqa: E731
                 hands.undo(effect, machine.era, self._arithmetic, tell)
             case _:
                 self._use_beside(hands, effect)

@@ -24,7 +24,7 @@ from farflung.peer.line.data_line import DataLine
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import Attach, ToTrainer
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.checkpoint_policy import Undone
+from farflung.peer.machine.disk_words import Undone
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.machine.modes import hand_of
 from farflung.peer.pool import Pool

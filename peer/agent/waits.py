@@ -71,7 +71,7 @@ def wait_of(machine: PeerMachine, share: float = 0.0) -> NamedWait:
     match tick.goal:
         case Goal.FOUND:
             return NamedWait(WaitCause.FOUNDING, "giving the run its first weights")
-        case Goal.WAIT | Goal.ALONE if machine.joined is not None and machine.joined.reads:
+        case Goal.WAIT | Goal.ALONE if machine.joined is not None and machine.joined.disk.reads:
             return NamedWait(WaitCause.READING, "reading the run's state from a disk")
         case Goal.SYNC:
             return NamedWait(WaitCause.FETCHING, fetching(share))

@@ -16,18 +16,15 @@ from dataclasses import dataclass
 
 from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.collectives.round.member import MemberRound
+from farflung.peer.machine.disk_words import AheadKept, Held, KeepingFailed, KeptWord, Reached, Undone
 from farflung.peer.machine.effects import (
-    AheadKept,
     Digests,
     DropSave,
     Effect,
     KeepAhead,
     KeepBase,
-    KeepingFailed,
-    KeptWord,
     ListShelf,
     Note,
-    Reached,
     Recall,
     Restore,
     SaveFragment,
@@ -260,9 +257,6 @@ class WhyWaiting:
         return reason if reason != before else ""
 
 
-Held = dict[int, tuple[int, bytes]]  # chunk -> (version, digest of that version or empty)
-
-
 class Recalling:
     def __init__(self, enabled: bool) -> None:
         """`enabled`: the shell has a place where pieces may lie."""
@@ -353,16 +347,6 @@ def _newest_first(stored: Shelved) -> tuple[int, int, bytes]:
 def _is_one(stored: Shelved, fragment: int, known: tuple[int, bytes]) -> bool:
     version, digest = known
     return stored.version == version and stored.is_of(fragment, digest)
-
-
-@dataclass(frozen=True)
-class Undone:
-    """What came of an `Undo`.  `era`: of the run, when it was asked for; `whole`: all of it was there."""
-
-    fragment: int
-    version: int
-    era: int
-    whole: bool
 
 
 class Undoing:

@@ -246,7 +246,7 @@ class KeepBase:
 
 @dataclass(frozen=True, slots=True)
 class KeepAhead:
-    """Results of a round that is not committed: put them on my disk, and say `on_kept`."""
+    """Results of a round that is not committed: put them on my disk, and say `AheadKept`."""
 
     era: int
     fragment: int
@@ -333,37 +333,3 @@ Effect = (
     | Exit
     | DataEffect
 )
-
-
-# ---- what the shell says of the peer's own disk: `on_kept` -----------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """What can be had from the disk of a fragment: its base, and the newest version; -1: nothing."""
-
-    era: int
-    fragment: int
-    base: int
-    version: int
-    made: int  # the version that was to be reached
-    ahead: frozenset[int] = frozenset()  # chunks whose results of the version after it lie there
-    base_of: int = -1  # of a base that has just been written
-
-
-@dataclass(frozen=True, slots=True)
-class AheadKept:
-    """The results of a round lie on the disk, or can't."""
-
-    fragment: int
-    version: int  # that they make
-    round_no: int
-    decision_no: int
-
-
-@dataclass(frozen=True, slots=True)
-class KeepingFailed:
-    problem: str
-
-
-KeptWord = Reached | AheadKept | KeepingFailed

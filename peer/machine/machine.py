@@ -2,10 +2,9 @@
 
     on_door      the door's answer           on_control   the coordinator's word
     on_frame     a bulk frame of a peer      on_local     the trainer's word
-    on_encoded, on_calculated, on_sealed     finished arithmetic; on_restored, on_recalled: state was read
+    on_encoded, on_calculated, on_sealed     finished arithmetic
+    on_disk      what disks have to say      on_attach    the first trainer's model, or that of a later one
     on_timer     time passed                 take_leave   the user wants to go; `leave`: at once
-    on_attach    the first trainer's model, or that of a later one
-    on_saved, on_results_found, on_results_lost         what the disk has to say
 
 It joins five parts: the doorway (getting in), the training (the trainer's state), the participation (a replica of
 rounds and state for each fragment), the exchange between the last two, and the crossings of a stage.  A peer that can
@@ -15,7 +14,7 @@ Pure: no clock, no sockets, no tensors.  Effects must be carried out in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from farflung.checkpoints.checked_chunks import NO_VERSION
@@ -35,7 +34,7 @@ from farflung.peer.local.words import (
     WorkDone,
 )
 from farflung.peer.machine import effects as do
-from farflung.peer.machine.checkpoint_policy import Held, Undone
+from farflung.peer.machine.disk_words import DiskWord, ShelfListed, StateWord
 from farflung.peer.machine.founding import without_start
 from farflung.peer.machine.handshake import NO_HELP, Handshake, HandshakeState, Leaving, Offer, PeerConfig
 from farflung.peer.machine.heartbeat import BeatTimes, HeartbeatBuilder
@@ -63,7 +62,6 @@ from farflung.protocol.messages import (
     Welcome,
 )
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.round_words import Shelved
 from farflung.protocol.run_terms import Attached, Known
 from farflung.protocol.signing import AskKept
 from farflung.protocol.states import Goal
@@ -235,7 +233,7 @@ class PeerMachine:
         before, self.tick = self.tick, tick
         advised = before.advice if before is not None else ""
         effects: list[do.Effect] = [do.Note(tick.advice)] if tick.advice not in ("", advised) else []
-        effects += joined.amending.on_tick(tick, joined.saving)
+        effects += joined.amending.on_tick(tick, joined.disk.saving)
         effects += joined.why_waiting(tick)
         if tick.roster is not None:
             effects += self.seeking.on_roster(tick, self._now)
@@ -252,8 +250,8 @@ class PeerMachine:
             return [*effects, *self._change_stage(tick.serve, joined)]
         if any([replica.on_tick(word) for replica, word in part.words(tick.fragments)]):
             effects.append(do.Note("local weights don't match the run's digest; downloading them again"))
-        effects += joined.due_saves(tick.era, self._now)
-        effects += joined.begin_reading(tick, self._now)
+        effects += joined.disk.due_saves(tick.era, self._now)
+        effects += joined.disk.begin_reading(tick, self._now)
         if tick.leases is not None:
             effects += self.training.on_leases(tick.leases)
         effects += exchange.on_tick(tick)
@@ -373,50 +371,16 @@ class PeerMachine:
         self._now = now
         return [*self.reports.shown(show, raw)] if self.doorway.inside else []
 
-    # ---- checkpoints -----------------------------------------------------------------------------------------
+    # ---- disks -----------------------------------------------------------------------------------------------
 
-    def on_restored(self, version: int, problems: list[str], touched: bool, now: float) -> list[do.Effect]:
-        """The state is that of a checkpoint; or NO_VERSION: none was found that is whole and of this run, but `touched`
-        says that values of one were written."""
-        self._now, joined = now, self.joined
-        read = joined.on_restored(version, problems, touched, now) if joined is not None else []
-        return [*read, *self._move_on()]
-
-    def on_undone(self, undone: Undone, now: float) -> list[do.Effect]:
-        self._now, joined = now, self.joined
-        return joined.on_undone(undone) + self._move_on() if joined is not None else []
-
-    def on_shelf(self, place: str, found: Iterable[Shelved]) -> list[do.Effect]:
-        """All that lies there whole of the run, of every version and stage."""
-        if self.joined is not None:
-            self.joined.shelf.put(place, found)
-        return self._tell_news()
-
-    def on_saved(self, version: int, problem: str) -> list[do.Effect]:
-        """`problem`: why the checkpoint was not written, else empty.  Nothing, if that one had been given up."""
-        return self.joined.on_saved(version, problem, self.reports) if self.joined is not None else []
-
-    def on_kept(self, word: do.KeptWord, now: float) -> list[do.Effect]:
-        """How far the newest version lies on this peer's own disk."""
-        self._now, joined = now, self.joined
-        return [*joined.on_kept(word, now), *self._move_on()] if joined is not None else []
-
-    def on_recalled(self, held: Held, now: float) -> list[do.Effect]:
-        """These pieces of the run's state, which had arrived before a crash, stand in it again."""
-        self._now, joined = now, self.joined
-        if joined is None:
+    def on_disk(self, word: DiskWord, now: float) -> list[do.Effect]:
+        if (joined := self.joined) is None:
             return []
-        effects = joined.on_recalled(held)
-        effects += joined.begin_reading(self.tick, now) if self.tick is not None else []
-        return effects + self._move_on()
-
-    def on_results_found(self, found: dict[int, set[int]]) -> list[do.Effect]:
-        """By version, chunks whose results lie on disk from a former life of mine."""
-        return self.joined.on_results_found(found) if self.joined is not None else []
-
-    def on_results_lost(self, why: str) -> list[do.Effect]:
-        """The disk can't keep results any more: the memory does."""
-        return self.joined.on_results_lost(why) if self.joined is not None else []
+        effects = joined.disk.on_word(word, self.tick, now)
+        if isinstance(word, StateWord):
+            self._now = now
+            effects += self._move_on()
+        return effects + self._tell_news() if isinstance(word, ShelfListed) else effects
 
     # ---- the trainer -----------------------------------------------------------------------------------------
 
@@ -516,7 +480,9 @@ class PeerMachine:
             return []
         goodbye = [self.reports.leave(code)] if self.doorway.inside else []
         told = (
-            self.joined.parting(self.tick) if self.joined is not None and code != LeaveCause.FINISHED else []
+            self.joined.disk.parting(self.tick)
+            if self.joined is not None and code != LeaveCause.FINISHED
+            else []
         )
         return [*goodbye, *told, *self._exit(code, reason)]
 
@@ -576,7 +542,7 @@ class PeerMachine:
             return []
         self._beats.said(self._now)
         self.training.on_told(self._now)
-        self.reports.vitals.shelf = self.joined.shelf.told(self.joined.replicas)
+        self.reports.vitals.shelf = self.joined.disk.shelf.told(self.joined.replicas)
         kept = self.seeking.kept.number if self.seeking.kept is not None else 0
         known = self.joined.amending.count, kept
         return [self.reports.beat(self.joined.part, self.training, *known)]

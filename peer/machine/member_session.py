@@ -1,7 +1,6 @@
 """The peer machine's parts from the moment on when a trainer has said what its model is.  Pure.
 
-Made once by the machine (machine.py), which sends every event to the part that it concerns.  What the disk has to say
-(checkpoints, pieces of state, results of a former life) concerns several of them, and is answered here.
+Made once by the machine (machine.py), which sends every event to the part that it concerns.
 """
 
 from __future__ import annotations
@@ -15,20 +14,29 @@ from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.member import MemberRound
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.checkpoint_policy import (
-    Held,
     Keeping,
     Recalling,
     RestoringOwn,
     Saving,
     Shelf,
     Undoing,
-    Undone,
     WhyWaiting,
     is_empty,
 )
+from farflung.peer.machine.disk_words import (
+    CheckpointWritten,
+    DiskWord,
+    PiecesRecalled,
+    Reached,
+    ResultsFound,
+    ResultsLost,
+    ShelfListed,
+    StateRead,
+    Undone,
+)
 from farflung.peer.machine.founding import Founding
 from farflung.peer.machine.handshake import AmendmentNews, Offer, PeerConfig
-from farflung.peer.machine.heartbeat import HeartbeatBuilder
+from farflung.peer.machine.heartbeat import HeartbeatBuilder, Vitals
 from farflung.peer.machine.modes import PeerMode, SessionTools, of_replica, parts
 from farflung.peer.machine.replica import Replica
 from farflung.peer.machine.replica_modes import fragment_of
@@ -48,6 +56,144 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
+class Beside:
+    """The parts of a session to which what is read means something."""
+
+    part: Replicas
+    training: TrainerProxy
+    exchange: TrainerSync
+    log: ResultLog
+    founding: Founding
+    vitals: Vitals
+
+
+class StateOnDisk:
+    """What this peer reads from disks and writes to them: checkpoints, its own copy of the newest version, pieces that
+    had arrived before a crash, and what each chunk was before the last round.
+
+    When something of that is due each class of checkpoint_policy.py says for itself; here they are asked in turn, and
+    what the shell says of disks finds whom it concerns.
+    """
+
+    def __init__(self, attached: Attached, config: PeerConfig, beside: Beside) -> None:
+        self._attached, self._beside = attached, beside
+        self.saving = Saving(attached.known, config.saves, config.pinned)
+        self.keeping = Keeping(config.me.peer, config.keeps_in, _results_of_a_state(attached, config))
+        self.restoring = RestoringOwn(config.saves, _worth_rolling_on(attached, config))
+        self.recalling = Recalling(config.recalls)
+        self.shelf, self.undoing = Shelf(), Undoing()
+
+    @property
+    def _replicas(self) -> list[Replica]:
+        return list(self._beside.part.replicas.values())
+
+    @property
+    def reads(self) -> bool:
+        """What is read here, or hashed, may be the run's newest state: the coordinator has not heard of it yet."""
+        return self.recalling.is_open or any(
+            each.held.filling or each.held.sealing for each in self._replicas
+        )
+
+    # ---- what is due -----------------------------------------------------------------------------------------
+
+    def begin_era(self, tick: Tick) -> None:
+        self.saving.begin_era(tick.fragments, self._replicas)
+        self.keeping.begin_era(tick.era)
+        self._beside.vitals.saved = self.saving.saved
+
+    def due_saves(self, era: int, now: float) -> list[do.Effect]:
+        return [*self.saving.due_saves(self._replicas, era), *self.keeping.due(self._replicas, now)]
+
+    def begin_reading(self, tick: Tick, now: float) -> list[do.Effect]:
+        """Of what may be the run's state already, somewhere else than at another peer."""
+        if tick.roster is not None:
+            self.restoring.on_ways(tick.ways)
+        here: list[do.Effect] = []
+        for each in self._beside.part.first_here():
+            of = self._attached.of_part(each.fragment.number)
+            here.append(do.Note(f"version 0{of} is here, digest {each.held.digest.hex()[:8]}", routine=True))
+        loading = self._beside.training.loading
+        # A replica that one of them fills is none that another may fill.
+        effects = [*self.saving.due_list(), *here, *self.undoing.take_due(loading)]
+        effects += [*self.recalling.due_recall(tick, self._replicas), *self._found(tick, now)]
+        return effects + self.restoring.due_restore(tick, self._replicas, self._beside.training.loading, now)
+
+    def _found(self, tick: Tick, now: float) -> list[do.Effect]:
+        """My trainer's own values, or what [start] names, may be the run's version 0, or become it: that is worth a try
+        before anything is fetched."""
+        training, founding = self._beside.training, self._beside.founding
+        return founding.due(tick, self._replicas, now) if training.attached and not training.loading else []
+
+    def parting(self, tick: Tick | None) -> list[do.Effect]:
+        """What it means that this peer goes, where nobody else holds what it holds."""
+        last = {word.fragment: not word.donors for word in tick.fragments} if tick is not None else {}
+        mine = [replica.held.version for replica in self._replicas if last.get(replica.fragment.number)]
+        return self.keeping.parting(max(mine, default=NO_VERSION), self._attached.stages)
+
+    # ---- what the shell says -----------------------------------------------------------------------------------
+
+    def on_word(self, word: DiskWord, tick: Tick | None, now: float) -> list[do.Effect]:
+        match word:
+            case StateRead():
+                return self._on_read(word, now)
+            case Undone():
+                return self._on_undone(word)
+            case PiecesRecalled(held):
+                recalled = self.recalling.on_end(held, self._replicas)
+                return recalled + (self.begin_reading(tick, now) if tick is not None else [])
+            case CheckpointWritten(version, problem):
+                effects = self.saving.on_saved(version, problem)
+                self._beside.vitals.saved = self.saving.saved
+                return effects
+            case ShelfListed(place, found):
+                self.shelf.put(place, found)
+                return []
+            case ResultsFound(chunks):
+                self._beside.log.on_found(chunks)
+                return []
+            case ResultsLost(why):
+                lost = self._beside.log.on_disk_lost()
+                told = f"results of past rounds are kept in memory, not on disk any more: {why}"
+                return [do.Note(told)] if lost else []
+            case _:
+                if isinstance(word, Reached) and word.ahead:
+                    self._beside.log.on_found({word.version + 1: set(word.ahead)})
+                return self.keeping.on_kept(word, now)
+
+    def _on_read(self, word: StateRead, now: float) -> list[do.Effect]:
+        notes: list[do.Effect] = [do.Note(each) for each in word.problems]
+        read = self.restoring.on_end(word.version, now)
+        for number, unread in self.restoring.unread.items():
+            self.shelf.strike(number, unread)
+        if word.version != NO_VERSION and read:
+            return notes + self._beside.exchange.on_restored(word.version, read)
+        for number in read:
+            self._beside.part.replicas[number].unfilled(word.touched)
+        return notes
+
+    def _on_undone(self, undone: Undone) -> list[do.Effect]:
+        """The fragment is what it was before the last round; or something of that is not there."""
+        if not self.undoing.on_undone(undone):
+            return []
+        if undone.whole:
+            exchange = self._beside.exchange
+            return exchange.on_restored(undone.version, {undone.fragment}, "went back by one round to")
+        self._beside.part.replicas[undone.fragment].unfilled(touched=True)
+        return []
+
+
+def _worth_rolling_on(attached: Attached, config: PeerConfig) -> int:
+    """Over so many versions results can be had, and are fewer bytes than the state."""
+    return min(attached.known.manifest.round.keep_results, _results_of_a_state(attached, config))
+
+
+def _results_of_a_state(attached: Attached, config: PeerConfig) -> int:
+    """So many are fewer bytes than one state."""
+    codec = attached.known.manifest.round.gather_codec
+    return (attached.form.size_bytes - 1) // config.payload_bytes(codec, attached.model.chunk_elements)
+
+
+@dataclass(frozen=True)
 class MemberSession:
     """The machine's parts from the moment on when a trainer has said what its model is."""
 
@@ -57,15 +203,10 @@ class MemberSession:
     modes: Mapping[str, PeerMode]  # by name, in the order in which they are asked
     exchange: TrainerSync
     log: ResultLog
-    saving: Saving
-    keeping: Keeping
+    disk: StateOnDisk
     waiting: WhyWaiting
-    restoring: RestoringOwn
-    recalling: Recalling
     founding: Founding
     amending: AmendmentNews
-    shelf: Shelf
-    undoing: Undoing
 
     @staticmethod
     def of(
@@ -83,7 +224,8 @@ class MemberSession:
         part = Replicas(me, attached, log, config.check, counters, of_replica)
         modes = parts(SessionTools(offer, training, part, config, reports, chance))
         training = next((each.training for each in modes.values() if each.training is not None), training)
-        exchange = next((each.exchange for each in modes.values() if each.exchange is not None), None)
+        of_mode = next((each.exchange for each in modes.values() if each.exchange is not None), None)
+        exchange = of_mode or TrainerSync(part, training)
         founding = Founding(known.manifest.start, is_empty, config.start)
         reports.lacks_start = founding.lacks_it
         return MemberSession(
@@ -91,17 +233,12 @@ class MemberSession:
             training,
             part,
             modes,
-            exchange or TrainerSync(part, training),
+            exchange,
             log,
-            Saving(known, config.saves, config.pinned),
-            Keeping(me, config.keeps_in, _results_of_a_state(attached, config)),
+            StateOnDisk(attached, config, Beside(part, training, exchange, log, founding, reports.vitals)),
             WhyWaiting(),
-            RestoringOwn(config.saves, _worth_rolling_on(attached, config)),
-            Recalling(config.recalls),
             founding,
             AmendmentNews(known, config.pinned),
-            Shelf(),
-            Undoing(),
         )
 
     @property
@@ -269,110 +406,25 @@ class MemberSession:
         return [do.FetchShown(show, logged if show.what is What.RESULT else None)]
 
     def tell_progress(self, flight: MemberRound, reports: HeartbeatBuilder, now: float) -> list[do.Effect]:
-        waits, effects = self.keeping.hold_back(flight, now)
+        waits, effects = self.disk.keeping.hold_back(flight, now)
         return effects if waits else [*reports.maybe_progress(flight, now)]
 
     def go_back(self, tick: Tick, reports: HeartbeatBuilder) -> list[do.Effect]:
         """The run is at another version, made by other commits: what I hold of later ones, and learned from them, is
         void."""
         reports.era = tick.era
-        self.begin_era(tick)
-        reports.vitals.saved = self.saving.saved
-        return self.exchange.go_back(tick.fragments, tick.era_because, self.undoing, tick.era)
-
-    # ---- what the disk has to say ------------------------------------------------------------------------------
-
-    @property
-    def reads(self) -> bool:
-        """What is read here, or hashed, may be the run's newest state: the coordinator has not heard of it yet."""
-        return self.recalling.is_open or any(each.held.filling or each.held.sealing for each in self.replicas)
+        self.disk.begin_era(tick)
+        return self.exchange.go_back(tick.fragments, tick.era_because, self.disk.undoing, tick.era)
 
     def why_waiting(self, tick: Tick) -> list[do.Effect]:
         """Once, and not while this peer itself may end it."""
-        if self.reads or not (news := self.waiting.hear(tick.reason)):
+        if self.disk.reads or not (news := self.waiting.hear(tick.reason)):
             return []
         waits = tick.goal in (Goal.WAIT, Goal.ALONE)
         behind = tick.goal == Goal.SYNC and self.part.is_behind(tick.fragments)
         return [do.Note(news)] if waits or behind else []
 
-    def parting(self, tick: Tick | None) -> list[do.Effect]:
-        """What it means that this peer goes, where nobody else holds what it holds."""
-        last = {word.fragment: not word.donors for word in tick.fragments} if tick is not None else {}
-        mine = [replica.held.version for replica in self.replicas if last.get(replica.fragment.number)]
-        return self.keeping.parting(max(mine, default=NO_VERSION), self.attached.stages)
-
-    def on_results_found(self, found: dict[int, set[int]]) -> list[do.Effect]:
-        self.log.on_found(found)
-        return []
-
-    def due_saves(self, era: int, now: float) -> list[do.Effect]:
-        return [*self.saving.due_saves(self.replicas, era), *self.keeping.due(self.replicas, now)]
-
-    def begin_era(self, tick: Tick) -> None:
-        self.saving.begin_era(tick.fragments, self.replicas)
-        self.keeping.begin_era(tick.era)
-
-    def on_saved(self, version: int, problem: str, reports: HeartbeatBuilder) -> list[do.Effect]:
-        effects = self.saving.on_saved(version, problem)
-        reports.vitals.saved = self.saving.saved
-        return effects
-
-    def on_kept(self, word: do.KeptWord, now: float) -> list[do.Effect]:
-        if isinstance(word, do.Reached) and word.ahead:
-            self.log.on_found({word.version + 1: set(word.ahead)})
-        return self.keeping.on_kept(word, now)
-
-    def begin_reading(self, tick: Tick, now: float) -> list[do.Effect]:
-        """Of what may be the run's state already, somewhere else than at another peer."""
-        if tick.roster is not None:
-            self.restoring.on_ways(tick.ways)
-        here: list[do.Effect] = []
-        for each in self.part.first_here():
-            of = self.attached.of_part(each.fragment.number)
-            here.append(do.Note(f"version 0{of} is here, digest {each.held.digest.hex()[:8]}", routine=True))
-        # A replica that one of them fills is none that another may fill.
-        effects = [*self.saving.due_list(), *here, *self.undoing.take_due(self.training.loading)]
-        effects += [*self.recalling.due_recall(tick, self.replicas), *self.found(tick, now)]
-        return effects + self.restoring.due_restore(tick, self.replicas, self.training.loading, now)
-
-    def on_restored(self, version: int, problems: list[str], touched: bool, now: float) -> list[do.Effect]:
-        """The state is that of a checkpoint; or NO_VERSION: none was found that is whole and of this run.  `touched`:
-        values of one were written into the state all the same."""
-        notes: list[do.Effect] = [do.Note(each) for each in problems]
-        read = self.restoring.on_end(version, now)
-        for number, unread in self.restoring.unread.items():
-            self.shelf.strike(number, unread)
-        if version != NO_VERSION and read:
-            return notes + self.exchange.on_restored(version, read)
-        for number in read:
-            self.part.replicas[number].unfilled(touched)
-        return notes
-
-    def on_undone(self, undone: Undone) -> list[do.Effect]:
-        """The fragment is what it was before the last round; or something of that is not there."""
-        if not self.undoing.on_undone(undone):
-            return []
-        if undone.whole:
-            return self.exchange.on_restored(undone.version, {undone.fragment}, "went back by one round to")
-        self.part.replicas[undone.fragment].unfilled(touched=True)
-        return []
-
-    def on_recalled(self, held: Held) -> list[do.Effect]:
-        """These pieces of the run's state, which had arrived before a crash, stand in it again."""
-        return self.recalling.on_end(held, self.replicas)
-
-    def on_results_lost(self, why: str) -> list[do.Effect]:
-        """The disk can't keep results any more: the memory does."""
-        if not self.log.on_disk_lost():
-            return []
-        return [do.Note(f"results of past rounds are kept in memory, not on disk any more: {why}")]
-
-    def found(self, tick: Tick, now: float) -> list[do.Effect]:
-        """My trainer's own values, or what [start] names, may be the run's version 0, or become it: that is worth a try
-        before anything is fetched."""
-        if not self.training.attached or self.training.loading:
-            return []
-        return self.founding.due(tick, self.replicas, now)
+    # ---- where version 0 comes from ----------------------------------------------------------------------------
 
     def on_provided(self) -> list[do.Effect]:
         return self.exchange.on_provided() if self.founding.on_provided() else []
@@ -383,14 +435,3 @@ class MemberSession:
             return "", []  # it was asked for by whoever held another stage here
         leaves, effects = self.founding.on_read(problem, is_final, self.replicas, now)
         return leaves, effects + ([] if problem else self.exchange.on_provided())
-
-
-def _worth_rolling_on(attached: Attached, config: PeerConfig) -> int:
-    """Over so many versions results can be had, and are fewer bytes than the state."""
-    return min(attached.known.manifest.round.keep_results, _results_of_a_state(attached, config))
-
-
-def _results_of_a_state(attached: Attached, config: PeerConfig) -> int:
-    """So many are fewer bytes than one state."""
-    codec = attached.known.manifest.round.gather_codec
-    return (attached.form.size_bytes - 1) // config.payload_bytes(codec, attached.model.chunk_elements)

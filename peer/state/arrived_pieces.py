@@ -16,6 +16,7 @@ from typing import Protocol
 from farflung.checkpoints.arrivals import Arrived, ChunkArrivals
 from farflung.collectives.round.effects import Install, Roll, Seal
 from farflung.peer.machine import effects as do
+from farflung.peer.machine.disk_words import DiskListener, Held, PiecesRecalled
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.worker import Job, Submit, nothing
 from farflung.protocol.errors import StoreError
@@ -24,19 +25,10 @@ from farflung.protocol.run_terms import Attached
 STALE_S = 7 * 86400.0  # what was left behind by a peer that never came back
 
 
-Held = dict[int, tuple[int, bytes]]  # chunk -> (version, digest of that version or empty)
-
-
 class KeptPieces(Protocol):
     """keeping_state.py, as this hand sees it."""
 
     def recall(self, effect: do.Recall, state: OuterState) -> Held: ...
-
-
-class Recaller(Protocol):
-    """The peer machine, as this hand sees it."""
-
-    def on_recalled(self, held: Held, now: float) -> list[do.Effect]: ...
 
 
 class Arriving:
@@ -85,12 +77,12 @@ class Arriving:
         return both
 
     def recall(
-        self, effect: do.Recall, state: OuterState, machine: Recaller, now: Callable[[], float]
+        self, effect: do.Recall, state: OuterState, machine: DiskListener, now: Callable[[], float]
     ) -> None:
         held: Held = {}
         self._submit(
             lambda: held.update(self._read(effect, state)),
-            lambda _: self._tell(machine.on_recalled(held, now())),
+            lambda _: self._tell(machine.on_disk(PiecesRecalled(held), now())),
         )
 
     def close(self) -> None:

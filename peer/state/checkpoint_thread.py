@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Set
-from typing import Protocol
+import time
+from collections.abc import Callable, Mapping, Set
 
 from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.checkpoints.checkpoint_manifest import CheckpointManifest
@@ -20,6 +20,12 @@ from farflung.checkpoints.store import Store
 from farflung.collectives.round.effects import Install
 from farflung.peer.identity import Identity
 from farflung.peer.machine import effects as do
+from farflung.peer.machine.disk_words import (
+    CheckpointWritten,
+    DiskListener,
+    ShelfListed,
+    StateRead,
+)
 from farflung.peer.state.capture import Capture, GivenUp
 from farflung.peer.state.checkpoint_writer import CheckpointWriter, RunFacts
 from farflung.peer.state.outer_state import OuterState
@@ -36,18 +42,6 @@ FINISH_S = 120.0  # the one at the end of the run is worth more patience
 log = logging.getLogger("farflung.agent")
 
 
-class Saver(Protocol):
-    """The peer machine, as this hand sees it."""
-
-    def on_saved(self, version: int, problem: str) -> list[do.Effect]: ...
-
-    def on_restored(
-        self, version: int, problems: list[str], touched: bool, now: float
-    ) -> list[do.Effect]: ...
-
-    def on_shelf(self, place: str, found: Iterable[Shelved]) -> list[do.Effect]: ...
-
-
 class Checkpointing:
     """`tell` carries out effects of the machine, in the agent's loop."""
 
@@ -55,7 +49,7 @@ class Checkpointing:
         self,
         store: Store,
         identity: Identity,
-        machine: Saver,
+        machine: DiskListener,
         submit: Submit,
         tell: Callable[[list[do.Effect]], None],
     ) -> None:
@@ -158,7 +152,7 @@ class Checkpointing:
                 self._writing.give_up()
 
     def _written(self, version: int, problem: str) -> list[do.Effect]:
-        effects = self._machine.on_saved(version, problem)
+        effects = self._machine.on_disk(CheckpointWritten(version, problem), time.monotonic())
         if effects:
             self._drop()
         return effects
@@ -175,7 +169,9 @@ class Checkpointing:
             for saved in complete
             if saved.manifest.model == facts.model
         ]
-        self._worker.later(lambda: self._tell(self._machine.on_shelf(CHECKPOINTS, found)))
+        self._worker.later(
+            lambda: self._tell(self._machine.on_disk(ShelfListed(CHECKPOINTS, found), time.monotonic()))
+        )
 
     def _restore(
         self,
@@ -207,7 +203,7 @@ class Checkpointing:
         if version == NO_VERSION and not problems:
             problems = [f"no checkpoint of a version that the run knows at {self._store.url}"]
         self._worker.later(
-            lambda: self._tell(self._machine.on_restored(version, problems, bool(written), now()))
+            lambda: self._tell(self._machine.on_disk(StateRead(version, problems, bool(written)), now()))
         )
 
     def _install(self, saved: Saved, wanted: Set[int], state: OuterState, written: set[int]) -> None:

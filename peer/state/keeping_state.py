@@ -24,7 +24,15 @@ from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.checkpoints.kept_state import BasePath, KeptState
 from farflung.collectives.round.effects import Install, Roll, Seal
 from farflung.peer.machine import effects as do
-from farflung.peer.state.arrived_pieces import Held, name_on_disk
+from farflung.peer.machine.disk_words import (
+    AheadKept,
+    DiskListener,
+    Held,
+    KeepingFailed,
+    KeptWord,
+    Reached,
+)
+from farflung.peer.state.arrived_pieces import name_on_disk
 from farflung.peer.state.capture import Capture, GivenUp
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.state.results_on_disk import logged_answer
@@ -38,12 +46,6 @@ BEHIND_BYTES = 1 << 30  # so much may wait to be written
 SPARED_BYTES = 1 << 30  # of the disk: nothing is kept that would leave less
 CLOSE_S = 10.0  # what was made before the peer leaves is worth so much patience
 ENDING = ".kept"
-
-
-class KeepingMachine(Protocol):
-    """The peer machine, as this hand sees it."""
-
-    def on_kept(self, word: do.KeptWord, now: float) -> list[do.Effect]: ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class KeepingState:
         place: ResultPlace,
         attached: Attached,
         submit: Submit,
-        machine: KeepingMachine,
+        machine: DiskListener,
         tell: Callable[[list[do.Effect]], None],
     ) -> None:
         self.folder = place.folder / f"{name_on_disk(attached, place.peer)}{ENDING}"
@@ -168,7 +170,7 @@ class KeepingState:
         kept.drop_after(era, fragment, way.version + (1 if ahead else 0))
         if ahead:
             self._offered.add((fragment, way.version + 1))
-        self._tell_later(do.Reached(era, fragment, way.base, way.version, way.version, frozenset(ahead)))
+        self._tell_later(Reached(era, fragment, way.base, way.version, way.version, frozenset(ahead)))
 
     # ---- in the thread -----------------------------------------------------------------------------------------
 
@@ -184,10 +186,10 @@ class KeepingState:
         except GivenUp:
             return
         except (StoreError, OSError) as error:
-            self._tell_later(do.KeepingFailed(str(error)))
+            self._tell_later(KeepingFailed(str(error)))
 
-    def _tell_later(self, word: do.KeptWord) -> None:
-        self._worker.later(lambda: self._tell(self._machine.on_kept(word, time.monotonic())))
+    def _tell_later(self, word: KeptWord) -> None:
+        self._worker.later(lambda: self._tell(self._machine.on_disk(word, time.monotonic())))
 
     def _open(self) -> None:
         attached = self._attached
@@ -200,13 +202,13 @@ class KeepingState:
     def _made(self, era: int, fragment: int, version: int, digest: bytes, factor: float) -> None:
         if self._kept is not None:
             self._kept.made(era, fragment, version, digest, factor)
-            self._tell_later(do.Reached(era, fragment, *self._kept.reach(era, fragment), version))
+            self._tell_later(Reached(era, fragment, *self._kept.reach(era, fragment), version))
 
     def _ahead(self, effect: do.KeepAhead) -> None:
         if self._kept is not None:
             self._kept.put(effect.era, effect.fragment, effect.version, effect.payloads)
             self._kept.sync(effect.era, effect.fragment, effect.version)
-        self._tell_later(do.AheadKept(effect.fragment, effect.version, effect.round_no, effect.decision_no))
+        self._tell_later(AheadKept(effect.fragment, effect.version, effect.round_no, effect.decision_no))
 
     def _base(self, effect: do.KeepBase, capture: Capture, hashes: list[bytes]) -> None:
         draft = None
@@ -227,9 +229,7 @@ class KeepingState:
         finally:
             capture.drop()
         base, version = kept.reach(effect.era, effect.fragment)
-        self._tell_later(
-            do.Reached(effect.era, effect.fragment, base, version, version, base_of=effect.version)
-        )
+        self._tell_later(Reached(effect.era, effect.fragment, base, version, version, base_of=effect.version))
 
     def _make_room(self, kept: KeptState, more_bytes: int) -> None:
         """For a new base beside the old one.  Of other runs, the one that was touched last stays longest."""

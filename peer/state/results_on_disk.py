@@ -16,6 +16,7 @@ from typing import Protocol
 from farflung.checkpoints.kept_results import KeptResults
 from farflung.collectives.round.effects import Roll, SendFrame
 from farflung.peer.machine import effects as do
+from farflung.peer.machine.disk_words import ResultsFound, ResultsLost
 from farflung.peer.state.arrived_pieces import left_behind, name_on_disk
 from farflung.peer.worker import Job, Submit, Worker
 from farflung.protocol.errors import StoreError
@@ -29,9 +30,7 @@ CLOSE_S = 5.0
 class Asker(Protocol):
     """The peer machine, as this hand sees it."""
 
-    def on_results_found(self, found: dict[int, set[int]]) -> list[do.Effect]: ...
-
-    def on_results_lost(self, why: str) -> list[do.Effect]: ...
+    def on_disk(self, word: ResultsFound | ResultsLost, now: float) -> list[do.Effect]: ...
 
     def on_frame(self, sender: str, frame: Frame, now: float) -> list[do.Effect]: ...
 
@@ -100,7 +99,7 @@ class KeepingResults:
 
     def _give_up(self, why: str) -> None:
         self._given_up = True
-        self._tell(self._machine.on_results_lost(why))
+        self._tell(self._machine.on_disk(ResultsLost(why), time.monotonic()))
 
     # ---- in the thread -----------------------------------------------------------------------------------
 
@@ -117,8 +116,8 @@ class KeepingResults:
             _clear(other)
         keep = known.manifest.round.keep_results
         self._kept = KeptResults(path, self._attached.name, keep, place.limit_bytes, place.payload_bytes)
-        found = self._kept.found()
-        self._worker.later(lambda: self._tell(self._machine.on_results_found(found)))
+        found = ResultsFound(self._kept.found())
+        self._worker.later(lambda: self._tell(self._machine.on_disk(found, time.monotonic())))
 
     def _put(self, key: tuple[int, int, int], effect: Roll) -> None:
         if self._kept is not None:

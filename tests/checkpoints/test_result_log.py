@@ -14,6 +14,7 @@ from farflung.checkpoints.kept_results import KeptResults
 from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.effects import Roll, SendFrame
 from farflung.peer.machine import effects as do
+from farflung.peer.machine.disk_words import ResultsFound, ResultsLost
 from farflung.peer.state.arrived_pieces import STALE_S, left_behind
 from farflung.peer.state.results_on_disk import DiskPlace, KeepingResults
 from farflung.protocol.caps import RESULTS_BYTES
@@ -136,7 +137,7 @@ class Hand:
 
     def __init__(self, folder: Path) -> None:
         self.found: dict[int, set[int]] = {}
-        self.on_disk, self.told = True, queue.SimpleQueue[do.Effect]()
+        self.is_kept, self.told = True, queue.SimpleQueue[do.Effect]()
         attached = Attached(Known(Manifest(round=RoundSection(keep_results=3)), bytes(16)), MODEL)
 
         def submit(job: Callable[[], object], then: Callable[[object], None]) -> None:
@@ -147,13 +148,12 @@ class Hand:
             place, attached, submit, self, lambda effects: [*map(self.told.put, effects)]
         )
 
-    def on_results_found(self, found: dict[int, set[int]]) -> list[do.Effect]:
-        self.found.update(found)
-        return []
-
-    def on_results_lost(self, why: str) -> list[do.Effect]:
-        self.on_disk = False
-        return [do.Note(f"kept in memory: {why}")]
+    def on_disk(self, word: ResultsFound | ResultsLost, now: float) -> list[do.Effect]:
+        if isinstance(word, ResultsFound):
+            self.found.update(word.chunks)
+            return []
+        self.is_kept = False
+        return [do.Note(f"kept in memory: {word.why}")]
 
     def on_frame(self, sender: str, frame: Frame, now: float) -> list[do.Effect]:
         raise AssertionError("it asked itself nothing")
@@ -193,7 +193,7 @@ def test_without_a_disk_results_stay_in_memory_and_that_is_told_once(tmp_path: P
     (tmp_path / "state").write_text("not a folder")
     hand = Hand(tmp_path / "state")
     told = hand.next()
-    assert isinstance(told, do.Note) and "kept in memory" in told.text and not hand.on_disk
+    assert isinstance(told, do.Note) and "kept in memory" in told.text and not hand.is_kept
     hand.hand.rolled(Roll(2, 7, b"result"), era=0, logged_bytes=0)
     hand.hand.close(finished=True)
     assert hand.told.empty()

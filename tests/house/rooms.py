@@ -202,6 +202,7 @@ ROOMS: dict[str, Room] = {
     "peer/state": Room(
         (
             "peer",
+            "peer/machine/disk_words",
             "peer/machine/effects",
             "checkpoints",
             "collectives/round",

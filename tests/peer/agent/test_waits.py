@@ -42,7 +42,7 @@ def machine(
         training=SimpleNamespace(**usual | training),
         known=known or None,
         offer=offer or None,
-        joined=SimpleNamespace(reads=reads) if joined else None,
+        joined=SimpleNamespace(disk=SimpleNamespace(reads=reads)) if joined else None,
     )
 
 

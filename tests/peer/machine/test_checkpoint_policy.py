@@ -23,13 +23,11 @@ from farflung.peer.machine.checkpoint_policy import (
     RestoringOwn,
     Saving,
 )
+from farflung.peer.machine.disk_words import AheadKept, KeepingFailed, Reached
 from farflung.peer.machine.effects import (
-    AheadKept,
     DropSave,
-    KeepingFailed,
     ListShelf,
     Note,
-    Reached,
     Restore,
     SaveFragment,
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from farflung.checkpoints.result_log import ResultLog
-from farflung.peer.machine.checkpoint_policy import OTHERS_TOLD, OWN_TOLD, Shelf, Undoing, Undone
+from farflung.peer.machine.checkpoint_policy import OTHERS_TOLD, OWN_TOLD, Shelf, Undoing
+from farflung.peer.machine.disk_words import Undone
 from farflung.peer.machine.effects import Undo
 from farflung.peer.machine.held_fragment import Empty, Hashing, ReplicaState
 from farflung.peer.machine.replica import Replica
