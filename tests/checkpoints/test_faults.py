@@ -191,7 +191,7 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("where", "writes"),
-    [("disk", 200), ("memory", 200), pytest.param("s3", 200, marks=pytest.mark.hard)],
+    [("disk", 200), ("memory", 200), pytest.param("s3", 50, marks=pytest.mark.hard)],
 )
 def test_nothing_looks_finished_that_is_not(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str, writes: int

@@ -36,7 +36,7 @@ def test_P3_a_pipeline_goes_on_by_itself_whoever_dies_for_good_and_whenever(seat
 
 @pytest.mark.hard
 @pytest.mark.parametrize("seats", [1, 2])
-@pytest.mark.parametrize("part", pieces(2))
+@pytest.mark.parametrize("part", pieces(1))
 def test_P3_so_it_is_over_many_runs(seats: int, part: int) -> None:
     """In one run both peers of a stage, one after the other, die before either has written a checkpoint: two versions
     are lost, and the run goes on after `go_back_after_s`."""
