@@ -203,8 +203,8 @@ def rewind(
 ) -> None:
     """Go on from an older version.
 
-    Without VERSION from the newest that is here, for a run whose newest version is lost: it waits no longer for peers
-    that are away.
+    Without VERSION from the newest that is here: for a run whose newest version is lost, without waiting for peers that
+    are away.
     """
     if version is not None and from_scratch:
         raise UserError(f"rewind: --from-scratch has no place beside a version: {version}")
