@@ -116,7 +116,7 @@ class StateOnDisk:
         # A replica that one of them fills is none that another may fill.
         effects = [*self.saving.due_list(), *here, *self.undoing.take_due(loading)]
         effects += [*self.recalling.due_recall(tick, self._replicas), *self._found(tick, now)]
-        return effects + self.restoring.due_restore(tick, self._replicas, self._beside.training.loading, now)
+        return effects + self.restoring.due_restore(tick, self._replicas, loading, now)
 
     def _found(self, tick: Tick, now: float) -> list[do.Effect]:
         """My trainer's own values, or what [start] names, may be the run's version 0, or become it: that is worth a try

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rig.arena import Arena, is_kept
-from rig.pieces import TIMES
+from rig.pieces import with_time_for
 from rig.storms import ENDS_ALLOWED, HARSH, Storm
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.xdist_group("chaos"), pytest.mark.hard]
@@ -21,7 +21,7 @@ SECONDS = 75.0
 NAMES = ("ann", "bob", "cid", "dee")
 
 
-@pytest.mark.parametrize("seed", [1, 5][:TIMES])
+@pytest.mark.parametrize("seed", with_time_for([5], in_ci=[1]))
 def test_no_promise_is_broken_in_a_storm(build: Callable[..., Arena], seed: int) -> None:
     arena = build(sync_every=20)
     arena.begin(*NAMES)

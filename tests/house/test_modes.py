@@ -155,6 +155,7 @@ MODES = {
 SHORT = ("tests/whole/test_leaving.py",)
 LONG = ("tests/protocol", "tests/collectives", "tests/coordinator", "tests/peer")
 NEVER_ASK = ("tests/optim", "tests/compression", "tests/checkpoints")  # for a mode: what they import says all
+PYTEST = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider")
 IMPORT_ALL = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
 
 
@@ -229,7 +230,7 @@ def python(copy: Path, *arguments: str, ends: int = OK) -> str:
 
 def passes(copy: Path, *tests: str) -> None:
     what = ("-m", "not hard and not slow")
-    told = python(copy, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *what, *tests)
+    told = python(copy, *PYTEST, *what, *tests)
     assert " passed" in told, told
 
 
@@ -275,8 +276,5 @@ def test_without_any_mode_all_tests_of_the_core_pass(tests: str, tmp_path: Path)
 
 @pytest.mark.hard
 def test_without_any_mode_the_other_tests_of_the_core_are_imported(tmp_path: Path) -> None:
-    told = python(
-        without(MODES, tmp_path), "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--collect-only",
-        *NEVER_ASK,
-    )  # fmt: skip
+    told = python(without(MODES, tmp_path), *PYTEST, "--collect-only", *NEVER_ASK)
     assert " tests collected" in told

@@ -12,7 +12,7 @@ from farflung.console.history.audit import audit
 from farflung.console.history.history import read_folder
 from farflung.protocol.process.exit_codes import REFUSED
 from rig import wrong_owner
-from rig.pieces import TIMES
+from rig.pieces import with_time_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.hard]
 
@@ -46,11 +46,10 @@ def test_P1_P3_rounds_in_groups_commit_also_when_an_owner_is_killed(stage: Any) 
     assert report.kept, "\n".join(report.lines())
 
 
-WRONG_SUMS = (("group", "contributions"), ("result", "groups' sums"))
-
-
 @pytest.mark.forked_peers
-@pytest.mark.parametrize(("kind", "of"), WRONG_SUMS[-TIMES:])  # minutes each
+@pytest.mark.parametrize(
+    ("kind", "of"), with_time_for([("group", "contributions")], in_ci=[("result", "groups' sums")])
+)
 def test_P19_in_groups_a_peer_that_adds_up_wrongly_is_convicted_by_its_own_signature(
     stage: Any, kind: str, of: str
 ) -> None:

@@ -26,7 +26,7 @@ from farflung.peer.data.sample_order import permuted_range
 from farflung.peer.pipeline.parts import build, seed_of_chance
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.outer_numbers import Tile, fp32
-from rig.pieces import TIMES
+from rig.pieces import with_time_for
 
 pytestmark = pytest.mark.slow
 
@@ -328,6 +328,7 @@ def test_P1_what_each_stage_kept_is_computed_anew_to_the_same_digests(stage: Any
     assert "f02-v00000003.round: the result of chunk" in turned.stderr and "is damaged" in turned.stderr
 
 
+SOURCE, MIDDLE, LAST = range(3)
 TWO_EACH = ("ann", "bob", "cid", "dan", "eve", "fay")  # as they come: stages 0, 1, 2, and the same again
 
 
@@ -386,12 +387,12 @@ PHASES = (
 
 @pytest.mark.forked_peers
 @pytest.mark.hard
-@pytest.mark.parametrize("stage_name", ("middle", "source", "last")[: 2 * TIMES - 1])  # minutes each
+@pytest.mark.parametrize("at", with_time_for([SOURCE, LAST], in_ci=[MIDDLE]))
 def test_P3_a_peer_of_any_stage_may_be_killed_in_any_phase_and_so_may_the_coordinator(
-    stage: Any, stage_name: str
+    stage: Any, at: int
 ) -> None:
     """It comes back each time; the others commit meanwhile, and the audit finds every microbatch counted once."""
-    script, lost = stage.folder / "train.py", TWO_EACH[("source", "middle", "last").index(stage_name)]
+    script, lost = stage.folder / "train.py", TWO_EACH[at]
     script.write_text(SCRIPT)
     # Nobody moves into the gap: the one who is killed comes back to it.
     stage.write_run(

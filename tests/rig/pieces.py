@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TypeVar
 
 import pytest
 from _pytest.mark.structures import ParameterSet
 
+T = TypeVar("T")
 TIMES = int(os.environ.get("FARFLUNG_LONG", "1"))
 
 
@@ -21,6 +23,11 @@ def pieces(of: int | Sequence[object], each_time: int = 1) -> list[ParameterSet]
         pytest.param(piece, marks=() if place < each_time else pytest.mark.hard)
         for place, piece in enumerate(named)
     ]
+
+
+def with_time_for(others: Sequence[T], in_ci: Sequence[T]) -> list[T]:
+    """What takes minutes each: CI has time for some, `FARFLUNG_LONG=2` for the others too."""
+    return [*in_ci, *others] if TIMES > 1 else [*in_ci]
 
 
 def seeds(piece: int, each: int) -> range:

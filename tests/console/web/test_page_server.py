@@ -91,11 +91,13 @@ def read_until(line: socket.socket, end: bytes, came: bytes = b"") -> bytes:
     return came
 
 
+def events_in(came: bytes) -> list[dict[str, Any]]:
+    return [json.loads(each) for each in re.findall(rb"^data: (.*)$", came, re.M)]
+
+
 def event_in(came: bytes) -> dict[str, Any]:
     """The last one."""
-    [*_, last] = re.findall(rb"^data: (.*)$", came, re.M)
-    told: dict[str, Any] = json.loads(last)
-    return told
+    return events_in(came)[-1]
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------
@@ -308,8 +310,7 @@ def test_one_that_was_behind_gets_the_whole_when_it_reads_again() -> None:
         while b"77.125" not in came or not came.endswith(b"\n\n"):
             came += line.recv(1 << 16)
         # Not always with the last one: a buffer may have had room again before that was told.
-        events = [json.loads(each) for each in re.findall(rb"^data: (.*)$", came, re.M)]
-        whole = [each for each in events if {"people", "tiles", "curve"} <= each["parts"].keys()]
+        whole = [each for each in events_in(came) if {"people", "tiles", "curve"} <= each["parts"].keys()]
         assert len(whole) > 1, "the first one, and one for what it had missed"
         assert came.count(b"data: ") < tick, "it was not kept for it what it could not take"
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import pytest
 
 from farflung.peer.machine.held_fragment import STANDS, Current
-from rig.pieces import TIMES
+from rig.pieces import with_time_for
 from rig.replica_world import Broken, Cell
 
-# Events in a row.  With FARFLUNG_LONG=10 as many as lead anywhere new.
-EACH_TIME, IN_HARD = 4, 7 if TIMES == 1 else 99
+# Events in a row.  With FARFLUNG_LONG=2 as many as lead anywhere new.
+EACH_TIME, IN_HARD = 4, with_time_for([99], in_ci=[7])[-1]
 
 
 Story = tuple[str, ...]
