@@ -14,8 +14,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from farflung.optim.inner import muon
-    from farflung.optim.packaged import inner_optimizer
+    from farflung.optim.inner import inner_optimizer, muon
     from farflung.peer.adapters.hf import hf_join
     from farflung.peer.adapters.lightning import lightning_run
     from farflung.peer.data.text_lines import TextLines
@@ -51,7 +50,7 @@ _HOME_OF = {
     "TextLines": "farflung.peer.data.text_lines",
     "TokenShards": "farflung.peer.data.token_shards",
     "muon": "farflung.optim.inner",
-    "inner_optimizer": "farflung.optim.packaged",
+    "inner_optimizer": "farflung.optim.inner",
     "pipeline": "farflung.peer.pipeline.api",
     "parts_of": "farflung.peer.pipeline.parts",
     "hf_parts": "farflung.peer.pipeline.hf",

@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from farflung.console.screen.status_client import StatusClient
 from farflung.coordinator.operator_socket import ask
 from farflung.peer.identity import Identity
-from farflung.protocol import envelope
+from farflung.protocol import messages
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import CONTROL_FRAME_BYTES, PROTOCOL_VERSION
@@ -136,7 +136,7 @@ def bomb(url: JoinUrl, ports: list[int], score: Score) -> Iterator[None]:
             with Caller(url, ports[0]) as caller:
                 score.tries += 1
                 caller.socket.send_multipart(parts)
-                caller.socket.send(envelope.encode(Knock(protocol=PROTOCOL_VERSION, run=url.run)))
+                caller.socket.send(messages.encode(Knock(protocol=PROTOCOL_VERSION, run=url.run)))
                 score.refused += not caller.was_cut_or_unanswered_before()
         yield from pause(0.5)
 
@@ -172,7 +172,7 @@ def forged(url: JoinUrl, ports: list[int], score: Score) -> Iterator[None]:
         for port in ports[1:]:
             with Caller(url, port) as caller:
                 score.tries += 1
-                caller.socket.send(envelope.encode(Leave(session=bytes(16), seq=1, reason="")))
+                caller.socket.send(messages.encode(Leave(session=bytes(16), seq=1, reason="")))
                 score.refused += not caller.socket.poll(300)
         with Caller(url, ports[0]) as caller:
             score.tries += 1
@@ -201,7 +201,7 @@ def banned(url: JoinUrl, ports: list[int], score: Score) -> Iterator[None]:
             for port in ports[1:]:
                 with Caller(url, port, let_in.keys) as caller:
                     score.tries += 1
-                    caller.socket.send(envelope.encode(Leave(session=session, seq=1, reason="")))
+                    caller.socket.send(messages.encode(Leave(session=session, seq=1, reason="")))
                     score.refused += not caller.socket.poll(300)
         yield from pause(0.2)
 
@@ -289,10 +289,10 @@ class Caller:
         self.socket.close()
 
     def ask(self, message: Any) -> Any:
-        self.socket.send(envelope.encode(message))
+        self.socket.send(messages.encode(message))
         if not self.socket.poll(ANSWER_MS):
             return None
-        return envelope.decode(self.socket.recv(), frozenset(DOOR_OUT))
+        return messages.decode(self.socket.recv(), frozenset(DOOR_OUT))
 
     def hello(self, who: Identity, signer: Identity, key: bytes = b"") -> Hello:
         challenge = self.ask(Knock(protocol=PROTOCOL_VERSION, run=self.url.run))
@@ -310,7 +310,7 @@ class Caller:
         """True if something else than the answer to the knock came first."""
         if not self.socket.poll(1000):
             return False  # it was cut off
-        return not isinstance(envelope.decode(self.socket.recv(), frozenset(DOOR_OUT)), Challenge)
+        return not isinstance(messages.decode(self.socket.recv(), frozenset(DOOR_OUT)), Challenge)
 
 
 def attack(name: str, url: str, ports: list[int]) -> None:

@@ -3,7 +3,7 @@
     python benchmarks/arithmetic_threads.py [--chunks 100] [--threads 2] [--repeats 9]
 
 Chunks are of 1 MB of fp32 and int8; each function is the one that the agent calls, and the pool is the agent's
-(peer/pool.py), from asking until the loop has heard of the last chunk.  Told is the median of the repeats, which are
+(peer/worker.py), from asking until the loop has heard of the last chunk.  Told is the median of the repeats, which are
 taken in turns, and the load of the machine.  "control" is SHA-256, which needs no memory to speak of and no lock: what
 the machine had to give.
 """
@@ -26,8 +26,7 @@ from farflung.compression.codec import codec_named
 from farflung.compression.native import outer_step
 from farflung.optim.outer import checked
 from farflung.optim.recipes import outer_of
-from farflung.peer.pool import Pool
-from farflung.peer.worker import Inbox
+from farflung.peer.worker import Inbox, Pool
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.manifest import Manifest
 

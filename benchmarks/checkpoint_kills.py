@@ -26,8 +26,7 @@ from farflung.checkpoints.checkpoint_manifest import (
     chunk_hash,
     shards_of,
 )
-from farflung.checkpoints.parts import PartFile
-from farflung.checkpoints.store import Store
+from farflung.checkpoints.store import PartFile, Store
 from farflung.peer.identity import Identity
 from farflung.protocol.digests import root_of
 from farflung.protocol.errors import CheckpointError, StoreError

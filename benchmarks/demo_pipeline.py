@@ -37,9 +37,9 @@ from torch import Tensor, nn
 from farflung.console.history.audit import audit
 from farflung.console.history.history import read_folder
 from farflung.console.screen.status_client import StatusClient
-from farflung.optim.adamw import AdamW
+from farflung.optim.outer import AdamW
 from farflung.optim.recipes import outer_of
-from farflung.peer.data.sample_order import permuted_range
+from farflung.peer.data.sample_source import permuted_range
 from farflung.peer.pipeline.parts import build, seed_of_chance
 from farflung.protocol.errors import FarflungError, Unreachable
 from farflung.protocol.join_url import JoinUrl

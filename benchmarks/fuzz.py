@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from live_table import Table
 
 from farflung.checkpoints import checkpoint_manifest as checkpoint
-from farflung.checkpoints.parts import PartsNote
+from farflung.checkpoints.store import PartsNote
 from farflung.compression.codec import codec_named, codec_names
 from farflung.console.history.audit_evidence import read_evidence
 from farflung.console.run_toml import TEMPLATE
@@ -51,7 +51,7 @@ from farflung.coordinator.ledger.records import (
 )
 from farflung.peer.identity import Identity
 from farflung.peer.machine.modes import kinds_of
-from farflung.protocol import envelope
+from farflung.protocol import messages
 from farflung.protocol.errors import CheckpointError, FrameError, UserError
 from farflung.protocol.frames import (
     Header,
@@ -64,8 +64,8 @@ from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import KINDS
 from farflung.protocol.outer_numbers import StateForm
-from farflung.protocol.process.exporter import Exporter
 from farflung.protocol.process.journal import Follower
+from farflung.protocol.process.metrics import Exporter
 from farflung.protocol.signed_words import SignedList
 from rig.steered import KINDS as KINDS_OF_RUNS
 from rig.steered import steered
@@ -193,8 +193,8 @@ def control_target(said: dict[str, Any]) -> Target:
     everything = frozenset(KINDS)
     return Target(
         "control",
-        [envelope.encode(each) for each in said.values()],
-        lambda raw: envelope.decode(raw, everything),
+        [messages.encode(each) for each in said.values()],
+        lambda raw: messages.decode(raw, everything),
         (FrameError,),
     )
 

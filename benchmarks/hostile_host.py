@@ -43,10 +43,10 @@ WAIT_S = 60.0
 def victim(words: list[str]) -> None:
     """`farflung join`, with what it says to the coordinator written down as it is before it is encrypted."""
     from farflung.console.main import main
-    from farflung.protocol import envelope
+    from farflung.protocol import messages
 
     place, listed = words[0], words[1]
-    encode = envelope.encode
+    encode = messages.encode
 
     def heard(*arguments: object, **more: object) -> bytes:
         raw: bytes = encode(*arguments, **more)  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ def victim(words: list[str]) -> None:
             file.write(raw)
         return raw
 
-    envelope.encode = heard  # type: ignore[assignment]
+    messages.encode = heard  # type: ignore[assignment]
     if listed:
         out = Path(listed).open("a", buffering=1)  # noqa: SIM115 (until the process ends)
         sys.addaudithook(

@@ -22,7 +22,7 @@ import torch.multiprocessing
 
 from farflung.peer.island.group import GlooGroup
 from farflung.peer.island.island import Island
-from farflung.peer.island.looks import SEEN, Outlook
+from farflung.peer.island.parts import SEEN, Outlook
 from farflung.peer.local.words import FromTrainer, ResumeSteps, ToTrainer
 
 

@@ -17,10 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from farflung.coordinator.run.effects import AnswerDoor, DialBack, Effect, Tell
 from farflung.coordinator.run.machine import RunMachine
-from farflung.protocol import envelope
+from farflung.protocol import messages
 from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import NetSection, RoundSection, RunSection
+from farflung.protocol.manifest import Manifest, NetSection, RoundSection, RunSection
 from farflung.protocol.messages import DOOR_IN, MEMBER_IN, Message
 from farflung.protocol.process.sockets import curve_raw
 from farflung.protocol.round_words import Plan
@@ -107,7 +106,7 @@ class Table:
                 to = next(sham for sham in self.shams if sham.name == effect.caller)
                 to.on_door(effect.message, self.now)
             elif isinstance(effect, Tell):
-                raw = envelope.encode(effect.message)  # all that is said must fit
+                raw = messages.encode(effect.message)  # all that is said must fit
                 heard = [sham for sham in self.shams if sham.session == effect.session]
                 for sham in heard if effect.peer else []:
                     kind, body = reader_of(raw)
@@ -120,7 +119,7 @@ class Table:
     def seeds(self) -> list[bytes]:
         """What an honest member says in a round."""
         said: list[bytes] = []
-        keep, self.say = self.say, lambda socket, sham, message: said.append(envelope.encode(message))  # type: ignore
+        keep, self.say = self.say, lambda socket, sham, message: said.append(messages.encode(message))  # type: ignore
         first = self.shams[0]
         first.beat(self.now)
         plan = next((c.round.plan for c in self.machine.drivers if c.round is not None), None)
@@ -138,7 +137,7 @@ class Table:
         first = self.shams[0]
         key = curve_raw(first.public)
         try:
-            message: Any = envelope.decode(raw, frozenset({**MEMBER_IN, **DOOR_IN}))
+            message: Any = messages.decode(raw, frozenset({**MEMBER_IN, **DOOR_IN}))
         finally:
             if self._chance.random() < 0.02:
                 self.turn()

@@ -37,7 +37,7 @@ from farflung.collectives.round.effects import SendFrame
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Opened, Record
 from farflung.coordinator.run.effects import Effect
 from farflung.coordinator.run.machine import RunMachine
-from farflung.protocol import envelope
+from farflung.protocol import messages
 from farflung.protocol.frames import FrameKind, Kind
 from farflung.protocol.messages import Message
 from farflung.protocol.round_words import BITS_PER_VALUE, SUM_CODEC, Plan
@@ -211,7 +211,7 @@ class Homes(World):
 
     def _deliver(self, source: str, target: str, message: Message, allowed: Names, key: bytes = b"") -> None:
         """Every word is the coordinator's, or for it."""
-        self._asked_of_it[1] += len(envelope.encode(message))
+        self._asked_of_it[1] += len(messages.encode(message))
         super()._deliver(source, target, message, allowed, key)
 
     def _carry_out(self, machine: RunMachine, effects: list[Effect]) -> None:

@@ -31,8 +31,8 @@ import beside_lab
 import pipeline_wan
 from pages import write_between
 
-from farflung.peer.pipeline.cuts import plan_stages
 from farflung.peer.pipeline.part_checks import survey_parts
+from farflung.peer.pipeline.whole import plan_stages
 from rig.nursery import Nursery
 from rig.unsplit import GPT, LLAMA, LOUD, SEQUENTIAL, Task, train_pipeline, train_unsplit
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pages import write_between
 
-from farflung.collectives.pipeline.stage_rates import BorderTraffic
+from farflung.collectives.pipeline.seats import BorderTraffic
 from farflung.console.batches.stage_advice import StageFacts, use_of
 from farflung.protocol.process.units import si
 

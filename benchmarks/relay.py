@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import zmq
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from farflung.coordinator.reach.tickets import Sign, Ticket, TicketScope, side_of, written
-from farflung.coordinator.relay.relay_process import RelayProcess
+from farflung.coordinator.reach.relays import Sign, Ticket, TicketScope, side_of, written
+from farflung.coordinator.relay.relay_hand import RelayProcess
 from farflung.coordinator.relay.relay_words import RelaySettings
 from farflung.coordinator.roster.ways import pair_of
 from farflung.protocol.process.sockets import Keys, Socket, curve_client, curve_raw, curve_server

@@ -27,11 +27,9 @@ from farflung.compression.native import outer_step
 from farflung.optim.outer import checked
 from farflung.optim.recipes import outer_of
 from farflung.peer.machine.effects import Encode
-from farflung.peer.state.before_images import unnamed_file
-from farflung.peer.state.outer_state import Files, OuterState
+from farflung.peer.state.outer_state import Files, OuterState, unnamed_file
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import RoundSection
+from farflung.protocol.manifest import Manifest, RoundSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 
 ELEMENTS = 1 << 18  # of a chunk: 1 MB of fp32

@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from farflung.console.bench.bench import BenchOptions, as_toml, check
 from farflung.console.bench.figures import result_of
-from farflung.protocol.causes import NoteCause
+from farflung.protocol.errors import NoteCause
 from farflung.protocol.process.journal import JOURNAL_VARIABLE, read_events
 from rig.home_run import FARFLUNG, PORTS, HomeRun
 from rig.meetings import met_in

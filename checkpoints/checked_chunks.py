@@ -13,10 +13,10 @@ from collections.abc import Mapping, Set
 
 from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal
 from farflung.protocol.digests import is_piece, mask_of, root_of, split_hashes
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Header, Payload
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import Commit
-from farflung.protocol.verdicts import Verdict
 
 # Results of a whole state are applied when all of a version are here: of more versions they are asked for if they are
 # no more than this.

@@ -2,7 +2,7 @@
 
 Kept by every peer, read to catch up the others: state = chunk at any version + result log.  One for all fragments of a
 peer, so that one limit holds for all.  Pure data: with `on_disk` the shell keeps what is older than the newest commit
-(peer/state/results_on_disk.py), and this one knows only that it does.
+(peer/state/keeping_state.py), and this one knows only that it does.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from farflung.checkpoints.fetcher import Fetcher, Key
 from farflung.checkpoints.swarm import NOTHING, Holding
 from farflung.collectives.round.effects import DataEffect
 from farflung.protocol.digests import mask_of
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Header, Kind, Payload
 from farflung.protocol.model_schema import Fragment
-from farflung.protocol.verdicts import Verdict
 
 UNVOUCHED_KEPT = 12  # pieces of state that came before the list of their hashes
 

@@ -19,9 +19,9 @@ from itertools import islice
 
 from farflung.collectives.round.effects import SendFrame
 from farflung.protocol.digests import bits, full_mask, is_piece, mask_from_bytes, mask_of
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Header, Kind, Payload, bare_answer, with_payload
 from farflung.protocol.model_schema import Fragment
-from farflung.protocol.verdicts import Verdict
 
 NOTHING = -1  # the version of a fellow that has told nothing yet
 FALSE_FORGIVEN = 8  # times that a fellow did not have what it had told, without one good piece between

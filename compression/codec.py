@@ -17,8 +17,7 @@ from torch import Tensor
 
 from farflung.compression import plain_codecs
 from farflung.compression.native import FastPath, compiled_for, flat, scratch
-from farflung.compression.payload import Bytes, NonFinite
-from farflung.compression.plain_codecs import PlainCodec
+from farflung.compression.plain_codecs import Bytes, NonFinite, PlainCodec
 from farflung.compression.triton_path import device_path_for
 
 __all__ = ["Bytes", "Codec", "NonFinite", "codec_named", "codec_names", "codec_of"]

@@ -11,18 +11,391 @@ its length and its head before memory is taken for what it holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.compression.payload import HEADER_BYTES, NUMBER_AT, Bytes, Format, NonFinite, check_header
-from farflung.compression.plain_blocks import FORMATS, BlockFormat, step_bits, steps_of
-from farflung.protocol.errors import FrameError, UserError
-from farflung.protocol.verdicts import Verdict
+from farflung.protocol.errors import FrameError, UserError, Verdict
+
+# ---- payload -----------------------------------------------------------------------------------------------
+# The head of every encoded chunk: sixteen bytes that say what follows, and the errors of both directions.
+#
+# Owns: the header's layout, the check of a header against what a round expects, `NonFinite`. Called by: every
+# codec. Must not know: tensors' values, peers, rounds, or which codecs exist.
+#
+#     magic[4]  codec u8  version u8  flags u16  elements u32  block u16  zero u16      little-endian
+#
+# Everything in it follows from the codec and the number of elements, both of which the round's plan fixes; so
+# a payload whose header differs in any byte is refused before memory is taken for it, and the text names the
+# difference. The header is for what is read without a plan: a result log, a capture, a newer version's bytes.
+
+Bytes = bytes | bytearray | memoryview
+
+HEADER_BYTES = 16
+NUMBER_AT = 4  # where the codec's number stands
+MAX_ELEMENTS = 2**31 - 1  # an int32 counts them, on a GPU too
+
+_LAYOUT = struct.Struct("<4sBBHIHH")
+_FIELDS = ("magic", "codec", "version", "flags", "elements", "block", "zero")
+_MAGIC = b"FFQ\x00"
+
+assert _LAYOUT.size == HEADER_BYTES
+# Codes are written as memory holds them.  Torch has no build for a big-endian machine.
+assert sys.byteorder == "little"
+
+
+class NonFinite(ValueError):
+    """A vector with NaN or an infinite value, which no codec encodes; `index` is the first one's place."""
+
+    def __init__(self, index: int, value: float) -> None:
+        super().__init__(f"value {index} is {value}: only finite values can be encoded")
+        self.index = index
+        self.value = value
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What tells one codec's payloads from another's; numbers are never given out twice."""
+
+    name: str
+    number: int
+    version: int
+    block: int  # values that share a scale; 0 where there is none
+
+    def header(self, elements: int) -> bytes:
+        return _LAYOUT.pack(_MAGIC, self.number, self.version, 0, elements, self.block, 0)
+
+
+def check_header(payload: Bytes, expected: Format, elements: int, payload_bytes: int) -> None:
+    """FrameError unless `payload` has exactly `payload_bytes` and the header of `elements` values."""
+    if not 0 <= elements <= MAX_ELEMENTS:
+        raise FrameError(Verdict.MALFORMED, f"{expected.name} payload: a chunk of {elements} values")
+    length = memoryview(payload).nbytes
+    if length >= HEADER_BYTES:
+        came = bytes(memoryview(payload).cast("B")[:HEADER_BYTES])
+        wanted = expected.header(elements)
+        if came != wanted:
+            raise FrameError(Verdict.MALFORMED, f"{expected.name} payload: {_difference(came, wanted)}")
+    if length != payload_bytes:
+        raise FrameError(
+            Verdict.MALFORMED,
+            f"{expected.name} payload of {length} bytes for {elements} values, not {payload_bytes}",
+        )
+
+
+def _difference(came: bytes, wanted: bytes) -> str:
+    for name, got, due in zip(_FIELDS, _LAYOUT.unpack(came), _LAYOUT.unpack(wanted), strict=True):
+        if got != due:
+            return f"{name} in the header is {got!r}, the round expects {due!r}"
+    raise AssertionError("the headers are equal")
+
+
+# ---- plain blocks ------------------------------------------------------------------------------------------
+# The block codecs in numpy: int8, int4, int2 and topk, value for value as their formats say. Pure.
+#
+# Owns: the steps, levels and codes of these four, the other way and back, and what no payload of theirs may
+# hold. `PlainCodec`, which knows the head of a payload, asks for whole blocks only. Must not know: headers,
+# chunks, rounds, torch.
+#
+# A payload is `header | steps u16[blocks] | codes u8[blocks * code_bytes]`. A step is a positive number of 8
+# exponent and 8 fraction bits: the middle 16 of the 32 bits of an fp32. With fp16, which is as long, blocks
+# above 65504 would overflow and steps under 6e-5, the usual ones of a pseudo-gradient, would lose their
+# digits. Nine significant bits also make `code * step` exact, so a decoded value is not rounded at all.
+#
+# Exactness: a chunk gives the same bytes on every machine (P1), because only these are used: single fp32
+# operations that IEEE 754 rounds correctly and that are taken one by one, so that nothing can be fused;
+# maxima, which are exact in any order; sums over a tree that is written out; and integers. No step, quotient
+# or code that matters can be subnormal, so machines that flush subnormals to zero agree too. kernels.c and
+# triton_kernels.py take the same operations.
 
 Floats = NDArray[np.float32]
+Codes = NDArray[np.uint8]
+Places = NDArray[np.int64]
+
+f32 = np.float32
+# A step is the middle 16 of the 32 bits of an fp32: 8 of exponent, 8 of fraction, no sign.
+DROPPED_BITS = 15
+MIN_STEP = f32(2.0**-125)
+_EXPONENT = 0x7F800000
+_MAGNITUDE = 0x7FFFFFFF
+_LEAST_NORMAL = f32(2.0**-126)
+_LEAST_NORMAL_BITS = 0x00800000
+
+_INVERSE_TOP = f32(8454660 * 2.0**-30)  # the fp32 next to 1/127
+_NO_INT8_CODE = -128
+LEVELS = (-127, -88, -67, -50, -37, -24, -11, 0, 11, 20, 31, 42, 55, 72, 91, 126)
+assert all((high - low) % 2 for low, high in pairwise(LEVELS))
+_INT4_LEVELS = np.array(LEVELS, np.int8)
+_INT2_LEVELS = np.array((-17, -5, 5, 17), np.int8)
+_INT2_BORDER = f32(11.0)
+_INT2_LEAST_STEP = f32(2.0**-100)
+_INT2_STEP_OF_RMS = f32(12079596 * 2.0**-27)  # the fp32 next to 0.09
+_TOPK_TAKEN = 64
+_TOPK_LEVELS = np.array((27, 40, -27, -40), f32)
+_TOPK_BORDER = f32(33.5)
+_TOPK_STEP_OF_RMS = f32(2.0**-5)
+
+
+def step_bits(steps_r: Floats) -> NDArray[np.uint16]:
+    return (steps_r.view(np.uint32) >> DROPPED_BITS).astype(np.uint16)
+
+
+def steps_of(bits_r: NDArray[np.uint16]) -> Floats:
+    return (bits_r.astype(np.uint32) << DROPPED_BITS).view(f32)
+
+
+def _max_step_bits(largest_level: int) -> int:
+    """Of the largest step by which the largest level still is finite."""
+    return int(f32(np.finfo(f32).max / f32(largest_level)).view(np.uint32)) >> DROPPED_BITS
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """`quantise`: finite fp32 [rows, block] and how many values count in the last row -> steps, codes."""
+
+    block: int
+    code_bytes: int  # of one block
+    largest_level: int
+    may_be_zero: bool  # a step of 0 is a block of zeros
+    quantise: Callable[[Floats, int], tuple[Floats, Codes]]
+    restore: Callable[[Floats, Codes], Floats]
+    refuse_codes: Callable[[Codes], None]
+    levels: tuple[int, ...] = ()  # of each code, in steps; none where a code is its own level
+
+    def blocks(self, elements: int) -> int:
+        return -(-elements // self.block)
+
+    def refuse_steps(self, bits_r: NDArray[np.uint16]) -> None:
+        lowest, highest = int(step_bits(MIN_STEP.reshape(1))[0]), _max_step_bits(self.largest_level)
+        valid_r = (bits_r >= lowest) & (bits_r <= highest)
+        if self.may_be_zero:
+            valid_r |= bits_r == 0
+        if not valid_r.all():
+            raise FrameError(Verdict.MALFORMED, f"the step of block {int(valid_r.argmin())} is out of range")
+
+
+def _rounded(steps_r: Floats) -> Floats:
+    """The nearest step, ties up."""
+    half = 1 << (DROPPED_BITS - 1)
+    bits_r = steps_r.view(np.uint32) + np.uint32(half)
+    return (bits_r >> DROPPED_BITS << DROPPED_BITS).view(f32)
+
+
+def _root_mean_square(values_rb: Floats, peaks_r: Floats, counts_r: Floats) -> Floats:
+    """Scaled by the power of two below the peak, then summed half to half: one order on every machine."""
+    scales_r = (peaks_r.view(np.uint32) & np.uint32(_EXPONENT)).view(f32)
+    scales_r = scales_r.clip(f32(2.0**-126), f32(2.0**126))
+    work_rb = values_rb * (f32(1) / scales_r)[:, None]
+    work_rb *= work_rb
+    width = work_rb.shape[1]
+    while width > 1:
+        width //= 2
+        work_rb = work_rb[:, :width] + work_rb[:, width : 2 * width]
+    means_r = work_rb[:, 0] / counts_r
+    # An fp32 root of a math library may err in the last bit.  That of fp64, even if it errs as well, is close enough to
+    # round to the right fp32: no root of an fp32 lies so near to the middle between two.
+    roots_r: Floats = np.sqrt(means_r.astype(np.float64)).astype(f32)
+    return roots_r * scales_r
+
+
+# ---- int8: blocks of 256, a step of absmax/127, codes rounded to nearest with ties to even -----------------
+#
+# A step is rounded to 9 bits, so absmax/step lies within 127.25 and no code needs clamping.  Codes come from a
+# multiplication by the separately rounded reciprocal: one division for each block instead of each value.  The error
+# is at most half a step, plus the rounding of the product (a 60 000th of that).  Steps do not go below 2^-125:
+# smaller values become zeros.
+
+
+def _int8_codes(values_rb: Floats) -> tuple[Floats, NDArray[np.int8]]:
+    steps_r = _rounded(np.maximum(np.abs(values_rb).max(axis=1) * _INVERSE_TOP, MIN_STEP))
+    return steps_r, np.rint(values_rb * (f32(1) / steps_r)[:, None]).astype(np.int8)
+
+
+def _int8_quantise(values_rb: Floats, filled: int) -> tuple[Floats, Codes]:
+    steps_r, codes_rb = _int8_codes(values_rb)
+    return steps_r, codes_rb.view(np.uint8)
+
+
+def _int8_restore(steps_r: Floats, codes_rc: Codes) -> Floats:
+    return _times_steps(codes_rc.view(np.int8), steps_r)
+
+
+def _times_steps(levels_rb: NDArray[np.int8], steps_r: Floats) -> Floats:
+    values_rb: Floats = levels_rb.astype(f32)
+    values_rb *= steps_r[:, None]
+    return values_rb
+
+
+def _int8_refuse(codes_rc: Codes) -> None:
+    if (codes_rc.view(np.int8) == _NO_INT8_CODE).any():
+        raise FrameError(Verdict.MALFORMED, f"the code {_NO_INT8_CODE} means nothing")
+
+
+# ---- int4: blocks of 64, sixteen levels that lie closer together near zero, two codes in a byte -----------
+#
+# The levels are those of NF4 (quantiles of a normal distribution, arXiv:2305.14314), in units of absmax/127 and moved
+# by at most one unit, so that neighbours differ by an odd number.  Then every border lies halfway between two
+# integers, and the nearest level of a value is the nearest level of its int8 code.  A tie goes the way of the int8
+# rounding, to the even code.  0 is a level: what is exactly zero stays so.
+
+
+def _nearest_nibbles() -> Codes:
+    """u8 [256]: the byte of an int8 code -> the level next to it."""
+    codes = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.int32)
+    nearest = np.abs(codes[:, None] - _INT4_LEVELS.astype(np.int32)).argmin(1)
+    return np.asarray(nearest, np.uint8)
+
+
+_NIBBLES = _nearest_nibbles()
+# Of each byte the levels of its codes, the lowest bits' first.
+_INT4_PAIRS = _INT4_LEVELS[np.arange(256)[:, None] >> np.array([0, 4]) & 15].view(np.int16).reshape(-1)
+_INT2_FOURS = _INT2_LEVELS[np.arange(256)[:, None] >> np.array([0, 2, 4, 6]) & 3].view(np.int32).reshape(-1)
+
+
+def _int4_quantise(values_rb: Floats, filled: int) -> tuple[Floats, Codes]:
+    steps_r, codes_rb = _int8_codes(values_rb)
+    nibbles_rb = _NIBBLES[codes_rb.view(np.uint8)]
+    return steps_r, _joined(nibbles_rb[:, 0::2], nibbles_rb[:, 1::2], bits=4)
+
+
+def _joined(*parts_rk: Codes, bits: int) -> Codes:
+    """u8: the first part in the lowest bits."""
+    joined_rk = np.zeros_like(parts_rk[0])
+    for place, part_rk in enumerate(parts_rk):
+        joined_rk |= part_rk << np.uint8(bits * place)
+    return joined_rk
+
+
+def _int4_restore(steps_r: Floats, codes_rc: Codes) -> Floats:
+    return _times_steps(_INT4_PAIRS[codes_rc].view(np.int8), steps_r)
+
+
+# ---- int2: blocks of 64, levels of -1.53, -0.45, 0.45 and 1.53 times the rms, four codes in a byte ---------
+#
+# In units of a step of 0.09 rms the levels are -17, -5, 5 and 17.  The borders, -11, 0 and 11, are evenly spaced, so
+# a code is the floor of 2 + value / (11 steps), bounded to 0 .. 3.  A value on a border takes the level above it.
+# Adding before the floor counts as zero, so as positive, what is less than 2^-23 of a border: a quotient so small may
+# be subnormal, and then some machines see its sign and some don't.  A division here, because 1/(11 steps) may be
+# subnormal.  No level is zero.  So a block whose step is below 2^-100 is sent with the step 0, which makes all of it
+# zero; that bound also puts subnormal values within the 2^-23 above.
+
+
+def _int2_quantise(values_rb: Floats, filled: int) -> tuple[Floats, Codes]:
+    counts_r = np.full(len(values_rb), values_rb.shape[1], f32)
+    counts_r[-1] = filled
+    steps_r = _root_mean_square(values_rb, np.abs(values_rb).max(axis=1), counts_r)
+    steps_r = _bounded_step(steps_r * _INT2_STEP_OF_RMS, int(_INT2_LEVELS[-1]))
+    borders_r = np.maximum(steps_r, _INT2_LEAST_STEP) * _INT2_BORDER
+    levels_rb = np.floor(values_rb / borders_r[:, None] + f32(2)).clip(f32(0), f32(3)).astype(np.uint8)
+    codes_rc = _joined(*(levels_rb[:, start::4] for start in range(4)), bits=2)
+    return np.where(steps_r >= _INT2_LEAST_STEP, steps_r, f32(0)), codes_rc
+
+
+def _bounded_step(steps_r: Floats, largest_level: int) -> Floats:
+    top = steps_of(np.array([_max_step_bits(largest_level)], np.uint16))[0]
+    bounded_r: Floats = np.minimum(_rounded(steps_r), top)
+    return bounded_r
+
+
+def _int2_restore(steps_r: Floats, codes_rc: Codes) -> Floats:
+    return _times_steps(_INT2_FOURS[codes_rc].view(np.int8), steps_r)
+
+
+# ---- topk: of each 4096 values the 64 largest, each as a place of 12 bits and a value of 2 bits ------------
+#
+# Of equal magnitudes the one at the lower place is taken first.  A value is its sign and one of two magnitudes, in
+# units of a step of rms/32, where the rms is that of the taken values: 27 and 40, border 33.5, on the border 40.
+# Zero can't be said; where fewer than 64 values are normal numbers, the first taken entry is repeated instead, and a
+# row without any has the step 0.  A row's 112 bytes: the low 8 bits of the places, then their high 4 bits (of entry i
+# in the low half, of entry i + 32 in the high half of byte i), then four value codes to the byte, in the same manner:
+# entries i, i + 16, i + 32, i + 48.
+
+
+def _topk_quantise(values_rb: Floats, filled: int) -> tuple[Floats, Codes]:
+    row_length = values_rb.shape[1]
+    bits_rb = (values_rb.view(np.uint32) & np.uint32(_MAGNITUDE)).view(np.int32)
+    places_rk = _topk_largest(bits_rb)
+    present_rk = np.take_along_axis(bits_rb, places_rk, 1) >= _LEAST_NORMAL_BITS
+    first_r1 = np.where(present_rk, places_rk, row_length - 1).min(axis=1, keepdims=True)
+    places_rk = np.where(present_rk, places_rk, first_r1)
+    taken_rk = np.take_along_axis(values_rb, places_rk, 1)
+    counts_r = np.maximum(present_rk.sum(axis=1), 1).astype(f32)
+    peaks_r = np.abs(values_rb).max(axis=1)
+    steps_r = _root_mean_square(np.where(present_rk, taken_rk, f32(0)), peaks_r, counts_r)
+    steps_r = _bounded_step(steps_r * _TOPK_STEP_OF_RMS, int(_TOPK_LEVELS[1]))
+    steps_r = np.where(steps_r >= MIN_STEP, steps_r, f32(0))
+    large_rk = np.abs(taken_rk) >= (steps_r * _TOPK_BORDER)[:, None]
+    # Not `< 0`: of a row without normal numbers an entry may be subnormal, and not all machines see its sign.
+    negative_rk = taken_rk <= -_LEAST_NORMAL
+    codes_rk = _joined(large_rk.astype(np.uint8), negative_rk.astype(np.uint8), bits=1)
+    return steps_r, _topk_packed(places_rk, codes_rk)
+
+
+def _topk_largest(bits_rb: NDArray[np.int32]) -> Places:
+    """Ascending places of the largest; of equal ones the first.  A partition finds the least that is taken."""
+    row_length = bits_rb.shape[1]
+    border_r1 = np.partition(bits_rb, row_length - _TOPK_TAKEN, axis=1)[:, row_length - _TOPK_TAKEN, None]
+    taken_rb = bits_rb >= border_r1
+    for row in np.flatnonzero(np.count_nonzero(taken_rb, axis=1) > _TOPK_TAKEN):
+        ties = np.flatnonzero(bits_rb[row] == border_r1[row])
+        surplus = int(np.count_nonzero(taken_rb[row])) - _TOPK_TAKEN
+        taken_rb[row, ties[len(ties) - surplus :]] = False
+    places_rk: Places = (np.flatnonzero(taken_rb) % row_length).reshape(-1, _TOPK_TAKEN)
+    return places_rk
+
+
+def _topk_packed(places_rk: Places, codes_rk: Codes) -> Codes:
+    low_rk, high_rk = (places_rk & 0xFF).astype(np.uint8), (places_rk >> 8).astype(np.uint8)
+    parts = (
+        low_rk,
+        _joined(*np.split(high_rk, 2, axis=1), bits=4),
+        _joined(*np.split(codes_rk, 4, axis=1), bits=2),
+    )
+    return np.concatenate(parts, axis=1)
+
+
+def _topk_entries(codes_rc: Codes) -> tuple[Places, Places]:
+    """u8 [rows, 112] -> places and value codes, i64 [rows, 64] each."""
+    wide_rc: Places = codes_rc.astype(np.int64)
+    low_rk, high_rh, packed_rq = wide_rc[:, :64], wide_rc[:, 64:96], wide_rc[:, 96:]
+    places_rk = low_rk | np.concatenate([high_rh & 15, high_rh >> 4], axis=1) << 8
+    return places_rk, np.concatenate([packed_rq >> shift & 3 for shift in (0, 2, 4, 6)], axis=1)
+
+
+def _topk_restore(steps_r: Floats, codes_rc: Codes) -> Floats:
+    places_rk, codes_rk = _topk_entries(codes_rc)
+    values_rb = np.zeros((len(codes_rc), FORMATS["topk"].block), f32)
+    np.put_along_axis(values_rb, places_rk, _TOPK_LEVELS[codes_rk] * steps_r[:, None], 1)
+    return values_rb
+
+
+def _topk_refuse(codes_rc: Codes) -> None:
+    """A place may come again, but with its own value: which of two a scatter leaves differs by machine."""
+    places_rk, codes_rk = _topk_entries(codes_rc)
+    keys_rk = np.sort(places_rk << 2 | codes_rk, axis=1)
+    same_place = keys_rk[:, 1:] >> 2 == keys_rk[:, :-1] >> 2
+    if (same_place & (keys_rk[:, 1:] != keys_rk[:, :-1])).any():
+        raise FrameError(Verdict.MALFORMED, "two values for one place")
+
+
+def _no_code_is_refused(codes_rc: Codes) -> None:
+    """Each pattern of bits is a level."""
+
+
+FORMATS = {
+    "int8": BlockFormat(256, 256, 127, False, _int8_quantise, _int8_restore, _int8_refuse),
+    "int4": BlockFormat(64, 32, 127, False, _int4_quantise, _int4_restore, _no_code_is_refused, LEVELS),
+    "int2": BlockFormat(64, 16, 17, True, _int2_quantise, _int2_restore, _no_code_is_refused),
+    "topk": BlockFormat(4096, 112, 40, True, _topk_quantise, _topk_restore, _topk_refuse),
+}
+
+
+# ---- plain codecs ------------------------------------------------------------------------------------------
 
 _VALUE_BYTES = {"fp32": 4, "bf16": 2}  # of codecs that know no blocks
 # Values that are calculated with at a time, whole blocks of each codec: what operations need between them stays in the
@@ -113,7 +486,7 @@ def _bf16_halves(bits_n: NDArray[np.uint32]) -> NDArray[np.uint16]:
     rounded_n &= 1
     rounded_n += 0x7FFF
     rounded_n += bits_n
-    halves_n = rounded_n.view(np.uint16)[1::2].copy()  # the upper ones: memory is little-endian (payload.py)
+    halves_n = rounded_n.view(np.uint16)[1::2].copy()  # the upper ones: memory is little-endian
     halves_n -= halves_n & 0x7FFF == 0x7F80  # rounded to infinity: the largest instead
     return halves_n
 

@@ -4,7 +4,7 @@ Called by: triton_path.py, which imports this file only where Triton is installe
 bytes of the plain path.
 Must not know: headers of payloads, hosts, devices.
 
-Exactness follows from the rules in plain_blocks.py.  Every floating point operation below rounds once: the launches in
+Exactness follows from the rules in plain_codecs.py.  Every floating point operation below rounds once: the launches in
 triton_path.py forbid fused operations, `div_rn` is the division that IEEE 754 rounds to nearest (Triton's `/` is not),
 and nearest integers come from an addition that leaves them in the lowest bits of the sum.  Maxima are taken over bits,
 where NaN and infinity are the largest.

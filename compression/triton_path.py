@@ -21,9 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from farflung.compression.native import Layout, first_difference, from_bytes
-from farflung.compression.native_build import SWITCH
-from farflung.compression.payload import HEADER_BYTES, Bytes
+from farflung.compression.native import SWITCH, Layout, first_difference, from_bytes
+from farflung.compression.plain_codecs import HEADER_BYTES, Bytes
 
 CODECS = ("int8", "int4")
 INPUTS = (torch.float32, torch.bfloat16, torch.float16)

@@ -24,8 +24,8 @@ from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.process.mode_folders import needed
 
 if TYPE_CHECKING:
+    from farflung.checkpoints.checkpoint_manifest import JoinedStages
     from farflung.checkpoints.export import Exported
-    from farflung.checkpoints.stages import JoinedStages
     from farflung.checkpoints.store import Store
 
 LARGE_BYTES = 200_000_000
@@ -203,7 +203,7 @@ def write_for_transformers(
     found: JoinedStages, exported: Exported, hf: str, folder: Path, max_shard_size: str
 ) -> None:
     """Under the names that `from_pretrained` loads, whatever the run called them."""
-    from farflung.checkpoints.hf_folder import TrainedTensors, base_folder, write_hf_folder
+    from farflung.checkpoints.export import TrainedTensors, base_folder, write_hf_folder
 
     names = [*exported.tensors, *exported.frozen]
     in_parts = all(name.partition(".")[0].isdecimal() for name in names)
@@ -249,7 +249,7 @@ def _whole(file: Path) -> Iterator[Path]:
 
 def _contributors(found: JoinedStages, file: Path | None) -> dict[str, str]:
     """For the head of the model's file: who contributed, if that is as the run that signed the checkpoint says."""
-    from farflung.console.history.audit_provenance import facts_of, provenance_in
+    from farflung.console.history.audit_evidence import facts_of, provenance_in
 
     if file is None:
         return {}
@@ -298,7 +298,7 @@ def store_at(place: str) -> Store:
 
 def look(store: Store, run: str, url: str | None = None) -> tuple[list[JoinedStages], list[str]]:
     """With a URL: only what its coordinator has signed, and the rest is a problem."""
-    from farflung.checkpoints.stages import joined
+    from farflung.checkpoints.checkpoint_manifest import joined
 
     key = JoinUrl.parse(url).key if url is not None else b""
     listing = store.list_saved()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from farflung.protocol.errors import UserError
-from farflung.protocol.process.model_folder import KINDS, fits
+from farflung.protocol.process.own_files import KINDS, fits
 
 _WEIGHTS = tuple(pattern for patterns in KINDS.values() for pattern in patterns)
 CARD_KEY = "farflung"

@@ -20,8 +20,8 @@ from farflung.console.history.history import read_folder
 from farflung.console.history.recorded_run import Recording
 from farflung.console.history.replay import Replay
 from farflung.console.screen import live
+from farflung.console.screen.live import has_terminal
 from farflung.console.screen.status_client import StatusClient
-from farflung.console.screen.terminal import has_terminal
 from farflung.peer.settings import OwnConfig
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.process import exit_codes

@@ -239,8 +239,8 @@ def coordinate(
 
 def _say_first(run_toml: Path, changes: list[str], quiet: bool) -> None:
     """UserError for a mistake in the file: that is then all that is said."""
-    from farflung.console.run_doubts import doubts
-    from farflung.coordinator.run_file import read_manifest
+    from farflung.console.run_toml import doubts
+    from farflung.coordinator.run_files import read_manifest
 
     odd = doubts(read_manifest(run_toml, changes))
     for line in () if quiet else (STARTS.format(run_toml), *(f"{run_toml}: {each}" for each in odd)):
@@ -505,7 +505,7 @@ def audit(
         raise typer.Exit(exit_codes.UNEXPECTED if proven else exit_codes.OK)
     key = JoinUrl.parse(url).key if url is not None else b""
     if provenance is not None:
-        from farflung.console.history.audit_provenance import lines_of, provenance_in
+        from farflung.console.history.audit_evidence import lines_of, provenance_in
 
         told = provenance_in(provenance, key, version)
         typer.echo("\n".join(lines_of(told)))

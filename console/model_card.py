@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from farflung.checkpoints.stages import JoinedStages
+from farflung.checkpoints.checkpoint_manifest import JoinedStages
 from farflung.console.history.history import History
 from farflung.coordinator.ledger.provenance import Provenance
 from farflung.protocol.errors import UserError

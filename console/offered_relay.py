@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from farflung.coordinator.relay.relay_process import KeptRelay, Month, RelayProcess
+from farflung.coordinator.relay.relay_hand import KeptRelay, Month, RelayProcess
 from farflung.coordinator.relay.relay_words import RelaySettings
 from farflung.peer.line.relay_offer import RelayTerms
 from farflung.peer.settings import OwnConfig, default_path
 from farflung.protocol.caps import parse_relay
-from farflung.protocol.causes import RelayCause
-from farflung.protocol.errors import UserError
+from farflung.protocol.errors import RelayCause, UserError
 from farflung.protocol.process import own_files
 from farflung.protocol.round_words import RelayOffer
 

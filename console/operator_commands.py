@@ -154,7 +154,7 @@ def amend(
 
     Rounds, deadlines, limits, the codec, periods, rates, admission.
     """
-    from farflung.coordinator.run_file import read_manifest
+    from farflung.coordinator.run_files import read_manifest
 
     wanted = read_manifest(run_toml, changes or []).model_dump_json().encode()
     _tell(_asked(data if data is not None else run_toml, Amend(manifest=wanted, at=at)), json_output)

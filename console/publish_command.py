@@ -28,10 +28,10 @@ from farflung.console.checkpoint_commands import (
     write_for_transformers,
 )
 from farflung.protocol.errors import CheckpointError, UserError
-from farflung.protocol.process.model_folder import made_aside
+from farflung.protocol.process.own_files import made_aside
 
 if TYPE_CHECKING:
-    from farflung.checkpoints.stages import JoinedStages
+    from farflung.checkpoints.checkpoint_manifest import JoinedStages
     from farflung.checkpoints.store import Store
     from farflung.console.model_card import CardFacts
 
@@ -76,7 +76,7 @@ def publish(
     if out is not None and out.exists() and not force:
         raise UserError(f"{out} exists; choose another name with --out, or add --force to overwrite it")
     # Here, since other commands answer at once.
-    from farflung.console.history.audit_provenance import provenance_in
+    from farflung.console.history.audit_evidence import provenance_in
     from farflung.console.history.history import read_folder
     from farflung.console.hub import hub_of
     from farflung.console.model_card import PublisherWord, facts_of

@@ -19,13 +19,17 @@ from pathlib import Path
 
 from farflung.coordinator.door.keys import CoordinatorKeys
 from farflung.coordinator.door.listener import ListenOn
-from farflung.coordinator.evidence_folder import FOLDER_NAME, EvidenceFolder
 from farflung.coordinator.ledger.record_events import CoordinatorStart, RecordEvents
 from farflung.coordinator.modes import registry
-from farflung.coordinator.provenance_file import FILE_NAME, ProvenanceFile
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.machine import RunMachine
-from farflung.coordinator.run_file import read_manifest
+from farflung.coordinator.run_files import (
+    FILE_NAME,
+    FOLDER_NAME,
+    EvidenceFolder,
+    ProvenanceFile,
+    read_manifest,
+)
 from farflung.coordinator.run_lead import StoreOptions, held
 from farflung.coordinator.server import Server
 from farflung.protocol.caps import parse_relay
@@ -33,7 +37,7 @@ from farflung.protocol.errors import Deposed, UserError
 from farflung.protocol.join_url import Address, JoinUrl, Whereabouts
 from farflung.protocol.limits import ADDRESSES_MOST, WHEREABOUTS_BYTES
 from farflung.protocol.process import failpoints, own_files
-from farflung.protocol.process.exporter import Exporter
+from farflung.protocol.process.metrics import Exporter
 from farflung.protocol.process.sockets import take_all_descriptors
 
 EVENTS_NAME = "events.jsonl"

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,39 +20,45 @@ from typing import Any, cast
 import zmq
 from msgspec.structs import replace
 
-from farflung.coordinator.door import gateway_words
+from farflung.coordinator.door import gateways
 from farflung.coordinator.door.allowance import Allowance, Tally
 from farflung.coordinator.door.dialer import Dialer, Target
-from farflung.coordinator.door.front_door_process import DoorProcess, settings_of
-from farflung.coordinator.door.front_door_words import (
+from farflung.coordinator.door.front_door_process import (
     Brings,
     DoorAnswer,
     DoorLimits,
+    DoorProcess,
     FramesCounted,
     FromDoor,
     ModelNow,
     Saw,
     StatusNow,
     WantsStatus,
+    settings_of,
 )
 from farflung.coordinator.door.gateways import GatewayProcess, Gateways, is_held_elsewhere, route_of
 from farflung.coordinator.door.hello_check import HelloPassed
 from farflung.coordinator.door.keys import CoordinatorKeys
-from farflung.coordinator.door.listener import (
-    GOODBYE_MS,
-    Arrival,
-    Listener,
-    ListenOn,
-)
-from farflung.coordinator.evidence_folder import EvidenceFolder
-from farflung.coordinator.failpoint_names import after_record, after_word, before_answer, before_record
+from farflung.coordinator.door.listener import GOODBYE_MS, Arrival, Listener, ListenOn
 from farflung.coordinator.ledger.record_events import RecordEvents
-from farflung.coordinator.ledger.records import Record
+from farflung.coordinator.ledger.records import (
+    AbortedRound,
+    Admitted,
+    CommittedBatch,
+    CommittedRound,
+    DecidedOn,
+    Departed,
+    DigestFixed,
+    Genesis,
+    Granted,
+    Opened,
+    Record,
+    RolledBack,
+)
 from farflung.coordinator.ledger.run_store import RunStore
 from farflung.coordinator.modes import registry
-from farflung.coordinator.modes.mode import ServerHand
+from farflung.coordinator.modes.registry import ServerHand
 from farflung.coordinator.operator_socket import OperatorSocket
-from farflung.coordinator.provenance_file import ProvenanceFile
 from farflung.coordinator.roster.ways import DOORS
 from farflung.coordinator.run.effects import (
     Allow,
@@ -69,18 +75,89 @@ from farflung.coordinator.run.effects import (
     Write,
 )
 from farflung.coordinator.run.machine import RunMachine
+from farflung.coordinator.run_files import EvidenceFolder, ProvenanceFile
 from farflung.coordinator.run_metrics import run_metrics
-from farflung.protocol import envelope
-from farflung.protocol.errors import FrameError, UserError
+from farflung.protocol import messages
+from farflung.protocol.errors import FrameError, UserError, Verdict
 from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.messages import MEMBER_IN, FromMember, Look, Message
+from farflung.protocol.messages import (
+    MEMBER_IN,
+    Aborted,
+    Committed,
+    Decided,
+    FromMember,
+    Look,
+    Message,
+    OpenRound,
+    Welcome,
+)
 from farflung.protocol.orders import Order, Reply
 from farflung.protocol.process.child import STARTS_WITHIN_S, CannotListen, Spawn, started
 from farflung.protocol.process.descriptors import network_at, room_for_connections
-from farflung.protocol.process.exporter import Exporter
-from farflung.protocol.process.lines import LEFT_OPEN_S, Lines
-from farflung.protocol.process.zap import ZapHandler
-from farflung.protocol.verdicts import Verdict
+from farflung.protocol.process.failpoints import hit, is_armed
+from farflung.protocol.process.metrics import Exporter
+from farflung.protocol.process.networks import LEFT_OPEN_S, Lines
+from farflung.protocol.process.sockets import ZapHandler
+
+# ---- failpoint names ---------------------------------------------------------------------------------------
+# The coordinator's failpoints: which of its records and words passes which point.
+#
+# Called by the server, around every write and every word. Off, each call returns at once
+# (protocol/process/failpoints.py).
+
+_RECORDS: dict[type, str] = {
+    Genesis: "genesis",
+    Admitted: "admit",
+    Departed: "depart",
+    Granted: "lease",
+    Opened: "open",
+    DecidedOn: "decide",
+    CommittedRound: "commit",
+    CommittedBatch: "commit",
+    AbortedRound: "abort",
+    DigestFixed: "digest",
+    RolledBack: "go_back",
+}
+_WORDS: dict[type, str] = {
+    OpenRound: "open.mid_announce",
+    Decided: "decide.mid_announce",
+    Committed: "commit.mid_announce",
+    Aborted: "abort.mid_announce",
+}
+
+
+def before_record(records: Sequence[Record]) -> None:
+    """They are about to be written."""
+    if is_armed():
+        _pass(records, "before_fsync")
+
+
+def after_record(records: Sequence[Record]) -> None:
+    """They are durable, and nobody knows."""
+    if is_armed():
+        _pass(records, "after_fsync")
+
+
+def before_answer(message: Message) -> None:
+    if is_armed() and isinstance(message, Welcome):
+        hit("admit.before_answer")
+
+
+def after_word(message: Message) -> None:
+    """It has left for one member."""
+    foreseen = isinstance(message, Decided) and message.decision.foreseen
+    if is_armed() and type(message) in _WORDS and not foreseen:
+        hit(_WORDS[type(message)])
+
+
+def _pass(records: Sequence[Record], when: str) -> None:
+    for record in records:
+        name = _RECORDS.get(type(record))
+        if name is not None:
+            hit(f"{name}.{when}")
+
+
+# ---- server ------------------------------------------------------------------------------------------------
 
 JOURNAL_NAME = "journal.sqlite"
 TICK_S = 0.1
@@ -255,9 +332,9 @@ class Server:
 
     # ---- gateways ------------------------------------------------------------------------------------
 
-    def _begins(self) -> list[gateway_words.GatewaySettings]:
+    def _begins(self) -> list[gateways.GatewaySettings]:
         net, listen = self._machine.core.manifest.net, self._listen
-        bare = gateway_words.GatewaySettings(
+        bare = gateways.GatewaySettings(
             secret=self._keys.secret,
             host=listen.host,
             port=0,
@@ -277,18 +354,18 @@ class Server:
             zmq.select(list(self.gateways.channels()), [], [], TICK_S)
         self._machine.member_ports = self.gateways.ports
 
-    def _on_gateway_word(self, gateway: GatewayProcess, word: gateway_words.FromGateway) -> None:
+    def _on_gateway_word(self, gateway: GatewayProcess, word: gateways.FromGateway) -> None:
         match word:
-            case gateway_words.Heard(lot=lot):
+            case gateways.Heard(lot=lot):
                 for route, key, raw in lot:
                     # It looked at the frame's shape and at its sender's rate; what it means is looked at here.
                     self._on_member_frame(Arrival(route_of(gateway, route), key, NO_DESCRIPTOR, raw))
-            case gateway_words.Ended(routes=routes):
+            case gateways.Ended(routes=routes):
                 for route in routes:
                     self._on_closed(route_of(gateway, route))
-            case gateway_words.Looked(key=key, endpoint=endpoint):
+            case gateways.Looked(key=key, endpoint=endpoint):
                 self._execute(self._machine.on_look(key, DOORS[1], endpoint, time.monotonic()))
-            case gateway_words.Misbehaved(route=route, key=key, why=why):
+            case gateways.Misbehaved(route=route, key=key, why=why):
                 self._cut_off_for(route_of(gateway, route), key, why)
             case FramesCounted():
                 self._on_counted(word)
@@ -421,7 +498,7 @@ class Server:
         try:
             if arrival.payload is None:
                 raise FrameError(Verdict.MALFORMED, "a control message is exactly one frame")
-            return envelope.decode(arrival.payload, allowed)
+            return messages.decode(arrival.payload, allowed)
         except FrameError as error:
             counters.count(error.verdict)
             log.debug("frame dropped: %s", error)
@@ -491,7 +568,7 @@ class Server:
         match effect:
             case AnswerDoor(caller=caller, message=answer):
                 before_answer(answer)
-                if not self._door.send(DoorAnswer(caller=caller, message=envelope.encode(answer))):
+                if not self._door.send(DoorAnswer(caller=caller, message=messages.encode(answer))):
                     self.undelivered += 1
             case Tell(peer="", message=told):  # to whoever spoke last: no member of ours
                 self._deliver(reply_to, told)
@@ -533,6 +610,6 @@ class Server:
 
     def _deliver(self, routing_id: bytes, message: Message) -> None:
         holder = self.gateways if is_held_elsewhere(routing_id) else self._members
-        if not routing_id or not holder.send(routing_id, envelope.encode(message)):
+        if not routing_id or not holder.send(routing_id, messages.encode(message)):
             self.undelivered += 1
         after_word(message)

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from torch import nn
 from torch.optim import Optimizer
 
-from farflung.optim.inner import hidden_matrices
+from farflung.optim.inner import FOR_HIDDEN_MATRICES, hidden_matrices, inner_optimizer
 from farflung.optim.outer import Fused, OuterStep, outer_step_for
-from farflung.optim.packaged import FOR_HIDDEN_MATRICES, inner_optimizer
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.run_terms import Terms
 

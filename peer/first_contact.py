@@ -23,7 +23,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from farflung.peer.remembered_places import RememberedPlaces
 from farflung.peer.settings import OwnConfig, default_path
-from farflung.protocol import envelope
+from farflung.protocol import messages
 from farflung.protocol.errors import FrameError, Refused, Unreachable
 from farflung.protocol.join_url import Address, JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
@@ -136,7 +136,7 @@ def _knock(url: JoinUrl, places: list[Address]) -> dict[Address, DoorAnswers]:
             door = opened(context, zmq.DEALER, STRANGER, _AT_ONCE, curve)
             news = door.get_monitor_socket(_BROKEN_OFF)
             door.connect(f"tcp://{place}")
-            door.send(envelope.encode(Knock(protocol=PROTOCOL_VERSION, run=url.run)))
+            door.send(messages.encode(Knock(protocol=PROTOCOL_VERSION, run=url.run)))
             poller.register(door, zmq.POLLIN)
             poller.register(news, zmq.POLLIN)
             doors[place] = door, news
@@ -160,7 +160,7 @@ def _knock(url: JoinUrl, places: list[Address]) -> dict[Address, DoorAnswers]:
 def _heard(raw: bytes) -> None:
     """Refused, where no knock will ever be answered otherwise.  What can't be read, the peer judges by itself."""
     try:
-        answer: Message = envelope.decode(raw, frozenset(DOOR_OUT))
+        answer: Message = messages.decode(raw, frozenset(DOOR_OUT))
     except FrameError:
         return
     if isinstance(answer, Refuse) and answer.code in _FINAL:

@@ -25,7 +25,7 @@ Place = Literal["GPU", "shared", "host", "disk"]
 Owner = Literal["agent", "trainer"]
 SLOTS = 3  # that files are made for; pages are taken only by those that are written
 SLOTS_OF_WAITING, SLOTS_USUAL = 1, 2  # written where no round fails: in "blocking", and in all others
-GPU_TILES_BYTES = 14 * (16 << 20)  # two lanes of at most seven tiles each: see peer/trainer/tiles.py
+GPU_TILES_BYTES = 14 * (16 << 20)  # two lanes of at most seven tiles each: see peer/trainer/fused.py
 AGENT_BYTES, TRAINER_BYTES = 200_000_000, 400_000_000  # Python and torch, before there is any model
 ADAM_BYTES = 8.0  # two moments in fp32
 # Of [inner] optimizer, for a value: docs/learning.md, "On a small GPU".

@@ -16,9 +16,8 @@ from types import MappingProxyType
 from typing import Self
 
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.errors import FrameError
+from farflung.protocol.errors import FrameError, Verdict
 from farflung.protocol.limits import BULK_HEADER_BYTES
-from farflung.protocol.verdicts import Verdict
 
 # Magic, kind, protocol, run, round, decision, version, chunk, ...
 _LAYOUT = struct.Struct("<4sBxH8sQQQII32s16x")
@@ -82,7 +81,7 @@ class Kind(FrameKind):
     WANT_HAVE = 27, Trait.BARE
     # joiner -> joiner: masks of the pieces of `version` that I have, and of those that donors owe me
     HAVE = 28, Trait.ANSWER
-    LEAN_ASKED = 34  # link to link (lean_side.py): "let me open a lean connection: my half of its secret"
+    LEAN_ASKED = 34  # link to link (lean.py): "let me open a lean connection: my half of its secret"
     LEAN_GRANTED = 35, Trait.ANSWER  # "at this port, with this ticket: my half"
     SUM = 36  # owner -> root, in a mesh: what my group's contributions to one chunk add up to
     WANT_SUM = 37, Trait.BARE

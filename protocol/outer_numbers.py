@@ -15,9 +15,8 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
-from farflung.protocol.errors import FrameError
+from farflung.protocol.errors import FrameError, Verdict
 from farflung.protocol.round_words import Count
-from farflung.protocol.verdicts import Verdict
 
 # The parts of a chunk's state, one after the other, as files name them.  Which of them a run has, its step says.
 PART_NAMES = ("params", "momentum", "second_moment")

@@ -12,8 +12,8 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from farflung.protocol.causes import RelayCause
 from farflung.protocol.digests import hash_bytes
+from farflung.protocol.errors import RelayCause
 from farflung.protocol.limits import (
     ADDRESS_CHARS,
     CHUNKS_PER_FRAGMENT,

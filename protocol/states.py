@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from farflung.protocol.causes import DepartureCause
+from farflung.protocol.errors import DepartureCause
 
 S = TypeVar("S")
 E = TypeVar("E")

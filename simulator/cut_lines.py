@@ -8,10 +8,11 @@ they are as good as dead, and a stranger that gets through may be all that it se
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -28,9 +29,12 @@ from farflung.coordinator.ledger.records import (
 from farflung.coordinator.ledger.run_store import RunRecords
 from farflung.coordinator.modes import registry
 from farflung.coordinator.run.machine import RunMachine
+from farflung.protocol.frames import FrameKind
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Knock, Message
+from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.orders import Amend, GoBack
+from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER
 from farflung.protocol.signing import KeptReceipts, curve_key_of
 from farflung.simulator.invariants import Broken, Invariants, all_is_held
 from farflung.simulator.peer import VirtualPeer
@@ -309,3 +313,156 @@ class LostDisk:
             if peer.alive and not peer.exit_code and newest is not None and newest.order > order:
                 if not self._world.scenario.kill_per_effect:  # else it may just have been started
                     raise Broken(f"P21 is broken: {peer.peer} keeps step {newest.number}, and it was lost")
+
+
+# ---- departures --------------------------------------------------------------------------------------------
+# Who goes in a simulated run, and comes back: peers that are asked to leave, and deaths close to each other.
+#
+# Called by the world. Deaths between two effects are the world's own, and few, since any party may be hit by
+# them at any time; those here are so many that within one batch of a pipeline several seats of several stages
+# go, and others sit down meanwhile. A run without them draws nothing here, so that its seed keeps its course.
+
+AWAY_S = (0.5, 8.0)  # how long somebody who was asked to leave stays away
+DEATHS_FROM_S = 3.0  # before that hardly anybody is there
+
+
+class DepartureWorld(Protocol):
+    """The simulated world, as those who go see it."""
+
+    random: random.Random
+    now: float
+
+    @property
+    def peers(self) -> Mapping[str, VirtualPeer]: ...
+    @property
+    def calm(self) -> bool: ...
+    def after(self, delay_s: float, action: Callable[[], object]) -> None: ...
+    def note(self, text: str) -> None: ...
+    def start_again(self, peer: str) -> None: ...
+
+
+# ---- deaths --------------------------------------------------------------------------------------------------------
+
+
+def let_some_die(world: DepartureWorld, per_s: float, kill: Callable[[str], None]) -> None:
+    """At random times; of a stage with a single seat nobody, since its sums would be gone and nobody could ask them."""
+    if not per_s:
+        return
+
+    def strike() -> None:
+        if world.calm:
+            return
+        seated = [peer for peer in world.peers.values() if peer.alive and not peer.exit_code and peer.seat]
+        stages = [_stage_of(peer) for peer in seated]
+        able = [peer for peer, stage in zip(seated, stages, strict=True) if stages.count(stage) > 1]
+        if able:
+            kill(world.random.choice(able).peer)
+        world.after(world.random.expovariate(per_s), strike)
+
+    world.after(DEATHS_FROM_S + world.random.expovariate(per_s), strike)
+
+
+def _stage_of(peer: VirtualPeer) -> int:
+    return peer.held[0].number if peer.held else -1
+
+
+# ---- those who take their leave, as on Ctrl-C, and come back as new processes ----------------------------------------
+
+
+def let_some_leave(world: DepartureWorld, per_s: float) -> None:
+    """Once a virtual second."""
+    for peer in list(world.peers.values()) if per_s else ():
+        if peer.alive and not peer.exit_code and world.random.random() < per_s:
+            ask_to_leave(world, peer, twice=world.random.random() < 0.3)
+            _await_return(world, peer)
+
+
+def ask_to_leave(world: DepartureWorld, peer: VirtualPeer, twice: bool = False) -> None:
+    """In good order; a peer that is asked twice goes at once."""
+    world.note(f"{peer.peer} is asked to leave{' twice' if twice else ''}")
+    peer.carry_out(peer.machine.take_leave("asked", world.now))
+    if twice:
+        peer.carry_out(peer.machine.leave("asked"))
+
+
+def _await_return(world: DepartureWorld, peer: VirtualPeer) -> None:
+    def look() -> None:
+        if not peer.alive or peer.exit_code == "finished" or world.peers.get(peer.peer) is not peer:
+            return  # or it is back already: it was asked once more before it had gone
+        if peer.exit_code:
+            world.start_again(peer.peer)
+        else:
+            _await_return(world, peer)
+
+    world.after(world.random.uniform(*AWAY_S), look)
+
+
+# ---- slow line ---------------------------------------------------------------------------------------------
+# A peer of the simulated world whose line is far slower than all others': its bulk passes one after the
+# other.
+#
+# Read by the world, which asks how long a frame is on its way besides what the network does to it. The lines'
+# rates are what the peers tell the coordinator, as if they had been measured; vectors of a dozen values are
+# long enough here.
+
+FAST_TIMES = 100.0  # faster are all other lines
+# What takes its time.  State that others ask for does not: the real data plane sends no second copy of what waits.
+CONTRIBUTED, RESULTS = {"CONTRIBUTION", "AHEAD"}, {"RESULT", "LOGGED"}
+
+
+def of_slow_line(seed: int) -> Scenario:
+    """The world of the seed, without checkpoints, in which each chunk of the first peer takes it most of a second."""
+    drawn = Scenario.of(seed)
+    return replace(
+        drawn,
+        peers=max(4, drawn.peers),
+        chunks=max(3, drawn.chunks),
+        rounds=8,
+        min_peers=min(2, drawn.min_peers),
+        codec=("fp32", "int8", "int4", "auto")[seed % 4],
+        undialable=0,
+        blackout_at_s=0.0,
+        every_rounds=0,
+        slow_line_s=(0.6, 0.8, 0.5)[seed % 3],
+    )
+
+
+def calm_slow_line(seed: int, **changes: object) -> Scenario:
+    """The same where nothing else happens to anybody."""
+    calm = dict.fromkeys(
+        ("drop", "duplicate", "slow", "kill_per_effect", "cut_per_s", "trainer_crash_per_s", "leave_per_s"),
+        0.0,
+    )
+    return replace(of_slow_line(seed), fragments=1, schedule="blocking", period_s=0.0, **(calm | changes))  # type: ignore[arg-type]
+
+
+class SlowLine:
+    def __init__(self, scenario: Scenario, peer: str, model: ModelSchema) -> None:
+        self._takes_s, self.peer = scenario.slow_line_s, peer
+        codec = LADDER[0] if scenario.codec == AUTO else scenario.codec
+        self._chunk_bytes = model.chunk_elements * BITS_PER_VALUE[codec] / 8
+        self._free_at = {"up": 0.0, "down": 0.0}
+
+    def prepare(self, machine: RunMachine) -> None:
+        """Of a coordinator that begins."""
+        if self._takes_s:
+            for driver in machine.drivers:
+                cast(Any, driver.lines).least_bytes = 0.0  # of EarlyUploads, where the mode is there
+
+    def up_bytes_per_s(self, peer: str, otherwise: Callable[[], int]) -> int:
+        """What a peer tells of its line."""
+        drawn = otherwise()  # what else is drawn must not change
+        if not self._takes_s:
+            return drawn
+        slow = self._chunk_bytes / self._takes_s
+        return math.ceil(slow if peer == self.peer else FAST_TIMES * slow)
+
+    def waits_s(self, source: str, target: str, kind: FrameKind, now: float) -> float:
+        """How long this frame takes until it is through."""
+        kinds = CONTRIBUTED if source == self.peer else RESULTS
+        if not self._takes_s or self.peer not in (source, target) or kind.name not in kinds:
+            return 0.0
+        # What comes in is a quarter of the time on its way: home lines are faster that way.
+        way, takes_s = ("up", self._takes_s) if source == self.peer else ("down", self._takes_s / 4)
+        self._free_at[way] = max(now, self._free_at[way]) + takes_s
+        return self._free_at[way] - now

@@ -65,7 +65,7 @@ class VirtualDisk:
 
 
 def _needed(kept: list[DiskEntry]) -> list[DiskEntry]:
-    """By the rule of checkpoints/stages.py: the newest versions of each stage, and the newest that are there of all."""
+    """By the rule of checkpoint_manifest.py: the newest versions of each stage, and the newest whole ones."""
     ages: dict[int, set[tuple[int, int]]] = {}
     for each in kept:
         ages.setdefault(min(each.parts), set()).add((each.era, each.version))
@@ -83,7 +83,7 @@ def is_kept(known: Mapping[int, Digests], disks: Iterable[VirtualDisk]) -> bool:
 
 @dataclass
 class OwnDisk:
-    """Beside the key of one peer: what peer/state/arrived_pieces.py and peer/state/results_on_disk.py keep."""
+    """Beside the key of one peer: what peer/state/keeping_state.py and peer/state/keeping_state.py keep."""
 
     results_on_disk: bool = False
     # Era, version, digest, bytes.

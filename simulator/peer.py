@@ -32,8 +32,8 @@ from farflung.peer.machine import effects as do
 from farflung.peer.machine.disk_words import PiecesRecalled, ResultsFound, Undone
 from farflung.peer.machine.handshake import Me, PeerConfig
 from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.state.keeping_state import logged_answer
 from farflung.peer.state.outer_state import OuterState
-from farflung.peer.state.results_on_disk import logged_answer
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.protocol.manifest import Manifest

@@ -57,7 +57,7 @@ class VirtualTrainer:
         """`reads_ahead`: so many batches its loader holds back when it gives one out.
 
         `looks_every`: so many steps it takes, at most, before it hears words, the time and the tokens of its steps, as
-        ranks do that look at their agent together (peer/island/looks.py).
+        ranks do that look at their agent together (peer/island/parts.py).
         """
         self.host = host
         self.world = world

@@ -39,7 +39,7 @@ from farflung.coordinator.run.machine import RunMachine
 from farflung.peer.machine.handshake import HandshakeState, Me
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.machine.modes import kinds_of
-from farflung.protocol import envelope
+from farflung.protocol import messages
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import (
     Frame,
@@ -53,8 +53,8 @@ from farflung.protocol.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT,
 from farflung.protocol.orders import Order
 from farflung.protocol.run_terms import tag_of
 from farflung.protocol.signing import name_of, peer_id_of
-from farflung.simulator.bad_peers import LastPeer, Neighbours
-from farflung.simulator.byzantine import LiarsLeague
+from farflung.simulator.bad_peers import LARGEST_BYTES, LastPeer, Neighbours
+from farflung.simulator.byzantine import LiarsLeague, WorkLeague, trainer_for
 from farflung.simulator.cut_lines import (
     HOST_LOOKS_EVERY_S,
     CutLines,
@@ -62,19 +62,18 @@ from farflung.simulator.cut_lines import (
     HostChanges,
     LostDisk,
     OrdersOfHost,
+    SlowLine,
+    let_some_die,
+    let_some_leave,
+    of_slow_line,
 )
-from farflung.simulator.departures import let_some_die, let_some_leave
 from farflung.simulator.disk import OwnDisk, VirtualDisk, is_kept
-from farflung.simulator.hostile import LARGEST_BYTES
 from farflung.simulator.invariants import Broken, Invariants, all_is_held
 from farflung.simulator.peer import VirtualPeer
-from farflung.simulator.scenario import Scenario, SimulationReport
-from farflung.simulator.simulated_run import manifest_for, model_for
-from farflung.simulator.slow_line import SlowLine, of_slow_line
+from farflung.simulator.scenario import Scenario, SimulationReport, manifest_for, model_for
 from farflung.simulator.trainer import VirtualTrainer
 from farflung.simulator.trainer_surroundings import LOCAL_DELAYS_S, RUN_ID, TrainerSurroundings
 from farflung.simulator.virtual_relay import Between, VirtualOffers, VirtualRelay, VirtualRouters
-from farflung.simulator.work_liars import WorkLeague, trainer_for
 
 COORDINATOR = "coordinator"
 TAG = tag_of(RUN_ID)
@@ -95,7 +94,7 @@ def invariants_of(scenario: Scenario, batches: tuple[int, Manifest], seen: tuple
         of_stages = importlib.import_module("farflung.simulator.batches.stage_invariants").StageInvariants
         return cast(Invariants, of_stages(calm, scenario.lines_are_good, batches, *seen))
     if scenario.batch:
-        of_batches = importlib.import_module("farflung.simulator.batches.batch_invariants").BatchInvariants
+        of_batches = importlib.import_module("farflung.simulator.batches.stage_invariants").BatchInvariants
         return cast(Invariants, of_batches(batches, *seen))
     return Invariants(*seen)
 
@@ -400,9 +399,9 @@ class World:
         return [draw.uniform(0.005, 3.0 if draw.random() < scenario.slow else 0.08) for _ in range(copies)]
 
     def _deliver(self, source: str, target: str, message: Message, allowed: Names, key: bytes = b"") -> None:
-        raw = envelope.encode(message)
+        raw = messages.encode(message)
         for delay_s in self._delays(source, target):
-            self.after(delay_s, lambda: self._arrive(source, target, envelope.decode(raw, allowed), key))
+            self.after(delay_s, lambda: self._arrive(source, target, messages.decode(raw, allowed), key))
 
     def answer(self, peer: str, message: Message) -> None:
         self._deliver(COORDINATOR, peer, message, _DOOR[1])

@@ -28,7 +28,7 @@ from farflung.coordinator.ledger.records import CommittedRound, Opened, Record
 from farflung.optim.schedule import ScheduleRules
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, build, evaluate
-from farflung.peer.data.sample_order import permuted_index
+from farflung.peer.data.sample_source import permuted_index
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema, TensorSpec

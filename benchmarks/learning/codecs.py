@@ -22,11 +22,11 @@ from farflung.compression.codec import codec_named, codec_names
 from farflung.optim.outer import Nesterov
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, evaluate
-from farflung.peer.data.sample_order import permuted_range
+from farflung.peer.data.sample_source import permuted_range
 from farflung.peer.machine.effects import Encode
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.trainer.layout import ModelLayout
-from farflung.protocol.manifest_sections import RoundSection
+from farflung.protocol.manifest import RoundSection
 
 CONFIG = GPTConfig(layers=2, width=64, heads=4, context=64)
 BATCH, CHUNK_ELEMENTS, SEED = 8, 16384, 0

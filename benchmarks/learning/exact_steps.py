@@ -26,8 +26,7 @@ sys.path += [str(HERE), str(HERE.parent)]
 from pages import write_between
 from plot import draw
 
-from farflung.optim.muon import orthogonal
-from farflung.optim.outer import advance
+from farflung.optim.outer import advance, orthogonal
 from farflung.optim.recipes import outer_of
 from farflung.peer.builtin.corpus import load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, evaluate

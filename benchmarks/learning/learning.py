@@ -25,7 +25,7 @@ import torch
 from learning_lab import LearningWorld, Row, Setting, synchronous
 from plot import draw
 
-from farflung.optim.packaged import WORDS
+from farflung.optim.inner import WORDS
 from farflung.protocol.errors import UserError
 
 Make = Callable[[Setting], Row]

@@ -25,7 +25,7 @@ from farflung.optim.outer import Nesterov
 from farflung.optim.recipes import inner_of, outer_of
 from farflung.peer.builtin.corpus import load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, build, evaluate
-from farflung.peer.data.sample_order import permuted_range
+from farflung.peer.data.sample_source import permuted_range
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.frames import Header, Kind
 from farflung.protocol.manifest import Manifest

@@ -28,13 +28,13 @@ from farflung.compression.codec import codec_named
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.rounds import shares
 from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.round_policy import Done, OwnersMoved, RoundCommitted
 from farflung.coordinator.rounds.round_rules import rules_for
-from farflung.coordinator.rounds.steps import Done, OwnersMoved, RoundCommitted
-from farflung.coordinator.run.signed_results import FAR_TOO_LONG
+from farflung.coordinator.run.digest_agreement import FAR_TOO_LONG
 from farflung.optim.outer import Nesterov
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, evaluate
-from farflung.peer.data.sample_order import permuted_range
+from farflung.peer.data.sample_source import permuted_range
 from farflung.peer.machine.effects import Encode
 from farflung.peer.machine.heartbeat import HeartbeatBuilder
 from farflung.peer.state.outer_state import OuterState
@@ -42,11 +42,10 @@ from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.digests import mask_from_bytes
 from farflung.protocol.errors import FrameError
 from farflung.protocol.frames import Kind, Payload
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import MergeSection, RoundSection
+from farflung.protocol.manifest import Manifest, MergeSection, RoundSection
 from farflung.protocol.messages import ProgressReport, Sent
 from farflung.protocol.round_words import Commit, Plan
-from farflung.simulator.hostile import forged
+from farflung.simulator.bad_peers import forged
 
 CONFIG = GPTConfig(layers=2, width=64, heads=4, context=64)
 BATCH, CHUNK_ELEMENTS, SEED = 8, 8192, 0

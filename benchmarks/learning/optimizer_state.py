@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from farflung.optim.packaged import WORDS, inner_optimizer
+from farflung.optim.inner import WORDS, inner_optimizer
 from farflung.peer.builtin.tiny_gpt import GPTConfig, build
 from farflung.protocol.errors import UserError
 

@@ -40,12 +40,12 @@ from farflung.optim.recipes import outer_of
 from farflung.optim.schedule import rules_of
 from farflung.peer.builtin.corpus import load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig
-from farflung.peer.data.sample_order import permuted_range
+from farflung.peer.data.sample_source import permuted_range
 from farflung.peer.pipeline.builtin_batches import next_byte_loss, untied_parts
 from farflung.peer.pipeline.machines.stage_machine import LocalSteps
 from farflung.peer.pipeline.parts import Stage, Tensors
+from farflung.peer.pipeline.pipeline_loop import StageOptimizer
 from farflung.peer.pipeline.stage_loop import MicroActivations, StageLoop
-from farflung.peer.pipeline.stage_optimizer import StageOptimizer
 from farflung.protocol.manifest import Manifest
 from rig.local_pipeline import BorderCrossing
 

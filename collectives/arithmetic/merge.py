@@ -16,7 +16,7 @@ from torch import Tensor
 
 from farflung.compression.codec import Codec, codec_of
 from farflung.compression.native import Products, compiled_for, fp32_dots, from_bytes, scratch
-from farflung.compression.payload import HEADER_BYTES, check_header
+from farflung.compression.plain_codecs import HEADER_BYTES, check_header
 from farflung.protocol.frames import Payload
 
 _LARGEST = torch.finfo(torch.float32).max

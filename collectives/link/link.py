@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from farflung.protocol.errors import Counters
 from farflung.protocol.frames import CORE_KINDS, Frame, Kinds, Spoiled
 from farflung.protocol.round_words import Contact
-from farflung.protocol.verdicts import Counters
 
 
 class Pollable(Protocol):
@@ -153,7 +153,7 @@ class Link(Protocol):
         honest peer asks again; the same holds for crossings of microbatches.  What a round sends is bounded by the
         round.
 
-        Words and crossings go before bulk (priorities.py), which keeps a quarter of the bytes while crossings wait too.
+        Words and crossings go before bulk (frame_queue.py), which keeps a quarter of the bytes while crossings wait.
         """
         ...
 

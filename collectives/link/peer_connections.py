@@ -17,9 +17,8 @@ from enum import StrEnum
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from farflung.collectives.link.frame_queue import ENCRYPTION_BYTES, Backlog, OnTheWay, QueuedFrame
+from farflung.collectives.link.frame_queue import ENCRYPTION_BYTES, Backlog, OnTheWay, QueuedFrame, Rank
 from farflung.collectives.link.link import Appointment, Relayed
-from farflung.collectives.link.priorities import Rank
 from farflung.collectives.link.relay_way import RelayWay
 from farflung.collectives.link.stalled_streams import Speed, StalledStreams
 from farflung.collectives.link.tcp_counts import NEWS, NOTHING, OPENED, TcpCounts, TcpTraffic

@@ -25,7 +25,7 @@ class Pings:
         self.rtt_s: dict[str, float] = {}
         # (bytes, seconds) of a probe of this machine's upload; None: none yet, or the line is too fast for them.
         self.probed: tuple[int, float] | None = None
-        self.lean_port = 0  # what answers say besides: where lean connections are taken (lean_side.py)
+        self.lean_port = 0  # what answers say besides: where lean connections are taken (lean.py)
         self._run_tag = run_tag
         self._sizes = [min(size, payload_max) for size in PROBE_SIZES_BYTES]
         self._number = 0

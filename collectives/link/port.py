@@ -1,7 +1,7 @@
 """The ports at which others dial this peer: who may come in there, and how many connections may stand.
 
-Owned by zmq_link.py; lean_side.py asks it for the lean port.  The rules are those of the coordinator's sockets
-(protocol/process/lines.py), and both ports share the room: what this process needs besides, it keeps.
+Owned by zmq_link.py; lean.py asks it for the lean port.  The rules are those of the coordinator's sockets
+(protocol/process/networks.py), and both ports share the room: what this process needs besides, it keeps.
 
 Who may lie: anybody may connect, and is one of the silent ones, few of one network, until its handshake is over or its
 time is.  Only contacts shake hands, those that the coordinator named, and the coordinator itself, which dials a
@@ -19,9 +19,8 @@ from zmq.utils.monitor import parse_monitor_message
 from farflung.collectives.link.tcp_counts import NEWS, TcpCounts, is_ours
 from farflung.protocol.caps import CONNECTIONS_MOST
 from farflung.protocol.process.descriptors import end, network_at, room_for_connections
-from farflung.protocol.process.lines import Bounds, Lines
-from farflung.protocol.process.sockets import Socket
-from farflung.protocol.process.zap import ZapHandler
+from farflung.protocol.process.networks import Bounds, Lines
+from farflung.protocol.process.sockets import Socket, ZapHandler
 
 ZAP_DOMAIN = b"data"
 LINES_OF_CONTACT = 2 * CONNECTIONS_MOST  # as many of ZeroMQ's as it may want, and of lean ones

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 
 from farflung.collectives.link.link import Relayed
-from farflung.protocol.process.splice import Pipe
+from farflung.protocol.process.descriptors import Pipe
 
 ASKS_WITHIN_S = 10.0  # for a connection to the relay, and its first word
 # It hangs up by itself on whoever waits too long; this is for one that vanished.

@@ -1,6 +1,6 @@
 """What a lean connection says, sealed: the hello that opens it, and the frames that follow.  Pure.
 
-Called by lean.py and lean_side.py, which move the bytes.  The secret of a connection comes over the encrypted line that
+Called by lean.py, which moves the bytes.  The secret of a connection comes over the encrypted line that
 the two peers have already (CURVE over ZeroMQ): one asks with its half of the secret, the other grants with the rest, a
 ticket and a port.  So whoever knows the secret was shown to be the contact, and nobody can learn it later: CURVE's own
 keys are gone with their connection, and the secret with this one.

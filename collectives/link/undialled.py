@@ -28,12 +28,12 @@ from farflung.protocol.process.sockets import (
     BULK_RELAYED,
     Keys,
     Options,
+    ZapHandler,
     curve_client,
     curve_raw,
     curve_server,
     end_abruptly,
 )
-from farflung.protocol.process.zap import ZapHandler
 from farflung.protocol.round_words import MEET_EVERY_S, MEET_TRIES
 
 MEET_AGAIN_S, MEET_AGAIN_MOST_S = (

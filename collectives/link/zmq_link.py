@@ -23,20 +23,17 @@ from dataclasses import dataclass, field
 
 import zmq
 
-from farflung.collectives.link.frame_queue import Intake
-from farflung.collectives.link.lean import Lean
-from farflung.collectives.link.lean_side import LeanSide
+from farflung.collectives.link.frame_queue import Intake, Rank, Sharing, has_room
+from farflung.collectives.link.lean import Lean, LeanSide
 from farflung.collectives.link.link import Appointment, FrameCounts, MovedBytes, Pollable, Relayed
-from farflung.collectives.link.pacer import Pacer
 from farflung.collectives.link.peer_connections import ConnectionKind, PeerConnections, ZmqConnection
 from farflung.collectives.link.pings import Pings
 from farflung.collectives.link.port import LINES_OF_CONTACT, ZAP_DOMAIN, Port
-from farflung.collectives.link.priorities import Rank, Sharing, has_room
-from farflung.collectives.link.rates import AtLeast, connections_wanted, streams_wanted
+from farflung.collectives.link.rates import AtLeast, Pacer, connections_wanted, streams_wanted
 from farflung.collectives.link.stalled_streams import Around
 from farflung.collectives.link.tcp_counts import Incoming, TcpCounts
 from farflung.collectives.link.undialled import Undialled, domain_of
-from farflung.protocol.errors import UserError
+from farflung.protocol.errors import UserError, Verdict
 from farflung.protocol.frames import CORE_KINDS, Frame, Header, Kind, Kinds, Spoiled, with_payload
 from farflung.protocol.process.sockets import (
     BULK_CLIENT,
@@ -44,15 +41,14 @@ from farflung.protocol.process.sockets import (
     Keys,
     Options,
     Socket,
+    ZapHandler,
     bulk,
     curve_client,
     curve_raw,
     curve_server,
     opened,
 )
-from farflung.protocol.process.zap import ZapHandler
 from farflung.protocol.round_words import CROWD, Contact
-from farflung.protocol.verdicts import Verdict
 
 FRAMES_PER_TURN = 16  # bounded work between two looks at the clock and at the control plane
 WIDEN_EVERY_S = 0.5

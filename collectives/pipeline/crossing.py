@@ -17,12 +17,11 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from farflung.protocol.errors import FrameError
+from farflung.protocol.errors import FrameError, Verdict
 from farflung.protocol.frames import FrameKind, Payload, Trait
 from farflung.protocol.limits import TOKENS_MAX
-from farflung.protocol.manifest_sections import PipelineSection
+from farflung.protocol.manifest import PipelineSection
 from farflung.protocol.model_schema import BorderTensor, ModelSchema
-from farflung.protocol.verdicts import Verdict
 
 _BARE = Trait.CROSSING | Trait.BARE
 

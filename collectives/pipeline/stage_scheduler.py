@@ -27,9 +27,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping
 
-from farflung.collectives.pipeline.credits import CreditsGiven, CreditsHeld, Window
 from farflung.collectives.pipeline.crossing import CrossingKind
-from farflung.collectives.pipeline.early_frames import EarlyFrames, is_early, refusal
 from farflung.collectives.pipeline.effects import (
     AGAIN,
     FOR_GOOD,
@@ -48,16 +46,20 @@ from farflung.collectives.pipeline.effects import (
     seat_of,
     table_of,
 )
-from farflung.collectives.pipeline.frame_sender import Sending
 from farflung.collectives.pipeline.microbatches import Asks, MicroState, Queue
-from farflung.collectives.pipeline.neighbour_health import NeighbourHealth
-from farflung.collectives.pipeline.seat_router import Routing
+from farflung.collectives.pipeline.neighbours import (
+    CreditsGiven,
+    CreditsHeld,
+    NeighbourHealth,
+    Routing,
+    Window,
+)
 from farflung.collectives.pipeline.seats import SeatPlace, Table
+from farflung.collectives.pipeline.stage_frames import EarlyFrames, Sending, is_early, refusal
 from farflung.collectives.pipeline.work_stealing import WorkStealing
 from farflung.protocol.digests import bits, mask_from_bytes, mask_of
-from farflung.protocol.errors import FrameError
+from farflung.protocol.errors import Counters, FrameError, Verdict
 from farflung.protocol.frames import Frame, FrameKind, Header, Kind, Payload, Spoiled
-from farflung.protocol.verdicts import Counters, Verdict
 
 ROOM_AGAIN_S = 1.0
 _QUESTIONS: Mapping[FrameKind, CrossingKind] = {

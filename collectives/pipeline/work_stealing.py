@@ -32,7 +32,7 @@ import math
 
 from farflung.collectives.pipeline.crossing import CrossingKind
 from farflung.collectives.pipeline.microbatches import ASK_AFTER_S, Asks, MicroState, Queue
-from farflung.protocol.verdicts import Verdict
+from farflung.protocol.errors import Verdict
 
 SOONER_TIMES = 2.0  # it is given back if that makes it so many times as soon done
 QUIET_S = 0.25  # nothing came for so long: whoever gets one after the other is not idle

@@ -7,7 +7,7 @@ the coordinator: it never decides that a round commits, it only reports what it 
 The rules, in the order in which a round meets them:
   * A contribution is encoded once and its bytes kept until the round is over: any owner, first or second,
     receives the same bytes.
-  * An owner merges only by a decision, be it a foreseen one (decision_news.py), and only when it holds every included
+  * An owner merges only by a decision, be it a foreseen one, and only when it holds every included
     contribution of the chunk.  Order and weights are fixed by plan and decision, so two owners produce the same bytes.
   * Where contributions are compared, an owner computes the dot products of each chunk once all contributions
     to it are here, and reports their sums before the decision.
@@ -15,24 +15,18 @@ The rules, in the order in which a round meets them:
 
 Inside, a chunk is its index within the round's fragment, as in the plan; frames and effects carry its number.
 
-A round in groups is another class (collectives/mesh/mesh_round.py, found by shape.py): where it differs, a method here
-or of `Roles` gives the answer of a flat round.
+A round in groups is another class (collectives/mesh/mesh_round.py, found by `IN_GROUPS`): where it differs, a method
+here or of `Roles` gives the answer of a flat round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import Enum, auto
 from typing import ClassVar
 
-from farflung.collectives.round.decision_news import Deciding, DecisionNews, Doubt
-from farflung.collectives.round.dot_products import Weighing
-from farflung.collectives.round.effects import (
-    DataEffect,
-    Measure,
-    Merge,
-    SendFrame,
-    Weigh,
-)
+from farflung.collectives.round.effects import DataEffect, Measure, Merge, SendFrame, Weigh
 from farflung.collectives.round.pieces import (
     IN_GROUP,
     OVERTAKING,
@@ -41,10 +35,10 @@ from farflung.collectives.round.pieces import (
     Progress,
     Roles,
     RoundPieces,
+    Weighing,
     by_owner,
     encoding_order,
 )
-from farflung.collectives.round.result_requests import MemberFaults, ResultRequests
 from farflung.protocol.digests import (
     combined,
     full_mask,
@@ -53,6 +47,7 @@ from farflung.protocol.digests import (
     mask_from_bytes,
     mask_of,
 )
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import (
     ANSWER_TO,
     WANT_FOR,
@@ -64,8 +59,197 @@ from farflung.protocol.frames import (
     Spoiled,
     with_payload,
 )
+from farflung.protocol.process.mode_folders import module_of
 from farflung.protocol.round_words import Decision, Plan
-from farflung.protocol.verdicts import Verdict
+
+# ---- decision news -----------------------------------------------------------------------------------------
+# What a member knows of the decision of a round: none yet, one that is foreseen, or the one that stands.
+# Pure.
+#
+# Part of the round at a member. A decision that is foreseen says by which weights the round will
+# most likely be merged. Owners begin with it as soon as what goes into a chunk is here, and everybody takes
+# results made by it; but no contribution is less awaited for it, owners go on comparing, and nobody is asked
+# for a result, which may be waiting for somebody else's contribution. The decision itself is another word:
+# with the same number and the same weights it makes what was made by the foreseen one stand; with anything
+# else all of that is worth nothing.
+#
+# Must not know frames, chunks or who holds what.
+
+DOUBTED_S = 2.0  # with every result here and no commit for so long: some owner may tell what nobody can prove
+
+
+class DecisionNews(Enum):
+    NONE = auto()  # an older word, or one that is known
+    STANDS = auto()  # what was foreseen is decided: all that was made by it is worth something
+    OTHER = auto()  # other weights than before: what was made by those is worth nothing
+
+
+class Deciding:
+    def __init__(self) -> None:
+        self.newest: Decision | None = None  # by which results are made now
+
+    def hear(self, decision: Decision) -> DecisionNews:
+        known = self.newest
+        if known is None or decision.decision_no > known.decision_no:
+            self.newest = decision
+            return DecisionNews.OTHER
+        if decision.decision_no < known.decision_no or decision.foreseen or not known.foreseen:
+            return DecisionNews.NONE
+        self.newest = decision
+        return DecisionNews.STANDS if decision.weights == known.weights else DecisionNews.OTHER
+
+    @property
+    def is_made(self) -> bool:
+        return self.newest is not None and not self.newest.foreseen
+
+    @property
+    def number(self) -> int:
+        """Of the one by which results are made now; 0: there is none."""
+        return self.newest.decision_no if self.newest is not None else 0
+
+    @property
+    def made_no(self) -> int:
+        """Of the one that stands; 0: I have not heard of it."""
+        return self.number if self.is_made else 0
+
+    def counted(self, members: Sequence[str]) -> list[tuple[str, float]]:
+        """(member, weight) of all that go into a sum, in its order.  Ask only when there is a decision."""
+        weights = self.newest.weights if self.newest is not None else ()
+        return [(m, w) for m, w in zip(members, weights, strict=True) if w > 0.0]
+
+    def may_count(self, member: str, members: Sequence[str]) -> bool:
+        """Its contribution is of use, as far as I know."""
+        if self.newest is None or not self.is_made:
+            return True
+        return self.newest.weights[members.index(member)] > 0.0
+
+
+class Doubt:
+    """Every result is here, it is decided, and for too long no commit comes."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self.is_on = False
+
+    def look(self, whole: bool, now: float) -> None:
+        if not whole:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        self.is_on = self._since is not None and now - self._since >= DOUBTED_S
+
+
+# ---- result requests ---------------------------------------------------------------------------------------
+# When a member is asked for what is missing of it: after it was quiet for too long. Pure.
+#
+# Owned by a member's round, and after its commit by what is still on its way (late_results.py):
+# they tell it of every frame of use and know what is missing. Must not know frames, chunks or sockets.
+#
+# A large frame takes seconds on a slow line, and several wait for each other there. While bytes of a member
+# keep coming in, what is missing is most likely among them: to ask would only draw a second copy. Not without
+# end, though: a frame can be lost while something else of the same member comes in.
+
+BACKOFF_MOST = 4  # doublings of the patience
+ARRIVING_PATIENCE = 8  # times more patience while bytes come in
+SPOILED_FORGIVEN = 1  # damaged frames of a member: asked for again; one more and it is out
+IN_VAIN = 4  # times in a row, each with more patience: then somebody else should own its chunks
+
+
+class ResultRequests:
+    def __init__(self, members: Iterable[str], quiet_s: float, now: float) -> None:
+        self._quiet_s = quiet_s
+        self._asked_times: dict[str, int] = {}  # in vain, in a row: a slow line must not be asked ever more
+        self.start_patience(members, now)
+
+    def start_patience(self, members: Iterable[str], now: float) -> None:
+        """Something new is expected of everybody from now on."""
+        self._heard_at = dict.fromkeys(members, now)  # something of use, or it was asked
+        self._bytes_at = dict(self._heard_at)  # any bytes at all
+
+    def begin_anew(self, members: Iterable[str], now: float) -> None:
+        """And nobody owes an answer."""
+        self.start_patience(members, now)
+        self._asked_times.clear()
+
+    def on_heard(self, member: str, now: float) -> None:
+        self._heard_at[member] = self._bytes_at[member] = now
+        self._asked_times.pop(member, None)
+
+    def on_arriving(self, members: Iterable[str], now: float) -> None:
+        """Bytes of them came in, of frames that are not whole yet."""
+        for member in members:
+            if member in self._bytes_at:
+                self._bytes_at[member] = now
+
+    def is_due(self, member: str, now: float) -> bool:
+        patience_s = self._quiet_s * 2 ** min(self._asked_times.get(member, 0), BACKOFF_MOST)
+        waited_s = now - self._heard_at[member]
+        return waited_s >= ARRIVING_PATIENCE * patience_s or (
+            waited_s >= patience_s and now - self._bytes_at[member] >= self._quiet_s
+        )
+
+    def on_asked(self, member: str, now: float) -> None:
+        self._heard_at[member] = now
+        self._asked_times[member] = self._asked_times.get(member, 0) + 1
+
+    @property
+    def in_vain(self) -> set[str]:
+        """Members that were asked again and again, and gave nothing."""
+        return {member for member, times in self._asked_times.items() if times >= IN_VAIN}
+
+
+class MemberFaults:
+    """Members that are of no use in this round."""
+
+    def __init__(self) -> None:
+        self.refused: dict[str, Verdict] = {}  # they sent bytes of no use, and why
+        self.unreached: set[str] = set()  # something waits for them and can't leave
+        self.owners: set[str] = set()  # their results do not match their hash
+        self._spoiled: Counter[str] = Counter()
+
+    def forgives(self, sender: str) -> bool:
+        """A frame of it arrived damaged."""
+        self._spoiled[sender] += 1
+        return self._spoiled[sender] <= SPOILED_FORGIVEN
+
+    def cut_off(self, near: Collection[str], in_vain: set[str]) -> set[str]:
+        """They should own nothing, as far as I can tell."""
+        return (self.unreached | self.owners | in_vain) & set(near)
+
+
+# ---- results of a committed round that are still on their way -----------------------------------------
+#
+# A round commits as soon as every result is proven, and on thin lines the last ones reach some members only
+# after that. To ask a donor for them at once would bring them twice, over the line that they are just
+# coming through.
+
+
+class LateResults:
+    def __init__(self, plan: Plan, me: str, first_chunk: int, quiet_s: float, now: float) -> None:
+        self.version = plan.version + 1
+        self._plan, self._me, self._first_chunk = plan, me, first_chunk
+        self._asking = ResultRequests(plan.members, quiet_s, now)
+
+    def on_result(self, sender: str, frame: Frame, now: float) -> list[SendFrame]:
+        """It is the one that was committed.  In a mesh, what comes to an owner is for its group."""
+        if sender in self._plan.members:
+            self._asking.on_heard(sender, now)
+        index = frame.header.chunk - self._first_chunk
+        mine = self._plan.column and self._plan.owner_of(index) == self._me
+        others = (member for member in self._plan.members if member != self._me)
+        return [SendFrame(member, frame) for member in others] if mine else []
+
+    def on_arriving(self, members: set[str], now: float) -> None:
+        self._asking.on_arriving(members, now)
+
+    def coming(self, now: float) -> set[tuple[int, int]]:
+        """(version, chunk) of which the owner has not been quiet for too long."""
+        speaking = {m for m in self._plan.members if not self._asking.is_due(m, now)}
+        owners = [self._plan.members[owner] for owner in self._plan.owners]
+        return {(self.version, self._first_chunk + i) for i, owner in enumerate(owners) if owner in speaking}
+
+
+# ---- member ------------------------------------------------------------------------------------------------
 
 ASK_AT_ONCE = 8  # chunks asked of one peer in one go: a repair must not become a flood
 
@@ -484,3 +668,18 @@ class MemberRound:
     def sums(self) -> Mapping[int, ChunkPiece]:
         """What I added up of each chunk for somebody else, who makes the result."""
         return {}
+
+
+# ---- shape -------------------------------------------------------------------------------------------------
+# Which class of a round a plan asks for: a flat one, or one in groups, which is a mode. Pure.
+
+IN_GROUPS = "farflung.collectives.mesh.mesh_round"
+
+
+def class_of(plan: Plan, me: str, chunks: int) -> type[MemberRound] | None:
+    """None: it is no plan of so many chunks in which I have a part, or I can't take part in it."""
+    found: type[MemberRound] | None = MemberRound
+    if plan.column:
+        module = module_of(IN_GROUPS)
+        found = module.MeshRound if module is not None else None
+    return found if found is not None and found.roles_of(me, plan).fits(chunks) else None

@@ -2,7 +2,7 @@
 line pays.  Pure.
 
 Found by the doctor (facts.py).  The sizes and the seconds come from the run's status, before anybody joins; how good
-the line is comes from line_probe.py.  Must not know how either is found.
+the line is comes from facts.py.  Must not know how either is found.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from farflung.collectives.pipeline.stage_rates import LINE_UP, BorderTraffic, Traffic, line_rate, traffic_of
+from farflung.collectives.pipeline.seats import LINE_UP, BorderTraffic, Traffic, line_rate, traffic_of
 from farflung.console.doctor.advice import (
     FAIL,
     OK,
@@ -26,8 +26,7 @@ from farflung.console.doctor.advice import (
 )
 from farflung.console.screen.text import Record, known, number, records
 from farflung.peer.footprint import FreeMemory, MemoryNeed, MemoryRules, need_of, of_stage
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import PipelineSection
+from farflung.protocol.manifest import Manifest, PipelineSection
 from farflung.protocol.outer_numbers import VALUE_BYTES
 from farflung.protocol.process.units import si
 

@@ -47,7 +47,7 @@ class Advice(NamedTuple):
 
 @dataclass(frozen=True)
 class LineToCoordinator:
-    """To the coordinator, as line_probe.py measures it."""
+    """To the coordinator, as facts.py measures it."""
 
     rtt_s: float
     up_bytes_per_s: float

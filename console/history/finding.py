@@ -1,6 +1,6 @@
 """What the audit found of one promise: how much was looked at, and what broke it.
 
-Filled by the checks in audit.py and audit_work.py.  Data and its words, no judgement.
+Filled by the checks in audit.py.  Data and its words, no judgement.
 """
 
 from __future__ import annotations

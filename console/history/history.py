@@ -13,9 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from farflung.protocol.causes import AbortCause, DepartureCause, NoteCause
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.errors import UserError
+from farflung.protocol.errors import AbortCause, DepartureCause, NoteCause, UserError
 from farflung.protocol.process.journal import OLD, Event, Follower
 
 PATTERN = "*events.jsonl"

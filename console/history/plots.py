@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from farflung.console.history.picture import BLUE, GREEN, INK, ORANGE, PALE, SKY, Chart, Sheet
-from farflung.console.history.recorded_run import Moment, Recording
-from farflung.console.history.stage_stories import StageStory, stage_stories
+from farflung.console.history.recorded_run import Moment, Recording, StageStory, stage_stories
 from farflung.console.screen.text import clean
 from farflung.protocol.errors import UserError
 from farflung.protocol.process.units import duration, si

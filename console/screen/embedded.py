@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.console.screen.gpu import Gpu, read_gpus
-from farflung.console.screen.live import Feed, Status, interact
-from farflung.console.screen.terminal import has_terminal
+from farflung.console.screen.health import own_member, waited, why_waiting
+from farflung.console.screen.live import Feed, Status, has_terminal, interact
 from farflung.console.screen.text import Record, clean, count, number
-from farflung.console.screen.wait_reasons import own_member, waited, why_waiting
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.process.log_lines import LOG_VARIABLE, VERBOSE, facts_of, text_of

@@ -11,12 +11,11 @@ from typing import Any, TypeVar
 
 import zmq
 
-from farflung.protocol import envelope
-from farflung.protocol.errors import FrameError, Refused, Unreachable
+from farflung.protocol import messages
+from farflung.protocol.errors import FrameError, Refused, Unreachable, Verdict
 from farflung.protocol.join_url import Address, JoinUrl, whereabouts_of
 from farflung.protocol.messages import AskStatus, Challenge, FromDoor, Probed, Refuse, StandsBy, StatusReply
 from farflung.protocol.process.sockets import STRANGER, curve_client, opened
-from farflung.protocol.verdicts import Verdict
 
 _ANSWERS = frozenset({"status", "refuse", "stands_by", "challenge", "probed"})
 FOLLOWS = 2  # who stands by names who leads; that one may have ended since
@@ -73,7 +72,7 @@ class StatusClient:
     def _ask_there(self, questions: list[FromDoor], kind: type[Answer], timeout_s: float) -> list[Answer]:
         line = self._socket = self._socket or self._dial()
         for question in questions:
-            line.send(envelope.encode(question))
+            line.send(messages.encode(question))
         return [self._hear(line, kind, timeout_s) for _ in questions]
 
     def _hear(self, line: zmq.SyncSocket, kind: type[Answer], timeout_s: float) -> Answer:
@@ -85,7 +84,7 @@ class StatusClient:
                 "coordinator is running, that a firewall lets this port through, and that the join URL is the one "
                 "it printed last (another key in the URL looks like silence too)"
             )
-        answer = envelope.decode(line.recv(), _ANSWERS)
+        answer = messages.decode(line.recv(), _ANSWERS)
         if isinstance(answer, StandsBy):
             said = whereabouts_of(answer.whereabouts, self.url.key, self.url.run)
             raise _Elsewhere(said.places if said is not None else ())

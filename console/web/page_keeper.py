@@ -21,7 +21,7 @@ from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import WEB_CONNECTIONS, WEB_MEMORY_BYTES
 from farflung.protocol.process.child import CannotListen, ChildSettings, KeptChild, Listening, started
-from farflung.protocol.process.exporter import parse_address
+from farflung.protocol.process.metrics import parse_address
 
 LOOK_S = 0.5
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}

@@ -30,8 +30,7 @@ from farflung.protocol.errors import FarflungError
 from farflung.protocol.join_url import Address, JoinUrl
 from farflung.protocol.limits import ADDRESSES_MOST
 from farflung.protocol.process import log_lines
-from farflung.protocol.process.channel import Channel
-from farflung.protocol.process.child import Listening, live, serve_parent
+from farflung.protocol.process.child import Channel, Listening, live, serve_parent
 
 EVERY_S, EVERY_OF_A_CROWD_S = 2.0, 5.0
 CROWD = 100  # members: of more a status takes the coordinator tens of milliseconds

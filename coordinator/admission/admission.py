@@ -8,24 +8,421 @@ banned: strikes are only written to the log.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import base64
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from farflung.coordinator.admission.bans import BAN_S, BanDesk
-from farflung.coordinator.admission.invitations import Invitations, token_digest
-from farflung.coordinator.admission.newcomers import NewcomerQueue
-from farflung.coordinator.admission.register import OF_ADMISSION, CameByInvitation, Register
+from farflung.coordinator.admission.register import (
+    OF_ADMISSION,
+    Banned,
+    CameByInvitation,
+    Invitation,
+    Invited,
+    Register,
+    Revoked,
+    Unbanned,
+)
+from farflung.coordinator.door.allowance import Quota
 from farflung.coordinator.door.hello_check import HelloPassed, refuse
-from farflung.coordinator.modes.mode import CoordinatorMode, ModeTools
+from farflung.coordinator.modes.registry import CoordinatorMode, ModeTools, SendAway
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.membership import Looks
+from farflung.coordinator.run.operator_orders import SENT_AWAY, is_meant, named, one_peer, which
 from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol import orders
-from farflung.protocol.manifest_sections import AdmissionSection
+from farflung.protocol.digests import hash_bytes
+from farflung.protocol.errors import DepartureCause, UserError
+from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.manifest import AdmissionSection
 from farflung.protocol.messages import Refuse
-from farflung.protocol.orders import Order, Reply
+from farflung.protocol.orders import Ban, Invite, Order, Reply, Revoke
 from farflung.protocol.process.networks import network_of
+from farflung.protocol.process.units import duration
 from farflung.protocol.signing import name_of
+
+# ---- newcomers ---------------------------------------------------------------------------------------------
+# Newcomers of an open run: who fetches the model now, and who is next. Pure.
+#
+# Used by the admission, for those whom the run has never seen. So many fetch at once, at most half of them of
+# one network; who has to wait keeps its turn as long as it asks again as it is told to. The first that was
+# refused is the first that comes in, but nobody waits for somebody whose own network is what holds it back.
+#
+# Who may lie: identities cost nothing, and whoever has many is bounded by its network (networks.py): in those
+# that fetch, in those that have not shown that they hold the run's state, and in the turns that are kept.
+# Bytes that were fetched are the newcomer's own word: who makes them up keeps its place no longer than
+# ARRIVING_S.
+
+ARRIVING_S = 120.0  # a newcomer that has no state after so long does not keep others out any more
+FETCHES_WITHIN_S = 10.0  # nor does one that has fetched nothing for so long
+BUSY_RETRY_S = 5.0
+TURN_KEPT_S = 3 * BUSY_RETRY_S  # of who was told to ask again
+WAITING_MOST, WAITING_OF_NETWORK = 1024, 64
+
+
+@dataclass
+class NewcomerTurn:
+    network: str
+    until: float
+
+
+@dataclass(frozen=True)
+class WaitOutside:
+    code: str
+    told: str
+    retry_s: float
+
+
+class ArrivalPace(Protocol):
+    @property
+    def fetched_at(self) -> float: ...
+
+
+class WaitingMember(Protocol):
+    """Of coordinator/run/membership.py."""
+
+    @property
+    def network(self) -> str: ...
+    @property
+    def admitted_at(self) -> float: ...
+    @property
+    def has_shown(self) -> bool: ...
+    @property
+    def pace(self) -> ArrivalPace: ...
+
+
+class NewcomerQueue:
+    """`look` at who is here, then `ask`."""
+
+    def __init__(self) -> None:
+        self._now, self._learned = 0.0, False
+        # By peer, in the order in which they came.
+        self._turns: OrderedDict[str, NewcomerTurn] = OrderedDict()
+        self._rate: Quota[str] = Quota(1.0, 1.0)  # as the rules say when somebody comes
+        self._fetching: Counter[str] = Counter()  # by network, at the last look and let in since then
+        self._unproven: Counter[str] = Counter()  # that have not shown the run's state yet
+
+    def ask(
+        self, peer: str, network: str, rules: AdmissionSection, learned: bool, now: float
+    ) -> WaitOutside | None:
+        """None: it may come in now.  `learned`: there is something to fetch."""
+        self._now, self._learned, per_minute = now, learned, float(rules.joins_per_minute)
+        self._rate.change(per_minute / 60.0, per_minute)  # the host may have amended it
+        before, of_network = self._before(peer, rules)
+        wait = self._held_up(network, len(before), of_network[network], rules)
+        if wait is None:
+            self._turns.pop(peer, None)
+            if network:
+                self._rate.take(network, now)
+            self._fetching[network] += 1
+            self._unproven[network] += 1
+        else:
+            self._keep_turn(peer, network, now + max(TURN_KEPT_S, wait.retry_s + BUSY_RETRY_S))
+        return wait
+
+    def _held_up(
+        self, network: str, before: int, of_network: int, rules: AdmissionSection
+    ) -> WaitOutside | None:
+        arriving = self._fetching.total()
+        if self._learned and arriving + before >= rules.joins_at_once:
+            next_one = f"{before} others are before you" if before else "yours is next"
+            return WaitOutside(
+                "busy", f"{arriving} newcomers are fetching the model already; {next_one}", BUSY_RETRY_S
+            )
+        if self._room_of(network, rules) <= of_network:
+            mine = self._fetching[network]
+            told = f"{mine} newcomers of your network ({network}) are fetching the model already"
+            return WaitOutside("busy", f"{told}; {of_network} others of it are before you", BUSY_RETRY_S)
+        wait_s = self._rate.wait_s(network, self._now, 1.0 + of_network) if network else 0.0
+        if wait_s > 0:
+            told = f"more than {rules.joins_per_minute} newcomers a minute from your network ({network})"
+            return WaitOutside("rate", f"{told}; waiting", min(60.0, max(1.0, wait_s)))
+        return None
+
+    def _room_of(self, network: str, rules: AdmissionSection) -> float:
+        """So many more of this network may come in, as far as those of it that are on their way go."""
+        if not (network and self._learned):
+            return math.inf
+        fetching = max(1, rules.joins_at_once // 2) - self._fetching[network]
+        return min(fetching, rules.joins_at_once - self._unproven[network])
+
+    # ---- turns ---------------------------------------------------------------------------------------------
+
+    def _before(self, peer: str, rules: AdmissionSection) -> tuple[list[str], Counter[str]]:
+        """Who comes in before this one, as soon as somebody may; and how many of each network those are."""
+        now, found, of_network = self._now, list[str](), Counter[str]()
+        for other, turn in list(self._turns.items()):
+            if other == peer:
+                break
+            if now > turn.until:
+                del self._turns[other]
+            elif self._may_be_next(turn.network, of_network[turn.network], rules):
+                found.append(other)
+                of_network[turn.network] += 1
+        return found, of_network
+
+    def _may_be_next(self, network: str, of_network: int, rules: AdmissionSection) -> bool:
+        if self._room_of(network, rules) <= of_network:
+            return False
+        return not network or self._rate.wait_s(network, self._now, 1.0 + of_network) <= 0
+
+    def _keep_turn(self, peer: str, network: str, until: float) -> None:
+        known = self._turns.get(peer)
+        if known is not None and self._now <= known.until:
+            known.network, known.until = network, until
+            return
+        self._turns.pop(peer, None)  # it came too late
+        mine = sum(turn.network == network for turn in self._turns.values()) if network else 0
+        if mine < WAITING_OF_NETWORK and len(self._turns) < WAITING_MOST:
+            self._turns[peer] = NewcomerTurn(network, until)
+
+    # ---- those that are in ---------------------------------------------------------------------------------
+
+    def look(self, here: Iterable[WaitingMember], now: float) -> None:
+        """At everybody, or not at each hello where those are many: whoever came since then is not through yet."""
+        unproven = [member for member in here if not member.has_shown]
+        self._unproven = Counter(member.network for member in unproven)
+        self._fetching = Counter(member.network for member in unproven if _fetches(member, now))
+
+
+def _fetches(member: WaitingMember, now: float) -> bool:
+    last = max(member.admitted_at, member.pace.fetched_at)
+    return now - member.admitted_at < ARRIVING_S and now - last < FETCHES_WITHIN_S
+
+
+# ---- bans --------------------------------------------------------------------------------------------------
+# Strikes and bans: who has to go, who stays out, and the host's orders about both. Pure.
+#
+# Part of the admission. A strike rests on what the coordinator saw itself, over a connection that proved its
+# key, or on the word of most members of a round: one liar can't have somebody else banned. What anybody says
+# before it has proved who it is counts against nobody.
+
+BAN_S = 86_400.0  # for strikes, or what convicts a peer
+
+
+class BanDesk:
+    def __init__(self, core: Core, register: Register, send_away: SendAway) -> None:
+        self._core = core
+        self._register = register
+        self._send_away = send_away
+
+    def follow_up_strike(self, peer: str) -> None:
+        """Was that once too often?"""
+        core, rules = self._core, self._core.manifest.admission
+        strikes = self._register.strikes_of(peer, core.clock_s)
+        banned = self._register.ban_of(peer, "", core.clock_s)
+        if rules.ban_strikes and len(strikes) >= rules.ban_strikes and banned is None:
+            why = f"{len(strikes)} strikes, the last one: {strikes[-1].reason}"
+            self.ban(peer, why, BAN_S)
+
+    def refuse(self, peer: str, network: str) -> Refuse | None:
+        ban = self._register.ban_of(peer, network, self._core.clock_s)
+        if ban is None:
+            return None
+        whom = "this peer" if ban.peer == peer else f"the network {network}"
+        left = duration(ban.until_s - self._core.clock_s)
+        return refuse("banned", f"{whom} is banned from the run for {left} more: {ban.reason}"[:1000])
+
+    def ban(self, peer: str, why: str, lasts_s: float, network: str = "") -> None:
+        core = self._core
+        at_s = core.clock_s
+        core.write(Banned(peer=peer, reason=why, at_s=at_s, until_s=at_s + lasts_s, network=network))
+        core.note(f"{core.name(peer)} is banned{f' with its network {network}' if network else ''}: {why}")
+        for member in list(core.members.alive.values()):
+            if self._register.ban_of(member.peer, member.network, at_s) is not None:
+                told = f"banned from the run: {why}"[:1000]
+                self._send_away(member.peer, DepartureCause.BANNED, told, why)
+
+    # ---- the host's orders -------------------------------------------------------------------------------
+
+    def obey(self, order: Ban) -> Reply:
+        peer = one_peer(self._core, order.who)
+        member = self._core.members.members.get(peer)
+        network = member.network if member is not None and order.network else ""
+        if order.network and not network:
+            raise UserError(
+                f"the network of {named(self._core, peer)} is not known; ban it without --network"
+            )
+        self.ban(peer, order.reason, order.lasts_s, network)
+        also = f" and everybody from {network}" if network else ""
+        return Reply(text=f"banned {named(self._core, peer)}{also} for {duration(order.lasts_s)}")
+
+    def lift(self, who: str) -> Reply:
+        register = self._register
+        known = [peer for peer in {**register.bans, **register.strikes} if is_meant(self._core, peer, who)]
+        if len(known) != 1:
+            raise UserError(
+                which(who, [named(self._core, peer) for peer in known], "is banned or has strikes")
+            )
+        self._core.write(Unbanned(peer=known[0]))
+        self._core.note(f"{self._core.name(known[0])} is not banned any more")
+        return Reply(text=f"{named(self._core, known[0])} may come in again, without strikes")
+
+    def list(self) -> Reply:
+        register, clock_s = self._register, self._core.clock_s
+        bans = [each for each in register.bans.values() if each.until_s > clock_s]
+        struck = {peer: register.strikes_of(peer, clock_s) for peer in register.strikes}
+        lines = [
+            f"{named(self._core, each.peer)}{f' with {each.network}' if each.network else ''}: "
+            f"{duration(each.until_s - clock_s)} more: {each.reason}"
+            for each in bans
+        ]
+        lines += [
+            f"{named(self._core, peer)}: {len(those)} strikes, the last one: {those[-1].reason}"
+            for peer, those in struck.items()
+            if those and peer not in {each.peer for each in bans}
+        ]
+        found = {
+            "bans": [
+                {
+                    "id": each.peer,
+                    "name": self._core.name(each.peer),
+                    "network": each.network,
+                    "left_s": round(each.until_s - clock_s, 1),
+                    "reason": each.reason,
+                }
+                for each in bans
+            ],
+            "strikes": {peer: [each.reason for each in those] for peer, those in struck.items() if those},
+        }
+        return Reply(text="\n".join(lines) or "nobody is banned, and nobody has strikes", found=found)
+
+
+# ---- invitations -------------------------------------------------------------------------------------------
+# Invitations: made, listed, revoked, and used. Pure.
+#
+# Part of the admission. The journal keeps the digest of a token, never the token: an invitation is known here
+# by the first letters of its digest, which are no secret.
+
+TOKEN_BYTES = 16  # of an invitation
+ID_CHARS = 8
+
+
+def token_digest(token: str) -> bytes:
+    """What the journal keeps of a token: a reader of the journal can't come in with it."""
+    return hash_bytes(b"farflung/token/1\0", token.encode())
+
+
+class Invitations:
+    def __init__(self, core: Core, register: Register, tools: ModeTools) -> None:
+        self._core = core
+        self._register = register
+        self._tools = tools
+
+    # ---- used ------------------------------------------------------------------------------------------
+
+    def refuse(self, token: str) -> Refuse | None:
+        """Whoever was not invited is."""
+        found = self._register.invitations.get(token_digest(token)) if token else None
+        if found is not None and found.revoked is not None:
+            why = f"this invitation was revoked by the host of the run: {found.revoked}"
+            return refuse("revoked", f"{why}; ask it for another one")
+        if problem := self._problem(token, found):
+            return refuse("token", f"{problem}; ask the host of the run for a join URL with a new invitation")
+        return None
+
+    def _problem(self, token: str, found: Invitation | None) -> str:
+        if not token:
+            return "this run lets in only invited peers, and this join URL has no invitation (&t=...)"
+        if found is None:
+            return "nobody was invited with this invitation (t= in the join URL)"
+        if len(found.guests) >= found.uses:
+            return f"this invitation is used up: it was for {found.uses}"
+        # Judged by the coordinator's own clock alone: no peer is asked for the time, nor told it.
+        return "this invitation has expired" if self._core.clock_s >= found.until_s else ""
+
+    # ---- made, listed, revoked ---------------------------------------------------------------------------
+
+    def invite(self, order: Invite) -> Reply:
+        core = self._core
+        token = base64.urlsafe_b64encode(self._tools.random(TOKEN_BYTES)).decode("ascii").rstrip("=")
+        digest = token_digest(token)
+        until_s = core.clock_s + order.lasts_s
+        core.write(
+            Invited(digest=digest, uses=order.uses, at_s=core.clock_s, until_s=until_s, note=order.note)
+        )
+        name = _named(digest, order.note)
+        core.note(f"invitation {name} for {order.uses} was made")
+        mode = core.manifest.admission.mode
+        uses = "1 use" if order.uses == 1 else f"{order.uses} uses"
+        told = f"invitation {name}: {uses}, valid for {duration(order.lasts_s)}"
+        if mode != "token":
+            told += f'; note: [admission] mode is "{mode}", so peers need no invitation'
+        return Reply(text=told, found={"token": token, "id": _id_of(digest)})
+
+    def list(self) -> Reply:
+        known = self._register.invitations
+        lines = [f"{_named(digest, each.note)}: {self._told(each)}" for digest, each in known.items()]
+        found = [self._found(digest, each) for digest, each in known.items()]
+        return Reply(text="\n".join(lines) or "nobody was invited", found={"invitations": found})
+
+    def revoke(self, order: Revoke) -> Reply:
+        core = self._core
+        digest = self._one(order.which)
+        invitation = self._register.invitations[digest]
+        if invitation.revoked is not None and not order.guests:
+            raise UserError(f"invitation {_named(digest, invitation.note)} was revoked already")
+        core.write(Revoked(digest=digest, reason=order.reason, at_s=core.clock_s, guests=order.guests))
+        name = _named(digest, invitation.note)
+        core.note(f"invitation {name} was revoked: {order.reason}")
+        told = f"revoked {name}: nobody comes in with it any more"
+        if not order.guests:
+            stay = f"; the {len(invitation.guests)} that came in by it stay: --guests sends them away, too"
+            return Reply(text=told + (stay if invitation.guests else ""))
+        here = [core.members.alive[peer] for peer in sorted(invitation.guests) if peer in core.members.alive]
+        why = f"its invitation was revoked: {order.reason}"
+        for member in here:
+            self._tools.send_away(member.peer, DepartureCause.KICKED, f"{SENT_AWAY}: {why}", why)
+        return Reply(text=f"{told}; sent {len(here)} away, who need another invitation to come again")
+
+    def _one(self, which: str) -> bytes:
+        known = self._register.invitations
+        token = (JoinUrl.parse(which).token or "") if which.startswith("farflung:") else which
+        if token_digest(token) in known:
+            return token_digest(token)
+        found = [
+            d for d, each in known.items() if which and (d.hex().startswith(which) or each.note == which)
+        ]
+        usable = [digest for digest in found if known[digest].revoked is None]
+        found = usable if len(usable) == 1 else found  # of two with one note, the one that is left
+        if not found:
+            raise UserError("there is no such invitation: farflung invite --list shows them")
+        if len(found) > 1:
+            names = ", ".join(_named(digest, known[digest].note) for digest in found[:5])
+            raise UserError(f"{which!r} may be {names}; name one of them by its id")
+        return found[0]
+
+    def _told(self, each: Invitation) -> str:
+        used = f"{len(each.guests)} of {each.uses} used"
+        if each.revoked is not None:
+            return f"{used}; revoked: {each.revoked}"
+        left_s = each.until_s - self._core.clock_s
+        ends = f"{duration(left_s)} more" if left_s > 0 else "expired"
+        names = ", ".join(sorted(self._core.name(peer) for peer in each.guests))
+        return f"{used}{f' ({names})' if names else ''}; {ends}"
+
+    def _found(self, digest: bytes, each: Invitation) -> dict[str, Any]:
+        return {
+            "id": _id_of(digest),
+            "note": each.note,
+            "uses": each.uses,
+            "guests": sorted(each.guests),
+            "left_s": round(max(0.0, each.until_s - self._core.clock_s), 1),
+            "revoked": each.revoked,
+        }
+
+
+def _id_of(digest: bytes) -> str:
+    return digest.hex()[:ID_CHARS]
+
+
+def _named(digest: bytes, note: str) -> str:
+    return f"{_id_of(digest)}{f' ({note})' if note else ''}"
+
+
+# ---- admission ---------------------------------------------------------------------------------------------
 
 NAME = "admission"
 LedgerPart = Register

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from farflung.coordinator.admission.admission import Admission
-from farflung.coordinator.modes.mode import ServerHand
+from farflung.coordinator.modes.registry import ServerHand
 from farflung.protocol.process import own_files
 
 FILE_NAME = "allowlist.txt"

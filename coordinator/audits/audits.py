@@ -1,7 +1,7 @@
 """Audits: some sums of each commit are computed again by another member, and whoever made a wrong one is convicted;
 digests that members contradict each other about are judged.
 
-Where the mode begins.  Pure.  The core gathers what members sign (coordinator/run/signed_results.py) and asks members
+Where the mode begins.  Pure.  The core gathers what members sign (coordinator/run/digest_agreement.py) and asks members
 to show what they hold; this draws, assigns and judges.  Without this folder no sum is computed again, and of two
 digests the one that most hold stands.
 """
@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farflung.coordinator.audits.audit_desk import AuditDesk
-from farflung.coordinator.audits.digest_judge import DigestJudge
+from farflung.coordinator.audits.dispute import DigestJudge
 from farflung.coordinator.court.questions import MemberAnswer
-from farflung.coordinator.modes.mode import CoordinatorMode, DigestCase, ModeTools
-from farflung.coordinator.rounds.committed_sums import CommittedSums
+from farflung.coordinator.modes.registry import CoordinatorMode, DigestCase, ModeTools
+from farflung.coordinator.rounds.reported import CommittedSums
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.round_driver import RoundDriver
+from farflung.protocol.errors import Verdict
 from farflung.protocol.messages import Audited, FromMember
-from farflung.protocol.verdicts import Verdict
 
 
 class Audits(CoordinatorMode):

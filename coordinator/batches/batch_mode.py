@@ -7,23 +7,77 @@ is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import structs
 
 from farflung.coordinator.batches.batch_book import OF_BATCHES, BatchBook
 from farflung.coordinator.batches.batch_members import BatchMembers
 from farflung.coordinator.batches.batches import Batches
-from farflung.coordinator.batches.gradient_clip import clipped, warning
 from farflung.coordinator.batches.stage_choice import held_by_newcomer, loads_of
-from farflung.coordinator.modes.mode import CoordinatorMode, ModeTools
-from farflung.coordinator.rounds.round_policy import RoundPolicy, SeatShare
-from farflung.coordinator.rounds.steps import Done
+from farflung.coordinator.modes.registry import CoordinatorMode, ModeTools
+from farflung.coordinator.rounds.round_policy import Done, RoundPolicy, SeatShare
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.held_versions import newest_held
-from farflung.coordinator.run.round_driver import RoundDriver
-from farflung.protocol.causes import AbortCause
+from farflung.coordinator.run.round_driver import RoundDriver, newest_held
+from farflung.protocol.errors import AbortCause
 from farflung.protocol.messages import Beat, Hello, Sent
+from farflung.protocol.outer_numbers import factor_of, total
+
+# ---- gradient clip -----------------------------------------------------------------------------------------
+# By what the results of a batch are multiplied, so that its gradient is no longer than `[pipeline] clip`.
+# Pure.
+#
+# Called when the round of the batch, or those of all stages, are at their end and wait for nothing but the
+# record. How long each chunk's result is, its maker said and whoever holds it has proven (rounds/round.py),
+# to the bit; here they are added up, and what follows is recorded: all peers multiply by the same number
+# (`factor_of`).
+#
+# What a liar could gain. The length of a result can be told falsely only where nobody else holds it, or all
+# who do lie alike: in a round of one, or among liars. Those make up their part of the gradient anyway. With a
+# length that is too large they shorten the batch's step, as they can by a gradient of that length; with one
+# that is too small their own gradient counts unclipped, as it does in a run without `clip`. Where hardly
+# anything is left, people are told of whom.
+
+HARDLY_ANYTHING = 1e-3  # of a gradient's length: people are told
+
+
+def clipped(stages: Sequence[Done], clip: float) -> list[Done]:
+    """The ends of the rounds that one record commits; as they are where nothing is to be clipped."""
+    if math.isinf(clip):
+        return list(stages)
+    squares = [total(done.lengths) for done in stages]
+    factor = factor_of(squares, clip)
+    return [
+        replace(
+            done,
+            commit=structs.replace(done.commit, factor=factor),
+            norm=math.sqrt(square) if math.isfinite(square) else None,
+        )
+        for done, square in zip(stages, squares, strict=True)
+    ]
+
+
+def warning(stages: Sequence[Done], of: Callable[[int], str]) -> str:
+    """For people, where hardly anything of a gradient is left: whose results are so long.  Empty: all is well.  `of`:
+    a fragment in words."""
+    factor = stages[0].commit.factor
+    if factor >= HARDLY_ANYTHING:
+        return ""
+    commit, norm = max(
+        ((done.commit, math.inf if done.norm is None else done.norm) for done in stages),
+        key=lambda each: each[1],
+    )
+    told = f"{norm:.3g}" if math.isfinite(norm) else "longer than numbers go"
+    return (
+        f"hardly anything is learned by version {commit.version}: its gradient is multiplied by {factor:.3g}, since "
+        f"the results{of(commit.fragment)} are {told}; has the model diverged, or does somebody there lie?"
+    )
+
+
+# ---- batch mode --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

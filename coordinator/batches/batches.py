@@ -16,6 +16,7 @@ other seat of its stage says so too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -44,25 +45,197 @@ from farflung.coordinator.batches.batch_members import (
     names_of,
     wants,
 )
-from farflung.coordinator.batches.batch_start import BatchStart
-from farflung.coordinator.batches.batch_ticks import row_of, staged_tick_of, tick_of
-from farflung.coordinator.batches.batch_times import BatchTimes
+from farflung.coordinator.batches.batch_ticks import (
+    BatchView,
+    Row,
+    row_of,
+    stage_rows,
+    staged_tick_of,
+    tick_of,
+)
 from farflung.coordinator.batches.complaints import Complaints, GivesUp
 from farflung.coordinator.batches.grants import (
     GrantPace,
     Masks,
     believed_unit_s,
     first_of,
+    news_of_shares,
     patience_s,
     to_grant,
 )
 from farflung.coordinator.batches.rebalancing import Rebalancing
-from farflung.coordinator.batches.stage_reach import WHY_GIVEN_UP, StageReach
-from farflung.coordinator.batches.stage_rows import BatchView, Row, stage_rows
+from farflung.coordinator.batches.stage_choice import WHY_GIVEN_UP, StageReach
 from farflung.coordinator.rounds.round_policy import SeatShare
 from farflung.protocol.digests import mask_from_bytes, mask_to_bytes
-from farflung.protocol.limits import MEMBERS_PER_ROUND
-from farflung.protocol.messages import BatchBeat, BatchTick, Beat, Sent
+from farflung.protocol.limits import MEMBERS_PER_ROUND, MICROS_PER_BATCH
+from farflung.protocol.messages import UNKNOWN_LENGTH, BatchBeat, BatchTick, Beat, Sent
+
+# ---- batch start -------------------------------------------------------------------------------------------
+# When a batch begins, and of which samples. Pure.
+#
+# `Batches` writes the record. Must not know seats beyond their numbers, beats, or rounds.
+
+
+@dataclass(frozen=True)
+class BatchStart:
+    desk: BatchDesk
+    house: BatchMembers
+    moves: Rebalancing
+
+    @property
+    def able(self) -> list[BatchWorker]:
+        return [
+            worker
+            for worker in self.house.living().values()
+            if worker.verified and self.house.fits(worker.peer) and not self.moves.is_due(worker.peer)
+        ]
+
+    @property
+    def is_due(self) -> bool:
+        desk, able, samples = self.desk, self.able, self.desk.ledger.leases.samples
+        known = 0 < samples < UNKNOWN_LENGTH and any(w.beat is not None and w.beat.batch for w in able)
+        enough = len(able) >= desk.manifest.run.min_peers and not self.short_stage
+        return not desk.finished and not desk.held and known and enough
+
+    @property
+    def short_stage(self) -> str:
+        """A stage that too few hold for a batch to begin, in words; empty: there is none."""
+        pipeline, able = self.desk.manifest.pipeline, [worker.stage for worker in self.able]
+        least, served = pipeline.min_per_stage, self._served
+        found = (
+            (able.count(at), at in served, at) for at in range(pipeline.stages) if able.count(at) < least
+        )
+        count, _, stage = min(found, default=(least, True, -1))
+        stays = ", and rebalance_s = 0 moves nobody there" if self._is_left_empty else ""
+        return f"stage {stage}: {count} of at least {least} verified peers{stays}" if stage >= 0 else ""
+
+    @property
+    def _served(self) -> set[int]:
+        return {worker.stage for worker in self.house.living().values()}
+
+    @property
+    def _is_left_empty(self) -> bool:
+        """Nobody serves some stage, and nobody else but a newcomer will."""
+        pipeline = self.desk.manifest.pipeline
+        return pipeline.stages > 1 and not pipeline.rebalance_s and len(self._served) < pipeline.stages
+
+    def batch(self) -> BatchBegun:
+        ledger, pipeline = self.desk.ledger, self.desk.manifest.pipeline
+        due = BatchBook.of(ledger).next_batch(
+            ledger.version, ledger.leases.samples, pipeline.batch, pipeline.micro
+        )
+        return BatchBegun(
+            version=due.version,
+            epoch=due.epoch,
+            start=due.start,
+            stop=due.stop,
+            count=due.count,
+            shares=self._news_of_shares(),
+        )
+
+    def _news_of_shares(self) -> dict[int, float]:
+        """By seat, where the wiring is to spread work otherwise than in the last batch."""
+        if self.desk.manifest.pipeline.stages == 1:
+            return {}
+        seats = {row.peer: row for row in BatchBook.of(self.desk.ledger).rows if row.lives}
+        told = {peer: row.share for peer, row in seats.items()}
+        news = news_of_shares(told, self.moves.rates().shares())
+        return {seats[peer].number: share for peer, share in news.items()}
+
+    def why_not(self) -> str:
+        samples, least = self.desk.ledger.leases.samples, self.desk.manifest.run.min_peers
+        if not samples:
+            return "waiting for a peer that says how long its data set is"
+        if samples == UNKNOWN_LENGTH:
+            return "the data set is a stream: synchronous batches need one of known length"
+        able = len(self.able)
+        if self.short_stage and (able >= least or self._is_left_empty):
+            return f"a batch begins when every stage is served: {self.short_stage}"
+        return f"a batch begins with at least {least} verified peers, {able} are here"
+
+
+# ---- batch times -------------------------------------------------------------------------------------------
+# What a batch of this length costs: seconds of counting, seconds of its round, seats that were lost in it.
+# Pure.
+#
+# Told by `Batches` at every turn, read by the status alone; nothing is decided by it.
+#
+# A batch that is counted for T seconds and whose round takes R spends R / T of its time on rounds. Who is
+# lost takes half a batch of one seat with it: T / 2 of the n seats of its stage, once in M seconds, which is
+# T / (2 M n). The sum is least where T = sqrt(2 M n R).
+
+_SMOOTHED = 0.5  # of the newest batch in what is told
+
+
+@dataclass
+class BatchTimes:
+    since: float = -1.0  # the first look
+    lost: int = 0  # seats that took counted microbatches with them
+    passed_over: int = 0  # batches in a row of which nothing was left
+    counting_s: float = 0.0  # 0: no batch was seen from its begin to its end
+    round_s: float = 0.0
+    _version: int = -1  # of the batch that is open
+    _begun_at: float = -1.0  # below 0: it was not seen
+    _full_at: float = -1.0
+
+    def look(self, version: int | None, complete: bool, now: float) -> None:
+        """Every turn.  `version`: of the batch; None: there is none."""
+        if self.since < 0:
+            self.since = now
+        if version is not None and version != self._version:
+            self.passed_over = 0
+            if self._begun_at >= 0 and self._full_at >= 0 and version == self._version + 1:
+                self.counting_s = _smooth(self.counting_s, self._full_at - self._begun_at)
+                self.round_s = _smooth(self.round_s, now - self._full_at)
+            self._begun_at = now if self._version >= 0 or version == 0 else -1.0
+            self._version, self._full_at = version, -1.0
+        elif version is not None and not complete:
+            self._full_at = -1.0  # somebody was lost after all were counted
+        elif version is not None and self._full_at < 0:
+            self._full_at = now
+
+    def told(self, microbatches: int, seats: int, now: float) -> dict[str, object] | None:
+        """`microbatches`: as the run asks for them; `seats`: of the stage with the fewest.  None: not known yet."""
+        if self.counting_s <= 0 or self.round_s <= 0:
+            return None
+        costs = costs_of(self.counting_s, self.round_s, self._between_deaths_s(now), seats)
+        best = costs.best_s / self.counting_s if costs.best_s is not None else None
+        return {
+            "counting_s": round(self.counting_s, 3),
+            "round_s": round(self.round_s, 3),
+            "rounds_cost": round(costs.rounds, 4),
+            "deaths_cost": round(costs.deaths, 4),
+            "lost_seats": self.lost,
+            "batch": microbatches,
+            "best": None if best is None else min(MICROS_PER_BATCH, max(1, round(best * microbatches))),
+        }
+
+    def _between_deaths_s(self, now: float) -> float | None:
+        return (now - self.since) / self.lost if self.lost else None
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Shares of the time in which microbatches are counted."""
+
+    rounds: float
+    deaths: float
+    # A batch of so many seconds costs least; None: nobody was lost, so the longer the better.
+    best_s: float | None
+
+
+def costs_of(counting_s: float, round_s: float, between_deaths_s: float | None, seats: int) -> Costs:
+    if between_deaths_s is None:
+        return Costs(round_s / counting_s, 0.0, None)
+    spread_s = 2 * between_deaths_s * max(1, seats)
+    return Costs(round_s / counting_s, counting_s / spread_s, math.sqrt(spread_s * round_s))
+
+
+def _smooth(old: float, new: float) -> float:
+    return new if old <= 0 else old + _SMOOTHED * (new - old)
+
+
+# ---- batches -----------------------------------------------------------------------------------------------
 
 SEAT_EVERY_S = 1.0  # a peer gets no other seat before: each is two records
 ON_THE_WAY = 8  # microbatches of one source, for each stage

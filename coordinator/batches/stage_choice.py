@@ -6,11 +6,13 @@ holds each stage, and how long members need for a microbatch there.  No two newc
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
-from farflung.protocol.manifest_sections import PipelineSection
+from farflung.coordinator.batches.batch_book import BookedSeat
+from farflung.coordinator.batches.batch_members import BatchMembers, BatchWorker
+from farflung.protocol.manifest import PipelineSection
 from farflung.protocol.messages import Hello
 
 
@@ -82,3 +84,92 @@ def held_by_newcomer(
         return hello.fragments[:1]
     on_disk, least = hello.version >= 0, pipeline.min_per_stage
     return (chosen(hello.fragments, on_disk, loads, least, bool(hello.address)),)
+
+
+# ---- stage reach -------------------------------------------------------------------------------------------
+# Stages in which nobody can be dialled: how many seats such a stage may have. Pure.
+#
+# Asked by `batches.py`. Two peers behind routers that let nobody in talk to each other only where they met
+# past these, or at a relay. A stage can make a round together if somebody can be dialled whom all of them
+# dial, or if one of them meets all the others. While that is not so, one seat has the stage for itself, since
+# a round of one needs no line; else a batch that is counted could never be summed up. Must not know how
+# anybody was found to be dialable, or to meet others.
+
+WHY_GIVEN_UP = (
+    "nobody of its stage can be dialled, nor meets all others there, and an older seat has it for itself"
+)
+
+
+@dataclass
+class StageReach:
+    """Which stages nobody can dial into, and since when: a dialable peer that reconnects is soon back."""
+
+    _without_since: dict[int, float] = field(default_factory=dict)  # by stage: nobody there can be dialled
+
+    def may_sit(self, worker: BatchWorker, served: Iterable[BookedSeat], house: BatchMembers) -> bool:
+        """`served`: the seats of its stage."""
+        mates = {seat.peer for seat in served}
+        there = (each for each in house.living().values() if each.stage == worker.stage)
+        return (
+            not mates
+            or any(each.dialable and each.verified for each in there)
+            or _make_a_round({worker.peer, *mates}, house.meet)
+        )
+
+    def too_many(
+        self, seats: Iterable[BookedSeat], house: BatchMembers, now: float, patience_s: float
+    ) -> list[BookedSeat]:
+        """Seats that can have no part in a round, the stage's oldest one excepted, whoever comes back within the
+        patience."""
+        sitting: dict[int, list[BookedSeat]] = {}
+        for seat in seats:
+            sitting.setdefault(seat.stage, []).append(seat)
+        reached = _reached(house.living())
+        without = [
+            stage
+            for stage, there in sitting.items()
+            if stage not in reached and not _make_a_round({seat.peer for seat in there}, house.meet)
+        ]
+        self._without_since = {stage: self._without_since.get(stage, now) for stage in without}
+        return [
+            seat
+            for stage, since in self._without_since.items()
+            if now - since >= patience_s
+            for seat in sorted(sitting[stage], key=lambda seat: seat.number)[1:]
+        ]
+
+    def why_no_way(self, stages: int, house: BatchMembers) -> str:
+        """Neighbouring stages of which nobody can be dialled, nor meets anybody of the other, in words; empty: there is
+        a way."""
+        workers = house.living()
+        held, reached = {worker.stage for worker in workers.values()}, _reached(workers)
+        shut = [stage for stage in range(stages) if stage in held and stage not in reached]
+        for stage in shut:
+            if stage + 1 in shut and not _meet_somewhere(stage, workers, house.meet):
+                return (
+                    f"nobody of stages {stage} and {stage + 1} can be dialled, and they don't meet past their routers "
+                    "or at a relay, so that they can't reach each other: one peer there needs an open port "
+                    "(farflung doctor)"
+                )
+        return ""
+
+
+Meet = Callable[[str, str], bool]
+
+
+def _make_a_round(peers: Collection[str], meet: Meet) -> bool:
+    """One of them meets all the others, and can own the chunks of all."""
+    return any(all(other == one or meet(one, other) for other in peers) for one in peers)
+
+
+def _meet_somewhere(stage: int, workers: Mapping[str, BatchWorker], meet: Meet) -> bool:
+    """Somebody of this stage and somebody of the next one."""
+    here, there = (
+        [peer for peer, worker in workers.items() if worker.stage == at] for at in (stage, stage + 1)
+    )
+    return any(meet(one, other) for one in here for other in there)
+
+
+def _reached(workers: Mapping[str, BatchWorker]) -> set[int]:
+    """In one pass, or a thousand workers in 32 stages would be looked at 32 times."""
+    return {worker.stage for worker in workers.values() if worker.dialable and worker.verified}

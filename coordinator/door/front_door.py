@@ -21,8 +21,8 @@ from typing import cast
 import zmq
 
 from farflung.coordinator.door.allowance import Quota, Tally
-from farflung.coordinator.door.dialer import Dialer
-from farflung.coordinator.door.front_door_words import (
+from farflung.coordinator.door.dialer import Caller, Dialer, Prober
+from farflung.coordinator.door.front_door_process import (
     LOOKS_PER_S,
     TO_DOOR,
     Brings,
@@ -39,9 +39,8 @@ from farflung.coordinator.door.front_door_words import (
 from farflung.coordinator.door.hello_check import UNPROVEN, DoorFacts, Doorkeeper, HelloPassed, refuse
 from farflung.coordinator.door.keys import CurveKeys
 from farflung.coordinator.door.listener import Arrival, Listener
-from farflung.coordinator.door.prober import Caller, Prober
-from farflung.protocol import envelope
-from farflung.protocol.errors import FrameError, UserError
+from farflung.protocol import messages
+from farflung.protocol.errors import Counters, FrameError, UserError, Verdict
 from farflung.protocol.messages import (
     DOOR_IN,
     AskStatus,
@@ -54,12 +53,10 @@ from farflung.protocol.messages import (
     StandsBy,
     StatusReply,
 )
-from farflung.protocol.process.channel import Channel, packed
-from farflung.protocol.process.child import Listening, live, serve_parent
+from farflung.protocol.process.child import Channel, Listening, live, packed, serve_parent
 from farflung.protocol.process.descriptors import network_at, room_for_connections
 from farflung.protocol.process.networks import StrangerCounts, network_of
-from farflung.protocol.process.zap import ZapHandler
-from farflung.protocol.verdicts import Counters, Verdict
+from farflung.protocol.process.sockets import ZapHandler
 
 TICK_S = 0.1
 TELL_EVERY_S = 0.5
@@ -220,7 +217,7 @@ class FrontDoor:
         try:
             if arrival.payload is None:
                 raise FrameError(Verdict.MALFORMED, "a control message is exactly one frame")
-            return cast(FromDoor, envelope.decode(arrival.payload, _AT_DOOR))
+            return cast(FromDoor, messages.decode(arrival.payload, _AT_DOOR))
         except FrameError as error:
             self._counters.count(error.verdict)
             if error.verdict == Verdict.MALFORMED:
@@ -253,7 +250,7 @@ class FrontDoor:
 
     def _say(self, routing_id: bytes, message: Message) -> None:
         """A caller that does not read it asks again."""
-        self._listener.send(routing_id, envelope.encode(message))
+        self._listener.send(routing_id, messages.encode(message))
 
     # ---- the status --------------------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ from collections import deque
 import zmq
 
 from farflung.coordinator.door.allowance import Allowance, Tally
-from farflung.coordinator.door.front_door_words import FramesCounted
-from farflung.coordinator.door.gateway_words import (
+from farflung.coordinator.door.front_door_process import FramesCounted
+from farflung.coordinator.door.gateways import (
     KEYS_AT_ONCE,
     LOT_BYTES,
     LOT_FRAMES,
@@ -37,16 +37,13 @@ from farflung.coordinator.door.gateway_words import (
 )
 from farflung.coordinator.door.keys import CurveKeys
 from farflung.coordinator.door.listener import GOODBYE_MS, Arrival, Listener
-from farflung.protocol import envelope
-from farflung.protocol.errors import FrameError, UserError
+from farflung.protocol import messages
+from farflung.protocol.errors import Counters, FrameError, UserError, Verdict
 from farflung.protocol.messages import MEMBER_IN, Look
-from farflung.protocol.process.channel import Channel, packed
-from farflung.protocol.process.child import Listening, live, serve_parent
+from farflung.protocol.process.child import Channel, Listening, live, packed, serve_parent
 from farflung.protocol.process.descriptors import network_at, room_for_connections
-from farflung.protocol.process.lines import LEFT_OPEN_S, Lines
-from farflung.protocol.process.sockets import take_all_descriptors
-from farflung.protocol.process.zap import ZapHandler
-from farflung.protocol.verdicts import Counters, Verdict
+from farflung.protocol.process.networks import LEFT_OPEN_S, Lines
+from farflung.protocol.process.sockets import ZapHandler, take_all_descriptors
 
 TICK_S = 0.1
 TELL_EVERY_S = 0.5
@@ -177,7 +174,7 @@ class Gateway:
         try:
             if arrival.payload is None:
                 raise FrameError(Verdict.MALFORMED, "a control message is exactly one frame")
-            message = envelope.decode(arrival.payload, _OF_MEMBERS)
+            message = messages.decode(arrival.payload, _OF_MEMBERS)
         except FrameError as error:
             if error.verdict == Verdict.MALFORMED:
                 self._strike(arrival, "malformed frames", now)

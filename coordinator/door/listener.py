@@ -16,10 +16,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from farflung.coordinator.door.keys import CurveKeys
-from farflung.protocol.errors import UserError
+from farflung.protocol.errors import UserError, Verdict
 from farflung.protocol.process.descriptors import end, endpoint_of, plain_host
 from farflung.protocol.process.sockets import CONTROL_SERVER, curve_server, opened
-from farflung.protocol.verdicts import Verdict
 
 FRAMES_PER_TURN = 64  # one busy socket must not keep timers and the other socket waiting
 GOODBYE_MS = 1000

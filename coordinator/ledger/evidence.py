@@ -2,7 +2,7 @@
 
 Each hash list (`Sent`) is signed by its author's identity key, with the run, the session and the round in it.  A
 driver's `Witness` checks that when it comes, and hands the lists over with the commit that they led to; the
-coordinator signs both together and keeps them (coordinator/evidence_folder.py).  The audit reads them
+coordinator signs both together and keeps them (coordinator/run_files.py).  The audit reads them
 (console/history/audit_evidence.py). What a hash list means, and who is right, is not judged here.  Pure.
 """
 

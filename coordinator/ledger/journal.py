@@ -4,9 +4,9 @@ Called by the server, which lets nothing leave the process before `append` has r
 run_store.py, for a coordinator with a folder of its own.  Knows bytes and order only: what a record means is the
 ledger's business.  A journal that has grown long is folded into one record, the ledger.
 
-Who may lie: the disk, and whoever copied the file.  Each record has a checksum that runs on through all (chain.py), and
-the file says which one is the newest.  The lock file beside it says that as well: what SQLite takes for the torn end of
-its write-ahead file, and leaves out, may be a flipped bit in what was acknowledged.
+Who may lie: the disk, and whoever copied the file.  Each record has a checksum that runs on through all
+(run_store.py), and the file says which one is the newest.  The lock file beside it says that as well: what SQLite
+takes for the torn end of its write-ahead file, and leaves out, may be a flipped bit in what was acknowledged.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from farflung.coordinator.ledger.chain import SCHEMA_VERSION, RecordChain, damaged
-from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.ledger import Ledger, unpacked
 from farflung.coordinator.ledger.records import UNREADABLE, Amended, Folded, Record, from_bytes, to_bytes
-from farflung.coordinator.ledger.snapshot import unpacked
+from farflung.coordinator.ledger.run_store import SCHEMA_VERSION, RecordChain, damaged
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import COORDINATORS_OWN, Manifest
-from farflung.protocol.manifest_sections import NetSection
+from farflung.protocol.manifest import COORDINATORS_OWN, Manifest, NetSection
 from farflung.protocol.process import failpoints, own_files
 from farflung.protocol.run_terms import Terms
 from farflung.protocol.signing import Amendment

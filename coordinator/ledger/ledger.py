@@ -6,20 +6,17 @@ in the same state (P5).  Pure: no clock, no I/O, and nothing that is not in a re
 
 from __future__ import annotations
 
+import math
+import types
 from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache, lru_cache
+from statistics import fmean, stdev
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from farflung.coordinator.ledger.eras import (
-    ACCOUNTED_FOR,
-    NOTHING,
-    HolderMark,
-    Mark,
-)
 from farflung.coordinator.ledger.leases import CoveredRange, Leases
 from farflung.coordinator.ledger.pace import LossCurve
 from farflung.coordinator.ledger.records import (
@@ -49,16 +46,247 @@ from farflung.coordinator.ledger.records import (
     StreamEnded,
     Vouched,
 )
-from farflung.coordinator.ledger.run_clock import RunClock
-from farflung.coordinator.ledger.snapshot import built, packed, unpacked
-from farflung.coordinator.ledger.useful_members import ROUNDS_KEPT
 from farflung.coordinator.modes import registry
-from farflung.protocol.causes import DepartureCause
 from farflung.protocol.digests import hash_bytes, keyed_hash
+from farflung.protocol.errors import DepartureCause
 from farflung.protocol.messages import UNKNOWN_LENGTH
 from farflung.protocol.model_schema import BOOKS_FRAGMENT, ModelSchema
 from farflung.protocol.round_words import Commit
 from farflung.protocol.signing import Amendment
+
+# ---- eras --------------------------------------------------------------------------------------------------
+# Who may hold which version of a fragment, and what the books said of it. Pure.
+#
+# Held by the ledger, changed only for records that are written. A peer may hold a version that was committed
+# while it was here and had shown the run's state, or in whose round it was. It may hold nothing any more when
+# it said good-bye or was sent away: whoever left without a word may be alive behind a cut line, with the
+# newest state in its memory.
+
+NOTHING = -1
+# Its process does not come back with what it held: it said so, or it was told to end.
+ACCOUNTED_FOR = frozenset(
+    {
+        DepartureCause.LEFT,
+        DepartureCause.FINISHED,
+        DepartureCause.MISFIT,
+        DepartureCause.KICKED,
+        DepartureCause.BANNED,
+    }
+)
+
+
+@dataclass
+class HolderMark:
+    """A peer and one fragment."""
+
+    reached: int = NOTHING  # the newest version that it may hold
+    tokens: int = 0  # that commits took from it, ever
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What the books said when a version was committed: to be said again if the run goes back to it."""
+
+    reach: CoveredRange
+    tokens: int
+    loss: float | None
+
+
+# ---- run clock ---------------------------------------------------------------------------------------------
+# The run's own clock. A fold over records. Pure.
+#
+# Part of the ledger. It counts the seconds since the run began: while a coordinator runs by its monotonic
+# clock, which nobody can set; while none runs by the wall clock of its machine, and never backwards. No
+# peer's clock takes part, and no peer is told a time.
+
+
+@dataclass
+class RunClock:
+    newest_s: float = 0.0  # the newest reading in any record
+    began_s: float = 0.0  # when the newest coordinator started
+    wall_s: float = 0.0  # and the wall clock of its machine then
+
+    def apply(self, record: Record) -> None:
+        match record:
+            case Started(clock_s=clock_s, wall_s=wall_s):
+                self._saw(clock_s)
+                self.began_s, self.wall_s = clock_s, wall_s
+            case CommittedBatch(rounds=rounds):
+                self._saw(rounds[-1].at_s)
+            case _:
+                self._saw(getattr(record, "at_s", 0.0))
+
+    def at_start(self, wall_s: float) -> float:
+        """Of a coordinator that starts now: time went on while there was none."""
+        away_s = wall_s - self.wall_s if self.wall_s and wall_s else 0.0
+        return max(self.newest_s, self.began_s + away_s)
+
+    def _saw(self, at_s: float) -> None:
+        self.newest_s = max(self.newest_s, at_s)
+
+
+# ---- useful members ----------------------------------------------------------------------------------------
+# How many members a run can use: n*, from the dot products of the members' contributions. Part of the ledger.
+# Pure.
+#
+# What a member learns in a round is what all have in common, and noise of its own. A mean of n members keeps
+# the first, and 1/n of the power of the second. The cosine of a round (`Screening.cosine`) is the share of a
+# contribution's power that is common, so (1 - cosine) / cosine is the noise against it, and with n* members
+# as much noise is left in the mean as NOISE_LEFT says: further ones hardly change what a round learns. In a
+# run the figure grows, as what is easy to agree on is learned.
+#
+# Who may lie: an owner about the products of its share, within what vectors can have. So it is for people,
+# and no rule of a run follows from it.
+
+NOISE_LEFT = 0.05  # in the mean, of the power of what members have in common
+ROUNDS_LEAST = 8
+ROUNDS_KEPT = 32
+SURE = 2.0  # standard errors to both sides
+MEMBERS_MOST = 1_000_000  # more is told as so many
+
+
+@dataclass(frozen=True)
+class Useful:
+    members: int | None  # None: not known yet
+    least: int  # 0: nothing is known
+    most: int | None  # None: nobody knows
+    rounds: int  # that it is from
+    text: str  # for people
+
+    def told(self) -> dict[str, Any]:
+        """As a status has it."""
+        return {
+            "members": self.members,
+            "least": self.least,
+            "most": self.most,
+            "rounds": self.rounds,
+            "text": self.text,
+        }
+
+
+def useful_members(cosines: Sequence[float]) -> Useful:
+    """`cosines`: of the newest rounds."""
+    rounds = len(cosines)
+    if rounds < ROUNDS_LEAST:
+        why = f"not known yet: {rounds} of {ROUNDS_LEAST} rounds in which two or more members were compared"
+        return Useful(None, 0, None, rounds, why)
+    middle, off = fmean(cosines), SURE * stdev(cosines) / math.sqrt(rounds)
+    least = _members_at(middle + off)
+    if middle - off <= 0.0:
+        why = (
+            f"not known yet, {least:,} or more: in {rounds} rounds members agreed by little more than chance"
+        )
+        return Useful(None, least, None, rounds, why)
+    members, most = _members_at(middle), _members_at(middle - off)
+    text = f"about {members:,} ({least:,} to {most:,}, from {rounds} rounds)"
+    return Useful(members, least, most, rounds, text)
+
+
+def _members_at(cosine: float) -> int:
+    if cosine >= 1.0:
+        return 1
+    if cosine <= 0.0:
+        return MEMBERS_MOST
+    return min(MEMBERS_MOST, max(1, math.ceil((1.0 - cosine) / cosine / NOISE_LEFT)))
+
+
+# ---- snapshot ----------------------------------------------------------------------------------------------
+# The ledger as bytes and back: what a long journal is folded into, so that a run of months has a journal of
+# megabytes.
+#
+# Called by the ledger, for the record `Folded`. The bytes are plain data (msgpack), written and read along
+# the types of the dataclasses; fields with a leading underscore follow from the others and are not in it.
+# Pure.
+
+
+def packed(whole: object) -> bytes:
+    return msgspec.msgpack.encode(_plain(whole))
+
+
+def unpacked(raw: bytes, kind: type[Any]) -> Any:
+    """What was packed, which was of this kind.  Errors: those of a record that cannot be read."""
+    return built(kind, msgspec.msgpack.decode(raw))
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each: _plain(getattr(value, each)) for each in _fields(type(value))}
+    if isinstance(value, dict):
+        return [[_plain(key), _plain(each)] for key, each in value.items()]
+    if isinstance(value, set):
+        return sorted(value)
+    if isinstance(value, deque):
+        return [value.maxlen, [_plain(each) for each in value]]
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value  # msgspec's own structures, numbers, texts and bytes
+
+
+@cache
+def _fields(kind: type[Any]) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {each.name: hints[each.name] for each in fields(kind) if not each.name.startswith("_")}
+
+
+def built(kind: Any, raw: Any) -> Any:
+    if is_dataclass(kind):
+        return _object(kind, raw)
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        [other] = [each for each in inner if each is not types.NoneType]
+        return None if raw is None else built(other, raw)
+    build: Callable[[Any, Any], Any] | None = _CONTAINERS.get(origin)
+    if build is not None:
+        return build(kind, raw)
+    if isinstance(origin, type) and issubclass(origin, dict):
+        # A Counter names the type of its keys alone.
+        of_key, of_value = inner if len(inner) == 2 else (*inner, int)
+        return origin({built(of_key, key): built(of_value, each) for key, each in raw})
+    return msgspec.convert(raw, kind)
+
+
+def _object(kind: Any, raw: dict[str, Any]) -> Any:
+    made = object.__new__(kind)
+    for name, of_field in _fields(kind).items():
+        # A snapshot from before the field was thought of says nothing of it.
+        value = built(of_field, raw[name]) if name in raw else _default(kind, name)
+        object.__setattr__(made, name, value)
+    after = getattr(made, "after_unpacking", None)
+    if after is not None:
+        after()
+    return made
+
+
+def _default(kind: type[Any], name: str) -> Any:
+    field = next(each for each in fields(kind) if each.name == name)
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    if field.default is MISSING:
+        raise msgspec.ValidationError(f"the folded ledger has no {name}")
+    return field.default
+
+
+def _tuple(kind: Any, raw: Any) -> tuple[Any, ...]:
+    inner = get_args(kind)
+    if inner[-1] is Ellipsis:
+        return tuple(built(inner[0], each) for each in raw)
+    return tuple(built(each, value) for each, value in zip(inner, raw, strict=True))
+
+
+def _deque(kind: Any, raw: Any) -> deque[Any]:
+    most, found = raw
+    return deque((built(get_args(kind)[0], each) for each in found), maxlen=most)
+
+
+_CONTAINERS: dict[Any, Callable[[Any, Any], Any]] = {
+    list: lambda kind, raw: [built(get_args(kind)[0], each) for each in raw],
+    set: lambda kind, raw: {built(get_args(kind)[0], each) for each in raw},
+    tuple: _tuple,
+    deque: _deque,
+}
+
+
+# ---- ledger ------------------------------------------------------------------------------------------------
 
 ROUNDS_SHOWN = 50
 DIGESTS_KEPT = 16
@@ -82,7 +310,7 @@ class FragmentBook:
     # By version, of the last merged updates: the norm, and the mean of its members' tokens.
     norms: dict[int, tuple[float, float]] = field(default_factory=dict)
     rates: dict[int, float] = field(default_factory=dict)  # by version: tokens for each leased sample
-    cosines: dict[int, float] = field(default_factory=dict)  # by version: see useful_members.py
+    cosines: dict[int, float] = field(default_factory=dict)  # by version: see useful members
     # By version, of the last commits: when their rounds opened, on the run's clock, and the tokens of each member.
     work: dict[int, tuple[float, dict[str, int]]] = field(default_factory=dict)
     last_in: dict[str, int] = field(default_factory=dict)  # peer -> the newest version that has work of it

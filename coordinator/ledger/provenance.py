@@ -1,7 +1,7 @@
 """Provenance: who contributed how many tokens to which version, in rows that the run's key signs one after the other.
 
-The coordinator appends a row at every commit (coordinator/provenance_file.py).  Whoever has the file and the join URL
-can check it without the coordinator (console/history/audit_provenance.py): each row names the hash of the one before
+The coordinator appends a row at every commit (coordinator/run_files.py).  Whoever has the file and the join URL
+can check it without the coordinator (console/history/audit_evidence.py): each row names the hash of the one before
 it, so none can be taken out, put in or changed.  Tokens are what each peer claimed and signed, and what the coordinator
 counted.  Pure.
 """

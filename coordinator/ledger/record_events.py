@@ -32,7 +32,7 @@ from farflung.coordinator.ledger.records import (
     Started,
     tag_of,
 )
-from farflung.protocol.causes import NoteCause
+from farflung.protocol.errors import NoteCause
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process.journal import FRAMES_EVERY_S, EventLog, read_events
 from farflung.protocol.round_words import result_name

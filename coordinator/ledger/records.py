@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Struct
 
 from farflung.coordinator.modes import registry
-from farflung.protocol.causes import AbortCause, DepartureCause, Excluded, ExclusionCause
 from farflung.protocol.digests import hash_bytes
+from farflung.protocol.errors import AbortCause, DepartureCause, Excluded, ExclusionCause
 from farflung.protocol.messages import Lease
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import Commit, Decision, Plan, Used
@@ -126,7 +126,7 @@ class CommittedRound(Record, frozen=True, kw_only=True, tag="committed"):
     groups: tuple[int, ...] = ()
     tokens_by: dict[str, int] = {}  # what is believed of each one's tokens: `tokens` is their sum
     rate: float | None = None  # tokens for each leased sample, of the member in the middle
-    cosine: float | None = None  # of those that counted, where they were compared: see useful_members.py
+    cosine: float | None = None  # of those that counted, where they were compared: see ledger.py
     counted: dict[
         str, bytes
     ] = {}  # of a synchronous batch: whose sums have which microbatches in them, as masks
@@ -238,7 +238,7 @@ class Resumed(Record, frozen=True, kw_only=True, tag="resumed"):
 
 
 class Folded(Record, frozen=True, kw_only=True, tag="folded"):
-    """Takes the place of all records up to its own position: the ledger that they made (snapshot.py)."""
+    """Takes the place of all records up to its own position: the ledger that they made (ledger.py)."""
 
     position: int
     ledger: bytes

@@ -7,13 +7,16 @@ standby.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from farflung.coordinator.ledger.ledger import Ledger
-from farflung.coordinator.ledger.records import Folded, Record
+from farflung.coordinator.ledger.ledger import Ledger, unpacked
+from farflung.coordinator.ledger.records import CommittedBatch, CommittedRound, Folded, Record, from_bytes
+from farflung.protocol.digests import hash_bytes, keyed_hash
+from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.round_words import Commit
 
 
 @dataclass(frozen=True)
@@ -71,3 +74,75 @@ class RunStore(Protocol):
 
     def close(self) -> None:
         """Nobody writes here any more; where somebody stands by, it may lead at once."""
+
+
+# ---- chain -------------------------------------------------------------------------------------------------
+# A checksum that runs through all records: it holds of no record that is damaged, missing or in a wrong
+# place.
+#
+# Used by both stores. It begins with what the run is (format, id, rules), and
+# each record's goes over all before it; a fold begins it again, as it takes the place of all before. It tells
+# of disks and copies that lie, not of people: whoever can write the file can calculate it. Pure.
+
+SCHEMA_VERSION = 4  # of the records as they are kept; another one is refused
+CHECK_BYTES = 8  # that are kept of it
+
+
+@dataclass(frozen=True)
+class RecordChain:
+    """Up to one record.  `position` is that record's, counted from 1."""
+
+    start: bytes
+    position: int
+    value: bytes
+
+    @classmethod
+    def of(cls, run_id: bytes, manifest: bytes) -> RecordChain:
+        start = hash_bytes(b"farflung books %d\0" % SCHEMA_VERSION, run_id, manifest)
+        return cls(start, 0, start)
+
+    def then(self, body: bytes) -> RecordChain:
+        position = self.position + 1
+        value = keyed_hash(self.value, position.to_bytes(8, "big"), body)
+        return replace(self, position=position, value=value)
+
+    def through(self, bodies: Iterable[bytes]) -> RecordChain:
+        chain = self
+        for body in bodies:
+            chain = chain.then(body)
+        return chain
+
+    def before_fold_at(self, position: int) -> RecordChain:
+        return replace(self, position=position - 1, value=self.start)
+
+    @property
+    def check(self) -> bytes:
+        """Before the first record it is that of what the run is."""
+        return self.value[:CHECK_BYTES]
+
+    @property
+    def head(self) -> bytes:
+        """Which record is the newest one, and what it is."""
+        return self.position.to_bytes(8, "big") + self.check
+
+
+def damaged(where: str, what: str, sound: Sequence[bytes], restore: str) -> UserError:
+    """`sound`: the records before the damage; their checksums hold."""
+    if not sound:
+        return UserError(f"{where}: {what}; nothing before it can be relied on; {restore}")
+    commit = _newest_commit(sound)
+    made = f"up to version {commit.version} (round {commit.round_no})" if commit else "without any commit"
+    return UserError(f"{where}: {what}; what stands before it is sound, {made}; {restore}")
+
+
+def _newest_commit(bodies: Sequence[bytes]) -> Commit | None:
+    for body in reversed(bodies):
+        match from_bytes(body):
+            case CommittedRound(commit=commit):
+                return commit
+            case CommittedBatch(rounds=rounds):
+                return rounds[-1].commit
+            case Folded(ledger=raw):
+                ledger: Ledger = unpacked(raw, Ledger)
+                return ledger.rounds[-1].commit if ledger.rounds else None
+    return None

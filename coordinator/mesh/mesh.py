@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from farflung.coordinator.mesh.group_views import drawn, most_of_round
-from farflung.coordinator.mesh.mesh_sums import MeshSums
-from farflung.coordinator.modes.mode import CoordinatorMode, ModeTools
+from farflung.coordinator.mesh.mesh_sums import MeshSums, drawn, most_of_round
+from farflung.coordinator.modes.registry import CoordinatorMode, ModeTools
 from farflung.coordinator.rounds.round_policy import RoundPolicy
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.round_driver import RoundDriver

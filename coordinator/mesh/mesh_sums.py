@@ -6,23 +6,207 @@ one.  Who of an owner and a root lies that name different sums nobody else can s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any
 
-from farflung.coordinator.mesh.group_views import decision_view, summed, touched, view
-from farflung.coordinator.mesh.signed_sums import SignedSums
-from farflung.coordinator.rounds.gram_collection import Comparing
-from farflung.coordinator.rounds.groups import Groups
-from farflung.coordinator.rounds.outliers import Compared, captured
-from farflung.coordinator.rounds.reported import MadeResult, Reported
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from farflung.coordinator.rounds.reported import Comparing, MadeResult, Reported
 from farflung.coordinator.rounds.round import Round
-from farflung.coordinator.rounds.round_policy import FlatSums, MadeSum, Place
-from farflung.coordinator.rounds.steps import Failed, RoundWaits, Step
-from farflung.coordinator.rounds.weights import guarded
-from farflung.protocol.causes import AbortCause
-from farflung.protocol.digests import bits, mask_from_bytes
+from farflung.coordinator.rounds.round_policy import Failed, FlatSums, MadeSum, Place, RoundWaits, Step
+from farflung.coordinator.rounds.round_rules import Groups
+from farflung.coordinator.rounds.weights import Compared, captured, guarded
+from farflung.protocol.digests import bits, hash_bytes, mask_from_bytes, mask_of, mask_to_bytes, split_hashes
+from farflung.protocol.errors import AbortCause
+from farflung.protocol.limits import GROUPS_MOST, MEMBERS_PER_MESH, MEMBERS_PER_ROUND
 from farflung.protocol.messages import DotProducts, ProgressReport
-from farflung.protocol.round_words import Decision, Plan
+from farflung.protocol.round_words import SUM_TAG_BYTES, Decision, GroupSums, MeshColumn, Plan
+from farflung.protocol.signed_words import inputs_of
+
+# ---- signed sums -------------------------------------------------------------------------------------------
+# What owners of a mesh signed to have added up of their groups, and which of it a root says to have used.
+# Pure.
+#
+# Part of the mesh's sums. A root signs for its results by the hashes of the sums that it got,
+# and each of these has to be one that an owner of that group signed for this decision: so of whatever is
+# committed it is known who made it, out of what. Reports overtake each other: a root's results wait until
+# there is a word of each sum.
+#
+# An owner may send the root another sum than it signed, and a root may say so of an owner that did not: who
+# of the two lies, nobody else can see. They are at odds, and what follows is the round's business. Must not
+# know signatures: what comes here was checked (coordinator/run/digest_agreement.py).
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a root's results are made of."""
+
+    # By chunk, of each group that counts.  Empty: somebody's word of them is missing, or is another one.
+    hashes: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
+    at_odds: frozenset[str] = frozenset()  # owners that signed others
+
+
+@dataclass
+class SignedSums:
+    _said: dict[Place, dict[str, bytes]] = field(default_factory=dict)  # by owner, the hash that it named
+    _made: dict[tuple[Place, bytes], MadeSum] = field(default_factory=dict)
+    _waiting: dict[Place, str] = field(default_factory=dict)  # the root whose results wait for a word of it
+
+    def begin(self) -> None:
+        """A new decision makes all sums void."""
+        self._said.clear()
+        self._made.clear()
+        self._waiting.clear()
+
+    def on_word(self, owner: str, group: int, word: GroupSums) -> set[str]:
+        """Returns roots whose results waited for it."""
+        mask, hashes = mask_from_bytes(word.chunks), split_hashes(word.hashes)
+        if len(hashes) != mask.bit_count():
+            return set()  # a word that contradicts itself says nothing
+        roots: set[str] = set()
+        for chunk, digest in zip(bits(mask), hashes, strict=True):
+            place = chunk, group
+            said = self._said.setdefault(place, {})
+            if owner in said:
+                continue  # nobody honest says two things of one sum
+            said[owner] = digest
+            self._made.setdefault((place, digest), MadeSum(owner, word))
+            if (root := self._waiting.pop(place, None)) is not None:
+                roots.add(root)
+        return roots
+
+    def has(self, chunk: int, group: int) -> bool:
+        return (chunk, group) in self._said
+
+    def made(self, chunk: int, group: int, digest: bytes) -> MadeSum:
+        return self._made[(chunk, group), digest]
+
+    def named_by(
+        self, root: str, report: ProgressReport, counted: Sequence[int], owner: Callable[[int, int], str]
+    ) -> Named:
+        """What its results are made of, by the words that are here.  `owner`: of a group, of a chunk."""
+        chunks, tags = list(bits(mask_from_bytes(report.merged))), report.sum_tags or b""
+        if len(tags) != SUM_TAG_BYTES * len(chunks) * len(counted):
+            return Named()
+        found: dict[int, tuple[bytes, ...]] = {}
+        at_odds: set[str] = set()
+        for at, chunk in enumerate(chunks):
+            of_chunk: list[bytes] = []
+            for turn, group in enumerate(counted, at * len(counted)):
+                tag = tags[turn * SUM_TAG_BYTES : (turn + 1) * SUM_TAG_BYTES]
+                said, makes = self._said.get((chunk, group), {}), owner(group, chunk)
+                digest = next((each for each in said.values() if each.startswith(tag)), b"")
+                of_chunk += [digest] if digest else []
+                if not digest and makes in said:
+                    at_odds.add(makes)
+                elif not digest:
+                    self._waiting[chunk, group] = root
+            found[chunk] = tuple(of_chunk)
+        whole = all(len(of_chunk) == len(counted) for of_chunk in found.values())
+        if whole and inputs_of(each for of_chunk in found.values() for each in of_chunk) == report.inputs:
+            return Named(found)
+        return Named(at_odds=frozenset(at_odds))
+
+
+# ---- group views -------------------------------------------------------------------------------------------
+# Which groups a round is drawn into, and what of it a member hears. Pure.
+#
+# Asked by `mesh.py` for the driver, and by the sums below for the round in flight. Must not know what anybody
+# reports.
+
+OWNERS_LEAST = 2  # of a group: an heir has to be there
+
+
+def drawn(peers: Sequence[str], able: Set[str], size: int, seed: bytes) -> tuple[int, ...]:
+    """The group of each of them, about `size` in each; () if they are one group.
+
+    Nobody chooses its group: the order is by a hash that nobody knew when it came.  Those who can own chunks are dealt
+    first, so that every group has some.
+    """
+    owners = sum(peer in able for peer in peers)
+    wanted = -(-len(peers) // size) if size else 1
+    count = min(wanted, GROUPS_MOST, owners // OWNERS_LEAST)
+    if count < 2:
+        return ()
+    order = sorted(
+        range(len(peers)), key=lambda at: (peers[at] not in able, hash_bytes(seed, peers[at].encode()))
+    )
+    places = {at: turn % count for turn, at in enumerate(order)}
+    return tuple(places[at] for at in range(len(peers)))
+
+
+def most_of_round(size: int, able: int) -> int:
+    """Members of one round, so many of which can own chunks."""
+    groups = min(GROUPS_MOST, able // OWNERS_LEAST) if size else 1
+    return min(max(1, groups) * MEMBERS_PER_ROUND, MEMBERS_PER_MESH)
+
+
+# ---- what one member hears -----------------------------------------------------------------------------
+
+
+def view(groups: Groups, member: str, epoch: int) -> Plan:
+    """Its group, as if that were all; and where the sums of its chunks go and come from."""
+    plan = groups.plan
+    if not plan.roots:
+        return plan
+    mine = groups.of[member]
+    group = groups.members[mine]
+    index = {peer: at for at, peer in enumerate(group)}
+    codecs = dict(zip(plan.members, plan.codecs, strict=True))
+    columns = [groups.column(chunk) for chunk in bits(groups.shares.get(member, 0))]
+    peers = sorted({peer for column in columns for peer in column})
+    places = {peer: at for at, peer in enumerate(peers)}
+    return replace(
+        plan,
+        epoch=epoch,
+        members=group,
+        owners=tuple(index[groups.owner(mine, chunk)] for chunk in range(plan.count)),
+        codecs=tuple(codecs[peer] for peer in group),
+        groups=UNSET,
+        roots=UNSET,
+        column=MeshColumn(
+            mine,
+            len(groups.members),
+            tuple(peers),
+            tuple(places[peer] for column in columns for peer in column),
+            tuple(plan.roots[chunk] for chunk in bits(groups.shares.get(member, 0))),
+        ),
+    )
+
+
+def decision_view(groups: Groups, decision: Decision, member: str) -> Decision:
+    """The weights of its group, and which groups count."""
+    if not groups.plan.roots:
+        return decision
+    weights = dict(zip(groups.plan.members, decision.weights, strict=True))
+    group = groups.members[groups.of[member]]
+    reasons = {peer: why for peer, why in decision.reasons.items() if peer in group}
+    return replace(decision, weights=tuple(weights[peer] for peer in group), reasons=reasons)
+
+
+def summed(groups: Groups, weights: Mapping[str, float]) -> bytes:
+    """The mask of groups of which somebody is included."""
+    return mask_to_bytes(mask_of({groups.of[peer] for peer, weight in weights.items() if weight > 0.0}))
+
+
+def touched(before: Plan, after: Plan) -> set[str]:
+    """Who has to hear that ownership moved: a group in which it did, and the owners of these chunks in all others."""
+    if not after.roots or not before.roots:
+        return set(after.members)
+    groups, count = Groups(after), after.count
+    moved = [
+        place for place, pair in enumerate(zip(before.owners, after.owners, strict=True)) if len({*pair}) > 1
+    ]
+    chunks = {place % count for place in moved}
+    chunks |= {chunk for chunk in range(count) if before.roots[chunk] != after.roots[chunk]}
+    chunks |= set(bits(mask_from_bytes(before.kept) ^ mask_from_bytes(after.kept)))
+    found = {peer for group in {place // count for place in moved} for peer in groups.members[group]}
+    return found.union(*(groups.column(chunk) for chunk in chunks))
+
+
+# ---- mesh sums ---------------------------------------------------------------------------------------------
 
 
 class ComparingSums:

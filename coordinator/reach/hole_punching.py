@@ -1,6 +1,6 @@
 """Pairs that nobody can dial, and that may still connect: both to each other, at the same instant.  Pure.
 
-Part of routes.py, which says which pairs there are.  A router lets in what answers a connection from inside.  If both
+Part of reach.py, which says which pairs there are.  A router lets in what answers a connection from inside.  If both
 sides connect at one instant, from a port that each router shows outside as the same one to everybody, then each takes
 the other's first packet for the answer to its own.  So a pair has one of two ways at any time: *punched*, where both
 say that such a connection stands, or the relay.

@@ -1,7 +1,7 @@
 """The relay: a process that passes bytes between two peers that can't dial each other.  It cannot read them.
 
 Started by the coordinator (relay_hand.py), which starts it again if it dies.  Peers ask it, by SOCKS5, for the name
-that is their ticket (coordinator/reach/tickets.py); two with the tickets of one pair are joined.  What passes is CURVE,
+that is their ticket (coordinator/reach/relays.py); two with the tickets of one pair are joined.  What passes is CURVE,
 from one peer to the other: the relay sees lengths and times, and can delay, damage or drop.
 
 Who may meet is decided by switchboard.py, whose turn it is by turns.py; here are the sockets.  Bytes go through a pipe
@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from farflung.coordinator.reach.tickets import TicketScope, read
+from farflung.coordinator.reach.relays import TicketScope, read
 from farflung.coordinator.relay.relay_words import (
     TO_RELAY,
     PairsCounted,
@@ -27,13 +27,11 @@ from farflung.coordinator.relay.relay_words import (
     Wanted,
 )
 from farflung.coordinator.relay.socks import JOINED, NOT_ALLOWED, WHERE, SocksGreeting, seen
-from farflung.coordinator.relay.switchboard import Switchboard
-from farflung.coordinator.relay.turns import Turns
+from farflung.coordinator.relay.switchboard import Switchboard, Turns
 from farflung.protocol.errors import UserError
-from farflung.protocol.process.channel import Channel
-from farflung.protocol.process.child import Listening, live, serve_parent
+from farflung.protocol.process.child import Channel, Listening, live, serve_parent
+from farflung.protocol.process.descriptors import Pipe
 from farflung.protocol.process.networks import network_of
-from farflung.protocol.process.splice import Pipe
 
 TICK_S = 0.25
 TELL_EVERY_S = 0.5

@@ -28,7 +28,7 @@ class RelaySettings(ChildSettings, frozen=True, kw_only=True, tag="begin"):
     public: Hash  # the ed25519 key that signs tickets
     host: str
     bytes_per_s: float
-    relay: Annotated[str, Meta(max_length=64)] = ""  # for whose tickets: see tickets.py
+    relay: Annotated[str, Meta(max_length=64)] = ""  # for whose tickets: see relays.py
 
 
 class Wanted(ChildWord, frozen=True, kw_only=True, tag="wanted"):

@@ -4,7 +4,7 @@ Driven by restoring_door.py before the run machine is made, and by the simulator
 commits that it keeps (`AskKept`), the newest first, until it has no older one.  `due` then makes the records that the
 journal lacks.  Pure: clock and chance are arguments.
 
-Where rounds are in groups everybody keeps the heads of all steps, and some the books (`KEEPERS` in keepers.py): the
+Where rounds are in groups everybody keeps the heads of all steps, and some the books (`KEEPERS` in kept_books.py): the
 books of a newer step are waited for, and then the run goes on from the newest one whose books are there.
 
 Who may lie: what counts is signed by this run's key, so a forged commit, one of another run and one with changed books

@@ -19,18 +19,17 @@ from farflung.coordinator.door.allowance import Quota
 from farflung.coordinator.door.keys import CoordinatorKeys
 from farflung.coordinator.door.listener import Listener, ListenOn
 from farflung.coordinator.ledger.run_store import RunRecords
-from farflung.coordinator.modes.mode import ModeTools
-from farflung.coordinator.restoring.keepers import Keepers
-from farflung.coordinator.restoring.kept_books import KeptSteps, Restored
+from farflung.coordinator.modes.registry import ModeTools
+from farflung.coordinator.restoring.kept_books import Keepers, KeptSteps, Restored
 from farflung.coordinator.restoring.restoration import Restoring, asking
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.round_driver import RoundDriver
-from farflung.protocol import envelope
+from farflung.protocol import messages
 from farflung.protocol.errors import FrameError, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import DOOR_IN, FromDoor
 from farflung.protocol.process.networks import network_of
-from farflung.protocol.process.zap import ZapHandler
+from farflung.protocol.process.sockets import ZapHandler
 
 TICK_S = 0.1
 FRAMES_PER_S, FRAMES_BURST = 200.0, 1000.0  # of one network: a peer shows 64 commits, each in an answer
@@ -99,10 +98,10 @@ class _Loop:
 
     def _hear(self, caller: bytes, routing_id: bytes, raw: bytes | None) -> None:
         try:
-            message = cast(FromDoor, envelope.decode(raw or b"", _AT_DOOR))
+            message = cast(FromDoor, messages.decode(raw or b"", _AT_DOOR))
         except FrameError as error:
             log.debug("frame dropped: %s", error)
             return
         answer = self._machine.on_door(caller, message, time.monotonic())
         if answer is not None:
-            self._listener.send(routing_id, envelope.encode(answer))
+            self._listener.send(routing_id, messages.encode(answer))

@@ -13,14 +13,71 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from farflung.coordinator.rounds.groups import Groups
-from farflung.coordinator.rounds.round_rules import Beats, codecs_for, owners_for
-from farflung.coordinator.rounds.steps import Done, Step
+from farflung.coordinator.rounds.round_rules import Beats, Groups, codecs_for, owners_for
+from farflung.protocol.errors import AbortCause
 from farflung.protocol.limits import MEMBERS_PER_ROUND
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Beat, ProgressReport, Sent
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.round_words import AheadPlan, Decision, GroupSums, Plan
+from farflung.protocol.round_words import AheadPlan, Commit, Decision, GroupSums, Plan
+
+# ---- steps -------------------------------------------------------------------------------------------------
+# What is due in a round: one of six steps, each with its reason. Pure data.
+#
+# Made by `InFlight.next_step`, carried out by the driver, which announces it and writes it down. Must not
+# know how any of it was found out.
+
+
+@dataclass(frozen=True)
+class OwnersMoved:
+    """Ownership changed: announce the plan of the new epoch."""
+
+    plan: Plan
+    reason: str
+    unfit: frozenset[str]  # living owners that others could not get through to
+
+
+@dataclass(frozen=True)
+class RoundCommitted:
+    decision: Decision
+    reason: str
+    merged: str = ""  # how, where contributions were compared
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What the round will most likely come to: members may begin by it, and nothing is written down."""
+
+    decision: Decision
+
+
+@dataclass(frozen=True)
+class Done:
+    commit: Commit
+    norm: float | None = None  # of the merged update, where it is known
+    late: frozenset[str] = frozenset()  # they lack results, and the round would have needed them too
+    # Where the gradient of a batch is clipped: of each chunk's result, the sum of the squares of its values.
+    lengths: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failed:
+    reason: str
+    cause: AbortCause
+    unfit: frozenset[str] = frozenset()  # living owners that gave no results, where others could have
+    dropped: bool = False  # the guard: what was contributed must not come again
+    lost: frozenset[str] = frozenset()  # whose share of a batch must be computed again
+
+
+@dataclass(frozen=True)
+class RoundWaits:
+    reason: str
+
+
+Step = OwnersMoved | RoundCommitted | Foreseen | Done | Failed | RoundWaits
+
+
+# ---- round policy ------------------------------------------------------------------------------------------
 
 Place = tuple[int, int]  # (chunk, group)
 NONE: Final[Mapping[Any, Any]] = MappingProxyType({})

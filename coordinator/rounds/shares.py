@@ -36,7 +36,7 @@ RELAY_GAIN = 1.25  # a round must be so much shorter, or its bytes pass no relay
 ALIKE = 1.6  # rates that differ from the median by less than this factor may be the same
 ALIKE_ROUGHLY = 5.0  # those that no round has shown; and above the median such a rate tells nothing
 # Of so many members two own something, whatever their lines are said to be: what an owner says of the others' work is
-# measured by other owners (silent_owners.py), and whoever owned everything would be believed.
+# measured by other owners (owners.py), and whoever owned everything would be believed.
 JUDGED = 3
 FINE = 1 << 40  # so many chunks are as good as fractions
 SLACK = 1e-9  # of a chunk: rounding must not take a chunk from somebody whose share is whole

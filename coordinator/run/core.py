@@ -14,10 +14,10 @@ from farflung.coordinator.court.questions import Questions
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.pace import RunPace
 from farflung.coordinator.ledger.records import Amended, Record, Struck
-from farflung.coordinator.modes.mode import Modes
+from farflung.coordinator.modes.registry import Modes
 from farflung.coordinator.run.effects import Effect, Note, Tell, Write
 from farflung.coordinator.run.membership import Member, Membership
-from farflung.protocol.causes import NoteCause
+from farflung.protocol.errors import NoteCause
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import ToMember
 from farflung.protocol.run_terms import Terms
@@ -60,7 +60,7 @@ class Core:
 
     @property
     def clock_s(self) -> float:
-        """The run's own clock: see coordinator/ledger/run_clock.py."""
+        """The run's own clock: see coordinator/ledger/ledger.py."""
         return max(self.ledger.clock.newest_s, self.clock_at(self.now))
 
     def clock_at(self, at: float) -> float:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from farflung.coordinator.ledger.records import Record
 from farflung.coordinator.roster.ways import Trial
-from farflung.protocol.causes import NoteCause
+from farflung.protocol.errors import NoteCause
 from farflung.protocol.messages import ToDoor, ToMember
 from farflung.protocol.round_words import Commit
 from farflung.protocol.signed_words import SignedList

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from farflung.coordinator.ledger.pace import MemberPace
-from farflung.coordinator.roster.partial_view import PartialView
-from farflung.coordinator.roster.roster_delta import RosterDelta, RosterNews
+from farflung.coordinator.roster.partial_view import PartialView, RosterDelta, RosterNews
 from farflung.coordinator.roster.ways import Ways
 from farflung.protocol.limits import BEAT_LONGEST_S
 from farflung.protocol.messages import Beat, Hello

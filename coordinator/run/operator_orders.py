@@ -14,11 +14,10 @@ import msgspec
 
 from farflung.coordinator.ledger.records import Amended, Paused, Resumed
 from farflung.coordinator.modes import registry
-from farflung.coordinator.modes.mode import SendAway
+from farflung.coordinator.modes.registry import SendAway
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.round_driver import RoundDriver
-from farflung.protocol.causes import DepartureCause
-from farflung.protocol.errors import UserError
+from farflung.protocol.errors import DepartureCause, UserError
 from farflung.protocol.limits import AMENDMENTS_MOST
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.orders import (

@@ -13,15 +13,14 @@ from itertools import islice
 from farflung.coordinator.court.alike import Alike
 from farflung.coordinator.ledger.records import Genesis
 from farflung.coordinator.roster import partial_view
-from farflung.coordinator.roster.roster_delta import RosterNews
+from farflung.coordinator.roster.partial_view import RosterNews
 from farflung.coordinator.roster.ways import RouteNews
 from farflung.coordinator.rounds.round_rules import up_rates
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.held_versions import in_this_era
 from farflung.coordinator.run.lease_desk import LeaseDesk
 from farflung.coordinator.run.membership import LOOK_S_PER_MEMBER, Member, Standing
-from farflung.coordinator.run.round_driver import RoundDriver
-from farflung.protocol.causes import AbortCause
+from farflung.coordinator.run.round_driver import RoundDriver, in_this_era
+from farflung.protocol.errors import AbortCause
 from farflung.protocol.limits import AMENDMENTS_TOLD
 from farflung.protocol.messages import Beat, Committed, FragmentBeat, FragmentTick, Tick
 from farflung.protocol.round_words import CROWD

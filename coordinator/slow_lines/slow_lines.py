@@ -1,7 +1,7 @@
 """Slow lines: who sends its work ahead of the rounds, to whom, in which codec, and how long it is waited for.  Pure.
 
 Where a line is much slower than most, a round would wait for its whole contribution.  Its owner's work leaves between
-rounds instead (peer/slow_lines/parcels.py), and goes into the first round that begins when all of it is there:
+rounds instead (peer/slow_lines/early_upload.py), and goes into the first round that begins when all of it is there:
 nobody waits for that member to be ready, nor for what is missing of it in a round.  It owns nothing.  Its word of its
 line is its own loss: whoever names too low a rate is waited for by nobody, and counts as often as its work arrives.
 
@@ -19,7 +19,7 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from farflung.coordinator.modes.mode import CoordinatorMode, ModeTools
+from farflung.coordinator.modes.registry import CoordinatorMode, ModeTools
 from farflung.coordinator.rounds import shares
 from farflung.coordinator.rounds.round_policy import LineShares, RoundPolicy
 from farflung.coordinator.rounds.round_rules import Beats, owners_for

@@ -1,6 +1,6 @@
 """Talks to an etcd cluster: questions and transactions by its JSON gateway (/v3, etcd 3.4 and newer), over HTTP.
 
-Called by etcd_store.py and lease.py, each thread with a gateway of its own.  The standard library is enough: six calls,
+Called by etcd_store.py, each of its threads with a gateway of its own.  The standard library is enough: six calls,
 none of which streams, against a client of gRPC that would be the largest thing a coordinator needs.  Whoever does not
 answer is passed over, and the next one asked the same again, so everything that is sent must be safe to be sent twice.
 Must not know what the keys mean.

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from farflung.coordinator.door.front_door_process import DoorProcess, settings_of
-from farflung.coordinator.door.front_door_words import DoorLimits
+from farflung.coordinator.door.front_door_process import DoorLimits, DoorProcess, settings_of
 from farflung.coordinator.door.hello_check import DoorFacts
 from farflung.coordinator.door.keys import FILE_NAME as KEY_NAME
 from farflung.coordinator.door.keys import CoordinatorKeys, load_or_create

@@ -17,9 +17,8 @@ from functools import partial
 import zmq
 from msgspec.structs import replace
 
-from farflung.checkpoints.arrivals import Arrived
+from farflung.checkpoints.kept_state import Arrived
 from farflung.collectives.round.effects import Install, Measure, Merge, Roll, Seal, SendFrame, Weigh
-from farflung.peer.agent.failpoint_names import before_effect, on_the_way, on_word
 from farflung.peer.agent.fetch_lines import Fetching
 from farflung.peer.agent.io_workers import IoWorkers, WorkerTools, largest_payload_bytes, stages_in_order
 from farflung.peer.agent.journal_writer import (
@@ -44,29 +43,125 @@ from farflung.peer.line.relay_offer import Offering
 from farflung.peer.local.channel import ChannelGreeting, LocalServer
 from farflung.peer.local.folder import remove_folder
 from farflung.peer.local.memory import SharedState, let_go_of_text, unmap_pages
-from farflung.peer.local.words import Attach, Bye, FromTrainer, Provided, Stop, WorkDone
+from farflung.peer.local.words import (
+    Attach,
+    Bye,
+    FromTrainer,
+    Frozen,
+    LoadState,
+    Provide,
+    Provided,
+    Stop,
+    WorkDone,
+)
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.handshake import me_of
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.machine.modes import kinds_of
 from farflung.peer.machine.trainer_proxy import Pulse
-from farflung.peer.pool import Pool, shares, usual_threads
 from farflung.peer.remembered_places import RememberedPlaces
 from farflung.peer.settings import default_path
-from farflung.peer.state.checkpoint_writer import RunFacts
+from farflung.peer.state.checkpoint_thread import RunFacts
 from farflung.peer.state.delta_encoder import Encoded
 from farflung.peer.state.outer_state import OuterState
-from farflung.peer.worker import Inbox, Job, nothing
-from farflung.protocol.causes import LeaveCause
-from farflung.protocol.errors import FarflungError
-from farflung.protocol.frames import Frame, Kind, Payload
-from farflung.protocol.messages import DOOR_OUT, Committed, Tick
+from farflung.peer.worker import Inbox, Job, Pool, nothing, shares, usual_threads
+from farflung.protocol.errors import Counters, FarflungError, LeaveCause, Verdict
+from farflung.protocol.frames import Frame, FrameKind, Kind, Payload
+from farflung.protocol.messages import (
+    DOOR_OUT,
+    Beat,
+    Committed,
+    Decided,
+    Hello,
+    Knock,
+    Leave,
+    OpenRound,
+    ProgressReport,
+    Sent,
+    Tick,
+)
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.process import failpoints
+from farflung.protocol.process.failpoints import hit, is_armed, passing
 from farflung.protocol.process.log_lines import LineWriter
 from farflung.protocol.process.sockets import curve_raw
 from farflung.protocol.run_terms import Attached
-from farflung.protocol.verdicts import Counters, Verdict
+
+# ---- failpoint names ---------------------------------------------------------------------------------------
+# The agent's failpoints: which effect, and which word that arrives, passes which point.
+#
+# Called by the agent before each effect and after each word. Off, each call returns at once
+# (protocol/process/failpoints.py).
+
+_EFFECTS: dict[type, str] = {
+    do.EnterMembers: "joining.after_welcome",
+    Install: "joining.mid",
+    do.Encode: "scatter.before_encode",
+    Merge: "gather.before_merge",
+    do.Resolve: "apply.before_resolve",
+    Roll: "apply.mid",
+    Seal: "apply.before_seal",
+    do.Restore: "restore.before",
+    do.SaveFragment: "checkpoint.before_copy",
+}
+_FRAMES: dict[FrameKind, str] = {
+    Kind.CONTRIBUTION: "scatter.mid",
+    Kind.RESULT: "gather.mid",
+    Kind.MANIFEST: "serve.manifest",
+    Kind.STATE: "serve.mid",
+    Kind.LOGGED: "serve.logged",
+}
+_SAID: dict[type, str] = {
+    Knock: "joining.before_knock",
+    Hello: "joining.before_hello",
+    Sent: "scatter.before_sent",
+    ProgressReport: "gather.before_progress",
+    Leave: "leave.before_word",
+    LoadState: "load.before_word",
+    Provide: "found.before_word",
+}
+_HEARD: dict[type, str] = {
+    OpenRound: "open.arrived",
+    Decided: "decide.arrived",
+    Committed: "commit.arrived",
+    Frozen: "ready.arrived",
+    WorkDone: "counting.made",
+}
+
+
+def before_effect(effect: do.Effect) -> None:
+    if not is_armed():
+        return
+    match effect:
+        case SendFrame():
+            pass  # see on_the_way
+        case do.ToCoordinator(message=Beat() as beat):
+            _pass("ready.before_beat" if any(each.ready for each in beat.fragments) else None)
+        case do.ToCoordinator(message=said) | do.ToDoor(message=said) | do.TellTrainer(message=said):
+            _pass(_SAID.get(type(said)))
+        case _:
+            _pass(_EFFECTS.get(type(effect)))
+
+
+def on_the_way(frame: Frame) -> Frame:
+    """A bulk frame leaves, perhaps with a byte that is not as it was."""
+    point = _FRAMES.get(frame.header.kind) if is_armed() else None
+    return Frame(frame.header, passing(point, bytes(frame.payload))) if point is not None else frame
+
+
+def on_word(message: object) -> None:
+    """It has arrived, and nothing was done about it yet."""
+    foreseen = isinstance(message, Decided) and message.decision.foreseen
+    if is_armed() and not foreseen:
+        _pass(_HEARD.get(type(message)))
+
+
+def _pass(point: str | None) -> None:
+    if point is not None:
+        hit(point)
+
+
+# ---- agent -------------------------------------------------------------------------------------------------
 
 TICK_S = 0.05
 ASKED = "stopped by its user"

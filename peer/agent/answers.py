@@ -16,11 +16,11 @@ from farflung.peer.agent.turns import HeldFrame, LineNow, Serving, What
 from farflung.peer.line.data_line import DataLine
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.machine import PeerMachine
-from farflung.peer.pool import Pool
 from farflung.peer.state.outer_state import OuterState
+from farflung.peer.worker import Pool
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Header, Kind, bare_answer, with_payload
 from farflung.protocol.run_terms import Attached
-from farflung.protocol.verdicts import Verdict
 
 LOOK_AGAIN_S = 0.01  # while questions wait
 ROOM_S = 0.3  # of the line's rate may wait in it, outside of rounds

@@ -27,18 +27,13 @@ from farflung.peer.machine import effects as do
 from farflung.peer.machine.disk_words import Undone
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.machine.modes import hand_of
-from farflung.peer.pool import Pool
 from farflung.peer.settings import OwnConfig
 from farflung.peer.state.archive import Archiving
-from farflung.peer.state.arrived_pieces import Arriving, name_on_disk
-from farflung.peer.state.before_images import unnamed_file
-from farflung.peer.state.checkpoint_thread import Checkpointing
-from farflung.peer.state.keeping_state import KeepingState
+from farflung.peer.state.checkpoint_thread import Checkpointing, StartJobs
+from farflung.peer.state.keeping_state import Arriving, DiskPlace, KeepingResults, KeepingState, name_on_disk
 from farflung.peer.state.keeping_state import ResultPlace as KeepingPlace
-from farflung.peer.state.outer_state import Files, OuterState, payload_bytes_most
-from farflung.peer.state.results_on_disk import DiskPlace, KeepingResults
-from farflung.peer.state.start_reader import StartJobs
-from farflung.peer.worker import Submit, nothing
+from farflung.peer.state.outer_state import Files, OuterState, payload_bytes_most, unnamed_file
+from farflung.peer.worker import Pool, Submit, nothing
 from farflung.protocol.digests import HASH_BYTES
 from farflung.protocol.frames import Frame
 from farflung.protocol.process.log_lines import LineWriter

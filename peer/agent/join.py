@@ -22,11 +22,9 @@ from typing import TYPE_CHECKING
 
 from farflung.peer.agent.supervisor import ChildTrainer, NoTrainer, Supervisor
 from farflung.peer.first_contact import check
-from farflung.peer.identity import Identity
-from farflung.peer.in_use import InUse, path_of
+from farflung.peer.identity import Identity, InUse, path_of
 from farflung.peer.line.relay_offer import RelayHere
 from farflung.peer.local.folder import make_folder, remove_folder, sweep_stale
-from farflung.peer.pool import load_libraries
 from farflung.peer.settings import (
     DATA_VARIABLE,
     RESULTS_VARIABLE,
@@ -34,6 +32,7 @@ from farflung.peer.settings import (
     refuse_contradictions,
 )
 from farflung.peer.trainer.agent_process import AGENT_VARIABLE
+from farflung.peer.worker import load_libraries
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.process import exit_codes

@@ -20,8 +20,8 @@ from farflung.collectives.round.member import MemberRound
 from farflung.peer.local.words import Attach, FromTrainer, Frozen, LoadState, ResumeSteps
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.handshake import Me
-from farflung.peer.pool import Pool
 from farflung.peer.settings import default_path
+from farflung.peer.worker import Pool
 from farflung.protocol.errors import UserError
 from farflung.protocol.messages import Aborted, Beat, Committed, Decided, OpenRound, Sent
 from farflung.protocol.process.journal import FRAMES_EVERY_S, EventLog, journal_path

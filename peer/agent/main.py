@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farflung.peer.agent.supervisor import ParentTrainer
-from farflung.peer.in_use import InUse, path_of
-from farflung.peer.pool import load_libraries
+from farflung.peer.identity import InUse, path_of
 from farflung.peer.settings import OwnConfig
+from farflung.peer.worker import load_libraries
 from farflung.protocol.errors import FarflungError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.process import exit_codes

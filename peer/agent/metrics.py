@@ -1,6 +1,6 @@
 """What a peer tells Prometheus of itself, where its owner asked for it.
 
-Owned by the agent, whose loop calls `on_tick`; the HTTP is the coordinator's (protocol/process/exporter.py).  Must
+Owned by the agent, whose loop calls `on_tick`; the HTTP is the coordinator's (protocol/process/metrics.py).  Must
 not know how rounds are made.
 """
 
@@ -12,8 +12,7 @@ from farflung import __version__
 from farflung.collectives.link.link import Link
 from farflung.peer.agent.journal_writer import verdicts_of
 from farflung.peer.machine.machine import PeerMachine
-from farflung.protocol.process.exporter import Exporter
-from farflung.protocol.process.metrics import Family, by_label, counter, gauge, of_process, text_of
+from farflung.protocol.process.metrics import Exporter, Family, by_label, counter, gauge, of_process, text_of
 
 
 class PeerMetrics:

@@ -29,7 +29,7 @@ LEAST_PART = 0.02
 # the last has left.  Small pieces are of small models, whose rounds are short: they take their bytes' part of that, or
 # a joiner would never keep up with such rounds.
 UNKNOWN_EVERY_S, UNFILLED_EVERY_S = 5.0, 0.05
-# The same while microbatches cross: as much as the link leaves to bulk (collectives/link/priorities.py).
+# The same while microbatches cross: as much as the link leaves to bulk (collectives/link/frame_queue.py).
 LEAST_PART_BESIDE_CROSSINGS, UNKNOWN_PIECE_S = 0.25, 0.25
 USUAL_PIECE_BYTES = 2 << 20  # of a chunk of a megabyte, with its momentum: what these seconds are for
 # What is in sockets can't be called back: as many pieces as are asked for at once, at half of the line's rate, since

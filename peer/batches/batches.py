@@ -1,6 +1,6 @@
 """Where the mode begins at a peer: its part in a synchronous batch, of a model in one piece or of a stage.  Pure.
 
-The trainer's view (batch_proxy.py) stands from the moment on when the run is known, since a trainer may come before
+The trainer's view (batch_work.py) stands from the moment on when the run is known, since a trainer may come before
 its peer is let in; of a stage it begins when the coordinator has named that.
 """
 
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from farflung.collectives.pipeline.crossing import CrossingKind
 from farflung.optim.schedule import rules_of
-from farflung.peer.batches.batch_proxy import BatchProxy, BatchSync
-from farflung.peer.batches.batch_work import BatchWork
-from farflung.peer.batches.stage_boundaries import StageBoundaries
-from farflung.peer.batches.stage_transfers import MyStage, StageTransfers, is_crossing
+from farflung.peer.batches.batch_work import BatchProxy, BatchSync, BatchWork
+from farflung.peer.batches.stage_transfers import MyStage, StageBoundaries, StageTransfers, is_crossing
 from farflung.peer.local.words import FromTrainer, MicrobatchCounted, Unusable, WorkDone
 from farflung.peer.machine.effects import Effect, Note
 from farflung.peer.machine.modes import PeerMode, SessionTools, TrainerSaid

@@ -13,22 +13,188 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import random
+import struct
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from farflung.peer.data.data_files import ENDINGS, ending_of
-from farflung.peer.data.fingerprint import FIRST_ITEMS, READ_AGAIN, Fingerprint, fingerprint, places
 from farflung.peer.data.leased_data import Span
-from farflung.peer.data.sample_order import permuted_range
 from farflung.peer.data.text_lines import TextLines
 from farflung.protocol.errors import UserError
 from farflung.protocol.messages import UNKNOWN_LENGTH
+
+# ---- sample order ------------------------------------------------------------------------------------------
+# The order in which samples are visited: a pseudo-random permutation that nobody has to store.
+#
+# Owns: (seed, epoch, position) -> sample index, the same on every machine. Called by: the trainer and
+# `run.batches`, to turn leased positions into indices of the user's dataset. Must not know: leases, datasets,
+# torch.
+#
+# A Feistel network permutes [0, 4**k) for the smallest 4**k >= size; indices outside [0, size) are sent
+# through again ("cycle walking", under four times on average), which leaves a permutation of [0, size). Black
+# and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002, method 2. Difference: the round function is a
+# 64-bit mixer keyed by blake3, not a cipher. It shuffles; it keeps no secret.
+
+_ROUNDS = 6
+_MASK = 2**64 - 1
+_ORDER_DOMAIN = "farflung.order.1"
+
+
+def permuted_index(seed: int, epoch: int, size: int, position: int) -> int:
+    """The sample at `position` of this epoch's order over `size` samples."""
+    if not 0 <= position < size:
+        raise ValueError(f"position {position} is outside [0, {size})")
+    keys = _round_keys(seed, epoch)
+    half_bits = _half_bits(size)
+    index = _feistel(position, keys, half_bits)
+    while index >= size:
+        index = _feistel(index, keys, half_bits)
+    return index
+
+
+def permuted_range(seed: int, epoch: int, size: int, start: int, stop: int) -> list[int]:
+    """The samples at positions start, ..., stop - 1."""
+    if not 0 <= start <= stop <= size:
+        raise ValueError(f"range [{start}, {stop}) is outside [0, {size})")
+    return [permuted_index(seed, epoch, size, position) for position in range(start, stop)]
+
+
+def _half_bits(size: int) -> int:
+    if size > 2**64:
+        raise ValueError(f"size {size} is more than 2**64")
+    return max(1, ((size - 1).bit_length() + 1) // 2)
+
+
+@lru_cache(maxsize=64)
+def _round_keys(seed: int, epoch: int) -> tuple[int, ...]:
+    # Text, so that any integer is a valid seed and no two pairs collide.
+    stream = blake3(f"{_ORDER_DOMAIN}:{seed}:{epoch}".encode()).digest(length=8 * _ROUNDS)
+    return tuple(int.from_bytes(stream[i : i + 8], "little") for i in range(0, len(stream), 8))
+
+
+def _feistel(value: int, keys: tuple[int, ...], half_bits: int) -> int:
+    left, right = value >> half_bits, value & ((1 << half_bits) - 1)
+    for key in keys:
+        left, right = right, left ^ (_mix(right ^ key) >> (64 - half_bits))
+    return (left << half_bits) | right
+
+
+def _mix(x: int) -> int:
+    """The 64-bit finalizer of splitmix64: every input bit reaches every output bit."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+# ---- fingerprint -------------------------------------------------------------------------------------------
+# The fingerprint of a data set: a hash that tells two data sets apart and costs little.
+#
+# Called by what reads the data, once, before the first samples are asked for. Must not
+# know leases, models or the network.
+#
+# It is taken over some items: of data that can be indexed 64 at places that follow from its length and the
+# run, of a stream the first ones. Items are numbers, texts, bytes, arrays, tensors, and lists, tuples and
+# dicts of these. Items of another kind, or that differ when they are read again (random augmentation), have
+# none: then peers compare the length alone.
+
+ITEMS = 64
+FIRST_ITEMS = 4  # of a stream
+READ_AGAIN = 16  # of these, to see whether they are always the same
+BYTES = 16
+_FINGERPRINT_DOMAIN = b"farflung.data.1"
+
+
+class Fingerprint(NamedTuple):
+    data: bytes  # empty: none
+    why_none: str = ""
+
+
+def places(samples: int, run: bytes) -> list[int]:
+    """Which items of so many are looked at: the same ones at every peer of the run."""
+    if samples <= ITEMS:
+        return list(range(samples))
+    drawn = blake3(_FINGERPRINT_DOMAIN + run + str(samples).encode()).digest(length=8 * ITEMS)
+    return sorted({int.from_bytes(drawn[at : at + 8], "little") % samples for at in range(0, len(drawn), 8)})
+
+
+def fingerprint(about: str, read: Callable[[], Iterable[Any]]) -> Fingerprint:
+    """`read` gives the items, and again the same ones.  `about`: what else must be equal, such as the length."""
+    with _own_chance():
+        hashes = []
+        for item in read():
+            whole = _canonical(item)
+            if whole is None:
+                return Fingerprint(
+                    b"", f"its items are of a kind that has no fixed bytes ({type(item).__name__})"
+                )
+            hashes.append(blake3(whole).digest())
+        for before, item in zip(hashes[:READ_AGAIN], read(), strict=False):
+            if blake3(_canonical(item) or b"").digest() != before:
+                return Fingerprint(
+                    b"", "its items differ when they are read again, as with random augmentation"
+                )
+    return Fingerprint(blake3(_FINGERPRINT_DOMAIN + about.encode() + b"".join(hashes)).digest(length=BYTES))
+
+
+@contextmanager
+def _own_chance() -> Any:
+    """What the items draw at random here is not missing afterwards: a script's seed gives what it gave before."""
+    drawn, numpy = random.getstate(), sys.modules.get("numpy")
+    arrays = numpy.random.get_state() if numpy is not None else None
+    with torch.random.fork_rng(devices=[]):
+        yield
+    random.setstate(drawn)
+    if numpy is not None:
+        numpy.random.set_state(arrays)
+
+
+def _canonical(item: Any) -> bytes | None:
+    """The same bytes for equal items on every machine; None for a kind that has none."""
+    match item:
+        case None | bool() | int():
+            return _tagged("i", repr(item).encode())
+        case float():
+            return _tagged("f", struct.pack("<d", item))
+        case str():
+            return _tagged("s", item.encode("utf-8", errors="surrogatepass"))
+        case bytes() | bytearray():
+            return _tagged("y", bytes(item))
+        case Tensor():
+            flat = item.detach().cpu().contiguous().reshape(-1)
+            return _tagged(f"t {item.dtype} {tuple(item.shape)}", flat.view(torch.uint8).numpy().tobytes())
+        case Mapping():
+            pairs = [(_canonical(key), _canonical(each)) for key, each in item.items()]
+            return _joined(
+                "d", [part for pair in sorted(pairs, key=lambda pair: pair[0] or b"") for part in pair]
+            )
+        case list() | tuple():
+            return _joined("l", [_canonical(each) for each in item])
+    if type(item).__module__ == "numpy" and not getattr(item.dtype, "hasobject", True):
+        return _tagged(f"a {item.dtype.str} {item.shape}", item.tobytes())
+    return None
+
+
+def _joined(kind: str, parts: list[bytes | None]) -> bytes | None:
+    whole = [part for part in parts if part is not None]
+    return _tagged(kind, b"".join(whole)) if len(whole) == len(parts) else None
+
+
+def _tagged(kind: str, content: bytes) -> bytes:
+    return f"{kind} {len(content)}:".encode() + content
+
+
+# ---- sample source -----------------------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ Must not know models, rounds or torch: what carries bytes between ranks is a `Gr
 Every rank has a trainer's machine of its own.  Equal events make equal effects, so nothing but the events is exchanged:
 
     a look     rank 0 reads what the agent has said and what time it is, and tells all; each rank says where it stands.
-               One every few steps (looks.py), with the tokens of each; one every moment while they wait.
+               One every few steps (parts.py), with the tokens of each; one every moment while they wait.
     a meeting  before rank 0 says that something is written or read, every rank has written or read its part.
 
 Ranks that do not stand at the same place (one of them took a step or a batch more) are told so, each by name, and not
@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from farflung.peer.island.looks import MOST_STEPS, LookPace, Outlook
-from farflung.peer.island.parts import WHOLE, BatchPart
+from farflung.peer.island.parts import MOST_STEPS, WHOLE, BatchPart, LookPace, Outlook
 from farflung.peer.island.ranks import Places, mean_of
 from farflung.peer.local.channel import ELSEWHERE
 from farflung.peer.local.words import FromTrainer, Frozen, Loaded, Provided, ToTrainer, to_bytes, to_trainer

@@ -11,8 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from farflung.peer.island.looks import Outlook
-from farflung.peer.island.parts import WHOLE, BatchPart
+from farflung.peer.island.parts import WHOLE, BatchPart, Outlook
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import zmq
 
 from farflung.peer.line.doors import PATIENCE_S, Doors
-from farflung.protocol import envelope
-from farflung.protocol.errors import FrameError
+from farflung.protocol import messages
+from farflung.protocol.errors import Counters, FrameError
 from farflung.protocol.join_url import Address, JoinUrl
 from farflung.protocol.messages import (
     DOOR_OUT,
@@ -45,7 +45,6 @@ from farflung.protocol.process.sockets import (
     curve_client,
     opened,
 )
-from farflung.protocol.verdicts import Counters
 
 _FROM_DOOR = frozenset(DOOR_OUT)
 _FROM_MEMBERS = frozenset(MEMBER_OUT)
@@ -171,7 +170,7 @@ class ControlLink:
             self.received_bytes += len(raw)
             self._heard_at = self._clock()
             try:
-                yield envelope.decode(raw, allowed)
+                yield messages.decode(raw, allowed)
             except FrameError as error:
                 self._counters.count(error.verdict)
 
@@ -192,7 +191,7 @@ class ControlLink:
 
     def _send(self, socket: zmq.Socket[bytes], message: Message) -> bool:
         """False: nobody is there yet, or the queue is full because nobody reads.  Later beats repeat every message."""
-        raw = envelope.encode(message)
+        raw = messages.encode(message)
         try:
             socket.send(raw, zmq.NOBLOCK)
         except zmq.Again:

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from farflung.collectives.link.link import Link, MovedBytes, Relayed
-from farflung.collectives.link.pacer import Courtesy
-from farflung.collectives.link.rates import AtLeast, RateMeter, is_mine
+from farflung.collectives.link.rates import AtLeast, Courtesy, RateMeter, is_mine
 from farflung.collectives.link.zmq_link import LinkSettings, ZmqLink
 from farflung.peer.line.control import Took
 from farflung.peer.router.opened_port import OpenedPort, may_be_behind_one, router_towards
@@ -24,7 +23,7 @@ from farflung.peer.settings import Caps, OwnConfig
 from farflung.protocol.caps import parse_cap, strictest
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import Address, JoinUrl
-from farflung.protocol.manifest_sections import NetSection
+from farflung.protocol.manifest import NetSection
 from farflung.protocol.process.sockets import Keys
 from farflung.protocol.round_words import RelayRoute
 

@@ -23,7 +23,7 @@ from zmq.utils.monitor import parse_monitor_message
 from farflung.collectives.link.link import Appointment
 from farflung.peer.line.control import Took
 from farflung.peer.line.data_line import DataLine
-from farflung.protocol import envelope
+from farflung.protocol import messages
 from farflung.protocol.messages import Look, Message, Probe, Tick
 from farflung.protocol.process.sockets import (
     STRANGER,
@@ -158,7 +158,7 @@ class Reaching:
         socket = opened(self._context, zmq.DEALER, STRANGER, family, curve)
         shown = _Reached(socket, socket.get_monitor_socket(zmq.EVENT_CONNECTED), until)
         socket.connect(endpoint)
-        socket.send(envelope.encode(word), zmq.NOBLOCK)
+        socket.send(messages.encode(word), zmq.NOBLOCK)
         return shown
 
     def _hang_up(self) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from farflung.protocol.causes import LeaveCause
+from farflung.protocol.errors import LeaveCause
 from farflung.protocol.messages import Lease
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import Forward, Used

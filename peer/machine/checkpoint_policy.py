@@ -31,7 +31,7 @@ from farflung.peer.machine.effects import (
     Undo,
 )
 from farflung.peer.machine.held_fragment import Empty, Rolling
-from farflung.peer.machine.replica import Replica
+from farflung.peer.machine.replicas import Replica
 from farflung.protocol.limits import SHELVED_TOLD
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import FragmentTick, Tick

@@ -9,7 +9,7 @@ from farflung.collectives.round.effects import DataEffect
 from farflung.peer.local.words import ToTrainer
 from farflung.protocol.frames import Payload
 from farflung.protocol.join_url import Address
-from farflung.protocol.manifest_sections import StartSection
+from farflung.protocol.manifest import StartSection
 from farflung.protocol.messages import FromDoor, FromMember, Show
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import Contact, RelayRoute

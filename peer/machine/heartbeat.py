@@ -11,16 +11,14 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from farflung.collectives.round.dot_products import Dots
 from farflung.collectives.round.member import MemberRound
-from farflung.collectives.round.pieces import Progress
+from farflung.collectives.round.pieces import Dots, Progress
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import ToCoordinator
-from farflung.peer.machine.replica import Replica
-from farflung.peer.machine.replicas import Replicas
+from farflung.peer.machine.replicas import Replica, Replicas
 from farflung.peer.machine.trainer_proxy import FragmentWork, TrainerProxy
-from farflung.protocol.causes import LeaveCause
 from farflung.protocol.digests import bits, mask_of, mask_to_bytes, root_of, split_hashes
+from farflung.protocol.errors import LeaveCause
 from farflung.protocol.limits import PART_BYTES, PARTS_AT_ONCE, WAYS_MOST
 from farflung.protocol.messages import (
     Audited,

@@ -1,7 +1,7 @@
 """What a peer holds of one fragment's state, and what others may have of it.  Pure.
 
-Part of a replica (replica.py).  The state is facts only: its version, its digest; the bytes are the shell's.  Here are
-the catch-up (checkpoints/state_sync.py), what can be proven (state_proof.py) and the results that led to it.  It is in
+Part of a replica (replicas.py).  The state is facts only: its version, its digest; the bytes are the shell's.  Here are
+the catch-up (checkpoints/state_sync.py), what can be proven and the results that led to it.  It is in
 one state of the table `STANDS` at any time, and it alone moves, in `_stands`.  A state carries what is true in it and
 nowhere else: there is no digest of nothing, and no proof of a state that changes.  Must not know rounds in flight, nor
 this peer's own work.
@@ -14,19 +14,104 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from farflung.checkpoints.checked_chunks import NO_VERSION
+from farflung.checkpoints.fetcher import SPOILED_FORGIVEN
 from farflung.checkpoints.result_log import ResultLog
-from farflung.checkpoints.sources import SPOILED_FORGIVEN
 from farflung.checkpoints.state_sync import StateSync
 from farflung.checkpoints.swarm import HaveAnnouncer, Holding
 from farflung.collectives.round.effects import Install, Roll, Seal, SendFrame
-from farflung.peer.machine.effects import Effect, Note, ServeLogged, ServeManifest, ServePiece, ServeState
-from farflung.peer.machine.state_proof import StateProof
+from farflung.peer.machine.effects import (
+    Effect,
+    KeepBefore,
+    Note,
+    ProveHolding,
+    ServeLogged,
+    ServeManifest,
+    ServePiece,
+    ServeState,
+)
 from farflung.protocol.digests import full_mask
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Header, Kind, bare_answer, with_payload
-from farflung.protocol.messages import FragmentTick
+from farflung.protocol.messages import TAG_BYTES, FragmentTick
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.states import Transitions
-from farflung.protocol.verdicts import Verdict
+
+# ---- state proof -------------------------------------------------------------------------------------------
+# What a peer can prove of one fragment's state: that it holds it, and how it came to it. Pure.
+#
+# Part of a replica. A peer that rolled on from a version that the run confirmed, with committed results,
+# knows what it holds, whatever anybody else says: it keeps what each chunk was before (the shell keeps the
+# bytes), so that it can show that it calculated rightly, and can go back by this one version where the run
+# has to. What was fetched from others proves nothing. Must not know who disagrees, nor what the coordinator
+# makes of a proof.
+
+NONCES_KEPT = 8
+
+
+class StateProof:
+    def __init__(self, fragment: Fragment) -> None:
+        self._fragment = fragment
+        self._base = NO_VERSION  # the confirmed version that all since was calculated from
+        # Version and digest of what the shell keeps, as long as nothing but results came on top of it.
+        self.before: tuple[int, bytes] | None = None
+        self._nonces: dict[int, bytes] = {}  # by version
+        self._asked: tuple[int, bytes] = NO_VERSION, b""  # (version, nonce) that the shell is at, or was
+        self._value = b""  # what came of that
+
+    @property
+    def calculated(self) -> bool:
+        """What is held was calculated from a confirmed version, and that can be shown."""
+        return self._base != NO_VERSION
+
+    # ---- how it came to it -----------------------------------------------------------------------------------
+
+    def rolls_on(self, version: int, digest: bytes, confirmed: bool) -> list[Effect]:
+        """The first chunk is about to leave this version, which all of them share."""
+        if not confirmed:
+            return []  # what is kept of an older confirmed version still leads here
+        self._base, self.before = version, (version, digest)
+        return [KeepBefore(self._fragment.number, version)]
+
+    def lose(self) -> None:
+        """What is held is confirmed now, or came from others, or is held no more: there is nothing to show."""
+        self._base = NO_VERSION
+
+    def forget(self) -> None:
+        """The state is another one, which was not calculated here: what was shown is void, and nothing leads back."""
+        self.lose()
+        self.before = None
+        self._asked, self._value = (NO_VERSION, b""), b""
+
+    # ---- that it holds it --------------------------------------------------------------------------------------
+
+    def on_nonce(self, version: int, nonce: bytes) -> None:
+        if nonce and version >= 0:
+            self._nonces[version] = nonce
+            for old in sorted(self._nonces)[:-NONCES_KEPT]:
+                del self._nonces[old]
+
+    def prove(self, version: int) -> list[Effect]:
+        """The state is whole at this version, or will be when what was asked for before is done."""
+        nonce = self._nonces.get(version, b"")
+        if not nonce or self._asked == (version, nonce):
+            return []
+        self._asked, self._value = (version, nonce), b""
+        return [ProveHolding(self._fragment.number, version, nonce)]
+
+    def on_proven(self, version: int, nonce: bytes, value: bytes) -> None:
+        if self._asked == (version, nonce):
+            self._value = value
+
+    def is_proving(self, version: int) -> bool:
+        return self._asked[0] == version and not self._value
+
+    def shown(self, version: int) -> bytes:
+        """For a beat: which nonce, and what follows from it and the bytes."""
+        asked_for, nonce = self._asked
+        return nonce[:TAG_BYTES] + self._value if asked_for == version and self._value else b""
+
+
+# ---- held fragment -----------------------------------------------------------------------------------------
 
 FETCH_RETRY_S = 3.0  # a donor that gave nothing for so long: another is asked
 STATE_WANTS = frozenset({Kind.WANT_STATE, Kind.WANT_MANIFEST, Kind.WANT_LOGGED, Kind.WANT_HAVE})

@@ -35,15 +35,13 @@ from farflung.peer.local.words import (
 )
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.disk_words import DiskWord, ShelfListed, StateWord
-from farflung.peer.machine.founding import without_start
 from farflung.peer.machine.handshake import NO_HELP, Handshake, HandshakeState, Leaving, Offer, PeerConfig
 from farflung.peer.machine.heartbeat import BeatTimes, HeartbeatBuilder
-from farflung.peer.machine.member_session import Answer, MemberSession
+from farflung.peer.machine.member_session import Answer, MemberSession, without_start
 from farflung.peer.machine.modes import PeerMode, TrainerSaid, missing, places_of, training_of
-from farflung.peer.machine.replica import Replica
-from farflung.peer.machine.replicas import Replicas
+from farflung.peer.machine.replicas import Replica, Replicas
 from farflung.peer.machine.trainer_proxy import TrainerProxy
-from farflung.protocol.causes import LeaveCause
+from farflung.protocol.errors import Counters, LeaveCause, Verdict
 from farflung.protocol.frames import Frame, Payload, Spoiled
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import (
@@ -65,7 +63,6 @@ from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.run_terms import Attached, Known
 from farflung.protocol.signing import AskKept
 from farflung.protocol.states import Goal
-from farflung.protocol.verdicts import Counters, Verdict
 
 
 class PeerMachine:

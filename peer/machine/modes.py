@@ -17,17 +17,15 @@ from types import ModuleType
 from typing import Final, NamedTuple
 
 from farflung.collectives.round.effects import Calculated
-from farflung.collectives.round.shape import IN_GROUPS
+from farflung.collectives.round.member import IN_GROUPS
 from farflung.optim.schedule import rules_of
 from farflung.peer.local.words import FromTrainer, WorkDone
-from farflung.peer.machine.coordinator_places import CoordinatorPlaces
 from farflung.peer.machine.effects import Effect
-from farflung.peer.machine.handshake import Offer, PeerConfig
+from farflung.peer.machine.fragment_rounds import ReplicaModes
+from farflung.peer.machine.handshake import CoordinatorPlaces, Offer, PeerConfig
 from farflung.peer.machine.heartbeat import HeartbeatBuilder
-from farflung.peer.machine.replica_modes import ReplicaModes
 from farflung.peer.machine.replicas import Replicas
-from farflung.peer.machine.trainer_proxy import TrainerProxy
-from farflung.peer.machine.trainer_sync import TrainerSync
+from farflung.peer.machine.trainer_proxy import TrainerProxy, TrainerSync
 from farflung.protocol.frames import Frame, Kinds, Payload, Spoiled, known_kinds
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Show, ToMember
@@ -125,7 +123,7 @@ BEGINNINGS: Final = {
 
 SEARCH: Final = "farflung.peer.restoring.fellow_search"
 EARLY: Final = "farflung.peer.slow_lines.early_upload"
-KEPT: Final = "farflung.peer.audits.kept"
+KEPT: Final = "farflung.peer.audits.auditor"
 # Name -> the module with its hand at the agent (peer/agent/io_workers.py).
 HANDS: Final = {"batches": "farflung.peer.crossings.crossing_hand"}
 

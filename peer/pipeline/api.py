@@ -1,7 +1,7 @@
 """The public API of pipelines: `farflung.pipeline`, which takes part in a run of synchronous batches until it ends.
 
 Called by users' scripts; the built-in trainer calls its second half.  Starting, watching and ending the agent is in
-peer/trainer; what happens with each microbatch is in batch_loop.py and pipeline_loop.py.
+peer/trainer; what happens with each microbatch is in summing_loop.py and pipeline_loop.py.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 from farflung.peer.footprint import of_stage
 from farflung.peer.local.words import FINISHED
-from farflung.peer.pipeline.batch_loop import BatchLoop
 from farflung.peer.pipeline.part_checks import Loss, survey_parts
 from farflung.peer.pipeline.parts import Part, Stage, checked_parts
 from farflung.peer.pipeline.pipeline_loop import PipelineLoop, StageModel
 from farflung.peer.pipeline.samples import Samples
 from farflung.peer.pipeline.stage_fit import fitting_stages, needs_of, room_here, say_which_fit
 from farflung.peer.pipeline.stage_loop import StageLoop
+from farflung.peer.pipeline.summing_loop import BatchLoop
 from farflung.peer.pipeline.whole import whole_model
 from farflung.peer.room import best_device, rules_here, say_whether_it_fits
 from farflung.peer.trainer.api import Connection, connect

@@ -18,10 +18,10 @@ from torch.utils.data import Dataset
 from farflung.peer.builtin.corpus import Windows, windows_of
 from farflung.peer.builtin.tiny_gpt import VOCAB, AttentionBlock, GPTConfig, TinyGPT, build, fill_all
 from farflung.peer.pipeline.api import TakesPart, hold_a_stage
-from farflung.peer.pipeline.batch_loop import BatchLoop
 from farflung.peer.pipeline.parts import Stage
 from farflung.peer.pipeline.samples import Samples
 from farflung.peer.pipeline.stage_loop import StageLoop
+from farflung.peer.pipeline.summing_loop import BatchLoop
 from farflung.peer.room import best_device
 from farflung.peer.trainer.api import Connection, save_weights
 from farflung.protocol.manifest import Manifest

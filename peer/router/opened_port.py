@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farflung.peer.router.packets import NONCE_BYTES, PORT
-from farflung.peer.router.port_request import PortRequest
+from farflung.peer.router.port_request import NONCE_BYTES, PORT, PortRequest
 
 ROUTES = Path("/proc/net/route")
 LONGEST_BYTES = 1100  # of PCP

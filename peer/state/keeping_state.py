@@ -14,15 +14,15 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from farflung.checkpoints.checked_chunks import NO_VERSION
-from farflung.checkpoints.kept_state import BasePath, KeptState
-from farflung.collectives.round.effects import Install, Roll, Seal
+from farflung.checkpoints.kept_state import Arrived, BasePath, ChunkArrivals, KeptResults, KeptState
+from farflung.collectives.round.effects import Install, Roll, Seal, SendFrame
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.disk_words import (
     AheadKept,
@@ -30,17 +30,298 @@ from farflung.peer.machine.disk_words import (
     Held,
     KeepingFailed,
     KeptWord,
+    PiecesRecalled,
     Reached,
+    ResultsFound,
+    ResultsLost,
 )
-from farflung.peer.state.arrived_pieces import name_on_disk
-from farflung.peer.state.capture import Capture, GivenUp
+from farflung.peer.state.checkpoint_thread import Capture, GivenUp
 from farflung.peer.state.outer_state import OuterState
-from farflung.peer.state.results_on_disk import logged_answer
 from farflung.peer.worker import Job, Submit, Worker, nothing
 from farflung.protocol.digests import root_of
 from farflung.protocol.errors import StoreError
-from farflung.protocol.frames import Frame, Payload
+from farflung.protocol.frames import Frame, Header, Kind, Payload, bare_answer, with_payload
 from farflung.protocol.run_terms import Attached
+
+# ---- arrived pieces ----------------------------------------------------------------------------------------
+# The agent's hand for a state that is arriving: keeps each piece on disk, so that a crash does not lose it.
+#
+# Owned by the agent, which tells it of every piece that is installed, rolled on or sealed. All of it happens
+# in the arithmetic, after the piece itself. A disk that fails is told once, and the joiner goes on without
+# it. Must not know what a round is, nor whom pieces come from.
+
+STALE_S = 7 * 86400.0  # what was left behind by a peer that never came back
+
+
+class KeptPieces(Protocol):
+    """The keeping of a whole state, as this hand sees it."""
+
+    def recall(self, effect: do.Recall, state: OuterState) -> Held: ...
+
+
+class Arriving:
+    """`tell` carries out effects, in the agent's loop.  Built when the model is known."""
+
+    def __init__(
+        self,
+        folder: Path,
+        peer: str,
+        attached: Attached,
+        submit: Submit,
+        tell: Callable[[list[do.Effect]], None],
+        kept: KeptPieces | None = None,
+    ) -> None:
+        """`kept`: where whole versions lie, beside what has arrived of one."""
+        self._attached, self._submit, self._tell, self._kept = attached, submit, tell, kept
+        self._path = folder / f"{name_on_disk(attached, peer)}.pieces"
+        self._keeping = threading.Lock()  # pieces are installed side by side, and kept one after the other
+        # Of the arithmetic only:
+        self._file: ChunkArrivals | None = None
+        self._there: set[int] = set()  # chunks that lie there
+        self._failed = False
+
+    # ---- in the agent's loop -------------------------------------------------------------------------------
+
+    def after(self, effect: Install | Roll, arrived: Arrived, state: OuterState, job: Job) -> Job:
+        """The job, and then the piece is kept: as it was fetched, or as it is after it was rolled on."""
+
+        def both() -> None:
+            job()
+            with self._keeping:
+                self._keep(effect, arrived, state)
+
+        return both
+
+    def after_seal(self, effect: Seal, job: Job) -> Job:
+        """The fragment is whole then: nothing of it needs to be kept."""
+        chunks = self._attached.fragments[effect.fragment].chunks
+
+        def both() -> object:
+            digest = job()
+            # After the digest is told: to remove a large file takes longer than anything else at the end of a join.
+            self._submit(lambda: self._forget(chunks), nothing)
+            return digest
+
+        return both
+
+    def recall(
+        self, effect: do.Recall, state: OuterState, machine: DiskListener, now: Callable[[], float]
+    ) -> None:
+        held: Held = {}
+        self._submit(
+            lambda: held.update(self._read(effect, state)),
+            lambda _: self._tell(machine.on_disk(PiecesRecalled(held), now())),
+        )
+
+    def close(self) -> None:
+        """After the arithmetic ended.  What has arrived stays for the next time."""
+        if self._file is not None:
+            self._file.close()
+
+    # ---- in the arithmetic, one after the other ------------------------------------------------------------
+
+    def _keep(self, effect: Install | Roll, arrived: Arrived, state: OuterState) -> None:
+        if self._failed or (isinstance(effect, Roll) and effect.chunk not in self._there):
+            return
+        # What was installed has just been hashed, and the sooner it lies there, the less is fetched twice.
+        known = state.hash_of(effect.chunk) if isinstance(effect, Install) else b""
+        try:
+            self._opened().put(effect.chunk, arrived, state.chunk_bytes(effect.chunk), known)
+            self._there.add(effect.chunk)
+        except StoreError as error:
+            self._give_up(error)
+
+    def _forget(self, chunks: range) -> None:
+        gone = self._there & set(chunks)
+        self._there -= gone
+        if self._file is None:
+            return
+        for chunk in gone:
+            self._file.forget(chunk)
+        if not self._there:
+            self._file.remove()
+            self._file = None
+
+    def _read(self, effect: do.Recall, state: OuterState) -> Held:
+        """Put what lies there into the state: a whole version where there is one, else what had arrived."""
+        held: Held = self._kept.recall(effect, state) if self._kept is not None else {}
+        return held | self._read_pieces(effect.era, state, held.keys())
+
+    def _read_pieces(self, era: int, state: OuterState, whole: Set[int]) -> Held:
+        held: Held = {}
+        try:
+            for path in left_behind(self._path):
+                path.unlink(missing_ok=True)
+            if not self._path.exists():
+                return {}
+            file = self._opened()
+        except (StoreError, OSError) as error:
+            self._give_up(error)
+            return {}
+        for chunk, arrived in file.known().items():
+            body = file.get(chunk) if arrived.era == era and chunk not in whole else None
+            if body is not None:
+                state.install(Install(chunk, arrived.version, body))
+                held[chunk] = (arrived.version, arrived.digest)
+        self._there = set(held)
+        return held
+
+    def _opened(self) -> ChunkArrivals:
+        if self._file is None:
+            attached = self._attached
+            count = attached.model.chunk_count
+            self._file = ChunkArrivals(self._path, attached.name, count, attached.form.size_bytes)
+        return self._file
+
+    def _give_up(self, error: Exception) -> None:
+        self._failed = True
+        told = do.Note(f"what arrives is not kept on disk: {error}; after a crash all of it is fetched again")
+        self._submit(lambda: None, lambda _: self._tell([told]))
+
+
+def name_on_disk(attached: Attached, peer: str) -> str:
+    """Of what this peer keeps of the run: each stage that it ever held lies under a name of its own."""
+    of_stages = "".join(f"-stage{stage}" for stage in attached.stages)
+    return f"{attached.known.run_id.hex()}-{peer}{of_stages}"
+
+
+def left_behind(own: Path) -> list[Path]:
+    """What lies beside it, is of its kind, and was not touched for long."""
+    others = [path for path in own.parent.glob("*" + own.suffix) if path != own]
+    return [path for path in others if time.time() - path.stat().st_mtime > STALE_S]
+
+
+# ---- results on disk ---------------------------------------------------------------------------------------
+# The agent's hand for results on disk: a thread of its own that writes them, reads them, and finds those of
+# before.
+#
+# Owned by the agent, which tells it of every result that is applied, and hands it the machine's questions for
+# one. A disk that fails, or does not keep up, is told once, and the log goes on in memory. Must not know who
+# catches up.
+
+RESULTS_BEHIND_BYTES = 256 << 20  # so much may wait to be written, or one version if that is more
+RESULTS_CLOSE_S = 5.0
+
+
+class Asker(Protocol):
+    """The peer machine, as this hand sees it."""
+
+    def on_disk(self, word: ResultsFound | ResultsLost, now: float) -> list[do.Effect]: ...
+
+    def on_frame(self, sender: str, frame: Frame, now: float) -> list[do.Effect]: ...
+
+
+@dataclass(frozen=True)
+class DiskPlace:
+    """Where results are kept, and how many."""
+
+    folder: Path
+    peer: str
+    limit_bytes: int
+    payload_bytes: int  # of one result, at most
+
+
+class KeepingResults:
+    """`tell` carries out effects, in the agent's loop.  Built when the model is known, if results are kept on disk."""
+
+    def __init__(
+        self,
+        place: DiskPlace,
+        attached: Attached,
+        submit: Submit,
+        machine: Asker,
+        tell: Callable[[list[do.Effect]], None],
+    ) -> None:
+        self._attached, self._me, self._machine, self._tell = attached, place.peer, machine, tell
+        self._worker = Worker("results", submit)
+        self._given_up = False
+        self._kept: KeptResults | None = None  # the thread's own
+        self._do(lambda: self._open(place))
+
+    # ---- in the agent's loop -----------------------------------------------------------------------------
+
+    def rolled(self, effect: Roll, era: int, logged_bytes: int) -> None:
+        """`logged_bytes`: what the log in memory holds."""
+        if self._given_up:
+            return
+        fragment, size = self._attached.fragment_of(effect.chunk).number, len(effect.payload)
+        if self._worker.waiting_bytes > max(RESULTS_BEHIND_BYTES, logged_bytes):
+            self._give_up("the disk does not keep up")
+            return
+        self._do(lambda: self._put((era, fragment, effect.version), effect), size)
+
+    def serve(self, effect: do.ServeLogged, era: int) -> None:
+        tag = self._attached.known.tag
+
+        def look() -> None:
+            kept, place = self._kept, (era, effect.fragment, effect.version, effect.chunk)
+            payload = kept.get(*place) if kept is not None else None
+            frame = logged_answer(effect, payload, tag)
+            self._worker.later(lambda: self._answer(effect.to, frame))
+
+        self._do(look)
+
+    def close(self, finished: bool) -> None:
+        """What is kept stays for the next time, unless the run is over."""
+        self._do(lambda: self._close(finished))
+        self._worker.close(RESULTS_CLOSE_S)  # a disk that hangs is given up
+
+    def _do(self, job: Job, size_bytes: int = 0) -> None:
+        self._worker.submit(lambda: self._tried(job), size_bytes=size_bytes)
+
+    def _answer(self, to: str, frame: Frame) -> None:
+        mine = to == self._me
+        self._tell(self._machine.on_frame(to, frame, time.monotonic()) if mine else [SendFrame(to, frame)])
+
+    def _give_up(self, why: str) -> None:
+        self._given_up = True
+        self._tell(self._machine.on_disk(ResultsLost(why), time.monotonic()))
+
+    # ---- in the thread -----------------------------------------------------------------------------------
+
+    def _tried(self, job: Job) -> None:
+        try:
+            job()
+        except (StoreError, OSError) as error:
+            self._worker.later(partial(self._give_up, str(error)))
+
+    def _open(self, place: DiskPlace) -> None:
+        known = self._attached.known
+        path = place.folder / f"{name_on_disk(self._attached, place.peer)}.results"
+        for other in left_behind(path):
+            _clear(other)
+        keep = known.manifest.round.keep_results
+        self._kept = KeptResults(path, self._attached.name, keep, place.limit_bytes, place.payload_bytes)
+        found = ResultsFound(self._kept.found())
+        self._worker.later(lambda: self._tell(self._machine.on_disk(found, time.monotonic())))
+
+    def _put(self, key: tuple[int, int, int], effect: Roll) -> None:
+        if self._kept is not None:
+            self._kept.put(*key, effect.chunk, effect.payload)
+
+    def _close(self, finished: bool) -> None:
+        if self._kept is not None and finished:
+            self._kept.remove()
+        elif self._kept is not None:
+            self._kept.close()
+
+
+def logged_answer(effect: do.ServeLogged, payload: Payload | None, run_tag: bytes) -> Frame:
+    """To whom asks for a result of the past.  None: it is not kept any more."""
+    asked = Header(Kind.WANT_LOGGED, run_tag, version=effect.version, chunk=effect.chunk)
+    if payload is None:
+        return bare_answer(Kind.MISSING, asked)
+    return with_payload(replace(asked, kind=Kind.LOGGED), payload)
+
+
+def _clear(folder: Path) -> None:
+    """Left behind by a peer that never came back."""
+    for path in folder.iterdir():
+        path.unlink(missing_ok=True)
+    folder.rmdir()
+
+
+# ---- keeping state -----------------------------------------------------------------------------------------
 
 BEHIND_BYTES = 1 << 30  # so much may wait to be written
 SPARED_BYTES = 1 << 30  # of the disk: nothing is kept that would leave less

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from farflung.peer.first_contact import check
-from farflung.peer.in_use import InUse, path_of
+from farflung.peer.identity import InUse, path_of
 from farflung.peer.island.island import Island
 from farflung.peer.island.ranks import ALONE, Ranks, ranks_here
 from farflung.peer.local.channel import LocalClient

@@ -3,7 +3,7 @@
 Called by the layout of a model, which asks for the `TilePlace` of each device, and by the inner loop, which says what
 host memory lasts.  Must not know what is copied.
 
-What is decided is in tiles.py, which is tested with queues that are late in every order; this file holds the calls of
+What is decided is in fused.py, which is tested with queues that are late in every order; this file holds the calls of
 CUDA alone (docs/gpu.md says what was run on a GPU).
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farflung.peer.trainer.tiles import ACROSS_VALUES, Across, Here, TilePlace
+from farflung.peer.trainer.fused import ACROSS_VALUES, Across, Here, TilePlace
 
 log = logging.getLogger(__name__)
 

@@ -26,9 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from farflung.optim.rates import rates_of
 from farflung.optim.recipes import outer_of
-from farflung.optim.schedule import rules_of
+from farflung.optim.schedule import rates_of, rules_of
 from farflung.peer.checks.finite import Remembered, not_finite
 from farflung.peer.checks.forward_check import ForwardCheck
 from farflung.peer.checks.misuse import LoadWatch

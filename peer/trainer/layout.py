@@ -34,9 +34,8 @@ from farflung.peer.island.copies import TensorCopy, level, whole_bytes
 from farflung.peer.island.ranks import ALONE, Ranks
 from farflung.peer.island.sharded import box_of, local_of, reshard
 from farflung.peer.trainer.copy_queues import place_on
-from farflung.peer.trainer.fused import OnValues, Owed, Recipe
+from farflung.peer.trainer.fused import OnValues, Owed, Recipe, TilePlace, tiles
 from farflung.peer.trainer.model_tensors import Survey, dtype_name, named_tensors_of, survey, unwrap
-from farflung.peer.trainer.tiles import TilePlace, tiles
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, CONTROL_ARRAY_LEN, CONTROL_BIN_BYTES
 from farflung.protocol.model_schema import ModelSchema, TensorSpec

@@ -27,10 +27,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from farflung.optim.rates import RunPlace
-from farflung.optim.schedule import LEAD, Schedule, ScheduleRules, rules_of
+from farflung.optim.schedule import LEAD, RunPlace, Schedule, ScheduleRules, rules_of
 from farflung.peer.data.leased_data import LeaseBook, LoaderPace, ReadPace, Span
-from farflung.peer.island.looks import MOST_STEPS, Outlook
+from farflung.peer.island.parts import MOST_STEPS, Outlook
 from farflung.peer.local.words import (
     Attach,
     Finish,

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from farflung.peer.local.words import Begin, Bye, ToTrainer
-from farflung.peer.pipeline.machines.batch_machine import BatchMachine
 from farflung.peer.pipeline.machines.effects import Accumulate, DropSums, SumsEffect, WriteSums
+from farflung.peer.pipeline.machines.summing_machine import BatchMachine
 from farflung.peer.trainer import effects as do
 from farflung.simulator.trainer import VirtualPart, VirtualTrainer
 from farflung.simulator.trainer_surroundings import Learned, TrainerHost, TrainerSurroundings

@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from farflung.checkpoints.checkpoint_manifest import canonical, parse
-from farflung.checkpoints.stages import Saved, joined
+from farflung.checkpoints.checkpoint_manifest import Saved, canonical, joined, parse
 from farflung.checkpoints.store import Store
 from farflung.collectives.round.effects import Install
 from farflung.optim.recipes import outer_of
@@ -25,9 +24,7 @@ from farflung.peer.machine.effects import SaveFragment
 from farflung.peer.pipeline.part_checks import survey_parts
 from farflung.peer.pipeline.parts import Part, Stage
 from farflung.peer.pipeline.whole import WholeModel, whole_model
-from farflung.peer.state.capture import Capture
-from farflung.peer.state.checkpoint_thread import fits
-from farflung.peer.state.checkpoint_writer import CheckpointWriter, RunFacts
+from farflung.peer.state.checkpoint_thread import Capture, CheckpointWriter, RunFacts, fits
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.errors import CheckpointError
 from farflung.protocol.manifest import Manifest

@@ -13,15 +13,14 @@ import pytest
 
 from farflung.checkpoints import checked_chunks
 from farflung.checkpoints.checked_chunks import NO_VERSION
-from farflung.checkpoints.fetcher import ASKED_OF_ONE_DONOR
-from farflung.checkpoints.sources import FIRST_ASKED, SPOILED_FORGIVEN, Sources
+from farflung.checkpoints.fetcher import ASKED_OF_ONE_DONOR, FIRST_ASKED, SPOILED_FORGIVEN, Sources
 from farflung.checkpoints.state_sync import StateSync
 from farflung.collectives.round.effects import DataEffect, Install, Roll, Seal, SendFrame
 from farflung.protocol.digests import hash_bytes, root_of
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import Commit
-from farflung.protocol.verdicts import Verdict
 
 TAG, CHUNKS, RETRY_S, KEEP = bytes(8), 6, 1.0, 3
 WHOLE = Fragment(number=0, first=0, count=CHUNKS)

@@ -21,15 +21,14 @@ from torch import nn
 
 from farflung.checkpoints.checkpoint_manifest import (
     CheckpointManifest,
+    Saved,
     SavedFragment,
     canonical,
     parse,
     shard_header,
 )
 from farflung.checkpoints.export import as_state_dict, tensors_of
-from farflung.checkpoints.parts import TAKE_OVER_S, Parts
-from farflung.checkpoints.stages import Saved
-from farflung.checkpoints.store import Store
+from farflung.checkpoints.store import TAKE_OVER_S, Parts, Store
 from farflung.coordinator.door.keys import load_or_create
 from farflung.peer.identity import Identity
 from farflung.peer.trainer.layout import ModelLayout

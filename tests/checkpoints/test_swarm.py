@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from farflung.checkpoints.checked_chunks import NO_VERSION
-from farflung.checkpoints.fetcher import ASKED_OF_ONE_DONOR
-from farflung.checkpoints.sources import Sources
+from farflung.checkpoints.fetcher import ASKED_OF_ONE_DONOR, Sources
 from farflung.checkpoints.state_sync import StateSync
 from farflung.checkpoints.swarm import (
     ASKERS_KEPT_S,
@@ -26,9 +25,9 @@ from farflung.checkpoints.swarm import (
 )
 from farflung.collectives.round.effects import DataEffect, Install, SendFrame
 from farflung.protocol.digests import full_mask, hash_bytes, mask_of, root_of
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Header, Kind, bare_answer, with_payload
 from farflung.protocol.model_schema import Fragment
-from farflung.protocol.verdicts import Verdict
 
 TAG, RETRY_S, KEEP, COUNT = bytes(8), 3.0, 3, 64
 STEP_S = 0.04

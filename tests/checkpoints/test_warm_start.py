@@ -18,12 +18,10 @@ from torch import Tensor, nn
 
 from farflung.checkpoints.checkpoint_manifest import MANIFEST_NAME
 from farflung.checkpoints.store import Store
-from farflung.checkpoints.tensor_file import as_fp32
-from farflung.checkpoints.warm_start import beginning, hash_at
+from farflung.checkpoints.warm_start import as_fp32, beginning, hash_at
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.errors import CheckpointError, StoreError, UserError
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import StartSection
+from farflung.protocol.manifest import Manifest, StartSection
 from farflung.protocol.model_schema import ModelSchema, StageSpec, TensorSpec
 from rig.made_checkpoint import MODEL, RUN_ID, save
 

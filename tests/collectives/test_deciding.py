@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from farflung.collectives.round.decision_news import Deciding, DecisionNews
 from farflung.collectives.round.effects import DataEffect, Merge, SendFrame, Weigh
-from farflung.collectives.round.member import MemberRound
+from farflung.collectives.round.member import Deciding, DecisionNews, MemberRound
 from farflung.protocol.digests import full_mask, hash_bytes
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.round_words import Decision, Plan
-from farflung.protocol.verdicts import Verdict
 
 TAG, QUIET_S = bytes(8), 1.0
 ALL = ("ann", "bob", "cyd")

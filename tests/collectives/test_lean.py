@@ -12,11 +12,11 @@ import pytest
 import zmq
 
 from farflung.collectives.link import sealed_records
-from farflung.collectives.link.lean import Lean
-from farflung.collectives.link.lean_side import (
+from farflung.collectives.link.lean import (
     AGAIN_MOST_S,
     PORTS_AFTER,
     TICKETS_OF_A_PEER,
+    Lean,
     LeanSide,
 )
 from farflung.collectives.link.peer_connections import ConnectionKind

@@ -20,10 +20,10 @@ from farflung.collectives.link.frame_queue import ANSWERS_WAITING
 from farflung.collectives.link.link import Link
 from farflung.collectives.link.peer_connections import ConnectionKind
 from farflung.collectives.link.zmq_link import LinkSettings, ZmqLink
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.protocol.process.sockets import CLIENT, Keys, Socket, curve_client, curve_raw, opened
 from farflung.protocol.round_words import Contact
-from farflung.protocol.verdicts import Verdict
 from rig.crossing_kinds import KINDS, SomeCrossing
 from rig.memory_link import MemoryLink, Wire
 from rig.waiting import PATIENCE_S, Patience

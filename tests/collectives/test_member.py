@@ -16,16 +16,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from farflung.collectives.arithmetic.merge import merged_chunk, square_length
-from farflung.collectives.round.decision_news import DOUBTED_S
 from farflung.collectives.round.effects import DataEffect, Measure, Merge, SendFrame, Weigh
-from farflung.collectives.round.member import ASK_AT_ONCE, MemberRound
-from farflung.collectives.round.result_requests import ARRIVING_PATIENCE
+from farflung.collectives.round.member import ARRIVING_PATIENCE, ASK_AT_ONCE, DOUBTED_S, MemberRound
 from farflung.compression.codec import codec_named
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.digests import combined, hash_bytes, length_to_bytes, mask_of, mask_to_bytes
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.round_words import Decision, Plan
-from farflung.protocol.verdicts import Verdict
 from farflung.simulator import peer as virtual_peer
 from farflung.simulator.invariants import Broken
 from farflung.simulator.world import Scenario, World

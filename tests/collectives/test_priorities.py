@@ -13,22 +13,20 @@ from hypothesis import strategies as st
 from farflung.collectives.link.frame_queue import (
     CROSSING_BYTES_WAITING,
     CROSSINGS_WAITING,
+    LITTLE_BYTES,
+    URGENT_KINDS,
     Backlog,
     QueuedFrame,
+    Rank,
+    Sharing,
+    has_room,
+    rank_of,
 )
 from farflung.collectives.link.peer_connections import (
     STANDS_AFTER_S,
     Bearer,
     PeerConnections,
     ZmqConnection,
-)
-from farflung.collectives.link.priorities import (
-    LITTLE_BYTES,
-    URGENT_KINDS,
-    Rank,
-    Sharing,
-    has_room,
-    rank_of,
 )
 from farflung.collectives.link.tcp_counts import NOTHING, TcpCounts, TcpTraffic
 from farflung.collectives.link.zmq_link import ROOM_AGAIN_S, LinkSettings, ZmqLink

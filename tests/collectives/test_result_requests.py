@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.effects import SendFrame
-from farflung.collectives.round.result_requests import ARRIVING_PATIENCE
+from farflung.collectives.round.member import ARRIVING_PATIENCE
 from farflung.peer.machine.fragment_rounds import QUIET_S
-from farflung.peer.machine.replica import Replica
+from farflung.peer.machine.replicas import Replica
 from farflung.protocol.digests import hash_bytes
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import Commit, Decision, Plan
-from farflung.protocol.verdicts import Verdict
 
 TAG, FIRST = bytes(8), 10
 MEMBERS = ("ann", "bob", "cyd")

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from farflung.collectives.link import zmq_link
 from farflung.collectives.link.frame_queue import OnTheWay
-from farflung.collectives.link.pacer import Pacer
 from farflung.collectives.link.peer_connections import HELP_AFTER_S, PeerConnections, ZmqConnection
+from farflung.collectives.link.rates import Pacer
 from farflung.collectives.link.tcp_counts import NEWS_BYTES, NOTHING, Incoming, TcpTraffic
 from farflung.collectives.link.zmq_link import STALL_S, UNREACHED_AFTER_S, LinkSettings, ZmqLink
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload

@@ -18,12 +18,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from farflung.compression.codec import Codec, NonFinite, codec_named, codec_names
-from farflung.compression.native import awkward_vectors, path_in_use
-from farflung.compression.native_build import SWITCH
-from farflung.compression.payload import HEADER_BYTES
-from farflung.compression.plain_blocks import _topk_largest
-from farflung.protocol.errors import FrameError, UserError
-from farflung.protocol.verdicts import Verdict
+from farflung.compression.native import SWITCH, awkward_vectors, path_in_use
+from farflung.compression.plain_codecs import HEADER_BYTES, _topk_largest
+from farflung.protocol.errors import FrameError, UserError, Verdict
 
 f32 = np.float32
 NAMES = ("fp32", "bf16", "int8", "int4", "int2", "topk")

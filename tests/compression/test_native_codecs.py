@@ -19,11 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from farflung.compression import native, native_build
+from farflung.compression import native
 from farflung.compression.codec import Codec, NonFinite, codec_named
-from farflung.compression.native import awkward_vectors, first_difference
-from farflung.compression.native_build import NoLibrary, cache_folder, library
-from farflung.compression.payload import HEADER_BYTES
+from farflung.compression.native import NoLibrary, awkward_vectors, cache_folder, first_difference, library
+from farflung.compression.plain_codecs import HEADER_BYTES
 from farflung.protocol.errors import FrameError
 from rig.waiting import LONG_S
 
@@ -35,8 +34,8 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler here
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine's compiler is no compiler that hangs."""
-    monkeypatch.setattr(native_build, "COMPILE_LIMIT_S", LONG_S)
-    monkeypatch.setattr(native_build, "VERSION_LIMIT_S", LONG_S)
+    monkeypatch.setattr(native, "COMPILE_LIMIT_S", LONG_S)
+    monkeypatch.setattr(native, "VERSION_LIMIT_S", LONG_S)
 
 
 def both(name: str) -> tuple[Codec, Codec]:
@@ -185,11 +184,11 @@ def test_payloads_at_odd_addresses_and_totals_with_gaps(name: str) -> None:
 def test_wrong_arithmetic_is_not_used(
     name: str, right: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = native_build.SOURCE.read_text(encoding="utf-8")
+    text = native.SOURCE.read_text(encoding="utf-8")
     assert right in text
     source = tmp_path / "kernels.c"
     source.write_text(text.replace(right, wrong), encoding="utf-8")
-    monkeypatch.setattr(native_build, "SOURCE", source)
+    monkeypatch.setattr(native, "SOURCE", source)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     functions = native.loaded()
     assert not isinstance(functions, NoLibrary), functions
@@ -205,7 +204,7 @@ def test_fused_operations_are_noticed(name: str, tmp_path: Path, monkeypatch: py
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists() or " fma " not in cpuinfo.read_text(encoding="utf-8"):
         pytest.skip("not known to have fused operations")
-    monkeypatch.setattr(native_build, "FLAGS", (*native_build.FLAGS, "-ffp-contract=fast"))
+    monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-ffp-contract=fast"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     functions = native.loaded()
     assert not isinstance(functions, NoLibrary), functions
@@ -236,7 +235,7 @@ def script(path: Path, text: str) -> str:
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     codec = codec_named("int8")
     assert codec.format.block
-    monkeypatch.setenv(native_build.SWITCH, "0")
+    monkeypatch.setenv(native.SWITCH, "0")
     assert native.compiled_for(codec) is None
     assert native.path_in_use(codec) == ("plain", "FARFLUNG_NATIVE=0 is set")
 
@@ -245,7 +244,7 @@ def test_without_a_library_the_reason_is_kept(monkeypatch: pytest.MonkeyPatch) -
     codec = codec_named("int8")
     assert codec.format.block
     monkeypatch.setattr(native, "_choices", native._Choices())
-    monkeypatch.setenv(native_build.SWITCH, "1")
+    monkeypatch.setenv(native.SWITCH, "1")
     monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
     used, reason = native.path_in_use(codec)
     assert used == "plain" and "XDG_CACHE_HOME" in reason
@@ -260,7 +259,7 @@ def test_no_compiler(tmp_path: Path) -> None:
 
 
 def test_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_build, "SOURCE", tmp_path / "kernels.c")
+    monkeypatch.setattr(native, "SOURCE", tmp_path / "kernels.c")
     with pytest.raises(NoLibrary, match="cannot read"):
         library(environment(tmp_path, CC=sys.executable))
 
@@ -276,7 +275,7 @@ def test_a_compiler_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> No
 
 
 def test_a_compiler_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_build, "COMPILE_LIMIT_S", 0.2)
+    monkeypatch.setattr(native, "COMPILE_LIMIT_S", 0.2)
     cc = script(tmp_path / "cc", '[ "$1" = --version ] && exit 0\nexec sleep 600')
     with pytest.raises(NoLibrary, match="took longer than"):
         library(environment(tmp_path, CC=cc))
@@ -353,7 +352,7 @@ def test_another_compiler_makes_another_library(tmp_path: Path) -> None:
 
 @needs_compiler
 def test_two_processes_at_once(tmp_path: Path) -> None:
-    code = "import os; from farflung.compression.native_build import library; print(library(os.environ))"
+    code = "import os; from farflung.compression.native import library; print(library(os.environ))"
     surrounding = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     running = [
         subprocess.Popen([sys.executable, "-c", code], env=surrounding, stdout=subprocess.PIPE, text=True)

@@ -15,15 +15,14 @@ from numpy.typing import NDArray
 from farflung.compression.codec import NonFinite, codec_names
 from farflung.compression.codec import codec_named as fast_codec_named
 from farflung.compression.native import awkward_vectors
-from farflung.compression.payload import HEADER_BYTES
 from farflung.compression.plain_codecs import (
+    HEADER_BYTES,
     codec_in,
     codec_named,
     decode,
     encode,
 )
-from farflung.protocol.errors import FrameError, UserError
-from farflung.protocol.verdicts import Verdict
+from farflung.protocol.errors import FrameError, UserError, Verdict
 
 NAMES = tuple(codec_names())
 LENGTHS = (0, 1, 2, 63, 64, 65, 255, 256, 257, 4095, 4096, 4097, 9001)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from farflung.collectives.pipeline.crossing import Border, Tensor
 from farflung.compression.codec import codec_named
-from farflung.compression.turned import WIDTH, turned, turned_back
-from farflung.peer.pipeline.border_codec import BorderCodec
+from farflung.peer.pipeline.border_codec import WIDTH, BorderCodec, turned, turned_back
 
 INT4 = codec_named("int4")
 CPU = torch.device("cpu")

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from farflung.console.history.audit_batches import check_batches, has_batches
+from farflung.console.history.audit import check_batches, has_batches
 from farflung.console.history.finding import Finding
 from farflung.console.history.history import each_round
 from farflung.console.history.plots import picture_of
-from farflung.console.history.recorded_run import Recording
-from farflung.console.history.stage_stories import stage_stories
+from farflung.console.history.recorded_run import Recording, stage_stories
 from farflung.coordinator.ledger.record_events import event_of
 from farflung.coordinator.ledger.records import Record
 from farflung.simulator.world import Scenario, World

@@ -13,13 +13,11 @@ from typer.testing import CliRunner
 
 from farflung.checkpoints.archive import Archive, RoundHead
 from farflung.checkpoints.store import Store
-from farflung.console.history.audit_factors import Factors, OtherFactor
-from farflung.console.history.audit_replay import ReplayOutcome, replay, sources_at
+from farflung.console.history.audit_replay import Factors, OtherFactor, ReplayOutcome, replay, sources_at
 from farflung.console.history.history import History
 from farflung.console.main import app
 from farflung.protocol.errors import CheckpointError, UserError
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import OuterSection
+from farflung.protocol.manifest import Manifest, OuterSection
 from farflung.protocol.round_words import Commit, result_name
 from rig.made_archive import RUN_ID, RUN_KEY, STAGED, STAGED_MODEL, KeptStages
 

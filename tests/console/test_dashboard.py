@@ -19,7 +19,7 @@ from rich.console import Console
 from farflung.console.screen.dashboard import render
 from farflung.console.screen.embedded import TimeShares
 from farflung.console.screen.health import health, plain_line
-from farflung.console.screen.terminal import keys_of
+from farflung.console.screen.live import keys_of
 from farflung.console.screen.text import clean, sparkline
 from farflung.console.screen.view import PAGES, SORTS, View
 from farflung.protocol.process.units import si

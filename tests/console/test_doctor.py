@@ -26,23 +26,19 @@ from farflung.console.doctor.advice import (
     nat_kind,
     round_bytes,
 )
-from farflung.console.doctor.facts import why_not_writable
-from farflung.console.doctor.nat_probe import look
-from farflung.console.doctor.places import ask_each, by_who_answers
+from farflung.console.doctor.facts import ask_each, by_who_answers, look, why_not_writable
 from farflung.console.inspect_commands import run_doctor
 from farflung.console.screen.gpu import gpus_in
-from farflung.coordinator.door import prober
-from farflung.coordinator.door.dialer import Target
+from farflung.coordinator.door import dialer
+from farflung.coordinator.door.dialer import Caller, Prober, Target
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import ListenOn
-from farflung.coordinator.door.prober import Caller, Prober
 from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.peer.settings import OwnConfig
 from farflung.protocol.join_url import Address, JoinUrl
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import OuterSection, RoundSection, RunSection
+from farflung.protocol.manifest import Manifest, OuterSection, RoundSection, RunSection
 from farflung.protocol.messages import Message, Probe, Probed, Refuse
 from farflung.protocol.process import exit_codes
 from rig.in_thread import InThread
@@ -207,10 +203,10 @@ def test_only_the_caller_itself_is_dialled(hall: tuple[Prober, Dials, list[Messa
 def test_strangers_move_no_more_than_their_share(hall: tuple[Prober, Dials, list[Message]]) -> None:
     door, _, said = hall
     size = 190_000
-    for _ in range(2 * prober.BURST_BYTES // size):
+    for _ in range(2 * dialer.BURST_BYTES // size):
         door.on_probe(Caller(b"a", ""), probe(want=size), 0.0)
     given = sum(len(message.padding) for message in said if isinstance(message, Probed))
-    assert given <= prober.BURST_BYTES and isinstance(said[-1], Refuse)
+    assert given <= dialer.BURST_BYTES and isinstance(said[-1], Refuse)
     door.on_probe(Caller(b"a", ""), probe(want=size), 1.0)
     assert isinstance(said[-1], Probed), "a second later there is some more"
 
@@ -266,7 +262,7 @@ def test_a_real_coordinator_is_asked_and_dials_back(
 ) -> None:
     for patience in (
         "coordinator.door.dialer.DIAL_S",
-        "console.doctor.dial_back.DIAL_S",
+        "console.doctor.facts.DIAL_S",
         "console.doctor.facts.PATIENCE_S",
     ):
         monkeypatch.setattr(f"farflung.{patience}", PATIENCE_S)

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from torch import nn
 
-from farflung.checkpoints.stages import JoinedStages
-from farflung.console.history.audit_provenance import provenance_in
+from farflung.checkpoints.checkpoint_manifest import JoinedStages
+from farflung.console.history.audit_evidence import provenance_in
 from farflung.console.history.history import read_folder
 from farflung.console.model_card import SHOWN_PEERS, CardFacts, Contributor, PublisherWord, card_of, facts_of
 from farflung.protocol.errors import UserError

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from farflung.peer.in_use import InUse, path_of
+from farflung.peer.identity import InUse, path_of
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.process import exit_codes
 from farflung.protocol.process.log_lines import Teller

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.console.run_doubts import doubts
-from farflung.console.run_toml import TEMPLATE
+from farflung.console.run_toml import TEMPLATE, doubts
 from farflung.protocol.manifest import Manifest
 
 

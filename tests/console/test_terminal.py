@@ -17,7 +17,7 @@ from rich.text import Text
 
 from farflung.console.screen import embedded
 from farflung.console.screen.dashboard import render
-from farflung.console.screen.terminal import Terminal, has_terminal
+from farflung.console.screen.live import Terminal, has_terminal
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.process.log_lines import json_line
 from rig.waiting import PATIENCE_S, Patience

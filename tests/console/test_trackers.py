@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from farflung.console.history import trackers
 from farflung.console.history.history import History
-from farflung.console.history.round_rows import PlotRow, RunRows
-from farflung.console.history.trackers import Chosen, ExportOptions, export
+from farflung.console.history.trackers import Chosen, ExportOptions, PlotRow, RunRows, export
 from farflung.console.main import app
 from farflung.protocol.errors import UserError
 from rig.waiting import LONG_S

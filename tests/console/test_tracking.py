@@ -16,8 +16,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from farflung.console.history import live_tracker as tracking_module
-from farflung.console.history.live_tracker import Tracking
-from farflung.console.history.peer_rows import PeerRows
+from farflung.console.history.live_tracker import PeerRows, Tracking
 from farflung.console.history.trackers import Chosen
 from farflung.console.main import app
 from farflung.peer.trainer.inner_loop import gradient_norm

@@ -13,10 +13,9 @@ import pytest
 from rich.console import Console
 
 from farflung.console.screen import embedded
-from farflung.console.screen.dashboard import PLAIN, render
-from farflung.console.screen.peers_table import details
+from farflung.console.screen.dashboard import PLAIN, details, render
+from farflung.console.screen.health import why_waiting
 from farflung.console.screen.view import HELP, View
-from farflung.console.screen.wait_reasons import why_waiting
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.process.log_lines import json_line
 

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 import zmq
 
-from farflung.coordinator.door import gateway_words as words
+from farflung.coordinator.door import gateways as words
 from farflung.coordinator.door.gateway import STRIKES
 from farflung.coordinator.door.gateways import Gateways
 from farflung.coordinator.door.listener import ListenOn
-from farflung.protocol import envelope
+from farflung.protocol import messages
 from farflung.protocol.messages import MEMBER_OUT, Gone, Look, Tick
 from farflung.protocol.process.sockets import curve_raw
 from rig.served import Caller, Running, ScriptedPeer, beat, member
@@ -57,7 +57,7 @@ def test_P8_nobody_speaks_through_a_gateway_as_another_one(
     eve.enter()
     ann.beat()
     assert eve.members is not None
-    eve.members.socket.send(envelope.encode(beat(ann.welcome.session, 1000)))
+    eve.members.socket.send(messages.encode(beat(ann.welcome.session, 1000)))
     eventually(lambda: running.frames()["unauthorised"] == 1, "its own key came with it")
     assert isinstance(ann.beat(), Tick), "her session is as it was"
 
@@ -66,7 +66,7 @@ def test_P8_who_was_not_let_in_shakes_no_hands_at_a_gateway(
     running: Running, context: zmq.Context[zmq.SyncSocket]
 ) -> None:
     stranger = Caller(context, running.url, running.server.gateways.ports[0])
-    stranger.socket.send(envelope.encode(Look()))
+    stranger.socket.send(messages.encode(Look()))
     eventually(lambda: running.frames()["unauthorised"] == 1, "it is counted")
 
 
@@ -110,9 +110,9 @@ def test_P5_a_gateway_that_dies_costs_nobody_its_session(
         answered = False
         for _ in range(100):  # what was said while nobody was there is lost; the next beat makes it good
             peer._seq += 1
-            peer.members.socket.send(envelope.encode(beat(peer.welcome.session, peer._seq)))
+            peer.members.socket.send(messages.encode(beat(peer.welcome.session, peer._seq)))
             if peer.members.socket.poll(PATIENCE_S * 10):
-                answer = envelope.decode(peer.members.socket.recv(), frozenset(MEMBER_OUT))
+                answer = messages.decode(peer.members.socket.recv(), frozenset(MEMBER_OUT))
                 answered = isinstance(answer, Tick)
                 assert not isinstance(answer, Gone)
                 break
@@ -129,7 +129,7 @@ def test_a_key_that_is_shut_out_is_cut_off_at_every_gateway(
     with running.held_up():
         running.server.gateways.shut(curve_raw(peer.door.public), cut=True)
     assert peer.members is not None
-    peer.members.socket.send(envelope.encode(beat(peer.welcome.session, 1000)))
+    peer.members.socket.send(messages.encode(beat(peer.welcome.session, 1000)))
     eventually(lambda: running.frames()["unauthorised"] > before, "it is not read any more")
 
 

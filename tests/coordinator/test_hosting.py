@@ -20,8 +20,8 @@ import zmq
 
 from farflung.console.main import _offered_relay
 from farflung.console.screen.status_client import StatusClient
-from farflung.coordinator.door.front_door_words import FROM_DOOR
-from farflung.coordinator.door.gateway_words import FROM_GATEWAY
+from farflung.coordinator.door.front_door_process import FROM_DOOR
+from farflung.coordinator.door.gateways import FROM_GATEWAY
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.hosting import QuietEnd, _places, _whereabouts
@@ -29,20 +29,17 @@ from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.records import CommittedRound, Started
 from farflung.coordinator.modes import registry
 from farflung.coordinator.run.machine import RunMachine
-from farflung.coordinator.run_file import read_manifest
+from farflung.coordinator.run_files import read_manifest
 from farflung.coordinator.run_lead import StoreOptions, held
 from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.peer.settings import OwnConfig
-from farflung.protocol.errors import UserError
+from farflung.protocol.errors import UserError, Verdict
 from farflung.protocol.join_url import Address, JoinUrl, whereabouts_of
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import RunSection
-from farflung.protocol.process.channel import Channel, packed, pair
-from farflung.protocol.process.child import CannotListen
+from farflung.protocol.manifest import Manifest, RunSection
+from farflung.protocol.process.child import CannotListen, Channel, packed, pair
 from farflung.protocol.process.sockets import curve_text
 from farflung.protocol.round_words import Commit
 from farflung.protocol.signing import curve_key_of, proves, statement_of
-from farflung.protocol.verdicts import Verdict
 from rig.in_thread import InThread
 from rig.waiting import PATIENCE_S
 

@@ -10,16 +10,16 @@ import zmq
 
 from farflung.coordinator.operator_socket import ask
 from farflung.coordinator.run.effects import Forbid
-from farflung.protocol import envelope
+from farflung.protocol import messages
 from farflung.protocol.messages import Look, Tick
 from farflung.protocol.orders import Ban
-from farflung.protocol.process import lines
-from farflung.protocol.process.lines import LEFT_OPEN_S, LINES_OF_KEY
+from farflung.protocol.process import networks
+from farflung.protocol.process.networks import LEFT_OPEN_S, LINES_OF_KEY
 from farflung.protocol.process.sockets import curve_raw
 from rig.served import Caller, Running, ScriptedPeer, beat, member
 from rig.waiting import eventually
 
-LOOK = envelope.encode(Look())
+LOOK = messages.encode(Look())
 ESTABLISHED = "01"
 
 
@@ -69,7 +69,7 @@ def test_P8_one_key_has_few_connections_and_the_newest_are_those(
     told = "hers, the newest of the other's, and the oldest one, which was dialled again and says nothing"
     eventually(lambda: open_at(port) == 1 + LINES_OF_KEY + 1, told)
     newest = more_lines(context, running, eve, 1)[0]
-    newest.socket.send(envelope.encode(beat(eve.welcome.session, 50)))
+    newest.socket.send(messages.encode(beat(eve.welcome.session, 50)))
     assert newest.socket.poll(10_000), "who dials again is answered"
     assert isinstance(ann.beat(), Tick)
     del more
@@ -117,7 +117,7 @@ def test_P8_after_three_strikes_no_connection_of_its_key_is_left(
 
 @pytest.fixture
 def few_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "HALF_OPEN", 20)
+    monkeypatch.setattr(networks, "HALF_OPEN", 20)
 
 
 @pytest.mark.usefixtures("few_silent")  # before the server is there

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from farflung.checkpoints.files import Folder
-from farflung.checkpoints.kept_results import KeptResults
+from farflung.checkpoints.kept_state import KeptResults
 from rig.waiting import PATIENCE_S
 
 

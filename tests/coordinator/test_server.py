@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from farflung.console.screen.status_client import StatusClient
-from farflung.protocol import envelope
+from farflung.protocol import messages
 from farflung.protocol.errors import Unreachable
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import CONTROL_FRAME_BYTES
@@ -69,11 +69,11 @@ def test_every_bad_frame_at_the_door_is_counted(
     running: Running, context: zmq.Context[zmq.SyncSocket]
 ) -> None:
     unknown = msgspec.msgpack.encode({"kind": "open_sesame", "body": {}})
-    of_members = envelope.encode(Leave(session=bytes(16), seq=1, reason=""))
+    of_members = messages.encode(Leave(session=bytes(16), seq=1, reason=""))
     bad: list[tuple[list[bytes], str]] = [
         ([b"\xff garbage"], "malformed"),
         ([unknown], "malformed"),
-        ([envelope.encode(AskStatus(run="my-run")), b"second part", b"third"], "malformed"),
+        ([messages.encode(AskStatus(run="my-run")), b"second part", b"third"], "malformed"),
         ([b""], "malformed"),
         ([of_members], "unauthorised"),
         ([bytes(CONTROL_FRAME_BYTES + 1)], "oversize"),
@@ -106,7 +106,7 @@ def test_http_and_a_client_without_encryption_get_nothing(
     before = running.frames()["malformed"]
     plain = context.socket(zmq.DEALER)
     plain.connect(f"tcp://127.0.0.1:{running.url.port}")
-    plain.send(envelope.encode(AskStatus(run="my-run")))
+    plain.send(messages.encode(AskStatus(run="my-run")))
     eventually(lambda: running.frames()["malformed"] > before, "the plain client is counted")
     assert not plain.poll(100)
 
@@ -117,7 +117,7 @@ def test_who_keeps_sending_garbage_is_not_read_any_more(
     caller = Caller(context, running.url, running.url.port)
     for _ in range(3):
         caller.socket.send(b"\xff")
-    caller.socket.send(envelope.encode(AskStatus(run="my-run")))
+    caller.socket.send(messages.encode(AskStatus(run="my-run")))
     eventually(
         lambda: running.frames()["unauthorised"] == 1, "the good frame after three bad ones is dropped"
     )
@@ -159,7 +159,7 @@ def test_a_member_cannot_pass_for_another(running: Running, context: zmq.Context
         each.enter()
         assert isinstance(each.beat(), Tick)
     assert thief.members is not None
-    thief.members.socket.send(envelope.encode(beat(victim.welcome.session, 50)))
+    thief.members.socket.send(messages.encode(beat(victim.welcome.session, 50)))
     eventually(lambda: running.frames()["unauthorised"] == 1, "the forged beat is counted")
     assert not thief.members.socket.poll(50)
     thief.members.socket.close()
@@ -201,7 +201,7 @@ def test_last_words_and_a_death_in_one_breath(running: Running) -> None:
     peer.beat()
     assert peer.members is not None
     with running.held_up():
-        peer.members.socket.send(envelope.encode(beat(peer.welcome.session, 10)))
+        peer.members.socket.send(messages.encode(beat(peer.welcome.session, 10)))
         peer.members.socket.close(linger=1000)
         peer.door.socket.close()
         context.term()  # returns when all is sent and both connections are closed

@@ -47,7 +47,7 @@ MODES: Mapping[str, tuple[str, ...]] = {
     ),
     "audits": (
         "coordinator/audits",
-        "coordinator/court/plain_steps",
+        "coordinator/court/proofs",
         "coordinator/court/proofs",
         "coordinator/ledger/evidence",
         "peer/audits",

@@ -27,7 +27,7 @@ FINDING = (
     ),
     Mutant(
         "an older list changes nothing",
-        "peer/machine/coordinator_places.py",
+        "peer/machine/handshake.py",
         "if self.newest is not None and said.order <= self.newest.order:",
         "if False:",
         SEEKING,
@@ -41,7 +41,7 @@ FINDING = (
     ),
     Mutant(
         "the URL's addresses are tried whatever comes",
-        "peer/machine/coordinator_places.py",
+        "peer/machine/handshake.py",
         "(*newest, *self._given, *self._before)",
         "(*newest, *self._before)",
         SEEKING,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutant import MEMBER, ROUND, WITNESS, Mutant
 
-FORESEEING = "coordinator/rounds/foresight.py"
+FORESEEING = "coordinator/rounds/round.py"
 RULES = ("tests/coordinator/rounds/test_foreseeing.py", *ROUND)
 LEAVING = ("tests/collectives/test_priorities.py",)
 DECIDING = ("tests/collectives/test_deciding.py", *MEMBER)
@@ -83,7 +83,7 @@ FORESIGHT = (
     ),
     Mutant(
         "P19 results made by what is foreseen are signed like others",
-        "coordinator/run/signed_results.py",
+        "coordinator/run/digest_agreement.py",
         "decision = flight.merged_by\n",
         "decision = flight.decision\n",
         WITNESS,
@@ -118,7 +118,7 @@ FORESIGHT = (
     ),
     Mutant(
         "P9 whoever is foreseen to be out is asked for its contribution all the same",
-        "collectives/round/decision_news.py",
+        "collectives/round/member.py",
         "if self.newest is None or not self.is_made:",
         "if self.newest is None:",
         DECIDING,
@@ -132,21 +132,21 @@ FORESIGHT = (
     ),
     Mutant(
         "what is foreseen comes too late after the decision",
-        "collectives/round/decision_news.py",
+        "collectives/round/member.py",
         " or decision.foreseen or not known.foreseen:",
         " or not known.foreseen:",
         DECIDING,
     ),
     Mutant(
         "the same number with other weights makes nothing stand",
-        "collectives/round/decision_news.py",
+        "collectives/round/member.py",
         "return DecisionNews.STANDS if decision.weights == known.weights else DecisionNews.OTHER",
         "return DecisionNews.STANDS",
         DECIDING,
     ),
     Mutant(
         "a beat tells the decision that stands",
-        "collectives/round/decision_news.py",
+        "collectives/round/member.py",
         "return self.number if self.is_made else 0",
         "return self.number",
         ("tests/collectives/test_deciding.py", "tests/peer/machine/test_replicas.py"),

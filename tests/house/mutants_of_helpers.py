@@ -12,7 +12,7 @@ MEMBERS = ("tests/coordinator/run/test_helping_members.py",)
 HELPERS = (
     Mutant(
         "who helps counts for no quorum",
-        "coordinator/run/eligibility.py",
+        "coordinator/run/round_driver.py",
         "if self.standing(m).verified and not m.helps]",
         "if self.standing(m).verified]",
         MEMBERS,
@@ -40,7 +40,7 @@ HELPERS = (
     ),
     Mutant(
         "who helps says nothing of the run's data",
-        "coordinator/run/dataset_agreement.py",
+        "coordinator/run/lease_desk.py",
         "if not beat.samples or member.helps:",
         "if not beat.samples:",
         MEMBERS,
@@ -54,7 +54,7 @@ HELPERS = (
     ),
     Mutant(
         "who helps brings no model",
-        "coordinator/run/entrance.py",
+        "coordinator/run/machine.py",
         "if hello.helps and (too_early := self._nothing_to_help(hello)) is not None:",
         "if False and (too_early := self._nothing_to_help(hello)) is not None:",
         MEMBERS,

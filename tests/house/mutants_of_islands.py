@@ -39,7 +39,7 @@ ISLANDS = (
     ),
     Mutant(
         "no word waits longer for a look than it may",
-        "peer/island/looks.py",
+        "peer/island/parts.py",
         "return max(1, min(wanted, int(room_s / step_s), outlook.steps, MOST_STEPS))",
         "return max(1, min(wanted, outlook.steps, MOST_STEPS))",
         LOOKS,

@@ -8,9 +8,9 @@ UNITS = ("tests/coordinator/restoring/test_restoring.py",)
 KEEPERS = ("tests/coordinator/restoring/test_keepers.py",)
 _RESTORING, _KEEPERS, _BOOKS, _KEPT = (
     "coordinator/restoring/restoration.py",
-    "coordinator/restoring/keepers.py",
     "coordinator/restoring/kept_books.py",
-    "peer/restoring/kept_commits.py",
+    "coordinator/restoring/kept_books.py",
+    "peer/restoring/fellow_search.py",
 )
 
 KEEPING = (

@@ -16,21 +16,21 @@ JUDGED = ("tests/coordinator/mesh/test_screening_in_groups.py",)
 MESHES = (
     Mutant(
         "in a mesh a sum of a decision before is worth nothing",
-        "collectives/mesh/mesh_columns.py",
+        "collectives/mesh/mesh_round.py",
         "self._of.clear()",
         "pass",
         ("tests/collectives/mesh/test_mesh_columns.py", *MESH),
     ),
     Mutant(
         "in a mesh groups are added up in their order",
-        "collectives/mesh/mesh_columns.py",
+        "collectives/mesh/mesh_round.py",
         "return [self._of[chunk][group] for group in groups_in(decision)]",
         "return [self._of[chunk][group] for group in reversed(groups_in(decision))]",
         ("tests/collectives/mesh/test_mesh_columns.py", *MESH),
     ),
     Mutant(
         "an heir is of the group of the owner that is lost",
-        "coordinator/rounds/reassignment.py",
+        "coordinator/rounds/owners.py",
         "here = [plan.members.index(member) for member in members if member in able]",
         "here = [at for at, member in enumerate(plan.members) if member in able]",
         ("tests/coordinator/mesh/test_groups.py",),
@@ -44,7 +44,7 @@ MESHES = (
     ),
     Mutant(
         "who keeps what a lost owner added inherits its chunk",
-        "coordinator/rounds/reassignment.py",
+        "coordinator/rounds/owners.py",
         "lines, first=keep))",
         "lines))",
         ("tests/coordinator/mesh/test_groups.py", "tests/whole/test_mesh.py"),
@@ -58,7 +58,7 @@ MESHES = (
     ),
     Mutant(
         "a spare piece is its owner's own",
-        "collectives/mesh/mesh_backups.py",
+        "collectives/mesh/mesh_round.py",
         "return plan.owner_of(chunk) == sender",
         "return True",
         ("tests/collectives/mesh/test_mesh_backups.py",),
@@ -93,7 +93,7 @@ MESHES = (
     ),
     Mutant(
         "who inherits carries what its line can carry",
-        "coordinator/rounds/reassignment.py",
+        "coordinator/rounds/owners.py",
         "shares.reassign(row, lost, heirs, lines, first=keep)",
         "shares.reassign(row, lost, heirs, first=keep)",
         ("tests/coordinator/mesh/test_groups.py",),
@@ -128,14 +128,14 @@ MESHES = (
     ),
     Mutant(
         "a large round is looked at when nobody is left whom it waits for",
-        "coordinator/rounds/patience.py",
+        "coordinator/rounds/round.py",
         "        return not self._left\n",
         "        return False\n",
         ("tests/coordinator/rounds/test_patience.py",),
     ),
     Mutant(
         "P3 a large round is looked at as soon as somebody is lost",
-        "coordinator/rounds/patience.py",
+        "coordinator/rounds/round.py",
         " or losses != self._losses:",
         ":",
         ("tests/coordinator/rounds/test_patience.py",),
@@ -233,14 +233,14 @@ MESHES = (
     ),
     Mutant(
         "a result that stands at another owner moves its root there",
-        "coordinator/rounds/reassignment.py",
+        "coordinator/rounds/owners.py",
         "made.roots[chunk] = holding[0]",
         "pass",
         ("tests/coordinator/mesh/test_groups.py",),
     ),
     Mutant(
         "who owns the same chunk elsewhere hears of the heir",
-        "coordinator/mesh/group_views.py",
+        "coordinator/mesh/mesh_sums.py",
         "return found.union(*(groups.column(chunk) for chunk in chunks))",
         "return found",
         ("tests/coordinator/mesh/test_groups.py",),
@@ -254,7 +254,7 @@ MESHES = (
     ),
     Mutant(
         "dot products of sums are those of the decision that stands",
-        "collectives/mesh/mesh_columns.py",
+        "collectives/mesh/mesh_round.py",
         "if decision_no == self._decision_no:",
         "if True:",
         ("tests/collectives/mesh/test_mesh_columns.py",),
@@ -282,7 +282,7 @@ MESHES = (
     ),
     Mutant(
         "a sum longer than its members' lengths allow has its group out",
-        "coordinator/rounds/outliers.py",
+        "coordinator/rounds/weights.py",
         "if times > SUM_LONGER and times > SUM_UNLIKE * usual:",
         "if False:",
         JUDGED,
@@ -310,7 +310,7 @@ MESHES = (
     ),
     Mutant(
         "what a group adds up is made of what its members signed",
-        "coordinator/run/signed_results.py",
+        "coordinator/run/digest_agreement.py",
         'return self._inputs_problem(flight, said) if isinstance(said, Results) else ""',
         'return ""',
         SIGNED,
@@ -324,7 +324,7 @@ MESHES = (
     ),
     Mutant(
         "a word that comes late is looked at again with what waited for it",
-        "coordinator/mesh/signed_sums.py",
+        "coordinator/mesh/mesh_sums.py",
         "roots.add(root)",
         "pass",
         SIGNED,
@@ -345,14 +345,14 @@ MESHES = (
     ),
     Mutant(
         "an owner's first word of a sum counts",
-        "coordinator/mesh/signed_sums.py",
+        "coordinator/mesh/mesh_sums.py",
         "if owner in said:",
         "if False:",
         SIGNED,
     ),
     Mutant(
         "a root signs for all bytes of the hashes that it names",
-        "coordinator/mesh/signed_sums.py",
+        "coordinator/mesh/mesh_sums.py",
         "if whole and inputs_of(each for of_chunk in found.values() for each in of_chunk) == report.inputs:",
         "if whole:",
         SIGNED,
@@ -436,7 +436,7 @@ MESHES = (
     ),
     Mutant(
         "who added up a group keeps that for audits",
-        "peer/machine/replica_modes.py",
+        "peer/machine/fragment_rounds.py",
         "return self.sums if kind == Kind.SUM else self.contribution",
         "return {} if kind == Kind.SUM else self.contribution",
         AUDITOR,

@@ -22,7 +22,7 @@ POOL = ("tests/peer/test_pool.py", "tests/peer/state/test_side_by_side.py")
 ARITHMETIC = (
     Mutant(
         "P1 owners add in the order of the plan",
-        "collectives/round/decision_news.py",
+        "collectives/round/member.py",
         "return [(m, w) for m, w in zip(members, weights, strict=True) if w > 0.0]",
         "return [(m, w) for m, w in zip(members, weights, strict=True) if w > 0.0][::-1]",
         (*MEMBER, "tests/whole/test_diloco_reference.py"),
@@ -36,7 +36,7 @@ ARITHMETIC = (
     ),
     Mutant(
         "a decision is followed by newer ones alone",
-        "collectives/round/decision_news.py",
+        "collectives/round/member.py",
         "if known is None or decision.decision_no > known.decision_no:",
         "if True:",
         ("tests/collectives/test_deciding.py", *MEMBER),
@@ -113,7 +113,7 @@ ARITHMETIC = (
     ),
     Mutant(
         "P1 Muon multiplies whole numbers",
-        "optim/muon.py",
+        "optim/outer.py",
         "np.rint((x @ x.T) * (1.0 / MUON_ONE))",
         "(x @ x.T) * (1.0 / MUON_ONE)",
         ("tests/optim/test_muon.py",),
@@ -127,9 +127,9 @@ ARITHMETIC = (
     ),
     Mutant(
         "P1 AdamW bounds what it squares",
-        "optim/adamw.py",
-        "np.clip(d_n, -GRADIENT_MOST, GRADIENT_MOST)",
-        "d_n.copy()",
+        "optim/outer.py",
+        "np.clip(d_n, -GRADIENT_MOST, GRADIENT_MOST)\n        m_n *= by.keep_m\n        m_n += g_n * by.take_m",
+        "d_n.copy()\n        m_n *= by.keep_m\n        m_n += g_n * by.take_m",
         ("tests/optim/test_adamw.py",),
     ),
     Mutant(
@@ -148,7 +148,7 @@ ARITHMETIC = (
     ),
     Mutant(
         "a checkpoint has all parts of a state",
-        "peer/state/checkpoint_writer.py",
+        "peer/state/checkpoint_thread.py",
         "parts=3 if facts.attached.form.parts == ADAMW_PARTS else UNSET,",
         "parts=UNSET,",
         ("tests/peer/state/test_checkpoint_writer.py",),
@@ -162,42 +162,42 @@ ARITHMETIC = (
     ),
     Mutant(
         "jobs of one chunk are done one after the other",
-        "peer/pool.py",
+        "peer/worker.py",
         "            if task.key not in older:\n",
         "            if True:\n",
         POOL,
     ),
     Mutant(
         "what concerns all waits for everything before it",
-        "peer/pool.py",
+        "peer/worker.py",
         "            if task.key is None and older:\n",
         "            if False:\n",
         POOL,
     ),
     Mutant(
         "what is cut into parts waits for everything before it",
-        "peer/pool.py",
+        "peer/worker.py",
         "        self.submit(no_work)  # behind",
         "        pass  # behind",
         POOL,
     ),
     Mutant(
         "nothing begins beside what concerns all",
-        "peer/pool.py",
+        "peer/worker.py",
         "        if self._alone:\n",
         "        if False:\n",
         POOL,
     ),
     Mutant(
         "the loop hears of jobs in the order in which it asked",
-        "peer/pool.py",
+        "peer/worker.py",
         "self._finished.pop(self._handed, None)) is not None",
         "self._finished.pop(min(self._finished, default=-1), None)) is not None",
         POOL,
     ),
     Mutant(
         "what was made and waits for an older job is bounded",
-        "peer/pool.py",
+        "peer/worker.py",
         "if task.number >= self._handed + AHEAD * self.size:",
         "if False:",
         POOL,
@@ -228,14 +228,14 @@ STATE = (
     ),
     Mutant(
         "P7 who reads an older state after a commit used its work consumes nothing for it",
-        "peer/machine/replica.py",
+        "peer/machine/replicas.py",
         "if isinstance(self.held.before_filling, Rolling):",
         "if False:",
         ("tests/peer/machine/test_replica.py",),
     ),
     Mutant(
         "a piece on disk is as it was written",
-        "checkpoints/arrivals.py",
+        "checkpoints/kept_state.py",
         "return body if version > 0 and hash_bytes(body) == written else None",
         "return body if version > 0 else None",
         (
@@ -247,7 +247,7 @@ STATE = (
     ),
     Mutant(
         "a trainer's worker that is between two programs is waited for",
-        "peer/agent/processes.py",
+        "peer/agent/supervisor.py",
         "return bool(found) or (unsure and now < self._unsure_until)",
         "return bool(found)",
         ("tests/peer/agent/test_processes.py",),
@@ -268,14 +268,14 @@ STATE = (
     ),
     Mutant(
         "own first values are tried before anything is fetched",
-        "peer/machine/founding.py",
+        "peer/machine/member_session.py",
         "        self._tried = told",
         "        return False",
         ("tests/whole/test_joining_live.py",),
     ),
     Mutant(
         "what a run begins with is what its host named",
-        "checkpoints/tensor_file.py",
+        "checkpoints/warm_start.py",
         "if hasher.hexdigest() != self._expected:",
         "if False:",
         WARM_START,
@@ -289,7 +289,7 @@ STATE = (
     ),
     Mutant(
         "a run begins with no values that are no numbers",
-        "checkpoints/tensor_file.py",
+        "checkpoints/warm_start.py",
         "if not np.isfinite(values).all():",
         "if False:",
         WARM_START,
@@ -303,14 +303,14 @@ STATE = (
     ),
     Mutant(
         "who has read what a run begins with does not train on something else",
-        "peer/machine/founding.py",
+        "peer/machine/member_session.py",
         "if not self._is_read or version != 0 or known is None or known == digest:",
         "if True:",
         ("tests/peer/machine/test_founding.py",),
     ),
     Mutant(
         "nobody opens a path on the word of a run",
-        "peer/machine/founding.py",
+        "peer/machine/member_session.py",
         "return bool(self._start.source) and not self._own and not self._start.for_all",
         "return False",
         ("tests/peer/machine/test_founding.py",),
@@ -352,7 +352,7 @@ STATE = (
     ),
     Mutant(
         "the court takes each version's own step",
-        "coordinator/court/plain_steps.py",
+        "coordinator/court/proofs.py",
         "return (terms.at(version - 1, era) if terms is not None else manifest).outer_numbers",
         "return (terms.newest if terms is not None else manifest).outer_numbers",
         ("tests/peer/machine/test_amending.py",),
@@ -408,7 +408,7 @@ STATE = (
     ),
     Mutant(
         "staging memory is used again only when the device has read it",
-        "peer/trainer/tiles.py",
+        "peer/trainer/fused.py",
         "self._settle(at)  # its staging memory is free then",
         "pass  # its staging memory is free then",
         ("tests/peer/trainer/test_tiles.py",),
@@ -464,7 +464,7 @@ STATE = (
     ),
     Mutant(
         "P6 work that a commit used is taken from what the trainer holds, once",
-        "peer/machine/trainer_sync.py",
+        "peer/machine/trainer_proxy.py",
         "taken = consumed.frozen if consumed is not None and not consumed.disowned else None",
         "taken = None",
         LANE,
@@ -644,7 +644,7 @@ SHARDS = (
     ),
     Mutant(
         "every row of a parquet column has the length of all",
-        "peer/data/parquet_column.py",
+        "peer/data/token_shards.py",
         "if (wrong := np.flatnonzero(counts != length)).size:",
         "if (wrong := np.flatnonzero(counts != counts)).size:",
         SHARD_TESTS,
@@ -665,7 +665,7 @@ SHARDS = (
     ),
     Mutant(
         "a contribution that somebody holds is not written over",
-        "peer/state/sent_file.py",
+        "peer/state/delta_encoder.py",
         "free = [each for each in self._places if each.is_free() and each.size >= size_bytes]",
         "free = [each for each in self._places if each.size >= size_bytes]",
         ("tests/peer/state/test_sent_file.py",),

@@ -37,7 +37,7 @@ RUN = (
     ),
     Mutant(
         "a member that has not heard of the guard's word is not ready",
-        "coordinator/run/eligibility.py",
+        "coordinator/run/round_driver.py",
         "if beat is None or beat.dropped != self.book.dropped_round:",
         "if beat is None:",
         CONDUCTOR,
@@ -65,7 +65,7 @@ RUN = (
     ),
     Mutant(
         "what a peer says in an older era counts for nothing",
-        "coordinator/run/held_versions.py",
+        "coordinator/run/round_driver.py",
         "if beat.era >= era:",
         "if True:",
         (*GUIDANCE[:1], *GOING_BACK),
@@ -142,21 +142,21 @@ RUN = (
     ),
     Mutant(
         "a figure of few rounds is none",
-        "coordinator/ledger/useful_members.py",
+        "coordinator/ledger/ledger.py",
         "if rounds < ROUNDS_LEAST:",
         "if rounds < 2:",
         ("tests/coordinator/ledger/test_useful_members.py",),
     ),
     Mutant(
         "members that agree by chance alone are no figure",
-        "coordinator/ledger/useful_members.py",
+        "coordinator/ledger/ledger.py",
         "if middle - off <= 0.0:",
         "if False:",
         ("tests/coordinator/ledger/test_useful_members.py",),
     ),
     Mutant(
         "a member's own square is no agreement",
-        "coordinator/rounds/outliers.py",
+        "coordinator/rounds/weights.py",
         "cosine = (float(among.sum()) / squares - 1.0) * len(rows) / pairs",
         "cosine = float(among.sum()) / squares * len(rows) / pairs",
         ("tests/coordinator/ledger/test_useful_members.py",),

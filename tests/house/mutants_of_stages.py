@@ -71,7 +71,7 @@ PIPELINES = (
     ),
     Mutant(
         "a liar counts for four of the usual at most",
-        "coordinator/batches/rates.py",
+        "coordinator/batches/grants.py",
         "        unit_s = max(unit_s, here / BELIEVED, UNIT_LEAST_S)",
         "        unit_s = max(unit_s, UNIT_LEAST_S)",
         AT_MOVES,
@@ -85,7 +85,7 @@ PIPELINES = (
     ),
     Mutant(
         "P19 who was moved to another stage owes nothing of the one that it left",
-        "coordinator/audits/sum_cases.py",
+        "coordinator/audits/audit_desk.py",
         "        return audited.of.plan.fragment in member.standings\n",
         "        return True\n",
         ("tests/coordinator/audits/test_auditing.py",),
@@ -106,7 +106,7 @@ PIPELINES = (
     ),
     Mutant(
         "what a peer says it can bring counts with the run's own digest alone",
-        "coordinator/recovery/shelves.py",
+        "coordinator/recovery/rollback.py",
         '            if each.version > 0 and each.is_of(number, known.get(each.version, b""))\n',
         "            if each.first == number\n",
         ("tests/coordinator/recovery/test_stages_go_back.py",),
@@ -178,7 +178,7 @@ PIPELINES = (
     ),
     Mutant(
         "P15 who is alone in its stage need not be dialled",
-        "coordinator/run/eligibility.py",
+        "coordinator/run/round_driver.py",
         "        alone = self._of_several_stages and len(members) == 1\n",
         "        alone = False\n",
         AT_COORDINATOR,
@@ -248,7 +248,7 @@ PIPELINES = (
     ),
     Mutant(
         "P9 neighbours: damage that is over is no complaint",
-        "collectives/pipeline/neighbour_health.py",
+        "collectives/pipeline/neighbours.py",
         "        self._damaged.pop(seat, None)\n",
         "        pass\n",
         OF_NEIGHBOURS,
@@ -269,21 +269,21 @@ PIPELINES = (
     ),
     Mutant(
         "P15 neighbours: whoever is of no use gets nothing new",
-        "collectives/pipeline/seat_router.py",
+        "collectives/pipeline/neighbours.py",
         " if self._peers[number] not in self._shunned} or here",
         "} or here",
         OF_NEIGHBOURS,
     ),
     Mutant(
         "P15 where nobody of a stage can be dialled one seat has it for itself",
-        "coordinator/batches/stage_reach.py",
+        "coordinator/batches/stage_choice.py",
         "            if now - since >= patience_s\n",
         "            if False\n",
         OF_NEIGHBOURS,
     ),
     Mutant(
         "P15 and no second one sits down there",
-        "coordinator/batches/stage_reach.py",
+        "coordinator/batches/stage_choice.py",
         "            not mates\n",
         "            True\n",
         OF_NEIGHBOURS,

@@ -144,14 +144,14 @@ STANDBY = (
     ),
     Mutant(
         "a lease counts from the question",
-        "coordinator/standby/lease.py",
+        "coordinator/standby/etcd_store.py",
         "self._until = asked_at + length_s",
         "self._until = asked_at + length_s + 1.0",
         WAITING,
     ),
     Mutant(
         "a lease that the store forgot is over",
-        "coordinator/standby/lease.py",
+        "coordinator/standby/etcd_store.py",
         "if left_s <= 0:",
         "if False:",
         WAITING,

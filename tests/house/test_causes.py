@@ -23,7 +23,7 @@ from farflung.console.history.audit import audit
 from farflung.console.history.history import History, _with_cause, read_folder
 from farflung.console.history.recorded_run import Recording
 from farflung.console.history.replay import Replay
-from farflung.console.history.round_rows import RunRows
+from farflung.console.history.trackers import RunRows
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.record_events import CoordinatorStart, RecordEvents
 from farflung.coordinator.ledger.records import (
@@ -34,10 +34,9 @@ from farflung.coordinator.ledger.records import (
     Record,
     from_bytes,
 )
-from farflung.protocol.causes import AbortCause, DepartureCause, NoteCause
+from farflung.protocol.errors import AbortCause, Counters, DepartureCause, NoteCause
 from farflung.protocol.process.journal import read_events
 from farflung.protocol.round_words import Plan
-from farflung.protocol.verdicts import Counters
 from farflung.simulator.world import Scenario, World
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -56,7 +55,7 @@ MAY = {
         2,
         "numbers in a sentence do not make it another wait; a note may be the wait itself",
     ),
-    "console/screen/wait_reasons.py": (1, "numbers in a sentence do not make it another wait"),
+    "console/screen/health.py": (1, "numbers in a sentence do not make it another wait"),
 }
 
 
@@ -140,7 +139,7 @@ def test_no_module_looks_into_a_sentence() -> None:
     for module in modules():
         lines = list(looks_into_sentences(module.tree))
         may, why = MAY.get(module.label, (0, "nothing there may"))
-        told = "reads a sentence; give what it asks for a cause (protocol/causes.py)"
+        told = "reads a sentence; give what it asks for a cause (protocol/errors.py)"
         assert len(lines) == may, f"{module.label}, lines {lines}: {told}: {why}"
 
 

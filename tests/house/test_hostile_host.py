@@ -27,9 +27,9 @@ from farflung.peer.machine import effects as do
 from farflung.peer.machine.handshake import Me, PeerConfig
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.settings import default_cache
-from farflung.peer.state.start_reader import StartJobs
+from farflung.peer.state.checkpoint_thread import StartJobs
 from farflung.peer.trainer.layout import ModelLayout
-from farflung.protocol import envelope
+from farflung.protocol import messages
 from farflung.protocol.errors import FarflungError
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
@@ -125,7 +125,7 @@ class Volunteer:
         for effect in effects:
             match effect:
                 case do.ToDoor(message=message) | do.ToCoordinator(message=message):
-                    self.said.append(envelope.encode(message))
+                    self.said.append(messages.encode(message))
                 case do.Note(text=text):
                     self.told.append(text)
                 case do.Exit(reason=reason):
@@ -206,7 +206,7 @@ def test_the_volunteer_of_these_tests_goes_as_far_as_a_real_one(
     """Else nothing would be shown: it says all of its words, its trainer reads, and a path of its owner's is opened."""
     plain = Volunteer()
     plain.joins(Manifest().canonical())
-    kinds = {type(envelope.decode(raw, frozenset(KINDS))).__name__ for raw in plain.said}
+    kinds = {type(messages.decode(raw, frozenset(KINDS))).__name__ for raw in plain.said}
     assert kinds == {"Knock", "Hello", "Beat", "Leave"}, kinds
     assert trains(Manifest().canonical(), []) == ""
     place = home / "private.safetensors"

@@ -25,14 +25,12 @@ from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.membership import LOST_KEPT, Membership
 from farflung.coordinator.server import JOURNAL_NAME, Server
-from farflung.protocol.errors import CheckpointError, UserError
+from farflung.protocol.errors import CheckpointError, UserError, Verdict
 from farflung.protocol.limits import MAX_PEERS, MESSAGES_BURST_S, MESSAGES_LEAST_PER_S, MESSAGES_PER_BEAT
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.process.sockets import CONTROL_SERVER
-from farflung.protocol.process.zap import ZapHandler
+from farflung.protocol.process.sockets import CONTROL_SERVER, ZapHandler
 from farflung.protocol.round_words import Contact
 from farflung.protocol.states import PeerEvent
-from farflung.protocol.verdicts import Verdict
 from rig.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]

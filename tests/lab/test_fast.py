@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rig.lab.fast
-from farflung.compression.native_build import NoLibrary, library
+from farflung.compression.native import NoLibrary, library
 from rig.lab.fast import FastNetwork
 from rig.lab.network import Network
 from rig.lab.packets import NEEDS_CHECKSUM, NOT_GSO, VNET, Parcel

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from farflung.optim.adamw import AdamW
+from farflung.optim.outer import AdamW
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.outer_numbers import AdamWNumbers, StateForm, fp32
@@ -25,7 +25,7 @@ NUMBERS = AdamWNumbers(4e-4, 4e-5, 10, 1000, 0.9, 0.95, 0.1)
 def reference(
     numbers: AdamWNumbers, theta: Floats, m: Floats, v: Floats, d: Floats, version: int
 ) -> list[Floats]:
-    """The formula of optim/adamw.py's docstring, one numpy scalar operation after the other; rates by fractions."""
+    """The formula of optim/outer.py's docstring, one numpy scalar operation after the other; rates by fractions."""
     lr, b1, b2 = numbers.lr_at(version), numbers.beta1, numbers.beta2
     f = np.float32
     with np.errstate(all="ignore"):

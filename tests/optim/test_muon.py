@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from farflung.compression.plain_codecs import encode
-from farflung.coordinator.court.plain_steps import ChunkRules
-from farflung.optim.adamw import AdamW
+from farflung.coordinator.court.proofs import ChunkRules
 from farflung.optim.inner import outer_matrices
-from farflung.optim.muon import Muon, orthogonal, sum_by_halves
-from farflung.optim.outer import advance, outer_step_for
+from farflung.optim.outer import AdamW, Muon, advance, orthogonal, outer_step_for, sum_by_halves
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.errors import UserError

@@ -12,9 +12,17 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from farflung.compression.native import outer_step
-from farflung.optim.adamw import AdamW, Floats
 from farflung.optim.lookahead import ahead
-from farflung.optim.outer import Nesterov, OuterStep, PlainMean, advance, checked, outer_step_for
+from farflung.optim.outer import (
+    AdamW,
+    Floats,
+    Nesterov,
+    OuterStep,
+    PlainMean,
+    advance,
+    checked,
+    outer_step_for,
+)
 from farflung.protocol.outer_numbers import AdamWNumbers, outer_numbers
 
 

@@ -14,14 +14,13 @@ from learning.optimizer_state import state_tensors
 from torch.optim.lr_scheduler import LambdaLR
 
 import farflung
-from farflung.optim.packaged import FOR_HIDDEN_MATRICES, PACKAGED, RANK_SHARE, WORDS, OptimizerOptions
+from farflung.optim.inner import FOR_HIDDEN_MATRICES, PACKAGED, RANK_SHARE, WORDS, OptimizerOptions
 from farflung.optim.recipes import inner_of, inner_of_stage
 from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import InnerSection
+from farflung.protocol.manifest import InnerSection, Manifest
 
 CONFIG = GPTConfig(layers=2, width=64, heads=2, context=16)
 LR = 1e-3

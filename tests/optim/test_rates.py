@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from farflung.optim.rates import LearningRates, rates_of
+from farflung.optim.schedule import LearningRates, rates_of
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.agent_process import AgentProcess
 from farflung.peer.trainer.api import Run

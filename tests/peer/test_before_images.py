@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from farflung.peer.state.before_images import unnamed_file
+from farflung.peer.state.outer_state import unnamed_file
 
 
 def test_a_peer_s_first_start_makes_the_folder_and_leaves_no_name_in_it(tmp_path: Path) -> None:

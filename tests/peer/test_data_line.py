@@ -9,7 +9,7 @@ from farflung.peer.settings import OwnConfig
 from farflung.protocol.errors import UserError
 from farflung.protocol.frames import Header, Kind, with_payload
 from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.manifest_sections import NetSection
+from farflung.protocol.manifest import NetSection
 from farflung.protocol.round_words import Contact
 from rig.memory_link import MemoryLink, Wire
 

@@ -34,8 +34,8 @@ from farflung.peer.footprint import (
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import FromTrainer, Frozen, LoadState, ResumeSteps, ToTrainer
 from farflung.peer.room import optimizer_bytes
+from farflung.peer.trainer.fused import HERE_VALUES
 from farflung.peer.trainer.inner_loop import InnerLoop
-from farflung.peer.trainer.tiles import HERE_VALUES
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.round_words import BITS_PER_VALUE
 from farflung.simulator.scenario import Scenario

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from farflung.peer import in_use
-from farflung.peer.in_use import LEAVING_S, MOMENT_S, InUse, LockHolder, path_of, patience_s, refusal
+from farflung.peer import identity
+from farflung.peer.identity import LEAVING_S, MOMENT_S, InUse, LockHolder, path_of, patience_s, refusal
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.process.log_lines import Teller
@@ -23,7 +23,7 @@ SAY = Teller("test")
 HOLDS = """
 import sys, time
 from pathlib import Path
-from farflung.peer.in_use import InUse
+from farflung.peer.identity import InUse
 from farflung.protocol.process.log_lines import Teller
 held = InUse.take(Path(sys.argv[1]), int(sys.argv[2]), Teller("other"))
 print("held", flush=True)
@@ -131,7 +131,7 @@ def test_a_folder_that_can_not_be_written_keeps_nobody_out(
     def read_only(*_: object) -> int:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(in_use.os, "open", read_only)
+    monkeypatch.setattr(identity.os, "open", read_only)
     held = InUse.take(tmp_path / "x.lock", 1, SAY)
     held.leave()
     held.free()

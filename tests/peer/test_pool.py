@@ -12,8 +12,7 @@ from functools import partial
 
 import pytest
 
-from farflung.peer.pool import AHEAD, USUAL_MOST, Pool, shares, usual_threads
-from farflung.peer.worker import Inbox, nothing
+from farflung.peer.worker import AHEAD, USUAL_MOST, Inbox, Pool, nothing, shares, usual_threads
 from rig.waiting import PATIENCE_S, eventually
 
 SOON_S = 0.05

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.collectives.link.pacer import Pacer
+from farflung.collectives.link.rates import Pacer
 from farflung.protocol.caps import DAY_S, Cap, Hours, parse_cap, strictest
 from farflung.protocol.errors import UserError
 

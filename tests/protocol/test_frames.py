@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from farflung.protocol import limits
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.errors import FrameError
+from farflung.protocol.errors import FrameError, Verdict
 from farflung.protocol.frames import (
     CORE_KINDS,
     FrameKind,
@@ -20,7 +20,6 @@ from farflung.protocol.frames import (
     parse,
     with_payload,
 )
-from farflung.protocol.verdicts import Verdict
 from rig.crossing_kinds import KINDS, SomeCrossing
 
 fixed = settings(max_examples=150)

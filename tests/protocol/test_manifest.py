@@ -15,8 +15,7 @@ from farflung.compression.codec import codec_names
 from farflung.compression.feedback import AUTO
 from farflung.console.run_toml import SHORT, TEMPLATE
 from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import MAX_MANIFEST_BYTES, Manifest
-from farflung.protocol.manifest_sections import CodecName
+from farflung.protocol.manifest import MAX_MANIFEST_BYTES, CodecName, Manifest
 
 
 def problem(text: str) -> str:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.protocol import envelope, limits
+from farflung.protocol import limits, messages
 from farflung.protocol import messages as m
-from farflung.protocol.errors import FrameError
+from farflung.protocol.errors import FrameError, Verdict
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
 from farflung.protocol.round_words import (
     AheadPlan,
@@ -34,7 +34,6 @@ from farflung.protocol.round_words import (
     Used,
 )
 from farflung.protocol.signing import Amendment, AskKept, KeptCommit, KeptReceipts, SignedHead
-from farflung.protocol.verdicts import Verdict
 
 ALL = frozenset(m.KINDS)
 H1, H2, SESSION = bytes([1]) * 32, bytes([2]) * 32, bytes(range(16))
@@ -220,7 +219,7 @@ fixed = settings(max_examples=150)
 def verdict_of(raw: bytes, allowed: frozenset[str] = ALL) -> Verdict:
     """What became of it.  Any error but a FrameError fails the test."""
     try:
-        envelope.decode(raw, allowed)
+        messages.decode(raw, allowed)
     except FrameError as error:
         assert str(error)
         return error.verdict
@@ -228,7 +227,7 @@ def verdict_of(raw: bytes, allowed: frozenset[str] = ALL) -> Verdict:
 
 
 def body_of(kind: str) -> dict[str, Any]:
-    body: dict[str, Any] = msgpack.unpackb(envelope.encode(EXAMPLES[kind]))["body"]
+    body: dict[str, Any] = msgpack.unpackb(messages.encode(EXAMPLES[kind]))["body"]
     return body
 
 
@@ -368,7 +367,7 @@ def test_control_kinds_and_fields_are_exactly_these() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_comes_back_as_it_was_sent(kind: str) -> None:
-    assert envelope.decode(envelope.encode(EXAMPLES[kind]), frozenset({kind})) == EXAMPLES[kind]
+    assert messages.decode(messages.encode(EXAMPLES[kind]), frozenset({kind})) == EXAMPLES[kind]
 
 
 def test_a_whole_roster_fits_into_one_message() -> None:
@@ -386,12 +385,12 @@ def test_a_whole_roster_fits_into_one_message() -> None:
         roster_since=1,
         roster_gone=("a" * 16,) * limits.ROSTER_GONE_MOST,
     )
-    assert envelope.decode(envelope.encode(tick), ALL) == tick
+    assert messages.decode(messages.encode(tick), ALL) == tick
 
 
 def test_a_message_over_the_limit_is_not_even_sent() -> None:
     with pytest.raises(ValueError, match="status message of"):
-        envelope.encode(m.StatusReply(status=bytes(limits.CONTROL_FRAME_BYTES)))
+        messages.encode(m.StatusReply(status=bytes(limits.CONTROL_FRAME_BYTES)))
 
 
 # ---- what is refused ------------------------------------------------------------------------------
@@ -399,7 +398,7 @@ def test_a_message_over_the_limit_is_not_even_sent() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_that_is_not_allowed_here_is_unauthorised_whatever_is_in_it(kind: str) -> None:
-    assert verdict_of(envelope.encode(EXAMPLES[kind]), ALL - {kind}) == Verdict.UNAUTHORISED
+    assert verdict_of(messages.encode(EXAMPLES[kind]), ALL - {kind}) == Verdict.UNAUTHORISED
     assert verdict_of(packed(kind, "anything"), ALL - {kind}) == Verdict.UNAUTHORISED
 
 
@@ -411,7 +410,7 @@ def test_a_frame_over_the_limit_is_oversize_and_not_parsed() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_cut_of_every_kind_is_malformed(kind: str) -> None:
-    raw = envelope.encode(EXAMPLES[kind])
+    raw = messages.encode(EXAMPLES[kind])
     assert {verdict_of(raw[:length]) for length in range(len(raw))} == {Verdict.MALFORMED}
     assert verdict_of(raw + b"\0") == Verdict.MALFORMED
 
@@ -561,7 +560,7 @@ def test_a_random_value_in_any_field_is_taken_or_malformed(where: tuple[str, str
 @fixed
 @given(st.sampled_from(KINDS), st.lists(st.tuples(st.integers(0, 999), st.integers(1, 255)), min_size=1))
 def test_flipped_bytes_never_raise_anything_else(kind: str, flips: list[tuple[int, int]]) -> None:
-    raw = bytearray(envelope.encode(EXAMPLES[kind]))
+    raw = bytearray(messages.encode(EXAMPLES[kind]))
     for position, change in flips:
         raw[position % len(raw)] ^= change
     assert verdict_of(bytes(raw)) in ENDS

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from farflung.console.history.audit import audit
 from farflung.console.history.history import read_folder
-from farflung.optim.adamw import AdamW
+from farflung.optim.outer import AdamW
 from farflung.optim.recipes import outer_of
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, build
-from farflung.peer.data.sample_order import permuted_range
+from farflung.peer.data.sample_source import permuted_range
 from farflung.peer.pipeline.parts import build as build_part
 from farflung.peer.pipeline.parts import seed_of_chance
 from farflung.protocol.manifest import Manifest

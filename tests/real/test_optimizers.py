@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from farflung.optim.packaged import PACKAGED
+from farflung.optim.inner import PACKAGED
 
 pytestmark = pytest.mark.slow
 

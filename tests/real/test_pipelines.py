@@ -22,7 +22,7 @@ from farflung.console.history.audit import audit
 from farflung.console.history.history import read_folder
 from farflung.optim.outer import Nesterov, advance
 from farflung.optim.recipes import outer_of
-from farflung.peer.data.sample_order import permuted_range
+from farflung.peer.data.sample_source import permuted_range
 from farflung.peer.pipeline.parts import build, seed_of_chance
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.outer_numbers import Tile, fp32

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from farflung.protocol.causes import LeaveCause
+from farflung.protocol.errors import LeaveCause
 
 pytestmark = pytest.mark.slow
 

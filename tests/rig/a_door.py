@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import zmq
 
-from farflung.protocol import envelope
+from farflung.protocol import messages
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.messages import Challenge, Message
@@ -36,7 +36,7 @@ def door(answer: Message | None) -> Iterator[JoinUrl]:
             if there.poll(10):
                 caller, _ = there.recv_multipart()
                 if answer is not None:
-                    there.send_multipart([caller, envelope.encode(answer)])
+                    there.send_multipart([caller, messages.encode(answer)])
         context.destroy(linger=0)
 
     thread = threading.Thread(target=serve)

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from farflung.compression.plain_codecs import encode
-from farflung.coordinator.court.plain_steps import ChunkRules
+from farflung.coordinator.court.proofs import ChunkRules
 from farflung.protocol.digests import hash_bytes, keyed_hash, root_of
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import OuterSection, RoundSection
+from farflung.protocol.manifest import Manifest, OuterSection, RoundSection
 from farflung.protocol.messages import What
 from farflung.protocol.model_schema import ModelSchema, TensorSpec, fragments_of
 from farflung.protocol.round_words import Commit

@@ -10,8 +10,7 @@ from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol import limits
 from farflung.protocol import messages as m
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import MergeSection, RoundSection, RunSection
+from farflung.protocol.manifest import Manifest, MergeSection, RoundSection, RunSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import Contact
 from rig.showing import let_all_be_shown, showing

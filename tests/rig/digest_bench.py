@@ -20,7 +20,7 @@ from farflung.coordinator.ledger.records import (
     Started,
     Vouched,
 )
-from farflung.coordinator.modes.mode import Modes
+from farflung.coordinator.modes.registry import Modes
 from farflung.coordinator.run import digest_agreement
 from farflung.coordinator.run.effects import KeepProof
 from farflung.coordinator.run.membership import Member

@@ -18,9 +18,8 @@ from farflung.collectives.pipeline.effects import (
 )
 from farflung.collectives.pipeline.seats import SeatPlace, Table
 from farflung.collectives.pipeline.stage_scheduler import StageScheduler
-from farflung.protocol.errors import FrameError
+from farflung.protocol.errors import FrameError, Verdict
 from farflung.protocol.frames import Frame, Kind, with_payload
-from farflung.protocol.verdicts import Verdict
 
 TAG, COUNT = bytes(8), 16
 # Seats 1 and 2 in stage 0, 3 and 4 in stage 1, 5 and 6 in stage 2; the peer of seat n is called pn.

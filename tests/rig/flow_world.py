@@ -33,9 +33,8 @@ from farflung.collectives.pipeline import effects, seats, stage_scheduler
 from farflung.collectives.pipeline.crossing import CrossingKind
 from farflung.peer.machine.modes import kinds_of
 from farflung.protocol.digests import bits, mask_of
-from farflung.protocol.errors import FrameError
+from farflung.protocol.errors import FrameError, Verdict
 from farflung.protocol.frames import Frame, Kind, Spoiled, claimed, parse, with_payload
-from farflung.protocol.verdicts import Verdict
 
 TAG = b"flow-run"
 KINDS = kinds_of(stages=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from farflung.protocol.causes import NoteCause
+from farflung.protocol.errors import NoteCause
 from farflung.protocol.process.journal import Event, Follower
 from rig.routers import HOST, Homes
 from rig.waiting import LONG_S, eventually

@@ -1,6 +1,6 @@
 """What a hostile host may write into each key of a manifest, and a home of its victim that it would like to see.
 
-For tests and for benchmarks/hostile_host.py.  A key of protocol/manifest_sections.py without a row here, or in the
+For tests and for benchmarks/hostile_host.py.  A key of protocol/manifest.py without a row here, or in the
 table of docs/security.md, fails tests/house/test_hostile_host.py.
 """
 

@@ -13,7 +13,7 @@ from farflung.coordinator.ledger.records import (
     Record,
     Started,
 )
-from farflung.protocol.causes import DepartureCause, Excluded, ExclusionCause
+from farflung.protocol.errors import DepartureCause, Excluded, ExclusionCause
 from farflung.protocol.messages import Lease
 from farflung.protocol.round_words import Commit, Used
 

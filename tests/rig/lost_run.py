@@ -24,8 +24,8 @@ from farflung.coordinator.ledger.records import (
     Started,
     Vouched,
 )
-from farflung.coordinator.restoring.keepers import kept_commit
-from farflung.peer.restoring.kept_commits import KeptCommits
+from farflung.coordinator.restoring.kept_books import kept_commit
+from farflung.peer.restoring.fellow_search import KeptCommits
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Committed, Keep, Lease
 from farflung.protocol.model_schema import ModelSchema, TensorSpec

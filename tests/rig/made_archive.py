@@ -14,20 +14,19 @@ import torch
 
 from farflung.checkpoints.archive import Archive, RoundHead
 from farflung.checkpoints.checkpoint_manifest import CheckpointManifest, SavedFragment, shards_of
-from farflung.checkpoints.parts import PartFile
-from farflung.checkpoints.store import Store
+from farflung.checkpoints.store import PartFile, Store
 from farflung.collectives.round.effects import Install, Measure, Roll, Seal
 from farflung.compression.plain_codecs import encode
-from farflung.coordinator.batches.gradient_clip import clipped
-from farflung.coordinator.rounds.steps import Done
+from farflung.coordinator.batches.batch_mode import clipped
+from farflung.coordinator.rounds.round_policy import Done
 from farflung.optim.recipes import outer_of
 from farflung.peer.identity import Identity
 from farflung.peer.state.archive import Archiving
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.digests import hash_bytes, root_of, split_hashes
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import (
+from farflung.protocol.manifest import (
     CheckpointSection,
+    Manifest,
     MergeSection,
     OuterSection,
     PipelineSection,

@@ -8,10 +8,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from farflung.checkpoints.checkpoint_manifest import CheckpointManifest, SavedFragment, shards_of
-from farflung.checkpoints.parts import PartFile
-from farflung.checkpoints.stages import Saved
-from farflung.checkpoints.store import Store
+from farflung.checkpoints.checkpoint_manifest import CheckpointManifest, Saved, SavedFragment, shards_of
+from farflung.checkpoints.store import PartFile, Store
 from farflung.peer.identity import Identity
 from farflung.protocol.digests import hash_bytes, root_of
 from farflung.protocol.model_schema import Fragment, ModelSchema, TensorSpec, fragments_of

@@ -13,14 +13,12 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from farflung.compression.plain_codecs import codec_named
-from farflung.coordinator.court.plain_steps import merged
-from farflung.coordinator.mesh.group_views import summed
-from farflung.coordinator.mesh.mesh_sums import MeshSums
-from farflung.coordinator.rounds.committed_sums import CommittedSums
-from farflung.coordinator.rounds.groups import Groups, planned
+from farflung.coordinator.court.proofs import merged
+from farflung.coordinator.mesh.mesh_sums import MeshSums, summed
+from farflung.coordinator.rounds.reported import CommittedSums
 from farflung.coordinator.rounds.round import Round
-from farflung.coordinator.rounds.round_rules import RoundRules
-from farflung.coordinator.run.signed_results import SignedResults
+from farflung.coordinator.rounds.round_rules import Groups, RoundRules, planned
+from farflung.coordinator.run.digest_agreement import SignedResults
 from farflung.peer.identity import Identity
 from farflung.protocol.digests import combined, hash_bytes, mask_of, mask_to_bytes
 from farflung.protocol.messages import ProgressReport, Sent

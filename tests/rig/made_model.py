@@ -12,13 +12,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from farflung.checkpoints.checkpoint_manifest import CheckpointManifest, SavedFragment, shards_of
-from farflung.checkpoints.parts import PartFile
-from farflung.checkpoints.stages import Saved
-from farflung.checkpoints.store import Store
+from farflung.checkpoints.checkpoint_manifest import CheckpointManifest, Saved, SavedFragment, shards_of
+from farflung.checkpoints.store import PartFile, Store
 from farflung.coordinator.door.keys import load_or_create
-from farflung.coordinator.provenance_file import ProvenanceFile
 from farflung.coordinator.run.effects import KeepEvidence
+from farflung.coordinator.run_files import ProvenanceFile
 from farflung.peer.identity import Identity
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.digests import hash_bytes, root_of

@@ -11,21 +11,17 @@ from farflung.optim.schedule import ScheduleRules
 from farflung.peer.local.words import Frozen, ToTrainer
 from farflung.peer.machine.effects import Effect, Note, TellTrainer
 from farflung.peer.machine.modes import of_replica
-from farflung.peer.machine.replica import Replica
-from farflung.peer.machine.replicas import Replicas
-from farflung.peer.machine.trainer_proxy import TrainerProxy
-from farflung.peer.machine.trainer_sync import TrainerSync
+from farflung.peer.machine.replicas import Replica, Replicas
+from farflung.peer.machine.trainer_proxy import TrainerProxy, TrainerSync
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.errors import FrameError
+from farflung.protocol.errors import FrameError, Verdict
 from farflung.protocol.frames import Frame, Header, Kind, Payload, with_payload
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import MergeSection, RoundSection
+from farflung.protocol.manifest import Manifest, MergeSection, RoundSection
 from farflung.protocol.messages import FragmentTick, Tick
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import Commit, Decision, Plan, Used
 from farflung.protocol.run_terms import Attached, Known
 from farflung.protocol.states import Goal
-from farflung.protocol.verdicts import Verdict
 
 TAG, MEMBERS = bytes(8), ("ann", "bob")
 FRAGMENTS, CHUNKS = 2, 4

@@ -11,10 +11,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from farflung.compression.plain_codecs import codec_named
-from farflung.coordinator.court.plain_steps import merged
-from farflung.coordinator.court.proofs import WrongSum
-from farflung.coordinator.rounds.committed_sums import CommittedSums
-from farflung.coordinator.rounds.reported import MadeResult
+from farflung.coordinator.court.proofs import WrongSum, merged
+from farflung.coordinator.rounds.reported import CommittedSums, MadeResult
 from farflung.peer.identity import Identity
 from farflung.protocol.digests import hash_bytes, mask_to_bytes
 from farflung.protocol.messages import ProgressReport, Sent

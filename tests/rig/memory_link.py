@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import zmq
 
-from farflung.collectives.link.frame_queue import Backlog, Intake
+from farflung.collectives.link.frame_queue import Backlog, Intake, Rank, Sharing
 from farflung.collectives.link.link import Appointment, FrameCounts, MovedBytes, Pollable, Relayed
-from farflung.collectives.link.pacer import Pacer
-from farflung.collectives.link.priorities import Rank, Sharing
+from farflung.collectives.link.rates import Pacer
 from farflung.protocol.frames import CORE_KINDS, Frame, Kinds, Payload, Spoiled
 from farflung.protocol.round_words import Contact
 

@@ -48,7 +48,7 @@ MODULES = (
     "farflung.console.history.live_tracker",
     "farflung.console.phonebook.announcer",
     "farflung.console.web.page_keeper",
-    "farflung.console.run_doubts",
+    "farflung.console.run_toml",
 )
 NAMESPACES = 2  # of a host of the lab: its network's, and the one of its users if that is not this machine's
 
@@ -325,10 +325,10 @@ def code_of(end: SystemExit) -> int:
 def run(words: list[str]) -> int:
     from farflung.console import main
     from farflung.console.bench import bench
-    from farflung.peer.agent import processes
+    from farflung.peer.agent import supervisor
     from farflung.peer.trainer import agent_process
 
-    for module in (processes, bench):
+    for module in (supervisor, bench):
         module.subprocess = FromTheNursery  # type: ignore[assignment, attr-defined]
     agent_process.subprocess = ForkedHere  # type: ignore[assignment, attr-defined]
     if words[0] in ("-m", "-c") or words[0].endswith(".py"):

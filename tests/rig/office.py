@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from farflung.coordinator.modes import registry
-from farflung.coordinator.modes.mode import ModeTools
+from farflung.coordinator.modes.registry import ModeTools
 from farflung.coordinator.run.operator_orders import AmendmentOrders, Operating
-from farflung.protocol.causes import DepartureCause
+from farflung.protocol.errors import DepartureCause
 from farflung.protocol.messages import Gone
 from farflung.protocol.orders import Order
 from farflung.protocol.states import OF_DEPARTURE

@@ -15,8 +15,8 @@ from dataclasses import replace
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.collectives.link.link import Relayed
-from farflung.coordinator.reach.tickets import Sign, Ticket, TicketScope, side_of, written
-from farflung.coordinator.relay.relay_process import RelayProcess
+from farflung.coordinator.reach.relays import Sign, Ticket, TicketScope, side_of, written
+from farflung.coordinator.relay.relay_hand import RelayProcess
 from farflung.coordinator.relay.relay_words import PairsCounted, RelaySettings
 from farflung.coordinator.roster.ways import pair_of
 from farflung.protocol.process.child import Spawn, started

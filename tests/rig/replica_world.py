@@ -16,7 +16,7 @@ from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.collectives.round.effects import Install, Roll, Seal, SendFrame
 from farflung.peer.machine.effects import Effect
 from farflung.peer.machine.held_fragment import Current, Empty, Rolling
-from farflung.peer.machine.replica import Replica
+from farflung.peer.machine.replicas import Replica
 from farflung.protocol.digests import hash_bytes, root_of
 from farflung.protocol.frames import Frame, Header, Kind, bare_answer, with_payload
 from farflung.protocol.messages import FragmentTick

@@ -23,12 +23,11 @@ from farflung.coordinator.run.effects import Effect
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.peer.identity import Identity
-from farflung.protocol import envelope
+from farflung.protocol import messages
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import NetSection
+from farflung.protocol.manifest import Manifest, NetSection
 from farflung.protocol.messages import (
     MEMBER_OUT,
     Beat,
@@ -135,9 +134,9 @@ class Caller:
         self.socket.connect(f"tcp://127.0.0.1:{port}")
 
     def ask(self, message: Message, kinds: frozenset[str]) -> Message:
-        self.socket.send(envelope.encode(message))
+        self.socket.send(messages.encode(message))
         assert self.socket.poll(PATIENCE_S * 1000), f"no answer to {message}"
-        return envelope.decode(self.socket.recv(), kinds)
+        return messages.decode(self.socket.recv(), kinds)
 
 
 class ScriptedPeer:

@@ -28,7 +28,7 @@ import zmq
 from farflung.peer.identity import Identity
 from farflung.peer.machine.handshake import Handshake, Offer, me_of
 from farflung.peer.machine.heartbeat import RARE
-from farflung.protocol import envelope as wire
+from farflung.protocol import messages as wire
 from farflung.protocol.digests import combined, full_mask, hash_bytes, keyed_hash, mask_of, mask_to_bytes
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest

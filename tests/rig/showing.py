@@ -1,6 +1,6 @@
 """How made-up members, who have no bytes, show that they hold a version: by its nonce and its digest.
 
-A real holder calculates with the bytes of a chunk (coordinator/court/holding_proof.py).  Here the digest stands for
+A real holder calculates with the bytes of a chunk (coordinator/court/questions.py).  Here the digest stands for
 them: whoever names it and was told the nonce shows the same as the others, which is all that rounds and orders ask
 for.
 """

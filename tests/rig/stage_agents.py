@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from farflung.peer.crossings.shared_slots import GIVEN, MADE, PLACES, RETURNED, SharedSlots, slot_of
-from farflung.peer.data.sample_order import permuted_range
+from farflung.peer.data.sample_source import permuted_range
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import (
     Anew,

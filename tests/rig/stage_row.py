@@ -21,16 +21,15 @@ from farflung.collectives.pipeline.seats import Table
 from farflung.collectives.round.effects import SendFrame
 from farflung.compression.codec import check_payload, codec_named, payload_bytes
 from farflung.peer.batches.effects import ForgetCrossings, HandOver, KeepCrossing, SendCrossing
-from farflung.peer.batches.stage_boundaries import StageBoundaries
-from farflung.peer.batches.stage_transfers import MyStage, StageTransfers
+from farflung.peer.batches.stage_transfers import MyStage, StageBoundaries, StageTransfers
 from farflung.peer.local.words import FreezeSums, MicrobatchWork, WorkDone
 from farflung.peer.machine import effects as do
 from farflung.protocol.digests import mask_from_bytes, mask_to_bytes
+from farflung.protocol.errors import Counters
 from farflung.protocol.frames import Frame, with_payload
-from farflung.protocol.manifest_sections import PipelineSection
+from farflung.protocol.manifest import PipelineSection
 from farflung.protocol.messages import BatchTick, SeatRow
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec
-from farflung.protocol.verdicts import Counters
 
 TAG = b"pipeline"
 SAMPLES = 2

@@ -9,17 +9,16 @@ from collections.abc import Sequence
 
 from farflung.coordinator.audits.audit_desk import AuditDesk
 from farflung.coordinator.ledger.records import CommittedRound, Record
-from farflung.coordinator.modes.mode import CoordinatorMode
+from farflung.coordinator.modes.registry import CoordinatorMode
 from farflung.coordinator.run.effects import KeepProof, Tell, Write
 from farflung.coordinator.run.membership import Member
+from farflung.protocol.errors import Verdict
 from farflung.protocol.limits import PART_BYTES
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import MergeSection
+from farflung.protocol.manifest import Manifest, MergeSection
 from farflung.protocol.messages import AuditChunks, Audited, Show, Shown
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import THE_RESULT, ChunkVerdict, Contact
 from farflung.protocol.states import PeerEvent
-from farflung.protocol.verdicts import Verdict
 from rig.made_mesh import MadeMesh
 from rig.made_run import MadeRun
 from rig.made_sums import ELEMENTS, MadeSums, process_of

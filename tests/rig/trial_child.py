@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from farflung.protocol.errors import UserError
-from farflung.protocol.process.channel import WORD_BYTES, Channel
 from farflung.protocol.process.child import (
+    WORD_BYTES,
     CannotListen,
+    Channel,
     ChildSettings,
     ChildWord,
     KeptChild,

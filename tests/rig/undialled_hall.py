@@ -9,8 +9,7 @@ from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol import messages as m
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import PROTOCOL_VERSION
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import RunSection
+from farflung.protocol.manifest import Manifest, RunSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import Forward
 from farflung.protocol.signed_words import hello_part

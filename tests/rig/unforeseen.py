@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from farflung.console import main
-from farflung.coordinator.rounds.foresight import Foresight
+from farflung.coordinator.rounds.round import Foresight
 
 if __name__ == "__main__":
     Foresight.is_on = property(lambda self: False)  # type: ignore[assignment, method-assign]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from farflung.collectives.round.effects import Merge, MergeAgain, MergeGroup
 from farflung.peer.state.outer_state import OuterState
-from farflung.simulator.hostile import forged_sum
+from farflung.simulator.bad_peers import forged_sum
 
 
 def add_up_wrongly(of_groups: bool) -> None:

@@ -9,9 +9,8 @@ import json
 
 import pytest
 
-from farflung.checkpoints.fetcher import ASKED_OF_ONE_DONOR
+from farflung.checkpoints.fetcher import ASKED_OF_ONE_DONOR, SPOILED_FORGIVEN
 from farflung.checkpoints.result_log import ResultLog
-from farflung.checkpoints.sources import SPOILED_FORGIVEN
 from farflung.checkpoints.state_sync import StateSync
 from farflung.collectives.link import frame_queue
 from farflung.collectives.link.frame_queue import ANSWERS_WAITING
@@ -21,20 +20,20 @@ from farflung.collectives.round.effects import Install, SendFrame
 from farflung.collectives.round.member import MemberRound
 from farflung.compression.codec import check_payload
 from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.round_policy import Failed, OwnersMoved
 from farflung.coordinator.rounds.round_rules import RoundRules
-from farflung.coordinator.rounds.steps import Failed, OwnersMoved
 from farflung.coordinator.run.status import status_json
 from farflung.peer.agent.turns import HELD_MOST_S, Serving
 from farflung.peer.machine import replicas
 from farflung.peer.machine.replicas import EARLY_KEPT, Replicas
 from farflung.protocol.digests import hash_bytes, root_of
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import ProgressReport
 from farflung.protocol.model_schema import Fragment, ModelSchema, TensorSpec
 from farflung.protocol.round_words import Contact, Decision, Plan
 from farflung.protocol.run_terms import Attached, Known
-from farflung.protocol.verdicts import Verdict
 from farflung.simulator.world import Scenario, World
 
 TAG = bytes(8)

@@ -15,11 +15,11 @@ import pytest
 
 from farflung.collectives.round.effects import SendFrame
 from farflung.coordinator.ledger.records import CommittedRound, DecidedOn, from_bytes
-from farflung.coordinator.rounds.foresight import MISTAKE_ROUNDS, Foresight
+from farflung.coordinator.rounds.round import MISTAKE_ROUNDS, Foresight
 from farflung.protocol.frames import Kind
 from farflung.protocol.messages import Decided, Message
+from farflung.simulator.cut_lines import calm_slow_line
 from farflung.simulator.scenario import Scenario
-from farflung.simulator.slow_line import calm_slow_line
 from farflung.simulator.world import World
 from rig.pieces import pieces, seeds
 

@@ -14,8 +14,8 @@ import pytest
 
 from farflung.peer.machine.effects import Restore
 from farflung.protocol.digests import hash_bytes
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Header, Kind, with_payload
-from farflung.protocol.verdicts import Verdict
 from farflung.simulator.disk import VirtualCheckpoints
 from farflung.simulator.peer import VirtualPeer
 from farflung.simulator.scenario import Scenario

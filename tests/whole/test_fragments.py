@@ -19,28 +19,25 @@ from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Op
 from farflung.coordinator.run.effects import Effect, Tell, Write
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.status import build_status
-from farflung.optim.adamw import AdamW
-from farflung.optim.outer import Nesterov, OuterStep
+from farflung.optim.outer import AdamW, Nesterov, OuterStep
 from farflung.peer.local.words import Frozen, LeasesNow, LoadState, ResumeSteps
 from farflung.peer.machine.effects import Effect as PeerEffect
 from farflung.peer.machine.effects import Encode, Resolve
 from farflung.peer.machine.effects import TellTrainer as TellTrainer
 from farflung.peer.machine.modes import training_of
 from farflung.peer.machine.replicas import Replicas
-from farflung.peer.machine.trainer_sync import TrainerSync
+from farflung.peer.machine.trainer_proxy import TrainerSync
 from farflung.peer.state.outer_state import OuterState
-from farflung.protocol import envelope, limits
+from farflung.protocol import limits, messages
 from farflung.protocol import messages as m
 from farflung.protocol.digests import hash_bytes, is_piece, root_of
-from farflung.protocol.errors import FrameError, UserError
+from farflung.protocol.errors import FrameError, UserError, Verdict
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import RoundSection
+from farflung.protocol.manifest import Manifest, RoundSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec, fragments_of
 from farflung.protocol.outer_numbers import AdamWNumbers
 from farflung.protocol.round_words import Commit, Contact, Decision, Plan
 from farflung.protocol.run_terms import Attached, Known
-from farflung.protocol.verdicts import Verdict
 from farflung.simulator.world import Scenario, World
 from rig.residuals import residual_of
 from rig.showing import let_all_be_shown, showing
@@ -564,7 +561,7 @@ def test_with_the_most_fragments_and_the_largest_roster_a_tick_still_fits() -> N
         have=tuple(range(1 << 40, (1 << 40) + 256)), want=0, samples=0, rough=False, era=1 << 40, saved=1 << 40,
         unsure=True, leaving=True, data=b"",
     )  # fmt: skip
-    assert envelope.decode(envelope.encode(beat), frozenset({"beat"})) == beat
+    assert messages.decode(messages.encode(beat), frozenset({"beat"})) == beat
     hall.machine.core.take_effects()
     hall.machine.tick_builder.on_beat(member, beat)
     [tick] = [e.message for e in hall.machine.core.take_effects() if isinstance(e, Tell)]
@@ -578,7 +575,7 @@ def test_with_the_most_fragments_and_the_largest_roster_a_tick_still_fits() -> N
         **{name: getattr(tick, name) for name in tick.__struct_fields__}
         | {"leases": leases, "roster": roster}
     )
-    assert envelope.decode(envelope.encode(full), frozenset({"tick"})) == full
+    assert messages.decode(messages.encode(full), frozenset({"tick"})) == full
 
 
 # ---- the whole run -------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from farflung.coordinator.ledger.records import (
     to_bytes,
 )
 from farflung.coordinator.recovery import rollback
-from farflung.protocol.causes import DepartureCause
+from farflung.protocol.errors import DepartureCause
 from farflung.protocol.messages import Lease
 from farflung.protocol.round_words import Commit, Used
 from farflung.simulator.invariants import Broken

@@ -27,20 +27,20 @@ from farflung.collectives.link.zmq_link import ZmqLink
 from farflung.collectives.round.effects import Merge, SendFrame
 from farflung.compression.codec import check_payload, codec_named
 from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.round_policy import Done, Failed, OwnersMoved, RoundCommitted
 from farflung.coordinator.rounds.round_rules import RoundRules
-from farflung.coordinator.rounds.steps import Done, Failed, OwnersMoved, RoundCommitted
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import Effect, Encode, ServeManifest, ServeState, ToCoordinator
 from farflung.peer.machine.heartbeat import HeartbeatBuilder
 from farflung.peer.machine.replicas import EARLY_BYTES, EARLY_KEPT, Replicas
 from farflung.protocol.digests import hash_bytes
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Header, Kind, parse, with_payload
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import ProgressReport, Sent
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import Contact, Decision, Plan
 from farflung.protocol.run_terms import Attached, Known
-from farflung.protocol.verdicts import Verdict
 from rig.waiting import LONG_S, Patience
 
 RUN = b"run-tag!"

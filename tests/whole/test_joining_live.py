@@ -9,9 +9,15 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from farflung.checkpoints.arrivals import Arrived, ChunkArrivals
-from farflung.checkpoints.fetcher import ASKED_OF_ONE_DONOR, RESULTS_IN_FLIGHT_BYTES
-from farflung.checkpoints.sources import LATER_BELIEVED_S, Most, RequestBudget, Sources
+from farflung.checkpoints.fetcher import (
+    ASKED_OF_ONE_DONOR,
+    LATER_BELIEVED_S,
+    RESULTS_IN_FLIGHT_BYTES,
+    Most,
+    RequestBudget,
+    Sources,
+)
+from farflung.checkpoints.kept_state import Arrived, ChunkArrivals
 from farflung.checkpoints.state_sync import StateSync
 from farflung.collectives.round.effects import Install, SendFrame
 from farflung.peer.agent.turns import (

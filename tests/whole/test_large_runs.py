@@ -12,17 +12,16 @@ from farflung.coordinator.ledger.records import CommittedRound, DigestFixed, Rec
 from farflung.coordinator.modes import registry
 from farflung.coordinator.roster import partial_view
 from farflung.coordinator.rounds import round_policy
-from farflung.coordinator.rounds.groups import own_part
+from farflung.coordinator.rounds.round_rules import own_part
 from farflung.coordinator.run import digest_agreement, membership
 from farflung.coordinator.run.effects import Tell
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.status import status_json
-from farflung.protocol import envelope, limits
+from farflung.protocol import limits, messages
 from farflung.protocol import messages as m
-from farflung.protocol.causes import DepartureCause
+from farflung.protocol.errors import DepartureCause, Verdict
 from farflung.protocol.messages import Message
 from farflung.protocol.round_words import Commit
-from farflung.protocol.verdicts import Verdict
 from farflung.simulator.scenario import Scenario
 from farflung.simulator.world import Names, World
 from rig.crowd import crowd
@@ -37,7 +36,7 @@ def checked_status(machine: RunMachine) -> dict[str, Any]:
     raw = status_json(machine.core, machine.drivers, machine.counters, 1.0)
     assert len(raw) <= limits.CONTROL_BIN_BYTES
     reply = m.StatusReply(status=raw)
-    assert envelope.decode(envelope.encode(reply), frozenset({"status"})) == reply
+    assert messages.decode(messages.encode(reply), frozenset({"status"})) == reply
     status: dict[str, Any] = json.loads(raw, parse_constant=no_constant)
     return status
 
@@ -66,7 +65,7 @@ def test_a_round_has_no_more_members_than_a_plan_can_name(count: int) -> None:
     opened = [e.message for e in effects if isinstance(e, Tell) and isinstance(e.message, m.OpenRound)]
     assert len(opened) == min(count, limits.MEMBERS_PER_ROUND)
     for message in opened:
-        assert envelope.decode(envelope.encode(message), frozenset({"open"})) == message
+        assert messages.decode(messages.encode(message), frozenset({"open"})) == message
 
 
 @pytest.mark.parametrize("decided", [False, True])
@@ -94,7 +93,7 @@ def test_the_longest_report_of_the_largest_round_fits_into_one_message(decided: 
         lengths=bytes(8 * chunks) if decided else b"",
         got_by={names[0]: bytes(32)},
     )
-    assert envelope.decode(envelope.encode(report), frozenset({m.kind_of(report)})) == report
+    assert messages.decode(messages.encode(report), frozenset({m.kind_of(report)})) == report
 
 
 def test_P3_a_round_of_a_crowd_has_members_that_can_own_chunks_however_few_these_are() -> None:
@@ -123,7 +122,7 @@ def opening_bytes(count: int) -> float:
     told = [e.message for e in effects if isinstance(e, Tell)]
     opened = [message for message in told if isinstance(message, m.OpenRound)]
     assert len(opened) == count and all(len(message.plan.members) <= 17 for message in opened)
-    return sum(len(envelope.encode(message)) for message in told) / count
+    return sum(len(messages.encode(message)) for message in told) / count
 
 
 def test_in_groups_the_opening_of_a_round_costs_each_member_as_much_whatever_their_number() -> None:
@@ -179,8 +178,8 @@ def rare_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few are as many as thousands."""
     monkeypatch.setattr(partial_view, "WHOLE_ROSTER", 1)
     if registry.found("restoring") is not None:
-        monkeypatch.setattr("farflung.coordinator.restoring.keepers.WHOLE_ROSTER", 1)
-        monkeypatch.setattr("farflung.coordinator.restoring.keepers.KEEPERS", 2)
+        monkeypatch.setattr("farflung.coordinator.restoring.kept_books.WHOLE_ROSTER", 1)
+        monkeypatch.setattr("farflung.coordinator.restoring.kept_books.KEEPERS", 2)
     monkeypatch.setattr(digest_agreement, "CROWD", 1)
     monkeypatch.setattr(membership, "BEATS_MOST_PER_S", 4 / RARELY_S)
 

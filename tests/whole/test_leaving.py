@@ -14,10 +14,10 @@ from farflung.coordinator.ledger.records import (
     Record,
     Released,
 )
-from farflung.coordinator.rounds.foresight import Foresight
+from farflung.coordinator.rounds.round import Foresight
 from farflung.coordinator.run.effects import Tell
 from farflung.peer.machine.handshake import STAY_S, Leaving
-from farflung.simulator.departures import ask_to_leave
+from farflung.simulator.cut_lines import ask_to_leave
 from farflung.simulator.peer import VirtualPeer
 from farflung.simulator.world import Scenario, World
 

@@ -16,14 +16,14 @@ from msgspec import structs
 from farflung.coordinator.admission.register import Banned
 from farflung.coordinator.ledger.records import CommittedRound, Genesis, Opened, from_bytes
 from farflung.coordinator.rounds import round
+from farflung.coordinator.rounds.owners import LastHolders
 from farflung.coordinator.rounds.round import Round
-from farflung.coordinator.rounds.silent_owners import LastHolders
 from farflung.coordinator.run import round_driver, ticks
 from farflung.protocol.messages import Beat, FromMember, ProgressReport
 from farflung.protocol.signing import peer_id_of
+from farflung.simulator.cut_lines import calm_slow_line
 from farflung.simulator.invariants import Broken
 from farflung.simulator.scenario import ABOUT_OTHERS, ABOUT_RESULTS, LIES, Scenario
-from farflung.simulator.slow_line import calm_slow_line
 from farflung.simulator.world import AMONG_LIARS, LIARS_LATE_S, World
 from rig.pieces import pieces
 

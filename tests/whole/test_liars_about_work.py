@@ -9,7 +9,7 @@ import pytest
 
 from farflung.coordinator.ledger.leases import Leases
 from farflung.coordinator.rounds import weights
-from farflung.coordinator.run.dataset_agreement import DatasetAgreement
+from farflung.coordinator.run.lease_desk import DatasetAgreement
 from farflung.simulator.invariants import Broken
 from farflung.simulator.scenario import Scenario
 from farflung.simulator.world import World

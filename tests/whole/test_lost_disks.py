@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.coordinator.restoring import keepers
+from farflung.coordinator.restoring import kept_books
 from farflung.coordinator.restoring.kept_books import kept_leases
 from farflung.simulator.scenario import Scenario
 from farflung.simulator.world import World
@@ -40,7 +40,7 @@ def test_P21_in_a_large_run_some_keep_the_books_and_these_may_be_too_long_for_le
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of more than two members two keep the books, and in the books nobody holds a lease."""
-    monkeypatch.setattr(keepers, "WHOLE_ROSTER", 2)
-    monkeypatch.setattr(keepers, "KEEPERS", 2)
-    monkeypatch.setattr(keepers, "kept_leases", lambda leases, most_bytes: kept_leases(leases, 0))
+    monkeypatch.setattr(kept_books, "WHOLE_ROSTER", 2)
+    monkeypatch.setattr(kept_books, "KEEPERS", 2)
+    monkeypatch.setattr(kept_books, "kept_leases", lambda leases, most_bytes: kept_leases(leases, 0))
     run(seed)

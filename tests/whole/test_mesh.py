@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from farflung.coordinator.ledger.records import DecidedOn, Opened, Record
-from farflung.coordinator.rounds.groups import Groups
+from farflung.coordinator.rounds.round_rules import Groups
 from farflung.simulator.scenario import Scenario
 from farflung.simulator.world import COORDINATOR, World
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, DecidedOn, from_bytes
-from farflung.coordinator.rounds.outliers import LEAST_MEMBERS
-from farflung.protocol.causes import ExclusionCause
+from farflung.coordinator.rounds.weights import LEAST_MEMBERS
+from farflung.protocol.errors import ExclusionCause
 from farflung.protocol.frames import Payload
-from farflung.simulator.hostile import forged
+from farflung.simulator.bad_peers import forged
 from farflung.simulator.scenario import Scenario
 from farflung.simulator.world import COORDINATOR, World
 from rig.pieces import pieces

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from farflung.collectives.round.member import MemberRound
-from farflung.collectives.round.result_requests import IN_VAIN
+from farflung.collectives.round.member import IN_VAIN, MemberRound
 from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.round_policy import OwnersMoved
 from farflung.coordinator.rounds.round_rules import RoundRules
-from farflung.coordinator.rounds.steps import OwnersMoved
 from farflung.coordinator.run.membership import DIAL_AGAIN_S, DOUBT_S, Membership
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled
 from farflung.protocol.messages import ProgressReport
 from farflung.protocol.round_words import Contact, Decision, Plan
-from farflung.protocol.verdicts import Verdict
 
 ALL = ("ann", "bob", "cyd", "dan")
 FP32 = ("fp32",) * 4

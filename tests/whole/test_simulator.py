@@ -19,7 +19,7 @@ from farflung.peer.local.words import Provide
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.fragment_rounds import Idle, Merged, RoleEvent
 from farflung.peer.machine.machine import PeerMachine
-from farflung.protocol.manifest_sections import CodecName
+from farflung.protocol.manifest import CodecName
 from farflung.protocol.messages import Aborted, Decided
 from farflung.protocol.round_words import Commit, Decision
 from farflung.simulator.invariants import Broken

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from farflung.coordinator.ledger.records import CommittedRound, from_bytes
 from farflung.protocol.messages import Beat, FromMember, ProgressReport
-from farflung.simulator.slow_line import calm_slow_line, of_slow_line
+from farflung.simulator.cut_lines import calm_slow_line, of_slow_line
 from farflung.simulator.world import World
 from rig.pieces import pieces, seeds
 

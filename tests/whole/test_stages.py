@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import pytest
 
-from farflung.collectives.pipeline.credits import CreditsGiven
 from farflung.collectives.pipeline.effects import Effect as FlowEffect
 from farflung.collectives.pipeline.microbatches import Queue
+from farflung.collectives.pipeline.neighbours import CreditsGiven
 from farflung.collectives.pipeline.seats import Table
 from farflung.collectives.pipeline.stage_scheduler import StageScheduler
 from farflung.collectives.pipeline.work_stealing import WorkStealing

@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 
 from farflung.coordinator.ledger.records import Struck, from_bytes
-from farflung.coordinator.rounds.patience import Steadiness
+from farflung.coordinator.rounds.round import Steadiness
 from farflung.simulator.world import Scenario, World
 from rig.finished import finished
 from rig.pieces import pieces, seeds

@@ -42,7 +42,7 @@ class WriteSums:
 class LocalStep:
     """Take a step of the inner optimizer on the mean gradient of the tokens in the sums; then those are zero.
 
-    run_step  the run's own step, which the rate follows from (optim/rates.py)
+    run_step  the run's own step, which the rate follows from (optim/schedule.py)
     share     of the rate: a step of fewer microbatches than others is smaller by as much
     """
 

@@ -24,8 +24,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from farflung.optim.rates import RunPlace
-from farflung.optim.schedule import ScheduleRules, rules_of
+from farflung.optim.schedule import RunPlace, ScheduleRules, rules_of
 from farflung.peer.local.words import (
     Attach,
     LoadState,

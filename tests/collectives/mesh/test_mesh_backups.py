@@ -6,14 +6,13 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from farflung.collectives.mesh.mesh_backups import keeps, moved, spare_of
-from farflung.collectives.mesh.mesh_round import MeshRound
+from farflung.collectives.mesh.mesh_round import MeshRound, keeps, moved, spare_of
 from farflung.collectives.round.effects import SendFrame
 from farflung.collectives.round.member import MemberRound
 from farflung.protocol.digests import combined, hash_bytes, mask_of
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.round_words import MeshColumn, Plan
-from farflung.protocol.verdicts import Verdict
 
 TAG = bytes(8)
 NAMES = ("ann", "bob", "cyd", "dan", "eve")

@@ -8,12 +8,11 @@ import pytest
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from farflung.collectives.mesh.mesh_columns import GroupSumsHere, MeshColumns, groups_in
-from farflung.collectives.mesh.mesh_round import MeshRound
+from farflung.collectives.mesh.mesh_round import GroupSumsHere, MeshColumns, MeshRound, groups_in
 from farflung.collectives.round.effects import MergeGroup, SendFrame
 from farflung.collectives.round.pieces import ChunkPiece
-from farflung.coordinator.mesh.group_views import decision_view, view
-from farflung.coordinator.rounds.groups import Groups
+from farflung.coordinator.mesh.mesh_sums import decision_view, view
+from farflung.coordinator.rounds.round_rules import Groups
 from farflung.protocol.digests import hash_bytes, mask_of, mask_to_bytes
 from farflung.protocol.frames import Kind
 from farflung.protocol.round_words import Decision, MeshColumn, Plan

@@ -19,10 +19,9 @@ from farflung.collectives.pipeline.crossing import (
     pack,
     parse,
 )
-from farflung.protocol.errors import FrameError
-from farflung.protocol.manifest_sections import PipelineSection
+from farflung.protocol.errors import FrameError, Verdict
+from farflung.protocol.manifest import PipelineSection
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec
-from farflung.protocol.verdicts import Verdict
 
 FLOATS, INTEGERS = ("float32", "bfloat16", "float16"), ("int64", "int32", "int16", "int8", "uint8", "bool")
 CODECS = ("fp32", "bf16", "int8", "int4")

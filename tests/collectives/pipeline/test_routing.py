@@ -8,8 +8,14 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.collectives.pipeline.credits import QUEUED_MOST, CreditsGiven, CreditsHeld, Window
-from farflung.collectives.pipeline.seat_router import CORRECTION_MOST, Routing
+from farflung.collectives.pipeline.neighbours import (
+    CORRECTION_MOST,
+    QUEUED_MOST,
+    CreditsGiven,
+    CreditsHeld,
+    Routing,
+    Window,
+)
 from farflung.collectives.pipeline.seats import Seat
 
 

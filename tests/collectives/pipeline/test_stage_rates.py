@@ -7,7 +7,7 @@ import math
 import pytest
 
 from farflung.collectives.pipeline.crossing import border_after
-from farflung.collectives.pipeline.stage_rates import (
+from farflung.collectives.pipeline.seats import (
     COMPUTE,
     FEW_SEATS,
     LINE_DOWN,
@@ -22,7 +22,7 @@ from farflung.collectives.pipeline.stage_rates import (
     traffic_of,
 )
 from farflung.compression.codec import codec_named
-from farflung.protocol.manifest_sections import PipelineSection
+from farflung.protocol.manifest import PipelineSection
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
 
 MB = 1e6

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.collectives.pipeline.crossing import CrossingKind
-from farflung.collectives.pipeline.early_frames import EarlyFrames
 from farflung.collectives.pipeline.effects import (
     FlowDirection,
     FlowNote,
@@ -23,11 +22,12 @@ from farflung.collectives.pipeline.effects import (
     mark_of,
     table_of,
 )
-from farflung.collectives.pipeline.neighbour_health import SHUNNED_S, Shunned
+from farflung.collectives.pipeline.neighbours import SHUNNED_S, Shunned
+from farflung.collectives.pipeline.stage_frames import EarlyFrames
 from farflung.collectives.pipeline.stage_scheduler import StageScheduler
 from farflung.protocol.digests import mask_from_bytes
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
-from farflung.protocol.verdicts import Verdict
 from rig.flow_frames import COUNT, TABLE, TAG, T, flow_of, frame_of, give, handed, passed_on, said
 
 # ---- one microbatch, there and back --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from console.test_doctor import FINE, GIB
 
-from farflung.collectives.pipeline.stage_rates import BorderTraffic
+from farflung.collectives.pipeline.seats import BorderTraffic
 from farflung.console.batches.stage_advice import (
     StageFacts,
     StagePart,
@@ -24,8 +24,7 @@ from farflung.console.batches.stage_advice import (
 from farflung.console.doctor.advice import FAIL, OK, WARN, LineToCoordinator, MachineFacts, examine
 from farflung.peer.footprint import FreeMemory, MemoryRules, need_of, of_stage
 from farflung.peer.pipeline.stage_fit import fitting_stages
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import MergeSection, OuterSection, PipelineSection
+from farflung.protocol.manifest import Manifest, MergeSection, OuterSection, PipelineSection
 
 LINE = 200e6 / 8
 PARAMETERS = 252e6

@@ -11,8 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.console.web.chart import axis_of, chart, summary
-from farflung.console.web.page import event_of, page_of, parts_of, shape_of, update_of, whole_of
+from farflung.console.web.page import (
+    axis_of,
+    chart,
+    event_of,
+    page_of,
+    parts_of,
+    shape_of,
+    summary,
+    update_of,
+    whole_of,
+)
 from farflung.console.web.page_process import (
     CROWD,
     EVERY_OF_A_CROWD_S,

@@ -12,23 +12,19 @@ from farflung.coordinator.admission.allowlist import Allowlist, parsed
 from farflung.coordinator.admission.register import STRIKE_LASTS_S
 from farflung.coordinator.door.allowance import KEYS_KEPT, Quota
 from farflung.coordinator.door.hello_check import HelloPassed
-from farflung.coordinator.ledger.ledger import FragmentBook
+from farflung.coordinator.ledger.ledger import FragmentBook, RunClock
 from farflung.coordinator.ledger.records import Record, Started, Struck
-from farflung.coordinator.ledger.run_clock import RunClock
 from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.rounds.round_rules import PROBATION_WEIGHT, rules_for
 from farflung.coordinator.run.effects import AnswerDoor, Effect, Forbid, Tell, Write
-from farflung.coordinator.run.entrance import COMES_PER_MINUTE, Entrance
-from farflung.coordinator.run.machine import RESTORED_AHEAD, RunMachine
+from farflung.coordinator.run.machine import COMES_PER_MINUTE, RESTORED_AHEAD, Entrance, RunMachine
 from farflung.coordinator.run.round_driver import found_useless
 from farflung.peer.machine.handshake import Handshake, Me, Offer
 from farflung.protocol import messages as m
-from farflung.protocol.causes import AbortCause
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.errors import UserError
+from farflung.protocol.errors import AbortCause, UserError, Verdict
 from farflung.protocol.limits import PROTOCOL_VERSION
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import AdmissionSection, RunSection
+from farflung.protocol.manifest import AdmissionSection, Manifest, RunSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.orders import (
     Ban,
@@ -48,7 +44,6 @@ from farflung.protocol.round_words import Plan
 from farflung.protocol.run_terms import Attached, Known
 from farflung.protocol.signed_words import hello_part
 from farflung.protocol.signing import name_of
-from farflung.protocol.verdicts import Verdict
 from rig.guests import Guest
 from rig.showing import showing
 

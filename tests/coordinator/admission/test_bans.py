@@ -7,7 +7,7 @@ import pytest
 from farflung.coordinator.admission.admission import NAME
 from farflung.coordinator.admission.register import Banned, Register, Unbanned
 from farflung.coordinator.ledger.records import Struck
-from farflung.protocol.causes import DepartureCause
+from farflung.protocol.errors import DepartureCause
 from farflung.protocol.messages import Gone
 from farflung.protocol.orders import Ban, Bans, Invite, Invites, Kick, Reply, Revoke, Unban
 from rig.made_run import peer_of

@@ -7,19 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from farflung.coordinator.admission.admission import NAME, Admission
-from farflung.coordinator.admission.invitations import ID_CHARS, TOKEN_BYTES, token_digest
+from farflung.coordinator.admission.admission import ID_CHARS, NAME, TOKEN_BYTES, Admission, token_digest
 from farflung.coordinator.admission.register import CameByInvitation, Invited, Register, Revoked
 from farflung.coordinator.door.hello_check import HelloPassed
 from farflung.coordinator.ledger.records import Admitted
-from farflung.coordinator.modes.mode import ModeTools
+from farflung.coordinator.modes.registry import ModeTools
 from farflung.coordinator.run.membership import Member
-from farflung.protocol.causes import DepartureCause
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.errors import UserError
+from farflung.protocol.errors import DepartureCause, UserError
 from farflung.protocol.limits import PROTOCOL_VERSION
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import AdmissionSection
+from farflung.protocol.manifest import AdmissionSection, Manifest
 from farflung.protocol.messages import Hello, Refuse
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.orders import Invite, Reply, Revoke

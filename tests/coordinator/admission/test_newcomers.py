@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import cast
 
-from farflung.coordinator.admission.newcomers import (
+from farflung.coordinator.admission.admission import (
     ARRIVING_S,
     BUSY_RETRY_S,
     FETCHES_WITHIN_S,
@@ -18,7 +18,7 @@ from farflung.coordinator.admission.newcomers import (
     WaitOutside,
 )
 from farflung.coordinator.ledger.pace import FETCHED_BYTES, MemberPace
-from farflung.protocol.manifest_sections import AdmissionSection
+from farflung.protocol.manifest import AdmissionSection
 from farflung.protocol.messages import Beat
 
 

@@ -16,14 +16,12 @@ from farflung.coordinator.admission.register import (
     Unbanned,
 )
 from farflung.coordinator.ledger import records
-from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.ledger import Ledger, packed, unpacked
 from farflung.coordinator.ledger.records import Record, Struck, from_bytes, to_bytes
-from farflung.coordinator.ledger.snapshot import packed, unpacked
 from farflung.coordinator.modes import registry
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import AdmissionSection
+from farflung.protocol.manifest import AdmissionSection, Manifest
 
 TOKEN = b"i" * 32
 PEOPLE: list[Record] = [

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from farflung.coordinator.ledger.records import FoundCheating, Struck
+from farflung.protocol.errors import Verdict
 from farflung.protocol.messages import AuditChunks, What
 from farflung.protocol.round_words import THE_RESULT, ChunkVerdict
 from farflung.protocol.states import OF_DEPARTURE
-from farflung.protocol.verdicts import Verdict
 from rig.made_mesh import MadeMesh
 from rig.made_sums import RUN_ID
 from rig.sum_court import SumCourt

@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 from msgspec.structs import replace as changed
 
-from farflung.coordinator.audits.digest_judge import DigestJudge
-from farflung.coordinator.audits.dispute import TRIED_AT_ONCE
+from farflung.coordinator.audits.dispute import TRIED_AT_ONCE, DigestJudge
 from farflung.coordinator.court.questions import PATIENCE_S
 from farflung.coordinator.ledger.records import (
     CommittedRound,
@@ -21,7 +20,7 @@ from farflung.coordinator.ledger.records import (
     RolledBack,
     Struck,
 )
-from farflung.coordinator.modes.mode import CoordinatorMode, DigestCase, Modes
+from farflung.coordinator.modes.registry import CoordinatorMode, DigestCase, Modes
 from farflung.coordinator.run.core import Core
 from farflung.protocol.digests import root_of, split_hashes
 from farflung.protocol.messages import What

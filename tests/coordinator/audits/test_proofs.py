@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from farflung.console.main import app
-from farflung.coordinator.court.plain_steps import ChunkRules
 from farflung.coordinator.court.proofs import (
+    ChunkRules,
     FalseClaim,
     StepRules,
     WrongSum,
@@ -22,8 +22,8 @@ from farflung.coordinator.court.proofs import (
     step_rules,
 )
 from farflung.coordinator.door.keys import load_or_create
-from farflung.coordinator.evidence_folder import EvidenceFolder
 from farflung.coordinator.run.effects import KeepProof
+from farflung.coordinator.run_files import EvidenceFolder
 from farflung.peer.identity import Identity
 from farflung.protocol.digests import root_of
 from farflung.protocol.limits import PROOFS_KEPT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.coordinator.batches.batch_times import BatchTimes, costs_of
+from farflung.coordinator.batches.batches import BatchTimes, costs_of
 from farflung.protocol.limits import MICROS_PER_BATCH
 
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from farflung.collectives.arithmetic.merge import square_length
 from farflung.compression.codec import codec_named
-from farflung.coordinator.batches.gradient_clip import clipped, warning
-from farflung.coordinator.rounds.steps import Done
+from farflung.coordinator.batches.batch_mode import clipped, warning
+from farflung.coordinator.rounds.round_policy import Done
 from farflung.protocol.digests import length_to_bytes, split_lengths
 from farflung.protocol.outer_numbers import factor_of, fp32, total
 from farflung.protocol.round_words import Commit

@@ -12,8 +12,8 @@ from farflung.coordinator.batches.rebalancing import PAYS_WITHIN_S, Move
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Genesis, Opened
 from farflung.coordinator.run.ticks import FOUNDER_PATIENCE_S
 from farflung.protocol import messages as m
-from farflung.protocol.causes import DepartureCause
 from farflung.protocol.digests import hash_bytes
+from farflung.protocol.errors import DepartureCause
 from farflung.protocol.outer_numbers import fp32
 from farflung.protocol.round_words import Plan
 from farflung.protocol.states import Goal

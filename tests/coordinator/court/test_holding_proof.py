@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.coordinator.court.holding_proof import HoldingClaim, HoldingProof, shown_value
-from farflung.coordinator.court.questions import MemberAnswer, Questions, WantedProof
+from farflung.coordinator.court.questions import (
+    HoldingClaim,
+    HoldingProof,
+    MemberAnswer,
+    Questions,
+    WantedProof,
+    shown_value,
+)
 from farflung.protocol.digests import drawn_chunk, hash_bytes, keyed_hash, root_of
 from farflung.protocol.messages import TAG_BYTES, What
 from farflung.protocol.model_schema import Fragment

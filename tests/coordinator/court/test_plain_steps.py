@@ -14,12 +14,11 @@ from farflung.collectives.arithmetic.merge import square_length as length_of
 from farflung.collectives.round.effects import Install, Roll
 from farflung.compression.codec import codec_named, codec_names
 from farflung.compression.plain_codecs import encode
-from farflung.coordinator.court.plain_steps import ChunkRules, chunk_hash, merged, square_length
+from farflung.coordinator.court.proofs import ChunkRules, chunk_hash, merged, square_length
 from farflung.optim.recipes import outer_of
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.errors import FrameError
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import MergeSection, OuterSection, PipelineSection, RoundSection
+from farflung.protocol.manifest import Manifest, MergeSection, OuterSection, PipelineSection, RoundSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.outer_numbers import StateForm
 

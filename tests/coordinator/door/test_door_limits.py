@@ -15,7 +15,7 @@ import zmq
 
 from farflung.coordinator.door import front_door
 from farflung.coordinator.door.front_door import BURST_S, BYTES_BURST, HELLOS_AT_ONCE, STRIKES, FrontDoor
-from farflung.coordinator.door.front_door_words import BYTES_PER_S, FRAMES_PER_S, TO_DOOR, DoorSettings
+from farflung.coordinator.door.front_door_process import BYTES_PER_S, FRAMES_PER_S, TO_DOOR, DoorSettings
 from farflung.coordinator.door.hello_check import (
     CHALLENGES_KEPT,
     CHALLENGES_PER_CALLER,
@@ -27,16 +27,16 @@ from farflung.coordinator.door.listener import Arrival
 from farflung.coordinator.operator_socket import LINE_BYTES, SOCKET_NAME, OperatorSocket
 from farflung.peer.identity import Identity
 from farflung.peer.machine.handshake import Handshake, Offer, me_of
-from farflung.protocol import envelope
+from farflung.protocol import messages
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Challenge, Hello, Knock, Message, Refuse
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.orders import Reply
-from farflung.protocol.process.channel import Channel, pair
+from farflung.protocol.process.child import Channel, pair
 from farflung.protocol.run_terms import Attached, Known
 
-KNOCK = envelope.encode(Knock(protocol=PROTOCOL_VERSION, run="demo"))
+KNOCK = messages.encode(Knock(protocol=PROTOCOL_VERSION, run="demo"))
 MODEL = ModelSchema((), 4, 1, 1, bytes(32))
 
 
@@ -99,7 +99,7 @@ def test_a_network_says_only_so_much_and_hears_once_that_it_is_too_much(door: Do
 
 
 def test_a_network_sends_only_so_many_bytes(door: Door) -> None:
-    large = envelope.encode(Knock(protocol=PROTOCOL_VERSION, run="demo")) + bytes(200_000)
+    large = messages.encode(Knock(protocol=PROTOCOL_VERSION, run="demo")) + bytes(200_000)
     for _ in range(BYTES_BURST // len(large)):
         assert door._is_within_limits(Arrival(b"r", b"k", 9, large, "192.0.2.7"), 0.0)
     door.comes(large)
@@ -114,7 +114,7 @@ def test_only_so_many_hellos_are_passed_on(door: Door, monkeypatch: pytest.Monke
         door._keeper, "examine", lambda caller, key, hello, came_from: HelloPassed(hello, bytes(32))
     )
     door.comes(KNOCK)
-    hello = envelope.encode(a_hello(door))
+    hello = messages.encode(a_hello(door))
     for number in range(round(HELLOS_AT_ONCE) + 5):
         door.comes(hello, network=f"10.0.{number % 250}.1")
     assert len(brought) == HELLOS_AT_ONCE and door.refusals() == ["busy"] * 5

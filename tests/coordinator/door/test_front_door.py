@@ -15,21 +15,26 @@ import pytest
 import zmq
 
 from farflung.console.screen.status_client import StatusClient
-from farflung.coordinator.door.front_door_process import NOTES_PER_S, DoorProcess, settings_of
-from farflung.coordinator.door.front_door_words import FROM_DOOR, DoorLimits, FramesCounted
+from farflung.coordinator.door.front_door_process import (
+    FROM_DOOR,
+    NOTES_PER_S,
+    DoorLimits,
+    DoorProcess,
+    FramesCounted,
+    settings_of,
+)
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import ListenOn
 from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.server import JOURNAL_NAME, Server
 from farflung.peer.identity import Identity
-from farflung.protocol import envelope
+from farflung.protocol import messages
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import FarflungError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import NetSection
+from farflung.protocol.manifest import Manifest, NetSection
 from farflung.protocol.messages import (
     DOOR_OUT,
     MEMBER_OUT,
@@ -43,7 +48,7 @@ from farflung.protocol.messages import (
     Welcome,
 )
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.process.channel import Channel, packed, pair
+from farflung.protocol.process.child import Channel, packed, pair
 from farflung.protocol.process.networks import StrangerCounts
 from farflung.protocol.process.sockets import curve_raw, curve_text
 from farflung.protocol.signed_words import hello_part
@@ -164,18 +169,18 @@ class Peer:
             phase="inner", step=0, tokens=0, loss=None, tx_bytes=0, rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0,
             have=(), want=0, samples=0, rough=False, era=0, saved=-1, unsure=False, leaving=False, data=b"",
         )  # fmt: skip
-        self.members.send(envelope.encode(beat))
+        self.members.send(messages.encode(beat))
         while self.members.poll(PATIENCE_S * 1000):
-            said = envelope.decode(self.members.recv(), frozenset(MEMBER_OUT))
+            said = messages.decode(self.members.recv(), frozenset(MEMBER_OUT))
             if isinstance(said, Tick) and said.answers == self._seq:
                 return said
         pytest.fail("no tick")
 
 
 def asked(line: Any, message: Message) -> Message:
-    line.send(envelope.encode(message))
+    line.send(messages.encode(message))
     assert line.poll(PATIENCE_S * 1000), f"no answer to {message}"
-    return envelope.decode(line.recv(), frozenset(DOOR_OUT))
+    return messages.decode(line.recv(), frozenset(DOOR_OUT))
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from farflung.collectives.link.zmq_link import ZmqLink
 from farflung.compression.codec import check_payload, payload_bytes
 from farflung.coordinator.door.front_door import FrontDoor
-from farflung.coordinator.door.front_door_words import (
+from farflung.coordinator.door.front_door_process import (
     FROM_DOOR,
     LOOKS_PER_S,
     TO_DOOR,
@@ -35,19 +35,19 @@ from farflung.peer.line.reachability import LOOKS_MOST, CoordinatorClock, Reachi
 from farflung.peer.machine.effects import Effect, ToCoordinator
 from farflung.peer.machine.handshake import Me, PeerConfig
 from farflung.peer.machine.machine import PeerMachine
-from farflung.protocol import envelope
+from farflung.protocol import messages
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Beat, Challenge, FragmentTick, Probe, Tick, Welcome
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.process.channel import Channel, pair
+from farflung.protocol.process.child import Channel, pair
 from farflung.protocol.process.sockets import curve_raw
 from farflung.protocol.round_words import Meet
 from rig.in_thread import InThread
 from rig.waiting import eventually
 
-LOOK = envelope.encode(Probe(padding=b"", want=0, address="", key=b"", look=True))
+LOOK = messages.encode(Probe(padding=b"", want=0, address="", key=b"", look=True))
 TICK = Tick(
     session=bytes(16), seq=1, answers=1, heard_s=1.0, goal="wait", reason="", roster_no=1, roster=None, leases=None,
     void=(), era=0, advice="", era_because="", batch=None, look=True,

@@ -13,17 +13,17 @@ from farflung.console.history.audit_evidence import (
     who_sent,
 )
 from farflung.console.main import app
-from farflung.coordinator import evidence_folder
+from farflung.coordinator import run_files
 from farflung.coordinator.door.keys import load_or_create
-from farflung.coordinator.evidence_folder import EvidenceFolder
 from farflung.coordinator.ledger.evidence import Evidence
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.rounds.round_rules import rules_for
+from farflung.coordinator.run.digest_agreement import SignedResults
 from farflung.coordinator.run.effects import KeepEvidence
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.membership import Membership
-from farflung.coordinator.run.signed_results import SignedResults
+from farflung.coordinator.run_files import EvidenceFolder
 from farflung.peer.identity import Identity
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.manifest import Manifest
@@ -143,11 +143,11 @@ def test_evidence_that_was_changed_or_is_not_whole_proves_nothing(tmp_path: Path
 
 
 def test_only_so_many_commits_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence_folder, "EVIDENCE_COMMITS_KEPT", 3)
+    monkeypatch.setattr(run_files, "EVIDENCE_COMMITS_KEPT", 3)
     for number in range(1, 8):
         folder = kept(tmp_path, said(ANN, round_no=number), made=commit(number, number))
     assert [path.name[:10] for path in sorted(folder.iterdir())] == ["0000000005", "0000000006", "0000000007"]
-    monkeypatch.setattr(evidence_folder, "EVIDENCE_BYTES_MOST", 1)
+    monkeypatch.setattr(run_files, "EVIDENCE_BYTES_MOST", 1)
     kept(tmp_path, said(ANN, round_no=8), made=commit(8, 8))
     assert [path.name[:10] for path in folder.iterdir()] == ["0000000008"]
 

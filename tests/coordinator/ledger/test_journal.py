@@ -13,10 +13,8 @@ import pytest
 from farflung.coordinator.ledger.journal import Journal
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import Departed, Record
-from farflung.protocol.causes import DepartureCause
-from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import RoundSection, RunSection
+from farflung.protocol.errors import DepartureCause, UserError
+from farflung.protocol.manifest import Manifest, RoundSection, RunSection
 from rig.journal_records import RECORDS, RUN_ID
 from rig.waiting import LONG_S
 

@@ -13,7 +13,7 @@ import pytest
 
 from farflung.coordinator.ledger import journal as journal_module
 from farflung.coordinator.ledger.journal import Journal
-from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.ledger import Ledger, packed, unpacked
 from farflung.coordinator.ledger.record_events import CoordinatorStart, RecordEvents
 from farflung.coordinator.ledger.records import (
     Admitted,
@@ -30,10 +30,8 @@ from farflung.coordinator.ledger.records import (
     Struck,
     Vouched,
 )
-from farflung.coordinator.ledger.snapshot import packed, unpacked
 from farflung.coordinator.run.machine import RunMachine
-from farflung.protocol.causes import DepartureCause
-from farflung.protocol.errors import UserError
+from farflung.protocol.errors import DepartureCause, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Lease
 from farflung.protocol.process.failpoints import VARIABLE

@@ -9,7 +9,7 @@ import pytest
 from farflung.console.screen.health import health
 from farflung.coordinator.ledger.pace import RunPace
 from farflung.coordinator.run.status import build_status
-from farflung.protocol.verdicts import Counters
+from farflung.protocol.errors import Counters
 from farflung.simulator.scenario import Scenario
 from farflung.simulator.world import World
 from rig.made_run import MadeRun, holding

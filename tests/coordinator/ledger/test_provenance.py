@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from farflung.console.history.audit_provenance import facts_of, lines_of, provenance_in
+from farflung.console.history.audit_evidence import facts_of, lines_of, provenance_in
 from farflung.console.main import app
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.ledger.provenance import ProvenanceRow, line_of, row_of
-from farflung.coordinator.provenance_file import ProvenanceFile
 from farflung.coordinator.run.effects import KeepEvidence
+from farflung.coordinator.run_files import ProvenanceFile
 from farflung.peer.identity import Identity
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl

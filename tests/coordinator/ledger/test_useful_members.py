@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.coordinator.ledger.useful_members import (
+from farflung.coordinator.ledger.ledger import (
     MEMBERS_MOST,
     NOISE_LEFT,
     ROUNDS_KEPT,
     ROUNDS_LEAST,
     useful_members,
 )
-from farflung.coordinator.rounds.outliers import Matrix, Screening
+from farflung.coordinator.rounds.weights import Matrix, Screening
 from farflung.coordinator.run.status import build_status
-from farflung.protocol.verdicts import Counters
+from farflung.protocol.errors import Counters
 from farflung.simulator.scenario import Scenario
 from farflung.simulator.world import World
 

@@ -7,15 +7,13 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.collectives.mesh.mesh_columns import MeshColumns
-from farflung.coordinator.mesh.group_views import drawn, most_of_round, touched, view
-from farflung.coordinator.mesh.mesh_sums import MeshSums
-from farflung.coordinator.rounds.groups import Groups, planned
-from farflung.coordinator.rounds.reassignment import ProvenHoldings, inherited
+from farflung.collectives.mesh.mesh_round import MeshColumns
+from farflung.coordinator.mesh.mesh_sums import MeshSums, drawn, most_of_round, touched, view
+from farflung.coordinator.rounds.owners import ProvenHoldings, inherited
 from farflung.coordinator.rounds.round import Round
-from farflung.coordinator.rounds.round_rules import RoundRules
+from farflung.coordinator.rounds.round_policy import Failed, OwnersMoved, RoundCommitted, RoundWaits
+from farflung.coordinator.rounds.round_rules import Groups, RoundRules, planned
 from farflung.coordinator.rounds.shares import MemberRates
-from farflung.coordinator.rounds.steps import Failed, OwnersMoved, RoundCommitted, RoundWaits
 from farflung.protocol.digests import bits
 from farflung.protocol.limits import GROUPS_MOST, MEMBERS_PER_MESH, MEMBERS_PER_ROUND
 from farflung.protocol.round_words import Plan, Reason

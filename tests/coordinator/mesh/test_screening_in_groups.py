@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from farflung.coordinator.mesh.mesh_sums import ComparingSums
-from farflung.coordinator.rounds.gram_collection import ComparingMembers
-from farflung.coordinator.rounds.groups import Groups
-from farflung.coordinator.rounds.outliers import Compared, OwnerShare, captured, screened_in_groups
+from farflung.coordinator.rounds.reported import ComparingMembers
+from farflung.coordinator.rounds.round_rules import Groups
+from farflung.coordinator.rounds.weights import Compared, OwnerShare, captured, screened_in_groups
 from farflung.protocol.digests import mask_to_bytes
 from farflung.protocol.messages import DotProducts
 from farflung.protocol.round_words import Decision, Plan

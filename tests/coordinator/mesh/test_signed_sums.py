@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from farflung.coordinator.rounds.round import Round
-from farflung.coordinator.rounds.steps import OwnersMoved, RoundCommitted
+from farflung.coordinator.rounds.round_policy import OwnersMoved, RoundCommitted
 from farflung.protocol.digests import hash_bytes, mask_to_bytes
 from rig.made_mesh import MadeMesh, MeshStand
 

@@ -8,8 +8,7 @@ from farflung.coordinator.modes import registry
 from farflung.coordinator.run.effects import Note
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import MergeSection
+from farflung.protocol.manifest import Manifest, MergeSection
 
 
 @pytest.fixture

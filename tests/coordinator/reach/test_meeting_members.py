@@ -5,14 +5,13 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from farflung.coordinator.reach.hole_punching import HOLD_S, LOOKS_S
-from farflung.coordinator.reach.routes import ASKED_S
+from farflung.coordinator.reach.reach import ASKED_S
 from farflung.coordinator.roster.ways import DOORS
 from farflung.coordinator.run.effects import Effect, Tell
-from farflung.coordinator.run.member_status import member_status
-from farflung.coordinator.run.status import build_status
+from farflung.coordinator.run.status import build_status, member_status
 from farflung.protocol import messages as m
+from farflung.protocol.errors import Counters
 from farflung.protocol.round_words import Meet
-from farflung.protocol.verdicts import Counters
 from rig.guests import Guest
 from rig.relayed_hall import RELAY, hall_with, pairs_in
 from rig.undialled_hall import Hall

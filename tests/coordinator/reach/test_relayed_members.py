@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from farflung.coordinator.reach.routes import ASKED_S
+from farflung.coordinator.reach.reach import ASKED_S
 from farflung.coordinator.roster.ways import Usage, pair_of
 from farflung.coordinator.run.effects import RelayPairs, Tell
-from farflung.coordinator.run.member_status import member_status
-from farflung.coordinator.run.status import build_status
+from farflung.coordinator.run.status import build_status, member_status
 from farflung.protocol import messages as m
-from farflung.protocol.verdicts import Counters
+from farflung.protocol.errors import Counters
 from rig.guests import Guest
 from rig.relayed_hall import RELAY, hall_with, pairs_in, ways_in
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from farflung.coordinator.reach.reach import RENEWED_S, Routes
 from farflung.coordinator.reach.relays import (
     AGAIN_S,
     AVOIDS_S,
@@ -17,11 +18,11 @@ from farflung.coordinator.reach.relays import (
     SETTLES_S,
     SHOWN_MOST,
     Relays,
+    TicketScope,
+    read,
 )
-from farflung.coordinator.reach.routes import RENEWED_S, Routes
-from farflung.coordinator.reach.tickets import TicketScope, read
 from farflung.coordinator.roster.ways import RelayNow, Trial
-from farflung.protocol.causes import RelayCause
+from farflung.protocol.errors import RelayCause
 from farflung.protocol.round_words import Contact, RelayOffer, RelayOrder, RelayRoute
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)

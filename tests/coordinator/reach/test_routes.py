@@ -8,9 +8,8 @@ from itertools import combinations
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from farflung.coordinator.reach.relays import PAIRS_MOST, Relays
-from farflung.coordinator.reach.routes import ASKED_S, RELAY_PART, RENEWED_S, TICKET_S, Routes
-from farflung.coordinator.reach.tickets import TicketScope, read
+from farflung.coordinator.reach.reach import ASKED_S, RELAY_PART, RENEWED_S, TICKET_S, Routes
+from farflung.coordinator.reach.relays import PAIRS_MOST, Relays, TicketScope, read
 from farflung.coordinator.roster.ways import RelayNow, pair_of
 from farflung.protocol.round_words import Contact
 

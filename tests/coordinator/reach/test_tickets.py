@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.coordinator.reach.tickets import (
+from farflung.coordinator.reach.relays import (
     NAME_CHARS,
     Ticket,
     TicketScope,

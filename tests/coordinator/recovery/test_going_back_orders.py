@@ -11,11 +11,10 @@ from typer.testing import CliRunner
 from farflung.console import operator_commands
 from farflung.coordinator.ledger.ledger import SAVED_KEPT
 from farflung.coordinator.ledger.records import Genesis, RolledBack, Vouched
+from farflung.coordinator.recovery.recovery import RollbackOrders
 from farflung.coordinator.recovery.rollback import Rollback
-from farflung.coordinator.recovery.rollback_orders import RollbackOrders
 from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import CheckpointSection, RoundSection, RunSection
+from farflung.protocol.manifest import CheckpointSection, Manifest, RoundSection, RunSection
 from farflung.protocol.orders import GoBack, Reply, Rewind
 from farflung.protocol.round_words import Shelved
 from rig.made_run import MadeRun, digest_of, holding, peer_of

@@ -18,8 +18,7 @@ from farflung.coordinator.recovery.rollback import Rollback
 from farflung.coordinator.run.lease_desk import LeaseDesk
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.ticks import TickBuilder
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import CheckpointSection, NetSection, RoundSection, RunSection
+from farflung.protocol.manifest import CheckpointSection, Manifest, NetSection, RoundSection, RunSection
 from farflung.protocol.messages import Lease, Tick
 from farflung.protocol.round_words import Used
 from rig.made_part import MODEL

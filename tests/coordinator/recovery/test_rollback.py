@@ -24,11 +24,10 @@ from farflung.coordinator.ledger.records import (
     to_bytes,
 )
 from farflung.coordinator.recovery.rollback import Rollback
-from farflung.coordinator.run.held_versions import in_this_era
 from farflung.coordinator.run.membership import Member
-from farflung.protocol.causes import DepartureCause
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import CheckpointSection, NetSection, RoundSection, RunSection
+from farflung.coordinator.run.round_driver import in_this_era
+from farflung.protocol.errors import DepartureCause
+from farflung.protocol.manifest import CheckpointSection, Manifest, NetSection, RoundSection, RunSection
 from farflung.protocol.messages import FragmentBeat, Lease
 from farflung.protocol.round_words import Used
 from farflung.protocol.states import Phase

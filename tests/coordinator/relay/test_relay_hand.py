@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from farflung.coordinator.relay.relay_hand import RelayHand
-from farflung.coordinator.relay.relay_process import BACK_WITHIN_S, SAVED_EVERY_S, Month
+from farflung.coordinator.relay.relay_hand import BACK_WITHIN_S, SAVED_EVERY_S, Month, RelayHand
 from farflung.coordinator.relay.relay_words import PairsCounted
 from farflung.coordinator.run.effects import Note
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import NetSection
+from farflung.protocol.manifest import Manifest, NetSection
 
 JULY, AUGUST = 1_783_000_000.0, 1_786_000_000.0  # seconds since 1970, of 2026
 

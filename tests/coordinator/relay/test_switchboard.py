@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farflung.coordinator.reach.tickets import Ticket
+from farflung.coordinator.reach.relays import Ticket
 from farflung.coordinator.relay.switchboard import (
     AGAIN_S,
     GUEST_PATIENCE_S,

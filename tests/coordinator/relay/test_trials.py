@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from farflung.coordinator.relay import trials
+from farflung.coordinator.relay import relay_hand
+from farflung.coordinator.relay.relay_hand import Trials
 from farflung.coordinator.relay.socks import CHOSEN, JOINED
-from farflung.coordinator.relay.trials import Trials
 from farflung.coordinator.roster.ways import Trial
 from rig.in_thread import InThread
 from rig.relay_rig import RelayRig
@@ -98,18 +98,18 @@ class Impostor:
 def test_whoever_only_looks_like_a_relay_is_none(
     does: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trials, "TRIAL_S", 0.5 if does == "drops" else 60.0)
+    monkeypatch.setattr(relay_hand, "TRIAL_S", 0.5 if does == "drops" else 60.0)
     with Impostor(does) as impostor:
         assert why in outcome(trial_at(impostor.port))
 
 
 def test_so_many_at_once_and_the_others_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "TRIAL_S", 0.2)
+    monkeypatch.setattr(relay_hand, "TRIAL_S", 0.2)
     shell, over = Trials(), []
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = int(silent.getsockname()[1])
-        for _ in range(trials.AT_ONCE + 3):
+        for _ in range(relay_hand.AT_ONCE + 3):
             shell.begin(trial_at(port), time.monotonic())
-        assert len(shell._open) == trials.AT_ONCE
+        assert len(shell._open) == relay_hand.AT_ONCE
         eventually(lambda: over.extend(shell.turn(time.monotonic())) or len(over) == 11, "all are over")
     assert not shell._open and not shell._queue

@@ -6,7 +6,14 @@ import random
 
 import pytest
 
-from farflung.coordinator.relay.turns import GATHERED_TURNS, SAVED_S, SAVED_TURNS, TURN_BYTES, TURN_S, Turns
+from farflung.coordinator.relay.switchboard import (
+    GATHERED_TURNS,
+    SAVED_S,
+    SAVED_TURNS,
+    TURN_BYTES,
+    TURN_S,
+    Turns,
+)
 
 RATE = 12.5e6
 

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from farflung.coordinator.restoring.keepers import KEEP_AGAIN_S, KEEPERS, Keepers
-from farflung.coordinator.restoring.kept_books import KeptSteps, Restored
+from farflung.coordinator.restoring.kept_books import KEEP_AGAIN_S, KEEPERS, Keepers, KeptSteps, Restored
 from farflung.coordinator.roster.partial_view import WHOLE_ROSTER
 from farflung.coordinator.run.effects import Tell
 from farflung.coordinator.run.machine import RunMachine

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.coordinator.ledger.leases import Leases, Missing, Range, _ranges
-from farflung.coordinator.ledger.snapshot import packed
+from farflung.coordinator.ledger.ledger import packed
 from farflung.coordinator.restoring.kept_books import kept_leases, leases_in
 from rig.lent_leases import lent, peer_names
 

@@ -6,10 +6,8 @@ import time
 
 import msgspec
 
-from farflung.coordinator.ledger.eras import HolderMark
-from farflung.coordinator.ledger.ledger import FragmentBook
-from farflung.coordinator.restoring.keepers import kept_commit
-from farflung.coordinator.restoring.kept_books import Books, KeptSteps, leases_in
+from farflung.coordinator.ledger.ledger import FragmentBook, HolderMark
+from farflung.coordinator.restoring.kept_books import Books, KeptSteps, kept_commit, leases_in
 from farflung.protocol.limits import KEPT_BOOKS_BYTES, MAX_PEERS
 from rig.crowd import crowd
 from rig.lent_leases import lent, peer_names

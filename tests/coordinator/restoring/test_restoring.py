@@ -10,8 +10,7 @@ from farflung.coordinator.ledger.leases import Leases
 from farflung.coordinator.ledger.ledger import NUMBERS_AHEAD, Ledger
 from farflung.coordinator.ledger.records import Amended, Granted, RolledBack, Started, from_bytes, to_bytes
 from farflung.coordinator.ledger.run_store import RunRecords
-from farflung.coordinator.restoring.keepers import Keepers
-from farflung.coordinator.restoring.kept_books import KeptSteps, Restored
+from farflung.coordinator.restoring.kept_books import Keepers, KeptSteps, Restored
 from farflung.coordinator.restoring.restoration import (
     CODE,
     NOBODY_S,
@@ -22,7 +21,7 @@ from farflung.coordinator.restoring.restoration import (
     why_wait,
 )
 from farflung.coordinator.run.core import Core
-from farflung.peer.restoring.kept_commits import KeptCommits
+from farflung.peer.restoring.fellow_search import KeptCommits
 from farflung.protocol.limits import KEPT_BOOKS_BYTES, PROTOCOL_VERSION
 from farflung.protocol.messages import AskStatus, Keep, Knock, Lease, Refuse
 from farflung.protocol.run_terms import Terms, encoded

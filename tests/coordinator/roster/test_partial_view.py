@@ -17,10 +17,10 @@ from farflung.coordinator.roster.partial_view import (
     PAIRS_KEPT,
     THICK_LEAST,
     PartialView,
+    RosterNews,
     RosterReader,
     thicker_half,
 )
-from farflung.coordinator.roster.roster_delta import RosterNews
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import ROSTER_MOST
 from farflung.protocol.round_words import Contact

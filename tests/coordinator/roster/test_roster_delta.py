@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farflung.coordinator.roster.roster_delta import RosterDelta, RosterNews
+from farflung.coordinator.roster.partial_view import RosterDelta, RosterNews
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import ROSTER_GONE_MOST
 from farflung.protocol.round_words import Contact

@@ -11,14 +11,11 @@ from farflung.coordinator.modes import registry
 from farflung.coordinator.roster.ways import RouteNews, Ways, pair_of
 from farflung.coordinator.run.effects import Note, RelayPairs, TryRelay
 from farflung.coordinator.run.machine import RunMachine
-from farflung.coordinator.run.member_status import member_status
-from farflung.coordinator.run.status import build_status
+from farflung.coordinator.run.status import build_status, member_status
 from farflung.protocol import messages as m
-from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import NetSection
+from farflung.protocol.errors import Counters, UserError
+from farflung.protocol.manifest import Manifest, NetSection
 from farflung.protocol.round_words import Contact
-from farflung.protocol.verdicts import Counters
 from rig.guests import Guest
 from rig.undialled_hall import Hall
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace as with_fields
 
-from farflung.coordinator.rounds.foresight import (
+from farflung.coordinator.rounds.round import (
     MISTAKE_ROUNDS,
     ROUNDS_MOST,
     Foresight,

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 
 from farflung.coordinator.ledger.ledger import FragmentBook
-from farflung.coordinator.rounds.outliers import OwnerShare, Screening, screened
 from farflung.coordinator.rounds.round_rules import NEW_ROUNDS, rules_for
 from farflung.coordinator.rounds.weights import (
     SPAN_MOST,
     SPAN_TIMES,
     MergeRules,
+    OwnerShare,
+    Screening,
     WorkClaim,
     believed,
     longer,
+    screened,
     weighted,
 )
 from farflung.protocol.manifest import Manifest

@@ -17,18 +17,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.collectives.arithmetic.merge import _by_torch, dot_products
-from farflung.collectives.round.dot_products import Weighing
-from farflung.collectives.round.pieces import ChunkPiece
+from farflung.collectives.round.pieces import ChunkPiece, Weighing
 from farflung.compression.codec import codec_named, codec_names
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Opened, from_bytes
-from farflung.coordinator.rounds.gram_collection import Comparing
-from farflung.coordinator.rounds.outliers import LEAST_MEMBERS, Matrix, OwnerShare, Screening, screened
-from farflung.coordinator.rounds.weights import MergeRules, token_weights, weighted
+from farflung.coordinator.rounds.reported import Comparing
+from farflung.coordinator.rounds.weights import (
+    LEAST_MEMBERS,
+    Matrix,
+    MergeRules,
+    OwnerShare,
+    Screening,
+    screened,
+    token_weights,
+    weighted,
+)
 from farflung.protocol.digests import mask_to_bytes
 from farflung.protocol.frames import Payload
 from farflung.protocol.messages import DotProducts
 from farflung.protocol.round_words import Plan
-from farflung.simulator.hostile import forged
+from farflung.simulator.bad_peers import forged
 from farflung.simulator.scenario import Scenario
 from farflung.simulator.world import World
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from farflung.coordinator.rounds.patience import (
+from farflung.coordinator.rounds.round import (
     BRIEF_S_PER_MEMBER,
     PAUSE_MOST_S,
     PAUSE_S_PER_MEMBER,

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from farflung.coordinator.rounds.owners import LastHolders
 from farflung.coordinator.rounds.round import Round
-from farflung.coordinator.rounds.round_rules import RoundRules
-from farflung.coordinator.rounds.silent_owners import LastHolders
-from farflung.coordinator.rounds.steps import (
+from farflung.coordinator.rounds.round_policy import (
     Done,
     Failed,
     Foreseen,
@@ -25,8 +24,8 @@ from farflung.coordinator.rounds.steps import (
     RoundWaits,
     Step,
 )
+from farflung.coordinator.rounds.round_rules import RoundRules
 from farflung.coordinator.rounds.weights import token_weights as weigh
-from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.digests import (
     combined,
     hash_bytes,
@@ -36,9 +35,9 @@ from farflung.protocol.digests import (
     mask_of,
     mask_to_bytes,
 )
+from farflung.protocol.errors import AbortCause, Excluded, ExclusionCause, Verdict
 from farflung.protocol.messages import DotProducts, ProgressReport, Sent
 from farflung.protocol.round_words import Decision, Plan
-from farflung.protocol.verdicts import Verdict
 
 ANN, BOB, CYD = "ann", "bob", "cyd"
 ALL = (ANN, BOB, CYD)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.coordinator.rounds.silent_owners import (
+from farflung.coordinator.rounds.owners import (
     ROUNDS_NOT_WAITED,
     LastHolders,
     Spread,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farflung.coordinator.rounds.patience import FORGIVEN, WINDOW, Steadiness
+from farflung.coordinator.rounds.round import FORGIVEN, WINDOW, Steadiness
 from farflung.protocol.limits import ROUNDS_KEPT
 
 

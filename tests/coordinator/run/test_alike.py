@@ -8,8 +8,7 @@ import pytest
 
 from farflung.coordinator.run.effects import Note
 from farflung.protocol import messages as m
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import RunSection
+from farflung.protocol.manifest import Manifest, RunSection
 from farflung.protocol.round_words import FORWARD_NUMBERS, Forward
 from rig.guests import Guest
 from rig.undialled_hall import Hall

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from farflung.coordinator.ledger.records import CommittedRound, Paused, Resumed, Started, Struck
-from farflung.coordinator.modes.mode import CoordinatorMode
+from farflung.coordinator.modes.registry import CoordinatorMode
 from farflung.coordinator.run.core import EVENTS_SHOWN
 from farflung.coordinator.run.effects import Forbid, Note, Tell, Write
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import RoundSection, RunSection
+from farflung.protocol.manifest import Manifest, RoundSection, RunSection
 from farflung.protocol.messages import Aborted
 from rig.made_run import MadeRun, peer_of
 

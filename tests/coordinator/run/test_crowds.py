@@ -8,7 +8,7 @@ from collections import Counter
 from msgspec.structs import replace
 
 from farflung.coordinator.roster.partial_view import WHOLE_ROSTER
-from farflung.coordinator.rounds.patience import PAUSE_MOST_S
+from farflung.coordinator.rounds.round import PAUSE_MOST_S
 from farflung.coordinator.run.effects import Effect, Tell
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.membership import (

@@ -15,8 +15,8 @@ from farflung.coordinator.ledger.records import (
     RolledBack,
     ShownFixed,
 )
-from farflung.protocol.causes import DepartureCause
 from farflung.protocol.digests import hash_bytes
+from farflung.protocol.errors import DepartureCause
 from farflung.protocol.messages import What
 from rig.court_scene import Holder, liar
 from rig.digest_bench import NUMBER, TRUE, Bench, fixed, holders

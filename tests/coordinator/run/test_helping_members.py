@@ -6,14 +6,13 @@ from dataclasses import replace
 
 from farflung.coordinator.ledger.records import DataFixed, Granted
 from farflung.coordinator.rounds.round import Round
+from farflung.coordinator.rounds.round_policy import Done, RoundCommitted, RoundWaits
 from farflung.coordinator.rounds.round_rules import rules_for
-from farflung.coordinator.rounds.steps import Done, RoundCommitted, RoundWaits
 from farflung.coordinator.run.lease_desk import LeaseDesk
 from farflung.coordinator.run.membership import Member
 from farflung.protocol import messages as m
 from farflung.protocol.digests import combined, hash_bytes, mask_to_bytes
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import MergeSection, RunSection
+from farflung.protocol.manifest import Manifest, MergeSection, RunSection
 from farflung.protocol.round_words import Plan
 from farflung.protocol.states import Goal
 from rig.guests import Guest

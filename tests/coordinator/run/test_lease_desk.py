@@ -8,17 +8,16 @@ from hypothesis import strategies as st
 
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import CutShort, DataFixed, Granted, Released, StreamEnded
-from farflung.coordinator.run.dataset_agreement import ENDS_AFTER_DEAD
 from farflung.coordinator.run.lease_desk import (
     BACK_WITHIN_S,
+    ENDS_AFTER_DEAD,
     LEASES_PER_PEER,
     RELEASE_AFTER_DEAD,
     LeaseDesk,
 )
 from farflung.coordinator.run.membership import Member
-from farflung.protocol.causes import Excluded, ExclusionCause
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import DataSection, RoundSection, RunSection
+from farflung.protocol.errors import Excluded, ExclusionCause
+from farflung.protocol.manifest import DataSection, Manifest, RoundSection, RunSection
 from farflung.protocol.messages import UNKNOWN_LENGTH, Lease, Sent
 from farflung.protocol.round_words import Used
 from farflung.protocol.states import PeerEvent

@@ -26,19 +26,17 @@ from farflung.coordinator.ledger.records import (
 )
 from farflung.coordinator.run.effects import AnswerDoor, Effect, Tell, Write
 from farflung.coordinator.run.machine import RunMachine
-from farflung.coordinator.run.member_status import why_not
-from farflung.protocol import envelope
+from farflung.coordinator.run.status import why_not
 from farflung.protocol import messages as m
 from farflung.protocol.digests import hash_bytes
+from farflung.protocol.errors import Verdict
 from farflung.protocol.limits import PROTOCOL_VERSION
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import CheckpointSection, RunSection
+from farflung.protocol.manifest import CheckpointSection, Manifest, RunSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import Used
 from farflung.protocol.signed_words import hello_part, sent_part
 from farflung.protocol.signing import statement_of
 from farflung.protocol.states import Phase
-from farflung.protocol.verdicts import Verdict
 from farflung.simulator.world import RUN_ID, Scenario, World
 from rig.guests import Guest
 from rig.showing import let_all_be_shown, showing
@@ -505,7 +503,7 @@ small = st.integers(0, 5)
 masks = st.binary(max_size=2)
 hashes = st.lists(st.sampled_from([GENESIS, WRONG, b"", b"odd"]), max_size=4).map(b"".join)
 used = st.lists(st.builds(Used, st.integers(0, 3), st.integers(0, 600)), max_size=3).map(tuple)
-messages = st.one_of(
+words_of_members = st.one_of(
     st.fixed_dictionaries({"version": st.integers(-1, 3), "digest": st.sampled_from([b"", GENESIS, WRONG]),
         "ready": st.booleans(), "have": st.lists(small).map(tuple), "want": st.integers(0, 600), "samples": small,
         "rough": st.booleans(),
@@ -529,7 +527,7 @@ messages = st.one_of(
 
 
 @settings(max_examples=100)
-@given(st.lists(st.tuples(st.sampled_from([1, 2]), messages), max_size=25))
+@given(st.lists(st.tuples(st.sampled_from([1, 2]), words_of_members), max_size=25))
 def test_whatever_members_say_the_machine_goes_on_and_all_it_says_fits_the_wire(
     story: list[tuple[int, dict[str, object]]],
 ) -> None:
@@ -549,7 +547,4 @@ def test_whatever_members_say_the_machine_goes_on_and_all_it_says_fits_the_wire(
         effects = hall.says(guest, message) + hall.machine.on_timer(hall.now)
         for effect in effects:
             if isinstance(effect, Tell):
-                assert (
-                    envelope.decode(envelope.encode(effect.message), frozenset(m.MEMBER_OUT))
-                    == effect.message
-                )
+                assert m.decode(m.encode(effect.message), frozenset(m.MEMBER_OUT)) == effect.message

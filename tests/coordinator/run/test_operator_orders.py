@@ -26,7 +26,7 @@ from farflung.console.main import app
 from farflung.console.screen.status_client import StatusClient
 from farflung.coordinator.operator_socket import SOCKET_NAME, OperatorSocket, ask
 from farflung.peer.identity import Identity
-from farflung.protocol import envelope
+from farflung.protocol import messages
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import Unreachable, UserError
 from farflung.protocol.join_url import JoinUrl
@@ -150,16 +150,16 @@ class Peer:
     def hears(self, kind: type[Any]) -> Any:
         """What the coordinator says next of this kind."""
         while self.members.poll(PATIENCE_S * 1000):
-            said = envelope.decode(self.members.recv(), frozenset(MEMBER_OUT))
+            said = messages.decode(self.members.recv(), frozenset(MEMBER_OUT))
             if isinstance(said, kind):
                 return said
         pytest.fail(f"no {kind.__name__} was heard")
 
 
 def asked(line: Any, message: Message) -> Message:
-    line.send(envelope.encode(message))
+    line.send(messages.encode(message))
     assert line.poll(PATIENCE_S * 1000), f"no answer to {message}"
-    return envelope.decode(line.recv(), frozenset(DOOR_OUT) | frozenset(MEMBER_OUT))
+    return messages.decode(line.recv(), frozenset(DOOR_OUT) | frozenset(MEMBER_OUT))
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farflung.coordinator.ledger.records import Paused, Resumed
-from farflung.protocol.causes import DepartureCause
+from farflung.protocol.errors import DepartureCause
 from farflung.protocol.messages import Gone
 from farflung.protocol.orders import Bans, Drain, Kick, Pause, Resume
 from rig.made_run import peer_of

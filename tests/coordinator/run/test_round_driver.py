@@ -22,8 +22,8 @@ from farflung.coordinator.ledger.records import (
     from_bytes,
     to_bytes,
 )
-from farflung.coordinator.modes.mode import CoordinatorMode
-from farflung.coordinator.rounds.patience import FORGIVEN
+from farflung.coordinator.modes.registry import CoordinatorMode
+from farflung.coordinator.rounds.round import FORGIVEN
 from farflung.coordinator.rounds.round_rules import PROBATION_WEIGHT, chosen, rules_for
 from farflung.coordinator.rounds.weights import NORMS_LEAST
 from farflung.coordinator.run.core import Core
@@ -31,11 +31,10 @@ from farflung.coordinator.run.effects import Effect, KeepEvidence, Note, Tell, W
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.round_driver import RETRY_S, WITHHELD_MOST, RoundDriver, SignedResults
 from farflung.coordinator.run.status import opens_in_s
-from farflung.protocol.causes import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.digests import bits, combined, hash_bytes, mask_of, mask_to_bytes
+from farflung.protocol.errors import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.limits import AMOUNT_MAX, MAX_PEERS
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import AdmissionSection, MergeSection, RoundSection, RunSection
+from farflung.protocol.manifest import AdmissionSection, Manifest, MergeSection, RoundSection, RunSection
 from farflung.protocol.messages import Beat, Committed, Decided, FragmentBeat, ProgressReport, Sent
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import Contact, Used

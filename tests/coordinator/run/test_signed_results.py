@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.rounds.round_rules import RoundRules
+from farflung.coordinator.run.digest_agreement import SignedResults
 from farflung.coordinator.run.membership import Member
-from farflung.coordinator.run.signed_results import SignedResults
 from farflung.protocol.digests import hash_bytes, mask_to_bytes
 from farflung.protocol.messages import ProgressReport
 from farflung.protocol.round_words import Contact

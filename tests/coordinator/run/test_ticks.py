@@ -34,8 +34,7 @@ from farflung.coordinator.run.ticks import (
     SAVED_TOLD,
     TickBuilder,
 )
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import CheckpointSection, RoundSection, RunSection
+from farflung.protocol.manifest import CheckpointSection, Manifest, RoundSection, RunSection
 from farflung.protocol.messages import Committed, Decided, FragmentTick, Message, OpenRound, Tick
 from farflung.protocol.round_words import CROWD, Decision
 from farflung.protocol.run_terms import Terms

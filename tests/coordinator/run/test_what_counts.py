@@ -18,16 +18,15 @@ from farflung.coordinator.ledger.records import (
     Released,
     RolledBack,
 )
-from farflung.coordinator.rounds.steps import Done
+from farflung.coordinator.rounds.round_policy import Done
 from farflung.coordinator.run.effects import AnswerDoor, Effect, Tell, Write
 from farflung.coordinator.run.lease_desk import RELEASE_AFTER_DEAD
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol import messages as m
-from farflung.protocol.causes import Excluded, ExclusionCause
 from farflung.protocol.digests import hash_bytes
+from farflung.protocol.errors import Excluded, ExclusionCause
 from farflung.protocol.limits import PROTOCOL_VERSION
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import RunSection
+from farflung.protocol.manifest import Manifest, RunSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import Commit, Decision, Used
 from farflung.protocol.signed_words import hello_part, sent_part

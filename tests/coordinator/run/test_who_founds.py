@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from farflung.protocol import messages as m
-from farflung.protocol.causes import LeaveCause
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import RunSection, StartSection
+from farflung.protocol.errors import LeaveCause
+from farflung.protocol.manifest import Manifest, RunSection, StartSection
 from farflung.protocol.states import Goal
 from rig.guests import Guest
 from rig.undialled_hall import Hall

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from farflung.coordinator.rounds.round import NAMED_IN_S, NAMED_SHARE, Round
+from farflung.coordinator.rounds.round_policy import RoundCommitted, RoundWaits
 from farflung.coordinator.rounds.round_rules import RoundRules
-from farflung.coordinator.rounds.steps import RoundCommitted, RoundWaits
 from farflung.coordinator.slow_lines.slow_lines import (
     ECHO_S,
     LEAST_BYTES,
@@ -19,8 +19,7 @@ from farflung.coordinator.slow_lines.slow_lines import (
     EarlyUploads,
     slow_lines,
 )
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import RoundSection, RunSection
+from farflung.protocol.manifest import Manifest, RoundSection, RunSection
 from farflung.protocol.messages import Beat, FragmentBeat, Sent
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import AheadPlan, Plan

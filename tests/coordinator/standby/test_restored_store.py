@@ -22,12 +22,11 @@ from farflung.coordinator.run_lead import BELONGS_NAME, RunLead, StoreOptions, h
 from farflung.coordinator.standby.etcd_store import EtcdStore
 from farflung.coordinator.standby.etcd_url import StoreUrl
 from farflung.peer.line.control import ControlLink
-from farflung.protocol.errors import Deposed, UserError
+from farflung.protocol.errors import Counters, Deposed, UserError
 from farflung.protocol.join_url import Address, JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.messages import Knock, Refuse
 from farflung.protocol.signing import AskKept
-from farflung.protocol.verdicts import Counters
 from rig.etcd_cluster import EtcdCluster, needs_etcd
 from rig.lost_run import MANIFEST, RUN_ID, Host, keeper, key_of
 from rig.ports import free_ports
@@ -177,7 +176,7 @@ def test_nobody_writes_what_was_found_once_the_lease_is_over(
 ) -> None:
     place.keep(place.snapshot)
     monkeypatch.setattr(restoration, "PATIENCE_S", 30.0)
-    monkeypatch.setattr("farflung.coordinator.standby.lease.LeaseKeeper._renew", lambda keeper: None)
+    monkeypatch.setattr("farflung.coordinator.standby.etcd_store.LeaseKeeper._renew", lambda keeper: None)
     began = time.monotonic()
     why = "did not renew its lease of 2 s in time"
     with pytest.raises(Deposed, match=why), place.ann(), place.restored():

@@ -17,8 +17,7 @@ from farflung.coordinator.standby import etcd_store
 from farflung.coordinator.standby.etcd_store import EtcdStore
 from farflung.coordinator.standby.etcd_url import StoreUrl
 from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import RoundSection
+from farflung.protocol.manifest import Manifest, RoundSection
 from rig.amended import PERIOD_10, PERIOD_20, terms_of
 from rig.etcd_cluster import MISSING, EtcdCluster, needs_etcd
 

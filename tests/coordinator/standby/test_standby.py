@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from farflung.console.doctor.places import ask_each
+from farflung.console.doctor.facts import ask_each
 from farflung.console.screen.status_client import StatusClient
 from farflung.coordinator.door.keys import FILE_NAME, load_or_create
 from farflung.coordinator.hosting import Hosting, serve
 from farflung.coordinator.ledger.records import Started
-from farflung.coordinator.run_file import read_manifest
+from farflung.coordinator.run_files import read_manifest
 from farflung.coordinator.standby import standby
 from farflung.coordinator.standby.etcd_store import EtcdStore
 from farflung.coordinator.standby.etcd_url import StoreUrl

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from farflung.coordinator.standby.etcd_store import StoreLease
 from farflung.coordinator.standby.etcd_url import StoreUrl
-from farflung.coordinator.standby.lease import StoreLease
 from farflung.coordinator.standby.standby_rules import (
     Leading,
     ShowLeader,

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from farflung.peer.agent import processes
-from farflung.peer.agent.processes import GRACE_S, UNSURE_S, Processes
-from farflung.peer.agent.supervisor import ChildTrainer
+from farflung.peer.agent import supervisor
+from farflung.peer.agent.supervisor import GRACE_S, UNSURE_S, ChildTrainer, Processes
 from farflung.protocol.process.exit_codes import USAGE
 from rig.waiting import eventually, is_running
 
@@ -121,7 +120,7 @@ def test_processes_of_others_are_left_alone(tmp_path: Path, made: list[Processes
         assert code_of(trainer) == 1
         assert other.poll() is None
         other.kill()
-    assert processes._with(b"") == ([], False)
+    assert supervisor._with(b"") == ([], False)
 
 
 def test_who_has_no_environment_yet_is_asked_again_and_not_for_ever(

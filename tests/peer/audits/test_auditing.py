@@ -7,17 +7,24 @@ from msgspec.structs import replace as changed
 
 from farflung.collectives.round.effects import MergeAgain, SendFrame
 from farflung.collectives.round.pieces import ChunkPiece
-from farflung.peer.audits.auditor import ACCUSED_KEPT_S, ASK_AGAIN_S, ASK_AT_ONCE, PATIENCE_S, Auditor
-from farflung.peer.audits.kept import GIVEN_MOST, KeptContributions
+from farflung.peer.audits.auditor import (
+    ACCUSED_KEPT_S,
+    ASK_AGAIN_S,
+    ASK_AT_ONCE,
+    GIVEN_MOST,
+    PATIENCE_S,
+    Auditor,
+    KeptContributions,
+)
 from farflung.peer.machine.effects import Effect, ToCoordinator
-from farflung.peer.machine.replica import Replica
-from farflung.peer.machine.replica_modes import Given
+from farflung.peer.machine.fragment_rounds import Given
+from farflung.peer.machine.replicas import Replica
 from farflung.protocol.digests import hash_bytes
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Kind
 from farflung.protocol.limits import ROUNDS_KEPT
 from farflung.protocol.messages import AuditChunks, Audited, Show, What
 from farflung.protocol.round_words import THE_RESULT, ChunkVerdict, DrawnChunk
-from farflung.protocol.verdicts import Verdict
 from rig.made_part import TAG, UNUSABLE, MadePart, commit_of, frame_of
 
 ROUND, CHUNK = 5, 1  # of fragment 0; also its number in the model

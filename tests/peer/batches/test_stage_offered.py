@@ -22,7 +22,7 @@ from farflung.peer.machine.effects import (
 )
 from farflung.peer.machine.handshake import PeerConfig, me_of
 from farflung.peer.machine.machine import PeerMachine
-from farflung.protocol.causes import LeaveCause
+from farflung.protocol.errors import LeaveCause
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Beat, Challenge, FragmentTick, Gone, Hello, Leave, Tick, Welcome

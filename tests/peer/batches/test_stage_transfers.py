@@ -16,8 +16,8 @@ from farflung.peer.crossings.shared_slots import PLACES as BELT_PLACES
 from farflung.peer.local.words import WorkDone
 from farflung.peer.machine.effects import Note
 from farflung.protocol.digests import mask_from_bytes
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled, bare_answer
-from farflung.protocol.verdicts import Verdict
 from farflung.tests.rig.stage_row import SAMPLES, TAG, StagePeer, StageRow, crossing
 
 NAMES = ("ann", "bob", "cyd", "dan", "eve", "fay")

@@ -9,8 +9,7 @@ import pytest
 from farflung.collectives.pipeline.crossing import CrossingKind
 from farflung.collectives.pipeline.effects import KeptPiece, header_of
 from farflung.peer.batches.effects import ForgetCrossings, HandOver, KeepCrossing, SendCrossing
-from farflung.peer.crossings.crossing_hand import CrossingHand
-from farflung.peer.crossings.kept_crossings import KeptCrossings
+from farflung.peer.crossings.crossing_hand import CrossingHand, KeptCrossings
 from farflung.peer.crossings.shared_slots import MADE, PLACES, SharedSlots, slot_of
 from farflung.peer.local.words import MicrobatchWork, WorkDone
 from farflung.protocol.errors import StoreError

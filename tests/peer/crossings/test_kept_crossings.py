@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.collectives.pipeline.effects import KeptPiece
-from farflung.peer.crossings import kept_crossings
-from farflung.peer.crossings.kept_crossings import KeptCrossings
-from farflung.peer.state.before_images import unnamed_file
+from farflung.peer.crossings import crossing_hand
+from farflung.peer.crossings.crossing_hand import KeptCrossings
+from farflung.peer.state.outer_state import unnamed_file
 from farflung.protocol.errors import StoreError
 from farflung.protocol.frames import Payload
 
@@ -105,7 +105,7 @@ class _Disk:
 
 def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = _Disk(unnamed_file(tmp_path))
-    monkeypatch.setattr(kept_crossings, "unnamed_file", lambda folder: disk)
+    monkeypatch.setattr(crossing_hand, "unnamed_file", lambda folder: disk)
     kept = KeptCrossings(tmp_path, limit_bytes=10)
     kept.keep(1, 0, KeptPiece.OUTPUT, b"first")
     kept.keep(1, 1, KeptPiece.OUTPUT, b"a" * 100)

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from farflung.peer.data.fingerprint import ITEMS, places
-from farflung.peer.data.sample_source import source_of
+from farflung.peer.data.sample_source import ITEMS, places, source_of
 from farflung.peer.data.text_lines import TextLines
 
 RUN = b"r" * 32

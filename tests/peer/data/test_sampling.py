@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.peer.data.sample_order import permuted_index, permuted_range
+from farflung.peer.data.sample_source import permuted_index, permuted_range
 
 seeds = st.integers(min_value=-(2**70), max_value=2**70)
 epochs = st.integers(min_value=0, max_value=2**40)

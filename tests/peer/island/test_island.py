@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from farflung.peer.island.island import Island
-from farflung.peer.island.looks import LATEST_S, MOST_STEPS, SEEN, SHARE, LookPace, Outlook
-from farflung.peer.island.parts import BatchPart
+from farflung.peer.island.parts import LATEST_S, MOST_STEPS, SEEN, SHARE, BatchPart, LookPace, Outlook
 from farflung.peer.island.ranks import ALONE, ranks_here
 from farflung.peer.local.words import FromTrainer, Loaded, LoadState, NeedSamples, ResumeSteps, ToTrainer
 from farflung.peer.trainer.agent_process import AgentProcess, IslandAgent

@@ -9,13 +9,13 @@ import pytest
 import zmq
 
 from farflung.peer.line.control import ControlLink
-from farflung.protocol import envelope
+from farflung.protocol import messages
+from farflung.protocol.errors import Counters
 from farflung.protocol.join_url import Address, JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.messages import AskStatus, Challenge, Hello, Knock, Message, Refuse, StandsBy
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.process.sockets import curve_raw, curve_server
-from farflung.protocol.verdicts import Counters
 from rig.waiting import Patience
 
 PUBLIC, SECRET = zmq.curve_keypair()
@@ -57,9 +57,9 @@ class Door:
     def turn(self, answer: bool = True) -> None:
         while self.socket.poll(5):
             caller, raw = self.socket.recv_multipart()
-            self.heard.append(envelope.decode(raw, HEARD))
+            self.heard.append(messages.decode(raw, HEARD))
             if answer:
-                self.socket.send_multipart([caller, envelope.encode(self._answer)])
+                self.socket.send_multipart([caller, messages.encode(self._answer)])
 
 
 @pytest.fixture

@@ -10,12 +10,11 @@ import msgspec
 import pytest
 
 from farflung.console.offered_relay import OfferedRelay, offered_relay
-from farflung.coordinator.relay.relay_process import Month
+from farflung.coordinator.relay.relay_hand import Month
 from farflung.peer.line.data_line import DataLine
 from farflung.peer.line.relay_offer import Offering, RelayTerms
 from farflung.peer.settings import OwnConfig, own_config
-from farflung.protocol.causes import RelayCause
-from farflung.protocol.errors import UserError
+from farflung.protocol.errors import RelayCause, UserError
 from farflung.protocol.messages import Tick
 from farflung.protocol.round_words import RelayOffer, RelayOrder, RelayRoute
 from rig.relay_rig import JOINED, RUN, RelayRig

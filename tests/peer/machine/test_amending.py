@@ -6,8 +6,7 @@ import torch
 
 from farflung.collectives.round.effects import Roll
 from farflung.compression.codec import codec_named
-from farflung.coordinator.court.plain_steps import ChunkRules
-from farflung.coordinator.court.proofs import step_rules
+from farflung.coordinator.court.proofs import ChunkRules, step_rules
 from farflung.optim.recipes import outer_of, outer_steps_of
 from farflung.optim.schedule import rules_of
 from farflung.peer.local.words import LoadState

@@ -31,12 +31,11 @@ from farflung.peer.machine.effects import (
     Restore,
     SaveFragment,
 )
-from farflung.peer.machine.replica import Replica
+from farflung.peer.machine.replicas import Replica
 from farflung.peer.settings import place_of
-from farflung.peer.state.capture import Capture, GivenUp
+from farflung.peer.state.checkpoint_thread import Capture, GivenUp
 from farflung.peer.worker import Inbox, Worker, nothing
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import CheckpointSection, RunSection
+from farflung.protocol.manifest import CheckpointSection, Manifest, RunSection
 from farflung.protocol.messages import FragmentTick, Tick
 from farflung.protocol.model_schema import fragments_of
 from farflung.protocol.round_words import RelayRoute

@@ -13,14 +13,14 @@ from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.effects import Install, Roll, Seal, SendFrame
 from farflung.peer.machine.effects import Effect
 from farflung.peer.machine.held_fragment import Empty, Filling, Hashing, VoidFilling
-from farflung.peer.machine.replica import Replica
+from farflung.peer.machine.replicas import Replica
 from farflung.protocol.digests import hash_bytes, root_of
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Header, Kind, bare_answer, with_payload
 from farflung.protocol.messages import FragmentTick
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import Commit
 from farflung.protocol.states import IllegalMove
-from farflung.protocol.verdicts import Verdict
 
 TAG = bytes(8)
 PIECES = [b"chunk 0 at 1", b"chunk 1 at 1"]

@@ -8,10 +8,10 @@ from farflung.checkpoints.result_log import ResultLog
 from farflung.peer.local.words import Provide
 from farflung.peer.machine.checkpoint_policy import is_empty
 from farflung.peer.machine.effects import BeginFrom, Effect, Note, TellTrainer
-from farflung.peer.machine.founding import READ_AGAIN_S, Founding, without_start
 from farflung.peer.machine.held_fragment import Empty
-from farflung.peer.machine.replica import Replica
-from farflung.protocol.manifest_sections import StartSection
+from farflung.peer.machine.member_session import READ_AGAIN_S, Founding, without_start
+from farflung.peer.machine.replicas import Replica
+from farflung.protocol.manifest import StartSection
 from farflung.protocol.messages import FragmentTick, Tick
 from farflung.protocol.model_schema import fragments_of
 from farflung.protocol.states import Goal

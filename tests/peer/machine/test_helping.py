@@ -11,8 +11,7 @@ from farflung.peer.machine.handshake import EARLY_S, Me, PeerConfig
 from farflung.peer.machine.machine import PeerMachine
 from farflung.protocol.frames import Kind
 from farflung.protocol.limits import PROTOCOL_VERSION
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import MergeSection, OuterSection, PipelineSection, RunSection
+from farflung.protocol.manifest import Manifest, MergeSection, OuterSection, PipelineSection, RunSection
 from farflung.protocol.messages import Beat, Challenge, FragmentTick, Gone, Hello, Knock, Tick, Welcome
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.states import Goal

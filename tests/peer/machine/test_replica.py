@@ -22,15 +22,15 @@ from farflung.peer.machine.fragment_rounds import ROLES, Contributing, Idle, Mer
 from farflung.peer.machine.heartbeat import _fragment_beat
 from farflung.peer.machine.held_fragment import STANDS, Current, Empty, Hashing, Rolling, VoidHashing
 from farflung.peer.machine.machine import PeerMachine
-from farflung.peer.machine.replica import Replica
+from farflung.peer.machine.replicas import Replica
 from farflung.peer.machine.trainer_proxy import FragmentWork
 from farflung.protocol.digests import hash_bytes, root_of
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Header, Kind, bare_answer, with_payload
 from farflung.protocol.messages import FragmentTick
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import Commit, Decision, Plan
 from farflung.protocol.states import IllegalMove
-from farflung.protocol.verdicts import Verdict
 from farflung.simulator.world import simulate
 from rig.machine_transcript import Transcript, told
 

@@ -10,11 +10,11 @@ from farflung.collectives.round.effects import Merge, SendFrame
 from farflung.peer.machine import replicas
 from farflung.peer.machine.effects import Effect, ServeState
 from farflung.peer.machine.heartbeat import _fragment_beat, phase_of
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Kind, Spoiled
 from farflung.protocol.limits import BULK_HEADER_BYTES
 from farflung.protocol.round_words import Decision
 from farflung.protocol.states import Phase
-from farflung.protocol.verdicts import Verdict
 from rig.made_part import CHUNKS, UNUSABLE, MadePart, commit_of, digest_of, frame_of, result_of, word_of
 
 FRAME_BYTES = BULK_HEADER_BYTES + 100

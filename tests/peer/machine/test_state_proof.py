@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from farflung.peer.machine.effects import KeepBefore, ProveHolding
-from farflung.peer.machine.state_proof import NONCES_KEPT, StateProof
+from farflung.peer.machine.held_fragment import NONCES_KEPT, StateProof
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.messages import TAG_BYTES
 from farflung.protocol.model_schema import Fragment

@@ -9,7 +9,7 @@ from farflung.peer.machine.checkpoint_policy import OTHERS_TOLD, OWN_TOLD, Shelf
 from farflung.peer.machine.disk_words import Undone
 from farflung.peer.machine.effects import Undo
 from farflung.peer.machine.held_fragment import Empty, Hashing, ReplicaState
-from farflung.peer.machine.replica import Replica
+from farflung.peer.machine.replicas import Replica
 from farflung.protocol.limits import SHELVED_TOLD
 from farflung.protocol.model_schema import fragments_of
 from farflung.protocol.round_words import Shelved

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from farflung.peer.data.sample_order import permuted_range
+from farflung.peer.data.sample_source import permuted_range
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import (
     Attach,
@@ -31,10 +31,10 @@ from farflung.peer.local.words import (
     to_bytes,
     to_trainer,
 )
-from farflung.peer.pipeline.batch_loop import BatchLoop
 from farflung.peer.pipeline.parts import Stage
 from farflung.peer.pipeline.samples import Samples
 from farflung.peer.pipeline.stage_loop import StageLoop
+from farflung.peer.pipeline.summing_loop import BatchLoop
 from farflung.protocol.digests import mask_of, mask_to_bytes
 from farflung.protocol.errors import Refused, UserError
 from farflung.protocol.manifest import Manifest

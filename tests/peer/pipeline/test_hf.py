@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 import farflung
-from farflung.checkpoints.export import Exported
-from farflung.checkpoints.hf_folder import TrainedTensors, write_hf_folder
+from farflung.checkpoints.export import Exported, TrainedTensors, write_hf_folder
 from farflung.peer.pipeline.hf import hf_names
 from farflung.peer.pipeline.part_checks import survey_parts
 from farflung.peer.pipeline.parts import Stage, run_part

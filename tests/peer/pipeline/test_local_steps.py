@@ -23,9 +23,9 @@ from farflung.optim.recipes import inner_of_stage
 from farflung.peer.footprint import MemoryRules
 from farflung.peer.pipeline.machines.effects import LocalStep
 from farflung.peer.pipeline.parts import Stage, as_output, build, seed_of_chance
+from farflung.peer.pipeline.pipeline_loop import StageOptimizer
 from farflung.peer.pipeline.stage_fit import needs_of
 from farflung.peer.pipeline.stage_loop import StageLoop
-from farflung.peer.pipeline.stage_optimizer import StageOptimizer
 from farflung.protocol.manifest import Manifest
 from rig.stage_agents import Pipeline, model_of
 from rig.unsplit import GPT, MICROS, SEQUENTIAL, Nesterov, Task, weights_hash

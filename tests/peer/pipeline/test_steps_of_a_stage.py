@@ -20,8 +20,7 @@ from farflung.peer.pipeline.machines.effects import DropSums, LocalStep, StageWo
 from farflung.peer.pipeline.machines.stage_machine import LocalSteps, StageMachine, local_steps_of
 from farflung.peer.trainer import effects as do
 from farflung.protocol.digests import mask_of, mask_to_bytes
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import MergeSection, PipelineSection
+from farflung.protocol.manifest import Manifest, MergeSection, PipelineSection
 from farflung.protocol.model_schema import ModelSchema
 
 PERIOD = 5  # steps that a version counts for

@@ -25,12 +25,12 @@ from farflung.peer.restoring.fellow_search import (
     FellowSearch,
     WhereKind,
 )
+from farflung.protocol.errors import Counters
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.join_url import Address, Whereabouts
 from farflung.protocol.messages import FragmentTick, Knock, StandsBy, Tick, Welcome
 from farflung.protocol.round_words import Contact
 from farflung.protocol.signing import curve_key_of
-from farflung.protocol.verdicts import Counters
 
 SECRET = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 OTHER = Ed25519PrivateKey.from_private_bytes(bytes(32))

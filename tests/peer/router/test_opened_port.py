@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from farflung.peer.router.opened_port import OpenedPort, may_be_behind_one, router_towards
-from farflung.peer.router.packets import pcp_map
-from farflung.peer.router.port_request import AGAIN_S, LIFETIME_S, SHORTEST_S, PortRequest, Tongue
+from farflung.peer.router.port_request import AGAIN_S, LIFETIME_S, SHORTEST_S, PortRequest, Tongue, pcp_map
 from rig.fake_router import OUTSIDE, PCP, PMP, FakeRouter
 from rig.waiting import eventually
 

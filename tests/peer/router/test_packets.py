@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.peer.router.packets import (
+from farflung.peer.router.port_request import (
     Mapped,
     RouterRefused,
     pcp_map,

@@ -9,11 +9,9 @@ from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.effects import SendFrame
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import Effect, Encode, Resolve
-from farflung.peer.machine.fragment_rounds import Contributing, Idle, Merged
-from farflung.peer.machine.replica import Replica
-from farflung.peer.machine.replica_modes import ReplicaModes
-from farflung.peer.slow_lines.early_upload import EarlyUpload
-from farflung.peer.slow_lines.parcels import EarlyKind
+from farflung.peer.machine.fragment_rounds import Contributing, Idle, Merged, ReplicaModes
+from farflung.peer.machine.replicas import Replica
+from farflung.peer.slow_lines.early_upload import EarlyKind, EarlyUpload
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Frame, Header, Kind
 from farflung.protocol.messages import FragmentTick

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from farflung.collectives.round.effects import SendFrame
-from farflung.peer.slow_lines.parcels import (
+from farflung.peer.slow_lines.early_upload import (
     LAST_LEAST_S,
     STUCK_S,
     UNANSWERED_S,
@@ -15,10 +15,10 @@ from farflung.peer.slow_lines.parcels import (
     SendingAhead,
 )
 from farflung.protocol.digests import hash_bytes
+from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Header, Kind
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import AheadPlan, Plan
-from farflung.protocol.verdicts import Verdict
 
 TAG = bytes(8)
 FRAGMENT = Fragment(1, 10, 4)  # its chunks are 10 to 13

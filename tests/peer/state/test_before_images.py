@@ -13,11 +13,9 @@ import torch
 from farflung.collectives.round.effects import Install, Roll
 from farflung.compression.plain_codecs import encode
 from farflung.optim.recipes import outer_of
-from farflung.peer.state.before_images import BeforeImages, unnamed_file
-from farflung.peer.state.outer_state import OuterState
+from farflung.peer.state.outer_state import BeforeImages, OuterState, unnamed_file
 from farflung.protocol.digests import drawn_chunk, hash_bytes, keyed_hash, root_of, split_hashes
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import RoundSection
+from farflung.protocol.manifest import Manifest, RoundSection
 from farflung.protocol.messages import Show, What
 from farflung.protocol.model_schema import ModelSchema, fragments_of
 

@@ -16,11 +16,9 @@ from farflung.compression.plain_codecs import encode
 from farflung.optim.recipes import outer_of
 from farflung.peer.identity import Identity
 from farflung.peer.machine.effects import SaveFragment
-from farflung.peer.state.capture import Capture
-from farflung.peer.state.checkpoint_writer import CheckpointWriter, RunFacts
+from farflung.peer.state.checkpoint_thread import Capture, CheckpointWriter, RunFacts
 from farflung.peer.state.outer_state import OuterState
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.manifest_sections import OuterSection, RoundSection
+from farflung.protocol.manifest import Manifest, OuterSection, RoundSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.run_terms import Attached, Known
 from rig.amended import FIRST, PERIOD_10, terms_of

@@ -14,12 +14,11 @@ import torch
 from farflung.compression.codec import codec_named
 from farflung.optim.outer import Nesterov
 from farflung.peer.machine.effects import Encode
-from farflung.peer.state import sent_file
-from farflung.peer.state.before_images import unnamed_file
-from farflung.peer.state.outer_state import Files, OuterState
-from farflung.peer.state.sent_file import SentFile
+from farflung.peer.state import delta_encoder
+from farflung.peer.state.delta_encoder import SentFile
+from farflung.peer.state.outer_state import Files, OuterState, unnamed_file
 from farflung.protocol.frames import Payload
-from farflung.protocol.manifest_sections import RoundSection
+from farflung.protocol.manifest import RoundSection
 from farflung.protocol.model_schema import ModelSchema
 from rig.residuals import residual_of
 
@@ -90,7 +89,7 @@ def test_a_disk_that_is_full_costs_memory_and_says_so_once(
         return pwrite(number, payload, at)
 
     pwrite = os.pwrite
-    monkeypatch.setattr(sent_file.os, "pwrite", full)
+    monkeypatch.setattr(delta_encoder.os, "pwrite", full)
     with unnamed_file(tmp_path) as raw, caplog.at_level(logging.WARNING):
         file = SentFile(raw)
         assert holds(sent(file, 1), 1) and holds(sent(file, 2), 2)
@@ -101,7 +100,7 @@ def test_without_a_file_or_with_too_many_places_everything_stays_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert all(isinstance(each, bytes) for each in sent(SentFile(None), 1))
-    monkeypatch.setattr(sent_file, "PLACES_MOST", 1)
+    monkeypatch.setattr(delta_encoder, "PLACES_MOST", 1)
     with unnamed_file(tmp_path) as raw:
         file = SentFile(raw)
         first, second = sent(file, 1), sent(file, 2)

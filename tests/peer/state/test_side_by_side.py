@@ -13,13 +13,11 @@ import torch
 from farflung.collectives.round.effects import Install, Measure, Merge, Roll, Weigh
 from farflung.optim.outer import Nesterov
 from farflung.peer.machine.effects import Encode
-from farflung.peer.pool import Pool, shares
-from farflung.peer.state.before_images import unnamed_file
 from farflung.peer.state.delta_encoder import CHUNKS_AT_ONCE, Encoded, Encoding
-from farflung.peer.state.outer_state import Files, OuterState
-from farflung.peer.worker import Inbox
+from farflung.peer.state.outer_state import Files, OuterState, unnamed_file
+from farflung.peer.worker import Inbox, Pool, shares
 from farflung.protocol.frames import Payload
-from farflung.protocol.manifest_sections import RoundSection
+from farflung.protocol.manifest import RoundSection
 from farflung.protocol.model_schema import ModelSchema
 from rig.residuals import residual_of
 

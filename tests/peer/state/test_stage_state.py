@@ -11,7 +11,7 @@ from farflung.collectives.round.effects import Install, Roll
 from farflung.compression.codec import codec_named
 from farflung.optim.recipes import outer_of
 from farflung.peer.machine.effects import Encode
-from farflung.peer.state.arrived_pieces import name_on_disk
+from farflung.peer.state.keeping_state import name_on_disk
 from farflung.peer.state.outer_state import Files, OuterState
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Show, What

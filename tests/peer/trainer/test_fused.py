@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from farflung.compression.native_build import SWITCH
+from farflung.compression.native import SWITCH
 from farflung.optim.outer import Nesterov
 from farflung.peer.local.memory import SharedState
 from farflung.peer.trainer import fused

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from farflung.optim.schedule import rules_of
 from farflung.peer.data.leased_data import LeaseBook, Span
-from farflung.peer.data.sample_order import permuted_range
-from farflung.peer.data.sample_source import tokens_in
+from farflung.peer.data.sample_source import permuted_range, tokens_in
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import (
     Attach,

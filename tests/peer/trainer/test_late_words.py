@@ -10,7 +10,7 @@ import torch
 
 from farflung.optim.schedule import ScheduleRules
 from farflung.peer.data.leased_data import LeaseBook
-from farflung.peer.island.looks import MOST_STEPS, Outlook
+from farflung.peer.island.parts import MOST_STEPS, Outlook
 from farflung.peer.local.words import Frozen, LeasesNow, ResumeSteps
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.machine import TrainerMachine

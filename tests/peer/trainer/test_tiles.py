@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from farflung.compression.native_build import SWITCH
+from farflung.compression.native import SWITCH
 from farflung.peer.island.blocks import whole
 from farflung.peer.trainer.copy_queues import Lasting, PlainQueue, place_on
+from farflung.peer.trainer.fused import HERE_VALUES, Across, Here, TilePlace, tiles
 from farflung.peer.trainer.layout import ModelLayout
-from farflung.peer.trainer.tiles import HERE_VALUES, Across, Here, TilePlace, tiles
 
 CHUNK = 16
 

@@ -15,8 +15,17 @@ import pytest
 
 from farflung.protocol.errors import UserError
 from farflung.protocol.process import child
-from farflung.protocol.process.channel import WORDS_PER_TURN, Channel, pair
-from farflung.protocol.process.child import HANGS_AFTER_S, CannotListen, Handle, Listening, Spawn, started
+from farflung.protocol.process.child import (
+    HANGS_AFTER_S,
+    WORDS_PER_TURN,
+    CannotListen,
+    Channel,
+    Handle,
+    Listening,
+    Spawn,
+    pair,
+    started,
+)
 from rig.in_thread import InThread
 from rig.trial_child import Echo, TrialChild, TrialSettings
 from rig.waiting import PATIENCE_S, eventually, is_running

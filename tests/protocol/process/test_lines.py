@@ -11,9 +11,9 @@ import zmq
 from farflung.coordinator.door import listener
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import Listener
-from farflung.protocol.process import lines
+from farflung.protocol.process import networks
 from farflung.protocol.process.descriptors import ROOM_MOST, room_for_connections
-from farflung.protocol.process.lines import LINES_OF_KEY, Lines
+from farflung.protocol.process.networks import LINES_OF_KEY, Lines
 
 EVERYBODY = 100
 
@@ -43,8 +43,8 @@ def test_of_one_key_the_longest_silent_line_makes_room() -> None:
 
 def test_silent_lines_make_room_in_all_and_in_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest comes in, so that whoever dials again is not kept out by those that only hold on."""
-    monkeypatch.setattr(lines, "HALF_OPEN", 4)
-    monkeypatch.setattr(lines, "HALF_OPEN_OF_NETWORK", 2)
+    monkeypatch.setattr(networks, "HALF_OPEN", 4)
+    monkeypatch.setattr(networks, "HALF_OPEN_OF_NETWORK", 2)
     some = speaking(EVERYBODY, b"ann")
     assert some.comes(1, "a") == some.comes(2, "a") == []
     assert some.comes(3, "a") == [1], "too many of one network"
@@ -58,7 +58,7 @@ def test_silent_lines_make_room_in_all_and_in_a_network(monkeypatch: pytest.Monk
 
 
 def test_lines_of_this_machine_are_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "HALF_OPEN_OF_NETWORK", 2)
+    monkeypatch.setattr(networks, "HALF_OPEN_OF_NETWORK", 2)
     some = Lines(EVERYBODY)
     assert [some.comes(line, "") for line in range(10)] == [[]] * 10
 

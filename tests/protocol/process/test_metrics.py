@@ -22,13 +22,11 @@ from farflung.peer.agent.metrics import of_peer
 from farflung.peer.identity import Identity
 from farflung.peer.machine.handshake import PeerConfig, me_of
 from farflung.peer.machine.machine import PeerMachine
-from farflung.protocol.errors import UserError
+from farflung.protocol.errors import Counters, UserError
 from farflung.protocol.limits import METRICS_CONNECTIONS, METRICS_REQUEST_BYTES
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.process import exporter as module
-from farflung.protocol.process.exporter import Exporter, parse_address
-from farflung.protocol.process.metrics import Family, gauge, of_process, text_of
-from farflung.protocol.verdicts import Counters
+from farflung.protocol.process import metrics as module
+from farflung.protocol.process.metrics import Exporter, Family, gauge, of_process, parse_address, text_of
 from rig.waiting import PATIENCE_S, eventually
 
 OPERATE = Path(__file__).resolve().parents[3] / "docs" / "operate.md"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from farflung.protocol.errors import UserError
-from farflung.protocol.process.model_folder import TOKENIZER, copy_files, made_aside
+from farflung.protocol.process.own_files import TOKENIZER, copy_files, made_aside
 
 SHARDED = ("config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 INDEX = "model.safetensors.index.json"

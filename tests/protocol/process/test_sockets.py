@@ -12,23 +12,22 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from farflung.collectives.link.pacer import Pacer
+from farflung.collectives.link.rates import Pacer
 from farflung.collectives.link.zmq_link import LinkSettings, ZmqLink
-from farflung.console.bench import exchange
-from farflung.console.bench.exchange import ABOVE_THE_DOOR, BenchLine, Collector, send_report
+from farflung.console.bench import bench
+from farflung.console.bench.bench import ABOVE_THE_DOOR, BenchLine, Collector, send_report
 from farflung.console.screen.status_client import StatusClient
 from farflung.coordinator.door.dialer import Dialer, Target
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.door.listener import Listener
 from farflung.peer.line.control import ControlLink
 from farflung.peer.local.channel import LocalClient, LocalServer
-from farflung.protocol import envelope
-from farflung.protocol.errors import Unreachable
+from farflung.protocol import messages
+from farflung.protocol.errors import Counters, Unreachable
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.messages import AskStatus
-from farflung.protocol.process.zap import ZapHandler
+from farflung.protocol.process.sockets import ZapHandler
 from farflung.protocol.round_words import Contact
-from farflung.protocol.verdicts import Counters
 from rig.ports import free_ports
 
 CONTROL_BYTES = 320 * 1024 + 4096
@@ -158,7 +157,7 @@ def test_a_door_that_was_not_there_hears_the_newest_word_and_no_other(
         if door.poll(20):
             heard.append(door.recv_multipart()[-1])
     assert not door.poll(300) and len(heard) == 1
-    assert envelope.decode(heard[0], frozenset({"ask_status"})) == AskStatus(run="run 9")
+    assert messages.decode(heard[0], frozenset({"ask_status"})) == AskStatus(run="run 9")
     control.close()
 
 
@@ -223,7 +222,7 @@ def test_the_data_planes_sockets(
 def test_the_two_ends_of_a_benchs_reports(
     recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "SEND_S", 0.0)
+    monkeypatch.setattr(bench, "SEND_S", 0.0)
     with Collector(tmp_path, "127.0.0.1", BenchLine(0)):
         pass
     # Fmt: skip.

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from farflung.compression.native_build import SWITCH, NoLibrary, library
+from farflung.compression.native import SWITCH, NoLibrary, library
 from farflung.protocol.errors import UserError
 from rig.lab.shaping import Counters, LineSpec
 
