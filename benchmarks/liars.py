@@ -1,6 +1,6 @@
 """Members that lie about the run's state, over many seeds: python benchmarks/liars.py [SEEDS] [FIRST]
 
-Of 3, 5 or 10 simulated peers some lie, in one of the ways of simulator/byzantine.py: any number but one about the
+Of 3, 5 or 10 simulated peers some lie, in one of the ways of simulator/bad_peers.py: any number but one about the
 state, fewer than half about the work of others.  Printed: by way and size of the league, how many runs ended well; how
 many rounds a lie was told until its teller was out; and of the rounds with liars, in how many honest work counted.
 A run whose `min_peers` lets liars make its last rounds among themselves, and keep them, is counted by itself: nobody

@@ -31,7 +31,7 @@ import beside_lab
 import pipeline_wan
 from pages import write_between
 
-from farflung.peer.pipeline.part_checks import survey_parts
+from farflung.peer.pipeline.parts import survey_parts
 from farflung.peer.pipeline.whole import plan_stages
 from rig.nursery import Nursery
 from rig.unsplit import GPT, LLAMA, LOUD, SEQUENTIAL, Task, train_pipeline, train_unsplit

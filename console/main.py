@@ -44,7 +44,7 @@ from farflung.protocol.process import exit_codes, log_lines
 if TYPE_CHECKING:
     from farflung.console.history.trackers import Chosen
     from farflung.coordinator.hosting import Hosting
-    from farflung.peer.line.relay_offer import RelayHere
+    from farflung.peer.line.reachability import RelayHere
 
 app = typer.Typer(
     name="farflung",

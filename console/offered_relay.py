@@ -1,7 +1,7 @@
 """The relay of `farflung join --relay RATE` and `farflung assist --relay RATE`: the coordinator's, beside an agent.
 
 Made by the command line, and handed to the agent, which is in the same process and knows nothing of a relay's code
-(peer/line/relay_offer.py).  It is a process of its own with the same bounds as a coordinator's: a rate for all pairs,
+(peer/line/reachability.py).  It is a process of its own with the same bounds as a coordinator's: a rate for all pairs,
 fair shares, a month's bytes.  It is told the run's public key, and lets in whoever has a ticket for this very relay.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from farflung.coordinator.relay.relay_hand import KeptRelay, Month, RelayProcess
 from farflung.coordinator.relay.relay_words import RelaySettings
-from farflung.peer.line.relay_offer import RelayTerms
+from farflung.peer.line.reachability import RelayTerms
 from farflung.peer.settings import OwnConfig, default_path
 from farflung.protocol.caps import parse_relay
 from farflung.protocol.errors import RelayCause, UserError

@@ -43,7 +43,7 @@ class ScheduleRules:
 
     @property
     def goes_ahead(self) -> bool:
-        """After a freeze, a peer goes ahead by what the momentum will do (lookahead.py)."""
+        """After a freeze, a peer goes ahead by what the momentum will do (recipes.py)."""
         return self.schedule == "overlap"
 
     @property

@@ -39,7 +39,7 @@ from farflung.protocol.signing import KeptReceipts, curve_key_of
 from farflung.simulator.invariants import Broken, Invariants, all_is_held
 from farflung.simulator.peer import VirtualPeer
 from farflung.simulator.scenario import Scenario
-from farflung.simulator.trainer_surroundings import RUN_ID
+from farflung.simulator.trainer import RUN_ID
 
 HOST_LOOKS_EVERY_S = 2.0
 BETWEEN_S = (1.0, 6.0)  # two amendments

@@ -30,7 +30,7 @@ from farflung.peer.state.keeping_state import put_back, ways_of
 from farflung.protocol.frames import Payload
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import Shelved
-from farflung.simulator.trainer_surroundings import TrainerHost
+from farflung.simulator.trainer import TrainerHost
 
 KEPT = 2
 Part = tuple[bytes, list[bytes]]  # digest, chunks

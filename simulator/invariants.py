@@ -41,8 +41,7 @@ from farflung.protocol.messages import Sent
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import SUM_CODEC, Commit
 from farflung.simulator.peer import VirtualPeer
-from farflung.simulator.trainer import VirtualTrainer
-from farflung.simulator.trainer_surroundings import Sample
+from farflung.simulator.trainer import Sample, VirtualTrainer
 
 Key = tuple[int, int]  # (fragment, version)
 

@@ -41,7 +41,7 @@ from farflung.protocol.messages import Show
 from farflung.protocol.model_schema import Fragment, ModelSchema
 from farflung.protocol.run_terms import Attached
 from farflung.simulator.disk import OwnDisk, VirtualCheckpoints, VirtualDisk, VirtualKeeping
-from farflung.simulator.trainer_surroundings import KeptWork, Trainer, TrainerSurroundings
+from farflung.simulator.trainer import KeptWork, Trainer, TrainerSurroundings
 
 
 class CrossingsOfStage(Protocol):
@@ -52,7 +52,7 @@ class CrossingsOfStage(Protocol):
 
 def crossings_of(peer: VirtualPeer) -> CrossingsOfStage:
     """They are read only where a model is cut into stages: they lean on what can be taken out (peer/batches)."""
-    found = importlib.import_module("farflung.simulator.batches.virtual_crossings").VirtualCrossings
+    found = importlib.import_module("farflung.simulator.batches.stage_trainer").VirtualCrossings
     return cast(CrossingsOfStage, found(peer))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
 
-# How members lie about their state: see byzantine.py.
+# How members lie about their state: see bad_peers.py.
 LIES = (
     "forge",
     "mute",
@@ -100,13 +100,13 @@ class Scenario:
     forges: str = ""  # how the last peer changes what it has learned: "1000x", "flip" or "nan"
     policy: str = "robust"
     liars: int = 0  # the last so many peers lie to the coordinator about their state, in league
-    lies: str = ""  # how: see byzantine.py
+    lies: str = ""  # how: see bad_peers.py
     late_joiners: int = 0  # so many of the last honest peers come when the liars are there
     reads_ahead: int = 0  # batches that the loader of every trainer holds back when it gives one out
     looks_every: int = 1  # steps, at most, after which a trainer hears its agent, as several ranks do
     stream_samples: int = 0  # the data is a stream with so many; 0: it is indexed, and its length is known
     work_liars: int = 0  # so many of the last peers say what is not so of their data and their work
-    work_lies: str = ""  # about what, such as "length tokens": see byzantine.py
+    work_lies: str = ""  # about what, such as "length tokens": see bad_peers.py
     work_lies_early: bool = False  # from the start on
     believed_most: float = 8.0  # times the tokens that such a liar has, so many may be believed
     audit: float = 0.037  # share of chunks that are merged again

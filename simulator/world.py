@@ -53,8 +53,14 @@ from farflung.protocol.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT,
 from farflung.protocol.orders import Order
 from farflung.protocol.run_terms import tag_of
 from farflung.protocol.signing import name_of, peer_id_of
-from farflung.simulator.bad_peers import LARGEST_BYTES, LastPeer, Neighbours
-from farflung.simulator.byzantine import LiarsLeague, WorkLeague, trainer_for
+from farflung.simulator.bad_peers import (
+    LARGEST_BYTES,
+    LastPeer,
+    LiarsLeague,
+    Neighbours,
+    WorkLeague,
+    trainer_for,
+)
 from farflung.simulator.cut_lines import (
     HOST_LOOKS_EVERY_S,
     CutLines,
@@ -71,8 +77,7 @@ from farflung.simulator.disk import OwnDisk, VirtualDisk, is_kept
 from farflung.simulator.invariants import Broken, Invariants, all_is_held
 from farflung.simulator.peer import VirtualPeer
 from farflung.simulator.scenario import Scenario, SimulationReport, manifest_for, model_for
-from farflung.simulator.trainer import VirtualTrainer
-from farflung.simulator.trainer_surroundings import LOCAL_DELAYS_S, RUN_ID, TrainerSurroundings
+from farflung.simulator.trainer import LOCAL_DELAYS_S, RUN_ID, TrainerSurroundings, VirtualTrainer
 from farflung.simulator.virtual_relay import Between, VirtualOffers, VirtualRelay, VirtualRouters
 
 COORDINATOR = "coordinator"

@@ -35,8 +35,7 @@ from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.simulator.invariants import Invariants
 from farflung.simulator.peer import VirtualPeer
 from farflung.simulator.scenario import Scenario
-from farflung.simulator.trainer import VirtualTrainer
-from farflung.simulator.trainer_surroundings import Learned, TrainerSurroundings
+from farflung.simulator.trainer import Learned, TrainerSurroundings, VirtualTrainer
 from farflung.simulator.world import COORDINATOR, World
 
 CONFIG = GPTConfig(layers=2, width=32, heads=2, context=32)

@@ -32,8 +32,7 @@ from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import BOOKS_FRAGMENT
 from farflung.simulator.invariants import Invariants
 from farflung.simulator.scenario import Scenario
-from farflung.simulator.trainer import VirtualPart, VirtualTrainer
-from farflung.simulator.trainer_surroundings import Learned
+from farflung.simulator.trainer import Learned, VirtualPart, VirtualTrainer
 from farflung.simulator.world import World
 
 CONFIG = GPTConfig(layers=2, width=32, heads=4, context=64)

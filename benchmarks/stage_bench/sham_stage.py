@@ -24,8 +24,8 @@ from farflung.compression.codec import codec_named, payload_bytes
 from farflung.peer.crossings.shared_slots import MADE, PLACES, SharedSlots, slot_of
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import FINISHED, Anew, Begin, Frozen, MicrobatchWork, NeedSamples, Shared
-from farflung.peer.pipeline.machines.effects import DropSums, StageWork, SumsEffect, WriteSums
 from farflung.peer.pipeline.machines.stage_machine import StageMachine
+from farflung.peer.pipeline.machines.summing_machine import DropSums, StageWork, SumsEffect, WriteSums
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.agent_process import AgentProcess
 from farflung.protocol.digests import hash_bytes

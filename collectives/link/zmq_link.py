@@ -27,9 +27,8 @@ from farflung.collectives.link.frame_queue import Intake, Rank, Sharing, has_roo
 from farflung.collectives.link.lean import Lean, LeanSide
 from farflung.collectives.link.link import Appointment, FrameCounts, MovedBytes, Pollable, Relayed
 from farflung.collectives.link.peer_connections import ConnectionKind, PeerConnections, ZmqConnection
-from farflung.collectives.link.pings import Pings
 from farflung.collectives.link.port import LINES_OF_CONTACT, ZAP_DOMAIN, Port
-from farflung.collectives.link.rates import AtLeast, Pacer, connections_wanted, streams_wanted
+from farflung.collectives.link.rates import AtLeast, Pacer, Pings, connections_wanted, streams_wanted
 from farflung.collectives.link.stalled_streams import Around
 from farflung.collectives.link.tcp_counts import Incoming, TcpCounts
 from farflung.collectives.link.undialled import Undialled, domain_of

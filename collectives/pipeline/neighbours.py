@@ -245,7 +245,7 @@ class Routing:
 # Used by the machine of microbatches (stage_scheduler.py), one for each seat; `Shunned` by the agent of a
 # stage, for all its seats, since a peer that gave one up comes back under another number. Nothing is decided
 # here: a microbatch stays with whoever has it until the table shows that seat gone, and who goes is the
-# coordinator's to say (coordinator/batches/complaints.py). Must not know frames, or how anybody is asked.
+# coordinator's to say (coordinator/batches/seat_choice.py). Must not know frames, or how anybody is asked.
 # Pure.
 
 DAMAGED_TIMES = 2  # in a row: the first time it may have been anything

@@ -13,8 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from farflung.console.history.finding import Finding
-from farflung.console.history.history import History, Process
+from farflung.console.history.history import Finding, History, Process
 from farflung.console.history.recorded_run import StageStory, stage_stories
 from farflung.protocol.caps import parse_cap
 from farflung.protocol.digests import mask_from_bytes

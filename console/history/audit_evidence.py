@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from farflung.console.history.finding import Finding
-from farflung.console.history.history import History
+from farflung.console.history.history import Finding, History
 from farflung.coordinator.court.proofs import SUFFIX as PROOF_SUFFIX
 from farflung.coordinator.court.proofs import Proof, proof_from_bytes
 from farflung.coordinator.ledger.evidence import SUFFIX, Evidence

@@ -6,16 +6,33 @@ follows from them is decided in `batches.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from statistics import median
 from typing import Protocol
 
-from farflung.coordinator.batches.batch_book import BookedSeat
+from farflung.collectives.pipeline.seats import (
+    BorderTraffic,
+    SeatPace,
+    Table,
+    border_after,
+    borders_of,
+    narrowest,
+    seat_pace,
+    stage_rate,
+    traffic_of,
+)
+from farflung.coordinator.batches.batch_book import Batch, BatchBook, BookedSeat, mask_of_spans
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import Record
-from farflung.protocol.digests import bits
-from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import BatchBeat, Beat
+from farflung.protocol.digests import bits, mask_to_bytes
+from farflung.protocol.limits import MEMBERS_PER_ROUND, SEATS_TOLD
+from farflung.protocol.manifest import Manifest, PipelineSection
+from farflung.protocol.messages import BatchBeat, BatchTick, Beat, SeatRow
+from farflung.protocol.model_schema import ModelSchema
 
 NAMED_MOST = 4  # peers in one sentence
 AWAIT_DEAD = 2.0  # times dead_after_s
@@ -161,3 +178,184 @@ def wants(worker: BatchWorker | None, seat: BookedSeat) -> bool:
         and not worker.leaving
         and is_of(seat, worker, said)
     )
+
+
+# ---- batch ticks -------------------------------------------------------------------------------------------
+# What members and people hear of the batch: with every tick a seat, grants and the table of seats; in the
+# status how far it is, and what batches of this length cost. Pure.
+#
+# Called by `batches.py`, which decides all of it. A table is told whole, of the member's own stage and of
+# those beside it, whenever the member names an older one; so a tick that is lost, or comes late, does no
+# harm.
+
+
+def tick_of(batch: Batch, seat: BookedSeat | None, freeze: bool) -> BatchTick:
+    """Of a model in one piece."""
+    return BatchTick(
+        version=batch.version,
+        epoch=batch.epoch,
+        start=batch.start,
+        stop=batch.stop,
+        count=batch.count,
+        seat=seat.number if seat is not None else 0,
+        granted=tuple(seat.granted) if seat is not None else (),
+        freeze=freeze,
+    )
+
+
+def staged_tick_of(
+    book: BatchBook,
+    batch: Batch,
+    seat: BookedSeat | None,
+    freeze: bool,
+    stage: int,
+    knows: int,
+    doubted: Sequence[int] = (),
+) -> BatchTick:
+    """Of a model in several stages.  `stage`: the member's; `knows`: the newest table that it has; `doubted`: seats
+    that somebody complains of."""
+    plain = tick_of(batch, seat, freeze)
+    return BatchTick(
+        version=plain.version,
+        epoch=plain.epoch,
+        start=plain.start,
+        stop=plain.stop,
+        count=plain.count,
+        seat=plain.seat,
+        granted=plain.granted,
+        freeze=freeze,
+        again=mask_to_bytes(book.again(seat)) if seat is not None else b"",
+        table_no=book.table_no,
+        table=_told(book.table, stage) if knows != book.table_no else None,
+        skipped=mask_to_bytes(mask_of_spans(batch.skipped)),
+        doubted=tuple(doubted)[:MEMBERS_PER_ROUND],
+    )
+
+
+# A table is the same object until another one takes its place, and all members of a stage are told the same.
+@lru_cache(maxsize=64)
+def _told(table: Table, stage: int) -> tuple[SeatRow, ...]:
+    """All who are here; of those who are gone the newest, by which members know what they have to ask again."""
+    near = [row for row in table.seats.values() if abs(row.stage - stage) <= 1]
+    here = [row for row in near if row.lives]
+    gone = sorted((row for row in near if not row.lives), key=lambda row: row.gone)
+    room = max(0, SEATS_TOLD - len(here))
+    told = sorted(here + (gone[-room:] if room else []), key=lambda row: row.number)
+    return tuple(SeatRow(row.number, row.peer, row.stage, row.share, row.since, row.gone) for row in told)
+
+
+def row_of(book: BatchBook, samples: int, counted: int, costs: dict[str, object] | None) -> dict[str, object]:
+    """For the status.  `samples`: of an epoch; `counted`: the mask of what is counted in every stage."""
+    batch = book.batch
+    return {
+        "samples": samples or None,
+        "epoch": batch.epoch if batch is not None else book.cursor[0],
+        "start": batch.start if batch is not None else book.cursor[1],
+        "stop": batch.stop if batch is not None else None,
+        "microbatches": batch.whole.bit_count() if batch is not None else None,
+        "counted": (counted & batch.whole).bit_count() if batch is not None else 0,
+        "skipped_samples": book.skipped_samples,  # ever: nobody got a finite gradient out of them
+        "costs": costs,
+    }
+
+
+# ---- stage rows --------------------------------------------------------------------------------------------
+# What people and scripts hear of each stage: who serves it, how fast it can be, and which one holds the run
+# up. Pure.
+#
+# Called by `batches.py` for the status. What a row says of bytes and memory is what somebody who has not
+# joined yet must know to see whether a machine and its line would do (`farflung doctor`).
+
+_SUM_BYTES = 4  # of a value: gradients are summed in fp32
+_DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2}
+
+Row = dict[str, object]
+
+
+@dataclass(frozen=True)
+class BatchView:
+    """What the batches know now.  `heard`: by seat; `living`: by peer."""
+
+    book: BatchBook
+    heard: Mapping[int, SeatWord]
+    living: Mapping[str, BatchWorker]
+
+
+def stage_rows(seen: BatchView, model: ModelSchema | None, pipeline: PipelineSection) -> list[Row]:
+    """One of each stage, in their order."""
+    borders = borders_of(model, pipeline.micro) if model is not None and model.stages else ()
+    paces = [_paces(seen, stage, borders, pipeline) for stage in range(pipeline.stages)]
+    narrow = narrowest(
+        paces, [_here(seen, stage) for stage in range(pipeline.stages)], pipeline.min_per_stage
+    )
+    rows: list[Row] = []
+    for stage, seats in enumerate(paces):
+        rows.append(_work(seen, stage, seats))
+        rows[-1]["narrow"] = narrow[1] if narrow is not None and narrow[0] == stage else ""
+        if model is not None and model.stages:
+            rows[-1] |= _sizes(model, stage)
+            rows[-1] |= _crossings(borders, stage, pipeline)
+    return rows
+
+
+def _here(seen: BatchView, stage: int) -> int:
+    """Who serves it, or will as soon as a batch begins."""
+    seats = {seat.peer for seat in seen.book.of_stage(stage)}
+    return len(
+        seats | {peer for peer, worker in seen.living.items() if worker.verified and worker.stage == stage}
+    )
+
+
+def _paces(
+    seen: BatchView, stage: int, borders: Sequence[BorderTraffic], pipeline: PipelineSection
+) -> list[SeatPace]:
+    traffic = traffic_of(borders, stage, pipeline.codec, pipeline.gradient_codec)
+    found = []
+    for seat in seen.book.of_stage(stage):
+        said, worker = seen.heard.get(seat.number), seen.living.get(seat.peer)
+        beat = worker.beat if worker is not None else None
+        # A rough rate is a lower bound: it blames no line.
+        up = beat.up_bytes_per_s if beat is not None and not beat.rough else 0
+        down = beat.down_bytes_per_s if beat is not None and not beat.rough else 0
+        found.append(seat_pace(said.unit_s if said is not None else 0.0, traffic, up, down))
+    return found
+
+
+def _work(seen: BatchView, stage: int, paces: Sequence[SeatPace]) -> Row:
+    seats = seen.book.of_stage(stage)
+    said = [seen.heard[seat.number] for seat in seats if seat.number in seen.heard]
+    counted = 0
+    for each in said:
+        counted |= each.counted
+    units = [each.unit_s for each in said if each.unit_s > 0]
+    rate, batch = stage_rate(paces), seen.book.batch
+    return {
+        "seats": len(seats),
+        "counted": (counted & batch.whole).bit_count() if batch is not None else 0,
+        "waiting": sum(each.holds for each in said),  # for its trainers, or in their hands
+        # What its seats can do together, as long as each of them says how fast it is.
+        "micros_per_s": round(rate, 3) if rate is not None else None,
+        "unit_s": round(median(units), 6) if units else None,  # busy seconds of its usual seat for one
+    }
+
+
+def _sizes(model: ModelSchema, stage: int) -> Row:
+    """`compute_bytes`: parameters, sums of gradients, buffers; `state_bytes`: one part of the outer state."""
+    ends = [*(each.first_tensor for each in model.stages), len(model.tensors)]
+    first, stop = list(pairwise(ends))[stage]
+    held = 0
+    for spec in model.tensors[first:stop]:
+        size = _DTYPE_BYTES.get(spec.dtype, 1)
+        if spec.kind in ("param", "buffer"):
+            held += math.prod(spec.shape) * (size + (_SUM_BYTES if spec.kind == "param" else 0))
+    return {"compute_bytes": held, "state_bytes": 4 * model.stages[stage].chunk_count * model.chunk_elements}
+
+
+def _crossings(borders: Sequence[BorderTraffic], stage: int, pipeline: PipelineSection) -> Row:
+    traffic = traffic_of(borders, stage, pipeline.codec, pipeline.gradient_codec)
+    after = border_after(borders, stage)
+    return {
+        "up_bytes": traffic.up_bytes,  # for one microbatch, of the seat that computes it
+        "down_bytes": traffic.down_bytes,
+        "gives": {"values": after.values, "raw_bytes": after.raw_bytes},  # over the border after it
+    }

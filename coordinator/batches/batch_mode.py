@@ -17,7 +17,7 @@ from msgspec import structs
 from farflung.coordinator.batches.batch_book import OF_BATCHES, BatchBook
 from farflung.coordinator.batches.batch_members import BatchMembers
 from farflung.coordinator.batches.batches import Batches
-from farflung.coordinator.batches.stage_choice import held_by_newcomer, loads_of
+from farflung.coordinator.batches.seat_choice import held_by_newcomer, loads_of
 from farflung.coordinator.modes.registry import CoordinatorMode, ModeTools
 from farflung.coordinator.rounds.round_policy import Done, RoundPolicy, SeatShare
 from farflung.coordinator.run.core import Core

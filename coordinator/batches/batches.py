@@ -26,45 +26,40 @@ from farflung.coordinator.batches.batch_book import (
     BatchBook,
     BookedSeat,
     GrantedMicros,
+    GrantPace,
+    Masks,
     MicroSkipped,
     Seated,
     TakenBack,
     Unseated,
+    believed_unit_s,
+    first_of,
     mask_of_spans,
+    news_of_shares,
+    patience_s,
     spans_of_mask,
+    to_grant,
 )
 from farflung.coordinator.batches.batch_members import (
     NAMED_MOST,
     BatchDesk,
     BatchMembers,
+    BatchView,
     BatchWorker,
+    Row,
     SeatWord,
     UnusableMicros,
     are_coming_back,
     is_of,
     names_of,
-    wants,
-)
-from farflung.coordinator.batches.batch_ticks import (
-    BatchView,
-    Row,
     row_of,
     stage_rows,
     staged_tick_of,
     tick_of,
-)
-from farflung.coordinator.batches.complaints import Complaints, GivesUp
-from farflung.coordinator.batches.grants import (
-    GrantPace,
-    Masks,
-    believed_unit_s,
-    first_of,
-    news_of_shares,
-    patience_s,
-    to_grant,
+    wants,
 )
 from farflung.coordinator.batches.rebalancing import Rebalancing
-from farflung.coordinator.batches.stage_choice import WHY_GIVEN_UP, StageReach
+from farflung.coordinator.batches.seat_choice import WHY_GIVEN_UP, Complaints, GivesUp, StageReach
 from farflung.coordinator.rounds.round_policy import SeatShare
 from farflung.protocol.digests import mask_from_bytes, mask_to_bytes
 from farflung.protocol.limits import MEMBERS_PER_ROUND, MICROS_PER_BATCH

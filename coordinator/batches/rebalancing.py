@@ -28,9 +28,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from farflung.coordinator.batches.batch_book import BatchBook, Moving
+from farflung.coordinator.batches.batch_book import BatchBook, Mate, Moving, SeatRates, traffic_of_stages
 from farflung.coordinator.batches.batch_members import BatchDesk, BatchMembers, BatchWorker, are_coming_back
-from farflung.coordinator.batches.grants import Mate, SeatRates, traffic_of_stages
 
 QUIET_LOOKS = 3
 # So long somebody may come back to a stage that has nobody, before one of another stage goes there.

@@ -6,16 +6,360 @@ says whether, when and how far.  Without this folder a run that lost its newest 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
+from farflung.coordinator.ledger.ledger import HolderMark
+from farflung.coordinator.ledger.records import RolledBack
 from farflung.coordinator.modes.registry import CoordinatorMode, ModeTools
-from farflung.coordinator.recovery.rollback import Rollback
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.round_driver import RoundDriver
-from farflung.protocol.errors import UserError
+from farflung.coordinator.run.round_driver import RoundDriver, in_this_era, newest_held
+from farflung.protocol.errors import AbortCause, UserError
 from farflung.protocol.messages import Beat
 from farflung.protocol.orders import GoBack, Order, Reply, Rewind
+from farflung.protocol.round_words import ShelvedList
+from farflung.protocol.states import Phase
+
+# ---- rollback ----------------------------------------------------------------------------------------------
+# When nobody holds the newest version any more: whether, when and how far the run goes back. Pure.
+#
+# Looked at on every timer. The run goes back only to a version of its own: a state whose digest stands in the
+# ledger and that a living member holds, or says that it can bring (`Shelves`). Peers that hold the whole
+# model do so by themselves only when those who may hold newer state are accounted for: a connection that is
+# cut looks from here like the death of everybody behind it, and behind it such a run goes on. Else the host
+# decides.
+#
+# A run of stages waits for nobody's word. Nothing can go on behind a cut connection, since every version of
+# it is one record of this coordinator; and one dead peer is often the only one with its stage's newest
+# version. So it goes back by one version within seconds, in all stages, and further after `go_back_after_s`.
+# The record `RolledBack` begins a new era; what peers say of versions in an older era does not count any
+# more, and what they hold of it is given up: they take the run's state.
+
+# ---- shelves -----------------------------------------------------------------------------------------------
+# Which versions lie on disks, by what peers say. Pure.
+
+REMEMBERED_MOST = 1024  # peers that are away
+
+
+class Shelves:
+    """Which versions peers say they can bring, by what each of them says in its beats.
+
+    A word counts while its digest is one that the run knows: so it stays true over eras, and a checkpoint of a version
+    that was undone counts for nothing.  Who may lie: everybody.  A claim makes nobody a holder; it is a reason to go
+    back to that version, or to wait for it for a while.  What peers said that are away now is remembered for
+    people: before the host begins from scratch, they are worth waiting for.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._said: dict[str, ShelvedList] = {}  # by peer
+
+    def hear(self, peer: str, beat: Beat) -> None:
+        if beat.shelf == self._said.get(peer, ()):
+            return
+        self._said.pop(peer, None)  # the last one that said something new is the last one to be forgotten
+        self._said[peer] = beat.shelf
+        away = [each for each in self._said if each not in self._core.members.alive]
+        for each in away[: max(0, len(away) - REMEMBERED_MOST)]:
+            del self._said[each]
+
+    def brought(self, driver: RoundDriver) -> set[int]:
+        """Versions that members which hold this fragment, or are to hold it, can bring."""
+        return self._versions(driver, (member.peer for member in driver.holders))
+
+    def here(self, driver: RoundDriver) -> set[int]:
+        """... or any member, whatever it holds: its place may have checkpoints of several stages."""
+        return self._versions(driver, self._core.members.alive)
+
+    def peers_with(self, driver: RoundDriver) -> set[str]:
+        """Who can bring some version of this fragment that the run knows, wherever that peer is now."""
+        return {peer for peer in self._said if self._versions(driver, [peer])}
+
+    def _versions(self, driver: RoundDriver, peers: Iterable[str]) -> set[int]:
+        # Version 0 is founded by the host's word alone.
+        known, number = driver.book.digests, driver.fragment
+        return {
+            each.version
+            for peer in peers
+            for each in self._said.get(peer, ())
+            if each.version > 0 and each.is_of(number, known.get(each.version, b""))
+        }
+
+
+# ---- rollback ----------------------------------------------------------------------------------------------
+
+# A coordinator that has just begun waits so many times dead_after_s before it says that everybody is gone.
+AWAIT_DEAD = 2.0
+# A run of stages that can go back by one version waits so much longer for the newest than until its holder counts as
+# dead; and so long for others who may bring more.
+SOON_S = 5.0
+# What a member is at that has no word of its commit.
+TAKING = frozenset({Phase.SCATTER, Phase.GATHER, Phase.APPLY})
+NAMED = 3  # so many of those who are waited for are named; of the others the number is told
+
+
+class Rollback:
+    def __init__(self, core: Core, drivers: Sequence[RoundDriver]) -> None:
+        self._core = core
+        self._drivers = drivers
+        # Of each fragment: the newest version that somebody held at the last look, and since when it is not the newest.
+        self._held = [-1] * len(drivers)
+        self._lost_since: list[float | None] = [None] * len(drivers)
+        self._told_waiting = ""
+        self.shelves = Shelves(core)
+        self._short_since: float | None = None  # nobody holds the newest version of some fragment
+        self._offer: tuple[list[int], float] = [], 0.0  # where it could go back to, and since when
+
+    def together(self, held: Sequence[int]) -> list[int]:
+        """Stages of a model go back to one version, the newest that all of them have: somebody there holds it (`held`:
+        of each stage the newest), or can bring it.  -1: there is none."""
+        if self._core.manifest.pipeline.stages == 1:
+            return list(held)
+        found = []
+        for driver, version in zip(self._drivers, held, strict=True):
+            # The newest one of all is there once it is shown: until then somebody reads it, or lies.
+            brought = {v for v in self.shelves.brought(driver) if v < driver.book.version}
+            found.append(brought | {version})
+        return [max(set.intersection(*found), default=-1)] * len(found)
+
+    # ---- going back by itself ----------------------------------------------------------------------------
+
+    def check_what_is_held(self) -> bool:
+        """True if the run went back now."""
+        core = self._core
+        may = core.ledger.learned and not (core.finished and core.ledger.delivered) and core.members.alive
+        for at, driver in enumerate(self._drivers):
+            held, before = newest_held(driver), self._held[at]
+            if held >= driver.book.version or not may:
+                self._lost_since[at] = None
+            elif self._lost_since[at] is None or held != before:
+                self._lost_since[at] = core.now
+            self._held[at] = held
+        lost_s = [core.now - since for since in self._lost_since if since is not None]
+        if not lost_s:
+            self._told_waiting, self._short_since = "", None
+            return False
+        if self._short_since is None:
+            self._short_since = core.now
+        settled = self.settled_held()
+        back_to, dead_after_s = self.together(settled), core.members.dead_after_s
+        if back_to != self._offer[0]:
+            self._offer = back_to, core.now
+        patience_s, waited_s = self._patience_s(back_to), max(lost_s)
+        if patience_s and self._may_be_soon(back_to):
+            waited_s = max(waited_s, core.now - self._short_since) if self._is_steady else 0.0
+        if not patience_s or waited_s < patience_s:
+            return False
+        if min(lost_s) < min(patience_s, dead_after_s):
+            return False  # some fragment's newest version is just being applied: it shall not be lost as well
+        if settled != self._held and waited_s < patience_s + 2 * dead_after_s:
+            return False  # that much later the digest of a version that is held is settled, or never will be
+        if settled != self.settled_held(core.now - dead_after_s / 2):
+            return False  # whoever holds it says nothing any more: it comes back, or is dead in a moment
+        if self._is_being_taken(back_to) and waited_s < patience_s + 2 * dead_after_s:
+            return False
+        if min(back_to) < 0 or not self._are_accounted_for(back_to):
+            self._tell_who_is_waited_for(settled)
+            return False
+        now, was = _listed(back_to), self._versions
+        self.go_back(back_to, f"nobody online had version {was}; version {now} was the newest in reach")
+        return True
+
+    @property
+    def _in_stages(self) -> bool:
+        return self._core.manifest.pipeline.stages > 1
+
+    def _patience_s(self, back_to: Sequence[int]) -> float:
+        """0: the run never goes back by itself."""
+        usual_s = self._core.manifest.checkpoint.go_back_after_s
+        return (
+            min(usual_s, self._core.members.dead_after_s + SOON_S) if self._may_be_soon(back_to) else usual_s
+        )
+
+    def _may_be_soon(self, back_to: Sequence[int]) -> bool:
+        """A run of stages gives up one version, of all that it ever had, and nobody here says that it can bring it: who
+        does may be about to read it, or lie, and is waited for as long as for any other."""
+        if not self._in_stages:
+            return False
+        furthest = max(self._core.ledger.furthest, *(each.book.version for each in self._drivers))
+        short = [
+            each for each, since in zip(self._drivers, self._lost_since, strict=True) if since is not None
+        ]
+        return min(back_to) >= furthest - 1 and not any(
+            each.book.version in self.shelves.brought(each) for each in short
+        )
+
+    @property
+    def _is_steady(self) -> bool:
+        """Those who were here before this coordinator began had the time to come back, and nobody brought more in the
+        last seconds."""
+        core = self._core
+        begun_s = core.now - core.began_at - AWAIT_DEAD * core.members.dead_after_s
+        return min(begun_s, core.now - self._offer[1]) >= SOON_S
+
+    def _is_being_taken(self, versions: Sequence[int]) -> bool:
+        """Somebody made what would be given up, was never away since, and is about to take it, or still in its round:
+        it may hear late that its own version is committed."""
+        for driver, version, since in zip(self._drivers, versions, self._lost_since, strict=True):
+            for member in driver.holders:
+                takes = member.beat is not None and member.beat.phase in TAKING
+                stayed = since is not None and member.admitted_at <= since
+                if takes and stayed and driver.book.may_hold(member.peer) > version:
+                    return True
+        return False
+
+    def _are_accounted_for(self, versions: Sequence[int]) -> bool:
+        """Nobody who is away holds what the run would give up; or too few to matter.  Of a pipeline nobody can."""
+        if self._in_stages:
+            return True
+        present = [member.peer for member in self._core.members.alive.values() if member.beat is not None]
+        pairs = zip(self._drivers, versions, strict=True)
+        return all(are_accounted_for(each.book.holders, version, present) for each, version in pairs)
+
+    def is_lost(self, driver: RoundDriver) -> bool:
+        """Nobody holds its newest version, and it is not just being applied."""
+        since = self._lost_since[driver.fragment]
+        return since is not None and self._core.now - since >= self._core.members.dead_after_s
+
+    def lost(self) -> dict[int, str]:
+        """Fragments whose newest version nobody has, each with why, who may bring it and what the host can do."""
+        core = self._core
+        # Nobody is here at all: after a restart everybody may be on the way.
+        alone = core.ledger.learned and not core.members.alive and not core.finished
+        alone = alone and core.now - core.began_at >= AWAIT_DEAD * core.members.dead_after_s
+        return {each.fragment: self.reason(each) for each in self._drivers if alone or self.is_lost(each)}
+
+    def settled_held(self, heard_since: float = float("-inf")) -> list[int]:
+        """Of each fragment the newest settled version that a living member holds; -1 if there is none."""
+        return [newest_held(driver, True, heard_since) for driver in self._drivers]
+
+    # ---- a new era ---------------------------------------------------------------------------------------
+
+    def go_back(self, versions: Sequence[int], reason: str, undone: bool = False) -> None:
+        """`undone`: by the host, though somebody has it."""
+        core = self._core
+        if min(versions) > 0 or newest_held(self._drivers[0], settled=True) == 0:
+            core.note(f"the run went back from version {self._versions} to {_listed(versions)}: {reason}")
+        else:
+            core.note(f"the run starts again at version {_listed(versions)}: {reason}")
+        for driver in self._drivers:
+            if driver.round is not None:
+                driver.abort(AbortCause.WENT_BACK, "the run goes to an older state")
+        self._lost_since = [None] * len(self._drivers)
+        self._short_since = None
+        core.write(RolledBack(versions=tuple(versions), reason=reason, undone=undone))
+        for member in core.members.alive.values():
+            for standing in member.standings.values():
+                standing.verified = standing.vouched = False
+                standing.ready_since = None
+            if member.beat is not None:
+                member.beat = in_this_era(member.beat, core.ledger.era)
+
+    @property
+    def _versions(self) -> str:
+        return _listed([driver.book.version for driver in self._drivers])
+
+    # ---- in plain words ----------------------------------------------------------------------------------
+
+    def may_hold_more(self, driver: RoundDriver, version: int) -> list[str]:
+        """Peers that are away, did not say good-bye, and may hold a newer version than this; those first of whom most
+        went into the run."""
+        alive, holders = self._core.members.alive, driver.book.holders
+        away = [peer for peer, holder in holders.items() if holder.reached > version and peer not in alive]
+        return sorted(away, key=lambda peer: (-holders[peer].tokens, peer))
+
+    def may_bring(self, driver: RoundDriver) -> list[str]:
+        """Peers that are away, and on whose disk some version of this fragment may lie: those first that may hold the
+        newest, then who said that it has one, then all that ever held any."""
+        alive, holders = self._core.members.alive, driver.book.holders
+        said = self.shelves.peers_with(driver)
+        others = sorted(holders, key=lambda peer: (peer not in said, -holders[peer].tokens, peer))
+        those = [*self.may_hold_more(driver, -1), *sorted(said), *others]
+        return [peer for peer in dict.fromkeys(those) if peer not in alive]
+
+    def named(self, peers: Sequence[str]) -> str:
+        """For texts."""
+        names = [self._core.name(peer) for peer in peers[:NAMED]]
+        more = len(peers) - len(names)
+        if more:
+            names.append("1 other peer" if more == 1 else f"{more} other peers")
+        return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+    def _tell_who_is_waited_for(self, settled: Sequence[int]) -> None:
+        """To the host, once: it can go back without them."""
+        lost = [c for c, version in zip(self._drivers, settled, strict=True) if version < c.book.version]
+        told = self.reason(lost[0]) if lost else ""
+        if told != self._told_waiting:
+            self._told_waiting = told
+            self._core.note(told)
+
+    def reason(self, driver: RoundDriver) -> str:
+        """Why a member that lacks this fragment's newest version has to wait, for whom, and what the host can do."""
+        core, newest = self._core, driver.book.version
+        lost = f"nobody online has version {newest}{core.of(driver.fragment)}"
+        patience_s = core.manifest.checkpoint.go_back_after_s
+        offer = self._held[driver.fragment]
+        if offer >= newest:
+            return f"waiting for the peers that hold version {newest}{core.of(driver.fragment)} to show it"
+        if core.finished and core.ledger.delivered:
+            out = (
+                "its model was handed out already; waiting for a peer with a checkpoint of it (Ctrl-C leaves)"
+            )
+            return f"the run is complete, and {lost}: {out}"
+        all_held = self.together(self._held)
+        offer = all_held[driver.fragment]
+        newest_is = (
+            "the newest held is"
+            if core.manifest.pipeline.stages == 1
+            else "the newest that all stages have is"
+        )
+        if min(all_held) < 0:
+            return f"{lost}: {self._nothing_in_reach(self._drivers[all_held.index(min(all_held))], driver)}"
+        away = self.may_hold_more(driver, offer)
+        whom = f"{self.named(away)}, which may have it" if away else "a peer that has it"
+        if not patience_s:
+            return (
+                f"{lost}, {newest_is} {offer}; go_back_after_s = 0: waiting for {whom}; the host can go back: "
+                "farflung rewind run.toml"
+            )
+        if self._are_accounted_for(all_held):
+            # No countdown: a text that changes would be told again and again.
+            within_s = self._patience_s(all_held)
+            return (
+                f"{lost}: the run goes back to version {offer} unless a peer brings it within {within_s:g} s"
+            )
+        return (
+            f"{lost}, {newest_is} {offer}: waiting for {whom} and did not say good-bye; the host can go back "
+            "without: farflung rewind run.toml"
+        )
+
+    def _nothing_in_reach(self, empty: RoundDriver, lost: RoundDriver) -> str:
+        """Nobody who is here has any version of `empty`, or, of stages, one in common.  To begin from scratch is named
+        only where no disk is left that may have one."""
+        away = self.may_bring(lost) or self.may_bring(empty)
+        if away:
+            return (
+                f"waiting for {self.named(away)}, which may have it or an older one on disk, or for a peer with a "
+                "checkpoint (join --checkpoints)"
+            )
+        return (
+            "waiting for a peer with a checkpoint (join --checkpoints); the host can restart from scratch: "
+            "farflung rewind --from-scratch run.toml"
+        )
+
+
+def are_accounted_for(holders: Mapping[str, HolderMark], version: int, present: Sequence[str]) -> bool:
+    """May the run go back to this version, held by somebody who is here, while nobody here holds more?
+
+    Yes, if nobody who is away can hold more; or if of those who can, by their committed tokens, more than half are here
+    (and hold no more).  Who never brought anything has no say, however many they are.
+    """
+    can = {peer: holder.tokens for peer, holder in holders.items() if holder.reached > version}
+    here = can.keys() & set(present)
+    return can.keys() == here or 2 * sum(can[peer] for peer in here) > sum(can.values())
+
+
+# ---- recovery ----------------------------------------------------------------------------------------------
 
 # ---- rollback orders ---------------------------------------------------------------------------------------
 # The host's orders about older states, both by `farflung rewind`. Pure.

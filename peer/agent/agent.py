@@ -35,11 +35,11 @@ from farflung.peer.agent.mode_hand import ModeHand
 from farflung.peer.agent.options import AgentOptions, config_of, memory_of_helper, store_of
 from farflung.peer.agent.supervisor import Supervisor
 from farflung.peer.agent.waits import WaitLines
+from farflung.peer.first_contact import RememberedPlaces
 from farflung.peer.identity import Identity
 from farflung.peer.line.control import BeatClock, ControlLink
 from farflung.peer.line.data_line import DataLine, Expected
-from farflung.peer.line.reachability import Reaching
-from farflung.peer.line.relay_offer import Offering
+from farflung.peer.line.reachability import Offering, Reaching
 from farflung.peer.local.channel import ChannelGreeting, LocalServer
 from farflung.peer.local.folder import remove_folder
 from farflung.peer.local.memory import SharedState, let_go_of_text, unmap_pages
@@ -59,7 +59,6 @@ from farflung.peer.machine.handshake import me_of
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.machine.modes import kinds_of
 from farflung.peer.machine.trainer_proxy import Pulse
-from farflung.peer.remembered_places import RememberedPlaces
 from farflung.peer.settings import default_path
 from farflung.peer.state.checkpoint_thread import RunFacts
 from farflung.peer.state.delta_encoder import Encoded

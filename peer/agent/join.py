@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from farflung.peer.agent.supervisor import ChildTrainer, NoTrainer, Supervisor
 from farflung.peer.first_contact import check
 from farflung.peer.identity import Identity, InUse, path_of
-from farflung.peer.line.relay_offer import RelayHere
+from farflung.peer.line.reachability import RelayHere
 from farflung.peer.local.folder import make_folder, remove_folder, sweep_stale
 from farflung.peer.settings import (
     DATA_VARIABLE,

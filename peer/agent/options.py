@@ -15,10 +15,10 @@ from pathlib import Path
 
 from farflung.checkpoints.store import Store
 from farflung.compression.codec import check_payload, payload_bytes
+from farflung.peer.first_contact import RememberedPlaces
 from farflung.peer.footprint import AGENT_BYTES, FreeMemory, MemoryRules, need_of, of_helper, told
-from farflung.peer.line.relay_offer import RelayHere
+from farflung.peer.line.reachability import RelayHere
 from farflung.peer.machine.handshake import Me, PeerConfig
-from farflung.peer.remembered_places import RememberedPlaces
 from farflung.peer.settings import OwnConfig, refuse_contradictions
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl

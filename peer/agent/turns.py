@@ -1,6 +1,6 @@
 """When peers that catch up are given what they ask for: what a round leaves of the line, and no more than they take.
 
-Owned by answers.py.  State is large and can wait, a round can't: while this peer is in one, questions for state are
+Owned by io_workers.py.  State is large and can wait, a round can't: while this peer is in one, questions for state are
 held back unless the line lies idle, but for one piece now and then, so that a joiner gets on in a run whose rounds
 never end.  They are held back as well while this peer's results still leave, and when the next round is near.  While
 microbatches cross between stages, which they do for most of the time, joiners get a quarter of the line.  An honest

@@ -31,8 +31,7 @@ from blake3 import blake3
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from farflung.peer.data.data_files import FILES_MOST, DataFile, DataFiles, Options
-from farflung.peer.data.shared_cache import NoRoom, SharedCache
+from farflung.peer.data.data_files import FILES_MOST, DataFile, DataFiles, NoRoom, Options, SharedCache
 from farflung.peer.data.text_lines import TextPath
 from farflung.peer.settings import default_cache, own_config
 from farflung.protocol.errors import StoreError, UserError

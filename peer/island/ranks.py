@@ -34,7 +34,7 @@ class Ranks(Protocol):
 
     @property
     def near(self) -> Collection[int]:
-        """The ranks that share memory with the agent (nodes.py)."""
+        """The ranks that share memory with the agent (group.py)."""
 
     @property
     def partners(self) -> Sequence[tuple[int, int]]:

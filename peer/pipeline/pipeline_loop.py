@@ -29,10 +29,9 @@ from farflung.peer.crossings.shared_slots import GIVEN, MADE, PLACES, RETURNED, 
 from farflung.peer.local.words import Anew, MicrobatchWork, NeedSamples, Shared, ToTrainer
 from farflung.peer.pipeline.border_codec import BorderCodec
 from farflung.peer.pipeline.held import HeldStage
-from farflung.peer.pipeline.machines.effects import LocalStep, StageWork, SumsEffect, WriteLearned
 from farflung.peer.pipeline.machines.stage_machine import NO_STAGE, StageMachine, local_steps_of
-from farflung.peer.pipeline.part_checks import Loss
-from farflung.peer.pipeline.parts import Part, Stage, Tensors
+from farflung.peer.pipeline.machines.summing_machine import LocalStep, StageWork, SumsEffect, WriteLearned
+from farflung.peer.pipeline.parts import Loss, Part, Stage, Tensors
 from farflung.peer.pipeline.samples import ReadMicrobatch, Samples
 from farflung.peer.pipeline.stage_loop import MicroActivations, NonFiniteTensor, StageLoop
 from farflung.peer.pipeline.summing_loop import SummingLoop, need_of, too_large

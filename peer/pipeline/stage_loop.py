@@ -18,8 +18,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from farflung.peer.pipeline.part_checks import Loss, check_scalar
-from farflung.peer.pipeline.parts import Riders, Stage, Tensors, as_output, run_part, seed_of_chance
+from farflung.peer.pipeline.parts import (
+    Loss,
+    Riders,
+    Stage,
+    Tensors,
+    as_output,
+    check_scalar,
+    run_part,
+    seed_of_chance,
+)
 from farflung.protocol.errors import UserError
 
 _NARROW = (torch.bfloat16, torch.float16)  # sums of these would lose what single microbatches say

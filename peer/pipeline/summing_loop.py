@@ -22,9 +22,15 @@ from torch import nn
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import Frozen, NeedSamples, Shared, ToTrainer
 from farflung.peer.pipeline.held import HeldStage
-from farflung.peer.pipeline.machines.effects import Accumulate, DropSums, StageWork, SumsEffect, WriteSums
 from farflung.peer.pipeline.machines.stage_machine import StageMachine
-from farflung.peer.pipeline.machines.summing_machine import BatchMachine
+from farflung.peer.pipeline.machines.summing_machine import (
+    Accumulate,
+    BatchMachine,
+    DropSums,
+    StageWork,
+    SumsEffect,
+    WriteSums,
+)
 from farflung.peer.pipeline.samples import Samples
 from farflung.peer.pipeline.stage_loop import MicroActivations, NonFiniteTensor, StageLoop
 from farflung.peer.trainer import effects as do

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from farflung.collectives.pipeline.crossing import Border, border_after
 from farflung.compression.codec import codec_named
-from farflung.peer.pipeline.part_checks import PartFacts, Signature
-from farflung.peer.pipeline.parts import Stage
+from farflung.peer.pipeline.parts import PartFacts, Signature, Stage
 from farflung.peer.trainer.layout import ModelLayout, refuse_no_matrix, refuse_unsendable
 from farflung.peer.trainer.model_tensors import Survey, dtype_name
 from farflung.protocol.errors import UserError

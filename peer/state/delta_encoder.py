@@ -18,8 +18,7 @@ from typing import BinaryIO
 
 from torch import Tensor
 
-from farflung.compression.codec import NonFinite, codec_named
-from farflung.compression.feedback import BETA_OF, ErrorFeedback
+from farflung.compression.codec import BETA_OF, ErrorFeedback, NonFinite, codec_named
 from farflung.peer.machine.effects import Encode
 from farflung.protocol.frames import Payload
 

@@ -27,8 +27,7 @@ from torch import Tensor
 
 from farflung.collectives.arithmetic.merge import dot_products, merged_chunk, square_length
 from farflung.collectives.round.effects import Install, Measure, Merge, MergeAgain, MergeGroup, Roll, Weigh
-from farflung.compression.codec import codec_named
-from farflung.compression.feedback import AUTO, feedback_for
+from farflung.compression.codec import AUTO, codec_named, feedback_for
 from farflung.compression.native import scratch
 from farflung.optim.outer import OuterStep, PlainMean, advance
 from farflung.peer.machine.effects import Encode

@@ -43,19 +43,19 @@ from farflung.peer.data.sample_source import (
     tokens_in,
 )
 from farflung.peer.data.token_shards import TokenShards
+from farflung.peer.island import group
 from farflung.peer.island.island import Island
-from farflung.peer.island.parts import BatchPart
+from farflung.peer.island.parts import BatchPart, agreed_part
 from farflung.peer.island.ranks import ALONE, Ranks
-from farflung.peer.island.sharded import is_sharded, local_of
+from farflung.peer.island.sharded import beginning, is_sharded, local_of, ranks_on_one_batch, reshard
 from farflung.peer.local.channel import ELSEWHERE
 from farflung.peer.local.memory import SharedState
 from farflung.peer.room import rows_here, rules_here, say_whether_it_fits
 from farflung.peer.settings import own_config
 from farflung.peer.trainer.agent_process import AgentHandle, refuse_ranks, start_or_find
 from farflung.peer.trainer.inner_loop import InnerLoop
-from farflung.peer.trainer.layout import ModelLayout, unwrap
-from farflung.peer.trainer.model_tensors import clean_name, survey
-from farflung.peer.trainer.rank_agreement import agree
+from farflung.peer.trainer.layout import ModelLayout
+from farflung.peer.trainer.model_tensors import clean_name, survey, unwrap
 from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.manifest import Manifest
@@ -65,6 +65,61 @@ from farflung.protocol.process.own_files import made_aside
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+# ---- rank agreement ----------------------------------------------------------------------------------------
+# What the ranks of a script find out about each other before an agent starts: which values and samples are
+# whose.
+#
+# Called once when a run is joined, on all ranks at the same time, with the same outcome on all of them: a
+# mistake ends each of them with one sentence, and nobody waits for one that has gone. Must not know the run:
+# there is none yet.
+#
+#     which of them are on rank 0's node   only these share memory with the agent
+#     what of each tensor a rank has   its box (DTensors say it), or all of it
+#     which ranks see the same samples the names of a mesh's dimensions, or the script says it
+#     which plain tensors are copies   those that begin with the same values; others are refused
+
+
+def agree(model: nn.Module, data_rank: tuple[int, int] | DeviceMesh | None, island: Island) -> None:
+    """UserError on every rank where something about them can't be known, or does not fit."""
+    module = unwrap(model)
+    reshard(module)
+    places = [each.decode() for each in island.gather(group.here().encode())]
+    island.near, island.partners = group.near_of(places), group.partners(places)
+    # Chunks are the run's, and what is whose does not depend on them.
+    ModelLayout.of(module, 1, island)
+    said = data_rank if isinstance(data_rank, tuple) else None
+    mesh = data_rank if not isinstance(data_rank, tuple) else None
+    sharers = (island.rank,) if said else ranks_on_one_batch(module, island.rank, mesh)
+    island.part = agreed_part(island.gather, island.rank, said, sharers)
+    found = survey(module)
+    refuse_unlike(found.params | found.frozen, island)
+    if island.rank == 0:
+        where = f" of {len(set(places))} nodes" if island.partners else ""
+        log.info("each batch is read in %d parts by %d ranks%s", island.part.of, island.count, where)
+
+
+def refuse_unlike(parameters: Mapping[str, Tensor], ranks: Ranks) -> None:
+    """All ranks call it, and all of them are told: of a plain tensor nobody says whether it is one or one for each.
+
+    Whatever is a copy is made equal by the run's state; but of what was never one, a part would be lost.
+    """
+    plain = {name: tensor for name, tensor in parameters.items() if not is_sharded(tensor)}
+    mine = [beginning(tensor) for tensor in plain.values()]
+    told = [
+        msgspec.msgpack.decode(each, type=list[bytes]) for each in ranks.gather(msgspec.msgpack.encode(mine))
+    ]
+    for at, name in enumerate(plain):
+        odd = next((rank for rank, theirs in enumerate(told) if theirs[at] != told[0][at]), None)
+        if odd is not None:
+            raise UserError(
+                f"rank {odd} and rank 0 begin with different values of {name!r}, a plain tensor, so whether they "
+                "are to be copies can't be known: if so, seed all ranks alike or wrap the model; if each rank has its "
+                "own (experts), make it a DTensor, sharded over a mesh"
+            )
+
+
+# ---- api ---------------------------------------------------------------------------------------------------
 
 # ---- pretrained --------------------------------------------------------------------------------------------
 # `run.save_pretrained`: the model writes itself as its library does, with the run's weights in it.

@@ -71,7 +71,7 @@ class Freeze:
 
 @dataclass(frozen=True, slots=True)
 class GoAhead:
-    """Go ahead by what the momentum will do (optim/lookahead.py); what stands in the slot is still owed."""
+    """Go ahead by what the momentum will do (optim/recipes.py); what stands in the slot is still owed."""
 
     fragment: int
     slot: int

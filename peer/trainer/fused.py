@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from farflung.compression.native import SWITCH, NoLibrary, library
-from farflung.optim.lookahead import ahead
 from farflung.optim.outer import Nesterov, OuterStep
+from farflung.optim.recipes import ahead
 from farflung.peer.island.blocks import Box
 
 SOURCE = Path(__file__).with_name("values.c")
@@ -83,7 +83,7 @@ class Owed:
 
 @dataclass(frozen=True, slots=True)
 class Lookahead:
-    """Given anchor, momentum and what is owed: where to go on meanwhile (optim/lookahead.py); and that is written,
+    """Given anchor, momentum and what is owed: where to go on meanwhile (optim/recipes.py); and that is written,
     too."""
 
     outer: OuterStep

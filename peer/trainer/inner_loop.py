@@ -32,10 +32,9 @@ from farflung.peer.checks.finite import Remembered, not_finite
 from farflung.peer.checks.forward_check import ForwardCheck
 from farflung.peer.checks.misuse import LoadWatch
 from farflung.peer.data.leased_data import Span
-from farflung.peer.island.copies import read_as_one
-from farflung.peer.island.nodes import FarMemory
+from farflung.peer.island.group import FarMemory
 from farflung.peer.island.ranks import ALONE, Ranks, mean_of
-from farflung.peer.island.sharded import whole_loss
+from farflung.peer.island.sharded import read_as_one, whole_loss
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import Computed, FromTrainer, Shared, ToTrainer
 from farflung.peer.trainer import effects as do

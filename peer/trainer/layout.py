@@ -30,9 +30,8 @@ from torch import Tensor, nn
 
 from farflung.optim.inner import outer_matrices
 from farflung.peer.island.blocks import Box, HeldBlock, boxes, row_major, shares, within
-from farflung.peer.island.copies import TensorCopy, level, whole_bytes
 from farflung.peer.island.ranks import ALONE, Ranks
-from farflung.peer.island.sharded import box_of, local_of, reshard
+from farflung.peer.island.sharded import TensorCopy, box_of, level, local_of, reshard, whole_bytes
 from farflung.peer.trainer.copy_queues import place_on
 from farflung.peer.trainer.fused import OnValues, Owed, Recipe, TilePlace, tiles
 from farflung.peer.trainer.model_tensors import Survey, dtype_name, named_tensors_of, survey, unwrap

@@ -79,7 +79,7 @@ class PendingDelta:
     def train_on(
         self, model: nn.Module, loaded: Sequence[Tensor], shared: SharedState, outer: OuterStep, slot: int
     ) -> None:
-        """Go ahead by what the momentum will do (optim/lookahead.py).  All that is owed, in `slot`, is carried
+        """Go ahead by what the momentum will do (optim/recipes.py).  All that is owed, in `slot`, is carried
         meanwhile.
 
         Should the agent be applying a newer version just now, some values go ahead from that: no less good.

@@ -51,18 +51,16 @@ from farflung.protocol.digests import bits, mask_from_bytes
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.round_words import Commit
-from farflung.simulator.batches.batch_trainer import mark_of
-from farflung.simulator.batches.stage_trainer import PassedMicro, VirtualStageTrainer, state_mark
+from farflung.simulator.batches.stage_trainer import PassedMicro, VirtualStageTrainer, mark_of, state_mark
 from farflung.simulator.invariants import Contributed, Invariants
 from farflung.simulator.peer import VirtualPeer
-from farflung.simulator.trainer import VirtualTrainer
-from farflung.simulator.trainer_surroundings import Sample
+from farflung.simulator.trainer import Sample, VirtualTrainer
 
 # ---- batch invariants --------------------------------------------------------------------------------------
 # The promises of synchronous batches as checks on a simulated run: P11, and P7 where nothing is leased.
 #
 # Fed like the other invariants, of which it is a kind. It reads who counted what off the numbers themselves:
-# the sums of a slot say how many microbatches are in them and which (batch_trainer.py), whatever any machine
+# the sums of a slot say how many microbatches are in them and which (stage_trainer.py), whatever any machine
 # says of them.
 
 

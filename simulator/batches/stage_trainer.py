@@ -2,7 +2,7 @@
 
 What crosses a border says through which states its microbatch has passed: version, microbatch, and of each stage a
 mark of the very values that the trainer there had loaded.  What a stage adds to its sums is an exact 1 and the mark of
-the microbatch, as in batch_trainer.py; the path of each one that is in them is kept beside them, and dropped with them.
+the microbatch, as in a batch trainer; the path of each one that is in them is kept beside them, and dropped with them.
 What is computed, written and dropped is decided by the machine alone.  In mode "local" a step moves what is in the sums
 to what is learned, and that alone is written: a microbatch that no step took is missing in its round.
 """
@@ -10,14 +10,22 @@ to what is learned, and that alone is written: a microbatch that no step took is
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from farflung.collectives.pipeline.crossing import border_after, pack, parse
+from farflung.collectives.pipeline.effects import KeptPiece, micro_of
+from farflung.collectives.round.effects import SendFrame
 from farflung.compression.codec import codec_named
-from farflung.peer.local.words import Anew, Begin, MicrobatchWork, NeedSamples, ToTrainer
-from farflung.peer.pipeline.machines.effects import (
+from farflung.peer.batches.effects import ForgetCrossings, HandOver, KeepCrossing, SendCrossing
+from farflung.peer.local.words import Anew, Begin, Bye, MicrobatchWork, NeedSamples, ToTrainer
+from farflung.peer.machine.effects import ModeEffect
+from farflung.peer.pipeline.machines.stage_machine import NO_STAGE, StageMachine, local_steps_of
+from farflung.peer.pipeline.machines.summing_machine import (
+    Accumulate,
+    BatchMachine,
     DropSums,
     LocalStep,
     StageWork,
@@ -25,12 +33,130 @@ from farflung.peer.pipeline.machines.effects import (
     WriteLearned,
     WriteSums,
 )
-from farflung.peer.pipeline.machines.stage_machine import NO_STAGE, StageMachine, local_steps_of
 from farflung.peer.trainer import effects as do
 from farflung.protocol.digests import hash_bytes
-from farflung.simulator.batches.batch_trainer import VirtualBatchTrainer, is_poisoned, mark_of, tokens_of
-from farflung.simulator.trainer import VirtualPart
-from farflung.simulator.trainer_surroundings import Learned, TrainerHost, TrainerSurroundings
+from farflung.protocol.frames import Payload, with_payload
+from farflung.simulator.peer import VirtualPeer
+from farflung.simulator.trainer import Learned, TrainerHost, TrainerSurroundings, VirtualPart, VirtualTrainer
+
+# ---- batch trainer -----------------------------------------------------------------------------------------
+# The simulator's trainer of synchronous batches: the real machine in virtual time, on sums that can be
+# counted.
+#
+# Of each microbatch the first element of the sums grows by exactly 1 and the second by a mark that only this
+# microbatch of this version has: what stands in a slot says who counted what. What is computed, written and
+# dropped is decided by the machine alone.
+
+
+def mark_of(version: int, micro: int) -> int:
+    return 1 + micro + 64 * (version % 16)
+
+
+def tokens_of(micro: int) -> int:
+    """They differ, so that weights do."""
+    return 8 + micro % 5
+
+
+def is_poisoned(start: int, every: int) -> bool:
+    """Nobody gets a gradient out of the microbatch that begins with this sample."""
+    return every > 0 and start % every == every - 2
+
+
+class VirtualBatchTrainer(VirtualTrainer):
+    batch_machine: type[BatchMachine] = BatchMachine
+
+    def __init__(
+        self, host: TrainerHost, world: TrainerSurroundings, rules: object, poison_every: int = 0
+    ) -> None:
+        self._poison_every = poison_every
+        self.host, self.world, self.alive = host, world, True
+        manifest = host.manifest
+        self.batches = self.batch_machine(manifest.pipeline.micro)
+        self.parts = [VirtualPart(0, slice(0, host.anchor.numel()))]
+        self._sums = torch.zeros_like(host.anchor)
+        self._waiting: list[ToTrainer] = []  # that came while a microbatch was computed
+        self._busy = False
+
+    @property
+    def waited_s(self) -> float:
+        return 0.0
+
+    def delta(self, part: VirtualPart) -> torch.Tensor:
+        return self._sums
+
+    def on_message(self, message: ToTrainer) -> None:
+        if not self.alive:
+            return
+        if isinstance(message, Begin):
+            samples, data = self.dataset_samples, self.fingerprint
+            self._carry_out(self.batches.attach(self.host.model, 0, samples, data))
+        elif self._busy:
+            self._waiting.append(message)
+        else:
+            self._carry_out(self.batches.on_message(message))
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if not self.batches.finished:
+            self._carry_out(self.batches.next())
+
+    def _carry_out(self, effects: Sequence[SumsEffect]) -> None:
+        for effect in effects:
+            self._do(effect)
+
+    def _do(self, effect: SumsEffect) -> None:
+        match effect:
+            case do.SayWord(word):
+                self.host.from_trainer(word)
+            case do.WriteAnchor():
+                self.host.anchor.copy_(self.first_values())
+                self.host.state.restart_moments()
+            case do.LoadAnchor():
+                self.world.observe("loaded", (self.host, self, effect))
+            case DropSums():
+                self._sums.zero_()
+                self.parts[0].work.clear()
+            case Accumulate():
+                self._busy = True
+                self.world.after(self.step_s(), lambda: self._computed(effect))
+            case WriteSums(slot, tokens):
+                self.host.slots[slot].copy_(self._sums / max(1, tokens))
+                self.host.keep_work(slot, 0, (list(self.parts[0].work), 0.0))
+            case do.RunOver(stopped):
+                self.alive = not stopped
+                if not stopped:
+                    self.host.from_trainer(Bye(reason="finished"))
+            case do.EndWithRefusal():
+                self.alive = False
+            case _:
+                pass  # OpenShared, Warn, Wait: there is no memory to open, and nobody waits in virtual time
+
+    def _computed(self, made: Accumulate) -> None:
+        if not self.alive:
+            return
+        self._busy = False
+        if is_poisoned(made.start, self._poison_every):
+            self._carry_out(self.batches.on_unusable("its loss is nan"))
+        else:
+            self.accumulate(made)
+            self.world.observe("step", self.host)
+            self._carry_out(self.batches.on_counted(tokens_of(made.micro), 1.0))
+        waiting, self._waiting = self._waiting, []
+        for word in waiting:
+            if self.alive:
+                self._carry_out(self.batches.on_message(word))
+        if self.alive:
+            self._go_on()
+
+    def accumulate(self, made: Accumulate) -> None:
+        self._sums += 0.25
+        self._sums[0] += 0.75
+        self._sums[1] += mark_of(made.version, made.micro) - 0.25
+        learned: Learned = tuple((made.epoch, place) for place in range(made.start, made.stop))
+        self.parts[0].work.append(learned)
+
+
+# ---- stage trainer -----------------------------------------------------------------------------------------
 
 NOT_PASSED = -1
 BACKWARD_UNITS = 2  # a backward pass takes so many times as long
@@ -202,3 +328,56 @@ class VirtualStageTrainer(VirtualBatchTrainer):
         # The samples are read at the source; what a stage learns from is the whole microbatch all the same.
         learned: Learned = tuple((hand.epoch, place) for place in range(hand.start, hand.stop))
         self.parts[0].work.append(learned)
+
+
+# ---- virtual crossings -------------------------------------------------------------------------------------
+# A simulated peer's hand for crossings: what peer/crossings is for the agent, in memory and told to the
+# invariants.
+#
+# Held by a `VirtualPeer` of a run whose model is cut into stages, and by no other.
+
+
+class VirtualCrossings:
+    def __init__(self, peer: VirtualPeer) -> None:
+        self._peer, self._world = peer, peer.world
+        # By version and microbatch; with the seat for which it is kept.
+        self._kept: dict[tuple[int, int, KeptPiece], tuple[int, Payload]] = {}
+
+    def carry_out(self, effect: ModeEffect) -> None:
+        peer = self._peer
+        match effect:
+            case KeepCrossing(version=version, micro=micro, piece=piece, payload=payload):
+                self._kept[version, micro, piece] = (peer.seat, payload)
+            case ForgetCrossings(version=version):
+                seats = {seat for key, (seat, _) in self._kept.items() if key[0] <= version}
+                self._world.observe("forgotten", (peer, version, seats))
+                self._kept = {key: kept for key, kept in self._kept.items() if key[0] > version}
+            case SendCrossing(to=to, header=header, piece=piece):
+                payload = self._get(header.version, micro_of(header), piece)
+                self._world.to_peer(peer.peer, SendFrame(to, with_payload(header, payload)))
+            case HandOver():
+                self._hand_over(effect)
+            case _:
+                raise TypeError(f"no hand for {type(effect).__name__}")
+
+    def _hand_over(self, effect: HandOver) -> None:
+        hand, peer = effect.hand, self._peer
+        self._world.observe("handed", (peer, hand))
+        for slot, piece, size in (
+            (0, KeptPiece.INPUT, hand.given_bytes),
+            (1, KeptPiece.RETURNED, hand.returned_bytes),
+        ):
+            if size:
+                peer.belt[3 * hand.place + slot] = bytes(self._get(hand.version, hand.micro, piece))
+        peer.to_trainer(hand)
+
+    def clear(self) -> None:
+        """The stage that was held is given up."""
+        self._kept.clear()
+
+    def _get(self, version: int, micro: int, piece: KeptPiece) -> Payload:
+        kept = self._kept.get((version, micro, piece))
+        if kept is None:
+            self._world.observe("lacked", (self._peer, version, micro, piece))
+            raise RuntimeError(f"{self._peer.peer} has not kept {piece} of {micro}")
+        return kept[1]

@@ -21,8 +21,7 @@ from farflung.collectives.round.effects import Install
 from farflung.optim.recipes import outer_of
 from farflung.peer.identity import Identity
 from farflung.peer.machine.effects import SaveFragment
-from farflung.peer.pipeline.part_checks import survey_parts
-from farflung.peer.pipeline.parts import Part, Stage
+from farflung.peer.pipeline.parts import Part, Stage, survey_parts
 from farflung.peer.pipeline.whole import WholeModel, whole_model
 from farflung.peer.state.checkpoint_thread import Capture, CheckpointWriter, RunFacts, fits
 from farflung.peer.state.outer_state import OuterState

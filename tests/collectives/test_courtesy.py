@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import pytest
 import zmq
 
-from farflung.collectives.link.pings import PROBE_SIZES_BYTES, Pings
-from farflung.collectives.link.rates import FREE_ABOVE, LEAST_PART, Courtesy
+from farflung.collectives.link.rates import FREE_ABOVE, LEAST_PART, PROBE_SIZES_BYTES, Courtesy, Pings
 from farflung.collectives.link.tcp_counts import TcpCounts
 from farflung.peer.line.control import ON_WAY_MOST, BeatClock
 from farflung.protocol.frames import Header, Kind

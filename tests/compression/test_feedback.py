@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from farflung.compression.codec import NonFinite, codec_named
-from farflung.compression.feedback import ErrorFeedback
+from farflung.compression.codec import ErrorFeedback, NonFinite, codec_named
 
 SIZE, CHUNK = 1000, 256
 

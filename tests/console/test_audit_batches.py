@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from farflung.console.history.audit import check_batches, has_batches
-from farflung.console.history.finding import Finding
-from farflung.console.history.history import each_round
+from farflung.console.history.history import Finding, each_round
 from farflung.console.history.plots import picture_of
 from farflung.console.history.recorded_run import Recording, stage_stories
 from farflung.coordinator.ledger.record_events import event_of

@@ -18,7 +18,7 @@ AT_REPLAY = ("tests/console/test_audit_replay_stages.py",)
 BATCHES = (
     Mutant(
         "P11 how long a seat may count nothing is bounded by others",
-        "coordinator/batches/grants.py",
+        "coordinator/batches/batch_book.py",
         "return max(deadline_s, min(PATIENCE_UNITS * unit_s, most_s))",
         "return max(deadline_s, PATIENCE_UNITS * unit_s)",
         ("tests/coordinator/batches/test_grants.py", "tests/whole/test_batches.py"),

@@ -161,7 +161,7 @@ JOINERS = (
     ),
     Mutant(
         "P6 no question is lost while earlier answers have not left",
-        "peer/agent/answers.py",
+        "peer/agent/io_workers.py",
         "return is_there and self._serving.has_room(held.to, self._line.link.answers_waiting(held.to))",
         "return is_there",
         ("tests/peer/agent/test_answers.py",),

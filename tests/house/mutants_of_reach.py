@@ -439,7 +439,7 @@ REACH = (
     ),
     Mutant(
         "seats without a door stay only where one of them meets all the others",
-        "coordinator/batches/stage_choice.py",
+        "coordinator/batches/seat_choice.py",
         "return any(all(other == one or meet(one, other) for other in peers) for one in peers)",
         "return any(any(other == one or meet(one, other) for other in peers) for one in peers)",
         ("tests/coordinator/batches/test_stages_of_batches.py",),

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from farflung.compression.native import outer_step
-from farflung.optim.lookahead import ahead
 from farflung.optim.outer import (
     AdamW,
     Floats,
@@ -23,6 +22,7 @@ from farflung.optim.outer import (
     checked,
     outer_step_for,
 )
+from farflung.optim.recipes import ahead
 from farflung.protocol.outer_numbers import AdamWNumbers, outer_numbers
 
 
@@ -156,7 +156,7 @@ def test_short_runs_remember_less(rounds: int, mu: float) -> None:
     assert isinstance(named, Nesterov) and named.momentum == 0.9
 
 
-# ---- where a peer trains on: optim/lookahead.py
+# ---- where a peer trains on: optim/recipes.py
 # -----------------------------------------------------------------------
 
 

@@ -8,8 +8,7 @@ import pytest
 import zmq
 
 from farflung.peer import first_contact
-from farflung.peer.first_contact import DoorAnswers, How, check, look, problem_of
-from farflung.peer.remembered_places import RememberedPlaces
+from farflung.peer.first_contact import DoorAnswers, How, RememberedPlaces, check, look, problem_of
 from farflung.peer.settings import OwnConfig
 from farflung.protocol.errors import Refused, Unreachable
 from farflung.protocol.join_url import Address, JoinUrl

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from farflung.peer.remembered_places import RememberedPlaces
+from farflung.peer.first_contact import RememberedPlaces
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import WHEREABOUTS_BYTES
 from farflung.protocol.process.log_lines import Teller

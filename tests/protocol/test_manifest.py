@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.compression.codec import codec_names
-from farflung.compression.feedback import AUTO
+from farflung.compression.codec import AUTO, codec_names
 from farflung.console.run_toml import SHORT, TEMPLATE
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import MAX_MANIFEST_BYTES, CodecName, Manifest

@@ -270,11 +270,11 @@ def digest(model: nn.Module) -> str:
 
 def keep_apart(rank: int) -> None:
     """As if the second half of the ranks were elsewhere."""
-    from farflung.peer.island import nodes
+    from farflung.peer.island import group
     from farflung.peer.local.memory import SharedState
 
     node = 2 * rank // dist.get_world_size()
-    nodes.here = lambda: f"node {node}"
+    group.here = lambda: f"node {node}"
     if node:
         SharedState.open = None  # type: ignore[assignment]
 

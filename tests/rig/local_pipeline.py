@@ -15,8 +15,7 @@ from torch import Tensor
 
 from farflung.compression.codec import Codec, codec_named
 from farflung.peer.pipeline.border_codec import turned, turned_back
-from farflung.peer.pipeline.part_checks import Loss
-from farflung.peer.pipeline.parts import Part, Stage, Tensors, checked_parts
+from farflung.peer.pipeline.parts import Loss, Part, Stage, Tensors, checked_parts
 from farflung.peer.pipeline.stage_loop import MicroActivations, StageLoop
 from farflung.peer.pipeline.whole import checked_cuts
 from farflung.protocol.errors import UserError

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from farflung.compression.plain_codecs import codec_named
 from farflung.coordinator.court.proofs import merged
-from farflung.coordinator.mesh.mesh_sums import MeshSums, summed
+from farflung.coordinator.mesh.mesh import MeshSums, summed
 from farflung.coordinator.rounds.reported import CommittedSums
 from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.rounds.round_rules import Groups, RoundRules, planned

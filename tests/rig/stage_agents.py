@@ -36,8 +36,7 @@ from farflung.peer.local.words import (
     to_bytes,
     to_trainer,
 )
-from farflung.peer.pipeline.part_checks import survey_parts
-from farflung.peer.pipeline.parts import Stage
+from farflung.peer.pipeline.parts import Stage, survey_parts
 from farflung.peer.pipeline.pipeline_loop import PipelineLoop, StageModel
 from farflung.peer.pipeline.samples import Samples
 from farflung.peer.pipeline.whole import whole_model

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from farflung.coordinator.audits.audit_desk import AuditDesk
+from farflung.coordinator.audits.audits import AuditDesk
 from farflung.coordinator.ledger.records import CommittedRound, Record
 from farflung.coordinator.modes.registry import CoordinatorMode
 from farflung.coordinator.run.effects import KeepProof, Tell, Write

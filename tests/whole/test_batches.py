@@ -13,8 +13,7 @@ from farflung.coordinator.batches.batch_book import BookedSeat
 from farflung.coordinator.batches.batches import Batches
 from farflung.peer.batches.batch_work import BatchWork
 from farflung.peer.local.words import LoadState
-from farflung.peer.pipeline.machines.effects import DropSums, SumsEffect
-from farflung.peer.pipeline.machines.summing_machine import BatchMachine
+from farflung.peer.pipeline.machines.summing_machine import BatchMachine, DropSums, SumsEffect
 from farflung.protocol.messages import BatchTick, Beat, FromMember
 from farflung.simulator.cut_lines import ask_to_leave
 from farflung.simulator.invariants import Broken

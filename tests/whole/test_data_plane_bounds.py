@@ -15,7 +15,7 @@ from farflung.checkpoints.state_sync import StateSync
 from farflung.collectives.link import frame_queue
 from farflung.collectives.link.frame_queue import ANSWERS_WAITING
 from farflung.collectives.link.peer_connections import PeerConnections
-from farflung.collectives.link.pings import ANSWERED_PER_S, ON_WAY_MOST, Pings
+from farflung.collectives.link.rates import ANSWERED_PER_S, ON_WAY_MOST, Pings
 from farflung.collectives.round.effects import Install, SendFrame
 from farflung.collectives.round.member import MemberRound
 from farflung.compression.codec import check_payload

@@ -20,7 +20,7 @@ from farflung.coordinator.ledger.records import (
     from_bytes,
     to_bytes,
 )
-from farflung.coordinator.recovery import rollback
+from farflung.coordinator.recovery import recovery
 from farflung.protocol.errors import DepartureCause
 from farflung.protocol.messages import Lease
 from farflung.protocol.round_words import Commit, Used
@@ -235,7 +235,7 @@ def test_P20_who_was_cut_off_alone_while_the_others_went_back_harms_nobody(batch
 
 @pytest.mark.hard
 def test_the_simulator_sees_a_run_that_goes_back_without_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollback, "are_accounted_for", lambda *_: True)
+    monkeypatch.setattr(recovery, "are_accounted_for", lambda *_: True)
     with pytest.raises(Broken, match="P20 is broken"):
         for seed in range(60):
             World(seed, Scenario.cut_off_from_all(seed)).run()

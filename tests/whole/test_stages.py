@@ -22,8 +22,8 @@ from farflung.coordinator.ledger.records import Struck, from_bytes
 from farflung.peer.batches.effects import ForgetCrossings
 from farflung.peer.batches.stage_transfers import StageTransfers
 from farflung.peer.machine.effects import Effect
-from farflung.peer.pipeline.machines.effects import LocalStep
-from farflung.peer.pipeline.machines.effects import SumsEffect as Due
+from farflung.peer.pipeline.machines.summing_machine import LocalStep
+from farflung.peer.pipeline.machines.summing_machine import SumsEffect as Due
 from farflung.simulator.batches.stage_invariants import StageInvariants, crossings_of
 from farflung.simulator.batches.stage_trainer import NOT_PASSED, VirtualStageTrainer
 from farflung.simulator.invariants import Broken

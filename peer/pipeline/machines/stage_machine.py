@@ -34,8 +34,13 @@ from farflung.peer.local.words import (
     ToTrainer,
     WorkDone,
 )
-from farflung.peer.pipeline.machines.effects import LocalStep, StageWork, SumsEffect, WriteLearned
-from farflung.peer.pipeline.machines.summing_machine import SummingMachine
+from farflung.peer.pipeline.machines.summing_machine import (
+    LocalStep,
+    StageWork,
+    SummingMachine,
+    SumsEffect,
+    WriteLearned,
+)
 from farflung.peer.trainer.effects import OpenShared, SayWord, TrainerState, WaitBefore
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema

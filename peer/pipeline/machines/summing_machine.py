@@ -25,6 +25,7 @@ from farflung.peer.local.words import (
     Loaded,
     LoadState,
     MicrobatchCounted,
+    MicrobatchWork,
     NeedSamples,
     Provide,
     Provided,
@@ -33,8 +34,8 @@ from farflung.peer.local.words import (
     ToTrainer,
     Unusable,
 )
-from farflung.peer.pipeline.machines.effects import Accumulate, DropSums, StageWork, SumsEffect, WriteSums
 from farflung.peer.trainer.effects import (
+    Effect,
     EndWithRefusal,
     LoadAnchor,
     OpenShared,
@@ -47,6 +48,70 @@ from farflung.peer.trainer.effects import (
 from farflung.peer.trainer.machine import GOOD_ENDS, NOT_LOADED
 from farflung.protocol.digests import mask_of, mask_to_bytes
 from farflung.protocol.model_schema import ModelSchema
+
+# ---- effects -----------------------------------------------------------------------------------------------
+# What a trainer's machine of synchronous batches tells its shell to do, besides what any trainer's does.
+# Types only.
+#
+# Made by the machines beside it; carried out by their loops on a model, and by the simulator's trainers on
+# numbers that can be counted.
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulate:
+    """Add the gradient of these samples to the sums of the batch, each token as much as any other."""
+
+    version: int
+    micro: int  # its number in the batch
+    epoch: int
+    start: int  # positions [start, stop) of the epoch's order
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """Work on a microbatch of one stage: from the slots of its place, or from the data set, into the slot for it."""
+
+    word: MicrobatchWork
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSums:
+    """Write the sums into the slot, divided by the tokens in them, as what falls if they are taken; and keep them."""
+
+    slot: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LocalStep:
+    """Take a step of the inner optimizer on the mean gradient of the tokens in the sums; then those are zero.
+
+    run_step  the run's own step, which the rate follows from (optim/schedule.py)
+    share     of the rate: a step of fewer microbatches than others is smaller by as much
+    """
+
+    run_step: int
+    tokens: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class WriteLearned:
+    """Write what the local steps have moved since the anchor was loaded into the slot, as what falls if it is taken."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropSums:
+    """The sums are zero again."""
+
+
+SumsEffect = Effect | Accumulate | StageWork | WriteSums | LocalStep | WriteLearned | DropSums
+
+
+# ---- summing machine ---------------------------------------------------------------------------------------
 
 _ENDS = frozenset({TrainerState.OVER, TrainerState.REFUSED})
 Due = TypeVar("Due", Accumulate, StageWork)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from farflung.collectives.mesh.mesh_round import GroupSumsHere, MeshColumns, MeshRound, groups_in
 from farflung.collectives.round.effects import MergeGroup, SendFrame
 from farflung.collectives.round.pieces import ChunkPiece
-from farflung.coordinator.mesh.mesh_sums import decision_view, view
+from farflung.coordinator.mesh.mesh import decision_view, view
 from farflung.coordinator.rounds.round_rules import Groups
 from farflung.protocol.digests import hash_bytes, mask_of, mask_to_bytes
 from farflung.protocol.frames import Kind

@@ -23,7 +23,7 @@ from farflung.console.batches.stage_advice import (
 )
 from farflung.console.doctor.advice import FAIL, OK, WARN, LineToCoordinator, MachineFacts, examine
 from farflung.peer.footprint import FreeMemory, MemoryRules, need_of, of_stage
-from farflung.peer.pipeline.stage_fit import fitting_stages
+from farflung.peer.pipeline.api import fitting_stages
 from farflung.protocol.manifest import Manifest, MergeSection, OuterSection, PipelineSection
 
 LINE = 200e6 / 8

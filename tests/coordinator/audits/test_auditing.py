@@ -9,8 +9,8 @@ from statistics import median
 import pytest
 from msgspec.structs import replace
 
-from farflung.coordinator.audits import audit_desk
-from farflung.coordinator.audits.audit_desk import Dice
+from farflung.coordinator.audits import audits
+from farflung.coordinator.audits.audits import Dice
 from farflung.coordinator.ledger.records import FoundCheating, Struck
 from farflung.protocol.errors import Verdict
 from farflung.protocol.limits import PART_BYTES
@@ -181,7 +181,7 @@ def test_the_heir_of_a_lost_owner_does_not_answer_for_its_sum() -> None:
 
 
 def test_contributions_that_take_too_much_memory_are_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_desk, "PROOF_BYTES_MOST", 100)
+    monkeypatch.setattr(audits, "PROOF_BYTES_MOST", 100)
     court = SumCourt(MadeSums(wrong=(1,)))
     court.commits()
     auditor = court.audits()[1]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from farflung.console.main import app
-from farflung.coordinator.audits.audit_desk import OneSum
+from farflung.coordinator.audits.audits import OneSum
 from farflung.coordinator.court.proofs import (
     WrongSum,
     WrongSumOfSums,

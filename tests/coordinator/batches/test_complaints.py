@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.coordinator.batches.batch_book import BookedSeat
-from farflung.coordinator.batches.complaints import (
+from farflung.coordinator.batches.seat_choice import (
     HEAR_OTHERS_S,
     OUT_MOST,
     SETTLED_BEATS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.coordinator.batches.grants import AHEAD_LEAST, GrantPace, first_of, patience_s, to_grant
+from farflung.coordinator.batches.batch_book import AHEAD_LEAST, GrantPace, first_of, patience_s, to_grant
 
 
 def test_a_seat_has_work_for_two_heartbeats() -> None:

@@ -12,10 +12,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from farflung.collectives.pipeline.seats import Traffic
-from farflung.coordinator.batches.batch_book import BatchBegun, BatchBook, Moving, Unseated
+from farflung.coordinator.batches.batch_book import (
+    BELIEVED,
+    BatchBegun,
+    BatchBook,
+    Mate,
+    Moving,
+    SeatRates,
+    Unseated,
+    news_of_shares,
+)
 from farflung.coordinator.batches.batch_members import AWAIT_DEAD, BatchMembers
 from farflung.coordinator.batches.batches import Batches
-from farflung.coordinator.batches.grants import BELIEVED, Mate, SeatRates, news_of_shares
 from farflung.coordinator.batches.rebalancing import ARRIVES_WITHIN_S, PAYS_WITHIN_S, RESTS_S
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import DataFixed

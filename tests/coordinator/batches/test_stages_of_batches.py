@@ -15,10 +15,9 @@ from farflung.coordinator.batches.batch_book import (
     TakenBack,
     Unseated,
 )
-from farflung.coordinator.batches.batch_members import BatchMembers
-from farflung.coordinator.batches.batch_ticks import staged_tick_of
+from farflung.coordinator.batches.batch_members import BatchMembers, staged_tick_of
 from farflung.coordinator.batches.batches import Batches
-from farflung.coordinator.batches.stage_choice import WHY_GIVEN_UP, StageLoad, chosen, loads_of
+from farflung.coordinator.batches.seat_choice import WHY_GIVEN_UP, StageLoad, chosen, loads_of
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import DataFixed
 from farflung.protocol.digests import mask_of, mask_to_bytes

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.collectives.mesh.mesh_round import MeshColumns
-from farflung.coordinator.mesh.mesh_sums import MeshSums, drawn, most_of_round, touched, view
+from farflung.coordinator.mesh.mesh import MeshSums, drawn, most_of_round, touched, view
 from farflung.coordinator.rounds.owners import ProvenHoldings, inherited
 from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.rounds.round_policy import Failed, OwnersMoved, RoundCommitted, RoundWaits

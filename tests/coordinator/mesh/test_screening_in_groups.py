@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from farflung.coordinator.mesh.mesh_sums import ComparingSums
+from farflung.coordinator.mesh.mesh import ComparingSums
 from farflung.coordinator.rounds.reported import ComparingMembers
 from farflung.coordinator.rounds.round_rules import Groups
 from farflung.coordinator.rounds.weights import Compared, OwnerShare, captured, screened_in_groups

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 from farflung.console import operator_commands
 from farflung.coordinator.ledger.ledger import SAVED_KEPT
 from farflung.coordinator.ledger.records import Genesis, RolledBack, Vouched
-from farflung.coordinator.recovery.recovery import RollbackOrders
-from farflung.coordinator.recovery.rollback import Rollback
+from farflung.coordinator.recovery.recovery import Rollback, RollbackOrders
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import CheckpointSection, Manifest, RoundSection, RunSection
 from farflung.protocol.orders import GoBack, Reply, Rewind

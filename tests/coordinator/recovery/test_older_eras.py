@@ -14,7 +14,7 @@ from farflung.coordinator.ledger.records import (
     from_bytes,
     to_bytes,
 )
-from farflung.coordinator.recovery.rollback import Rollback
+from farflung.coordinator.recovery.recovery import Rollback
 from farflung.coordinator.run.lease_desk import LeaseDesk
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.ticks import TickBuilder

@@ -23,7 +23,7 @@ from farflung.coordinator.ledger.records import (
     from_bytes,
     to_bytes,
 )
-from farflung.coordinator.recovery.rollback import Rollback
+from farflung.coordinator.recovery.recovery import Rollback
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.round_driver import in_this_era
 from farflung.protocol.errors import DepartureCause

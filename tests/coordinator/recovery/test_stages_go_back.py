@@ -9,7 +9,7 @@ import pytest
 
 from farflung.coordinator.batches.batch_book import BatchBook
 from farflung.coordinator.ledger.records import RolledBack
-from farflung.coordinator.recovery.rollback import SOON_S
+from farflung.coordinator.recovery.recovery import SOON_S
 from farflung.protocol.messages import Welcome
 from farflung.protocol.orders import GoBack, Rewind
 from rig.stage_hall import StageHall, digest_at

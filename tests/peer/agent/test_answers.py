@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
-from farflung.peer.agent.answers import Answering
+from farflung.peer.agent.io_workers import Answering
 from farflung.peer.agent.turns import LATER_EVERY_S
 from farflung.protocol.frames import Frame, Header, Kind
 from farflung.protocol.manifest import Manifest

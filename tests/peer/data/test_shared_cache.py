@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farflung.peer.data.shared_cache import PART, NoRoom, SharedCache
+from farflung.peer.data.data_files import PART, NoRoom, SharedCache
 from farflung.protocol.errors import StoreError
 from rig.waiting import eventually
 

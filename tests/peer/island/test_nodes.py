@@ -9,25 +9,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.peer.island import nodes
+from farflung.peer.island import group
 from farflung.peer.island.blocks import Box, shares
 from farflung.peer.local.memory import SharedState
 
 
 def test_ranks_on_other_nodes_than_the_first_have_a_partner_on_it() -> None:
     places = ["a", "a", "b", "b", "b", "c"]
-    assert nodes.near_of(places) == (0, 1)
-    assert nodes.partners(places) == ((2, 0), (3, 1), (4, 0), (5, 1))
-    assert nodes.partners(["a", "a"]) == ()
+    assert group.near_of(places) == (0, 1)
+    assert group.partners(places) == ((2, 0), (3, 1), (4, 0), (5, 1))
+    assert group.partners(["a", "a"]) == ()
 
 
 def test_this_process_is_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = nodes.here()
-    assert before == nodes.here()
-    monkeypatch.setattr(nodes.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert nodes.here() != before, "another folder for what does not fit into memory"
-    monkeypatch.setattr(nodes, "_BOOT", tmp_path / "none")
-    assert nodes.here(), "where the kernel has no name, the machine has"
+    before = group.here()
+    assert before == group.here()
+    monkeypatch.setattr(group.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert group.here() != before, "another folder for what does not fit into memory"
+    monkeypatch.setattr(group, "_BOOT", tmp_path / "none")
+    assert group.here(), "where the kernel has no name, the machine has"
 
 
 def test_of_replicas_those_near_the_agent_write_and_of_a_shard_whoever_has_it() -> None:
@@ -45,12 +45,12 @@ def test_of_replicas_those_near_the_agent_write_and_of_a_shard_whoever_has_it() 
 def test_tiles_are_all_the_values_in_their_order_and_never_more_at_once(
     shapes: list[list[int]], most: int
 ) -> None:
-    before, nodes.TILE = nodes.TILE, most
+    before, group.TILE = group.TILE, most
     try:
         views = [torch.randn(shape).transpose(0, -1) for shape in shapes]
-        found = list(nodes.tiles(views))
+        found = list(group.tiles(views))
     finally:
-        nodes.TILE = before
+        group.TILE = before
     assert all(0 < sum(each.numel() for each in tile) <= most for tile in found)
     sent = [each.reshape(-1) for tile in found for each in tile]
     expected = [each.reshape(-1) for each in views]
@@ -64,7 +64,7 @@ def test_a_far_rank_has_memory_for_what_it_writes_alone_and_gives_it_back(tmp_pa
     for path in (message.anchor, *message.moments, *message.slots, message.progress):
         Path(path).unlink()  # there is no way to them from its node
     before = resident_mb()
-    far = nodes.FarMemory(message)
+    far = group.FarMemory(message)
     assert [each.numel() for each in (far.anchor, *far.moments, *far.slots)] == [elements] * 5
     far.slots[1][elements // 2 :].fill_(1.0)
     assert 12 < resident_mb() - before < 30

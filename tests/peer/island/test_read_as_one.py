@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from farflung.optim.outer import Nesterov
-from farflung.peer.island.copies import read_as_one
 from farflung.peer.island.island import Island
+from farflung.peer.island.sharded import read_as_one
 from farflung.peer.local.memory import SharedState
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.peer.trainer.pending_delta import PendingDelta

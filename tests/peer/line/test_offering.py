@@ -12,7 +12,7 @@ import pytest
 from farflung.console.offered_relay import OfferedRelay, offered_relay
 from farflung.coordinator.relay.relay_hand import Month
 from farflung.peer.line.data_line import DataLine
-from farflung.peer.line.relay_offer import Offering, RelayTerms
+from farflung.peer.line.reachability import Offering, RelayTerms
 from farflung.peer.settings import OwnConfig, own_config
 from farflung.protocol.errors import RelayCause, UserError
 from farflung.protocol.messages import Tick

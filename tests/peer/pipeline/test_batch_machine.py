@@ -19,8 +19,13 @@ from farflung.peer.local.words import (
     ToTrainer,
     Unusable,
 )
-from farflung.peer.pipeline.machines.effects import Accumulate, DropSums, SumsEffect, WriteSums
-from farflung.peer.pipeline.machines.summing_machine import BatchMachine
+from farflung.peer.pipeline.machines.summing_machine import (
+    Accumulate,
+    BatchMachine,
+    DropSums,
+    SumsEffect,
+    WriteSums,
+)
 from farflung.peer.trainer import effects as do
 from farflung.protocol.digests import mask_to_bytes
 from farflung.protocol.model_schema import ModelSchema

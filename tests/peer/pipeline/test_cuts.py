@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.peer.pipeline.part_checks import PartFacts, Signature
+from farflung.peer.pipeline.parts import PartFacts, Signature
 from farflung.peer.pipeline.whole import best_cuts, plan_stages, stage_work
 from farflung.protocol.errors import UserError
 

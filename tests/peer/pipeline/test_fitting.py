@@ -9,7 +9,7 @@ import torch
 
 from farflung.peer import room as room_module
 from farflung.peer.footprint import FreeMemory, MemoryNeed
-from farflung.peer.pipeline.stage_fit import fitting_stages, room_here, size_bytes
+from farflung.peer.pipeline.api import fitting_stages, room_here, size_bytes
 from farflung.protocol.errors import UserError
 from farflung.protocol.process import host_memory
 

@@ -12,8 +12,7 @@ from torch import Tensor
 import farflung
 from farflung.checkpoints.export import Exported, TrainedTensors, write_hf_folder
 from farflung.peer.pipeline.hf import hf_names
-from farflung.peer.pipeline.part_checks import survey_parts
-from farflung.peer.pipeline.parts import Stage, run_part
+from farflung.peer.pipeline.parts import Stage, run_part, survey_parts
 from farflung.protocol.errors import UserError
 from farflung.protocol.model_schema import ModelSchema
 

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from farflung.optim.inner import MuonAdamW
 from farflung.optim.recipes import inner_of_stage
 from farflung.peer.footprint import MemoryRules
-from farflung.peer.pipeline.machines.effects import LocalStep
+from farflung.peer.pipeline.api import needs_of
+from farflung.peer.pipeline.machines.summing_machine import LocalStep
 from farflung.peer.pipeline.parts import Stage, as_output, build, seed_of_chance
 from farflung.peer.pipeline.pipeline_loop import StageOptimizer
-from farflung.peer.pipeline.stage_fit import needs_of
 from farflung.peer.pipeline.stage_loop import StageLoop
 from farflung.protocol.manifest import Manifest
 from rig.stage_agents import Pipeline, model_of

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from farflung.peer.pipeline.part_checks import Signature, survey_parts
-from farflung.peer.pipeline.parts import Part, Stage, build, parts_of, run_part
+from farflung.peer.pipeline.parts import Part, Signature, Stage, build, parts_of, run_part, survey_parts
 from farflung.protocol.errors import UserError
 
 ITEM = {"x": torch.zeros(8), "labels": torch.zeros((), dtype=torch.int64)}

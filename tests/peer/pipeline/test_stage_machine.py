@@ -20,8 +20,8 @@ from farflung.peer.local.words import (
     Way,
     WorkDone,
 )
-from farflung.peer.pipeline.machines.effects import DropSums, StageWork, SumsEffect, WriteSums
 from farflung.peer.pipeline.machines.stage_machine import StageMachine
+from farflung.peer.pipeline.machines.summing_machine import DropSums, StageWork, SumsEffect, WriteSums
 from farflung.peer.trainer import effects as do
 from farflung.protocol.digests import mask_to_bytes
 from farflung.protocol.model_schema import ModelSchema

@@ -16,8 +16,14 @@ from farflung.peer.local.words import (
     Way,
     WorkDone,
 )
-from farflung.peer.pipeline.machines.effects import DropSums, LocalStep, StageWork, SumsEffect, WriteLearned
 from farflung.peer.pipeline.machines.stage_machine import LocalSteps, StageMachine, local_steps_of
+from farflung.peer.pipeline.machines.summing_machine import (
+    DropSums,
+    LocalStep,
+    StageWork,
+    SumsEffect,
+    WriteLearned,
+)
 from farflung.peer.trainer import effects as do
 from farflung.protocol.digests import mask_of, mask_to_bytes
 from farflung.protocol.manifest import Manifest, MergeSection, PipelineSection

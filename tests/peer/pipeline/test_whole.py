@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from farflung.peer.builtin.tiny_gpt import GPTConfig
 from farflung.peer.pipeline.builtin_batches import untied_parts
-from farflung.peer.pipeline.part_checks import survey_parts
-from farflung.peer.pipeline.parts import Part, Stage
+from farflung.peer.pipeline.parts import Part, Stage, survey_parts
 from farflung.peer.pipeline.whole import WholeModel, whole_model
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.errors import UserError
