@@ -45,8 +45,7 @@ from farflung.protocol import messages
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import CONTROL_FRAME_BYTES, PROTOCOL_VERSION
-from farflung.protocol.messages import DOOR_OUT, Challenge, Hello, Knock, Leave, Refuse, Welcome
-from farflung.protocol.orders import Ban
+from farflung.protocol.messages import DOOR_OUT, Ban, Challenge, Hello, Knock, Leave, Refuse, Welcome
 from farflung.protocol.process.sockets import curve_raw, curve_text
 from farflung.protocol.signed_words import hello_part
 from rig import shams

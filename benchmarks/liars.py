@@ -13,7 +13,7 @@ import sys
 from collections import Counter, defaultdict
 from statistics import mean, median
 
-from farflung.coordinator.admission.register import Banned
+from farflung.coordinator.admission.admission import Banned
 from farflung.coordinator.ledger.records import CommittedRound, from_bytes
 from farflung.simulator.invariants import Broken
 from farflung.simulator.scenario import Scenario

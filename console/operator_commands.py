@@ -17,7 +17,7 @@ import typer
 
 from farflung.coordinator.operator_socket import ask
 from farflung.protocol.errors import UserError
-from farflung.protocol.orders import (
+from farflung.protocol.messages import (
     Amend,
     Ban,
     Bans,

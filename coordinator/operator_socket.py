@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from farflung.protocol.errors import Unreachable, UserError
-from farflung.protocol.orders import Order, Reply
+from farflung.protocol.messages import Order, Reply
 
 SOCKET_NAME = "operator.sock"
 LINE_BYTES = 64 * 1024

@@ -89,9 +89,10 @@ from farflung.protocol.messages import (
     Look,
     Message,
     OpenRound,
+    Order,
+    Reply,
     Welcome,
 )
-from farflung.protocol.orders import Order, Reply
 from farflung.protocol.process.child import STARTS_WITHIN_S, CannotListen, Spawn, started
 from farflung.protocol.process.descriptors import network_at, room_for_connections
 from farflung.protocol.process.failpoints import hit, is_armed

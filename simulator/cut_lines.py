@@ -31,9 +31,8 @@ from farflung.coordinator.modes import registry
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol.frames import FrameKind
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import Knock, Message
+from farflung.protocol.messages import Amend, GoBack, Knock, Message
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.orders import Amend, GoBack
 from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER
 from farflung.protocol.signing import KeptReceipts, curve_key_of
 from farflung.simulator.invariants import Broken, Invariants, all_is_held

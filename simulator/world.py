@@ -49,8 +49,7 @@ from farflung.protocol.frames import (
     parse,
 )
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, FromMember, Message
-from farflung.protocol.orders import Order
+from farflung.protocol.messages import DOOR_IN, DOOR_OUT, MEMBER_IN, MEMBER_OUT, FromMember, Message, Order
 from farflung.protocol.run_terms import tag_of
 from farflung.protocol.signing import name_of, peer_id_of
 from farflung.simulator.bad_peers import (

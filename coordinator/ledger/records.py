@@ -29,7 +29,7 @@ class Started(Record, frozen=True, kw_only=True, tag="started"):
     """A coordinator process took over the run."""
 
     incarnation: int
-    # The run's clock, and the wall clock of this machine, at that moment: see register.py.
+    # The run's clock, and the wall clock of this machine, at that moment: see admission.py.
     clock_s: float = 0.0
     wall_s: float = 0.0
     secret: bytes = b""  # of the run, once: nobody can foresee what follows from it

@@ -24,8 +24,7 @@ from farflung.coordinator.rounds.reported import CommittedSums
 from farflung.coordinator.rounds.round_policy import RoundPolicy
 from farflung.protocol.errors import DepartureCause, UserError, Verdict
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import Beat, FromMember, Hello, Refuse
-from farflung.protocol.orders import Order, Reply
+from farflung.protocol.messages import Beat, FromMember, Hello, Order, Refuse, Reply
 from farflung.protocol.process.mode_folders import module_of
 from farflung.protocol.signing import KeptCommit
 

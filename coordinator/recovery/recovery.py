@@ -15,8 +15,7 @@ from farflung.coordinator.modes.registry import CoordinatorMode, ModeTools
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.round_driver import RoundDriver, in_this_era, newest_held
 from farflung.protocol.errors import AbortCause, UserError
-from farflung.protocol.messages import Beat
-from farflung.protocol.orders import GoBack, Order, Reply, Rewind
+from farflung.protocol.messages import Beat, GoBack, Order, Reply, Rewind
 from farflung.protocol.round_words import ShelvedList
 from farflung.protocol.states import Phase
 

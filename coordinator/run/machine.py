@@ -55,8 +55,10 @@ from farflung.protocol.messages import (
     Hello,
     Knock,
     Leave,
+    Order,
     ProgressReport,
     Refuse,
+    Reply,
     Sent,
     Show,
     Shown,
@@ -64,7 +66,6 @@ from farflung.protocol.messages import (
     Welcome,
 )
 from farflung.protocol.model_schema import first_difference
-from farflung.protocol.orders import Order, Reply
 from farflung.protocol.process.networks import network_of
 from farflung.protocol.round_words import CROWD, Contact
 from farflung.protocol.signing import name_of, peer_id_of

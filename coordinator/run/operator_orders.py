@@ -20,7 +20,7 @@ from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol.errors import DepartureCause, UserError
 from farflung.protocol.limits import AMENDMENTS_MOST
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.orders import (
+from farflung.protocol.messages import (
     Amend,
     Drain,
     Kick,

@@ -11,8 +11,7 @@ import zmq
 from farflung.coordinator.operator_socket import ask
 from farflung.coordinator.run.effects import Forbid
 from farflung.protocol import messages
-from farflung.protocol.messages import Look, Tick
-from farflung.protocol.orders import Ban
+from farflung.protocol.messages import Ban, Look, Tick
 from farflung.protocol.process import networks
 from farflung.protocol.process.networks import LEFT_OPEN_S, LINES_OF_KEY
 from farflung.protocol.process.sockets import curve_raw

@@ -218,7 +218,7 @@ DOOR = (
     ),
     Mutant(
         "a ban of a network is one of all who come from there",
-        "coordinator/admission/register.py",
+        "coordinator/admission/admission.py",
         "if each.peer == peer or (network and each.network == network):",
         "if each.peer == peer:",
         ("tests/coordinator/admission/test_bans.py", *ADMISSION),

@@ -401,7 +401,6 @@ PURE_MODULES = (
     "console/web/requests",
     "coordinator/door/allowance",
     "coordinator/admission/admission",
-    "coordinator/admission/register",
     "coordinator/door/hello_check",
     "coordinator/relay/socks",
     "coordinator/relay/switchboard",

@@ -6,8 +6,7 @@ from farflung.coordinator.modes import registry
 from farflung.coordinator.modes.registry import ModeTools
 from farflung.coordinator.run.operator_orders import AmendmentOrders, Operating
 from farflung.protocol.errors import DepartureCause
-from farflung.protocol.messages import Gone
-from farflung.protocol.orders import Order
+from farflung.protocol.messages import Gone, Order
 from farflung.protocol.states import OF_DEPARTURE
 from rig.made_run import MadeRun
 

@@ -21,8 +21,8 @@ from farflung.protocol.digests import bits, combined, hash_bytes, length_to_byte
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import Order
 from farflung.protocol.model_schema import ModelSchema, StageSpec, TensorSpec
-from farflung.protocol.orders import Order
 from farflung.protocol.round_words import Decision, Plan, Shelved
 from farflung.protocol.signed_words import Results, hello_part, inputs_of, results_part, sent_part
 from rig.guests import Guest

@@ -13,7 +13,7 @@ from statistics import mean
 import pytest
 from msgspec import structs
 
-from farflung.coordinator.admission.register import Banned
+from farflung.coordinator.admission.admission import Banned
 from farflung.coordinator.ledger.records import CommittedRound, Genesis, Opened, from_bytes
 from farflung.coordinator.rounds import round
 from farflung.coordinator.rounds.owners import LastHolders

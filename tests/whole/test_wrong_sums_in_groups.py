@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from farflung.coordinator.admission.register import Banned
+from farflung.coordinator.admission.admission import Banned
 from farflung.coordinator.ledger.records import CommittedRound, Opened, Struck, from_bytes
 from farflung.simulator.scenario import Scenario
 from farflung.simulator.world import World

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from farflung.console.operator_commands import folder_of, seconds
+from farflung.coordinator.admission.admission import STRIKE_LASTS_S
 from farflung.coordinator.admission.allowlist import Allowlist, parsed
-from farflung.coordinator.admission.register import STRIKE_LASTS_S
 from farflung.coordinator.door.allowance import KEYS_KEPT, Quota
 from farflung.coordinator.door.hello_check import HelloPassed
 from farflung.coordinator.ledger.ledger import FragmentBook, RunClock
@@ -25,8 +25,7 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import AbortCause, UserError, Verdict
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import AdmissionSection, Manifest, RunSection
-from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.orders import (
+from farflung.protocol.messages import (
     Ban,
     Bans,
     Drain,
@@ -39,6 +38,7 @@ from farflung.protocol.orders import (
     Revoke,
     Unban,
 )
+from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.process.networks import network_of
 from farflung.protocol.round_words import Plan
 from farflung.protocol.run_terms import Attached, Known

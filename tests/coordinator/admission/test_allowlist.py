@@ -13,8 +13,7 @@ import zmq
 from farflung.coordinator.admission.allowlist import FILE_NAME as ALLOWLIST
 from farflung.coordinator.admission.allowlist import Allowlist
 from farflung.coordinator.operator_socket import ask
-from farflung.protocol.messages import Refuse, Welcome
-from farflung.protocol.orders import Amend
+from farflung.protocol.messages import Amend, Refuse, Welcome
 from rig.served import MANIFEST, Running, ScriptedPeer
 from rig.waiting import eventually
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.coordinator.admission.admission import NAME
-from farflung.coordinator.admission.register import Banned, Register, Unbanned
+from farflung.coordinator.admission.admission import NAME, Banned, Register, Unbanned
 from farflung.coordinator.ledger.records import Struck
 from farflung.protocol.errors import DepartureCause
-from farflung.protocol.messages import Gone
-from farflung.protocol.orders import Ban, Bans, Invite, Invites, Kick, Reply, Revoke, Unban
+from farflung.protocol.messages import Ban, Bans, Gone, Invite, Invites, Kick, Reply, Revoke, Unban
 from rig.made_run import peer_of
 from rig.office import Office
 

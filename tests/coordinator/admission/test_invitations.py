@@ -7,8 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from farflung.coordinator.admission.admission import ID_CHARS, NAME, TOKEN_BYTES, Admission, token_digest
-from farflung.coordinator.admission.register import CameByInvitation, Invited, Register, Revoked
+from farflung.coordinator.admission.admission import (
+    ID_CHARS,
+    NAME,
+    TOKEN_BYTES,
+    Admission,
+    CameByInvitation,
+    Invited,
+    Register,
+    Revoked,
+    token_digest,
+)
 from farflung.coordinator.door.hello_check import HelloPassed
 from farflung.coordinator.ledger.records import Admitted
 from farflung.coordinator.modes.registry import ModeTools
@@ -17,9 +26,8 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import DepartureCause, UserError
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import AdmissionSection, Manifest
-from farflung.protocol.messages import Hello, Refuse
+from farflung.protocol.messages import Hello, Invite, Refuse, Reply, Revoke
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.orders import Invite, Reply, Revoke
 from farflung.protocol.signed_words import hello_part
 from farflung.protocol.states import PeerEvent
 from rig.guests import Guest

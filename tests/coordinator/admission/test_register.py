@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from farflung.coordinator.admission.admission import NAME
-from farflung.coordinator.admission.register import (
+from farflung.coordinator.admission.admission import (
+    NAME,
     PEERS_KEPT,
     Banned,
     CameByInvitation,

@@ -30,9 +30,8 @@ from farflung.peer.machine.handshake import Handshake, Offer, me_of
 from farflung.protocol import messages
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import Challenge, Hello, Knock, Message, Refuse
+from farflung.protocol.messages import Challenge, Hello, Knock, Message, Refuse, Reply
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.orders import Reply
 from farflung.protocol.process.child import Channel, pair
 from farflung.protocol.run_terms import Attached, Known
 

@@ -14,7 +14,7 @@ from farflung.coordinator.ledger.records import Genesis, RolledBack, Vouched
 from farflung.coordinator.recovery.recovery import Rollback, RollbackOrders
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import CheckpointSection, Manifest, RoundSection, RunSection
-from farflung.protocol.orders import GoBack, Reply, Rewind
+from farflung.protocol.messages import GoBack, Reply, Rewind
 from farflung.protocol.round_words import Shelved
 from rig.made_run import MadeRun, digest_of, holding, peer_of
 

@@ -10,8 +10,7 @@ import pytest
 from farflung.coordinator.batches.batch_book import BatchBook
 from farflung.coordinator.ledger.records import RolledBack
 from farflung.coordinator.recovery.recovery import SOON_S
-from farflung.protocol.messages import Welcome
-from farflung.protocol.orders import GoBack, Rewind
+from farflung.protocol.messages import GoBack, Rewind, Welcome
 from rig.stage_hall import StageHall, digest_at
 
 PATIENCE_S, DEAD_AFTER_S = 60.0, 5.0

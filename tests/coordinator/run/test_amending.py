@@ -14,7 +14,7 @@ from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.operator_orders import AmendmentOrders
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.orders import Amend, Reply
+from farflung.protocol.messages import Amend, Reply
 from farflung.protocol.run_terms import Terms
 from farflung.protocol.signing import Amendment, is_hosts
 from rig.made_run import RUN_ID, MadeRun, peer_of

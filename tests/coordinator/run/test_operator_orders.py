@@ -34,6 +34,7 @@ from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.messages import (
     DOOR_OUT,
     MEMBER_OUT,
+    Bans,
     Beat,
     Challenge,
     FragmentBeat,
@@ -42,10 +43,10 @@ from farflung.protocol.messages import (
     Knock,
     Message,
     Refuse,
+    Reply,
     Welcome,
 )
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.orders import Bans, Reply
 from farflung.protocol.process.sockets import curve_raw, curve_text
 from farflung.protocol.signed_words import hello_part
 from rig.waiting import PATIENCE_S, eventually

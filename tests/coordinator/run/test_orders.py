@@ -6,8 +6,7 @@ import pytest
 
 from farflung.coordinator.ledger.records import Paused, Resumed
 from farflung.protocol.errors import DepartureCause
-from farflung.protocol.messages import Gone
-from farflung.protocol.orders import Bans, Drain, Kick, Pause, Resume
+from farflung.protocol.messages import Bans, Drain, Gone, Kick, Pause, Resume
 from rig.made_run import peer_of
 from rig.office import Office
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from farflung.console.hub import Hub, hub_of
+from farflung.console.publish_command import Hub, hub_of
 from farflung.protocol.errors import UserError
 from rig.made_model import ANN, BOB, RUN_ID, MadeRun
 from rig.model_hub import TOKEN, ModelHub, model_hub
