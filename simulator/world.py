@@ -104,8 +104,8 @@ def invariants_of(scenario: Scenario, batches: tuple[int, Manifest], seen: tuple
 
 
 def _batch_trainer(scenario: Scenario) -> Callable[..., VirtualTrainer]:
-    of, name = ("stage", "VirtualStageTrainer") if scenario.stages > 1 else ("batch", "VirtualBatchTrainer")
-    found = getattr(importlib.import_module(f"farflung.simulator.batches.{of}_trainer"), name)
+    name = "VirtualStageTrainer" if scenario.stages > 1 else "VirtualBatchTrainer"
+    found = getattr(importlib.import_module("farflung.simulator.batches.stage_trainer"), name)
     return cast(Callable[..., VirtualTrainer], found)
 
 

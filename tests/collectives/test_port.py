@@ -13,6 +13,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from farflung.collectives.link import lean as lean_module
 from farflung.collectives.link import port, tcp_counts
 from farflung.collectives.link.peer_connections import ZmqConnection
 from farflung.collectives.link.port import LINES_OF_CONTACT, SILENT_MOST, SILENT_OF_NETWORK
@@ -229,7 +230,7 @@ def test_P8_one_contact_has_so_many_connections_and_the_newest_are_those(
 def test_P8_strangers_of_one_network_push_out_each_other_and_nobody_else(
     monkeypatch: pytest.MonkeyPatch, lean: bool
 ) -> None:
-    monkeypatch.setattr(lean, "network_of", str)
+    monkeypatch.setattr(lean_module, "network_of", str)
     monkeypatch.setattr(port, "network_at", host_at)
     bob = End("bob", lean=True)
     there = bob.link._lean.port if lean else bob.port

@@ -24,11 +24,9 @@ FOLDER = Path(real.__file__).parent
 NAMES = (
     "seats",
     "effects",
-    "early_frames",
     "microbatches",
-    "credits",
-    "seat_router",
-    "frame_sender",
+    "stage_frames",
+    "neighbours",
     "work_stealing",
     "stage_scheduler",
 )  # each after those that it imports
@@ -87,19 +85,19 @@ MUTATIONS = (
     ),
     Mutation(
         "R5: frames of who is gone are taken",
-        "early_frames",
+        "stage_frames",
         "    if not seat.lives:\n        return Verdict.STALE\n",
         "",
     ),
     Mutation(
         "R5: what was meant for an older seat of the same peer is taken",
-        "early_frames",
+        "stage_frames",
         "    if table_of(header) < mine.since:\n        return Verdict.STALE",
         "    if False:\n        return Verdict.STALE",
     ),
     Mutation(
         "R5: what moves a microbatch does not wait for its table",
-        "early_frames",
+        "stage_frames",
         "    return moving and table_of(header) > table.number\n",
         "    return False\n",
     ),
@@ -135,13 +133,13 @@ MUTATIONS = (
     ),
     Mutation(
         "room is given without a limit",
-        "credits",
+        "neighbours",
         "        free = self.limit - waiting - sum(",
         "        free = 9 + self.limit - waiting - sum(",
     ),
     Mutation(
         "senders do not look at room",
-        "credits",
+        "neighbours",
         "        return [seat for seat in self._told if self.left(seat) > 0]\n",
         "        return list(self._told)\n",
     ),
@@ -201,7 +199,7 @@ MUTATIONS = (
     ),
     Mutation(
         "R6: the second sending is not marked",
-        "frame_sender",
+        "stage_frames",
         "(FOR_GOOD if record.out_for_good else 0)",
         "0",
     ),
