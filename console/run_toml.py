@@ -84,10 +84,8 @@ betas = [0.9, 0.95]       # memory of the mean and of the variance of the gradie
 weight_decay = 0.1        # pulls weights to zero; lower it for short runs
 warmup_steps = 0          # the rate rises from 0 over so many steps; raise it if the loss jumps at first
 schedule = "constant"     # then it stays; "linear", "cosine": it goes down until the last step (rounds * sync_every);
-                          # "wsd": it stays until decay_steps before that.  By the run's step, for late joiners too
+                          # "wsd": only in the last fifth of the steps.  By the run's step, for late joiners too
 last_lr = "auto"          # the rate at the last step; "auto": a tenth of lr
-decay_steps = "auto"      # wsd: "auto": a fifth of all steps
-rejoin_warmup_steps = 10  # the same for a peer that joins later, or again: its optimizer begins without memory
 clip = 1.0                # largest gradient norm; lower it if the loss spikes
 
 [outer]                   # what is done with the merged result of a round
@@ -165,7 +163,6 @@ mode = "open"             # anyone with the URL; "token": by invitation (farflun
 joins_per_minute = 30     # open: newcomers from one network (IPv4 /24, IPv6 /48); the others wait
 joins_at_once = 16        # open: newcomers that fetch the model at the same time; the others wait
 probation_rounds = 0      # a newcomer counts for a tenth in so many rounds; raise it if strangers may join
-ban_strikes = 5           # strikes within a day after which a peer is banned for a day; 0: never
 trusted = []              # ids of peers that you answer for: what is too few to judge, 2 or 3 members, they judge
 """
 

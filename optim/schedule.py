@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest import WSD_DECAYS_IN, Manifest
 
 STAGGERED, GOES_ON = frozenset({"streaming"}), frozenset({"streaming", "overlap"})
 LEAD = 10  # by steps, a peer stays no more than a period / LEAD ahead of the others, or a single step
@@ -170,7 +170,7 @@ def rules_of(manifest: Manifest) -> ScheduleRules:
 #     constant   the whole rate
 #     linear     down to last_lr at the last step, in a straight line
 #     cosine     down to last_lr at the last step, along half a cosine
-#     wsd        the whole rate until decay_steps before the end, then down to last_lr in a straight line
+#     wsd        the whole rate until the last fifth of the steps, then down to last_lr in a straight line
 #
 # All of them rise from 0 over warmup_steps first.
 
@@ -216,7 +216,6 @@ class LearningRates:
     total_steps: int
     warmup_steps: int = 0
     last: float = 0.0
-    decay_steps: int = 0  # wsd alone
 
     def share(self, step: int) -> float:
         """Of the whole rate, for the step with this number; after the last step it stays."""
@@ -224,7 +223,8 @@ class LearningRates:
             return (step + 1) / self.warmup_steps
         if self.schedule == "constant":
             return 1.0
-        begins = self.total_steps - self.decay_steps if self.schedule == "wsd" else self.warmup_steps
+        decay = self.total_steps // WSD_DECAYS_IN
+        begins = self.total_steps - decay if self.schedule == "wsd" else self.warmup_steps
         gone = min(1.0, max(0, step - begins) / max(1, self.total_steps - begins))
         left = (1.0 + math.cos(math.pi * gone)) / 2 if self.schedule == "cosine" else 1.0 - gone
         return self.last + (1.0 - self.last) * left
@@ -234,5 +234,4 @@ def rates_of(manifest: Manifest, total_steps: int | None = None) -> LearningRate
     """`total_steps`: of the run, where not all its periods are of one length."""
     inner, total = manifest.inner, manifest.total_steps if total_steps is None else total_steps
     last = 0.1 if isinstance(inner.last_lr, str) else inner.last_lr / inner.lr
-    decay = total // 5 if isinstance(inner.decay_steps, str) else inner.decay_steps
-    return LearningRates(inner.schedule, total, inner.warmup_steps, last, decay)
+    return LearningRates(inner.schedule, total, inner.warmup_steps, last)

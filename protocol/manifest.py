@@ -38,6 +38,7 @@ from farflung.protocol.outer_numbers import (
 #
 # Called by the manifest, which holds them together and says what is wrong. Pure.
 
+WSD_DECAYS_IN = 5  # the rate of "wsd" goes down in the last fifth of all steps
 HUGE = 2**53 - 1  # the bound of numbers without a natural one; every JSON reader keeps integers up to it
 _NAME = "^[a-z0-9-]{1,64}$"
 # What a run begins with.  A path is a name and no more: nobody opens it on the run's word.
@@ -152,8 +153,6 @@ class InnerSection(Section):
     last_lr: Annotated[
         Annotated[float, Field(ge=0, le=10)] | Auto, Field(description='a number >= 0 and <= 10, or "auto"')
     ] = "auto"
-    decay_steps: Annotated[Count | Auto, Field(description='an integer >= 1, or "auto"')] = "auto"
-    rejoin_warmup_steps: Annotated[int, Field(ge=0, le=HUGE)] = 10
     clip: Annotated[float, Field(gt=0, le=1e9)] = 1.0
 
 
@@ -238,7 +237,6 @@ class AdmissionSection(Section):
     joins_per_minute: Annotated[int, Field(ge=1, le=100_000)] = 30
     joins_at_once: Annotated[int, Field(ge=1, le=1024)] = 16
     probation_rounds: Annotated[int, Field(ge=0, le=1000)] = 0
-    ban_strikes: Annotated[int, Field(ge=0, le=1000)] = 5
     trusted: Annotated[
         tuple[Annotated[str, Field(pattern="^[a-z2-7]{16}$")], ...],
         Field(
@@ -482,14 +480,13 @@ def _rate_problems(m: Manifest) -> list[str]:
             f'[inner] schedule: expected "constant" with [pipeline] batch > 0, whose steps are those of [outer], found '
             f'"{inner.schedule}"'
         ]
-    decay = inner.decay_steps if inner.schedule == "wsd" and inner.decay_steps != "auto" else 0
-    if inner.warmup_steps + decay < total:
+    most = total - total // WSD_DECAYS_IN if inner.schedule == "wsd" else total
+    if inner.warmup_steps < most:
         return []
-    both = "warmup_steps and decay_steps" if decay else "warmup_steps"
-    return [
-        f"[inner] {both}: expected less than the {total} steps of the run (rounds * sync_every), found "
-        f"{inner.warmup_steps + decay}"
-    ]
+    of_what = f"{total} steps of the run (rounds * sync_every)" + (
+        " without its last fifth" if most < total else ""
+    )
+    return [f"[inner] warmup_steps: expected less than the {of_what}, found {inner.warmup_steps}"]
 
 
 def _batch_checks(m: Manifest) -> list[str]:

@@ -312,6 +312,7 @@ def _fetches(member: WaitingMember, now: float) -> bool:
 # key, or on the word of most members of a round: one liar can't have somebody else banned. What anybody says
 # before it has proved who it is counts against nobody.
 
+BAN_STRIKES = 5  # within STRIKE_LASTS_S
 BAN_S = 86_400.0  # for strikes, or what convicts a peer
 
 
@@ -323,10 +324,10 @@ class BanDesk:
 
     def follow_up_strike(self, peer: str) -> None:
         """Was that once too often?"""
-        core, rules = self._core, self._core.manifest.admission
+        core = self._core
         strikes = self._register.strikes_of(peer, core.clock_s)
         banned = self._register.ban_of(peer, "", core.clock_s)
-        if rules.ban_strikes and len(strikes) >= rules.ban_strikes and banned is None:
+        if len(strikes) >= BAN_STRIKES and banned is None:
             why = f"{len(strikes)} strikes, the last one: {strikes[-1].reason}"
             self.ban(peer, why, BAN_S)
 

@@ -66,7 +66,6 @@ class StageOptimizer:
         self._steps, self._optimizer = RunSteps(optimizer, after_step=lambda: None), optimizer
         self._remembered = Remembered(optimizer)
         self._clip = manifest.inner.clip / math.sqrt(manifest.pipeline.stages)
-        self._rejoin_steps = manifest.inner.rejoin_warmup_steps
         self._has_loaded = False
 
     @property
@@ -77,7 +76,7 @@ class StageOptimizer:
         """The model is at this version.  At version 0 nobody has more than a fresh optimizer; whoever comes later
         begins with small steps."""
         if not self._has_loaded and version > 0:
-            self._steps.start_small(self._rejoin_steps)
+            self._steps.start_small()
         self._has_loaded = True
         # Gradients that are not finite are in no sum; their squares, and steps by them, may be too large all the same.
         if worn := self._remembered.not_finite():

@@ -324,7 +324,7 @@ class Connection:
             loop.attach()
             loop.watch_loads()
             if run.version > 0:  # at version 0 nobody has more than a fresh optimizer
-                steps.start_small(self.manifest.inner.rejoin_warmup_steps)
+                steps.start_small()
             undo.pop_all()
         return run
 

@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from farflung.peer.checks.misuse import warn_of_copies
 from farflung.protocol.errors import UserError
 
+SMALL_STEPS = 10  # of an optimizer that has just begun, in a run that has not
 _LOOKED_AT_AFTER_STEPS = 2  # some only look at their first step
 _HOOK_TABLES = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
@@ -95,7 +96,7 @@ class RunSteps:
         self._deep = 0
         self._end_rates()
 
-    def start_small(self, steps: int) -> None:
+    def start_small(self, steps: int = SMALL_STEPS) -> None:
         """The optimizer knows nothing yet: so many steps from now on are small, rising to their full size."""
         self._small_from, self._small_steps = self.steps, steps
 

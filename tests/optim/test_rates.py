@@ -38,7 +38,7 @@ def test_each_schedule_rises_first_and_ends_where_it_should() -> None:
     assert shares("linear", 0, 19, 20, 60, 100, 500, last_lr=0.1) == [0.05, 1.0, 1.0, 0.6, 0.2, 0.2]
     assert shares("cosine", 9, 20, 40, 60, 100, 101) == [0.5, 1.0, 0.868198, 0.55, 0.1, 0.1]
     assert shares("wsd", 9, 20, 79, 80, 90, 100) == [0.5, 1.0, 1.0, 1.0, 0.55, 0.1]
-    assert shares("wsd", 49, 50, 75, 100, decay_steps=50, last_lr=0.0) == [1.0, 1.0, 0.5, 0.0]
+    assert shares("wsd", 79, 80, 90, 100, last_lr=0.0) == [1.0, 1.0, 0.5, 0.0]
 
 
 def test_a_rate_without_a_warm_up_is_whole_at_the_first_step() -> None:
@@ -49,14 +49,14 @@ def test_a_rate_without_a_warm_up_is_whole_at_the_first_step() -> None:
     ("inner", "text"),
     [
         ({"schedule": "cosine", "warmup_steps": 100}, r"warmup_steps: expected less than the 100 steps"),
-        ({"schedule": "wsd", "decay_steps": 90, "warmup_steps": 10}, r"and decay_steps: .* found 100"),
+        ({"schedule": "wsd", "warmup_steps": 80}, r"without its last fifth, found 80"),
         ({"schedule": "step"}, "schedule"),
     ],
 )
 def test_a_schedule_that_has_no_room_is_refused(inner: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         manifest(**inner)
-    assert manifest(schedule="wsd", decay_steps=89, warmup_steps=10).total_steps == 100
+    assert manifest(schedule="wsd", warmup_steps=79).total_steps == 100
     assert manifest(warmup_steps=5000).inner.schedule == "constant"  # nothing goes down: any warm-up will do
 
 

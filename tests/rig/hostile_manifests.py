@@ -71,8 +71,6 @@ HOSTILE: dict[str, list[Any]] = {
     "inner.warmup_steps": NUMBERS,
     "inner.schedule": ["wsd", "cosine", *TEXT],
     "inner.last_lr": NUMBERS,
-    "inner.decay_steps": NUMBERS,
-    "inner.rejoin_warmup_steps": NUMBERS,
     "inner.clip": NUMBERS,
     "outer.step": ["adamw", "sparse", *TEXT],
     "outer.lr": NUMBERS,

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from farflung.console.operator_commands import folder_of, seconds
+from farflung.coordinator.admission import admission
 from farflung.coordinator.admission.admission import STRIKE_LASTS_S
 from farflung.coordinator.admission.allowlist import Allowlist, parsed
 from farflung.coordinator.door.allowance import KEYS_KEPT, Quota
@@ -405,8 +406,9 @@ def test_names_that_fit_nobody_or_several_are_said() -> None:
     assert "name one of them by its id" in house.obey(Kick(who=name_of(Guest(0).identity), reason="")).text
 
 
-def test_strikes_add_up_to_a_ban_and_are_forgotten_after_a_day() -> None:
-    house, ann = House(ban_strikes=2), Guest(0)
+def test_strikes_add_up_to_a_ban_and_are_forgotten_after_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "BAN_STRIKES", 2)
+    house, ann = House(), Guest(0)
     house.join(ann)
     house.take(house.machine.on_garbage(ann.peer, ann.session, house.now))
     assert house.alive(ann)
@@ -422,16 +424,11 @@ def test_strikes_add_up_to_a_ban_and_are_forgotten_after_a_day() -> None:
     house.refuses("banned", "2 strikes, the last one: it sent frames", house.hello(Guest(0, restarts=2)))
 
 
-def test_with_ban_strikes_0_nobody_is_banned_for_strikes() -> None:
-    house, ann = House(ban_strikes=0), Guest(0)
-    house.join(ann)
-    for _ in range(20):
-        house.take(house.machine.on_garbage(ann.peer, ann.session, house.now))
-    assert house.alive(ann)
-
-
-def test_who_speaks_in_the_name_of_another_is_struck_and_the_other_is_not() -> None:
-    house, victim, thief = House(ban_strikes=1), Guest(0), Guest(1)
+def test_who_speaks_in_the_name_of_another_is_struck_and_the_other_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admission, "BAN_STRIKES", 1)
+    house, victim, thief = House(), Guest(0), Guest(1)
     house.join(victim, thief)
     forged = Guest(0)
     forged.session, forged.seq = victim.session, 50
@@ -440,8 +437,9 @@ def test_who_speaks_in_the_name_of_another_is_struck_and_the_other_is_not() -> N
     assert house.alive(victim) and not house.alive(thief)
 
 
-def test_a_forged_hello_counts_against_nobody() -> None:
-    house, victim, thief = House(ban_strikes=1), Guest(0), Guest(1)
+def test_a_forged_hello_counts_against_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "BAN_STRIKES", 1)
+    house, victim, thief = House(), Guest(0), Guest(1)
     house.refuses("signature", "not signed", house.hello(victim, signed_by=thief))
     house.join(victim)
     assert house.obey(Bans()).text == "nobody is banned, and nobody has strikes"

@@ -89,7 +89,7 @@ def test_a_run_by_invitation_is_refused_where_it_was_taken_out_and_not_open(
 ) -> None:
     monkeypatch.setattr(registry, "found", lambda name: None)
     registry.check(Manifest())
-    for rules in ({"mode": "token"}, {"mode": "allowlist"}, {"ban_strikes": 1}):
+    for rules in ({"mode": "token"}, {"mode": "allowlist"}, {"joins_at_once": 1}):
         wanted = Manifest(admission=AdmissionSection(**rules))  # type: ignore[arg-type]
         with pytest.raises(UserError, match=r"\[admission\] of run.toml .* installed without admission"):
             RunMachine(wanted, bytes(16), [], bytes)

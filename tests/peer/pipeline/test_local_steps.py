@@ -270,12 +270,14 @@ def test_a_step_of_fewer_microbatches_is_smaller_by_as_much() -> None:
 
 
 def test_whoever_joins_a_run_begins_with_small_steps_and_a_lost_seat_makes_nobody_a_joiner() -> None:
-    replica, loop = replica_of(rejoin_warmup_steps=4)
+    replica, loop = replica_of()
     replica.on_loaded(7)
-    assert [step(replica, loop) for _ in range(5)] == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1], rel=1e-4)
+    assert [step(replica, loop) for _ in range(11)] == pytest.approx(
+        [n / 100 for n in range(1, 11)] + [0.1], rel=1e-4
+    )
     replica.on_loaded(7)
     assert step(replica, loop) == pytest.approx(0.1, rel=1e-4)
-    founder, loop = replica_of(rejoin_warmup_steps=4)
+    founder, loop = replica_of()
     founder.on_loaded(0)
     founder.on_loaded(1)
     assert step(founder, loop) == pytest.approx(0.1, rel=1e-4)
