@@ -2,7 +2,7 @@
 
 Called by `farflung join`, `farflung assist` and `farflung.join` at their start, once: TCP to each address of the URL,
 then a knock, as a peer says it.  A definite no is one line and an exit code within a second; silence is none: a
-coordinator may be far away, or have no time just now, and the peer itself waits for it (machine/getting_in.py).
+coordinator may be far away, or have no time just now, and the peer itself waits for it (peer/machine/handshake.py).
 
 A peer that was in this run before ends for no answer: its coordinator is started again, or has moved, and what the
 peer keeps tells where to look.  Must not know keys of peers, or models.

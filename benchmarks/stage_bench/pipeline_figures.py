@@ -1,6 +1,6 @@
 """From event logs, and from what the sham trainers did, to the figures of benchmarks/stages.py.  Pure.
 
-Called by console/bench/pipeline_bench.py.  Must not know processes or files.
+Called by benchmarks/stage_bench/pipeline_bench.py.  Must not know processes or files.
 
 A batch lasts from the commit before it to its own.  The first one only warms up and is left out.
 

@@ -142,7 +142,7 @@ class Doubt:
 # ---- result requests ---------------------------------------------------------------------------------------
 # When a member is asked for what is missing of it: after it was quiet for too long. Pure.
 #
-# Owned by a member's round, and after its commit by what is still on its way (late_results.py):
+# Owned by a member's round, and after its commit by what is still on its way (below):
 # they tell it of every frame of use and know what is missing. Must not know frames, chunks or sockets.
 #
 # A large frame takes seconds on a slow line, and several wait for each other there. While bytes of a member

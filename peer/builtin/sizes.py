@@ -47,7 +47,7 @@ def step_bytes(manifest: Manifest) -> int:
 
 
 def refuse_too_large(manifest: Manifest, rules: MemoryRules, room: FreeMemory) -> None:
-    """UserError for a run that can't fit.  Which stages of a model that is cut do, pipeline/stage_fit.py says."""
+    """UserError for a run that can't fit.  Which stages of a model that is cut do, peer/pipeline/api.py says."""
     values, step = values_of(manifest), step_bytes(manifest)
     need = MemoryNeed(0.0, 0.0, 0.0, 0.0)
     if manifest.pipeline.stages == 1:

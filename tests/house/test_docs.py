@@ -106,6 +106,21 @@ def test_files_that_are_named_exist(page: Path) -> None:
     complain([f"{page.name} names {name}, which is not there" for name in sorted(missing)])
 
 
+def test_files_that_remarks_in_the_code_name_exist() -> None:
+    folders = ("tests", "examples", "benchmarks", "docs")
+    files = {*MODULES, *(path for folder in folders for path in (ROOT / folder).rglob("*.py"))}
+    there = "\n".join(f"/{path.relative_to(ROOT).as_posix()}" for path in files) + "\n"
+    problems = []
+    for path in MODULES:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if '"' in line.replace('"""', ""):
+                continue  # what the program writes, not a remark
+            for name in re.findall(r"(?<![\w./*{}-])(?:[a-z_]+/)*[a-z_]+\.py\b", line):
+                if f"/{name}\n" not in there:
+                    problems.append(f"{path.relative_to(ROOT)}:{number} names {name}, which is not there")
+    complain(problems)
+
+
 @functools.cache
 def names_in_the_rooms() -> tuple[dict[str, set[str]], set[str]]:
     """(class -> names inside it, every function and constant)."""

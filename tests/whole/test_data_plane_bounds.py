@@ -1,6 +1,6 @@
 """What other peers can make a peer keep, send or compute is bounded, and each bound is gone over here (P8).
 
-The bounds of a single frame are in test_frame_limits.py, hostile members over real sockets in test_hostile_members.py.
+The bounds of a single frame are in test_frames.py, hostile members over real sockets in test_hostile_members.py.
 """
 
 from __future__ import annotations

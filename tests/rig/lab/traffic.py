@@ -6,7 +6,7 @@
     traffic.py ping ADDRESS PORT COUNT       a line `{"rtt_ms": [...]}`; null for an answer that took over half a second
 
 The sink counts from SKIP seconds after the first byte, so that slow start is left out. Both servers print `ready`.
-Used by measure.py and by tests/lab/; it knows nothing of the lab.
+Used by benchmarks/lab_measure.py and by tests/lab/; it knows nothing of the lab.
 """
 
 from __future__ import annotations
