@@ -72,7 +72,6 @@ micro = 1
 stages = {{stages}}
 cuts = {{cuts}}
 codec = "fp32"
-gradient_codec = "fp32"
 min_per_stage = 1
 rebalance_s = 0.0
 """

@@ -78,7 +78,6 @@ micro = 4
 stages = {STAGES}
 cuts = [3, 5]
 codec = "fp32"
-gradient_codec = "fp32"
 min_per_stage = 1
 """
 SCRIPT = f"""

@@ -45,7 +45,7 @@ class Model:
         crossed = BorderTraffic(POSITIONS * self.width, 0)
         held = 4 * self.parameters / self.stages
         stages = [StageFacts(2 * held, held, self.unit_s, 1, crossed) for _ in range(self.stages)]
-        use = use_of(stages, 1, (codec, codec), mbit * 1e6 / 8, mbit * 1e6 / 8)
+        use = use_of(stages, 1, codec, mbit * 1e6 / 8, mbit * 1e6 / 8)
         if use is None:
             raise ValueError(f"{self.name} takes no time")
         return use.share

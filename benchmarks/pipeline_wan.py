@@ -45,7 +45,7 @@ CROWD = (
     f"import sys; del sys.argv[1]; sys.path.insert(0, {str(Path(__file__).resolve().parent)!r}); "
     "from stage_bench.crowd import main; sys.exit(main())"
 )
-CODECS = 'codec = "{codec}"\ngradient_codec = "{codec}"\n'
+CODEC = 'codec = "{codec}"\n'
 ENDS = 0.1  # of a batch, in which the pipeline fills and drains
 LINE_GOAL, ROUND_GOAL = 0.9, 1.25
 ROUND_BATCH = 48  # microbatches before a round that is measured
@@ -118,10 +118,10 @@ def run_toml(asked: Asked, seating: Seating) -> str:
         min_per_stage=1,
         rebalance_s=0.0,
     )
-    before, found, after = text.rpartition(CODECS.format(codec="fp32"))
+    before, found, after = text.rpartition(CODEC.format(codec="fp32"))
     if not found:
-        raise FarflungError("the bench's run.toml names its codecs in another way now")
-    return before + CODECS.format(codec=asked.codec) + after
+        raise FarflungError("the bench's run.toml names its codec in another way now")
+    return before + CODEC.format(codec=asked.codec) + after
 
 
 class Hosts:

@@ -223,7 +223,6 @@ class PipelineSection(Section):
         Field(description='"auto", or a list with the number of the part at which each later stage begins'),
     ] = "auto"
     codec: Literal["fp32", "bf16", "int8", "int4"] = "int8"  # of activations
-    gradient_codec: Literal["fp32", "bf16", "int8", "int4"] = "int8"  # of their gradients
     turn: bool = False  # what goes through int4 is turned before, so that no value stands out
     min_per_stage: Annotated[int, Field(ge=1, le=MEMBERS_PER_ROUND)] = 1
     rebalance_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0  # 0: nobody is moved
@@ -547,12 +546,9 @@ def _stage_checks(m: Manifest) -> list[str]:
 
 
 def _turn_problems(m: Manifest) -> list[str]:
-    found = {m.pipeline.codec, m.pipeline.gradient_codec}
-    if "int4" in found and m.pipeline.stages > 1:
+    if m.pipeline.codec == "int4" and m.pipeline.stages > 1:
         return []
-    return [
-        '[pipeline] turn: expected false unless codec or gradient_codec is "int4" and stages > 1, found true'
-    ]
+    return ['[pipeline] turn: expected false unless codec is "int4" and stages > 1, found true']
 
 
 def _clip_problems(m: Manifest) -> list[str]:

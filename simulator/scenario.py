@@ -633,7 +633,6 @@ def manifest_for(scenario: Scenario) -> Manifest:
         rebalance_s = {scenario.rebalance_s}
         rebalance_gain = {scenario.rebalance_gain}
         codec = "fp32"
-        gradient_codec = "fp32"
         mode = "{"local" if scenario.local_micros else "sync"}"
         local_micros = {max(1, scenario.local_micros)}
         """,

@@ -1,6 +1,6 @@
 """All peers of benchmarks/stages.py in one process but for their agents, which are real ones.
 
-Started by benchmarks/stage_bench/pipeline_bench.py; starts an agent for each peer, plays their trainers, kills and brings back
+Started by pipeline_bench.py beside it; starts an agent for each peer, plays their trainers, kills and brings back
 whom the plan of deaths (deaths.py) names, and writes at the end what was done for which version.  Everything waits in
 one place, so that sixteen trainers cost less of the machine than one that computes.  Must not know how a run ended.
 """

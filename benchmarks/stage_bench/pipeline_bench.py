@@ -61,7 +61,6 @@ joins_per_minute = 10000
 batch = {batch}
 stages = {stages}
 codec = "fp32"
-gradient_codec = "fp32"
 min_per_stage = {min_per_stage}
 rebalance_s = {rebalance_s}
 """

@@ -87,8 +87,7 @@ class Border:
 
     tensors: tuple[Tensor, ...]
     riders: tuple[Tensor, ...]
-    codec: str  # of activations
-    gradient_codec: str
+    codec: str  # of activations and of their gradients
     samples: int  # in a microbatch; the last one of an epoch may have fewer
     bytes_of: BytesOf
 
@@ -98,8 +97,8 @@ class Border:
             raise ValueError(f"a border has 1 to {TENSORS_MOST} tensors and at most as many riders")
         if any(rider.dtype not in INTEGER_BYTES for rider in self.riders):
             raise ValueError("riders are integers")
-        if {self.codec, self.gradient_codec} - (CODECS.keys() - {RAW}) or self.samples < 1:
-            raise ValueError(f"no border has {self.codec}, {self.gradient_codec} and {self.samples} samples")
+        if self.codec not in CODECS.keys() - {RAW} or self.samples < 1:
+            raise ValueError(f"no border has {self.codec} and {self.samples} samples")
         for each in (*self.tensors, *self.riders):
             dims = each.dims(self.samples)
             if each.dtype not in DTYPES or len(dims) > DIMS_MOST or math.prod(dims) > ELEMENTS_MOST:
@@ -109,8 +108,7 @@ class Border:
 
     def items(self, backwards: bool) -> tuple[tuple[str, Tensor], ...]:
         """(codec, tensor) in order; riders last."""
-        codec = self.gradient_codec if backwards else self.codec
-        tensors = [(RAW if t.dtype in INTEGER_BYTES else codec, t) for t in self.tensors]
+        tensors = [(RAW if t.dtype in INTEGER_BYTES else self.codec, t) for t in self.tensors]
         if backwards:
             return tuple((how, tensor) for how, tensor in tensors if how != RAW)
         return (*tensors, *((RAW, rider) for rider in self.riders))
@@ -132,7 +130,6 @@ def border_after(stage: int, model: ModelSchema, pipeline: PipelineSection, byte
         tensors=tuple(map(_tensor, model.stages[stage].gives)),
         riders=tuple(map(_tensor, model.riders)),
         codec=pipeline.codec,
-        gradient_codec=pipeline.gradient_codec,
         samples=pipeline.micro,
         bytes_of=bytes_of,
     )
@@ -221,7 +218,6 @@ def fit(given: Border, taken: Border) -> str:
         ("tensors", given.tensors, taken.tensors),
         ("riders", given.riders, taken.riders),
         ("codec", given.codec, taken.codec),
-        ("gradient_codec", given.gradient_codec, taken.gradient_codec),
         ("samples", given.samples, taken.samples),
     ):
         if one != other:

@@ -147,8 +147,8 @@ class BorderTraffic:
     def onwards_bytes(self, codec: str) -> int:
         return math.ceil(self.values * BITS_PER_VALUE[codec] / 8) + self.raw_bytes
 
-    def back_bytes(self, gradient_codec: str) -> int:
-        return math.ceil(self.values * BITS_PER_VALUE[gradient_codec] / 8)
+    def back_bytes(self, codec: str) -> int:
+        return math.ceil(self.values * BITS_PER_VALUE[codec] / 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +186,11 @@ def border_after(borders: Sequence[BorderTraffic], stage: int) -> BorderTraffic:
     return borders[stage] if 0 <= stage < len(borders) else BorderTraffic(0, 0)
 
 
-def traffic_of(borders: Sequence[BorderTraffic], stage: int, codec: str, gradient_codec: str) -> Traffic:
+def traffic_of(borders: Sequence[BorderTraffic], stage: int, codec: str) -> Traffic:
     before, after = border_after(borders, stage - 1), border_after(borders, stage)
     return Traffic(
-        up_bytes=after.onwards_bytes(codec) + before.back_bytes(gradient_codec),
-        down_bytes=before.onwards_bytes(codec) + after.back_bytes(gradient_codec),
+        up_bytes=after.onwards_bytes(codec) + before.back_bytes(codec),
+        down_bytes=before.onwards_bytes(codec) + after.back_bytes(codec),
     )
 
 

@@ -84,8 +84,7 @@ class StagePart(HeldPart):
         if not fit:
             why = "no stage fits this machine" if self.stages else "the first peer brings the model"
             return [Advice("a stage here", OK, f"unknown yet: {why}")]
-        codecs = self._pipeline.codec, self._pipeline.gradient_codec
-        share, text, todo = line_words(self.stages, fit, codecs, rates_of(facts, line))
+        share, text, todo = line_words(self.stages, fit, self._pipeline.codec, rates_of(facts, line))
         if share is None or share >= GOOD_SHARE:
             return [Advice("a stage here", OK, text, todo)]
         todo = todo or "a run whose peers take local steps asks less of a line"
@@ -176,37 +175,35 @@ class Use(NamedTuple):
 def use_of(
     stages: Sequence[StageFacts],
     stage: int,
-    codecs: tuple[str, str],
+    codec: str,
     up_bytes_per_s: float,
     down_bytes_per_s: float,
 ) -> Use | None:
-    """`codecs`: of activations, of gradients.  None: nobody has measured yet how long a microbatch takes."""
+    """None: nobody has measured yet how long a microbatch takes."""
     unit_s = stages[stage].unit_s
     if not unit_s:
         return None
-    carries, way = line_rate(_traffic(stages, stage, codecs), up_bytes_per_s, down_bytes_per_s)
+    carries, way = line_rate(_traffic(stages, stage, codec), up_bytes_per_s, down_bytes_per_s)
     return Use(stage, carries, way, 1.0 / unit_s, min(1.0, carries * unit_s))
 
 
-def _traffic(stages: Sequence[StageFacts], stage: int, codecs: tuple[str, str]) -> Traffic:
-    return traffic_of([each.gives for each in stages[:-1]], stage, *codecs)
+def _traffic(stages: Sequence[StageFacts], stage: int, codec: str) -> Traffic:
+    return traffic_of([each.gives for each in stages[:-1]], stage, codec)
 
 
 def line_words(
-    stages: Sequence[StageFacts], fit: Sequence[int], codecs: tuple[str, str], rates: tuple[float, float]
+    stages: Sequence[StageFacts], fit: Sequence[int], codec: str, rates: tuple[float, float]
 ) -> tuple[float | None, str, str]:
     """(the least share of a GPU that would work here, a sentence, what to do about it).
 
     `rates`: bytes a second up and down.  The coordinator chooses the stage, so the sentence is of the one that asks
     most of a line, and of the best one beside it.
     """
-    uses = [use for stage in fit if (use := use_of(stages, stage, codecs, *rates)) is not None]
+    uses = [use for stage in fit if (use := use_of(stages, stage, codec, *rates)) is not None]
     if not uses:
-        asks = max(fit, key=lambda stage: _traffic(stages, stage, codecs).up_bytes)
-        carries, way = line_rate(_traffic(stages, asks, codecs), *rates)
-        told = (
-            f"your {_load(way)} carries {_rate(carries)} microbatches/s of stage {asks} in {_codec(codecs)}"
-        )
+        asks = max(fit, key=lambda stage: _traffic(stages, stage, codec).up_bytes)
+        carries, way = line_rate(_traffic(stages, asks, codec), *rates)
+        told = f"your {_load(way)} carries {_rate(carries)} microbatches/s of stage {asks} in {codec}"
         return None, f"{told}; nobody has measured yet how long a peer computes one", ""
     worst, best = (pick(uses, key=lambda use: use.share) for pick in (min, max))
     told = (
@@ -215,27 +212,21 @@ def line_words(
     )
     if best.share >= worst.share + _WORTH_SAYING:
         told += f" (in stage {best.stage} {best.share:.0%})"
-    return worst.share, told, _coarser(stages, worst, codecs, rates)
+    return worst.share, told, _coarser(stages, worst, codec, rates)
 
 
-def _coarser(
-    stages: Sequence[StageFacts], now: Use, codecs: tuple[str, str], rates: tuple[float, float]
-) -> str:
+def _coarser(stages: Sequence[StageFacts], now: Use, codec: str, rates: tuple[float, float]) -> str:
     """The finest codec that makes the line no hindrance, else the coarsest; empty: none helps."""
-    for name in CODECS[CODECS.index(max(codecs, key=CODECS.index)) + 1 :]:
-        then = use_of(stages, now.stage, (name, name), *rates)
+    for name in CODECS[CODECS.index(codec) + 1 :]:
+        then = use_of(stages, now.stage, name, *rates)
         enough = then is not None and (then.share >= 0.9 or name == CODECS[-1])
         if then is not None and enough and then.share >= now.share + _WORTH_SAYING:
-            return f"{name} would make it {then.share:.0%}: [pipeline] codec and gradient_codec of the run's run.toml"
+            return f"{name} would make it {then.share:.0%}: [pipeline] codec of the run's run.toml"
     return ""
 
 
 def _load(way: str) -> str:
     return "upload" if way == LINE_UP else "download"
-
-
-def _codec(codecs: tuple[str, str]) -> str:
-    return codecs[0] if codecs[0] == codecs[1] else f"{codecs[0]} and {codecs[1]}"
 
 
 def _rate(per_s: float) -> str:

@@ -550,8 +550,7 @@ class Mate:
 def traffic_of_stages(model: ModelSchema | None, pipeline: PipelineSection) -> list[Traffic]:
     """Of one seat of each stage, for one microbatch."""
     borders = borders_of(model, pipeline.micro) if model is not None and model.stages else ()
-    codecs = pipeline.codec, pipeline.gradient_codec
-    return [traffic_of(borders, stage, *codecs) for stage in range(pipeline.stages)]
+    return [traffic_of(borders, stage, pipeline.codec) for stage in range(pipeline.stages)]
 
 
 class SeatRates:

@@ -309,7 +309,7 @@ def _here(seen: BatchView, stage: int) -> int:
 def _paces(
     seen: BatchView, stage: int, borders: Sequence[BorderTraffic], pipeline: PipelineSection
 ) -> list[SeatPace]:
-    traffic = traffic_of(borders, stage, pipeline.codec, pipeline.gradient_codec)
+    traffic = traffic_of(borders, stage, pipeline.codec)
     found = []
     for seat in seen.book.of_stage(stage):
         said, worker = seen.heard.get(seat.number), seen.living.get(seat.peer)
@@ -352,7 +352,7 @@ def _sizes(model: ModelSchema, stage: int) -> Row:
 
 
 def _crossings(borders: Sequence[BorderTraffic], stage: int, pipeline: PipelineSection) -> Row:
-    traffic = traffic_of(borders, stage, pipeline.codec, pipeline.gradient_codec)
+    traffic = traffic_of(borders, stage, pipeline.codec)
     after = border_after(borders, stage)
     return {
         "up_bytes": traffic.up_bytes,  # for one microbatch, of the seat that computes it

@@ -307,8 +307,7 @@ class VirtualStageTrainer(VirtualBatchTrainer):
 
     def _crossing(self, hand: MicrobatchWork, path: PassedMicro, backwards: bool) -> bytes:
         samples = hand.stop - hand.start
-        codec = self._border.gradient_codec if backwards else self._border.codec
-        data = codec_named(codec).encode(path.values(samples))
+        data = codec_named(self._border.codec).encode(path.values(samples))
         return pack(self._border, backwards, samples, tokens_of(hand.micro), [data])
 
     def _taken(self, hand: MicrobatchWork, slot: int, size_bytes: int) -> PassedMicro:

@@ -61,7 +61,6 @@ clip = 0.5
 stages = 3
 cuts = [2, 4]
 codec = "{codec}"
-gradient_codec = "{codec}"
 """
 SCRIPT = """
 from functools import partial

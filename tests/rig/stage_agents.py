@@ -259,7 +259,7 @@ def model_of(
     seed: int,
     updates: int,
     cuts: Sequence[int],
-    codecs: tuple[str, str] = ("fp32", "fp32"),
+    codec: str = "fp32",
     **sections: dict[str, Any],
 ) -> tuple[StageModel, int]:
     """The user's half of `farflung.pipeline`, and the samples of a microbatch.  `sections`: keys of run.toml."""
@@ -275,8 +275,7 @@ def model_of(
             "micro": micro,
             "stages": len(cuts) + 1,
             "cuts": list(cuts),
-            "codec": codecs[0],
-            "gradient_codec": codecs[1],
+            "codec": codec,
         },
     }
     keys = {name: due.get(name, {}) | sections.get(name, {}) for name in due.keys() | sections.keys()}
@@ -290,10 +289,10 @@ def model_of(
 
 
 def train_stages(
-    folder: Path, task: Task, seed: int, updates: int, cuts: Sequence[int], codecs: tuple[str, str]
+    folder: Path, task: Task, seed: int, updates: int, cuts: Sequence[int], codec: str
 ) -> tuple[dict[str, Tensor], list[float], Pipeline]:
     """All tensors of the whole model by name, and the loss of each update."""
-    model, micro = model_of(task, seed, updates, cuts, codecs)
+    model, micro = model_of(task, seed, updates, cuts, codec)
     pipeline, losses = Pipeline.start(folder, model, micro), []
     for version in range(updates):
         pipeline.load(version)

@@ -35,7 +35,7 @@ TAG = b"pipeline"
 SAMPLES = 2
 
 
-RULES = PipelineSection(batch=64, micro=SAMPLES, codec="fp32", gradient_codec="fp32")
+RULES = PipelineSection(batch=64, micro=SAMPLES, codec="fp32")
 
 
 def model_of(stages: int) -> ModelSchema:

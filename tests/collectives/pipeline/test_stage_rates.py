@@ -44,7 +44,7 @@ def test_bytes_are_those_of_real_crossings(codec: str) -> None:
     """But for their heads: the coordinator and the doctor have no codec."""
     gives = (BorderTensor("float32", (300, 70)), BorderTensor("int64", (9,)))
     model = model_of(gives, riders=(BorderTensor("int32", (11,), "labels"),))
-    pipeline = PipelineSection(stages=2, micro=3, codec=codec, gradient_codec=codec)  # type: ignore[arg-type]
+    pipeline = PipelineSection(stages=2, micro=3, codec=codec)  # type: ignore[arg-type]
     real = border_after(0, model, pipeline, lambda name, elements: codec_named(name).payload_bytes(elements))
     [border] = borders_of(model, 3)
     for mine, backwards in ((border.onwards_bytes(codec), False), (border.back_bytes(codec), True)):
@@ -54,22 +54,22 @@ def test_bytes_are_those_of_real_crossings(codec: str) -> None:
 def test_a_billion_parameters_in_four_stages_on_home_lines() -> None:
     """docs/pipelines.md: two crossings up and two down in the middle, one each at the ends."""
     borders = borders_of(FOUR, 1)
-    traffic = [traffic_of(borders, stage, "int8", "int8") for stage in range(4)]
+    traffic = [traffic_of(borders, stage, "int8") for stage in range(4)]
     assert [round(each.up_bytes / MB, 2) for each in traffic] == [4.23, 8.45, 8.45, 4.23]
     assert [each.down_bytes for each in traffic] == [each.up_bytes for each in traffic]
     line = 200e6 / 8
     middle = seat_pace(0.138, traffic[1], line, line)
     assert middle.by == LINE_UP and math.isclose(1 / (middle.micros_per_s or 0), 0.338, rel_tol=0.01)
     assert seat_pace(0.5, traffic[1], line, line) == SeatPace(2.0, COMPUTE)
-    assert line_rate(traffic_of(borders, 1, "int4", "int4"), line, line)[0] == pytest.approx(5.61, abs=0.01)
+    assert line_rate(traffic_of(borders, 1, "int4"), line, line)[0] == pytest.approx(5.61, abs=0.01)
 
 
 def test_what_only_goes_onwards_costs_the_way_back_nothing() -> None:
     riders = (BorderTensor("int64", (100,), "labels"),)
     [border] = borders_of(model_of((BorderTensor("float32", (10,)),), riders=riders), 2)
     assert (border.onwards_bytes("fp32"), border.back_bytes("fp32")) == (80 + 1600, 80)
-    first, last = (traffic_of([border], stage, "fp32", "fp32") for stage in (0, 1))
-    assert traffic_of([], 1, "fp32", "fp32") == Traffic(0, 0), "before anybody said what the model is"
+    first, last = (traffic_of([border], stage, "fp32") for stage in (0, 1))
+    assert traffic_of([], 1, "fp32") == Traffic(0, 0), "before anybody said what the model is"
     assert (first, last) == (Traffic(1680, 80), Traffic(80, 1680))
 
 

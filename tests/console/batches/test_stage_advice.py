@@ -32,7 +32,7 @@ BILLION = tuple(  # in four stages, of microbatches of 1 x 2048 positions
     StageFacts(8 * PARAMETERS, 4 * PARAMETERS, 0.138, 4, BorderTraffic(2048 * 2048 if n < 3 else 0, 0))
     for n in range(4)
 )
-INT8 = ("int8", "int8")
+INT8 = "int8"
 
 
 def manifest(**pipeline: Any) -> Manifest:
@@ -62,8 +62,8 @@ def test_a_line_that_feeds_a_part_of_a_gpu_is_told_in_one_sentence() -> None:
         "your upload carries 3.0 microbatches/s of stage 1, the stage's peers compute 7.2/s each: 41% of a GPU here "
         "would work (in stage 0 82%)"
     )
-    assert todo == "int4 would make it 77%: [pipeline] codec and gradient_codec of the run's run.toml"
-    four_bits = verdicts(manifest=manifest(codec="int4", gradient_codec="int4"))["a stage here"]
+    assert todo == "int4 would make it 77%: [pipeline] codec of the run's run.toml"
+    four_bits = verdicts(manifest=manifest(codec="int4"))["a stage here"]
     assert four_bits[0] == OK and "77% of a GPU" in four_bits[1] and not four_bits[2]
 
 

@@ -21,7 +21,7 @@ from rig.stage_agents import Pipeline, model_of, train_stages
 from rig.unsplit import GPT, LLAMA, MICROS, SEQUENTIAL, AdamW, Task, Unsplit, weights_hash
 
 UPDATES = 20  # as in the table of docs/pipelines.md
-FP32 = ("fp32", "fp32")
+FP32 = "fp32"
 
 
 def unsplit(task: Task, seed: int, updates: int) -> tuple[dict[str, Tensor], list[float]]:
@@ -72,7 +72,7 @@ def test_int8_crossings_are_a_quarter_as_long_and_move_the_loss_by_less_than_hal
     for codec in ("fp32", "int8"):
         folder = tmp_path / codec
         folder.mkdir()
-        _, lost, pipeline = train_stages(folder, GPT, 1, 10, [2, 4], (codec, codec))
+        _, lost, pipeline = train_stages(folder, GPT, 1, 10, [2, 4], codec)
         sizes.append(pipeline.crossed_bytes)
     assert lost[-1] == pytest.approx(losses[-1], rel=0.005)
     assert lost[-1] != losses[-1], "nothing went through the codec"

@@ -114,7 +114,7 @@ def test_no_parameter_takes_memory_for_the_schema() -> None:
 
 
 def test_it_says_what_passes_each_border_and_how_long_a_crossing_can_be() -> None:
-    whole = whole_of(tokens(), manifest(3, [1, 3], codec="fp32", gradient_codec="bf16"))
+    whole = whole_of(tokens(), manifest(3, [1, 3], codec="fp32"))
     gives = [stage.gives for stage in whole.schema.stages]
     assert gives == [(BorderTensor("float32", (16, 32)),), (BorderTensor("float32", (16, 32)),), ()]
     assert whole.schema.riders == (BorderTensor("int64", (16,), "labels"),)
@@ -123,7 +123,7 @@ def test_it_says_what_passes_each_border_and_how_long_a_crossing_can_be() -> Non
     there, back = (whole.borders[0].most_bytes(backwards) for backwards in (False, True))
     heads = 16 + (8 + 12) + (8 + 8)
     assert there == heads + 16 + 4 * values + 8 * labels == whole.crossing_bytes
-    assert back == 16 + (8 + 12) + 16 + 2 * values
+    assert back == 16 + (8 + 12) + 16 + 4 * values
 
 
 def test_auto_cuts_are_the_same_for_everybody_and_the_schema_names_them() -> None:
