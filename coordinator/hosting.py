@@ -122,8 +122,8 @@ def serve(
             say_what_is_missing(machine.core)
             places = _places(public, server.port)
             server.url = JoinUrl.at(places, manifest.run.name, keys.public_raw)
-            machine.core.whereabouts = _whereabouts(machine, server.url, keys)
-            journal.announce(machine.core.whereabouts)
+            machine.sessions.whereabouts = _whereabouts(machine, server.url, keys)
+            journal.announce(machine.sessions.whereabouts)
             announce(str(server.url))
             if on_open is not None:
                 on_open(OpenedRun(server.url, machine.core.ledger.incarnation, keys.prove))

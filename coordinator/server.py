@@ -353,7 +353,7 @@ class Server:
                 if isinstance(word, CannotListen):
                     raise UserError(f"--gateways: {word.reason}")
             zmq.select(list(self.gateways.channels()), [], [], TICK_S)
-        self._machine.member_ports = self.gateways.ports
+        self._machine.sessions.member_ports = self.gateways.ports
 
     def _on_gateway_word(self, gateway: GatewayProcess, word: gateways.FromGateway) -> None:
         match word:
@@ -383,7 +383,7 @@ class Server:
             routes = [route for route in self._speakers if route[0] == number]
             for route in routes:
                 self._routes.pop(self._speakers.pop(route).session, None)
-        self._machine.member_ports = self.gateways.ports
+        self._machine.sessions.member_ports = self.gateways.ports
 
     def _on_tick(self, now: float) -> None:
         self._watch_gateways(now)

@@ -42,7 +42,6 @@ class Core:
         self.prove: Callable[[bytes], bytes] = lambda statement: b""  # the shell has the key
         # Before a round opens with these, or goes on: in each circle everybody hears of the others.
         self.acquaint: Callable[[Iterable[Iterable[str]]], None] = lambda circles: None
-        self.whereabouts = b""  # signed, for members; the shell knows its addresses
         self._effects: list[Effect] = []
         self.questions = Questions()  # what members are asked to show
         self._struck: list[str] = []

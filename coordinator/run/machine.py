@@ -174,6 +174,146 @@ class Entrance:
         return refuse("rate", told, max(1.0, self._comes.wait_s(peer, self._core.now)))
 
 
+# ---- sessions ----------------------------------------------------------------------------------------------
+
+
+class RouteSearch:
+    """By which routes members reach each other: their addresses are tried, the modes look for other ways, and everybody
+    hears of what that changed."""
+
+    def __init__(self, core: Core, drivers: list[RoundDriver], tick_builder: TickBuilder) -> None:
+        self._core = core
+        self._drivers = drivers
+        self._tick_builder = tick_builder
+
+    def dial_back(self, among: Iterable[Member] | None = None) -> None:
+        for member in self._core.members.to_dial(self._core.now, among):
+            self._core.do(DialBack(member.peer, member.session, member.claimed, member.contact.key))
+
+    def find(self) -> bool:
+        """True if somebody is to be told of other ways."""
+        return any([mode.find_ways(self._are_together) for mode in self._core.modes])
+
+    def follow(self) -> None:
+        if self.find():
+            self.tell_roster()
+
+    def tell_roster(self) -> None:
+        """Everybody hears of a member, or of its address, at once; a crowd by its next beats."""
+        if len(self._core.members.alive) <= CROWD:
+            self._tick_builder.recheck_all()
+
+    def _are_together(self, one: str, other: str) -> bool:
+        """In a round that is in flight."""
+        plans = (each.round.plan for each in self._drivers if each.round is not None)
+        return any(one in plan.members and other in plan.members for plan in plans)
+
+
+class Sessions:
+    """How each stay of a member in the run begins, with its welcome, and how it ends."""
+
+    def __init__(
+        self, core: Core, drivers: list[RoundDriver], routes: RouteSearch, random: Callable[[int], bytes]
+    ) -> None:
+        self._core = core
+        self._drivers = drivers
+        self._routes = routes
+        self._random = random
+        self.entrance = Entrance(core)
+        self.member_port = 0
+        # Of gateways that hold members' connections, where there are any.
+        self.member_ports: tuple[int, ...] = ()
+        self.whereabouts = b""  # signed, for members; the shell knows its addresses
+
+    def admit(self, caller: bytes, passed: HelloPassed) -> None:
+        core = self._core
+        refused = self.entrance.refuses(passed)
+        if refused is not None:
+            core.do(AnswerDoor(caller, refused))
+            return
+        hello = passed.hello
+        for mode in core.modes:
+            mode.on_hello(passed)
+        old = core.members.members.get(peer_id_of(hello.identity))
+        if old is not None and old.has_not_spoken_since(hello):
+            member, old.heard_at = old, core.now
+        else:
+            member = self._begin(passed)
+        first = hello.fragments[0]
+        known = core.ledger.books[first].digests.get(hello.version)
+        if first in member.standings:
+            member.standings[first].vouched = bool(hello.digest) and known == hello.digest
+        # To each of a crowd that comes at once it would be told who is here twice within moments; by which ways they
+        # reach each other is the timer's then.
+        few = len(core.members.alive) <= CROWD
+        if few:
+            self._routes.find()
+            self._routes.tell_roster()  # before it is welcomed: what it asks of them at once would come from a stranger
+        core.do(Allow(hello.key))
+        welcome = Welcome(
+            session=member.session,
+            incarnation=core.ledger.incarnation,
+            member_port=self._port_for(member),
+            fragments=tuple(member.standings),
+            roster=core.members.roster() if few else (),
+            whereabouts=self.whereabouts,
+        )
+        core.do(AnswerDoor(caller, welcome))
+
+    def _port_for(self, member: Member) -> int:
+        """The same for all welcomes of a session, as long as nothing about the gateways changes."""
+        ports = self.member_ports
+        return ports[int.from_bytes(member.session, "big") % len(ports)] if ports else self.member_port
+
+    def _begin(self, passed: HelloPassed) -> Member:
+        core, hello, key = self._core, passed.hello, passed.hello.key
+        peer, name = peer_id_of(hello.identity), name_of(hello.identity)
+        session = self._random(16)
+        if core.ledger.model != hello.model:
+            core.write(ModelFixed(model=hello.model, peer=peer))
+            for member in [each for each in core.members.alive.values() if each.helps]:
+                why = "a peer that trains brought another model before anything was learned; start it again"
+                core.tell(member, Gone, reason=why, final=True)
+                self.lose(member, DepartureCause.MISFIT, why)
+        core.write(Admitted(peer=peer, name=name, session=session, helps=hello.helps))
+        for mode in core.modes:
+            mode.on_admitted(passed, peer)
+        old = core.members.members.get(peer)
+        # Of a process that was only out of contact nobody wants to hear.
+        again = old is not None and old.alive and old.process == hello.process
+        for driver in self._drivers:
+            driver.on_session(peer, hello.process)
+        if old is not None:
+            core.do(Forbid(old.contact.key))
+            if old.process != hello.process:
+                for driver in self._drivers:
+                    driver.on_restart(peer)
+        asked = (mode.fragments_of(hello, peer) for mode in core.modes)
+        fragments = next((each for each in asked if each is not None), hello.fragments)
+        contact, network = Contact(peer, name, key, hello.address), network_of(passed.came_from)
+        member = core.members.admit(contact, session, hello.process, core.now, network, fragments)
+        member.identity, member.fits, member.came_from = hello.identity, hello.fits, passed.came_from
+        member.helps = hello.helps
+        self._routes.dial_back([member])
+        if not again:
+            how = "came back" if old is not None else "joined"
+            core.note(f"{name} {how}{' to help, without a trainer' if hello.helps else ''}")
+        return member
+
+    def send_away(self, peer: str, cause: DepartureCause, told: str, why: str) -> None:
+        member = self._core.members.alive[peer]
+        self._core.tell(member, Gone, reason=told, final=True)
+        self.lose(member, cause, why, True)
+
+    def lose(self, member: Member, cause: DepartureCause, why: str, cut: bool = False) -> None:
+        self._core.write(Departed(peer=member.peer, cause=cause, reason=why))
+        how = OF_DEPARTURE[cause]
+        self._core.note(f"{member.contact.name} {PEER_STATES.after(member.state, how)}: {why}")
+        self._core.do(Forbid(member.contact.key, cut))
+        member.gone_because = why
+        self._core.members.lose(member, how)
+
+
 # ---- machine -----------------------------------------------------------------------------------------------
 
 STATUS_CROWD_S, STATUS_S_PER_MEMBER = 1.0, 500e-6
@@ -193,21 +333,20 @@ class RunMachine:
         self.drivers = [RoundDriver(self.core, each) for each in fragments]
         self.lease_desk = LeaseDesk(self.core, self.drivers)
         self._random = random
+        self.tick_builder = TickBuilder(self.core, self.drivers, self.lease_desk)
+        self.core.acquaint = self.tick_builder.acquaint
+        self.routes = RouteSearch(self.core, self.drivers, self.tick_builder)
+        self.sessions = Sessions(self.core, self.drivers, self.routes, random)
         self.modes: dict[str, Any] = self._made_modes()
         self.core.modes = tuple(self.modes.values())
         for driver in self.drivers:
             policies = (mode.policy(driver.fragment) for mode in self.core.modes)
             driver.goes_by(next((each for each in policies if each is not None), driver.policy))
-        self.tick_builder = TickBuilder(self.core, self.drivers, self.lease_desk)
-        self.core.acquaint = self.tick_builder.acquaint
         self.facts = DoorFacts(manifest.run.name, run_id, manifest.canonical())
         self.doorkeeper = Doorkeeper(self.facts)
-        self.entrance = Entrance(self.core)
-        self._operating = Operating(self.core, self._send_away, AmendmentOrders(self.core, self.drivers))
+        amending = AmendmentOrders(self.core, self.drivers)
+        self._operating = Operating(self.core, self.sessions.send_away, amending)
         self.counters = Counters()
-        self.member_port = 0
-        # Of gateways that hold members' connections, where there are any.
-        self.member_ports: tuple[int, ...] = ()
         self._shown = 0.0, b""  # the newest status, and when it was made
         self._unsettled: set[int] = set()  # fragments that something was said of
 
@@ -215,8 +354,8 @@ class RunMachine:
         """Those that are there, and that this run has use for."""
         tools = ModeTools(
             random=self._random,
-            send_away=self._send_away,
-            follow_ways=self._follow_ways,
+            send_away=self.sessions.send_away,
+            follow_ways=self.routes.follow,
             settle=lambda: self._settle(self.drivers),
             fits=lambda peer: self.lease_desk.words.fits(self.core.members.members[peer]),
         )
@@ -231,7 +370,7 @@ class RunMachine:
         """`restored`: from a copy of the journal, which may lack the last starts of the original."""
         core = self.core
         core.now = core.began_at = now
-        self.member_port = member_port
+        self.sessions.member_port = member_port
         clock_s = core.ledger.clock.at_start(wall_s)
         number = core.ledger.incarnation + (RESTORED_AHEAD if restored else 1)
         secret = b"" if core.ledger.secret else self._random(32)
@@ -262,7 +401,7 @@ class RunMachine:
             case Hello():
                 said = self.doorkeeper.examine(caller, key, message, came_from)
                 if isinstance(said, HelloPassed):
-                    self._admit(caller, said)
+                    self.sessions.admit(caller, said)
                 else:
                     self.core.do(AnswerDoor(caller, said))
                     verdict = Verdict.UNAUTHORISED if said.code in UNPROVEN else verdict
@@ -283,7 +422,7 @@ class RunMachine:
     def on_hello(self, caller: bytes, passed: HelloPassed, now: float) -> list[Effect]:
         """Somebody whom the doorkeeper at the front door passed on."""
         self.core.now = now
-        self._admit(caller, passed)
+        self.sessions.admit(caller, passed)
         return self.core.take_effects()
 
     def on_news(self, text: str, now: float) -> list[Effect]:
@@ -334,7 +473,12 @@ class RunMachine:
         touched = self.drivers
         if isinstance(message, Sent | ProgressReport):
             touched = [c for c in self.drivers if c.is_about(member, message.round_no)]
-            self.counters.count(self._on_round_report(member, message, touched))
+            for driver in touched[:1]:  # one, or none: a round belongs to one fragment
+                if isinstance(message, Sent):
+                    driver.on_sent(member, message)
+                else:
+                    driver.on_progress(member, message)
+            self.counters.count(Verdict.ACCEPTED if touched else Verdict.STALE)
         elif isinstance(message, Shown):
             wanted = self.core.questions.on_shown(member.peer, message, now)
             self.counters.count(Verdict.ACCEPTED if wanted else Verdict.STALE)
@@ -367,141 +511,38 @@ class RunMachine:
         core.now = now
         if core.members.on_dialled(peer, session, reached):
             core.log(f"{core.name(peer)} can be dialled")
-            self._find_ways()
-            self._tell_roster()
+            self.routes.find()
+            self.routes.tell_roster()
             self._settle(self.drivers)
         elif not reached and (member := core.members.members.get(peer)) is not None and member.alive:
             how = core.members.ways.undialled_meets
             core.note(f"{core.name(peer)} can't be dialled at {member.claimed}: it takes part, and {how}")
-            self._follow_ways()
+            self.routes.follow()
         return core.take_effects()
 
     def on_look(self, key: bytes, door: str, endpoint: str, now: float) -> list[Effect]:
         """From where a connection of that session was seen to come, by one of two sockets."""
         self.core.now = now
         if self.core.members.ways.saw(key, door, endpoint):
-            self._follow_ways()
+            self.routes.follow()
         return self.core.take_effects()
 
     def on_timer(self, now: float) -> list[Effect]:
         core = self.core
         core.now = now
-        self._dial_back()
-        self._follow_ways()
+        self.routes.dial_back()
+        self.routes.follow()
         for member in core.members.silent(now, RECONNECT_GRACE_S):
             if member.closed_at is not None:
-                self._lose(member, DepartureCause.CLOSED, "its connection closed")
+                self.sessions.lose(member, DepartureCause.CLOSED, "its connection closed")
             else:
                 told = f"nothing heard for {core.members.dead_after_s:g} s"
-                self._lose(member, DepartureCause.SILENT, told)
+                self.sessions.lose(member, DepartureCause.SILENT, told)
         self.lease_desk.reclaim()
         if any([mode.on_timer() for mode in core.modes]):
             self.tick_builder.recheck_all()
         self._settle([driver for driver in self.drivers if driver.is_due()])
         return core.take_effects()
-
-    # ---- hello ---------------------------------------------------------------------------------------
-
-    def _admit(self, caller: bytes, passed: HelloPassed) -> None:
-        core = self.core
-        refused = self.entrance.refuses(passed)
-        if refused is not None:
-            core.do(AnswerDoor(caller, refused))
-            return
-        hello = passed.hello
-        for mode in core.modes:
-            mode.on_hello(passed)
-        old = core.members.members.get(peer_id_of(hello.identity))
-        if old is not None and old.has_not_spoken_since(hello):
-            member, old.heard_at = old, core.now
-        else:
-            member = self._begin_session(passed)
-        first = hello.fragments[0]
-        known = core.ledger.books[first].digests.get(hello.version)
-        if first in member.standings:
-            member.standings[first].vouched = bool(hello.digest) and known == hello.digest
-        # To each of a crowd that comes at once it would be told who is here twice within moments; by which ways they
-        # reach each other is the timer's then.
-        few = len(core.members.alive) <= CROWD
-        if few:
-            self._find_ways()
-            self._tell_roster()  # before it is welcomed: what it asks of them at once would come from a stranger
-        core.do(Allow(hello.key))
-        welcome = Welcome(
-            session=member.session,
-            incarnation=core.ledger.incarnation,
-            member_port=self._port_for(member),
-            fragments=tuple(member.standings),
-            roster=core.members.roster() if few else (),
-            whereabouts=core.whereabouts,
-        )
-        core.do(AnswerDoor(caller, welcome))
-
-    def _port_for(self, member: Member) -> int:
-        """The same for all welcomes of a session, as long as nothing about the gateways changes."""
-        ports = self.member_ports
-        return ports[int.from_bytes(member.session, "big") % len(ports)] if ports else self.member_port
-
-    def _begin_session(self, passed: HelloPassed) -> Member:
-        core, hello, key = self.core, passed.hello, passed.hello.key
-        peer, name = peer_id_of(hello.identity), name_of(hello.identity)
-        session = self._random(16)
-        if core.ledger.model != hello.model:
-            core.write(ModelFixed(model=hello.model, peer=peer))
-            for member in [each for each in core.members.alive.values() if each.helps]:
-                why = "a peer that trains brought another model before anything was learned; start it again"
-                core.tell(member, Gone, reason=why, final=True)
-                self._lose(member, DepartureCause.MISFIT, why)
-        core.write(Admitted(peer=peer, name=name, session=session, helps=hello.helps))
-        for mode in core.modes:
-            mode.on_admitted(passed, peer)
-        old = core.members.members.get(peer)
-        # Of a process that was only out of contact nobody wants to hear.
-        again = old is not None and old.alive and old.process == hello.process
-        for driver in self.drivers:
-            driver.on_session(peer, hello.process)
-        if old is not None:
-            core.do(Forbid(old.contact.key))
-            if old.process != hello.process:
-                for driver in self.drivers:
-                    driver.on_restart(peer)
-        contact, network = Contact(peer, name, key, hello.address), network_of(passed.came_from)
-        member = core.members.admit(
-            contact, session, hello.process, core.now, network, self._fragments_for(hello, peer)
-        )
-        member.identity, member.fits, member.came_from = hello.identity, hello.fits, passed.came_from
-        member.helps = hello.helps
-        self._dial_back([member])
-        if not again:
-            how = "came back" if old is not None else "joined"
-            core.note(f"{name} {how}{' to help, without a trainer' if hello.helps else ''}")
-        return member
-
-    def _fragments_for(self, hello: Hello, peer: str) -> tuple[int, ...]:
-        said = (mode.fragments_of(hello, peer) for mode in self.core.modes)
-        return next((each for each in said if each is not None), hello.fragments)
-
-    def _tell_roster(self) -> None:
-        """Everybody hears of a member, or of its address, at once; a crowd by its next beats."""
-        if len(self.core.members.alive) <= CROWD:
-            self.tick_builder.recheck_all()
-
-    def _find_ways(self) -> bool:
-        """True if somebody is to be told of other ways."""
-        return any([mode.find_ways(self._are_together) for mode in self.core.modes])
-
-    def _follow_ways(self) -> None:
-        if self._find_ways():
-            self._tell_roster()
-
-    def _are_together(self, one: str, other: str) -> bool:
-        """In a round that is in flight."""
-        plans = (each.round.plan for each in self.drivers if each.round is not None)
-        return any(one in plan.members and other in plan.members for plan in plans)
-
-    def _dial_back(self, among: Iterable[Member] | None = None) -> None:
-        for member in self.core.members.to_dial(self.core.now, among):
-            self.core.do(DialBack(member.peer, member.session, member.claimed, member.contact.key))
 
     # ---- members -------------------------------------------------------------------------------------
 
@@ -513,7 +554,7 @@ class RunMachine:
             case Beat():
                 return self._on_beat(member, message)
             case Leave():
-                self._lose(member, DepartureCause.of(message.cause), message.cause.told)
+                self.sessions.lose(member, DepartureCause.of(message.cause), message.cause.told)
                 self.lease_desk.reclaim()
                 return Verdict.ACCEPTED
 
@@ -523,25 +564,14 @@ class RunMachine:
         if any(each.digest and len(each.digest) != HASH_BYTES for each in beat.fragments):
             return Verdict.MALFORMED
         if self.core.members.ways.says(member.contact.key, beat.punched):
-            self._follow_ways()
+            self.routes.follow()
             self._unsettled.update(each.fragment for each in self.drivers)  # others may own, or begin
         self.core.members.ways.hears(member.contact, beat, self.core.now)
         refusal = self.tick_builder.on_beat(member, beat)
         if refusal is not None:
             self.core.tell(member, Gone, reason=refusal, final=True)
-            self._lose(member, DepartureCause.MISFIT, refusal)
+            self.sessions.lose(member, DepartureCause.MISFIT, refusal)
         return Verdict.ACCEPTED
-
-    def _on_round_report(
-        self, member: Member, message: Sent | ProgressReport, drivers: list[RoundDriver]
-    ) -> Verdict:
-        for driver in drivers:  # one, or none: a round belongs to one fragment
-            if isinstance(message, Sent):
-                driver.on_sent(member, message)
-            else:
-                driver.on_progress(member, message)
-            return Verdict.ACCEPTED
-        return Verdict.STALE
 
     def _on_forgery(self, key: bytes) -> list[Effect]:
         """It spoke in the name of another member.  The key that its connection proved says who that was."""
@@ -550,19 +580,6 @@ class RunMachine:
             self.core.strike(forger.peer, "it spoke in the name of another member")
             self.core.follow_up()
         return self.core.take_effects()
-
-    def _send_away(self, peer: str, cause: DepartureCause, told: str, why: str) -> None:
-        member = self.core.members.alive[peer]
-        self.core.tell(member, Gone, reason=told, final=True)
-        self._lose(member, cause, why, True)
-
-    def _lose(self, member: Member, cause: DepartureCause, why: str, cut: bool = False) -> None:
-        self.core.write(Departed(peer=member.peer, cause=cause, reason=why))
-        how = OF_DEPARTURE[cause]
-        self.core.note(f"{member.contact.name} {PEER_STATES.after(member.state, how)}: {why}")
-        self.core.do(Forbid(member.contact.key, cut))
-        member.gone_because = why
-        self.core.members.lose(member, how)
 
     # ---- what follows from any event -------------------------------------------------------------------
 
@@ -581,12 +598,14 @@ class RunMachine:
         if any([mode.on_turn() for mode in self.core.modes]):
             self.tick_builder.recheck_all()
         if self.core.members.ways.waits_for_gap:
-            self._follow_ways()
+            self.routes.follow()
         for driver in [each for each in drivers if each.round is None]:
             driver.maybe_open()
             driver.advance()
         self.core.follow_up()
-        self._ask_members()
+        alive = self.core.members.alive
+        for peer, fields in self.core.questions.due(set(alive), self.core.now):
+            self.core.tell(alive[peer], Show, **fields)
 
     def _commit_stages(self) -> bool:
         """One record moves all stages of a model to the next version (P13).  True: it is written."""
@@ -594,11 +613,12 @@ class RunMachine:
             return False
         for driver in self.drivers:
             driver.advance()  # somebody of another stage may have gone since
-        ends = [(each, each.round, each.prepared) for each in self.drivers]
         found = [
-            (each, flight, done) for each, flight, done in ends if flight is not None and done is not None
+            (each, each.round, each.prepared)
+            for each in self.drivers
+            if each.round is not None and each.prepared is not None
         ]
-        if len(found) < len(ends):
+        if len(found) < len(self.drivers):
             return False
         dones = self.drivers[0].policy.finished([done for _, _, done in found])
         rounds = tuple(
@@ -608,11 +628,6 @@ class RunMachine:
         for (each, flight, done), record in zip(found, rounds, strict=True):
             each.on_committed(flight, record, done.late)
         return True
-
-    def _ask_members(self) -> None:
-        alive = self.core.members.alive
-        for peer, fields in self.core.questions.due(set(alive), self.core.now):
-            self.core.tell(alive[peer], Show, **fields)
 
 
 def _what_counts(member: Member) -> object:

@@ -135,7 +135,6 @@ def _plans_known(driver: RoundDriver) -> dict[str, int]:
 class TickBuilder:
     def __init__(self, core: Core, drivers: list[RoundDriver], lease_desk: LeaseDesk) -> None:
         self._core = core
-        self._whole_roster = any(mode.whole_roster for mode in core.modes)
         alive = core.members.alive
         self._alike = Alike(
             lambda peer: m.joined_no if (m := alive.get(peer)) else None, core.name, core.note
@@ -221,10 +220,9 @@ class TickBuilder:
 
     def _is_by_need(self) -> bool:
         """Nobody hears of all others."""
-        if self._whole_roster:
-            return False
         most = 2 * self._core.manifest.round.group or partial_view.WHOLE_ROSTER
-        return len(self._core.members.alive) > most
+        crowded = len(self._core.members.alive) > most
+        return crowded and not any(mode.whole_roster for mode in self._core.modes)
 
     def _next_beat_s(self, member: Member) -> float:
         """0: as the run's terms say."""

@@ -692,8 +692,8 @@ def test_a_member_that_holds_one_fragment_has_no_part_in_the_rounds_of_another()
 def test_a_hello_that_names_some_of_a_runs_fragments_is_refused_in_words() -> None:
     hall = Hall()
     named = SimpleNamespace(model=schema(4), fragments=(1,), helps=False)
-    refusal = hall.machine.entrance._unfit(named)  # type: ignore[arg-type]
+    refusal = hall.machine.sessions.entrance._unfit(named)  # type: ignore[arg-type]
     assert refusal is not None and refusal.code == "model"
     assert refusal.reason == "this run is no pipeline: each peer holds all of its 2 fragments, not 1"
     named.fragments = (0, 1)
-    assert hall.machine.entrance._unfit(named) is None  # type: ignore[arg-type]
+    assert hall.machine.sessions.entrance._unfit(named) is None  # type: ignore[arg-type]

@@ -54,7 +54,7 @@ def test_the_status_of_the_largest_run_fits_into_one_message() -> None:
 def test_the_status_of_a_run_that_lost_everybody_fits_into_one_message() -> None:
     machine = crowd(limits.ROSTER_MOST)
     for member in list(machine.core.members.members.values()):
-        machine._lose(member, DepartureCause.SILENT, "r" * 2000)
+        machine.sessions.lose(member, DepartureCause.SILENT, "r" * 2000)
     members = checked_status(machine)["members"]
     assert members and not any(member["alive"] for member in members)
 

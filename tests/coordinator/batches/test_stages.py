@@ -267,7 +267,9 @@ def test_P2_a_stage_that_was_at_its_end_and_lost_results_since_is_not_committed(
     hall.send(late, "ann", "dan", first, other)  # the late one reports before anything is merged
     hall.finish_rounds("ann", "dan", first, other)
     assert second.prepared
-    hall.machine._send_away(hall.peers.pop(other).guest.peer, DepartureCause.KICKED, "", "it is told to")
+    hall.machine.sessions.send_away(
+        hall.peers.pop(other).guest.peer, DepartureCause.KICKED, "", "it is told to"
+    )
     rest = [name for name, peer in hall.peers.items() if peer.stage == 2]
     hall.send(*rest)
     hall.finish_rounds(*rest)
