@@ -188,7 +188,7 @@ class World:
             self.events += 1
             action()
         here = (p for p in self.peers.values() if p.alive and p.exit_code != "refused")
-        founded = self.coordinator is None or self.coordinator.tick_builder.is_founded
+        founded = self.coordinator is None or self.coordinator.tick_builder.version_zero.is_founded
         self.invariants.at_rest(here, founded)
         return self._report()
 

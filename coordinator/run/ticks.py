@@ -132,6 +132,168 @@ def _plans_known(driver: RoundDriver) -> dict[str, int]:
     return {m.peer: said.ahead for m in driver.holders if (said := driver.beat_of(m)) is not None}
 
 
+class DonorLists:
+    """Whom members that lack the newest version may ask for it: who has it, and who fetches it too."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._known: dict[int, partial_view.KnownDonors] = {}  # by fragment
+        self.changes = 0  # of what members hold
+
+    def recognise(self, member: Member, driver: RoundDriver, said: FragmentBeat) -> None:
+        if driver.recognise(member, said):
+            self.changes += 1
+
+    def donors(self, member: Member, driver: RoundDriver, most: int) -> tuple[str, ...]:
+        """Whom to ask: peers verified at the version, and those that hold the last round's results."""
+        known = self._known_of(driver)
+        fit = known.quick if member.contact.address else known.dialable  # one of two must be dialable
+        if not (fit or member.contact.address):
+            fit = [peer for peer in known.found if self._core.members.ways.meets(member.peer, peer)]
+        return partial_view.some_of(fit, member.peer, most, int(self._core.now // DONORS_TURN_S))
+
+    def fellows(self, member: Member, driver: RoundDriver, most: int) -> tuple[str, ...]:
+        """Who else fetches the state: they give each other what they have of it."""
+        joiners, alive = self._known_of(driver).joiners, self._core.members.alive
+        met = self._core.members.ways.is_punched
+        near = (peer for peer in partial_view.in_turn_from(joiners, member.peer) if peer in alive)
+        fit = (p for p in near if member.dialable or alive[p].dialable or met(member.peer, p))
+        return tuple(islice(fit, most))
+
+    def _known_of(self, driver: RoundDriver) -> partial_view.KnownDonors:
+        """Of each sort, in the order of their names."""
+        members, version, now = self._core.members, driver.book.version, self._core.now
+        here = members.in_order
+        stamp = (members.roster_no, self._core.ledger.era, version, self.changes)
+        known = self._known.get(driver.fragment)
+        if known is not None:
+            fresh = known.stamp == stamp
+            pause_s = max(DONORS_CROWD_S, len(here) * LOOK_S_PER_MEMBER)
+            if fresh or (len(here) > CROWD and now - known.made_at < pause_s):
+                return known
+        makers = driver.book.makers
+        found: dict[str, Beat | None] = {}
+        joiners: list[str] = []
+        for peer in here:
+            other = members.alive[peer]
+            standing = other.standings.get(driver.fragment)
+            if standing is None:
+                continue
+            if standing.verified or (peer in makers and self._is_near(other, driver)):
+                found[peer] = other.beat
+            if not standing.verified:
+                joiners.append(peer)
+        dialable = [peer for peer in found if members.alive[peer].contact.address]
+        made = partial_view.KnownDonors.among(up_rates(found), dialable, joiners, stamp, now)
+        self._known[driver.fragment] = made
+        return made
+
+    @staticmethod
+    def _is_near(member: Member, driver: RoundDriver) -> bool:
+        """It may hold what the newest version is made of; a maker that came back with nothing does not."""
+        said = driver.beat_of(member)
+        return said is not None and said.version >= driver.book.version - 1
+
+
+class VersionZero:
+    """Whether somebody holds version 0, and who is to make it where nobody does."""
+
+    def __init__(self, core: Core, drivers: list[RoundDriver], donors: DonorLists) -> None:
+        self._core = core
+        self._drivers = drivers
+        self._donors = donors
+        self.turns = FoundersTurns(core, drivers)
+        # While nothing is learned: by fragment who shows version 0 of it, with what it said then, and of what version 0
+        # that is told; and whose last words were not looked at for that.
+        self._witnesses: dict[int, tuple[Member, Beat | None]] = {}
+        self._witnessed: object = None
+        self._unheard: set[str] = set()
+
+    def hear(self, member: Member) -> None:
+        if not self._core.ledger.learned:  # or nobody would ever take them out again
+            self._unheard.add(member.peer)
+
+    @property
+    def is_founded(self) -> bool:
+        """It has learned something, or its version 0 is held: else that is made anew, and nobody's counts."""
+        return self._core.ledger.learned or self._is_held()
+
+    def _is_held(self) -> bool:
+        """Of every fragment somebody holds version 0 as it was founded, with all else that it has of the model.
+
+        Asked with every beat: as long as those who showed it show it, only who said something since is looked at.
+        """
+        alive, books = self._core.members.alive, [each.book for each in self._drivers]
+        founded = [(book.digests.get(0), book.shown.get(0)) for book in books]
+        of_what = (self.turns.changes, self._core.ledger.era, founded)
+        still = {
+            number: (member, member.beat)
+            for number, (member, beat) in self._witnesses.items()
+            if alive.get(member.peer) is member and (member.beat is beat or self._is_shown_by(member))
+        }
+        if self._witnessed != of_what or len(still) < len(self._witnesses):
+            still, self._witnessed, self._unheard = {}, of_what, set(alive)
+        self._witnesses = still
+        for peer in self._unheard:
+            member = alive.get(peer)
+            if member is None or self._witnesses.keys() >= member.standings.keys():
+                continue
+            if self._is_shown_by(member):
+                self._witnesses |= dict.fromkeys(member.standings, (member, member.beat))
+        self._unheard = set()
+        return len(self._witnesses) == len(self._drivers)
+
+    def _is_shown_by(self, member: Member) -> bool:
+        beat = member.beat
+        return (
+            beat is not None and not self.turns.is_over(member) and all(map(self._is_genesis, beat.fragments))
+        )
+
+    def _is_genesis(self, said: FragmentBeat) -> bool:
+        book, agreement = self._drivers[said.fragment].book, self._drivers[said.fragment].agreement
+        shown = agreement.has_shown(said)
+        return (said.version, said.digest, shown) == (0, book.digests.get(0), book.shown.get(0)) and bool(
+            shown
+        )
+
+    def judge(self, member: Member, beat: Beat) -> Judgement:
+        """Nothing has been learned yet and nobody holds version 0: of each fragment the oldest living holder whose turn
+        is not over founds it, and all of them together found the run."""
+        founders = [self.turns.founder_of(each) for each in self._drivers]
+        mine = founders[beat.fragments[0].fragment]
+        if mine is None and not member.can_found:
+            needed = self._core.manifest.start.founder
+            return Goal.WAIT, f"waiting for {needed}, which gives the run its initial state"
+        if member is not mine and mine is not None:
+            return Goal.WAIT, f"{mine.contact.name} gives the run its initial state"
+        lacking = [each for each in self._drivers if not has_founded(each, founders[each.fragment])]
+        if any(each.fragment in member.standings for each in lacking):
+            return Goal.FOUND, "it gives the run its initial state"
+        if lacking:
+            missing = ", ".join(str(each.fragment) for each in lacking)
+            return Goal.WAIT, f"waiting for the initial state of stage {missing}"
+        self._write([founder for founder in founders if founder is not None])
+        return Goal.TRAIN, "it founded version 0"
+
+    def _write(self, founders: list[Member]) -> None:
+        """`founders`: of each fragment."""
+        core, drivers = self._core, self._drivers
+        for driver in drivers:
+            driver.abort(AbortCause.FOUNDED_ANEW, "version 0 is founded anew")
+        said = [each.beat_of(founder) for each, founder in zip(drivers, founders, strict=True)]
+        known = [each for each in said if each is not None]
+        first, *others = (each.digest for each in known)
+        shown = tuple(each.agreement.has_shown(of_it) for each, of_it in zip(drivers, known, strict=True))
+        several = tuple(founder.peer for founder in founders) if core.manifest.pipeline.stages > 1 else ()
+        core.write(
+            Genesis(digest=first, peer=founders[0].peer, others=tuple(others), shown=shown, founders=several)
+        )
+        names = list(dict.fromkeys(founder.contact.name for founder in founders))
+        core.note(f"{' and '.join(filter(None, [', '.join(names[:-1]), names[-1]]))} founded version 0")
+        for driver, founder, of_it in zip(drivers, founders, known, strict=True):
+            self._donors.recognise(founder, driver, of_it)
+
+
 class TickBuilder:
     def __init__(self, core: Core, drivers: list[RoundDriver], lease_desk: LeaseDesk) -> None:
         self._core = core
@@ -142,14 +304,8 @@ class TickBuilder:
         self._drivers = drivers
         self._lease_desk = lease_desk
         self._proofs: dict[int, tuple[bytes, bytes]] = {}  # fragment -> what was signed last, and its proof
-        self._known_donors: dict[int, partial_view.KnownDonors] = {}  # by fragment
-        self._turns = FoundersTurns(core, drivers)
-        # While nothing is learned: by fragment who shows version 0 of it, with what it said then, and of what version 0
-        # that is told; and whose last words were not looked at for that.
-        self._witnesses: dict[int, tuple[Member, Beat | None]] = {}
-        self._witnessed: object = None
-        self._unheard: set[str] = set()
-        self._changes = 0
+        self._donors = DonorLists(core)
+        self.version_zero = VersionZero(core, drivers, self._donors)
 
     # ---- a beat --------------------------------------------------------------------------------------
 
@@ -165,14 +321,14 @@ class TickBuilder:
         beat = in_this_era(beat, core.ledger.era)
         member.pace.on_beat(beat, core.now)
         if member.beat is None or _versions(member.beat) != _versions(beat):
-            self._changes += 1
+            self._donors.changes += 1
         member.beat = beat
-        if not core.ledger.learned:  # or nobody would ever take them out again
-            self._unheard.add(member.peer)
+        self.version_zero.hear(member)
         refusal = self._lease_desk.words.hear(member, beat)
         if refusal:
             return refusal
-        goal, member.told, fragments = self._where(member, beat)
+        goal, member.told = self._judge(member, beat)
+        fragments = self._fragment_ticks(member)
         member.state = state_after(member.state, goal, beat.phase, member.quarantined)
         for said in beat.fragments:
             standing = member.standings[said.fragment]
@@ -212,11 +368,6 @@ class TickBuilder:
         for said in beat.fragments:
             self._repeat_what_is_missing(member, said, self._drivers[said.fragment])
         return None
-
-    def _where(self, member: Member, beat: Beat) -> tuple[Goal, str, tuple[FragmentTick, ...]]:
-        """(goal, reason, what the run is) for this member."""
-        goal, reason = self._judge(member, beat)
-        return goal, reason, self._fragment_ticks(member)
 
     def _is_by_need(self) -> bool:
         """Nobody hears of all others."""
@@ -262,11 +413,16 @@ class TickBuilder:
 
     def _fragment_ticks(self, member: Member) -> tuple[FragmentTick, ...]:
         # No digests while version 0 is being founded (again): nobody holds the old one.
-        return tuple(self._fragment_tick(member, each, self.is_founded) for each in self._held_by(member))
+        founded = self.version_zero.is_founded
+        return tuple(self._fragment_tick(member, self._drivers[each], founded) for each in member.standings)
 
     def _fragment_tick(self, member: Member, driver: RoundDriver, founded: bool) -> FragmentTick:
         flight, standing = driver.round, driver.standing(member)
         counted = flight is not None and driver.counts_on(member)
+        fellows: tuple[str, ...] = ()
+        if founded and not standing.verified:
+            most = self._told(partial_view.FELLOWS_TOLD, FELLOWS_LEAST, standing)
+            fellows = self._donors.fellows(member, driver, most)
         digests = sorted(driver.book.digests.items())
         newest = digests[-self._told(DIGESTS_TOLD, DIGESTS_LEAST, standing) :]
         said = driver.beat_of(member)
@@ -279,7 +435,7 @@ class TickBuilder:
             version=driver.book.version,
             digests=tuple(newest) if founded else (),
             verified=standing.verified,
-            donors=self._donors(member, driver),
+            donors=self._donors.donors(member, driver, self._told(DONORS_TOLD, DONORS_LEAST, standing)),
             round_no=flight.plan.round_no if flight is not None and counted else 0,
             sent_seen=flight is not None and member.peer in flight.sent,
             progress_seen=standing.progress_seen,
@@ -289,7 +445,7 @@ class TickBuilder:
             nonce_for=said.version if said is not None else -1,
             nonce=driver.agreement.nonce(said.version) if said is not None else b"",
             refuted=driver.agreement.refuted(member, said) if said is not None else b"",
-            fellows=self._fellows(member, driver) if founded and not standing.verified else (),
+            fellows=fellows,
             ahead_no=ahead_no,
             ahead=ahead,
             encode_no=flight.sums.may_encode if flight is not None and counted else 0,
@@ -334,9 +490,6 @@ class TickBuilder:
         if flight.decision is not None and (not same_round or said.decision_no < flight.decision.decision_no):
             driver.tell_decision(flight, flight.decision, member)
 
-    def _held_by(self, member: Member) -> list[RoundDriver]:
-        return [self._drivers[fragment] for fragment in member.standings]
-
     # ---- judging a member's state ----------------------------------------------------------------------
 
     def recheck_all(self) -> None:
@@ -363,10 +516,11 @@ class TickBuilder:
         core = self._core
         said = [(self._drivers[each.fragment], each) for each in beat.fragments]
         for driver, of_it in said:
-            self._recognise(member, driver, of_it)
-        self._turns.look(self.is_founded)
-        if not self.is_founded:
-            return self._found(member, beat)
+            self._donors.recognise(member, driver, of_it)
+        zero = self.version_zero
+        zero.turns.look(zero.is_founded)
+        if not zero.is_founded:
+            return zero.judge(member, beat)
         found = [self._judge_fragment(member, driver, of_it) for driver, of_it in said]
         if member.verified and core.finished:
             return self._finish()
@@ -375,10 +529,6 @@ class TickBuilder:
         if judged[0] == Goal.TRAIN and core.held and not in_flight:
             return Goal.ALONE, core.held
         return judged
-
-    def _recognise(self, member: Member, driver: RoundDriver, said: FragmentBeat) -> None:
-        if driver.recognise(member, said):
-            self._changes += 1
 
     def _judge_fragment(self, member: Member, driver: RoundDriver, said: FragmentBeat) -> Judgement:
         standing, version = driver.standing(member), driver.book.version
@@ -427,7 +577,7 @@ class TickBuilder:
         at_it = driver.since_commit_s < self._core.manifest.net.dead_after_s
         if at_it and driver.is_arriving(member):
             return Goal.SYNC, reason
-        why_wait = self._core.why_wait(driver.fragment, bool(self._donors(member, driver)))
+        why_wait = self._core.why_wait(driver.fragment, bool(self._donors.donors(member, driver, 1)))
         return (Goal.WAIT, why_wait) if why_wait else (Goal.SYNC, reason)
 
     def _quarantine(self, member: Member, standing: Standing, version: int) -> None:
@@ -437,146 +587,6 @@ class TickBuilder:
         self._core.note(f"{member.contact.name} is quarantined: its digest differs from the run's")
         if version > 0:  # a version 0 may be of an earlier beginning of this run, which was nobody's fault
             self._core.strike(member.peer, "its state differs from the run's")
-
-    @property
-    def is_founded(self) -> bool:
-        """It has learned something, or its version 0 is held: else that is made anew, and nobody's counts."""
-        return self._core.ledger.learned or self._genesis_is_held()
-
-    def _genesis_is_held(self) -> bool:
-        """Of every fragment somebody holds version 0 as it was founded, with all else that it has of the model.
-
-        Asked with every beat: as long as those who showed it show it, only who said something since is looked at.
-        """
-        alive, books = self._core.members.alive, [each.book for each in self._drivers]
-        founded = [(book.digests.get(0), book.shown.get(0)) for book in books]
-        of_what = (self._turns.changes, self._core.ledger.era, founded)
-        still = {
-            number: (member, member.beat)
-            for number, (member, beat) in self._witnesses.items()
-            if alive.get(member.peer) is member and (member.beat is beat or self._holds_genesis(member))
-        }
-        if self._witnessed != of_what or len(still) < len(self._witnesses):
-            still, self._witnessed, self._unheard = {}, of_what, set(alive)
-        self._witnesses = still
-        for peer in self._unheard:
-            member = alive.get(peer)
-            if member is None or self._witnesses.keys() >= member.standings.keys():
-                continue
-            if self._holds_genesis(member):
-                self._witnesses |= dict.fromkeys(member.standings, (member, member.beat))
-        self._unheard = set()
-        return len(self._witnesses) == len(self._drivers)
-
-    def _holds_genesis(self, member: Member) -> bool:
-        beat = member.beat
-        return (
-            beat is not None
-            and not self._turns.is_over(member)
-            and all(map(self._is_genesis, beat.fragments))
-        )
-
-    def _is_genesis(self, said: FragmentBeat) -> bool:
-        book, agreement = self._drivers[said.fragment].book, self._drivers[said.fragment].agreement
-        shown = agreement.has_shown(said)
-        return (said.version, said.digest, shown) == (0, book.digests.get(0), book.shown.get(0)) and bool(
-            shown
-        )
-
-    def _found(self, member: Member, beat: Beat) -> Judgement:
-        """Nothing has been learned yet and nobody holds version 0: of each fragment the oldest living holder whose turn
-        is not over founds it, and all of them together found the run."""
-        founders = [self._turns.founder_of(each) for each in self._drivers]
-        mine = founders[beat.fragments[0].fragment]
-        if mine is None and not member.can_found:
-            needed = self._core.manifest.start.founder
-            return Goal.WAIT, f"waiting for {needed}, which gives the run its initial state"
-        if member is not mine and mine is not None:
-            return Goal.WAIT, f"{mine.contact.name} gives the run its initial state"
-        lacking = [each for each in self._drivers if not has_founded(each, founders[each.fragment])]
-        if any(each.fragment in member.standings for each in lacking):
-            return Goal.FOUND, "it gives the run its initial state"
-        if lacking:
-            missing = ", ".join(str(each.fragment) for each in lacking)
-            return Goal.WAIT, f"waiting for the initial state of stage {missing}"
-        self._write_genesis([founder for founder in founders if founder is not None])
-        return Goal.TRAIN, "it founded version 0"
-
-    def _write_genesis(self, founders: list[Member]) -> None:
-        """`founders`: of each fragment."""
-        core, drivers = self._core, self._drivers
-        for driver in drivers:
-            driver.abort(AbortCause.FOUNDED_ANEW, "version 0 is founded anew")
-        said = [each.beat_of(founder) for each, founder in zip(drivers, founders, strict=True)]
-        known = [each for each in said if each is not None]
-        first, *others = (each.digest for each in known)
-        shown = tuple(each.agreement.has_shown(of_it) for each, of_it in zip(drivers, known, strict=True))
-        several = tuple(founder.peer for founder in founders) if core.manifest.pipeline.stages > 1 else ()
-        core.write(
-            Genesis(digest=first, peer=founders[0].peer, others=tuple(others), shown=shown, founders=several)
-        )
-        names = list(dict.fromkeys(founder.contact.name for founder in founders))
-        core.note(f"{' and '.join(filter(None, [', '.join(names[:-1]), names[-1]]))} founded version 0")
-        for driver, founder, of_it in zip(drivers, founders, known, strict=True):
-            self._recognise(founder, driver, of_it)
-
-    def _donors(self, member: Member, driver: RoundDriver) -> tuple[str, ...]:
-        """Whom to ask: peers verified at the version, and those that hold the last round's results."""
-        known = self._known_of(driver)
-        fit = known.quick if member.contact.address else known.dialable  # one of two must be dialable
-        if not (fit or member.contact.address):
-            fit = [peer for peer in known.found if self._core.members.ways.meets(member.peer, peer)]
-        told = self._told(DONORS_TOLD, DONORS_LEAST, driver.standing(member))
-        return partial_view.some_of(fit, member.peer, told, int(self._core.now // DONORS_TURN_S))
-
-    def _fellows(self, member: Member, driver: RoundDriver) -> tuple[str, ...]:
-        """Who else fetches the state: they give each other what they have of it."""
-        joiners, alive = self._known_of(driver).joiners, self._core.members.alive
-        others, met = (
-            partial_view.in_turn_from(joiners, member.peer),
-            self._core.members.ways.is_punched,
-        )
-        near = (peer for peer in others if peer in alive)
-        fit = (p for p in near if member.dialable or alive[p].dialable or met(member.peer, p))
-        return tuple(
-            islice(fit, self._told(partial_view.FELLOWS_TOLD, FELLOWS_LEAST, driver.standing(member)))
-        )
-
-    def _known_of(self, driver: RoundDriver) -> partial_view.KnownDonors:
-        """Of each sort, in the order of their names."""
-        members, version, now = self._core.members, driver.book.version, self._core.now
-        here = members.in_order
-        stamp = (members.roster_no, self._core.ledger.era, version, self._changes)
-        known = self._known_donors.get(driver.fragment)
-        if known is not None:
-            fresh = known.stamp == stamp
-            pause_s = max(DONORS_CROWD_S, len(here) * LOOK_S_PER_MEMBER)
-            if fresh or (len(here) > CROWD and now - known.made_at < pause_s):
-                return known
-        makers = driver.book.makers
-        found: dict[str, Beat | None] = {}
-        for peer in here:
-            other = members.alive[peer]
-            if driver.fragment not in other.standings:
-                continue
-            if driver.standing(other).verified or (peer in makers and self._is_near(other, driver)):
-                found[peer] = other.beat
-        dialable = [peer for peer in found if members.alive[peer].contact.address]
-        joiners = [peer for peer in here if self._is_joining(members.alive[peer], driver)]
-        made = partial_view.KnownDonors.among(up_rates(found), dialable, joiners, stamp, now)
-        self._known_donors[driver.fragment] = made
-        return made
-
-    @staticmethod
-    def _is_joining(member: Member, driver: RoundDriver) -> bool:
-        standing = member.standings.get(driver.fragment)
-        return standing is not None and not standing.verified
-
-    @staticmethod
-    def _is_near(member: Member, driver: RoundDriver) -> bool:
-        """It may hold what the newest version is made of; a maker that came back with nothing does not."""
-        said = driver.beat_of(member)
-        return said is not None and said.version >= driver.book.version - 1
 
 
 def _versions(beat: Beat) -> list[int]:

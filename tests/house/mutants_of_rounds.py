@@ -418,8 +418,8 @@ ROUNDS = (
     Mutant(
         "where not all donors are told, others are told later",
         "coordinator/run/ticks.py",
-        "return partial_view.some_of(fit, member.peer, told, int(self._core.now // DONORS_TURN_S))",
-        "return partial_view.some_of(fit, member.peer, told, 0)",
+        "return partial_view.some_of(fit, member.peer, most, int(self._core.now // DONORS_TURN_S))",
+        "return partial_view.some_of(fit, member.peer, most, 0)",
         GUIDANCE,
     ),
     Mutant(

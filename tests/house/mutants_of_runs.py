@@ -59,7 +59,7 @@ RUN = (
     Mutant(
         "P4 state is asked of peers that hold it",
         "coordinator/run/ticks.py",
-        "if driver.standing(other).verified or (peer in makers and self._is_near(other, driver)):",
+        "if standing.verified or (peer in makers and self._is_near(other, driver)):",
         "if True:",
         GUIDANCE,
     ),

@@ -264,7 +264,7 @@ def test_of_who_comes_and_goes_nothing_is_kept_for_founding_once_the_run_has_lea
     run = Guide(1)
     for number in range(20):
         run.hears(run.comes(f"guest{number}"), -1)
-    assert not run.tick_builder._unheard
+    assert not run.tick_builder.version_zero._unheard
 
 
 def test_P20_what_was_learned_takes_every_turn_away() -> None:
