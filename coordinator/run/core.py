@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from farflung.coordinator.court.questions import Questions
@@ -24,6 +25,14 @@ from farflung.protocol.run_terms import Terms
 from farflung.protocol.signing import KeptCommit
 
 EVENTS_SHOWN = 30
+
+
+@dataclass
+class Offences:
+    """Of the event that is not over yet."""
+
+    struck: list[str] = field(default_factory=list)
+    convicted: list[tuple[str, str]] = field(default_factory=list)  # each with the reason
 
 
 class Core:
@@ -44,8 +53,7 @@ class Core:
         self.acquaint: Callable[[Iterable[Iterable[str]]], None] = lambda circles: None
         self._effects: list[Effect] = []
         self.questions = Questions()  # what members are asked to show
-        self._struck: list[str] = []
-        self._convicted: list[tuple[str, str]] = []
+        self.offences = Offences()
 
     @property
     def manifest(self) -> Manifest:
@@ -85,25 +93,17 @@ class Core:
         """What follows from it is a mode's business, when this event is over."""
         self.write(Struck(peer=peer, reason=reason[:200], at_s=self.clock_s))
         self.note(f"{self.name(peer)} gets a strike: {reason}")
-        self._struck.append(peer)
+        self.offences.struck.append(peer)
 
     def convict(self, peer: str, reason: str) -> None:
         """It was proven to have lied: it has to go when this event is over."""
-        self._convicted.append((peer, reason))
-
-    def take_struck(self) -> list[str]:
-        struck, self._struck = self._struck, []
-        return struck
-
-    def take_convicted(self) -> list[tuple[str, str]]:
-        convicted, self._convicted = self._convicted, []
-        return convicted
+        self.offences.convicted.append((peer, reason))
 
     def follow_up(self) -> None:
         """An event is over, or somebody was convicted in its midst."""
-        struck, convicted = self.take_struck(), self.take_convicted()
-        for mode in self.modes if struck or convicted else ():
-            mode.after(struck, convicted)
+        over, self.offences = self.offences, Offences()
+        for mode in self.modes if over.struck or over.convicted else ():
+            mode.after(over.struck, over.convicted)
 
     def keeps_out(self, peer: str) -> bool:
         return any(mode.keeps_out(peer) for mode in self.modes)

@@ -240,8 +240,8 @@ DOOR = (
     Mutant(
         "who is convicted is banned",
         "coordinator/run/core.py",
-        "for mode in self.modes if struck or convicted else ():",
-        "for mode in self.modes if struck else ():",
+        "for mode in self.modes if over.struck or over.convicted else ():",
+        "for mode in self.modes if over.struck else ():",
         ("tests/coordinator/run/test_core.py", "tests/whole/test_liars.py"),
     ),
     Mutant(

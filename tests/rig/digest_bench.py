@@ -22,6 +22,7 @@ from farflung.coordinator.ledger.records import (
 )
 from farflung.coordinator.modes.registry import Modes
 from farflung.coordinator.run import digest_agreement
+from farflung.coordinator.run.core import Offences
 from farflung.coordinator.run.effects import KeepProof
 from farflung.coordinator.run.membership import Member
 from farflung.protocol.digests import drawn_chunk, hash_bytes, keyed_hash, root_of
@@ -150,7 +151,9 @@ class Bench(MadeRun):
         return self.people[name][0].standings[NUMBER].verified
 
     def banned(self) -> set[str]:
-        return {self.core.name(peer) for peer, _ in self.core.take_convicted()}
+        """Since it was asked last."""
+        over, self.core.offences = self.core.offences, Offences()
+        return {self.core.name(peer) for peer, _ in over.convicted}
 
 
 def holders(*names: str, **more: object) -> list[Holder]:

@@ -21,7 +21,7 @@ from farflung.coordinator.ledger.records import (
     Struck,
 )
 from farflung.coordinator.modes.registry import CoordinatorMode, DigestCase, Modes
-from farflung.coordinator.run.core import Core
+from farflung.coordinator.run.core import Core, Offences
 from farflung.protocol.digests import root_of, split_hashes
 from farflung.protocol.messages import What
 from rig.court_scene import FRAGMENT, TRUTH, Holder, liar
@@ -249,7 +249,7 @@ def test_P18_who_shows_a_list_and_nothing_else_is_struck_once_and_out_the_second
     digest_agreement, ann = run.drivers[0].agreement, peer_of("ann")
     digest_agreement._void[ann] = "it showed nothing for 20 s"
     digest_agreement._was_silent(ann)
-    assert run.core.take_struck() == [ann] and run.core.take_convicted() == []
+    assert run.core.offences == Offences(struck=[ann])
     digest_agreement._was_silent(ann)
-    [(peer, why)] = run.core.take_convicted()
+    [(peer, why)] = run.core.offences.convicted
     assert peer == ann and why == "once more it kept everybody waiting: it showed nothing for 20 s"

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from farflung.coordinator.ledger.records import CommittedRound, Paused, Resumed, Started, Struck
 from farflung.coordinator.modes.registry import CoordinatorMode
-from farflung.coordinator.run.core import EVENTS_SHOWN
+from farflung.coordinator.run.core import EVENTS_SHOWN, Offences
 from farflung.coordinator.run.effects import Forbid, Note, Tell, Write
 from farflung.protocol.manifest import Manifest, RoundSection, RunSection
 from farflung.protocol.messages import Aborted
@@ -182,7 +182,7 @@ def test_a_strike_is_written_and_said_and_then_taken_once() -> None:
     run.core.convict(ann, "proven once more")
     run.core.follow_up()
     assert heard.after_events[1:] == [([], [(ann, "proven once more")])], "without a strike"
-    assert run.core.take_struck() == []
+    assert run.core.offences == Offences()
 
 
 class Waits(CoordinatorMode):

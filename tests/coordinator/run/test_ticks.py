@@ -443,7 +443,7 @@ def test_P4_whose_digest_differs_is_quarantined_struck_once_and_takes_the_runs_s
             "its state differs from the run's; it takes the run's state again",
         )
         assert (eve.quarantined, eve.verified, eve.state) == (True, False, PeerState.QUARANTINED)
-    assert run.core.take_struck() == [eve.peer], "one thing went wrong"
+    assert run.core.offences.struck == [eve.peer], "one thing went wrong"
     assert run.goal(eve, 3)[0] == Goal.TRAIN
     assert not eve.quarantined and eve.state == PeerState.INNER
 
@@ -465,14 +465,14 @@ def test_another_version_0_is_nobodys_fault() -> None:
     run = Guide(1)
     eve = run.comes("eve")
     run.hears(eve, fragments=(replace(NOWHERE, version=0, digest=OTHER),))
-    assert eve.quarantined and run.core.take_struck() == []
+    assert eve.quarantined and run.core.offences.struck == []
 
 
 def test_P4_a_difference_in_several_fragments_is_one_strike() -> None:
     run = Guide(3, 3)
     eve = run.comes("eve")
     run.hears(eve, fragments=tuple(replace(NOWHERE, fragment=at, version=3, digest=OTHER) for at in range(2)))
-    assert run.core.take_struck() == [eve.peer]
+    assert run.core.offences.struck == [eve.peer]
 
 
 # ---- what is repeated when a beat lacks it -------------------------------------------------------------------
