@@ -297,9 +297,9 @@ class VersionZero:
 class TickBuilder:
     def __init__(self, core: Core, drivers: list[RoundDriver], lease_desk: LeaseDesk) -> None:
         self._core = core
-        alive = core.members.alive
+        members = core.members
         self._alike = Alike(
-            lambda peer: m.joined_no if (m := alive.get(peer)) else None, core.name, core.note
+            lambda peer: m.joined_no if (m := members.alive.get(peer)) else None, core.name, core.note
         )
         self._drivers = drivers
         self._lease_desk = lease_desk

@@ -59,6 +59,16 @@ def test_of_three_the_one_that_is_alone_is_named_even_if_it_came_first() -> None
     assert not room.advice(bob, says(1.0, version=1))
 
 
+def test_whoever_comes_after_somebody_left_is_still_the_later_one() -> None:
+    ann, bob, cid = Guest(1), Guest(2), Guest(3)
+    room = Room(ann, bob)
+    room.advice(ann, says(1.0))
+    room.says(bob, m.Leave(session=bob.session, seq=1, reason=""))
+    room.let_in(cid)
+    assert room.advice(cid, says(4.0)), "it came last"
+    assert room.advice(ann, says(1.0)) == ""
+
+
 @pytest.mark.parametrize(
     "other",
     [
