@@ -441,12 +441,12 @@ class LiarsLeague:
         part = peer.machine.part
         replica = part.replica_of_round(said.round_no) if part is not None else None
         flight = replica.rounds.flight if replica is not None else None
-        if not said.merged or flight is None or flight.decision is None:
+        if not said.merged or flight is None or flight.deciding.newest is None:
             return said
         false = b"".join(hash_bytes(b"another", each) for each in split_hashes(said.merged_hashes))
         lie = replace(said, merged_hashes=false)
         codec = peer.manifest.round.gather_codec
-        results = Results.of(flight.plan, flight.decision, codec, lie)
+        results = Results.of(flight.plan, flight.deciding.newest, codec, lie)
         return replace(lie, signature=peer.me.sign(results_part(self._run_id, results)))
 
     def _disown(self, peer: VirtualPeer, said: ProgressReport) -> ProgressReport:
@@ -454,15 +454,15 @@ class LiarsLeague:
         part = peer.machine.part
         replica = part.replica_of_round(said.round_no) if part is not None else None
         flight = replica.rounds.flight if replica is not None else None
-        if not said.sum_tags or flight is None or flight.decision is None:
+        if not said.sum_tags or flight is None or flight.deciding.newest is None:
             return said
-        groups = len(SumsOfGroups.of(flight.decision, "", said).groups)
+        groups = len(SumsOfGroups.of(flight.deciding.newest, "", said).groups)
         column = flight.plan.column
         first = 0 if column and column.group else 1  # not its own
         tags = [said.sum_tags[at : at + SUM_TAG_BYTES] for at in range(0, len(said.sum_tags), SUM_TAG_BYTES)]
         tags[first::groups] = [hash_bytes(b"another", tag)[:SUM_TAG_BYTES] for tag in tags[first::groups]]
         lie = replace(said, sum_tags=b"".join(tags), inputs=hash_bytes(b"others", said.inputs))
-        results = SumsOfGroups.of(flight.decision, peer.manifest.round.gather_codec, lie)
+        results = SumsOfGroups.of(flight.deciding.newest, peer.manifest.round.gather_codec, lie)
         return replace(lie, signature=peer.me.sign(sums_of_groups_part(self._run_id, results)))
 
     # ---- what it shows --------------------------------------------------------------------------------------------

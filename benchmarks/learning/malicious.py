@@ -134,7 +134,7 @@ class WatchedRound:
                 case Done() if settled is not None:
                     return step, settled
             for member in self.members.values():
-                member.weighing.on_asked(mask_from_bytes(self.flight.comparing.asked_of(member.me)))
+                member.owner.weighing.on_asked(mask_from_bytes(self.flight.comparing.asked_of(member.me)))
             self.do([(name, member.on_timer(0.0)) for name, member in self.members.items()])
         raise AssertionError(f"the round does not end: {step}")
 
@@ -161,7 +161,7 @@ class WatchedRound:
                     self.todo += [(to, each) for each in more]
                 case Merge() | Weigh():
                     made = self.peers[who].state.calculate(effect)
-                    self.todo += [(who, each) for each in self.members[who].on_calculated(effect, made)]
+                    self.todo += [(who, each) for each in self.members[who].owner.on_calculated(effect, made)]
 
 
 def train(attack: str, merge: MergeSection, asked: argparse.Namespace) -> tuple[Curve, RoundCommitted]:

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from farflung.collectives.round.effects import Calculated, DataEffect, Merge, MergeGroup, WeighSums
-from farflung.collectives.round.member import MemberRound
+from farflung.collectives.round.member import Judged, MemberRound, Owner
 from farflung.collectives.round.pieces import ChunkPiece, Counted, Dots, Progress, Roles, Weighing
 from farflung.protocol.digests import bits, hash_bytes, mask_from_bytes, mask_of
 from farflung.protocol.errors import Verdict
-from farflung.protocol.frames import Frame, FrameKind, Header, Kind, Payload
+from farflung.protocol.frames import Frame, FrameKind, Header, Kind
 from farflung.protocol.round_words import SUM_TAG_BYTES, Decision, Plan
 from farflung.protocol.signed_words import inputs_of
 
@@ -171,6 +171,9 @@ class MeshColumns(Roles):
     def keeper(self, chunk: int) -> str | None:
         return spare_of(self.plan, chunk)
 
+    def kept_elsewhere(self, before: Plan) -> list[int]:
+        return moved(before, self.plan, self.plan.chunks_of(self.me))
+
     def may_ask(self, sender: str, kind: FrameKind, chunk: int) -> bool:
         return kind != Kind.WANT_SUM or sender == self.root(chunk)
 
@@ -263,11 +266,12 @@ def groups_in(decision: Decision) -> list[int]:
     return list(bits(mask_from_bytes(decision.summed or b"")))
 
 
-# ---- mesh round --------------------------------------------------------------------------------------------
+# ---- group owner -------------------------------------------------------------------------------------------
 
 
-class MeshRound(MemberRound):
-    roles_of = MeshColumns
+class GroupOwner(Owner):
+    """It adds up its group, and at a root all groups."""
+
     roles: MeshColumns
     _freed = False  # results of groups' sums may be encoded at last
 
@@ -277,157 +281,145 @@ class MeshRound(MemberRound):
 
     # ---- the coordinator's words -------------------------------------------------------------------
 
-    def _on_spares(self, before: Plan) -> list[DataEffect]:
-        mine = [chunk for chunk in self.pieces.owned if chunk in self.pieces.mine]
-        return [effect for chunk in moved(before, self.plan, mine) for effect in self._deliver(chunk)]
-
-    def _on_roots(self, before: Plan, kept: int) -> list[DataEffect]:
-        """Sums of chunks that I still own go elsewhere now."""
-        effects, was = list[DataEffect](), MeshColumns(self.me, before)
-        for chunk in self.pieces.owned:
-            root = self.roles.root(chunk)
-            if chunk not in was.rows or root == was.root(chunk):
-                continue
-            if not kept >> chunk & 1:
-                self.pieces.results.pop(chunk, None)
-                self.pieces.merged.pop(chunk, None)
-            elif root == self.me and chunk in self.pieces.results:
-                effects += self._spread(chunk, self.pieces.results[chunk])
-            effects += self._pass_sum_on(chunk)
-        return effects
-
-    def _begin(self, decision: Decision) -> None:
-        super()._begin(decision)
+    def begin(self, decision: Decision) -> list[DataEffect]:
         self.groups.begin(decision)
+        return super().begin(decision)
 
     def on_may_encode(self, decision_no: int) -> None:
         self._freed = self.groups.on_may_encode(decision_no) or self._freed
 
+    def on_roots(self, before: Plan, kept: int) -> list[DataEffect]:
+        """Sums of chunks that I still own go elsewhere now."""
+        effects, was = list[DataEffect](), MeshColumns(self.roles.me, before)
+        for chunk in self._pieces.owned:
+            root = self.roles.root(chunk)
+            if chunk not in was.rows or root == was.root(chunk):
+                continue
+            if not kept >> chunk & 1:
+                self._pieces.results.pop(chunk, None)
+                self._pieces.merged.pop(chunk, None)
+            elif root == self.roles.me and chunk in self._pieces.results:
+                effects += self._sender.spread(chunk)
+            effects += self._pass_sum_on(chunk)
+        return effects
+
     # ---- arithmetic --------------------------------------------------------------------------------
 
     def on_calculated(self, effect: Calculated, made: object) -> list[DataEffect]:
+        chunk = effect.chunk - self._sender.first_chunk
         if isinstance(effect, WeighSums):
             assert isinstance(made, tuple)
-            self.groups.on_weighed(effect.decision_no, effect.chunk - self.first_chunk, effect.members, made)
+            self.groups.on_weighed(effect.decision_no, chunk, effect.members, made)
             return []  # what came of it is told with the progress
-        if isinstance(effect, MergeGroup):
-            assert isinstance(made, bytes)
-            return self._on_summed(effect.decision_no, effect.chunk, made)
-        return super().on_calculated(effect, made)
-
-    def _on_summed(self, decision_no: int, chunk: int, payload: Payload) -> list[DataEffect]:
-        """What my group adds to the result."""
-        if not self._is_newest(decision_no):
+        if not isinstance(effect, MergeGroup):
+            return super().on_calculated(effect, made)
+        assert isinstance(made, bytes)
+        if not self._deciding.is_newest(effect.decision_no):
             return []
-        index = chunk - self.first_chunk
-        self._merging.discard(index)
-        self.groups.put(index, self.roles.group, ChunkPiece(payload, hash_bytes(payload)))
-        return self._pass_sum_on(index) + self._merge_ready(index)
+        self._merging.discard(chunk)
+        self.groups.put(chunk, self.roles.group, ChunkPiece(made, hash_bytes(made)))
+        return self._pass_sum_on(chunk) + self.merge_ready(chunk)
 
     def _pass_sum_on(self, chunk: int) -> list[DataEffect]:
-        """To the root, if that is somebody else."""
-        piece, root = self._own_sum(chunk), self.roles.root(chunk)
-        if piece is None or root == self.me or self.plan.owner_of(chunk) != self.me:
+        """What my group adds to the result goes to the root, if that is somebody else."""
+        piece, root, me = self.groups.get(chunk, self.roles.group), self.roles.root(chunk), self.roles.me
+        if piece is None or root == me or self.roles.plan.owner_of(chunk) != me:
             return []
-        return self._answer(root, Kind.SUM, chunk, piece)
+        return [self._sender.answer(root, Kind.SUM, chunk, piece)]
 
-    def _own_sum(self, chunk: int) -> ChunkPiece | None:
-        """Of my group."""
-        return self.groups.get(chunk, self.roles.group)
-
-    def _look_again(self) -> list[DataEffect]:
-        effects = super()._look_again()
+    def look_again(self) -> list[DataEffect]:
+        effects = super().look_again()
         if self._freed:
-            self._freed, effects = False, [*effects, *self._merge_ready()]
+            self._freed, effects = False, [*effects, *self.merge_ready()]
         return effects
 
     def _make(self, chunk: int, counted: Counted, decision: Decision) -> list[DataEffect]:
         """The first sum, of my group; and the second one, at the root, of all groups."""
         # Also where the result is here: it waits for my word of my group's sum, the one before me left none.
-        if counted and self._own_sum(chunk) is None:
+        if counted and not self.is_summed(chunk):
             return self._merge(chunk, counted, decision, MergeGroup)
-        return [] if chunk in self.pieces.results else self._merge_sums(chunk, decision)
+        return [] if chunk in self._pieces.results else self._merge_sums(chunk, decision)
 
     def _merge_sums(self, chunk: int, decision: Decision) -> list[DataEffect]:
         """At the root, once they are here."""
-        if self.roles.root(chunk) != self.me or self.groups.missing(chunk, decision):
+        if self.roles.root(chunk) != self.roles.me or self.groups.missing(chunk, decision):
             return []
+        plan, first_chunk = self.roles.plan, self._sender.first_chunk
         if self.groups.held_back:
-            return [*self.groups.weigh(self.plan, chunk, self.first_chunk, decision)]
+            return [*self.groups.weigh(plan, chunk, first_chunk, decision)]
         self._merging.add(chunk)
         payloads = tuple(piece.payload for piece in self.groups.in_order(chunk, decision))
-        number, place = self.plan.round_no, self.first_chunk + chunk
-        # Weighed they are already.
-        return [Merge(number, decision.decision_no, place, payloads, (1.0,) * len(payloads))]
+        numbers = plan.round_no, decision.decision_no, first_chunk + chunk
+        return [Merge(*numbers, payloads, (1.0,) * len(payloads))]  # weighed they are already
+
+    # ---- what came of it ---------------------------------------------------------------------------
+
+    def is_summed(self, chunk: int) -> bool:
+        return self.groups.get(chunk, self.roles.group) is not None
+
+    def is_compared(self) -> bool:
+        return super().is_compared() and self.groups.are_complete(self.roles, self._pieces.owned)
+
+    @property
+    def sums(self) -> Mapping[int, ChunkPiece]:
+        return self.groups.of_group(self.roles.group, self._pieces.owned)
+
+
+# ---- mesh round --------------------------------------------------------------------------------------------
+
+
+class MeshRound(MemberRound):
+    roles_of = MeshColumns
+    owner_class = GroupOwner
+    roles: MeshColumns
+    owner: GroupOwner
 
     # ---- frames ------------------------------------------------------------------------------------
 
     def is_early(self, sender: str, frame: Frame) -> bool:
         header, index = frame.header, frame.header.chunk - self.first_chunk
         if header.kind == Kind.SUM and 0 <= index < len(self.plan.owners) and not self.roles.makes(index):
-            return header.decision_no >= self._deciding.number
+            return header.decision_no >= self.deciding.number
         return super().is_early(sender, frame)
 
-    def _on_other(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
+    def _on_other(self, sender: str, chunk: int, frame: Frame, now: float) -> Judged:
         if frame.header.kind != Kind.SUM:
-            return super()._on_other(sender, frame, now)
-        chunk = frame.header.chunk - self.first_chunk
-        if not self._is_newest(frame.header.decision_no):
+            return super()._on_other(sender, chunk, frame, now)
+        if not self.deciding.is_newest(frame.header.decision_no):
             return Verdict.STALE, []
         group = self.roles.group_of(sender, chunk)
         if group is None or not self.roles.makes(chunk):
             return Verdict.STALE, []
-        self._asking.on_heard(sender, now)
+        self.asking.on_heard(sender, now)
         if sender in self.faults.owners:
             return Verdict.UNAUTHORISED, []
-        if not self.groups.put(chunk, group, ChunkPiece(frame.payload, frame.header.hash)):
+        if not self.owner.groups.put(chunk, group, ChunkPiece(frame.payload, frame.header.hash)):
             return Verdict.DUPLICATE, []
-        return Verdict.ACCEPTED, self._merge_ready(chunk)
+        return Verdict.ACCEPTED, self.owner.merge_ready(chunk)
 
     def _wants_of(self, member: str) -> list[Header]:
         """Of an owner in another group: its group's sums where I am the root, results where it is."""
         if member in self.plan.members:
             return super()._wants_of(member)
-        if self.decision is None or member in self.faults.owners:
+        decision = self.deciding.newest
+        if decision is None or member in self.faults.owners:
             return []
-        lacking = [
-            chunk
-            for chunk in self.roles.summed_by(member)
-            if self.roles.group_of(member, chunk) in self.groups.missing(chunk, self.decision)
-        ]
-        sums = [self._header(Kind.WANT_SUM, chunk) for chunk in lacking if chunk not in self.pieces.results]
-        rooted = [chunk for chunk in self.roles.rooted_at(member) if chunk not in self.pieces.results]
-        return sums + [self._header(Kind.WANT_RESULT, chunk) for chunk in rooted]
-
-    def _on_given(self, chunk: int) -> list[DataEffect]:
-        """What comes to an owner is for its group."""
-        mine = self.plan.owner_of(chunk) == self.me
-        passed_on = self._spread(chunk, self.pieces.results[chunk]) if mine else []
-        return [*passed_on, *super()._on_given(chunk)]
-
-    def _made(self, kind: FrameKind, chunk: int) -> ChunkPiece | None:
-        return self._own_sum(chunk) if kind == Kind.SUM else super()._made(kind, chunk)
-
-    def _is_summed(self, chunk: int) -> bool:
-        return self._own_sum(chunk) is not None
+        missing, group_of = self.owner.groups.missing, self.roles.group_of
+        lacking = (c for c in self.roles.summed_by(member) if group_of(member, c) in missing(c, decision))
+        wants = [(Kind.WANT_SUM, chunk) for chunk in lacking]
+        wants += [(Kind.WANT_RESULT, chunk) for chunk in self.roles.rooted_at(member)]
+        return [self._sender.header(*want) for want in wants if want[1] not in self.pieces.results]
 
     # ---- reports -----------------------------------------------------------------------------------
 
-    @property
-    def sums(self) -> Mapping[int, ChunkPiece]:
-        return self.groups.of_group(self.roles.group, self.pieces.owned)
-
-    def _is_compared(self) -> bool:
-        return super()._is_compared() and self.groups.are_complete(self.roles, self.pieces.owned)
-
     def progress(self) -> Progress:
-        flat, sums = super().progress(), self.sums
-        added = self.groups.hashes_in(flat.merged, self.decision)
+        flat, sums = super().progress(), self.owner.sums
+        added = self.owner.groups.hashes_in(flat.merged, self.deciding.newest)
         return replace(
             flat,
             inputs=inputs_of(added) if added else flat.inputs,
             sums={chunk: piece.hash for chunk, piece in sums.items()},
-            sum_inputs=self._inputs(sums),
-            sum_dots=self.groups.dots(self.roles.rooted),
+            sum_inputs=self.pieces.inputs(sums, self.deciding.counted(self.plan.members)),
+            sum_dots=self.owner.groups.dots(self.roles.rooted),
             sum_tags=b"".join(each[:SUM_TAG_BYTES] for each in added),
         )

@@ -16,7 +16,7 @@ The rules, in the order in which a round meets them:
 Inside, a chunk is its index within the round's fragment, as in the plan; frames and effects carry its number.
 
 A round in groups is another class (collectives/mesh/mesh_round.py, found by `IN_GROUPS`): where it differs, a method
-here or of `Roles` gives the answer of a flat round.
+here, of `Owner` or of `Roles` gives the answer of a flat round.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum, auto
 from typing import ClassVar
 
-from farflung.collectives.round.effects import DataEffect, Measure, Merge, SendFrame, Weigh
+from farflung.collectives.round.effects import Calculated, DataEffect, Measure, Merge, SendFrame, Weigh
 from farflung.collectives.round.pieces import (
     IN_GROUP,
     OVERTAKING,
     ChunkPiece,
     Counted,
+    Dots,
     Progress,
     Roles,
     RoundPieces,
     Weighing,
     by_owner,
-    encoding_order,
 )
 from farflung.protocol.digests import (
     combined,
@@ -112,9 +112,12 @@ class Deciding:
         """Of the one that stands; 0: I have not heard of it."""
         return self.number if self.is_made else 0
 
+    def is_newest(self, number: int) -> bool:
+        return self.newest is not None and number == self.newest.decision_no
+
     def counted(self, members: Sequence[str]) -> list[tuple[str, float]]:
-        """(member, weight) of all that go into a sum, in its order.  Ask only when there is a decision."""
-        weights = self.newest.weights if self.newest is not None else ()
+        """(member, weight) of all that go into a sum, in its order; none before a decision."""
+        weights = self.newest.weights if self.newest is not None else (0.0,) * len(members)
         return [(m, w) for m, w in zip(members, weights, strict=True) if w > 0.0]
 
     def may_count(self, member: str, members: Sequence[str]) -> bool:
@@ -172,8 +175,9 @@ class ResultRequests:
         self._asked_times.clear()
 
     def on_heard(self, member: str, now: float) -> None:
-        self._heard_at[member] = self._bytes_at[member] = now
-        self._asked_times.pop(member, None)
+        if member in self._heard_at:
+            self._heard_at[member] = self._bytes_at[member] = now
+            self._asked_times.pop(member, None)
 
     def on_arriving(self, members: Iterable[str], now: float) -> None:
         """Bytes of them came in, of frames that are not whole yet."""
@@ -232,8 +236,7 @@ class LateResults:
 
     def on_result(self, sender: str, frame: Frame, now: float) -> list[SendFrame]:
         """It is the one that was committed.  In a mesh, what comes to an owner is for its group."""
-        if sender in self._plan.members:
-            self._asking.on_heard(sender, now)
+        self._asking.on_heard(sender, now)
         index = frame.header.chunk - self._first_chunk
         mine = self._plan.column and self._plan.owner_of(index) == self._me
         others = (member for member in self._plan.members if member != self._me)
@@ -249,13 +252,171 @@ class LateResults:
         return {(self.version, self._first_chunk + i) for i, owner in enumerate(owners) if owner in speaking}
 
 
+# ---- sender ------------------------------------------------------------------------------------------------
+
+
+class Sender:
+    """Frames of the round that leave me: contributions, results, answers and questions."""
+
+    def __init__(
+        self, roles: Roles, pieces: RoundPieces, deciding: Deciding, run_tag: bytes, first_chunk: int
+    ) -> None:
+        self.roles = roles  # of the newest plan
+        self.first_chunk = first_chunk
+        self._pieces, self._deciding, self._run_tag = pieces, deciding, run_tag
+
+    def header(self, kind: FrameKind, index: int) -> Header:
+        plan, chunk = self.roles.plan, self.first_chunk + index
+        return Header(kind, self._run_tag, plan.round_no, self._deciding.number, plan.version, chunk)
+
+    def deliver(self, chunk: int) -> list[DataEffect]:
+        """My contribution of one chunk goes to its owner; what I own myself on my shelf, and to a keeper if any."""
+        to: str | None = self.roles.plan.owner_of(chunk)
+        mine = self._pieces.mine[chunk]
+        if to == self.roles.me:
+            self._pieces.shelve(chunk, to, mine)
+            to = self.roles.keeper(chunk)
+        return [self.answer(to, Kind.CONTRIBUTION, chunk, mine)] if to else []
+
+    def answer(self, to: str, kind: FrameKind, chunk: int, piece: ChunkPiece | None) -> SendFrame:
+        if piece is None:
+            return SendFrame(to, Frame(self.header(Kind.MISSING, chunk)))
+        return SendFrame(to, with_payload(self.header(kind, chunk), piece.payload, piece.hash))
+
+    def spread(self, chunk: int) -> list[DataEffect]:
+        """A result that is here goes to all that get it from me."""
+        piece, receivers = self._pieces.results[chunk], self.roles.receivers(chunk)
+        return [self.answer(to, Kind.RESULT, chunk, piece) for to in receivers if to != self.roles.me]
+
+
+# ---- owner -------------------------------------------------------------------------------------------------
+
+
+class Owner:
+    """Compares and sums what comes for the chunks that I own; has all results measured."""
+
+    def __init__(
+        self, sender: Sender, pieces: RoundPieces, deciding: Deciding, faults: MemberFaults, compare: bool
+    ) -> None:
+        self.roles = sender.roles  # of the newest plan
+        self.weighing = Weighing(full_mask(len(self.roles.plan.members)), compare)
+        self._sender, self._pieces, self._deciding, self._faults = sender, pieces, deciding, faults
+        self._merging: set[int] = set()
+
+    # ---- the coordinator's words -------------------------------------------------------------------
+
+    def begin(self, decision: Decision) -> list[DataEffect]:
+        """Sums of an earlier decision have other weights."""
+        self._merging.clear()
+        return self.merge_ready()
+
+    def on_may_encode(self, decision_no: int) -> None:
+        """The coordinator has seen what was to be seen before results of this decision are made."""
+
+    def on_roots(self, before: Plan, kept: int) -> list[DataEffect]:
+        """Ownership moved, in other groups too."""
+        return []
+
+    # ---- arithmetic --------------------------------------------------------------------------------
+
+    def weigh_ready(self, only: int | None = None) -> list[DataEffect]:
+        """Compare what is here, chunk by chunk, where nothing is missing for it."""
+        self.weighing.changed = self.weighing.changed and only is not None
+        held, chunks = self._pieces.held, self._pieces.owned if only is None else [only]
+        shelves = {chunk: held.get(chunk, {}) for chunk in chunks}
+        return [*self.weighing.weigh_all(self.roles.plan, shelves, self._refused, self._sender.first_chunk)]
+
+    def merge_ready(self, only: int | None = None) -> list[DataEffect]:
+        """Start the sum of every chunk of mine whose included contributions are all here."""
+        decision, effects = self._deciding.newest, list[DataEffect]()
+        if decision is None:
+            return effects
+        counted = self._deciding.counted(self.roles.plan.members)
+        for chunk in self._pieces.owned if only is None else [only]:
+            if chunk not in self._merging:
+                effects += self._make(chunk, counted, decision)
+        return effects
+
+    def _make(self, chunk: int, counted: Counted, decision: Decision) -> list[DataEffect]:
+        """What is to be made of it next, as far as that is here."""
+        return [] if chunk in self._pieces.results else self._merge(chunk, counted, decision)
+
+    def _merge(
+        self, chunk: int, counted: Counted, decision: Decision, kind: type[Merge] = Merge
+    ) -> list[DataEffect]:
+        """Of what is included, if all of it is here."""
+        shelf = self._pieces.held.get(chunk, {})
+        if any(m not in shelf for m, _ in counted):
+            return []
+        self._merging.add(chunk)
+        numbers = self.roles.plan.round_no, decision.decision_no, self._sender.first_chunk + chunk
+        payloads = tuple(shelf[member].payload for member, _ in counted)
+        return [kind(*numbers, payloads, tuple(weight for _, weight in counted))]
+
+    def measure(self, chunk: int) -> list[DataEffect]:
+        """A result is here: how long it is has to be known before I can say so."""
+        if not self._pieces.measures:
+            return []
+        piece, number = self._pieces.results[chunk], self._sender.first_chunk + chunk
+        return [Measure(self.roles.plan.round_no, number, piece.hash, piece.payload)]
+
+    def on_calculated(self, effect: Calculated, made: object) -> list[DataEffect]:
+        chunk = effect.chunk - self._sender.first_chunk
+        if isinstance(effect, Weigh):
+            assert isinstance(made, tuple)
+            self.weighing.on_weighed(chunk, effect.members, made)
+            return []  # what came of it is told with the progress
+        if isinstance(effect, Measure):
+            assert isinstance(made, float)
+            self._pieces.lengths[chunk] = effect.hash, length_to_bytes(made)
+            return []  # that one is told with the progress, too
+        assert isinstance(made, bytes)
+        if not self._deciding.is_newest(effect.decision_no):
+            return []
+        self._merging.discard(chunk)
+        if not self.roles.makes(chunk):
+            return []  # ownership moved while I computed
+        self._pieces.results[chunk] = ChunkPiece(made, hash_bytes(made))
+        self._pieces.merged[chunk] = self._pieces.results[chunk].hash
+        return [*self._sender.spread(chunk), *self.measure(chunk)]
+
+    def look_again(self) -> list[DataEffect]:
+        """What may have become possible since time was told last."""
+        return self.weigh_ready() if self.weighing.changed else []
+
+    # ---- what came of it ---------------------------------------------------------------------------
+
+    def is_summed(self, chunk: int) -> bool:
+        """Contributions to it are needed no more."""
+        return chunk in self._pieces.results
+
+    def is_compared(self) -> bool:
+        return self.weighing.is_complete(self._pieces.owned, self._refused)
+
+    def dots(self) -> Dots | None:
+        return self.weighing.report(self._pieces.owned, self._refused)
+
+    @property
+    def _refused(self) -> int:
+        members = self.roles.plan.members
+        return mask_of(members.index(member) for member in self._faults.refused)
+
+    @property
+    def sums(self) -> Mapping[int, ChunkPiece]:
+        """What I added up of each chunk for somebody else, who makes the result."""
+        return {}
+
+
 # ---- member ------------------------------------------------------------------------------------------------
 
 ASK_AT_ONCE = 8  # chunks asked of one peer in one go: a repair must not become a flood
 
+Judged = tuple[Verdict, list[DataEffect]]  # what a frame is worth, and what follows from it
+
 
 class MemberRound:
     roles_of: ClassVar[type[Roles]] = Roles
+    owner_class: ClassVar[type[Owner]] = Owner
 
     def __init__(
         self,
@@ -271,16 +432,15 @@ class MemberRound:
         self.me = me
         self.first_chunk = first_chunk
         self.plan, self.roles = plan, self.roles_of(me, plan)
-        self.run_tag = run_tag
-        self._deciding = Deciding()
+        self.deciding = Deciding()
         self.pieces = RoundPieces(me, plan, measure)
         self.faults = MemberFaults()
-        self.weighing = Weighing(full_mask(len(plan.members)), compare)
+        self._sender = Sender(self.roles, self.pieces, self.deciding, run_tag, first_chunk)
+        self.owner = self.owner_class(self._sender, self.pieces, self.deciding, self.faults, compare)
         self._doubt = Doubt()
-        self._merging: set[int] = set()
         self._answered_at: dict[tuple[str, FrameKind, int], float] = {}  # (asker, kind of want, chunk)
         self._quiet_s = quiet_s
-        self._asking = ResultRequests(self.roles.near, quiet_s, now)
+        self.asking = ResultRequests(self.roles.near, quiet_s, now)
 
     # ---- the coordinator's words -------------------------------------------------------------------
 
@@ -288,94 +448,51 @@ class MemberRound:
         """Ownership moved.  Send my chunks to their new owners; serve what I already have as an owner."""
         if plan.epoch <= self.plan.epoch:
             return []
-        before, self.plan, self.roles = self.plan, plan, self.roles_of(self.me, plan)
-        self.weighing.changed = True
-        self._asking.begin_anew(self.roles.near, now)
+        before, self.plan = self.plan, plan
+        self.roles = self._sender.roles = self.owner.roles = self.roles_of(self.me, plan)
+        self.owner.weighing.changed = True
+        self.asking.begin_anew(self.roles.near, now)
         kept = mask_from_bytes(plan.kept)
-        elsewhere = self.pieces.move(plan, kept)
-        effects = self._on_spares(before)
+        elsewhere, effects = self.pieces.move(plan, kept), list[DataEffect]()
+        for chunk in self.roles.kept_elsewhere(before):
+            if chunk in self.pieces.mine:
+                effects += self._sender.deliver(chunk)
         for chunk in elsewhere:
             if chunk in self.pieces.mine:
-                effects += self._deliver(chunk)
+                effects += self._sender.deliver(chunk)
             if plan.owner_of(chunk) == self.me and chunk in self.pieces.results:
                 # I hold a lost owner's result, which is proven: I give it to others and do not compute it again.  Whose
                 # sum it is does not change by that: my signature is not on it.
-                effects += self._spread(chunk, self.pieces.results[chunk])
-        return effects + self._on_roots(before, kept) + self._merge_ready()
-
-    @property
-    def decision(self) -> Decision | None:
-        """By which results are made now, whether or not it stands."""
-        return self._deciding.newest
-
-    def _is_newest(self, decision_no: int) -> bool:
-        return self.decision is not None and decision_no == self.decision.decision_no
-
-    @property
-    def decided_no(self) -> int:
-        """Of the decision that stands; 0: I have not heard of it."""
-        return self._deciding.made_no
+                effects += self._sender.spread(chunk)
+        return effects + self.owner.on_roots(before, kept) + self.owner.merge_ready()
 
     def on_decision(self, decision: Decision, now: float) -> list[DataEffect]:
-        news = self._deciding.hear(decision)
+        news = self.deciding.hear(decision)
         if news is DecisionNews.NONE:
             return []
-        self.weighing.active = self.weighing.active and not self._deciding.is_made
-        self._asking.start_patience(self.roles.near, now)
+        self.owner.weighing.active = self.owner.weighing.active and not self.deciding.is_made
+        self.asking.start_patience(self.roles.near, now)
         if news is DecisionNews.STANDS:
             return []
-        self._begin(decision)
-        return self._merge_ready()
-
-    def _begin(self, decision: Decision) -> None:
-        """Results of an earlier decision have other weights: they are worth nothing."""
+        # Results of an earlier decision have other weights: they are worth nothing.
         self.pieces.forget_results()
-        self._merging.clear()
         self._answered_at.clear()
+        return self.owner.begin(decision)
 
-    def on_may_encode(self, decision_no: int) -> None:
-        """The coordinator has seen what was to be seen before results of this decision are made."""
-
-    # ---- my own arithmetic -------------------------------------------------------------------------
-
-    @property
-    def order(self) -> list[int]:
-        return encoding_order(self.plan, self.me)
+    # ---- my own contribution -----------------------------------------------------------------------
 
     def on_encoded(self, payloads: Mapping[int, Payload]) -> list[DataEffect]:
         """Some of my chunks; the first are on their way before the last are encoded."""
         effects: list[DataEffect] = []
         for chunk, payload in payloads.items():
             self.pieces.mine[chunk] = ChunkPiece(payload, hash_bytes(payload))
-            effects += self._deliver(chunk) + self._weigh_ready(chunk)
-        return effects + self._merge_ready()
+            effects += self._sender.deliver(chunk) + self.owner.weigh_ready(chunk)
+        return effects + self.owner.merge_ready()
 
     def on_sent_ahead(self, pieces: Mapping[int, ChunkPiece]) -> list[DataEffect]:
         """My contribution was encoded before the round began, and most owners have it."""
         self.pieces.mine.update(pieces)
-        return [effect for chunk in self.pieces.owned for effect in self._deliver(chunk)]
-
-    def on_calculated(self, effect: Merge | Weigh | Measure, made: object) -> list[DataEffect]:
-        if isinstance(effect, Weigh):
-            assert isinstance(made, tuple)
-            index = effect.chunk - self.first_chunk
-            self.weighing.on_weighed(index, effect.members, made)
-            return []  # what came of it is told with the progress
-        if isinstance(effect, Measure):
-            assert isinstance(made, float)
-            self.pieces.lengths[effect.chunk - self.first_chunk] = effect.hash, length_to_bytes(made)
-            return []  # that one is told with the progress, too
-        assert isinstance(made, bytes)
-        return self.on_merged(effect.decision_no, effect.chunk, made)
-
-    def on_merged(self, decision_no: int, chunk: int, payload: Payload) -> list[DataEffect]:
-        if not self._is_newest(decision_no):
-            return []
-        index = chunk - self.first_chunk
-        self._merging.discard(index)
-        if not self.roles.makes(index):
-            return []  # ownership moved while I computed
-        return self._publish(index, ChunkPiece(payload, hash_bytes(payload)))
+        return [effect for chunk in self.pieces.owned for effect in self._sender.deliver(chunk)]
 
     # ---- frames from other members -----------------------------------------------------------------
 
@@ -386,9 +503,9 @@ class MemberRound:
             return False
         if header.kind == Kind.CONTRIBUTION:
             return not self.roles.takes(sender, index)
-        return header.kind in OVERTAKING and header.decision_no > self._deciding.number
+        return header.kind in OVERTAKING and header.decision_no > self.deciding.number
 
-    def on_frame(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
+    def on_frame(self, sender: str, frame: Frame, now: float) -> Judged:
         """A frame of THIS round whose payload already matched its hash."""
         header, index = frame.header, frame.header.chunk - self.first_chunk
         if sender not in self.roles.near or (header.kind in IN_GROUP and sender not in self.plan.members):
@@ -397,54 +514,63 @@ class MemberRound:
             return Verdict.MALFORMED, []
         match header.kind:
             case Kind.CONTRIBUTION:
-                return self._on_contribution(sender, frame, now)
+                return self._on_contribution(sender, index, frame, now)
             case Kind.RESULT:
-                return self._on_result(sender, frame, now)
+                return self._on_result(sender, index, frame, now)
             case Kind.WANT_CONTRIBUTION | Kind.WANT_RESULT | Kind.WANT_SUM:
-                return self._on_want(sender, header, now)
+                return self._on_want(sender, index, header, now)
             case _:
-                return self._on_other(sender, frame, now)
+                return self._on_other(sender, index, frame, now)
 
-    def _on_want(self, sender: str, header: Header, now: float) -> tuple[Verdict, list[DataEffect]]:
-        index = header.chunk - self.first_chunk
-        decided = header.kind in (Kind.WANT_RESULT, Kind.WANT_SUM)
-        if decided and not self._is_newest(header.decision_no):
+    def _on_want(self, sender: str, chunk: int, header: Header, now: float) -> Judged:
+        kind = ANSWER_TO[header.kind]
+        if kind != Kind.CONTRIBUTION and not self.deciding.is_newest(header.decision_no):
             return Verdict.STALE, []
-        if not self.roles.may_ask(sender, header.kind, index):
+        if not self.roles.may_ask(sender, header.kind, chunk):
             return Verdict.STALE, []  # my plan is older than its, or the other way round
-        key = (sender, header.kind, index)
+        key = (sender, header.kind, chunk)
         if now - self._answered_at.get(key, -self._quiet_s) < self._quiet_s / 2:
             # Nobody asks again so soon, and a question of 96 bytes must not draw megabytes without end.
             return Verdict.DUPLICATE, []
-        kind = ANSWER_TO[header.kind]
-        piece = self._made(kind, index)
+        made = self.pieces.mine if kind == Kind.CONTRIBUTION else self.pieces.results
+        piece = (self.owner.sums if kind == Kind.SUM else made).get(chunk)
         if piece is not None:
             self._answered_at[key] = now
-        return Verdict.ACCEPTED, self._answer(sender, kind, index, piece)
+        return Verdict.ACCEPTED, [self._sender.answer(sender, kind, chunk, piece)]
 
-    def _on_contribution(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
-        chunk = frame.header.chunk - self.first_chunk
-        is_mine = self.plan.owner_of(chunk) == self.me
+    def _on_contribution(self, sender: str, chunk: int, frame: Frame, now: float) -> Judged:
         if not self.roles.takes(sender, chunk):
             return Verdict.STALE, []
-        self._asking.on_heard(sender, now)
+        self.asking.on_heard(sender, now)
         if sender in self.faults.refused:
             return Verdict.UNAUTHORISED, []
         if not self.pieces.shelve(chunk, sender, ChunkPiece(frame.payload, frame.header.hash)):
             return Verdict.DUPLICATE, []
-        follows = self._weigh_ready(chunk) + self._merge_ready(chunk) if is_mine else []
-        return Verdict.ACCEPTED, follows
+        if self.plan.owner_of(chunk) != self.me:
+            return Verdict.ACCEPTED, []
+        return Verdict.ACCEPTED, self.owner.weigh_ready(chunk) + self.owner.merge_ready(chunk)
 
-    def on_missing(self, sender: str, now: float) -> None:
-        """It has not got it yet, but it answers."""
-        if sender in self.roles.near:
-            self._asking.on_heard(sender, now)
+    def _on_result(self, sender: str, chunk: int, frame: Frame, now: float) -> Judged:
+        if not self.deciding.is_newest(frame.header.decision_no):
+            return Verdict.STALE, []
+        if sender != self.roles.giver(chunk):
+            return Verdict.STALE, []
+        self.asking.on_heard(sender, now)
+        if chunk in self.pieces.results:
+            return Verdict.DUPLICATE, []
+        self.pieces.results[chunk] = ChunkPiece(frame.payload, frame.header.hash)
+        # Only in groups does an owner get a result from somebody else: it is for its group.
+        passed_on = self._sender.spread(chunk) if self.plan.owner_of(chunk) == self.me else []
+        return Verdict.ACCEPTED, [*passed_on, *self.owner.measure(chunk)]
+
+    def _on_other(self, sender: str, chunk: int, frame: Frame, now: float) -> Judged:
+        return Verdict.STALE if frame.header.kind == Kind.SUM else Verdict.MALFORMED, []
 
     def refuse(self, sender: str, why: Verdict) -> None:
         """It sent something of no use: nothing of it counts here, it is not asked again, it should own nothing (P9)."""
         if sender in self.plan.members and sender != self.me:
             self.faults.refused.setdefault(sender, why)
-            self.weighing.changed = True
+            self.owner.weighing.changed = True
         if sender in self.roles.near:  # of another group it is the sums that are of no use
             self.faults.owners.add(sender)
 
@@ -461,35 +587,23 @@ class MemberRound:
         index = header.chunk - self.first_chunk
         if not 0 <= index < len(self.plan.owners):
             return []
-        return [SendFrame(sender, Frame(self._header(WANT_FOR[header.kind], index)))]
-
-    def _on_result(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
-        chunk = frame.header.chunk - self.first_chunk
-        if not self._is_newest(frame.header.decision_no):
-            return Verdict.STALE, []
-        if sender != self.roles.giver(chunk):
-            return Verdict.STALE, []
-        self._asking.on_heard(sender, now)
-        if chunk in self.pieces.results:
-            return Verdict.DUPLICATE, []
-        self.pieces.results[chunk] = ChunkPiece(frame.payload, frame.header.hash)
-        return Verdict.ACCEPTED, self._on_given(chunk)
+        return [SendFrame(sender, Frame(self._sender.header(WANT_FOR[header.kind], index)))]
 
     # ---- the data plane's word, and time -----------------------------------------------------------
 
     def on_lines(self, unreached: set[str], arriving: set[str], now: float) -> None:
         self.faults.unreached = unreached
-        self._asking.on_arriving(arriving, now)
+        self.asking.on_arriving(arriving, now)
 
     def on_timer(self, now: float) -> list[DataEffect]:
         """Ask for what is missing from whoever has been quiet for too long."""
-        effects = self._look_again()
-        self._doubt.look(self._deciding.is_made and len(self.pieces.measured) == len(self.plan.owners), now)
+        effects = self.owner.look_again()
+        self._doubt.look(self.deciding.is_made and len(self.pieces.measured) == len(self.plan.owners), now)
         for member in self.roles.near:
-            if member != self.me and self._asking.is_due(member, now):
+            if member != self.me and self.asking.is_due(member, now):
                 wants = self._wants_of(member)
                 if wants:
-                    self._asking.on_asked(member, now)
+                    self.asking.on_asked(member, now)
                     effects += [SendFrame(member, Frame(header)) for header in wants[:ASK_AT_ONCE]]
         return effects
 
@@ -497,15 +611,15 @@ class MemberRound:
         wants: list[Header] = []
         if member in self.faults.refused:
             pass
-        elif self._deciding.may_count(member, self.plan.members):
+        elif self.deciding.may_count(member, self.plan.members):
             for chunk in self.pieces.owned:
-                here = self._is_summed(chunk) and self._deciding.is_made
+                here = self.owner.is_summed(chunk) and self.deciding.is_made
                 if member not in self.pieces.held.get(chunk, {}) and not here:
-                    wants.append(self._header(Kind.WANT_CONTRIBUTION, chunk))
-        if self._deciding.is_made:
+                    wants.append(self._sender.header(Kind.WANT_CONTRIBUTION, chunk))
+        if self.deciding.is_made:
             for chunk in self.plan.chunks_of(member):
                 if chunk not in self.pieces.results:
-                    wants.append(self._header(Kind.WANT_RESULT, chunk))
+                    wants.append(self._sender.header(Kind.WANT_RESULT, chunk))
         return wants
 
     # ---- reports -----------------------------------------------------------------------------------
@@ -517,26 +631,20 @@ class MemberRound:
         return Progress(
             pieces.proofs(),
             dict(sorted(self.faults.refused.items())),
-            tuple(sorted(self.faults.cut_off(self.roles.near, self._asking.in_vain))),
+            tuple(sorted(self.faults.cut_off(self.roles.near, self.asking.in_vain))),
             merged,
-            self._inputs(merged),
+            pieces.inputs(merged, self.deciding.counted(self.plan.members)),
             (mask_of(got), combined(got.items())),
-            self.weighing.report(pieces.owned, self._refused_mask),
+            self.owner.dots(),
             b"".join(pieces.length_of(chunk) for chunk in sorted(merged)),
             by_owner(self.plan, got) if self._doubt.is_on else {},
         )
-
-    def _inputs(self, chunks: Collection[int]) -> bytes:
-        """Which contributions went into what I made of these chunks; empty if that is nothing."""
-        if self.decision is None:
-            return b""
-        return self.pieces.inputs(chunks, self.decision.included(self.plan.members))
 
     @property
     def complete(self) -> tuple[bool, bool, bool]:
         """(contributions that I own are here, they are compared and summed, every result is here): told at once."""
         held, due, got, chunks = self.counts
-        return held >= due, self._is_compared(), got == chunks and len(self.pieces.measured) == got
+        return held >= due, self.owner.is_compared(), got == chunks and len(self.pieces.measured) == got
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
@@ -549,125 +657,13 @@ class MemberRound:
     def owing(self) -> set[str]:
         """Members that are sending to me now, or should be."""
         owing: set[str] = set()
-        if self.decision is not None:
+        if self.deciding.newest is not None:
             owing = {self.roles.giver(chunk) for chunk in self.pieces.missing_results()} - {self.me}
-        if self._deciding.is_made:
+        if self.deciding.is_made:
             return owing
         heard = set(self.plan.members) - {self.me, *self.faults.refused}
         held = self.pieces.held
         return owing | {m for m in heard if any(m not in held.get(c, ()) for c in self.pieces.owned)}
-
-    # ---- helpers -----------------------------------------------------------------------------------
-
-    def _header(self, kind: FrameKind, index: int) -> Header:
-        chunk, number = self.first_chunk + index, self._deciding.number
-        return Header(kind, self.run_tag, self.plan.round_no, number, self.plan.version, chunk)
-
-    def _deliver(self, chunk: int) -> list[DataEffect]:
-        """My contribution of one chunk goes to its owner; what I own myself on my shelf, and to a keeper if any."""
-        to, mine = self.plan.owner_of(chunk), self.pieces.mine[chunk]
-        if to != self.me:
-            return self._answer(to, Kind.CONTRIBUTION, chunk, mine)
-        self.pieces.shelve(chunk, self.me, mine)
-        keeper = self.roles.keeper(chunk)
-        return self._answer(keeper, Kind.CONTRIBUTION, chunk, mine) if keeper else []
-
-    def _answer(self, to: str, kind: FrameKind, chunk: int, piece: ChunkPiece | None) -> list[DataEffect]:
-        if piece is None:
-            return [SendFrame(to, Frame(self._header(Kind.MISSING, chunk)))]
-        return [SendFrame(to, with_payload(self._header(kind, chunk), piece.payload, piece.hash))]
-
-    def _publish(self, chunk: int, piece: ChunkPiece) -> list[DataEffect]:
-        self.pieces.results[chunk] = piece
-        self.pieces.merged[chunk] = piece.hash
-        return [*self._spread(chunk, piece), *self._measure(chunk)]
-
-    def _measure(self, chunk: int) -> list[DataEffect]:
-        """A result is here: how long it is has to be known before I can say so."""
-        if not self.pieces.measures:
-            return []
-        piece = self.pieces.results[chunk]
-        return [Measure(self.plan.round_no, self.first_chunk + chunk, piece.hash, piece.payload)]
-
-    def _spread(self, chunk: int, piece: ChunkPiece) -> list[DataEffect]:
-        effects: list[DataEffect] = []
-        for member in self.roles.receivers(chunk):
-            if member != self.me:
-                effects += self._answer(member, Kind.RESULT, chunk, piece)
-        return effects
-
-    @property
-    def _refused_mask(self) -> int:
-        return mask_of(self.plan.members.index(member) for member in self.faults.refused)
-
-    def _weigh_ready(self, only: int | None = None) -> list[DataEffect]:
-        """Compare what is here, chunk by chunk, where nothing is missing for it."""
-        self.weighing.changed = self.weighing.changed and only is not None
-        held, chunks = self.pieces.held, self.pieces.owned if only is None else [only]
-        shelves = {chunk: held.get(chunk, {}) for chunk in chunks}
-        return [*self.weighing.weigh_all(self.plan, shelves, self._refused_mask, self.first_chunk)]
-
-    def _merge_ready(self, only: int | None = None) -> list[DataEffect]:
-        """Start the sum of every chunk of mine whose included contributions are all here."""
-        if self.decision is None:
-            return []
-        counted, effects = self._deciding.counted(self.plan.members), list[DataEffect]()
-        for chunk in self.pieces.owned if only is None else [only]:
-            if chunk not in self._merging:
-                effects += self._make(chunk, counted, self.decision)
-        return effects
-
-    def _merge(
-        self, chunk: int, counted: Counted, decision: Decision, kind: type[Merge] = Merge
-    ) -> list[DataEffect]:
-        """Of what is included, if all of it is here."""
-        shelf = self.pieces.held.get(chunk, {})
-        if any(m not in shelf for m, _ in counted):
-            return []
-        self._merging.add(chunk)
-        numbers = self.plan.round_no, decision.decision_no, self.first_chunk + chunk
-        payloads = tuple(shelf[member].payload for member, _ in counted)
-        return [kind(*numbers, payloads, tuple(weight for _, weight in counted))]
-
-    # ---- where a round in groups does something else -----------------------------------------------
-
-    def _make(self, chunk: int, counted: Counted, decision: Decision) -> list[DataEffect]:
-        """What is to be made of it next, as far as that is here."""
-        return [] if chunk in self.pieces.results else self._merge(chunk, counted, decision)
-
-    def _on_spares(self, before: Plan) -> list[DataEffect]:
-        """Ownership moved: what others keep of mine goes to whoever keeps it now."""
-        return []
-
-    def _on_roots(self, before: Plan, kept: int) -> list[DataEffect]:
-        """Ownership moved, in other groups too."""
-        return []
-
-    def _on_given(self, chunk: int) -> list[DataEffect]:
-        """Its result came."""
-        return self._measure(chunk)
-
-    def _on_other(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[DataEffect]]:
-        return Verdict.STALE if frame.header.kind == Kind.SUM else Verdict.MALFORMED, []
-
-    def _made(self, kind: FrameKind, chunk: int) -> ChunkPiece | None:
-        return (self.pieces.results if kind == Kind.RESULT else self.pieces.mine).get(chunk)
-
-    def _is_summed(self, chunk: int) -> bool:
-        """Contributions to it are needed no more."""
-        return chunk in self.pieces.results
-
-    def _is_compared(self) -> bool:
-        return self.weighing.is_complete(self.pieces.owned, self._refused_mask)
-
-    def _look_again(self) -> list[DataEffect]:
-        """What may have become possible since time was told last."""
-        return self._weigh_ready() if self.weighing.changed else []
-
-    @property
-    def sums(self) -> Mapping[int, ChunkPiece]:
-        """What I added up of each chunk for somebody else, who makes the result."""
-        return {}
 
 
 # ---- shape -------------------------------------------------------------------------------------------------

@@ -188,6 +188,10 @@ class Roles:
         """Who else keeps what I contribute to it, a chunk of my own."""
         return None
 
+    def kept_elsewhere(self, before: Plan) -> list[int]:
+        """Ownership moved: chunks of mine that have another keeper now."""
+        return []
+
     def may_ask(self, sender: str, kind: FrameKind, chunk: int) -> bool:
         return kind != Kind.WANT_SUM
 
@@ -274,11 +278,11 @@ class RoundPieces:
     def length_of(self, chunk: int) -> bytes:
         return self.lengths[chunk][1] if self.measures else b""
 
-    def inputs(self, chunks: Collection[int], counted: Sequence[str]) -> bytes:
+    def inputs(self, chunks: Collection[int], counted: Counted) -> bytes:
         """One name for the contributions of these members to these chunks; empty where there is no chunk."""
         if not chunks:
             return b""
-        return inputs_of(self.held[chunk][member].hash for chunk in sorted(chunks) for member in counted)
+        return inputs_of(self.held[chunk][member].hash for chunk in sorted(chunks) for member, _ in counted)
 
     def proofs(self) -> dict[str, tuple[int, bytes]]:
         """Of the contributions to my chunks, and of what I keep of others' to their own: member -> (mask, hash)."""

@@ -454,11 +454,11 @@ class Keeping:
 
     def hold_back(self, flight: MemberRound, now: float) -> tuple[bool, list[Effect]]:
         """Whether the coordinator shall not hear yet what I hold of this round: nobody else holds it."""
-        _, _, got, of = flight.counts
-        alone = flight.plan.members == (self._me,) and flight.decision is not None and got == of
-        if not self._place or not alone or flight.decision is None or now < self._again_at:
+        (_, _, got, of), decision = flight.counts, flight.deciding.newest
+        alone = flight.plan.members == (self._me,) and got == of
+        if not self._place or not alone or decision is None or now < self._again_at:
             return False, []
-        number, key = flight.plan.fragment, (flight.plan.round_no, flight.decision.decision_no)
+        number, key = flight.plan.fragment, (flight.plan.round_no, decision.decision_no)
         asked, until = self._ahead.get(number, ((0, 0), 0.0))
         if asked == key:
             return now < until, []

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.collectives.round.member import LateResults, MemberRound, class_of
-from farflung.collectives.round.pieces import OVERTAKING, ChunkPiece
+from farflung.collectives.round.pieces import OVERTAKING, ChunkPiece, encoding_order
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import Effect, Encode, Resolve
 from farflung.protocol.digests import mask_from_bytes
@@ -134,7 +134,7 @@ class Given:
 
     @staticmethod
     def to(flight: MemberRound) -> Given:
-        return Given(flight.plan.round_no, flight.pieces.mine, flight.sums)
+        return Given(flight.plan.round_no, flight.pieces.mine, flight.owner.sums)
 
     def of(self, kind: FrameKind) -> Mapping[int, ChunkPiece]:
         return self.sums if kind == Kind.SUM else self.contribution
@@ -357,7 +357,7 @@ class FragmentRounds:
         if sent_ahead is not None:
             moved = flight.on_sent_ahead(self.ahead.pieces)
             return [*self.take_resolved(), *moved, *self.ahead.names(plan)]
-        codec, order = plan.codec_of(self._me), tuple(flight.order)
+        codec, order = plan.codec_of(self._me), tuple(encoding_order(plan, self._me))
         encode = Encode(plan.round_no, frozen.slot, codec, order, self._fragment.number)
         return [*self.take_resolved(), encode]
 
@@ -403,8 +403,8 @@ class FragmentRounds:
                 if number and number != tick.round_no:
                     self.on_aborted(number)
         if (flight := self.flight_of(tick.round_no)) is not None:
-            flight.weighing.on_asked(mask_from_bytes(tick.compare))
-            flight.on_may_encode(tick.encode_no)
+            flight.owner.weighing.on_asked(mask_from_bytes(tick.compare))
+            flight.owner.on_may_encode(tick.encode_no)
 
     def on_guard(self, dropped_no: int) -> bool:
         """The newest round whose work the guard threw away.  True: it is news, and this peer was in it."""

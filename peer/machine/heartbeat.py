@@ -179,13 +179,13 @@ class HeartbeatBuilder:
         return msgspec.structs.replace(report, held=new, held_since=before.seq)
 
     def _build_progress(self, flight: MemberRound) -> ProgressReport:
-        progress = flight.progress()
+        progress, decision = flight.progress(), flight.deciding.newest
         merged = mask_of(progress.merged)
         report = ProgressReport(
             session=self.session,
             seq=self._next(),
             round_no=flight.plan.round_no,
-            decision_no=flight.decision.decision_no if flight.decision is not None else 0,
+            decision_no=flight.deciding.number,
             held={member: (mask_to_bytes(mask), digest) for member, (mask, digest) in progress.held.items()},
             refused=progress.refused,
             cut_off=progress.cut_off,
@@ -202,25 +202,25 @@ class HeartbeatBuilder:
             sum_dots=_told(progress.sum_dots) or msgspec.UNSET,
             sum_tags=progress.sum_tags or msgspec.UNSET,
         )
-        if flight.decision is None or not progress.merged:
+        if decision is None or not progress.merged:
             return report
         if flight.plan.column:
-            added = SumsOfGroups.of(flight.decision, self._gather_codec, report)
+            added = SumsOfGroups.of(decision, self._gather_codec, report)
             statement = sums_of_groups_part(self.run_id, added)
         else:
-            results = Results.of(flight.plan, flight.decision, self._gather_codec, report)
+            results = Results.of(flight.plan, decision, self._gather_codec, report)
             statement = results_part(self.run_id, results)
         signature = self._signature(flight.plan.fragment, "results", statement)
         return msgspec.structs.replace(report, signature=signature)
 
     def _sums(self, flight: MemberRound, progress: Progress) -> GroupSums | None:
         """What I added up of my group, signed."""
-        if flight.decision is None or not progress.sums:
+        decision, group = flight.deciding.newest, flight.plan.members  # by my own view of both
+        if decision is None or not progress.sums:
             return None
         made = mask_of(progress.sums)
         hashes = b"".join(progress.sums[chunk] for chunk in bits(made))
         bare = GroupSums(mask_to_bytes(made), hashes, progress.sum_inputs, b"")
-        decision, group = flight.decision, flight.plan.members  # by my own view of both
         made_of = Results.of_group(decision, group, decision.weights, bare)
         statement = results_part(self.run_id, made_of)
         signature = self._signature(flight.plan.fragment, "sums", statement)
@@ -397,7 +397,8 @@ def _every_s(flight: MemberRound) -> float:
     if not flight.plan.column:
         return PROGRESS_EVERY_S
     here, due, *_ = flight.counts
-    return SCATTER_EVERY_S if flight.decision is None and due - here > LAST_PART * due else GATHER_EVERY_S
+    scatters = flight.deciding.newest is None and due - here > LAST_PART * due
+    return SCATTER_EVERY_S if scatters else GATHER_EVERY_S
 
 
 def _parts(show: Show, raw: bytes) -> list[tuple[int, bytes]]:
@@ -424,7 +425,8 @@ def _fragment_beat(replica: Replica, work: FragmentWork, begins_more: bool) -> F
         digest=held.digest,
         round_no=flight.plan.round_no if flight else 0,
         epoch=flight.plan.epoch if flight else 0,
-        decision_no=flight.decided_no if flight else 0,  # what is foreseen is not told again: this stands
+        # What is foreseen is not told again: this stands.
+        decision_no=flight.deciding.made_no if flight else 0,
         ready=done and flight is None and not held.sealing and begins_more,
         need=held.chunks.needs_commits,
         dropped=rounds.dropped_no,
@@ -436,7 +438,7 @@ def _fragment_beat(replica: Replica, work: FragmentWork, begins_more: bool) -> F
 def phase_of(part: Replicas, training: TrainerProxy) -> Phase:
     """What this peer is doing, of all its fragments together."""
     if flights := part.flights:
-        return Phase.SCATTER if any(not flight.decided_no for flight in flights) else Phase.GATHER
+        return Phase.SCATTER if any(not flight.deciding.made_no for flight in flights) else Phase.GATHER
     if any(replica.held.sealing for replica in part.replicas.values()):
         return Phase.APPLY
     frozen = any(work.frozen is not None and not work.running for work in training.works.values())

@@ -341,7 +341,7 @@ class PeerMachine:
         replica = joined.part.replica_of_round(effect.round_no)
         if replica is None or replica.rounds.flight is None:
             return []
-        return [*replica.rounds.flight.on_calculated(effect, made), *self._move_on(replica)]
+        return [*replica.rounds.flight.owner.on_calculated(effect, made), *self._move_on(replica)]
 
     def on_sealed(self, fragment: int, version: int, digest: bytes, now: float) -> list[do.Effect]:
         self._now, joined = now, self.joined

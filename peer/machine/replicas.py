@@ -282,7 +282,7 @@ class Replicas:
         elif frame.header.round_no:
             verdict = Verdict.ACCEPTED  # the next quiet spell asks again
             if (flight := replica.rounds.flight_of(frame.header.round_no)) is not None:
-                flight.on_missing(sender, now)
+                flight.asking.on_heard(sender, now)
         else:
             verdict = replica.held.on_piece(sender, frame)
         self.counters.count(verdict)

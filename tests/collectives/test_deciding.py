@@ -52,7 +52,7 @@ class Ann:
         self.gets("cyd", Kind.CONTRIBUTION, 0)
         [merge] = self.takes(Merge)
         assert isinstance(merge, Merge) and merge.decision_no == 1
-        self.do(self.round.on_calculated(merge, b"the sum"))
+        self.do(self.round.owner.on_calculated(merge, b"the sum"))
 
     def asks(self, now: float) -> set[tuple[str, Kind]]:
         self.takes(SendFrame)
@@ -97,10 +97,10 @@ def test_an_owner_gives_its_result_away_and_goes_on_comparing() -> None:
     assert [(to, number) for to, kind, number in ann.sends if kind is Kind.RESULT] == [("bob", 1), ("cyd", 1)]
     [weigh] = ann.takes(Weigh)
     assert isinstance(weigh, Weigh) and weigh.members == full_mask(3) and ann.round.progress().dots is None
-    ann.round.on_calculated(weigh, (1.0,) * 6)
+    ann.round.owner.on_calculated(weigh, (1.0,) * 6)
     progress = ann.round.progress()
     assert progress.dots is not None and progress.merged == {0: hash_bytes(b"the sum")}
-    assert ann.round.decided_no == 0
+    assert ann.round.deciding.made_no == 0
 
 
 def test_an_owner_that_hears_of_it_late_still_compares() -> None:
@@ -118,7 +118,7 @@ def test_what_was_made_stands_when_the_decision_is_made() -> None:
     ann.did.clear()
     ann.do(ann.round.on_decision(MADE, 1.0))
     assert not ann.did and ann.round.pieces.results.keys() == {0, 1} and ann.round.pieces.merged.keys() == {0}
-    assert ann.round.decided_no == 1 and not ann.round.weighing.active
+    assert ann.round.deciding.made_no == 1 and not ann.round.owner.weighing.active
 
 
 def test_what_was_made_by_other_weights_is_worth_nothing_and_made_again() -> None:
@@ -141,7 +141,7 @@ def test_a_sum_that_was_on_its_way_when_the_weights_changed_is_not_given_away() 
     ann.do(ann.round.on_decision(OTHER, 1.0))
     ann.did.clear()
     assert isinstance(merge, Merge)
-    ann.do(ann.round.on_calculated(merge, b"the sum"))
+    ann.do(ann.round.owner.on_calculated(merge, b"the sum"))
     assert not ann.did and not ann.round.pieces.results
 
 
@@ -165,7 +165,7 @@ def test_who_is_expected_to_be_out_is_asked_for_its_contribution_all_the_same() 
     ann.gets("bob", Kind.CONTRIBUTION, 0)
     [merge] = ann.takes(Merge)
     assert isinstance(merge, Merge)
-    ann.do(ann.round.on_calculated(merge, b"the sum"))
+    ann.do(ann.round.owner.on_calculated(merge, b"the sum"))
     assert ("cyd", Kind.WANT_CONTRIBUTION) in ann.asks(20 * QUIET_S)
 
 

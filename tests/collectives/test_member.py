@@ -69,10 +69,10 @@ class Network:
                 case Merge():
                     payload = merged_chunk(CODEC, ELEMENTS, effect.payloads, effect.weights)
                     if name in self.members:
-                        self.do(name, self.members[name].on_merged(effect.decision_no, effect.chunk, payload))
+                        self.do(name, self.members[name].owner.on_calculated(effect, payload))
                 case Measure() if name in self.members:
                     square = square_length(ELEMENTS, effect.payload)
-                    self.do(name, self.members[name].on_calculated(effect, square))
+                    self.do(name, self.members[name].owner.on_calculated(effect, square))
                 case SendFrame(to=to, frame=frame):
                     self.sent.append((name, effect))
                     if to in self.members and not self.lost(name, to, frame.header.kind):
@@ -348,14 +348,14 @@ def test_a_result_that_is_not_measured_yet_is_not_told() -> None:
     member.on_frame("bob", frame(Kind.CONTRIBUTION, 0), 0.0)
     merges = [each for each in member.on_decision(decision, 0.0) if isinstance(each, Merge)]
     result = CODEC.encode(torch.ones(ELEMENTS))
-    [measure] = [each for each in member.on_merged(1, merges[0].chunk, result) if isinstance(each, Measure)]
+    [measure] = [each for each in member.owner.on_calculated(merges[0], result) if isinstance(each, Measure)]
     told = member.progress()
     assert told.got == (0, combined(())) and not told.merged and not told.lengths and not told.inputs
-    member.on_calculated(measure, 4.0)
+    member.owner.on_calculated(measure, 4.0)
     told = member.progress()
     assert told.merged == {0: hash_bytes(result)} and told.lengths == length_to_bytes(4.0) and told.inputs
     member.on_decision(decision_of(("ann", "bob"), number=2), 0.0)
-    member.on_calculated(measure, 4.0)
+    member.owner.on_calculated(measure, 4.0)
     assert not member.progress().merged, "it was of another decision"
 
 

@@ -98,8 +98,8 @@ FORESIGHT = (
     Mutant(
         "an owner goes on comparing while it is only foreseen",
         "collectives/round/member.py",
-        "self.weighing.active = self.weighing.active and not self._deciding.is_made",
-        "self.weighing.active = False",
+        "self.owner.weighing.active = self.owner.weighing.active and not self.deciding.is_made",
+        "self.owner.weighing.active = False",
         DECIDING,
     ),
     Mutant(
@@ -112,8 +112,8 @@ FORESIGHT = (
     Mutant(
         "P3 nobody is asked for a result before it is decided",
         "collectives/round/member.py",
-        "        if self._deciding.is_made:\n            for chunk in self.plan.chunks_of(member):",
-        "        if self.decision is not None:\n            for chunk in self.plan.chunks_of(member):",
+        "        if self.deciding.is_made:\n            for chunk in self.plan.chunks_of(member):",
+        "        if self.deciding.newest is not None:\n            for chunk in self.plan.chunks_of(member):",
         DECIDING,
     ),
     Mutant(
@@ -126,7 +126,7 @@ FORESIGHT = (
     Mutant(
         "an owner that has the result still lacks a contribution",
         "collectives/round/member.py",
-        " and self._deciding.is_made\n                if member not in",
+        " and self.deciding.is_made\n                if member not in",
         "\n                if member not in",
         DECIDING,
     ),

@@ -339,8 +339,8 @@ MESHES = (
     Mutant(
         "an heir adds up its group also where the result is here",
         "collectives/mesh/mesh_round.py",
-        "if counted and self._own_sum(chunk) is None:",
-        "if counted and self._own_sum(chunk) is None and chunk not in self.results:",
+        "if counted and not self.is_summed(chunk):",
+        "if counted and not self.is_summed(chunk) and chunk not in self._pieces.results:",
         ("tests/collectives/mesh/test_mesh_columns.py",),
     ),
     Mutant(

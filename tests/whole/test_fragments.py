@@ -104,7 +104,7 @@ def test_frames_and_sums_of_a_round_carry_the_chunk_numbers_of_the_whole_model()
         assert member.on_frame("bob", frame, 0.0)[0] == verdict
     [merge] = member.on_decision(Decision(7, 1, (0.5, 0.5), {}), 0.0)
     assert isinstance(merge, Merge) and merge.chunk == 5
-    [result] = member.on_merged(1, merge.chunk, own)
+    [result] = member.owner.on_calculated(merge, own)
     assert isinstance(result, SendFrame)
     assert (result.frame.header.kind, result.frame.header.chunk) == (Kind.RESULT, 5)
     want = Frame(Header(Kind.WANT_RESULT, TAG, round_no=7, decision_no=1, chunk=5))

@@ -104,9 +104,7 @@ class Honest:
                 case Merge():
                     assert self.replica.rounds.flight is not None
                     payload = merged_chunk(CODEC, ELEMENTS, effect.payloads, effect.weights)
-                    self.do(
-                        [*self.replica.rounds.flight.on_merged(effect.decision_no, effect.chunk, payload)]
-                    )
+                    self.do([*self.replica.rounds.flight.owner.on_calculated(effect, payload)])
                 case ServeState() | ServeManifest():
                     raise AssertionError("nobody here holds a verified state")
 

@@ -128,7 +128,7 @@ def test_P3_who_never_answers_is_named_and_who_answers_that_it_is_not_ready_is_n
     now = 0.0
     for _ in range(40):
         now += 1.0
-        ann.on_missing("bob", now)
+        ann.asking.on_heard("bob", now)
         ann.on_timer(now)
     assert ann.progress().cut_off == ("cyd", "dan")
     assert IN_VAIN > 1

@@ -160,10 +160,10 @@ class AppliesBeforeCommit(PeerMachine):
     def _commit_alone(self) -> list[do.Effect]:
         for replica in self.part.replicas.values() if self.part is not None else ():
             flight = replica.rounds.flight
-            if flight is None or flight.decision is None or flight.pieces.missing_results():
+            if flight is None or flight.deciding.newest is None or flight.pieces.missing_results():
                 continue
             hashes = b"".join(flight.pieces.results[chunk].hash for chunk in range(len(flight.plan.owners)))
-            plan, weights = flight.plan, flight.decision.weights
+            plan, weights = flight.plan, flight.deciding.newest.weights
             replica.on_commit(
                 Commit(
                     plan.version + 1,

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from farflung.collectives.mesh.mesh_round import MeshRound, keeps, moved, spare_of
 from farflung.collectives.round.effects import SendFrame
 from farflung.collectives.round.member import MemberRound
+from farflung.collectives.round.pieces import encoding_order
 from farflung.protocol.digests import combined, hash_bytes, mask_of
 from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
@@ -28,7 +29,7 @@ def plan(owners: tuple[int, ...] = OWNERS, epoch: int = 1, me: str = "ann") -> P
 
 
 def sent_by(member: MeshRound) -> list[tuple[int, str]]:
-    payloads = {chunk: b"%d" % chunk for chunk in member.order}
+    payloads = {chunk: b"%d" % chunk for chunk in encoding_order(member.plan, member.me)}
     effects = [effect for effect in member.on_encoded(payloads) if isinstance(effect, SendFrame)]
     return [(effect.frame.header.chunk, effect.to) for effect in effects]
 

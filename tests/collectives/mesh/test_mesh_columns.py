@@ -110,7 +110,7 @@ def test_when_a_root_is_lost_its_owners_send_their_sums_to_the_heir_at_once() ->
     group = made.in_groups.of[me]
     flight = MeshRound(me, view(made.in_groups, me, 1), bytes(8), 1.0, 0.0)
     flight.on_decision(decision_view(made.in_groups, made.decision, me), 0.0)
-    flight.groups.put(chunk, group, ChunkPiece(b"mine", hash_bytes(b"mine")))
+    flight.owner.groups.put(chunk, group, ChunkPiece(b"mine", hash_bytes(b"mine")))
     of_root = made.in_groups.of[root]
     heir = next(peer for peer in made.in_groups.members[of_root] if peer != root)
     owners = list(made.plan.owners)
@@ -138,5 +138,5 @@ def test_an_heir_adds_up_its_group_also_where_the_result_has_come_already() -> N
     flight.pieces.held[chunk] = dict(zip(flight.plan.members, pieces, strict=True))
     [merge] = flight.on_encoded({})
     assert isinstance(merge, MergeGroup) and merge.chunk == chunk
-    flight.on_calculated(merge, b"summed")
+    flight.owner.on_calculated(merge, b"summed")
     assert flight.progress().sums == {chunk: hash_bytes(b"summed")} and not flight.on_encoded({})

@@ -370,9 +370,9 @@ def test_a_path_is_taken_in_full_and_a_url_as_it_is() -> None:
 def alone_in_a_round(version: int, decision_no: int = 1) -> Any:
     """A member's round that only this peer is in, with all results there."""
     plan = SimpleNamespace(members=("ann",), fragment=0, round_no=version, version=version - 1)
-    decision = SimpleNamespace(decision_no=decision_no)
+    deciding = SimpleNamespace(newest=SimpleNamespace(decision_no=decision_no))
     pieces = SimpleNamespace(results=dict[int, Any]())
-    return SimpleNamespace(plan=plan, decision=decision, counts=(1, 1, 4, 4), first_chunk=0, pieces=pieces)
+    return SimpleNamespace(plan=plan, deciding=deciding, counts=(1, 1, 4, 4), first_chunk=0, pieces=pieces)
 
 
 def parted(keeping: Keeping, version: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from farflung.collectives.round.member import Deciding
 from farflung.collectives.round.pieces import Progress
 from farflung.peer.machine.effects import ToCoordinator
 from farflung.peer.machine.heartbeat import (
@@ -32,7 +33,7 @@ NOTHING = Progress({}, {}, (), {}, b"", (0, bytes(32)), None, b"", {}, {}, b"", 
 @dataclass
 class Flight:
     plan: Plan = MESH
-    decision: Decision | None = None
+    deciding: Deciding = field(default_factory=Deciding)
     complete: tuple[bool, bool, bool] = (False, False, False)
     counts: tuple[int, int, int, int] = (0, 16, 0, 3)
     held: dict[str, tuple[int, bytes]] = field(default_factory=dict)
@@ -110,7 +111,7 @@ def test_a_part_is_told_now_and_then_and_what_is_complete_at_once(
 ) -> None:
     peer = Peer(plan)
     peer.flight.counts = here, 16, 0, 3
-    peer.flight.decision = Decision(7, 1, (1.0,) * 3, {}) if decided else None
+    peer.flight.deciding.newest = Decision(7, 1, (1.0,) * 3, {}) if decided else None
     assert peer.tells(10.0, "ann") is not None
     assert peer.tells(10.0 + every_s - 0.01, "bob") is None
     assert peer.tells(10.0 + every_s, "bob") is not None

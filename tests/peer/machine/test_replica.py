@@ -106,7 +106,7 @@ class Ann:
         self.tells("both are to be merged", effects)
         [merge] = [effect for effect in effects if isinstance(effect, Merge)]
         assert self.replica.rounds.flight is not None
-        self.tells("her chunk is merged", self.replica.rounds.flight.on_calculated(merge, RESULTS[0]))
+        self.tells("her chunk is merged", self.replica.rounds.flight.owner.on_calculated(merge, RESULTS[0]))
         if not all_of_it:
             return
         _, effects = self.replica.on_round_frame("bob", result(1), 0.0)

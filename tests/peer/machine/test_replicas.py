@@ -112,8 +112,8 @@ def test_a_decision_goes_to_the_replica_whose_round_it_is() -> None:
     ann.opens(1, round_no=2)
     ann.decides(2)
     first, second = ann.replica(0).rounds.flight, ann.replica(1).rounds.flight
-    assert first is not None and first.decision is None
-    assert second is not None and second.decision is not None
+    assert first is not None and first.deciding.newest is None
+    assert second is not None and second.deciding.newest is not None
     assert ann.decides(3) == [], "no replica is in that round"
 
 
