@@ -292,7 +292,8 @@ class LeaseDesk:
         """(all leases of the member if it does not know them yet, those it must not use any more)."""
         core = self._core
         leases = core.ledger.leases
-        if any(c.may_use_work_of(member.peer) and not c.counts_on(member) for c in self._drivers):
+        using = (each for each in self._drivers if each.may_use_work_of(member.peer))
+        if any(not each.participants.counts_on(member) for each in using):
             # What its former self contributed may yet be acknowledged: nothing is handed out twice.
             return None, ()
         # A member that does not hold this one learns from no samples of its own.

@@ -9,7 +9,7 @@ Each decision leaves a reason in `reason`, which the status shows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -158,6 +158,69 @@ class Eligibility:
         return "all its places were taken" if self._is_ready(member) else "it was not ready in time"
 
 
+# ---- participants ------------------------------------------------------------------------------------------
+
+
+class Participants:
+    """Whom the round in flight counts on: of each member the very process that was here when it was opened.  What they
+    are told of it, and who is left out.  Nobody between rounds."""
+
+    def __init__(self, core: Core, fragment: int) -> None:
+        self._core, self._fragment = core, fragment
+        self.processes: Mapping[str, bytes] = {}
+        # Of these: who lost what the round goes from.  What it had sent counts, and nobody waits for more.
+        self._gone: set[str] = set()
+
+    def begin(self, peers: Collection[str]) -> None:
+        self.processes = {peer: self._core.members.members[peer].process for peer in peers}
+        self._gone = set()
+
+    def end(self) -> None:
+        self.processes = {}
+
+    def lose(self, member: Member) -> None:
+        self._gone.add(member.peer)
+
+    def counts_on(self, member: Member) -> bool:
+        return self.processes.get(member.peer) == member.process
+
+    def awaits(self, member: Member) -> bool:
+        return self.counts_on(member) and member.peer not in self._gone
+
+    @property
+    def living(self) -> set[str]:
+        """Those that can still do something in the round."""
+        here = self._core.members.holding(self._fragment)
+        return {peer for peer in self.processes if peer in here and self.awaits(here[peer])}
+
+    def being_dialled(self, alive: set[str]) -> list[str]:
+        """After a restart of the coordinator a round may open before all addresses are tried: one that is may own."""
+        members = self._core.members.members
+        return [peer for peer in sorted(alive) if members[peer].is_being_dialled]
+
+    @property
+    def hearing(self) -> list[Member]:
+        """Those that can hear of the round."""
+        found = map(self._core.members.members.get, self.processes)
+        return [member for member in found if member is not None and member.alive and self.counts_on(member)]
+
+    def tell_plan(self, flight: Round, members: Iterable[Member]) -> None:
+        for member in members:
+            plan, amended = flight.plan_for(member.peer), self._core.amended_for(flight.plan.version)
+            self._core.tell(member, OpenRound, plan=plan, amended=amended)
+
+    def tell_decision(self, flight: Round, decision: Decision, members: Iterable[Member]) -> None:
+        for member in members:
+            self._core.tell(member, Decided, decision=flight.decision_for(member.peer, decision))
+
+    def leave_out(self, flight: Round, peer: str, why: str) -> None:
+        """For the status: the member's owner wants to know, also when the round itself is forgotten."""
+        member = self._core.members.members.get(peer)
+        if member is not None:
+            member.left_out = f"round {flight.plan.round_no}: {why}"
+            self._core.members.ways.left_out(peer, self._core.now)
+
+
 # ---- round driver ------------------------------------------------------------------------------------------
 
 RETRY_S = 1.0  # after an abort; doubles with each further abort of the same version
@@ -174,18 +237,15 @@ class RoundDriver(Eligibility):
         super().__init__(core, fragment)
         self.policy = RoundPolicy()
         self.round: Round | None = None
+        self.participants = Participants(core, fragment)
         self.agreement = DigestAgreement(core, fragment)
         self._witness = SignedResults(core)
-        self._shares: Mapping[
-            str, SeatShare
-        ] = {}  # by the policy: what the round in flight is to merge of whom
+        # By the policy: what the round in flight is to merge of whom.
+        self._shares: Mapping[str, SeatShare] = {}
         self._last_holders = LastHolders()
         self._foresight = Foresight()
         # Owner -> contributions that it alone lacked, in rounds in a row.
         self._withheld: Counter[str] = Counter()
-        self.processes: dict[str, bytes] = {}  # which process of each member the round counts on
-        # Of these: who lost what the round goes from.  What it had sent counts, and nobody waits for more.
-        self._gone: set[str] = set()
         self.reason = "starting"
         self.merged = ""  # how the round in flight is merged, once that is decided
         # Its round is at its end, and is committed with those of all other stages.
@@ -282,31 +342,14 @@ class RoundDriver(Eligibility):
             plan, rules, core.now, core.name, last_holders=self._last_holders, sums=self.policy.sums()
         )
         flight.foresees = can_be_foreseen(plan, rules) and self._foresight.is_on
-        self.processes = {peer: core.members.members[peer].process for peer in peers}
-        self._gone = set()
+        self.participants.begin(peers)
         of = core.of(self.fragment)
         told = f"round {plan.round_no}{of} opened from version {plan.version} with {_peers(len(contribute))}"
         core.log(told, NoteCause.OPENED)
         for member in self.able:
             if member.peer not in peers:
-                self._leave_out(flight, member.peer, self._why_without(member))
-        self._tell_plan(flight, peers)
-
-    def _tell_plan(self, flight: Round, peers: Collection[str]) -> None:
-        for member in self._members_of(flight):
-            if member.peer in peers:
-                self.tell_plan(flight, member)
-
-    def tell_plan(self, flight: Round, member: Member) -> None:
-        plan, amended = flight.plan_for(member.peer), self.core.amended_for(flight.plan.version)
-        self.core.tell(member, OpenRound, plan=plan, amended=amended)
-
-    def _tell_all(self, flight: Round, decision: Decision) -> None:
-        for member in self._members_of(flight):
-            self.tell_decision(flight, decision, member)
-
-    def tell_decision(self, flight: Round, decision: Decision, member: Member) -> None:
-        self.core.tell(member, Decided, decision=flight.decision_for(member.peer, decision))
+                self.participants.leave_out(flight, member.peer, self._why_without(member))
+        self.participants.tell_plan(flight, self.participants.hearing)
 
     def _look_for_slow_lines(self) -> None:
         """Among those who have shown that they hold the run's state, whether or not they have the newest version."""
@@ -323,44 +366,23 @@ class RoundDriver(Eligibility):
         for news in told:
             self.core.note(news)
 
-    @property
-    def is_audited(self) -> bool:
-        """Sums of the newest versions are merged again by others, or their case is open."""
-        return any(mode.is_busy_with(self.fragment) for mode in self.core.modes)
-
     # ---- moving on -----------------------------------------------------------------------------------
-
-    def counts_on(self, member: Member) -> bool:
-        """The round in flight counts on this very process."""
-        return self.round is not None and self.processes.get(member.peer) == member.process
 
     def recognise(self, member: Member, said: FragmentBeat) -> bool:
         """Take in what a beat says that the member holds.  True if it is verified now and was not, or the reverse."""
         flight = self.round
-        if flight is not None and said.version < flight.plan.version and self.counts_on(member):
+        if flight is not None and said.version < flight.plan.version and self.participants.awaits(member):
             # It took part, so it held that version, and has to take the run's state again.
-            if member.peer not in flight.rules.helpers | self._gone:
-                self._gone.add(member.peer)
+            if member.peer not in flight.rules.helpers:
+                self.participants.lose(member)
                 self._steadiness.breaks(member.peer, member.process)
-                self._leave_out(flight, member.peer, "it had to take the run's state again")
+                self.participants.leave_out(flight, member.peer, "it had to take the run's state again")
         return self.agreement.recognise(member, said)
-
-    def _is_awaited(self, member: Member) -> bool:
-        return self.counts_on(member) and member.peer not in self._gone
-
-    def _living(self, flight: Round) -> set[str]:
-        """Members of the round whose very process it counts on, and that can still do something in it."""
-        here = self.core.members.holding(self.fragment)
-        return {peer for peer in flight.plan.members if peer in here and self._is_awaited(here[peer])}
-
-    def _being_dialled(self, alive: set[str]) -> list[str]:
-        """After a restart of the coordinator a round may open before all addresses are tried: one that is may own."""
-        members = self.core.members.members
-        return [peer for peer in sorted(alive) if members[peer].is_being_dialled]
 
     def is_about(self, member: Member, round_no: int) -> bool:
         """That is the round in flight here, and it counts on this very process."""
-        return self.round is not None and self.round.plan.round_no == round_no and self.counts_on(member)
+        flight = self.round
+        return flight is not None and flight.plan.round_no == round_no and self.participants.counts_on(member)
 
     def on_progress(self, member: Member, report: ProgressReport) -> None:
         if self.round is None:
@@ -393,9 +415,7 @@ class RoundDriver(Eligibility):
 
     def on_session(self, peer: str, process: bytes) -> None:
         """A member begins a session, with a process that was here before or with another one."""
-        flight = self.round
-        was = self.processes.get(peer, b"") if flight is not None and peer in flight.plan.members else b""
-        self._steadiness.comes(peer, process, was)
+        self._steadiness.comes(peer, process, self.participants.processes.get(peer, b""))
 
     def on_restart(self, peer: str) -> None:
         """A member came back as another process: what its former self sent may not be acknowledged twice."""
@@ -410,7 +430,7 @@ class RoundDriver(Eligibility):
             flight,
             count,
             core.members.losses,
-            lambda peer: peer in here and self._is_awaited(here[peer]),
+            lambda peer: peer in here and self.participants.awaits(here[peer]),
             core.now,
         )
 
@@ -421,7 +441,7 @@ class RoundDriver(Eligibility):
             self.abort(AbortCause.COMPLETE, "the run is complete")
         self.prepared = None
         while (flight := self.round) is not None:
-            alive = self._living(flight)
+            alive = self.participants.living
             step = flight.next_step(self.core.now, alive, self._can_own(flight.plan.members))
             match step:
                 case RoundWaits(reason):
@@ -434,16 +454,17 @@ class RoundDriver(Eligibility):
                         why = (
                             accused or "others could not get through to it" if barred is None else barred.text
                         )
-                        self._leave_out(flight, peer, f"it lost its chunks: {why}")
+                        self.participants.leave_out(flight, peer, f"it lost its chunks: {why}")
                     self.core.note(f"round {plan.round_no}, epoch {plan.epoch}: {reason}")
                     self.core.write(Opened(plan=plan))
                     self.core.acquaint(flight.groups.circles)
-                    self._tell_plan(flight, flight.told)
+                    told = [m for m in self.participants.hearing if m.peer in flight.told]
+                    self.participants.tell_plan(flight, told)
                 case RoundCommitted():
                     self._announce(flight, step)
                 case Foreseen(decision):
-                    self._tell_all(flight, decision)
-                case Failed(cause=AbortCause.NO_OWNER) if tried := self._being_dialled(alive):
+                    self.participants.tell_decision(flight, decision, self.participants.hearing)
+                case Failed(cause=AbortCause.NO_OWNER) if tried := self.participants.being_dialled(alive):
                     names = ", ".join(map(self.core.name, tried))
                     self.reason = (
                         f"waiting to see whether {names} can be dialled: nobody else can own a chunk"
@@ -452,7 +473,7 @@ class RoundDriver(Eligibility):
                 case Failed(reason, cause, unfit, dropped, lost):
                     self.core.members.doubt(unfit, self.core.now)
                     for peer in unfit:
-                        self._leave_out(flight, peer, LATE_OWNER)
+                        self.participants.leave_out(flight, peer, LATE_OWNER)
                     self.abort(cause, reason, dropped)
                     self.policy.give_up(lost, reason)
                 case Done() if self._of_several_stages:
@@ -460,7 +481,10 @@ class RoundDriver(Eligibility):
                     self.reason = "every result is held by several: waiting for the other stages' rounds"
                     return
                 case Done():
-                    self._commit(flight, step)
+                    (done,) = self.policy.finished([step])
+                    record = self.record(flight, done)
+                    self.core.write(record)
+                    self.on_committed(flight, record, done.late)
 
     def _announce(self, flight: Round, step: RoundCommitted) -> None:
         core, decision, screening = self.core, step.decision, flight.screening
@@ -470,7 +494,7 @@ class RoundDriver(Eligibility):
             if peer in flight.rules.helpers:
                 continue  # of these it is no news
             core.note(f"{core.name(peer)} is not in round {decision.round_no}: {why}")
-            self._leave_out(flight, peer, why)
+            self.participants.leave_out(flight, peer, why)
         for peer, factor in screening.factors.items() if screening is not None else ():
             if factor <= MUCH_SHORTENED and peer not in flight.excluded:
                 why = screening.clipped[peer] if screening is not None else ""
@@ -478,13 +502,13 @@ class RoundDriver(Eligibility):
         for peer, why in flight.believed.why.items():
             core.note(f"{core.name(peer)} counts for less in round {decision.round_no}: {why}")
         self._doubt_who_withholds(flight)
-        self._tell_all(flight, decision)
+        self.participants.tell_decision(flight, decision, self.participants.hearing)
         self.reason, self.merged = step.reason, step.merged
 
     def _doubt_who_withholds(self, flight: Round) -> None:
         """An owner may say of few others, round after round, that what they sent did not come: then their work never
         counts.  Or all owners say so of most.  Once is a slow line."""
-        core, living = self.core, self._living(flight)
+        core, living = self.core, self.participants.living
         lacks = flight.lacking_alone(living, flight.senders(living, awaited=False))
         alone = {owner: len(lacking) for owner, lacking in lacks.items() if lacking}
         if 2 * len(flight.excluded) > len(flight.plan.members):
@@ -497,7 +521,7 @@ class RoundDriver(Eligibility):
             why = (
                 "what others sent came to all owners but to it, again and again: it owns nothing for a while"
             )
-            self._leave_out(flight, owner, why)
+            self.participants.leave_out(flight, owner, why)
             core.note(f"{core.name(owner)}: {why}")
 
     def asks_anew(self) -> bool:
@@ -515,7 +539,7 @@ class RoundDriver(Eligibility):
             return
         number = flight.plan.round_no
         for peer, why in flight.barred.items():
-            self._leave_out(flight, peer, why.text)
+            self.participants.leave_out(flight, peer, why.text)
         fate = f"everybody starts again from version {self.book.version}" if dropped else "local work is kept"
         told = AbortedRound(
             round_no=number, cause=cause, reason=reason, fragment=self.fragment, dropped=dropped
@@ -524,9 +548,10 @@ class RoundDriver(Eligibility):
         self._foresight.on_end(flight.foreseen is not None, flight.as_foreseen)
         self.core.note(f"round {number} aborted: {reason}; {fate}")
         self._strike_useless(flight)
-        for member in self._members_of(flight):
+        for member in self.participants.hearing:
             self.core.tell(member, Aborted, round_no=number, reason=reason)
         self.round = self.prepared = None
+        self.participants.end()
         if cause is AbortCause.SHARE_LOST:
             return  # the next one opens as soon as the share is computed again
         self._aborts += 1
@@ -536,19 +561,6 @@ class RoundDriver(Eligibility):
         for peer in found_useless(over):
             self.core.strike(peer, f"what it sent in round {over.plan.round_no} was of no use to the others")
 
-    def _leave_out(self, flight: Round, peer: str, why: str) -> None:
-        """For the status: the member's owner wants to know, also when the round itself is forgotten."""
-        member = self.core.members.members.get(peer)
-        if member is not None:
-            member.left_out = f"round {flight.plan.round_no}: {why}"
-            self.core.members.ways.left_out(peer, self.core.now)
-
-    def _commit(self, flight: Round, done: Done) -> None:
-        (done,) = self.policy.finished([done])
-        record = self.record(flight, done)
-        self.core.write(record)
-        self.on_committed(flight, record, done.late)
-
     def record(self, flight: Round, done: Done) -> CommittedRound:
         """What the journal has of a round that is at its end."""
         counted = {peer: share.counted for peer, share in self._shares.items()}
@@ -556,10 +568,10 @@ class RoundDriver(Eligibility):
 
     def on_committed(self, flight: Round, record: CommittedRound, late: frozenset[str]) -> None:
         """It is written: the round is over."""
-        core, commit = self.core, record.commit
+        core, commit, processes = self.core, record.commit, self.participants.processes
         included = commit.included
-        sums = self._witness.on_commit(commit, flight, self.processes)
-        self._steadiness.on_commit({peer: self.processes[peer] for peer in included})
+        sums = self._witness.on_commit(commit, flight, processes)
+        self._steadiness.on_commit({peer: processes[peer] for peer in included})
         self._foresight.on_end(flight.foreseen is not None, flight.as_foreseen)
         for peer in sorted(self._last_holders.on_commit(late)):
             told = "it does not get the results that most others hold; for a while no commit waits for it"
@@ -569,6 +581,7 @@ class RoundDriver(Eligibility):
         self._aborts, self._not_before, self._committed_at = 0, 0.0, core.now
         self._strike_useless(flight)
         self.round = self.prepared = None
+        self.participants.end()
         self._count_participation(included)
         what = f"version {commit.version}{core.of(self.fragment)}"
         told = f"{what} committed by round {commit.round_no} with {_peers(len(included))}"
@@ -576,7 +589,7 @@ class RoundDriver(Eligibility):
         at_once = len(self.holders) <= CROWD
         for member in self.holders:
             self.standing(member).verified = False  # until it shows the digest of the new version
-            if at_once or member.peer in self.processes:
+            if at_once or member.peer in processes:
                 self.agreement.tell_commit(member)
         for mode in self.core.modes:
             mode.on_committed(sums)
@@ -588,11 +601,6 @@ class RoundDriver(Eligibility):
                 standing.missed = 0
             elif standing.verified and not member.helps:
                 standing.missed += 1
-
-    def _members_of(self, flight: Round) -> list[Member]:
-        """Those of the round that can hear of it."""
-        found = map(self.core.members.members.get, flight.plan.members)
-        return [member for member in found if member is not None and member.alive and self.counts_on(member)]
 
     # ---- the digest of a version -----------------------------------------------------------------------
 

@@ -382,7 +382,7 @@ class TickBuilder:
         return core.members.next_beat_s(member, usual_s, in_round, core.now) if by_need else 0.0
 
     def _is_counted_on(self, member: Member) -> bool:
-        return any(each.counts_on(member) for each in self._drivers)
+        return any(each.participants.counts_on(member) for each in self._drivers)
 
     def _news_of_members(
         self, member: Member, beat: Beat, ticks: tuple[FragmentTick, ...], ways: RouteNews
@@ -393,7 +393,7 @@ class TickBuilder:
             return members.roster_for(member, beat.roster_no, now)
         named = [other for tick in ticks for other in (*tick.donors, *tick.fellows)]
         named += [*(each.peer for each in ways.meets), *(each.peer for each in ways.routes)]
-        flights = [each.round for each in self._drivers if each.round and each.counts_on(member)]
+        flights = [each.round for each in self._drivers if each.round and each.participants.counts_on(member)]
         known = members.acquaintances
         if not known.has_met(member.peer, (named, [(f.plan.round_no, f.plan.epoch) for f in flights]), now):
             near = [other for flight in flights for other in flight.groups.near(member.peer)]
@@ -418,7 +418,7 @@ class TickBuilder:
 
     def _fragment_tick(self, member: Member, driver: RoundDriver, founded: bool) -> FragmentTick:
         flight, standing = driver.round, driver.standing(member)
-        counted = flight is not None and driver.counts_on(member)
+        counted = flight is not None and driver.participants.counts_on(member)
         fellows: tuple[str, ...] = ()
         if founded and not standing.verified:
             most = self._told(partial_view.FELLOWS_TOLD, FELLOWS_LEAST, standing)
@@ -482,13 +482,13 @@ class TickBuilder:
                 amended = core.amended_for(version - 1)
                 told = driver.agreement.commit_for(member, commits[version])
                 core.tell(member, Committed, commit=told, nonce=nonce, amended=amended)
-        if flight is None or not driver.counts_on(member) or said.version != flight.plan.version:
+        if flight is None or not driver.participants.counts_on(member) or said.version != flight.plan.version:
             return
         same_round = said.round_no == flight.plan.round_no
         if not same_round or said.epoch < flight.epoch_of(member.peer):
-            driver.tell_plan(flight, member)
+            driver.participants.tell_plan(flight, [member])
         if flight.decision is not None and (not same_round or said.decision_no < flight.decision.decision_no):
-            driver.tell_decision(flight, flight.decision, member)
+            driver.participants.tell_decision(flight, flight.decision, [member])
 
     # ---- judging a member's state ----------------------------------------------------------------------
 
@@ -567,7 +567,8 @@ class TickBuilder:
         if behind and since_commit_s < FINISH_GRACE_S:
             who = "1 peer is" if len(behind) == 1 else f"{len(behind)} peers are"
             return Goal.WAIT, f"the run is complete; {who} still fetching version {version}"
-        if since_commit_s < LAST_AUDITS_S and any(driver.is_audited for driver in self._drivers):
+        audited = (mode.is_busy_with(each.fragment) for each in self._drivers for mode in self._core.modes)
+        if since_commit_s < LAST_AUDITS_S and any(audited):
             # Who is finished leaves, and what it contributed with it.
             return Goal.WAIT, "the run is complete; chunks of its last versions are merged again by others"
         return Goal.FINISH, f"the run is complete: {version} rounds committed"

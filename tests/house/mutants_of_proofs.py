@@ -55,15 +55,15 @@ PROOFS = (
     Mutant(
         "P3 who holds what a round goes from stays in it",
         "coordinator/run/round_driver.py",
-        "if flight is not None and said.version < flight.plan.version and self.counts_on(member):",
-        "if flight is not None and self.counts_on(member):",
+        "if flight is not None and said.version < flight.plan.version and self.participants.awaits(member):",
+        "if flight is not None and self.participants.awaits(member):",
         CONDUCTOR,
     ),
     Mutant(
         "a helper holds no state",
         "coordinator/run/round_driver.py",
-        "            if member.peer not in flight.rules.helpers | self._gone:",
-        "            if member.peer not in self._gone:",
+        "            if member.peer not in flight.rules.helpers:",
+        "            if True:",
         CONDUCTOR,
     ),
     Mutant(

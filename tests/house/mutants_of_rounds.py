@@ -355,7 +355,7 @@ ROUNDS = (
     Mutant(
         "P3 a round without an owner waits for whoever may be one in a moment",
         "coordinator/run/round_driver.py",
-        "case Failed(cause=AbortCause.NO_OWNER) if tried := self._being_dialled(alive):",
+        "case Failed(cause=AbortCause.NO_OWNER) if tried := self.participants.being_dialled(alive):",
         "case Failed(cause=AbortCause.NO_OWNER) if tried := sorted(alive)[:0]:",
         CONDUCTOR,
     ),

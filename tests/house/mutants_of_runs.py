@@ -108,7 +108,7 @@ RUN = (
     Mutant(
         "P7 nothing is handed out while a former self may yet be acknowledged",
         "coordinator/run/lease_desk.py",
-        "if any(c.may_use_work_of(member.peer) and not c.counts_on(member) for c in self._drivers):",
+        "if any(not each.participants.counts_on(member) for each in using):",
         "if False:",
         LEASES,
     ),

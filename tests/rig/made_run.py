@@ -119,7 +119,7 @@ class MadeRun:
         owners, codecs = (0,) * 2, ("fp32",) * len(peers)
         plan = Plan(self.core.ledger.round_no + 1, 1, driver.book.version, peers, owners, codecs, fragment)
         driver.round = Round(plan, rules_for(self.manifest, driver.book, peers), self.core.now)
-        driver.processes = {member.peer: member.process for member in members}
+        driver.participants.begin(peers)
         return driver.round
 
     def commits(
@@ -153,6 +153,7 @@ class MadeRun:
         shown = value_of(self.core.ledger, fragment, version, digest)
         self.core.write(DigestFixed(version=version, digest=digest, fragment=fragment, shown=shown))
         self.drivers[fragment].round = None
+        self.drivers[fragment].participants.end()
         return version
 
     # ---- what came of it -------------------------------------------------------------------------------

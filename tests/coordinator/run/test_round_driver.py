@@ -430,7 +430,7 @@ def test_P6_who_took_the_runs_state_again_hears_what_became_of_what_it_had_sent(
     stage.opens()
     stage.sends("cyd")
     stage.says("cyd", version=-1)
-    assert stage.driver.counts_on(stage.member("cyd"))
+    assert stage.driver.participants.counts_on(stage.member("cyd"))
     stage.core.take_effects()
     stage.driver.abort(AbortCause.TIMED_OUT, "for the test")
     told = [effect.peer for effect in stage.core.take_effects() if isinstance(effect, Tell)]
@@ -467,7 +467,7 @@ def test_a_helper_need_not_hold_what_a_round_goes_from() -> None:
     assert flight is not None
     flight.rules = replace(flight.rules, helpers=frozenset({cyd.peer}))
     stage.says("cyd", version=-1)
-    assert cyd.peer in stage.driver._living(flight) and not cyd.left_out
+    assert cyd.peer in stage.driver.participants.living and not cyd.left_out
 
 
 def test_a_round_does_not_wait_longer_than_its_deadline_for_who_is_not_ready() -> None:

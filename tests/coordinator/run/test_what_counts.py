@@ -194,6 +194,8 @@ def test_P4_a_new_commit_is_told_to_members_that_have_shown_the_runs_state_and_t
         used=(), signature=b"",
     )  # fmt: skip
     commit = Commit(1, flight.plan.round_no, (ann.peer,), (1.0,), bytes(64), "fp32")
-    run.drivers[0]._commit(flight, Done(commit))
+    record = run.drivers[0].record(flight, Done(commit))
+    run.core.write(record)
+    run.drivers[0].on_committed(flight, record, late=frozenset())
     told = [(each.peer, each.message) for each in run.effects() if isinstance(each, Tell)]
     assert [peer for peer, message in told if isinstance(message, m.Committed)] == [ann.peer]
