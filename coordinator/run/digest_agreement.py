@@ -12,7 +12,7 @@ Must not know what follows for a member's orders (ticks.py) or for rounds (round
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from msgspec import UNSET
@@ -59,22 +59,157 @@ BEHIND_TIMES = 3  # and so often
 Speaker = tuple[Member, FragmentBeat]
 
 
+# ---- contradictions ----------------------------------------------------------------------------------------
+
+
+class Contradictions:
+    """Where members contradict each other about the newest version: the case that a mode has of it, what is proven, and
+    whose word does not count any more."""
+
+    def __init__(self, core: Core, fragment: int) -> None:
+        self._core, self._number = core, fragment
+        self.version = self._era = -1  # what follows is about this one, in this era
+        self.case: DigestCase | None = None  # one chunk is being calculated
+        # By member: what it said that the version is, untold.
+        self.named: defaultdict[str, set[bytes]] = defaultdict(set)
+        self.refuted: set[bytes] = set()
+        self.void: dict[str, str] = {}  # members that did not prove what they said of it, and why
+        self.absent: set[str] = set()  # of these: those that only said nothing, and may be right all the same
+        # And of any version: who only said nothing; disputes in which a member showed its list, and nothing else.
+        self._silent_once: set[str] = set()
+        self._kept_waiting: Counter[str] = Counter()
+
+    def begin_anew(self, version: int) -> bool:
+        """True if this is another version, or era."""
+        era = self._core.ledger.era
+        if (version, era) == (self.version, self._era):
+            return False
+        self.end()
+        self.version, self._era = version, era
+        self.named, self.void, self.refuted, self.absent = defaultdict(set), {}, set(), set()
+        return True
+
+    def is_open(self, peer: str, digest: bytes) -> bool:
+        """Nothing is proven against what this member says."""
+        return peer not in self.void and digest not in self.refuted
+
+    @property
+    def _settled(self) -> bytes | None:
+        return self._core.ledger.books[self._number].digests.get(self.version)
+
+    def look_into(self, claims: Mapping[bytes, list[str]], undefended: bool) -> bool:
+        """`claims`: who names which digest.  `undefended`: nobody is left who names the settled one, and those who are
+        here name another one.  True: what stands, or whose word counts, changed now."""
+        case = self.case or self._begin(claims, undefended)
+        if case is None:
+            return len(claims) > 1
+        over = case.step(claims, self._core.now)
+        changed = self._judge(case, {peer for by in claims.values() for peer in by})
+        if over and case.undecidable:
+            self._choose(claims, case.groundless, case.silent)
+            changed = True
+        elif over and case.drew and set(claims) - self.refuted and case.stands:
+            self._withdraw()
+            changed = True
+        if over:
+            self.end()
+        return changed
+
+    def _begin(self, claims: Mapping[bytes, list[str]], undefended: bool) -> DigestCase | None:
+        """None: nobody here can judge; what was settled and nobody names any more stands then."""
+        asked = (mode.judge(self._number, undefended) for mode in self._core.modes)
+        self.case = next(filter(None, asked), None)
+        if self.case is not None:
+            self._core.note(f"{self._of_whom(claims)}: one chunk of it is calculated")
+        elif len(claims) > 1:
+            self._core.note(f"{self._of_whom(claims)}: what was settled stands, else what most hold")
+            self._choose(claims, {}, set())
+        return self.case
+
+    def _withdraw(self) -> None:
+        """The settled digest is void: the results do not lead to it."""
+        if (digest := self._settled) is not None:
+            self._core.write(DigestWithdrawn(version=self.version, fragment=self._number, digest=digest))
+
+    def end(self) -> None:
+        if self.case is not None:
+            self.case.close()
+        self.case = None
+
+    def _of_whom(self, claims: Mapping[bytes, list[str]]) -> str:
+        names = " / ".join(", ".join(map(self._core.name, by[:5])) for by in claims.values())
+        of = self._core.of(self._number)
+        return f"members contradict each other about version {self.version}{of} ({names})"
+
+    def _choose(
+        self, claims: Mapping[bytes, list[str]], groundless: Mapping[str, str], silent: Set[str]
+    ) -> None:
+        """Nobody is left who calculated the version, or nobody can judge: what was settled stands, else what most hold.
+        `groundless`: why some could not show how they came to it; `silent`: they did not even say so."""
+        settled = self._settled
+        kept = settled if settled in claims else max(claims, key=lambda digest: len(claims[digest]))
+        for digest, by in claims.items():
+            for peer in by if digest != kept else ():
+                self.void[peer] = groundless.get(peer, "nobody can show how it came to that state")
+                self._core.note(f"{self._core.name(peer)} takes the run's state again: {self.void[peer]}")
+                if peer in silent:
+                    self._was_silent(peer)
+
+    def _was_silent(self, peer: str) -> None:
+        """Whoever has fetched its state says at once that it can show nothing.  Once it may be its line."""
+        self._kept_waiting[peer] += 1
+        told = f"it kept everybody waiting: {self.void[peer]}"
+        if self._kept_waiting[peer] > 1:
+            self._core.convict(peer, f"once more {told}")
+        else:
+            self._core.strike(peer, told)
+
+    def _judge(self, case: DigestCase, naming: set[str]) -> bool:
+        """What follows from what the case has found so far.  `naming`: who still says so."""
+        changed = False
+        for peer, why in case.unproven.items():
+            if peer not in self.void and peer in naming:
+                self.void[peer] = why
+                told = f"it named a state of version {self.version} of its own, and {why}"
+                if peer in case.silent and peer not in self._silent_once:
+                    # A busy machine may be late once with a few kilobytes: it is not heard about this version.  Twice
+                    # it is a way to hold everybody up.
+                    self._silent_once.add(peer)
+                    self.absent.add(peer)
+                    self._core.strike(peer, told)
+                else:
+                    self._core.convict(peer, told)
+                changed = True
+        for digest, chunk in case.wrong.items():
+            if digest not in self.refuted:
+                self.refuted.add(digest)
+                self._convict(case, digest, chunk)
+                changed = True
+        return changed
+
+    def _convict(self, case: DigestCase, digest: bytes, chunk: int) -> None:
+        core, version = self._core, self.version
+        peers = tuple(sorted(peer for peer, named in self.named.items() if digest in named))
+        core.write(
+            DigestRefuted(peers=peers, version=version, fragment=self._number, digest=digest, chunk=chunk)
+        )
+        case.keep(digest, peers)
+        if self._settled == digest:
+            self._withdraw()
+        of = core.of(self._number)
+        why = f"the state that it named of version {version}{of} is proven wrong in chunk {chunk}"
+        for peer in peers:
+            core.convict(peer, f"{why}: it lies, or its machine calculates wrongly")
+
+
+# ---- agreement ---------------------------------------------------------------------------------------------
+
+
 class DigestAgreement:
     def __init__(self, core: Core, fragment: int) -> None:
-        self._core = core
-        self._number = fragment
-        self._version = -1  # all below is about this one, in this era
-        self._era = -1
-        self._named: dict[str, set[bytes]] = {}  # by member: what it said that the version is, untold
-        self._refuted: set[bytes] = set()
-        self._void: dict[str, str] = {}  # members that did not prove what they said of it, and why
-        # Of these: those that only said nothing, and may be right all the same; then the same of any version.
-        self._absent: set[str] = set()
-        self._silent_once: set[str] = set()
-        self._dispute: DigestCase | None = None
-        self._checks: dict[str, HoldingProof] = {}
-        # Disputes in which a member showed its list, and nothing else.
-        self._kept_waiting: Counter[str] = Counter()
+        self._core, self._number = core, fragment
+        self.contradictions = Contradictions(core, fragment)
+        self._checks: dict[str, HoldingProof] = {}  # of the newest version
         # Members behind the run that contradict it, by session: how often they did, and since when they do.
         self._behind: dict[bytes, tuple[int, float]] = {}
 
@@ -85,8 +220,8 @@ class DigestAgreement:
     @property
     def reason(self) -> str:
         """Why no round may begin now; empty if none of this speaks against it."""
-        if self._dispute is not None:
-            return self._dispute.told
+        if self.contradictions.case is not None:
+            return self.contradictions.case.told
         if not self._behind:
             return ""
         alive = {member.session: member for member in self._core.members.alive.values()}
@@ -96,21 +231,13 @@ class DigestAgreement:
                 return f"{name} claims another state than was settled; it is heard when it has caught up"
         return ""
 
-    @property
-    def disputed(self) -> bool:
-        """One chunk of the newest version is being calculated: nothing may be built on it before that."""
-        return self._dispute is not None
-
     def nonce(self, version: int) -> bytes:
         return self._core.ledger.nonce_of(self._number, version) if version >= 0 else b""
 
     def tell_commit(self, member: Member) -> None:
         """Of the newest version.  In a crowd those who were not in its round hear of it with their next beats."""
-        core, standing, commit = (
-            self._core,
-            member.standings[self._number],
-            self._book.commits.get(self._book.version),
-        )
+        core, book, standing = self._core, self._book, member.standings[self._number]
+        commit = book.commits.get(book.version)
         # Others than those who hold the run's state would roll results onto a state that is not the run's.
         if commit is not None and standing.vouched:
             standing.commit_told = commit.version
@@ -138,7 +265,7 @@ class DigestAgreement:
         if said.version == book.version and said.digest:
             # Whoever was told a digest, and fetched what has it, is not its author, however wrong it is.
             if member.peer in book.vouched and not shows:
-                self._named.setdefault(member.peer, set()).add(said.digest)
+                self.contradictions.named[member.peer].add(said.digest)
             holds = shows and bool(value) and value == book.shown.get(said.version)
             if shows and value and not holds:
                 self._check(member, said.digest)
@@ -166,44 +293,37 @@ class DigestAgreement:
     def _counts(self, member: Member, said: FragmentBeat) -> bool:
         """It names a state of the newest version, and nothing is proven against that."""
         newest = said.version == self._book.version
-        return newest and member.peer not in self._void and said.digest not in self._refuted
+        return newest and self.contradictions.is_open(member.peer, said.digest)
 
     def refuted(self, member: Member, said: FragmentBeat) -> bytes:
         """The digest that this member shall not believe any longer."""
         if any(mode.voids(self._number, said.version) for mode in self._core.modes):
             return said.digest
-        if said.version != self._version:
+        found = self.contradictions
+        if said.version != found.version:
             return b""
-        unproven = member.peer in self._void and member.peer not in self._absent
+        unproven = member.peer in found.void and member.peer not in found.absent
         # Whoever has taken the run's state again, and shows that it holds it, is not to take it again without end.
         unproven = unproven and not member.standings[self._number].verified
-        return said.digest if said.digest in self._refuted or unproven else b""
+        return said.digest if said.digest in found.refuted or unproven else b""
 
     def _begin_anew(self, version: int) -> None:
-        era = self._core.ledger.era
-        if (version, era) == (self._version, self._era):
-            return
-        if self._dispute is not None:
-            self._dispute.close()
-        for check in self._checks.values():
-            check.close()
-        self._version, self._era, self._dispute = version, era, None
-        self._named, self._void, self._checks = {}, {}, {}
-        self._refuted, self._absent = set(), set()
+        if self.contradictions.begin_anew(version):
+            for check in self._checks.values():
+                check.close()
+            self._checks = {}
 
     # ---- settling ------------------------------------------------------------------------------------------------
 
     def settle(self, speakers: Sequence[Speaker], patience_over: bool) -> bool:
         """`speakers`: living members that hold the fragment, with their beats.  True: what stands changed now."""
-        book, version = self._book, self._book.version
+        book, version, found = self._book, self._book.version, self.contradictions
         self._begin_anew(version)
         changed = self._end_checks()
         settled = book.digests.get(version)
-        if settled is not None and self._dispute is None and _nobody_contradicts(speakers, version, settled):
+        if settled is not None and found.case is None and _nobody_contradicts(speakers, version, settled):
             return changed  # nearly always, and asked again and again
-        heard = [
-            (member, said) for member, said in speakers if member.peer in book.vouched and said.version >= 0
-        ]
+        heard = [(m, said) for m, said in speakers if m.peer in book.vouched and said.version >= 0]
         commit = book.commits.get(version)
         if not heard and commit is not None:
             # All who showed the run's state have left.  Whoever made this version may be back with it, from its own
@@ -215,14 +335,14 @@ class DigestAgreement:
             # All who ever showed the run's state are gone, or lack what only others have.  Who fetched it chunk by
             # chunk, each checked by its hash, and rolled on is right; and where it is not, those who come back, or
             # are given what they lack, contradict it.
-            heard = [(member, said) for member, said in speakers if said.version == version]
+            heard = [(m, said) for m, said in speakers if said.version == version]
         claims = self._claims(heard)
         undefended = settled is not None and bool(claims) and settled not in claims and patience_over
         if version and (len(claims) > 1 or undefended):
-            changed |= self._contest(claims, undefended)
+            changed |= found.look_into(claims, undefended)
             claims = self._claims(heard)
-        elif self._dispute is not None:
-            self._end_dispute()
+        else:
+            found.end()
         if version == 0 or version in book.digests or len(claims) != 1:
             return changed
         [(digest, agreeing)] = claims.items()
@@ -230,18 +350,20 @@ class DigestAgreement:
         if to_come and 2 * len(agreeing) <= len(agreeing) + len(to_come) and not patience_over:
             return changed  # whoever speaks later and knows better is heard then; but it costs the others a dispute
         for peer in agreeing:
-            self._named.setdefault(peer, set()).add(digest)
-        shown = Counter(self._values(heard, digest)).most_common(1)[0][0]
-        self._core.write(DigestFixed(version=version, digest=digest, fragment=self._number, shown=shown))
+            found.named[peer].add(digest)
+        shown = Counter(
+            value for _, said in heard if said.digest == digest and (value := self.has_shown(said))
+        )
+        [(most, _)] = shown.most_common(1)
+        self._core.write(DigestFixed(version=version, digest=digest, fragment=self._number, shown=most))
         return True
 
     def _claims(self, heard: Iterable[Speaker]) -> dict[bytes, list[str]]:
         """Digest -> who names it, of members whose word counts; those that came first are first."""
         claims: dict[bytes, list[str]] = {}
         for member, said in sorted(heard, key=lambda speaker: speaker[0].joined_no):
-            if said.version == self._version and said.digest and self._counts(member, said):
-                if self.has_shown(said):
-                    claims.setdefault(said.digest, []).append(member.peer)
+            if said.digest and self._counts(member, said) and self.has_shown(said):
+                claims.setdefault(said.digest, []).append(member.peer)
         return claims
 
     def _told_at_once(self, heard: Sequence[Speaker]) -> Sequence[Speaker]:
@@ -252,139 +374,24 @@ class DigestAgreement:
         return [(member, said) for member, said in heard if member.peer in makers]
 
     def _may_still_speak(self, member: Member, said: FragmentBeat) -> bool:
-        if member.peer in self._void or said.digest in self._refuted:
-            return False
-        return 0 <= said.version < self._version or (
-            said.version == self._version and not self.has_shown(said)
-        )
-
-    def _values(self, heard: Iterable[Speaker], digest: bytes) -> list[bytes]:
-        found = [self.has_shown(said) for _, said in heard if said.digest == digest]
-        return [value for value in found if value]
-
-    # ---- disputes --------------------------------------------------------------------------------------------------
-
-    def _contest(self, claims: Mapping[bytes, list[str]], undefended: bool) -> bool:
-        """`undefended`: nobody is left who names the settled digest, and those who are here name another one."""
-        if self._dispute is None and not self._begin(claims, undefended):
-            return len(claims) > 1
-        assert self._dispute is not None
-        over = self._dispute.step(claims, self._core.now)
-        changed = self._judge(self._dispute, {peer for by in claims.values() for peer in by})
-        if over and self._dispute.undecidable:
-            self._choose(claims, self._dispute.groundless, self._dispute.silent)
-            self._end_dispute()
-            return True
-        if over:
-            left = set(claims) - self._refuted
-            if self._dispute.drew and left and self._dispute.stands:
-                self._withdraw()
-                changed = True
-            self._end_dispute()
-        return changed
-
-    def _begin(self, claims: Mapping[bytes, list[str]], undefended: bool) -> bool:
-        """False: nobody here can judge; what was settled and nobody names any more stands then."""
-        asked = (mode.judge(self._number, undefended) for mode in self._core.modes)
-        self._dispute = next(filter(None, asked), None)
-        if self._dispute is not None:
-            self._core.note(f"{self._of_whom(claims)}: one chunk of it is calculated")
-        elif len(claims) > 1:
-            self._core.note(f"{self._of_whom(claims)}: what was settled stands, else what most hold")
-            self._choose(claims, {}, set())
-        return self._dispute is not None
-
-    def _withdraw(self) -> None:
-        """The settled digest is void: the results do not lead to it."""
-        digest = self._book.digests.get(self._version)
-        if digest is not None:
-            self._core.write(DigestWithdrawn(version=self._version, fragment=self._number, digest=digest))
-
-    def _end_dispute(self) -> None:
-        if self._dispute is not None:
-            self._dispute.close()
-        self._dispute = None
-
-    def _of_whom(self, claims: Mapping[bytes, list[str]]) -> str:
-        names = " / ".join(", ".join(map(self._core.name, by[:5])) for by in claims.values())
-        of = self._core.of(self._number)
-        return f"members contradict each other about version {self._version}{of} ({names})"
-
-    def _choose(
-        self, claims: Mapping[bytes, list[str]], groundless: Mapping[str, str], silent: Set[str]
-    ) -> None:
-        """Nobody is left who calculated the version, or nobody can judge: what was settled stands, else what most hold.
-        `groundless`: why some could not show how they came to it; `silent`: they did not even say so."""
-        settled = self._book.digests.get(self._version)
-        kept = settled if settled in claims else max(claims, key=lambda digest: len(claims[digest]))
-        for digest, by in claims.items():
-            for peer in by if digest != kept else ():
-                self._void[peer] = groundless.get(peer, "nobody can show how it came to that state")
-                self._core.note(f"{self._core.name(peer)} takes the run's state again: {self._void[peer]}")
-                if peer in silent:
-                    self._was_silent(peer)
-
-    def _was_silent(self, peer: str) -> None:
-        """Whoever has fetched its state says at once that it can show nothing.  Once it may be its line."""
-        self._kept_waiting[peer] += 1
-        told = f"it kept everybody waiting: {self._void[peer]}"
-        if self._kept_waiting[peer] > 1:
-            self._core.convict(peer, f"once more {told}")
-        else:
-            self._core.strike(peer, told)
-
-    def _judge(self, dispute: DigestCase, naming: set[str]) -> bool:
-        """What follows from what the dispute has found so far.  `naming`: who still says so."""
-        changed = False
-        for peer, why in dispute.unproven.items():
-            if peer not in self._void and peer in naming:
-                self._void[peer] = why
-                told = f"it named a state of version {self._version} of its own, and {why}"
-                if peer in dispute.silent and peer not in self._silent_once:
-                    # A busy machine may be late once with a few kilobytes: it is not heard about this version.  Twice
-                    # it is a way to hold everybody up.
-                    self._silent_once.add(peer)
-                    self._absent.add(peer)
-                    self._core.strike(peer, told)
-                else:
-                    self._core.convict(peer, told)
-                changed = True
-        for digest, chunk in dispute.wrong.items():
-            if digest not in self._refuted:
-                self._refuted.add(digest)
-                self._convict(dispute, digest, chunk)
-                changed = True
-        return changed
-
-    def _convict(self, dispute: DigestCase, digest: bytes, chunk: int) -> None:
-        core, version = self._core, self._version
-        peers = tuple(sorted(peer for peer, named in self._named.items() if digest in named))
-        core.write(
-            DigestRefuted(peers=peers, version=version, fragment=self._number, digest=digest, chunk=chunk)
-        )
-        dispute.keep(digest, peers)
-        if self._book.digests.get(version) == digest:
-            self._withdraw()
-        of = core.of(self._number)
-        why = f"the state that it named of version {version}{of} is proven wrong in chunk {chunk}"
-        for peer in peers:
-            core.convict(peer, f"{why}: it lies, or its machine calculates wrongly")
+        newest = self._book.version
+        behind = 0 <= said.version < newest or (said.version == newest and not self.has_shown(said))
+        return behind and self.contradictions.is_open(member.peer, said.digest)
 
     # ---- possession ------------------------------------------------------------------------------------------------
 
     def _check(self, member: Member, digest: bytes) -> None:
         """It shows something that nobody has shown: by the bytes of one chunk it can prove that it is right."""
-        if member.peer in self._checks or member.peer in self._void or len(self._checks) >= CHECKS_AT_ONCE:
+        checks, void = self._checks, self.contradictions.void
+        if member.peer in checks or member.peer in void or len(checks) >= CHECKS_AT_ONCE:
             return
-        core, model = self._core, self._core.ledger.model
+        core, model, version = self._core, self._core.ledger.model, self._book.version
         if model is None:
             raise RuntimeError("a version of a model that nobody has named")
         fragment = model.fragments(core.ledger.fragments)[self._number]
         form = core.terms.first.state_form(model.chunk_elements)
-        held = HoldingClaim(
-            member.peer, fragment, self._version, digest, self.nonce(self._version), form.size_bytes
-        )
-        self._checks[member.peer] = HoldingProof(held, self._core.questions, self._core.now)
+        held = HoldingClaim(member.peer, fragment, version, digest, self.nonce(version), form.size_bytes)
+        checks[member.peer] = HoldingProof(held, self._core.questions, self._core.now)
 
     def _end_checks(self) -> bool:
         over = [check for check in self._checks.values() if check.over]
@@ -392,16 +399,17 @@ class DigestAgreement:
             peer = check.held.peer
             del self._checks[peer]
             if check.unproven:
-                self._void[peer] = check.unproven
+                self.contradictions.void[peer] = check.unproven
                 self._core.strike(peer, check.unproven)
-            elif self._book.shown.get(self._version) != check.value:
-                record = ShownFixed(version=self._version, fragment=self._number, shown=check.value)
+            elif self._book.shown.get(self._book.version) != check.value:
+                record = ShownFixed(version=self._book.version, fragment=self._number, shown=check.value)
                 self._core.write(record)
         return bool(over)
 
     def on_answer(self, answer: MemberAnswer) -> bool:
         """True if it was a question of this fragment."""
-        if self._dispute is not None and self._dispute.on_answer(answer):
+        case = self.contradictions.case
+        if case is not None and case.on_answer(answer):
             return True
         return any(check.on_answer(answer, self._core.now) for check in self._checks.values())
 

@@ -611,7 +611,7 @@ class RoundDriver(Eligibility):
         said = [(member, beat) for member in self.holders if (beat := self.beat_of(member)) is not None]
         patience_over = self.since_commit_s >= 2 * self.core.manifest.net.dead_after_s
         changed = self.agreement.settle(said, patience_over)
-        if self.agreement.disputed:
+        if self.agreement.contradictions.case is not None:
             # What it would commit may be built on a lie, and whoever knows better would be left behind.
             self.abort(AbortCause.DISPUTED, self.agreement.reason)
         return changed

@@ -104,8 +104,8 @@ PROOFS = (
     Mutant(
         "who never held the run's state does not say what it is",
         "coordinator/run/digest_agreement.py",
-        "(member, said) for member, said in speakers if member.peer in book.vouched and said.version >= 0",
-        "(member, said) for member, said in speakers if said.version >= 0",
+        "[(m, said) for m, said in speakers if m.peer in book.vouched and said.version >= 0]",
+        "[(m, said) for m, said in speakers if said.version >= 0]",
         COURT,
     ),
     Mutant(

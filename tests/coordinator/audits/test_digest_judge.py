@@ -241,15 +241,15 @@ def test_P18_a_dispute_about_a_version_that_is_not_the_newest_any_more_is_over()
         )
     )
     run.goes_on()
-    assert not run.agreement.disputed and not run.core.questions.asked
+    assert run.agreement.contradictions.case is None and not run.core.questions.asked
 
 
 def test_P18_who_shows_a_list_and_nothing_else_is_struck_once_and_out_the_second_time() -> None:
     run = MadeRun()
-    digest_agreement, ann = run.drivers[0].agreement, peer_of("ann")
-    digest_agreement._void[ann] = "it showed nothing for 20 s"
-    digest_agreement._was_silent(ann)
+    contradictions, ann = run.drivers[0].agreement.contradictions, peer_of("ann")
+    contradictions.void[ann] = "it showed nothing for 20 s"
+    contradictions._was_silent(ann)
     assert run.core.offences == Offences(struck=[ann])
-    digest_agreement._was_silent(ann)
+    contradictions._was_silent(ann)
     [(peer, why)] = run.core.offences.convicted
     assert peer == ann and why == "once more it kept everybody waiting: it showed nothing for 20 s"

@@ -147,7 +147,9 @@ def test_without_a_judge_what_was_settled_stands_against_however_many() -> None:
     run.goes_on()
     for number in range(5):
         run.comes(liar(f"eve{number}"))
-    assert run.goes_on(30.0) == [] and run.book.digests[3] == TRUE and not run.agreement.disputed
+    assert (
+        run.goes_on(30.0) == [] and run.book.digests[3] == TRUE and run.agreement.contradictions.case is None
+    )
 
 
 def test_without_a_judge_a_digest_that_nobody_here_names_any_more_stands_and_is_noted_once_at_most() -> None:
