@@ -187,11 +187,14 @@ class Participants:
     def awaits(self, member: Member) -> bool:
         return self.counts_on(member) and member.peer not in self._gone
 
+    def is_living(self, peer: str) -> bool:
+        """It can still do something in the round."""
+        here = self._core.members.holding(self._fragment)
+        return peer in here and self.awaits(here[peer])
+
     @property
     def living(self) -> set[str]:
-        """Those that can still do something in the round."""
-        here = self._core.members.holding(self._fragment)
-        return {peer for peer in self.processes if peer in here and self.awaits(here[peer])}
+        return set(filter(self.is_living, self.processes))
 
     def being_dialled(self, alive: set[str]) -> list[str]:
         """After a restart of the coordinator a round may open before all addresses are tried: one that is may own."""
@@ -424,15 +427,10 @@ class RoundDriver(Eligibility):
 
     def is_due(self) -> bool:
         """To be looked at now, and not with the next words or in a moment."""
-        here, flight, core = self.core.members.holding(self.fragment), self.round, self.core
-        count = len(here) if flight is None else len(flight.plan.members)
-        return self._patience.is_due(
-            flight,
-            count,
-            core.members.losses,
-            lambda peer: peer in here and self.participants.awaits(here[peer]),
-            core.now,
-        )
+        flight, members = self.round, self.core.members
+        count = len(members.holding(self.fragment) if flight is None else flight.plan.members)
+        is_living = self.participants.is_living
+        return self._patience.is_due(flight, count, members.losses, is_living, self.core.now)
 
     def advance(self) -> None:
         """Take every transition that is due now."""
