@@ -201,7 +201,7 @@ def remember(done: Done, round_: WatchedRound, book: FragmentBook) -> None:
     for suspect in screening.suspects(FAR_TOO_LONG) if screening is not None else ():
         book.trust[suspect] = 0
     if done.norm is not None:
-        tokens = [said.tokens for said in round_.flight.sent.values()]
+        tokens = [said.tokens for said in round_.flight.scatter.sent.values()]
         book.norms[done.commit.version] = (done.norm, sum(tokens) / len(tokens))
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from farflung.coordinator.rounds import shares
-from farflung.coordinator.rounds.round_rules import Groups
-from farflung.protocol.digests import mask_from_bytes
+from farflung.coordinator.rounds.round_rules import Groups, RoundRules
+from farflung.protocol.digests import bits, in_fewer, mask_from_bytes
 
 # ---- reassignment ------------------------------------------------------------------------------------------
 # Who owns the chunks of owners that are lost: an heir in the same group, and sometimes another root. Pure.
@@ -201,6 +201,27 @@ def holders_needed(here: int, least: int) -> int:
     """Of a result, among so many living members: most of them, and at least so many.  Else a few could commit what they
     alone hold, give it to nobody, and go on without all others."""
     return min(here, max(here // 2 + 1, least))
+
+
+@dataclass(frozen=True)
+class Holders:
+    """What those whose results count towards a commit have proven to hold, when a round is looked at."""
+
+    got: Mapping[str, int]  # member -> mask of chunks
+    every_chunk: int
+    rules: RoundRules
+
+    def needed(self, waited: bool = False) -> int:
+        least, most = self.rules.min_peers, self.rules.most_of_run
+        return holders_needed(len(self.got), least if most is None or not waited else min(least, most))
+
+    def thin(self, waited: bool = False) -> list[int]:
+        """Chunks whose results too few hold.  `waited`: for those that a round needs besides most of the run."""
+        return list(bits(in_fewer(self.got.values(), self.needed(waited), self.every_chunk)))
+
+    @property
+    def late(self) -> frozenset[str]:
+        return frozenset(member for member, got in self.got.items() if self.every_chunk & ~got)
 
 
 @dataclass

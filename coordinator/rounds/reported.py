@@ -1,27 +1,26 @@
 """What members have reported of one round, as far as it is proven.  Pure.
 
-The lower half of the round in flight (round.py), which decides on it: the signed lists of what was sent, which
-owner holds which of it, what was merged, and who proves to hold that.  Nothing here makes a step, knows the time, or
-who is alive.  Chunks are counted within the round's fragment.
+The lower half of the round in flight (round.py), which decides on it.  `Scatter` has the signed lists of what was
+sent, and which owner holds which of it; `Gather` has what was merged, and who proves to hold that.  Nothing here
+makes a step; who is alive, and the time, are passed in.  Chunks are counted within the round's fragment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from msgspec.structs import replace
 
-from farflung.coordinator.rounds.owners import are_most
+from farflung.coordinator.rounds.owners import are_most, deaf, lacking_alone
 from farflung.coordinator.rounds.round_policy import FlatSums, MadeSum, Place
 from farflung.coordinator.rounds.round_rules import Groups, RoundRules
 from farflung.coordinator.rounds.weights import Compared, Matrix, OwnerShare
 from farflung.protocol.digests import (
     bits,
     combined,
-    full_mask,
     hash_at,
     length_to_bytes,
     mask_from_bytes,
@@ -50,9 +49,8 @@ class Comparing:
     def __init__(self, members: Sequence[str]) -> None:
         self._members = list(members)
         self._said: dict[str, DotProducts] = {}  # by owner
-        self._products: dict[
-            str, Matrix
-        ] = {}  # the same as a matrix, with a row for each of the run's members
+        # The same as a matrix, with a row for each of the run's members.
+        self._products: dict[str, Matrix] = {}
         self._asked: tuple[str, ...] = ()
         self.impossible: dict[str, str] = {}  # owner -> what is wrong with its numbers
         self.asks_anew = False  # somebody has to be told whom to compare
@@ -175,17 +173,169 @@ def _problem(products: Matrix) -> str:
     return ""
 
 
-# ---- reported ----------------------------------------------------------------------------------------------
-
-UNUSABLE = {
-    Verdict.BAD_HASH: "frames whose bytes do not match their hash",
-    Verdict.OVERSIZE: "frames that are longer than any of this run",
-    Verdict.UNAUTHORISED: "frames of another run",
-    Verdict.MALFORMED: "frames that are cut short or no frames at all, bytes in another codec, or values not finite",
-}
-
+# ---- scatter -----------------------------------------------------------------------------------------------
 
 NOTHING = "it has nothing to contribute: its work was not finite, or is lost"
+HELPS = Excluded(ExclusionCause.EMPTY, "it helps, and contributes nothing")
+# How long it is waited for who sent its work ahead, when all others' is here; a share of the scatter so far: for words
+# that pass no slow line but their own.
+NAMED_IN_S, NAMED_SHARE = 0.5, 0.2
+
+
+@dataclass
+class Scatter:
+    """The contributions of a round: what members say they sent, and which owner shows that it holds which of it."""
+
+    groups: Groups
+    rules: RoundRules
+    opened_at: float
+    since: float = field(init=False)  # when owners changed last: who sends has as long again
+    name: Callable[[str], str] = str  # of a peer: what is told of it is for people
+    sent: dict[str, Sent] = field(default_factory=dict)
+    # Member -> leased samples that its work has learned from.
+    samples: dict[str, int] = field(default_factory=dict)
+    barred: dict[str, Excluded] = field(default_factory=dict)  # member -> why its contribution can't count
+    accused: dict[str, str] = field(default_factory=dict)  # member -> what somebody says is of no use
+    held: dict[str, dict[str, int]] = field(default_factory=dict)  # owner -> member -> proven mask
+    # Member -> owners that hold other bytes of it than it says it sent.
+    _contradicted: dict[str, set[str]] = field(default_factory=dict)
+    _whole: set[str] = field(default_factory=set)  # members of whom every owner has shown its share
+    _named_by: float | None = None  # until then whoever sent its work ahead may say so
+
+    def __post_init__(self) -> None:
+        self.since = self.opened_at
+        self.barred |= dict.fromkeys(self.rules.helpers, HELPS)
+
+    def go_by(self, groups: Groups) -> None:
+        self.groups = groups
+        self._whole.clear()  # of other owners they may be not
+
+    # ---- what is said of it --------------------------------------------------------------------------
+
+    def take(self, peer: str, sent: Sent, samples: int) -> None:
+        """The first list of somebody who is to contribute.  It says itself whether it counts at all."""
+        if not sent.hashes:
+            self.barred[peer] = Excluded(ExclusionCause.EMPTY, NOTHING)
+        elif len(sent.hashes) != 32 * self.groups.plan.count:
+            told = f"its hash list names {len(sent.hashes) // 32} of {self.groups.plan.count} chunks"
+            self.barred[peer] = Excluded(ExclusionCause.SHORT_LIST, told)
+        elif sent.tokens == 0 and sent.steps == 0:
+            self.barred[peer] = Excluded(ExclusionCause.EMPTY, "it has nothing to contribute")
+        self.sent[peer], self.samples[peer] = sent, samples
+
+    def accuse(self, member: str, told: str, accusers: set[str]) -> None:
+        """Of bytes that are of no use.  What most of its owners say keeps it out."""
+        self.accused.setdefault(member, told)
+        if self._are_most_owners(accusers, member):
+            self.barred.setdefault(member, Excluded(ExclusionCause.UNUSABLE, self.accused[member]))
+
+    def prove_held(self, owner: str, report: ProgressReport, only: str = "") -> None:
+        """Count only chunks that hash to what their sender says it sent."""
+        proven = self.held.setdefault(owner, {})
+        near = report.held.keys() & self.groups.group_of(owner)
+        for member in near if not only else near & {only}:
+            raw, digest = report.held[member]
+            mask = mask_from_bytes(raw) & self.groups.every_chunk
+            sent = self.sent.get(member)
+            if sent is None or member in self.barred:
+                continue
+            if combined((chunk, hash_at(sent.hashes, chunk)) for chunk in bits(mask)) == digest:
+                if proven.get(member, 0) & ~mask:
+                    self._whole.discard(member)
+                proven[member] = mask
+                continue
+            proven.pop(member, None)
+            self._whole.discard(member)
+            contradicting = self._contradicted.setdefault(member, set())
+            contradicting.add(owner)
+            if self._are_most_owners(contradicting, member):
+                told = f"the bytes that {self.name(owner)} holds are not the bytes it says it sent"
+                self.barred[member] = Excluded(ExclusionCause.OTHER_BYTES, told)
+
+    def _are_most_owners(self, accusers: set[str], member: str) -> bool:
+        owners = self.groups.shares_around(member).keys() - {member}
+        return are_most(accusers, owners, len(self.groups.group_of(member)))
+
+    # ---- questions -----------------------------------------------------------------------------------
+
+    def held_by(self, owner: str, member: str) -> int:
+        """Mask of the chunks of a member's contribution that the owner has shown."""
+        return self.held.get(owner, {}).get(member, 0)
+
+    def is_whole(self, member: str) -> bool:
+        """Every owner holds its share of the member's contribution."""
+        if member not in self.sent or member in self.barred:
+            return False
+        around = self.groups.shares_around(member).items()
+        if member not in self._whole and not any(share & ~self.held_by(o, member) for o, share in around):
+            self._whole.add(member)
+        return member in self._whole
+
+    @property
+    def least(self) -> int:
+        """Contributions that it takes.  Members that took part and say that they have nothing are here, as the run's
+        host wants it: others must not wait until they have.  Saying so gains nobody anything: it weighs nothing."""
+        without = sum(not said.hashes and peer not in self.rules.helpers for peer, said in self.sent.items())
+        return max(1, self.rules.min_peers - without)
+
+    def grace_is_over(self, now: float) -> bool:
+        return now - self.since >= self.rules.scatter_grace_s
+
+    def late(self, ready: Sequence[str], alive: set[str], now: float) -> list[str]:
+        """The living whose contributions are not whole and waited for.  `ready`: whose are whole."""
+        members = self.groups.plan.members
+        late = [m for m in members if m in alive and m not in ready and m not in self.barred]
+        if late and self.rules.unawaited.issuperset(late) and len(ready) >= self.least:
+            # What they sent ahead is only to be named: nobody waits for more than that.
+            if self._named_by is None:
+                self._named_by = now + max(NAMED_IN_S, NAMED_SHARE * (now - self.opened_at))
+            late = late if now < self._named_by else []
+        return late
+
+    def senders(self, alive: set[str], awaited: bool = True) -> set[str]:
+        """Of those that nobody waits for something may be missing everywhere."""
+        found = {m for m in self.sent.keys() & alive if m not in self.barred}
+        return found - self.rules.unawaited if awaited else found
+
+    def lacking_alone(self, alive: set[str], senders: set[str]) -> dict[str, set[str]]:
+        """Owner -> those of the senders whose contribution it alone says it lacks."""
+        return {o: its for each in self._lacks(alive, senders) for o, its in lacking_alone(*each).items()}
+
+    def deaf(self, alive: set[str]) -> set[str]:
+        """Living owners that say they lack what most others sent."""
+        return {owner for each in self._lacks(alive, self.senders(alive)) for owner in deaf(*each)}
+
+    def _lacks(
+        self, alive: set[str], all_senders: set[str]
+    ) -> Iterator[tuple[dict[str, set[str]], set[str]]]:
+        """Of each group: living owner -> senders whose contribution it says it does not have whole; and all senders."""
+        for owners, group in zip(self.groups.shares_in, self.groups.members, strict=True):
+            senders = all_senders & set(group)
+            lacks = {
+                owner: {m for m in senders - {owner} if share & ~self.held_by(owner, m)}
+                for owner, share in owners.items()
+                if owner in alive
+            }
+            yield lacks, senders
+
+    def unobtainable(self, included: Iterable[str], alive: set[str], unmerged: int) -> set[str]:
+        """Of these, whoever can't send any more and whose bytes for a chunk still to be merged nobody holds."""
+        return {
+            member
+            for member in included
+            if (member not in alive or member in self.barred)
+            and any(
+                share & unmerged & ~self.held_by(owner, member)
+                for owner, share in self.groups.shares_around(member).items()
+            )
+        }
+
+
+# ---- gather ------------------------------------------------------------------------------------------------
+
+
+# Of a mesh: of each chunk in a report the sums that its result is made of, by their hashes in order.
+Named = Mapping[int, tuple[bytes, ...]]
 
 
 @dataclass(frozen=True)
@@ -194,8 +344,7 @@ class MadeResult:
 
     peer: str
     report: ProgressReport
-    # Of a mesh: of each chunk in the report the sums that its result is made of, by their hashes in order.
-    named: Mapping[int, tuple[bytes, ...]] = field(default_factory=dict)
+    named: Named = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -216,6 +365,84 @@ class _Proven:
 
 
 @dataclass
+class Gather:
+    """The results of a round: which chunk is merged, by whom, and who proves to hold which result."""
+
+    measures: bool  # how long the results are, too
+    merged: dict[int, bytes] = field(default_factory=dict)  # chunk -> result hash
+    # Chunk -> how long its result is, where the gradient of a batch is clipped: as its maker says, and as all prove it.
+    lengths: dict[int, float] = field(default_factory=dict)
+    makers: dict[int, MadeResult] = field(default_factory=dict)  # chunk -> who merged it, and its signed word
+    # Member -> what its last report proves: asked for after each report of each of a thousand others.
+    _proven: dict[str, _Proven] = field(default_factory=dict)
+    _taken_back: int = 0  # how often results were
+
+    def take(
+        self, peer: str, report: ProgressReport, plan: Plan, named_by: Callable[[], Named | None]
+    ) -> None:
+        """What a root says it merged.  `named_by`: asked where that is new, as `FlatSums.named`."""
+        mask, hashes = mask_from_bytes(report.merged), split_hashes(report.merged_hashes)
+        squares = split_lengths(report.lengths) if self.measures else [0.0] * len(hashes)
+        if len(report.merged_hashes) != 32 * mask.bit_count() or len(squares) != len(hashes):
+            return  # a report that contradicts itself says nothing
+        if all(chunk in self.merged for chunk in bits(mask)):
+            return  # as of nearly all that are told
+        named = named_by()
+        made = MadeResult(peer, report, named or {})
+        for chunk, digest, square in zip(bits(mask), hashes, squares, strict=True):
+            if named is not None and chunk not in named:
+                continue  # nobody signed for what it is made of, or not yet
+            if chunk < plan.count and plan.root_of(chunk) == peer and chunk not in self.merged:
+                self.merged[chunk], self.makers[chunk] = digest, made
+                self.lengths[chunk] = square
+
+    def take_back(self, chunks: Iterable[int]) -> None:
+        """Results that are made again."""
+        self._taken_back += 1
+        for chunk in chunks:
+            self.makers.pop(chunk, None)
+            self.merged.pop(chunk, None)
+
+    def shown_by(self, member: str, report: ProgressReport, groups: Groups) -> int:
+        """Mask of the results that the report proves, under the hashes that owners answer for."""
+        of = self._taken_back, len(self.merged), groups.plan.epoch
+        known = self._proven.get(member)
+        if known is None or not known.stands(report, of):
+            mask = self._proven_part(mask_from_bytes(report.got) & groups.every_chunk, member, report, groups)
+            known = self._proven[member] = _Proven(report, mask, of)
+        return known.mask
+
+    def _proven_part(self, mask: int, member: str, report: ProgressReport, groups: Groups) -> int:
+        if self._is_proven(mask, report.got_hash):
+            return mask
+        if not report.got_by:
+            return 0
+        # Of some owner it has other bytes than that one answers for: the others' results are here all the same.
+        around = groups.shares_around(member).items()
+        parts = {owner: mask & share for owner, share in around if owner in report.got_by}
+        proven = [part for owner, part in parts.items() if self._is_proven(part, report.got_by[owner])]
+        return sum(proven)  # no two owners have a chunk
+
+    def _is_proven(self, mask: int, digest: bytes) -> bool:
+        if mask & ~mask_of(self.merged):
+            return False  # the proof speaks of chunks that nobody answers for yet
+        return combined((c, self.merged[c] + self._length_of(c)) for c in bits(mask)) == digest
+
+    def _length_of(self, chunk: int) -> bytes:
+        return length_to_bytes(self.lengths[chunk]) if self.measures else b""
+
+
+# ---- reported ----------------------------------------------------------------------------------------------
+
+UNUSABLE = {
+    Verdict.BAD_HASH: "frames whose bytes do not match their hash",
+    Verdict.OVERSIZE: "frames that are longer than any of this run",
+    Verdict.UNAUTHORISED: "frames of another run",
+    Verdict.MALFORMED: "frames that are cut short or no frames at all, bytes in another codec, or values not finite",
+}
+
+
+@dataclass
 class Reported:
     """Volatile, as the round is."""
 
@@ -226,73 +453,43 @@ class Reported:
     decision: Decision | None = None
     foresees: bool = False  # it tells what it will most likely come to, as soon as that can be known
     foreseen: Decision | None = None  # until there is a decision: what members merge by meanwhile
-    sent: dict[str, Sent] = field(default_factory=dict)
-    # Member -> leased samples that its work has learned from.
-    samples: dict[str, int] = field(default_factory=dict)
-    barred: dict[str, Excluded] = field(default_factory=dict)  # member -> why its contribution can't count
-    accused: dict[str, str] = field(default_factory=dict)  # member -> what somebody says is of no use
-    held: dict[str, dict[str, int]] = field(default_factory=dict)  # owner -> member -> proven mask
-    merged: dict[int, bytes] = field(default_factory=dict)  # chunk -> result hash
-    # Chunk -> how long its result is, where the gradient of a batch is clipped: as its maker says, and as all prove it.
-    lengths: dict[int, float] = field(default_factory=dict)
-    makers: dict[int, MadeResult] = field(default_factory=dict)  # chunk -> who merged it, and its signed word
     sums: FlatSums = field(default_factory=FlatSums)
     reports: dict[str, ProgressReport] = field(default_factory=dict)
-    comparing: ComparingMembers = field(init=False)
-    # Member -> owners that hold other bytes of it than it says it sent.
-    _contradicted: dict[str, set[str]] = field(default_factory=dict)
-    # Member -> what its last report proves: asked for after each report of each of a thousand others.
-    _proven: dict[str, _Proven] = field(default_factory=dict)
-    _taken_back: int = 0  # how often results were
     void: bool = False  # who is out has a part in what is decided: it is decided anew
-    _groups: Groups = field(init=False)
-    _whole: set[str] = field(default_factory=set)  # members of whom every owner has shown its share
+    groups: Groups = field(init=False)
+    comparing: ComparingMembers = field(init=False)
+    scatter: Scatter = field(init=False)
+    gather: Gather = field(init=False)
 
     def __post_init__(self) -> None:
-        self._groups = Groups(self.plan)
-        self.comparing = ComparingMembers(self._groups)
+        self.groups = Groups(self.plan)
+        self.comparing = ComparingMembers(self.groups)
+        self.scatter = Scatter(self.groups, self.rules, self.opened_at, self.name)
+        self.gather = Gather(self.rules.measures)
 
-    @property
-    def groups(self) -> Groups:
-        if self._groups.plan is not self.plan:
-            self._groups = Groups(self.plan)
-            self._whole.clear()  # of other owners they may be not
-        return self._groups
+    def go_by(self, plan: Plan) -> None:
+        """Owners are others."""
+        self.plan, self.groups = plan, Groups(plan)
+        self.scatter.go_by(self.groups)
 
     @property
     def merged_by(self) -> Decision | None:
         """By which weights members merge now, whether or not it is decided.  None: they wait."""
         return self.foreseen if self.decision is None else self.decision
 
-    @property
-    def _shares(self) -> Mapping[str, int]:
-        """Owner -> mask of its chunks."""
-        return self.groups.shares
-
-    @property
-    def _every_chunk(self) -> int:
-        return full_mask(self.plan.count)
-
     # ---- what members report -------------------------------------------------------------------------
 
     def on_sent(self, peer: str, sent: Sent, samples: int = 0) -> str | None:
         """Returns why the contribution is barred, if it is.  `samples`: that are leased to it and named in it."""
-        if peer in self.sent:
+        if peer in self.scatter.sent:
             return None
         if peer in self.rules.helpers:
-            self.sent[peer] = sent  # seen, so that it is not said again
+            self.scatter.sent[peer] = sent  # seen, so that it is not said again
             return None
-        if not sent.hashes:
-            self.barred[peer] = Excluded(ExclusionCause.EMPTY, NOTHING)
-        elif len(sent.hashes) != 32 * self.plan.count:
-            told = f"its hash list names {len(sent.hashes) // 32} of {self.plan.count} chunks"
-            self.barred[peer] = Excluded(ExclusionCause.SHORT_LIST, told)
-        elif sent.tokens == 0 and sent.steps == 0:
-            self.barred[peer] = Excluded(ExclusionCause.EMPTY, "it has nothing to contribute")
-        self.sent[peer], self.samples[peer] = sent, samples
+        self.scatter.take(peer, sent, samples)
         for owner, report in self.reports.items():
-            self._prove_held(owner, report, peer)  # an owner's report may have overtaken the hash list
-        return self.barred[peer].text if peer in self.barred else None
+            self.scatter.prove_held(owner, report, peer)  # an owner's report may have overtaken the hash list
+        return self.scatter.barred[peer].text if peer in self.scatter.barred else None
 
     def on_progress(self, peer: str, said: ProgressReport) -> bool:
         """False: it says what is new since a report that never came.  The member says all of it again."""
@@ -303,11 +500,8 @@ class Reported:
         for member, verdict in self._refused_by(peer, report).items():
             what = UNUSABLE.get(verdict, "frames of no use")
             told = f"what {self.name(peer)} got from it was unusable: {what}"
-            self.accused.setdefault(member, told)
-            if self._is_most_owners(self.accusers_of(member), member):
-                first = Excluded(ExclusionCause.UNUSABLE, self.accused[member])
-                self.barred.setdefault(member, first)
-        self._prove_held(peer, said if peer in self.held else report)
+            self.scatter.accuse(member, told, self.accusers_of(member))
+        self.scatter.prove_held(peer, said if peer in self.scatter.held else report)
         if self.decision is None and self.rules.merge.robust:
             self.comparing.on_report(peer, report.dots)
         if (by := self.merged_by) is not None and report.decision_no == by.decision_no:
@@ -328,69 +522,17 @@ class Reported:
         if self.sums.held_back:
             return  # of what may not be encoded yet there are no results
         for root in [peer, *sorted(roots - {peer})]:
-            self._take_results(root, self.reports[root], decision)
-
-    def _take_results(self, peer: str, report: ProgressReport, decision: Decision) -> None:
-        mask, hashes = mask_from_bytes(report.merged), split_hashes(report.merged_hashes)
-        squares = split_lengths(report.lengths) if self.rules.measures else [0.0] * len(hashes)
-        if len(report.merged_hashes) != 32 * mask.bit_count() or len(squares) != len(hashes):
-            return  # a report that contradicts itself says nothing
-        if all(chunk in self.merged for chunk in bits(mask)):
-            return  # as of nearly all that are told
-        named = self.sums.named(self, peer, report, decision) if mask else None
-        made = MadeResult(peer, report, named or {})
-        for chunk, digest, square in zip(bits(mask), hashes, squares, strict=True):
-            if named is not None and chunk not in named:
-                continue  # nobody signed for what it is made of, or not yet
-            if chunk < self.plan.count and self.plan.root_of(chunk) == peer and chunk not in self.merged:
-                self.merged[chunk], self.makers[chunk] = digest, made
-                self.lengths[chunk] = square
-
-    def _take_back(self, chunks: Iterable[int]) -> None:
-        """Results that are made again."""
-        self._taken_back += 1
-        for chunk in chunks:
-            self.makers.pop(chunk, None)
-            self.merged.pop(chunk, None)
+            said = self.reports[root]
+            self.gather.take(root, said, self.plan, partial(self.sums.named, self, root, said, decision))
 
     def accusers_of(self, peer: str) -> set[str]:
         return {who for who, said in self.reports.items() if peer in self._refused_by(who, said)}
 
     def _refused_by(self, peer: str, report: ProgressReport) -> dict[str, Verdict]:
         """Members that the report refuses.  A member that refuses most of the others is not believed (P9)."""
-        others = self._group_of(peer) - {peer}
+        others = self.groups.group_of(peer) - {peer}
         about = {member: why for member, why in report.refused.items() if member in others}
         return about if 2 * len(about) <= len(others) or len(others) < 2 else {}
-
-    def _group_of(self, peer: str) -> set[str]:
-        return set(self.groups.members[self.groups.of[peer]]) if peer in self.groups.of else set()
-
-    def _is_most_owners(self, accusers: set[str], member: str) -> bool:
-        owners = self.groups.shares_around(member).keys() - {member}
-        return are_most(accusers, owners, len(self._group_of(member)))
-
-    def _prove_held(self, owner: str, report: ProgressReport, only: str = "") -> None:
-        """Count only chunks that hash to what their sender says it sent."""
-        proven = self.held.setdefault(owner, {})
-        near = report.held.keys() & self._group_of(owner)
-        for member in near if not only else near & {only}:
-            raw, digest = report.held[member]
-            mask = mask_from_bytes(raw) & self._every_chunk
-            sent = self.sent.get(member)
-            if sent is None or member in self.barred:
-                continue
-            if combined((chunk, hash_at(sent.hashes, chunk)) for chunk in bits(mask)) == digest:
-                if proven.get(member, 0) & ~mask:
-                    self._whole.discard(member)
-                proven[member] = mask
-                continue
-            proven.pop(member, None)
-            self._whole.discard(member)
-            contradicting = self._contradicted.setdefault(member, set())
-            contradicting.add(owner)
-            if self._is_most_owners(contradicting, member):
-                told = f"the bytes that {self.name(owner)} holds are not the bytes it says it sent"
-                self.barred[member] = Excluded(ExclusionCause.OTHER_BYTES, told)
 
     @property
     def impossible(self) -> dict[str, str]:
@@ -413,7 +555,7 @@ class Reported:
     @property
     def is_ending(self) -> bool:
         """All is merged, and on its way to those who lack it."""
-        return self.decision is not None and len(self.merged) == self.plan.count
+        return self.decision is not None and len(self.gather.merged) == self.plan.count
 
     @property
     def is_brief(self) -> bool:
@@ -422,73 +564,41 @@ class Reported:
     def awaits(self, member: str) -> bool:
         """In this phase it waits for a word of this member, or about it."""
         if self._waits_for_lists:
-            return member not in self.barred and member not in self.sent
+            return member not in self.scatter.barred and member not in self.scatter.sent
         if self.decision is None:
-            return member not in self.barred and not self._complete(member)
-        return not self.is_ending or bool(self._every_chunk & ~self._got(member))
-
-    def _held(self, owner: str, member: str) -> int:
-        return self.held.get(owner, {}).get(member, 0)
-
-    def _complete(self, member: str) -> bool:
-        """Every owner holds its share of the member's contribution."""
-        if member not in self.sent or member in self.barred:
-            return False
-        around = self.groups.shares_around(member).items()
-        if member not in self._whole and all(
-            not share & ~self._held(owner, member) for owner, share in around
-        ):
-            self._whole.add(member)
-        return member in self._whole
+            return member not in self.scatter.barred and not self.scatter.is_whole(member)
+        return not self.is_ending or bool(self.groups.every_chunk & ~self._got(member))
 
     def _got(self, member: str) -> int:
-        """Mask of the results that a member proved to hold, under the hashes that owners answer for."""
+        """Mask of the results that a member proved to hold, of those that are merged now."""
         report, by = self.reports.get(member), self.merged_by
         if report is None or by is None or report.decision_no != by.decision_no:
             return 0
-        of = self._taken_back, len(self.merged), self.plan.epoch
-        known = self._proven.get(member)
-        if known is None or not known.stands(report, of):
-            known = self._proven[member] = _Proven(report, self._shown_by(member, report), of)
-        return known.mask
+        return self.gather.shown_by(member, report, self.groups)
 
-    def _shown_by(self, member: str, report: ProgressReport) -> int:
-        mask = mask_from_bytes(report.got) & self._every_chunk
-        if self._is_proven(mask, report.got_hash):
-            return mask
-        if not report.got_by:
-            return 0
-        # Of some owner it has other bytes than that one answers for: the others' results are here all the same.
-        around = self.groups.shares_around(member).items()
-        parts = {owner: mask & share for owner, share in around if owner in report.got_by}
-        proven = [part for owner, part in parts.items() if self._is_proven(part, report.got_by[owner])]
-        return sum(proven)  # no two owners have a chunk
-
-    def _is_proven(self, mask: int, digest: bytes) -> bool:
-        if mask & ~mask_of(self.merged):
-            return False  # the proof speaks of chunks that nobody answers for yet
-        return combined((c, self.merged[c] + self._length_of(c)) for c in bits(mask)) == digest
-
-    def _length_of(self, chunk: int) -> bytes:
-        return length_to_bytes(self.lengths[chunk]) if self.rules.measures else b""
+    @property
+    def _unmerged(self) -> int:
+        """Mask of the chunks that have no result."""
+        return self.groups.every_chunk & ~mask_of(self.gather.merged)
 
     def done_by(self, member: str) -> tuple[float, float]:
         """(how much of its contribution owners hold, how many of the results it holds) for the status."""
         around, chunks = self.groups.shares_around(member).items(), self.plan.count
-        kept = sum((share & self._held(owner, member)).bit_count() for owner, share in around)
+        kept = sum((share & self.scatter.held_by(owner, member)).bit_count() for owner, share in around)
         return kept / chunks, self._got(member).bit_count() / chunks
 
     def fractions(self) -> tuple[int, float, float, float]:
         """(members whose contribution is whole, held, merged, got) for the status."""
         chunks, members = self.plan.count, self.plan.members
         held = sum(
-            (mask & self._shares.get(owner, 0)).bit_count()
-            for owner, by in self.held.items()
+            (mask & self.groups.shares.get(owner, 0)).bit_count()
+            for owner, by in self.scatter.held.items()
             for mask in by.values()
         )
         got = sum(self._got(m).bit_count() for m in members)
-        whole = sum(1 for m in members if self._complete(m))
-        return whole, held / (chunks * len(members)), len(self.merged) / chunks, got / (chunks * len(members))
+        whole = sum(1 for m in members if self.scatter.is_whole(m))
+        merged = len(self.gather.merged)
+        return whole, held / (chunks * len(members)), merged / chunks, got / (chunks * len(members))
 
 
 # ---- committed sums ----------------------------------------------------------------------------------------

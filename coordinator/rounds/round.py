@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,17 +19,15 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from farflung.coordinator.rounds.owners import (
+    Holders,
     LastHolders,
     ProvenHoldings,
     Reassignment,
     Spread,
-    deaf,
-    holders_needed,
     inherited,
-    lacking_alone,
     lacks_most,
 )
-from farflung.coordinator.rounds.reported import Reported
+from farflung.coordinator.rounds.reported import Reported, Scatter
 from farflung.coordinator.rounds.round_policy import (
     Done,
     Failed,
@@ -50,10 +48,9 @@ from farflung.coordinator.rounds.weights import (
     token_weights,
     weighted,
 )
-from farflung.protocol.digests import bits, in_fewer, mask_of, mask_to_bytes
+from farflung.protocol.digests import bits, mask_to_bytes
 from farflung.protocol.errors import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.limits import ROUNDS_KEPT
-from farflung.protocol.messages import Sent
 from farflung.protocol.round_words import Commit, Decision, Plan
 
 # ---- foresight ---------------------------------------------------------------------------------------------
@@ -108,20 +105,14 @@ def can_be_foreseen(plan: Plan, rules: RoundRules) -> bool:
     return not (plan.groups or rules.whole or rules.measures or len(plan.members) < 2)
 
 
-def weights_foreseen(
-    members: Sequence[str],
-    alive: Set[str],
-    sent: Mapping[str, Sent],
-    samples: Mapping[str, int],
-    barred: Collection[str],
-    rules: RoundRules,
-) -> dict[str, float] | None:
+def weights_foreseen(scatter: Scatter, alive: Set[str]) -> dict[str, float] | None:
     """The weights, if nobody is shortened and nobody who has said what it sends is left out.  None: not yet, or nobody
     can know: somebody has not said it, or went after it had."""
+    members, sent, barred, rules = scatter.groups.plan.members, scatter.sent, scatter.barred, scatter.rules
     awaited = [m for m in members if m not in barred and (m in alive or m in sent)]
     if any(m not in sent or m not in alive for m in awaited):
         return None
-    claims = {m: WorkClaim(sent[m].tokens, samples.get(m, 0)) for m in awaited if sent[m].tokens > 0}
+    claims = {m: WorkClaim(sent[m].tokens, scatter.samples.get(m, 0)) for m in awaited if sent[m].tokens > 0}
     if len(claims) < max(1, rules.min_peers):
         return None
     tokens = believed(claims, rules.merge).tokens
@@ -131,10 +122,6 @@ def weights_foreseen(
 # ---- round -------------------------------------------------------------------------------------------------
 
 NAMES_TOLD = 8  # where members are listed
-# How long it is waited for who sent its work ahead, when all others' is here; a share of the scatter so far: for words
-# that pass no slow line but their own.
-NAMED_IN_S, NAMED_SHARE = 0.5, 0.2
-HELPS = Excluded(ExclusionCause.EMPTY, "it helps, and contributes nothing")
 
 
 @dataclass
@@ -149,44 +136,30 @@ class Round(Reported):
     censors: set[str] = field(default_factory=set)
     last_holders: LastHolders = field(default_factory=LastHolders)
     _spread: Spread = field(default_factory=Spread)
-    _scatter_since: float | None = None  # when owners changed last: who sends has as long again
     as_foreseen: bool = False  # it came to that, or to what it would have told
     # Its end waits for the rounds of other stages.  If somebody goes meanwhile, it has all its time again.
     prepared: bool = False
     _prepared_at: float = -math.inf
     _uncompared: set[str] = field(default_factory=set)  # owners whose dot products are waited for
-    _named_by: float | None = None  # until then whoever sent its work ahead may say so
     told: set[str] = field(default_factory=set)  # who has to hear of the newest epoch
     ended: dict[int, str] = field(default_factory=dict)  # groups of a mesh that are out as a whole, and why
     _epochs: dict[str, int] = field(default_factory=dict)  # of who heard less than all epochs
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.barred |= dict.fromkeys(self.rules.helpers, HELPS)
-
-    # ---- what each member hears of it ----------------------------------------------------------------
-
     def epoch_of(self, member: str) -> int:
         return self._epochs.get(member, self.plan.epoch)
-
-    def plan_for(self, member: str) -> Plan:
-        return self.sums.plan_for(self.groups, member, self.epoch_of(member))
-
-    def decision_for(self, member: str, decision: Decision) -> Decision:
-        return self.sums.decision_for(self.groups, decision, member)
 
     # ---- what is due -----------------------------------------------------------------------------------
 
     def next_step(self, now: float, alive: set[str], dialable: set[str]) -> Step:
-        if self.decision is None and self._grace_is_over(now):
-            senders = self.senders(alive)
-            alone = self.lacking_alone(alive, senders)
+        if self.decision is None and self.scatter.grace_is_over(now):
+            senders = self.scatter.senders(alive)
+            alone = self.scatter.lacking_alone(alive, senders)
             for group in map(set, self.groups.members):
                 self.censors |= lacks_most({o: alone[o] for o in alone.keys() & group}, senders & group)
         self.censors |= self._who_keeps_results(now, alive)
         moved = self._replace_the_lost(alive, dialable)
         if moved is not None:
-            self._scatter_since = now if self.censors else self._scatter_since
+            self.scatter.since = now if self.censors else self.scatter.since
             return moved
         if lost_share := self._share_lost(alive):
             return lost_share
@@ -203,15 +176,13 @@ class Round(Reported):
             return self._foresee(alive) or due if isinstance(due, RoundWaits) else due
         if self.void:
             self.void = False
-            kept = [m for m in self.decision.included(self.plan.members) if m not in self.barred]
+            kept = [m for m in self.decision.included(self.plan.members) if m not in self.scatter.barred]
             return self.settle(kept, alive, "whoever is left merges everything anew")
-        lost = self._unobtainable(alive, self.decision)
+        included = self.decision.included(self.plan.members)
+        lost = self.scatter.unobtainable(included, alive, self._unmerged)
         if lost:
-            return self.settle(
-                [m for m in self.decision.included(self.plan.members) if m not in lost],
-                alive,
-                f"the contributions of {self.names(sorted(lost))} died with their holders",
-            )
+            why = f"the contributions of {self.names(sorted(lost))} died with their holders"
+            return self.settle([m for m in included if m not in lost], alive, why)
         if step := self.sums.step(self, alive, self.decision):
             return step
         return self._maybe_commit(now, alive, self.decision)
@@ -222,51 +193,19 @@ class Round(Reported):
         for reporter, report in self.reports.items():
             if not report.cut_off or reporter not in alive:
                 continue  # asked after every report of a thousand members: hardly any says this
-            others = alive & self._group_of(reporter) - {reporter}
+            others = alive & self.groups.group_of(reporter) - {reporter}
             about = set(report.cut_off) & alive
             # A member that can reach hardly anybody is itself cut off; among three, either of two may be.
             if 2 * len(about & others) <= len(others) or len(others) < 2:
                 said |= about & others | about & self.sums.beside(self.groups, reporter)
         return said
 
-    def _grace_is_over(self, now: float) -> bool:
-        since = self.opened_at if self._scatter_since is None else self._scatter_since
-        return now - since >= self.rules.scatter_grace_s
-
-    def lacking_alone(self, alive: set[str], senders: set[str]) -> dict[str, set[str]]:
-        """Owner -> those of the senders whose contribution it alone says it lacks."""
-        return {o: its for each in self._lacks(alive, senders) for o, its in lacking_alone(*each).items()}
-
-    def deaf(self, alive: set[str]) -> set[str]:
-        """Living owners that say they lack what most others sent."""
-        return {owner for each in self._lacks(alive, self.senders(alive)) for owner in deaf(*each)}
-
-    def _lacks(
-        self, alive: set[str], all_senders: set[str]
-    ) -> Iterator[tuple[dict[str, set[str]], set[str]]]:
-        """Of each group: living owner -> senders whose contribution it says it does not have whole; and all senders."""
-        for owners, group in zip(self.groups.shares_in, self.groups.members, strict=True):
-            senders = all_senders & set(group)
-            yield (
-                {
-                    owner: {m for m in senders - {owner} if share & ~self._held(owner, m)}
-                    for owner, share in owners.items()
-                    if owner in alive
-                },
-                senders,
-            )
-
-    def senders(self, alive: set[str], awaited: bool = True) -> set[str]:
-        """Of those that nobody waits for something may be missing everywhere."""
-        found = {m for m in self.sent.keys() & alive if m not in self.barred}
-        return found - self.rules.unawaited if awaited else found
-
     def _withheld(self, alive: set[str], dialable: set[str]) -> frozenset[str]:
         """Living owners without results at the end of the time, unless there is nobody to own their chunks instead."""
         if self.decision is None:
-            owing = self._uncompared & alive or self.deaf(alive)
+            owing = self._uncompared & alive or self.scatter.deaf(alive)
         else:
-            unmerged = self._every_chunk & ~mask_of(self.merged)
+            unmerged = self._unmerged
             if self.sums.held_back:
                 unmerged = sum(self.groups.roots.get(root, 0) for root in self.sums.lacking(self.groups))
             owing = {
@@ -293,111 +232,90 @@ class Round(Reported):
         names = self.names(members[index] for index in sorted(lost))
         unfit = frozenset(members[index] for index in lost) & alive
         how = "can't be reached by others" if len(unfit) == len(lost) else "is lost"
-        useless = {**self.sums.at_odds, **self.impossible, **self.accused}
-        useless |= {member: barred.text for member, barred in self.barred.items()}
+        useless = {**self.sums.at_odds, **self.impossible, **self.scatter.accused}
+        useless |= {member: barred.text for member, barred in self.scatter.barred.items()}
         why = "; ".join(sorted(useless[member] for member in unfit if member in useless))
         how = f"sent what is of no use ({why})" if why else how
         return OwnersMoved(plan, f"owner {names} {how}; its chunks moved", unfit)
 
     def _shown(self, able: Set[str]) -> ProvenHoldings:
         return ProvenHoldings(
-            self.merged.keys(),
+            self.gather.merged.keys(),
             lambda member, chunk: (
-                member in able and chunk in self.merged and bool(self._got(member) >> chunk & 1)
+                member in able and chunk in self.gather.merged and bool(self._got(member) >> chunk & 1)
             ),
-            lambda member, owner, chunk: bool(self._held(member, owner) >> chunk & 1),
+            lambda member, owner, chunk: bool(self.scatter.held_by(member, owner) >> chunk & 1),
         )
 
     def _inherit(self, made: Reassignment) -> None:
         if made.anew:
-            self._take_back(made.anew)  # nobody alive can show these bytes
+            self.gather.take_back(made.anew)  # nobody alive can show these bytes
         for member in made.lost:
-            self.held.pop(member, None)
+            self.scatter.held.pop(member, None)
         for group in made.ended:
             self.ended[group] = "nobody is left in its group who could own a chunk"
-            self._end_group(group, Excluded(ExclusionCause.LOST, self.ended[group]))
+            out = set(self.groups.members[group])
+            for member in out:
+                self.scatter.barred.setdefault(member, Excluded(ExclusionCause.LOST, self.ended[group]))
+            if self.decision is not None and len(self.gather.merged) < self.plan.count:
+                # What is decided with a part of it is decided anew, if it is still needed.
+                self.void = self.void or not out.isdisjoint(self.decision.included(self.plan.members))
         before = self.plan
-        self.plan = replace(
+        plan = replace(
             before,
             epoch=before.epoch + 1,
             owners=tuple(made.owners),
             roots=tuple(made.roots) if before.roots else UNSET,
             kept=mask_to_bytes(made.kept),
         )
+        self.go_by(plan)
         self.told = self.sums.touched(before, self.plan)
         self._epochs |= {member: before.epoch for member in self.plan.members if member not in self._epochs}
         self._epochs |= dict.fromkeys(self.told, self.plan.epoch)
 
-    def _end_group(self, group: int, why: Excluded) -> None:
-        """A group is out as a whole; what is decided with a part of it is decided anew, if it is still needed."""
-        out = set(self.groups.members[group])
-        for member in out:
-            self.barred.setdefault(member, why)
-        if self.decision is not None and len(self.merged) < self.plan.count:
-            self.void = self.void or not out.isdisjoint(self.decision.included(self.plan.members))
-
     def _decide(self, now: float, alive: set[str]) -> Step:
-        ready = [m for m in self.plan.members if self._complete(m)]
+        ready = [m for m in self.plan.members if self.scatter.is_whole(m)]
         if self.rules.whole:
             waited = sorted(self.rules.whole - set(ready))
             if waited:
                 return RoundWaits(f"scatter: waiting for {self.names(waited)}")
             return self._settle_whole(ready, alive)
-        late = [m for m in self.plan.members if m in alive and m not in ready and m not in self.barred]
-        if late and self.rules.unawaited.issuperset(late) and len(ready) >= self._least:
-            # What they sent ahead is only to be named: nobody waits for more than that.
-            self._named_by = (
-                now + max(NAMED_IN_S, NAMED_SHARE * (now - self.opened_at))
-                if self._named_by is None
-                else self._named_by
-            )
-            late = late if now < self._named_by else []
-        grace_over = self._grace_is_over(now)
-        if late and not (grace_over and len(ready) >= self._least):
+        late = self.scatter.late(ready, alive, now)
+        if late and not (self.scatter.grace_is_over(now) and len(ready) >= self.scatter.least):
             return RoundWaits(f"scatter: waiting for {self.names(late)}")
         reason = "the grace window is over" if late else "every living member's contribution is in"
         # Without tokens there is no weight, and without a weight nobody counts towards the quorum (P2, P9).
-        ready = [m for m in ready if self.sent[m].tokens > 0] or ready
-        if self.rules.merge.robust and len(ready) >= self._least:
+        ready = [m for m in ready if self.scatter.sent[m].tokens > 0] or ready
+        if self.rules.merge.robust and len(ready) >= self.scatter.least:
             self._uncompared = set(self.comparing.lacking(ready, self.groups))
             if self._uncompared:
                 missing = self.names(sorted(self._uncompared))
                 return RoundWaits(f"decide: waiting for the dot products of {missing}")
             merge = self.rules.merge
             among = self.comparing.compared(ready, self.groups)
-            work = {m: longer(m, self.sent[m].tokens, merge) for m in ready}
+            work = {m: longer(m, self.scatter.sent[m].tokens, merge) for m in ready}
             self.screening = screened_in_groups(among, merge.clip, merge.trusted, work)
         return self.settle(ready, alive, reason)
-
-    @property
-    def _least(self) -> int:
-        """Contributions that it takes.  Members that took part and say that they have nothing are here, as the run's
-        host wants it: others must not wait until they have.  Saying so gains nobody anything: it weighs nothing."""
-        without = sum(not said.hashes and peer not in self.rules.helpers for peer, said in self.sent.items())
-        return max(1, self.rules.min_peers - without)
 
     def _foresee(self, alive: set[str]) -> Foreseen | None:
         """Once in a round, before it is decided."""
         if not self.foresees or self.foreseen is not None:
             return None
-        weights = self._weights_foreseen(alive)
+        weights = weights_foreseen(self.scatter, alive)
         if weights is None:
             return None
         told = tuple(weights.get(member, 0.0) for member in self.plan.members)
         self.foreseen = Decision(self.plan.round_no, 1, told, {}, foreseen=True)
         return Foreseen(self.foreseen)
 
-    def _weights_foreseen(self, alive: set[str]) -> dict[str, float] | None:
-        members, rules = self.plan.members, self.rules
-        return weights_foreseen(members, alive, self.sent, self.samples, self.barred, rules)
-
     def settle(self, ready: list[str], alive: set[str], reason: str) -> Step:
         """`ready`: who has a whole contribution.  A member that is out for its direction counts towards the quorum:
         one liar must not be able to stop a run that needs everybody."""
-        if len(ready) < self._least:
+        if len(ready) < self.scatter.least:
             return self._too_few(len(ready))
         out = self.out()
-        claims = {m: WorkClaim(self.sent[m].tokens, self.samples.get(m, 0)) for m in ready if m not in out}
+        sent, samples = self.scatter.sent, self.scatter.samples
+        claims = {m: WorkClaim(sent[m].tokens, samples.get(m, 0)) for m in ready if m not in out}
         self.believed = believed(claims, self.rules.merge)
         tokens = self.believed.tokens
         made = weighted(tokens, self.rules.weight_cap, self.rules.merge, self.screening)
@@ -414,7 +332,7 @@ class Round(Reported):
         members, before = self.plan.members, self.merged_by
         told = tuple(weights.get(m, 0.0) for m in members)
         if self.decision is None:
-            self.as_foreseen = weights == self._weights_foreseen(alive)
+            self.as_foreseen = weights == weights_foreseen(self.scatter, alive)
         # What was foreseen has come: it has this number, and what was made by it stands.
         stands = self.decision is None and before is not None and before.weights == told
         number = 1 if before is None else before.decision_no + (not stands)
@@ -429,7 +347,7 @@ class Round(Reported):
         self.decision = decision
         self.sums.begin(decision, self.groups)
         if not stands:
-            self._take_back([*self.merged])
+            self.gather.take_back([*self.gather.merged])
         return RoundCommitted(decision, reason, merged)
 
     def out(self) -> dict[str, str]:
@@ -447,18 +365,17 @@ class Round(Reported):
     def _share_lost(self, alive: set[str]) -> Failed | None:
         """Somebody is lost before its contribution is safe, or sent what is of no use: its share of the batch is
         computed again, and all others keep theirs.  Who is lost after that costs nothing."""
-        if not self.rules.whole:
+        scatter, barred, whole = self.scatter, self.scatter.barred, self.rules.whole
+        if not whole:
             return None
         if self.decision is None:
-            lost = {
-                m for m in self.rules.whole if m in self.barred or (m not in alive and not self._complete(m))
-            }
+            lost = {m for m in whole if m in barred or (m not in alive and not scatter.is_whole(m))}
         else:
-            lost = self._unobtainable(alive, self.decision)
+            lost = scatter.unobtainable(self.decision.included(self.plan.members), alive, self._unmerged)
         if not lost:
             return None
         why = "; ".join(
-            f"{self.name(m)}: {self.barred[m].text}" if m in self.barred else f"{self.name(m)} is lost"
+            f"{self.name(m)}: {barred[m].text}" if m in barred else f"{self.name(m)} is lost"
             for m in sorted(lost)
         )
         told = f"a share of the batch is lost before it was safe, and computed again ({why})"[:1500]
@@ -467,10 +384,10 @@ class Round(Reported):
     def _not_whole_in_time(self, late: str) -> Failed:
         """A few did not get their contribution across: their share is for others.  If it is most of them, those are to
         blame who should have taken it in."""
-        waited = {m for m in self.rules.whole if not self._complete(m)}
+        waited = {m for m in self.rules.whole if not self.scatter.is_whole(m)}
         lacking = {
-            owner: sum(bool(share & ~self._held(owner, m)) for m in self.rules.whole)
-            for owner, share in self._shares.items()
+            owner: sum(bool(share & ~self.scatter.held_by(owner, m)) for m in self.rules.whole)
+            for owner, share in self.groups.shares.items()
         }
         deaf = frozenset(owner for owner, count in lacking.items() if 2 * count > len(self.rules.whole))
         if deaf and deaf < frozenset(self.plan.members):
@@ -479,44 +396,30 @@ class Round(Reported):
 
     def _settle_whole(self, ready: list[str], alive: set[str]) -> Step:
         """The mean over all tokens of the batch, whoever counted them."""
-        tokens = {m: self.sent[m].tokens for m in ready if m in self.rules.whole}
+        tokens = {m: self.scatter.sent[m].tokens for m in ready if m in self.rules.whole}
         tokens = {m: count for m, count in tokens.items() if count} or tokens
         self.believed = Believed(tokens, {}, None)
         weights = dict(zip(tokens, token_weights(list(tokens.values()), math.inf), strict=True))
         return self.decide_on(weights, tokens, alive, "every share of the batch is in", "")
 
     def _too_few(self, count: int) -> Failed:
-        barred = sorted((m, why) for m, why in self.barred.items() if m not in self.rules.helpers)
+        barred = sorted((m, why) for m, why in self.scatter.barred.items() if m not in self.rules.helpers)
         back = any(why.cause is ExclusionCause.RESTARTED for _, why in barred)
         whose = "".join(f"; {self.name(member)} is out: {why.text}" for member, why in barred)
-        told = f"{count} whole contributions, at least {self._least} are needed{whose}"[:1500]
+        told = f"{count} whole contributions, at least {self.scatter.least} are needed{whose}"[:1500]
         return Failed(told, AbortCause.MEMBER_RESTARTED if back else AbortCause.TOO_FEW)
-
-    def _unobtainable(self, alive: set[str], decision: Decision) -> set[str]:
-        """Included members that can't send any more and whose bytes for a chunk still to be merged nobody holds."""
-        unmerged = self._every_chunk & ~mask_of(self.merged)
-        return {
-            member
-            for member in decision.included(self.plan.members)
-            if (member not in alive or member in self.barred)
-            and any(
-                share & unmerged & ~self._held(owner, member)
-                for owner, share in self.groups.shares_around(member).items()
-            )
-        }
 
     def _maybe_commit(self, now: float, alive: set[str], decision: Decision) -> Step:
         chunks = self.plan.count
-        missing = chunks - len(self.merged)
+        missing = chunks - len(self.gather.merged)
         if missing:
             self.last_holders.begin()
             return RoundWaits(f"gather: {missing} of {chunks} chunks not merged yet")
-        here = self._here(alive)
-        thin = len(self._thin(alive))
-        if not here or (thin and not self._may_go_without(now, alive)):
-            needed = self._holders_needed(here)
-            return RoundWaits(f"gather: {thin} of {chunks} results not yet held by {needed} peers")
-        hashes = b"".join(self.merged[chunk] for chunk in range(chunks))
+        holders = self._holders(alive)
+        thin = len(holders.thin())
+        if not holders.got or (thin and not self._may_go_without(now, holders)):
+            return RoundWaits(f"gather: {thin} of {chunks} results not yet held by {holders.needed()} peers")
+        hashes = b"".join(self.gather.merged[chunk] for chunk in range(chunks))
         return Done(
             Commit(
                 self.plan.version + 1,
@@ -528,52 +431,37 @@ class Round(Reported):
                 self.plan.fragment,
             ),
             self.norm,
-            self._late(alive) if thin else frozenset(),
-            tuple(self.lengths[chunk] for chunk in range(chunks)) if self.rules.measures else (),
+            holders.late if thin else frozenset(),
+            tuple(self.gather.lengths[chunk] for chunk in range(chunks)) if self.rules.measures else (),
         )
 
-    def _may_go_without(self, now: float, alive: set[str]) -> bool:
+    def _may_go_without(self, now: float, holders: Holders) -> bool:
         """Most of the run hold all results, and whoever lacks some was waited for."""
-        if self._thin(alive, waited=True):
+        if holders.thin(waited=True):
             self.last_holders.begin()
             return False
-        return self.last_holders.may_go_without(self._late(alive), now, self.rules.chunk_patience_s)
+        return self.last_holders.may_go_without(holders.late, now, self.rules.chunk_patience_s)
 
-    def _here(self, alive: set[str]) -> list[str]:
+    def _holders(self, alive: set[str]) -> Holders:
         """Whose results count towards a commit."""
         out = {m for group in self.ended for m in self.groups.members[group]}
-        return [m for m in self.plan.members if m in alive and m not in self.rules.helpers and m not in out]
-
-    def _late(self, alive: set[str]) -> frozenset[str]:
-        return frozenset(m for m in self._here(alive) if self._every_chunk & ~self._got(m))
-
-    def _holders_needed(self, here: Sequence[str], waited: bool = False) -> int:
-        least, most = self.rules.min_peers, self.rules.most_of_run
-        return holders_needed(len(here), least if most is None or not waited else min(least, most))
-
-    def _thin(self, alive: set[str], waited: bool = False) -> list[int]:
-        """Chunks whose results too few living members hold.  `waited`: for those that a round needs besides most."""
-        here = self._here(alive)
-        needed = self._holders_needed(here, waited)
-        return list(bits(in_fewer(map(self._got, here), needed, self._every_chunk)))
+        here = [m for m in self.plan.members if m in alive and m not in self.rules.helpers and m not in out]
+        return Holders({m: self._got(m) for m in here}, self.groups.every_chunk, self.rules)
 
     def _who_keeps_results(self, now: float, alive: set[str]) -> set[str]:
         """Living owners that do not give away what they merged: others merge it again."""
         if self.decision is None:
             return set()
-        if not self.merged:
+        if not self.gather.merged:
             return self._spread.stuck((), {}, now, self.rules.chunk_patience_s)
         got = {member: self._got(member) for member in self.plan.members}
         # What most of the run hold is not kept from anybody: who lacks it is late, and no owner is to blame for that.
-        thin = [chunk for chunk in self._thin(alive, waited=True) if chunk in self.merged]
+        thin = [chunk for chunk in self._holders(alive).thin(waited=True) if chunk in self.gather.merged]
         owing = {peer for chunk in thin for peer in self.sums.keeping(self.groups, chunk, got)} & alive
-        held = {owner: self._held_of(owner, got) for owner in owing}
+        shares, group_of = self.groups.shares, self.groups.group_of
+        # How many results of each owner its group holds, all in all.
+        held = {o: sum((got[m] & shares.get(o, 0)).bit_count() for m in group_of(o)) for o in owing}
         return self._spread.stuck(owing, held, now, self.rules.chunk_patience_s)
-
-    def _held_of(self, owner: str, got: Mapping[str, int]) -> int:
-        """How many results of this owner its group holds, all in all."""
-        share = self._shares.get(owner, 0)
-        return sum((got[member] & share).bit_count() for member in self._group_of(owner))
 
     # ---- questions -------------------------------------------------------------------------------------
 
@@ -585,14 +473,14 @@ class Round(Reported):
             return Excluded(ExclusionCause.DIRECTION, self.screening.out[member])
         if self.screening is not None and member in counted:
             return Excluded(ExclusionCause.SHORTENED, self.screening.clipped[member])
-        if member in self.barred:
-            return self.barred[member]
-        if self._complete(member):
+        if member in self.scatter.barred:
+            return self.scatter.barred[member]
+        if self.scatter.is_whole(member):
             return Excluded(ExclusionCause.NO_TOKENS, "it counts no tokens")
         if member not in alive:
             return Excluded(ExclusionCause.LOST, "it was lost before its contribution was safe")
-        if member in self.sent:
-            said = f"; {self.accused[member]}" if member in self.accused else ""
+        if member in self.scatter.sent:
+            said = f"; {self.scatter.accused[member]}" if member in self.scatter.accused else ""
             return Excluded(ExclusionCause.NOT_WHOLE, f"its contribution was not whole in time{said}")
         return Excluded(ExclusionCause.NO_LIST, "it sent no hash list in time")
 
@@ -604,7 +492,7 @@ class Round(Reported):
 
     def _lag(self, alive: set[str]) -> str:
         dead = [m for m in self.plan.members if m not in alive]
-        late = [m for m in self.plan.members if m in alive and not self._complete(m)]
+        late = [m for m in self.plan.members if m in alive and not self.scatter.is_whole(m)]
         mute = f"; no dot products from {self.names(sorted(self._uncompared))}" if self._uncompared else ""
         return f"late: {self.names(late) or 'nobody'}; lost: {self.names(dead) or 'nobody'}{mute}"
 

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from farflung.coordinator.rounds import shares
 from farflung.coordinator.rounds.shares import codecs_by_member
 from farflung.coordinator.rounds.weights import NORMS_LEAST, MergeRules
+from farflung.protocol.digests import full_mask
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Beat
 from farflung.protocol.model_schema import ModelSchema
@@ -49,9 +50,8 @@ class RoundRules:
     unawaited: frozenset[str] = frozenset()
     helpers: frozenset[str] = frozenset()  # they own chunks, and have no part in the sum or in any quorum
     measures: bool = False  # how long the results are decides by what they are multiplied
-    lines: tuple[
-        shares.MemberRates, ...
-    ] = ()  # of the plan's members: who inherits carries what its line can carry
+    # Of the plan's members: who inherits carries what its line can carry.
+    lines: tuple[shares.MemberRates, ...] = ()
 
     @property
     def chunk_patience_s(self) -> float:
@@ -284,6 +284,15 @@ class Groups:
     def of(self) -> Mapping[str, int]:
         """Member -> its group."""
         return dict(zip(self.plan.members, self.plan.groups or [0] * len(self.plan.members), strict=True))
+
+    def group_of(self, peer: str) -> set[str]:
+        """Its members; nobody, if it is not in the plan."""
+        return set(self.members[self.of[peer]]) if peer in self.of else set()
+
+    @cached_property
+    def every_chunk(self) -> int:
+        """Mask."""
+        return full_mask(self.plan.count)
 
     @cached_property
     def members(self) -> tuple[tuple[str, ...], ...]:

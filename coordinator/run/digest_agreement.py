@@ -507,7 +507,7 @@ class SignedResults:
 
     @staticmethod
     def _inputs_problem(flight: Round, results: Results) -> str:
-        lists = [flight.sent[peer].hashes for peer in results.included]
+        lists = [flight.scatter.sent[peer].hashes for peer in results.included]
         chunks = map(_place, bits(mask_from_bytes(results.chunks)))
         due = (hashes[at : at + HASH_BYTES] for at in chunks for hashes in lists)
         if inputs_of(due) != results.inputs:
@@ -517,9 +517,9 @@ class SignedResults:
     def on_commit(self, commit: Commit, flight: Round, processes: Mapping[str, bytes]) -> CommittedSums:
         assert flight.decision is not None  # or there were nothing to commit
         said = {peer: each for peer, each in self._said.items() if each.sent.round_no == commit.round_no}
-        known = dict(self._identities), dict(processes)
-        sums = flight.sums.used(flight.makers, flight.decision)
-        made = CommittedSums(flight.plan, flight.decision, commit, said, dict(flight.makers), *known, sums)
+        known, makers = (dict(self._identities), dict(processes)), dict(flight.gather.makers)
+        sums = flight.sums.used(makers, flight.decision)
+        made = CommittedSums(flight.plan, flight.decision, commit, said, makers, *known, sums)
         for each in (self._said, self._proven, self._identities):
             each.clear()
         self._core.do(KeepEvidence(commit, tuple(said.values())))
@@ -534,7 +534,7 @@ def record_of(
     core: Core, flight: Round, done: Done, merged: str, counted: Mapping[str, bytes]
 ) -> CommittedRound:
     """What the journal has of a round that is at its end."""
-    commit, sent = done.commit, flight.sent
+    commit, sent = done.commit, flight.scatter.sent
     included = commit.included
     tokens = {m: flight.believed.tokens.get(m, sent[m].tokens) for m in included}
     losses = [(sent[m].loss, tokens[m]) for m in included]

@@ -322,7 +322,7 @@ class LeaseDesk:
         leases, ends = self._core.ledger.leases, self.words.ends_of(member)
         beyond = leases.reaching_beyond(member.peer, ends)
         # What it says now it may have said otherwise to a round that is in flight.
-        sent = [flight.sent.get(member.peer) for c in self._drivers if (flight := c.round) is not None]
+        sent = [each.round.scatter.sent.get(member.peer) for each in self._drivers if each.round is not None]
         used = {each.lease for said in sent if said is not None for each in said.used if each.upto > ends}
         free = tuple(each for each in beyond if each not in used)
         if free:

@@ -209,12 +209,14 @@ class Participants:
 
     def tell_plan(self, flight: Round, members: Iterable[Member]) -> None:
         for member in members:
-            plan, amended = flight.plan_for(member.peer), self._core.amended_for(flight.plan.version)
+            plan = flight.sums.plan_for(flight.groups, member.peer, flight.epoch_of(member.peer))
+            amended = self._core.amended_for(flight.plan.version)
             self._core.tell(member, OpenRound, plan=plan, amended=amended)
 
     def tell_decision(self, flight: Round, decision: Decision, members: Iterable[Member]) -> None:
         for member in members:
-            self._core.tell(member, Decided, decision=flight.decision_for(member.peer, decision))
+            its = flight.sums.decision_for(flight.groups, decision, member.peer)
+            self._core.tell(member, Decided, decision=its)
 
     def leave_out(self, flight: Round, peer: str, why: str) -> None:
         """For the status: the member's owner wants to know, also when the round itself is forgotten."""
@@ -404,8 +406,8 @@ class RoundDriver(Eligibility):
         if not problem:
             problem = self.policy.problem(self._shares.get(member.peer), sent)
             cause = ExclusionCause.OTHER_SHARE
-        if problem and member.peer not in self.round.sent:
-            self.round.barred[member.peer] = Excluded(cause, problem)
+        if problem and member.peer not in self.round.scatter.sent:
+            self.round.scatter.barred[member.peer] = Excluded(cause, problem)
         samples = 0 if problem else leases.newly_used(sent.used, self.fragment)
         why = self.round.on_sent(member.peer, sent, samples)
         if why:
@@ -414,7 +416,7 @@ class RoundDriver(Eligibility):
     def may_use_work_of(self, peer: str) -> bool:
         """A commit of the round in flight may acknowledge what this peer sent."""
         flight = self.round
-        return flight is not None and peer in flight.plan.members and peer not in flight.barred
+        return flight is not None and peer in flight.plan.members and peer not in flight.scatter.barred
 
     def on_session(self, peer: str, process: bytes) -> None:
         """A member begins a session, with a process that was here before or with another one."""
@@ -423,7 +425,8 @@ class RoundDriver(Eligibility):
     def on_restart(self, peer: str) -> None:
         """A member came back as another process: what its former self sent may not be acknowledged twice."""
         if self.round is not None and peer in self.round.plan.members and self.round.decision is None:
-            self.round.barred[peer] = Excluded(ExclusionCause.RESTARTED, "it restarted during the round")
+            why = Excluded(ExclusionCause.RESTARTED, "it restarted during the round")
+            self.round.scatter.barred[peer] = why
 
     def is_due(self) -> bool:
         """To be looked at now, and not with the next words or in a moment."""
@@ -448,7 +451,7 @@ class RoundDriver(Eligibility):
                 case OwnersMoved(plan, reason, unfit):
                     self.core.members.doubt(unfit, self.core.now)
                     for peer in unfit:
-                        barred, accused = flight.barred.get(peer), flight.accused.get(peer)
+                        barred, accused = flight.scatter.barred.get(peer), flight.scatter.accused.get(peer)
                         why = (
                             accused or "others could not get through to it" if barred is None else barred.text
                         )
@@ -507,10 +510,10 @@ class RoundDriver(Eligibility):
         """An owner may say of few others, round after round, that what they sent did not come: then their work never
         counts.  Or all owners say so of most.  Once is a slow line."""
         core, living = self.core, self.participants.living
-        lacks = flight.lacking_alone(living, flight.senders(living, awaited=False))
+        lacks = flight.scatter.lacking_alone(living, flight.scatter.senders(living, awaited=False))
         alone = {owner: len(lacking) for owner, lacking in lacks.items() if lacking}
         if 2 * len(flight.excluded) > len(flight.plan.members):
-            alone = dict.fromkeys(flight.deaf(living), 1) | alone
+            alone = dict.fromkeys(flight.scatter.deaf(living), 1) | alone
         self._withheld = Counter({owner: self._withheld[owner] + count for owner, count in alone.items()})
         unfit = [owner for owner, count in self._withheld.items() if count >= WITHHELD_MOST]
         core.members.doubt(unfit, core.now)
@@ -536,7 +539,7 @@ class RoundDriver(Eligibility):
         if flight is None:
             return
         number = flight.plan.round_no
-        for peer, why in flight.barred.items():
+        for peer, why in flight.scatter.barred.items():
             self.participants.leave_out(flight, peer, why.text)
         fate = f"everybody starts again from version {self.book.version}" if dropped else "local work is kept"
         told = AbortedRound(

@@ -81,7 +81,7 @@ def _in_round(flight: Round, peer: str) -> dict[str, Any]:
     if peer not in flight.plan.members:
         return {}
     sent, got = flight.done_by(peer)
-    out = (flight.barred if flight.decision is None else flight.excluded).get(peer)
+    out = (flight.scatter.barred if flight.decision is None else flight.excluded).get(peer)
     told = {"out": out.text[:WHY_CHARS], "out_cause": out.cause} if out is not None else {}
     return {"sent": round(sent, 3), "got": round(got, 3)} | told
 

@@ -437,7 +437,7 @@ class TickBuilder:
             verified=standing.verified,
             donors=self._donors.donors(member, driver, self._told(DONORS_TOLD, DONORS_LEAST, standing)),
             round_no=flight.plan.round_no if flight is not None and counted else 0,
-            sent_seen=flight is not None and member.peer in flight.sent,
+            sent_seen=flight is not None and member.peer in flight.scatter.sent,
             progress_seen=standing.progress_seen,
             compare=flight.comparing.asked_of(member.peer) if flight is not None and counted else b"",
             dropped=driver.book.dropped_round,

@@ -208,8 +208,8 @@ BATCHES = (
     Mutant(
         "P3 who dies when its share is safe costs nothing",
         "coordinator/rounds/round.py",
-        "m in self.barred or (m not in alive and not self._complete(m))\n",
-        "m in self.barred or m not in alive\n",
+        "m in barred or (m not in alive and not scatter.is_whole(m))}\n",
+        "m in barred or m not in alive}\n",
         AT_IN_FLIGHT,
     ),
     Mutant(
@@ -236,21 +236,21 @@ BATCHES = (
     Mutant(
         "a contribution that died with its holders is out by a new decision",
         "coordinator/rounds/round.py",
-        "        if lost:\n            return self.settle(\n",
-        "        if False:\n            return self.settle(\n",
+        "        if lost:\n            why =",
+        "        if False:\n            why =",
         AT_IN_FLIGHT,
     ),
     Mutant(
         "P9 an owner that lacks what others have is looked for when the grace is over",
         "coordinator/rounds/round.py",
-        "        if self.decision is None and self._grace_is_over(now):\n",
+        "        if self.decision is None and self.scatter.grace_is_over(now):\n",
         "        if False:\n",
         AT_IN_FLIGHT,
     ),
     Mutant(
         "senders have as long again when an owner lost its chunks",
         "coordinator/rounds/round.py",
-        "            self._scatter_since = now if self.censors else self._scatter_since\n",
+        "            self.scatter.since = now if self.censors else self.scatter.since\n",
         "            pass\n",
         AT_IN_FLIGHT,
     ),

@@ -56,8 +56,8 @@ FORESIGHT = (
     Mutant(
         "P2 what was made by other weights is taken back",
         "coordinator/rounds/round.py",
-        "if not stands:\n            self._take_back([*self.merged])",
-        "if before is None:\n            self._take_back([*self.merged])",
+        "if not stands:\n            self.gather.take_back([*self.gather.merged])",
+        "if before is None:\n            self.gather.take_back([*self.gather.merged])",
         RULES,
     ),
     Mutant(

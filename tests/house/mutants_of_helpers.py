@@ -19,7 +19,7 @@ HELPERS = (
     ),
     Mutant(
         "who helps contributes nothing",
-        "coordinator/rounds/round.py",
+        "coordinator/rounds/reported.py",
         "self.barred |= dict.fromkeys(self.rules.helpers, HELPS)",
         "pass",
         MEMBERS + WHOLE,

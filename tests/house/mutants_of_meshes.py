@@ -381,7 +381,7 @@ MESHES = (
     Mutant(
         "a group that has ended has no part in what is merged anew",
         "coordinator/rounds/round.py",
-        "            kept = [m for m in self.decision.included(self.plan.members) if m not in self.barred]\n",
+        "            kept = [m for m in self.decision.included(self.plan.members) if m not in self.scatter.barred]\n",
         "            kept = [*self.decision.included(self.plan.members)]\n",
         ("tests/coordinator/mesh/test_groups.py",),
     ),

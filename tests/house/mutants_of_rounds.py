@@ -72,7 +72,7 @@ SLOW_LINES = (
     ),
     Mutant(
         "a slow line is waited for only until its owner could say what it sent",
-        "coordinator/rounds/round.py",
+        "coordinator/rounds/reported.py",
         "late = late if now < self._named_by else []",
         "late = late",
         AHEAD_TESTS,
@@ -285,22 +285,22 @@ ROUNDS = (
     Mutant(
         "P9 owners that lack what most sent are to blame for a round in vain",
         "coordinator/rounds/round.py",
-        "owing = self._uncompared & alive or self.deaf(alive)",
+        "owing = self._uncompared & alive or self.scatter.deaf(alive)",
         "owing = self._uncompared & alive",
         ("tests/coordinator/rounds/test_round.py",),
     ),
     Mutant(
         "P9 owners that keep most others out, round after round, own nothing",
         "coordinator/run/round_driver.py",
-        "alone = dict.fromkeys(flight.deaf(living), 1) | alone",
+        "alone = dict.fromkeys(flight.scatter.deaf(living), 1) | alone",
         "pass",
         ("tests/whole/test_liars.py",),
     ),
     Mutant(
         "P9 an owner that never has a slow line's work is known like any other",
         "coordinator/run/round_driver.py",
-        "lacks = flight.lacking_alone(living, flight.senders(living, awaited=False))",
-        "lacks = flight.lacking_alone(living, flight.senders(living))",
+        "lacks = flight.scatter.lacking_alone(living, flight.scatter.senders(living, awaited=False))",
+        "lacks = flight.scatter.lacking_alone(living, flight.scatter.senders(living))",
         ("tests/whole/test_slow_line.py",),
     ),
     Mutant(
@@ -382,7 +382,7 @@ ROUNDS = (
     ),
     Mutant(
         "P18 nobody commits without those a round needs that is not most of the run",
-        "coordinator/rounds/round.py",
+        "coordinator/rounds/owners.py",
         "least if most is None or not waited else min(least, most)",
         "least if most is None or not waited else 1",
         WITHHOLDING,
@@ -446,8 +446,8 @@ ROUNDS = (
     Mutant(
         "how long a result is counts when those who hold it prove it",
         "coordinator/rounds/reported.py",
-        'return length_to_bytes(self.lengths[chunk]) if self.rules.measures else b""',
-        'return length_to_bytes(chunk + 1.0) if self.rules.measures else b""',
+        'return length_to_bytes(self.lengths[chunk]) if self.measures else b""',
+        'return length_to_bytes(chunk + 1.0) if self.measures else b""',
         ROUND,
     ),
     Mutant(
@@ -481,7 +481,7 @@ ROUNDS = (
     Mutant(
         "an owner answers for its own chunks alone",
         "coordinator/rounds/reported.py",
-        "self.plan.root_of(chunk) == peer and chunk not in self.merged:",
+        "plan.root_of(chunk) == peer and chunk not in self.merged:",
         "chunk not in self.merged:",
         ROUND,
     ),
@@ -495,14 +495,14 @@ ROUNDS = (
     Mutant(
         "results of an earlier decision are worth nothing",
         "coordinator/rounds/round.py",
-        "self._take_back([*self.merged])",
+        "self.gather.take_back([*self.gather.merged])",
         "pass",
         ROUND,
     ),
     Mutant(
         "a round has min_peers contributions",
         "coordinator/rounds/round.py",
-        "if len(ready) < self._least:",
+        "if len(ready) < self.scatter.least:",
         "if not ready:",
         ROUND,
     ),

@@ -151,7 +151,7 @@ class MadeMesh:
         stand = MeshStand(self)
         for peer in self.members:
             stand.hears(peer, self.report(peer))
-        assert len(stand.flight.merged) == self.count
+        assert len(stand.flight.gather.merged) == self.count
         return stand.committed
 
     @property

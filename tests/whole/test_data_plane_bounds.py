@@ -173,12 +173,12 @@ def flight() -> Round:
 def test_P9_a_member_that_refuses_most_others_bars_nobody() -> None:
     room = flight()
     room.on_progress("ann", said(dict.fromkeys(("bob", "cyd", "dan"), Verdict.BAD_HASH)))
-    assert room.barred == {}
+    assert room.scatter.barred == {}
     refused = {"ann": Verdict.OVERSIZE, "bob": Verdict.OVERSIZE, "eve": Verdict.OVERSIZE}
     room.on_progress("bob", said(refused))
-    assert room.barred == {}, "one of three that can tell"
+    assert room.scatter.barred == {}, "one of three that can tell"
     room.on_progress("cyd", said({"ann": Verdict.OVERSIZE}))
-    assert {peer: why.text for peer, why in room.barred.items()} == {
+    assert {peer: why.text for peer, why in room.scatter.barred.items()} == {
         "ann": "what bob got from it was unusable: frames that are longer than any of this run"
     }
 
@@ -195,10 +195,10 @@ def test_P9_the_reason_of_a_move_names_what_the_owner_sent() -> None:
 def test_P3_an_owner_that_gives_no_results_owns_nothing_in_the_next_round() -> None:
     room = flight()
     room.decision = Decision(1, 1, (0.25,) * 4, {})
-    room.merged = dict.fromkeys((0, 1, 2), bytes(32))
+    room.gather.merged = dict.fromkeys((0, 1, 2), bytes(32))
     failed = room.next_step(61.0, set(ALL), set(ALL))
     assert isinstance(failed, Failed) and failed.unfit == {"dan"}
-    room.merged.clear()
+    room.gather.merged.clear()
     failed = room.next_step(61.0, set(ALL), set(ALL))
     assert isinstance(failed, Failed) and failed.unfit == set(), "somebody must own the chunks"
 

@@ -16,7 +16,7 @@ from msgspec import structs
 from farflung.coordinator.admission.admission import Banned
 from farflung.coordinator.ledger.records import CommittedRound, Genesis, Opened, from_bytes
 from farflung.coordinator.rounds import round
-from farflung.coordinator.rounds.owners import LastHolders
+from farflung.coordinator.rounds.owners import Holders, LastHolders
 from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.run import round_driver, ticks
 from farflung.protocol.messages import Beat, FromMember, ProgressReport
@@ -179,15 +179,16 @@ def test_the_word_of_one_would_keep_it_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert mean(shares_counted("slander")) < 0.6
 
 
-@pytest.mark.parametrize("rule", ["_holders_needed", "_who_keeps_results"])
+@pytest.mark.parametrize("rule", ["needed", "_who_keeps_results"])
 def test_the_simulator_sees_a_run_that_a_few_could_keep_to_themselves(
     rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = {
-        "_holders_needed": lambda self, here, waited=False: min(2, len(here)),
-        "_who_keeps_results": lambda self, now, alive: set(),
+        "needed": (Holders, lambda self, waited=False: min(2, len(self.got))),
+        "_who_keeps_results": (Round, lambda self, now, alive: set()),
     }
-    monkeypatch.setattr(Round, rule, broken[rule])
+    whose, answer = broken[rule]
+    monkeypatch.setattr(whose, rule, answer)
     with pytest.raises(Broken, match="P3"):
         for seed in (21, *seeds_about("keep", 8)):  # 21 shows both, and soonest
             World(seed, Scenario.of_liars(seed)).run()

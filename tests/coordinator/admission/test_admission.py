@@ -471,11 +471,13 @@ lengths=b"", got_by={},
         merged=b"", merged_hashes=b"", got=b"", got_hash=bytes(32), dots=None, inputs=b"", signature=b"",
     )  # fmt: skip
     flight.on_progress("ann", report)
-    assert flight.barred == {} and found_useless(flight) == []
+    assert flight.scatter.barred == {} and found_useless(flight) == []
     flight.on_progress("bob", report)
-    assert flight.barred.keys() == {"dan"} and found_useless(flight) == ["dan"]
+    assert flight.scatter.barred.keys() == {"dan"} and found_useless(flight) == ["dan"]
     of_two.on_progress("ann", report)
-    assert of_two.barred.keys() == {"dan"} and found_useless(of_two) == [], "all of the others are one"
+    assert of_two.scatter.barred.keys() == {"dan"} and found_useless(of_two) == [], (
+        "all of the others are one"
+    )
 
 
 # ---- pause, drain --------------------------------------------------------------------------------------------

@@ -39,11 +39,13 @@ def test_what_was_told_before_still_counts(stand: MeshStand) -> None:
     owner, group = scene(stand)
     assert stand.flight.on_progress(owner, report(5, holds(stand, owner, group[0])))
     assert stand.flight.on_progress(owner, report(7, holds(stand, owner, group[1]), since=5))
-    assert stand.flight.held[owner].keys() == {group[0], group[1]}
+    assert stand.flight.scatter.held[owner].keys() == {group[0], group[1]}
     assert stand.flight.reports[owner].held.keys() == {group[0], group[1]}, (
         "for lists of hashes that come later"
     )
-    assert stand.flight.on_progress(owner, report(9, {}, since=7)) and len(stand.flight.held[owner]) == 2
+    assert (
+        stand.flight.on_progress(owner, report(9, {}, since=7)) and len(stand.flight.scatter.held[owner]) == 2
+    )
     whole = holds(stand, owner, group[0])
     assert stand.flight.on_progress(owner, report(11, whole)) and stand.flight.reports[owner].held == whole
 
@@ -64,6 +66,6 @@ def test_a_difference_from_a_report_that_never_came_is_not_taken_and_not_seen(
 def test_who_was_lost_and_is_back_has_all_of_it_proven_again(stand: MeshStand) -> None:
     owner, group = scene(stand)
     stand.flight.on_progress(owner, report(5, holds(stand, owner, group[0])))
-    stand.flight.held.pop(owner)
+    stand.flight.scatter.held.pop(owner)
     stand.flight.on_progress(owner, report(6, holds(stand, owner, group[1]), since=5))
-    assert stand.flight.held[owner].keys() == {group[0], group[1]}
+    assert stand.flight.scatter.held[owner].keys() == {group[0], group[1]}

@@ -30,10 +30,10 @@ def test_a_result_counts_when_there_is_a_signed_word_of_all_that_it_is_made_of(
     speakers = [root, *others]
     for at in order[:-1]:
         stand.hears(speakers[at], stand.made.report(speakers[at]))
-        assert CHUNK not in stand.flight.merged
+        assert CHUNK not in stand.flight.gather.merged
     stand.hears(speakers[order[-1]], stand.made.report(speakers[order[-1]]))
-    assert stand.flight.makers[CHUNK].peer == root
-    sums = stand.flight.sums.used(stand.flight.makers, stand.flight.decision)
+    assert stand.flight.gather.makers[CHUNK].peer == root
+    sums = stand.flight.sums.used(stand.flight.gather.makers, stand.flight.decision)
     assert tuple(sums[CHUNK, group].peer for group in range(3)) == stand.made.in_groups.column(CHUNK)
 
 
@@ -48,7 +48,7 @@ def test_a_sum_that_another_signed_or_nobody_does_not_count() -> None:
         stand.hears(root, stand.made.report(root))
         said = stand.made.report(other)
         stand.hears(other, replace(said, sums=forge(said.sums, foreign)))
-        assert CHUNK not in stand.flight.merged and stand.flight.reports[other].sums is not said.sums
+        assert CHUNK not in stand.flight.gather.merged and stand.flight.reports[other].sums is not said.sums
 
 
 def test_a_sum_of_other_contributions_than_were_signed_does_not_count() -> None:
@@ -58,7 +58,7 @@ def test_a_sum_of_other_contributions_than_were_signed_does_not_count() -> None:
     stand.hears(
         other, replace(stand.made.report(other), sums=stand.made.word(other, inputs=hash_bytes(b"x")))
     )
-    assert CHUNK not in stand.flight.merged
+    assert CHUNK not in stand.flight.gather.merged
 
 
 def test_nobody_signs_for_the_sums_of_another_groups_chunk() -> None:
@@ -67,7 +67,7 @@ def test_nobody_signs_for_the_sums_of_another_groups_chunk() -> None:
     foreign = next(peer for peer in stand.made.members if peer not in (root, other))
     stand.hears(root, stand.made.report(root))
     stand.hears(foreign, replace(stand.made.report(foreign), sums=stand.made.word(other)))
-    assert CHUNK not in stand.flight.merged
+    assert CHUNK not in stand.flight.gather.merged
 
 
 def test_a_root_signs_for_all_bytes_of_the_hashes_that_it_names() -> None:
@@ -76,7 +76,7 @@ def test_a_root_signs_for_all_bytes_of_the_hashes_that_it_names() -> None:
     stand.hears(other, stand.made.report(other))
     said = replace(stand.made.report(root), inputs=hash_bytes(b"something else"))
     stand.hears(root, stand.made.signed(root, said))
-    assert CHUNK not in stand.flight.merged
+    assert CHUNK not in stand.flight.gather.merged
 
 
 def test_a_root_that_names_too_few_sums_says_nothing() -> None:
@@ -85,7 +85,7 @@ def test_a_root_that_names_too_few_sums_says_nothing() -> None:
     stand.hears(other, stand.made.report(other))
     said = stand.made.report(root)
     stand.hears(root, stand.made.signed(root, replace(said, sum_tags=said.sum_tags[:8])))
-    assert CHUNK not in stand.flight.merged and not stand.flight.sums.at_odds
+    assert CHUNK not in stand.flight.gather.merged and not stand.flight.sums.at_odds
 
 
 def test_the_first_word_of_an_owner_counts() -> None:
@@ -114,14 +114,14 @@ def test_of_two_that_contradict_each_other_neither_owns_anything_and_all_is_merg
     stand = MeshStand(MadeMesh(groups=3))
     root, [other, third] = owners(stand)
     flight = names_another(stand, stand.made.in_groups.of[other])
-    assert CHUNK not in flight.merged and flight.sums.at_odds.keys() == {root, other}
+    assert CHUNK not in flight.gather.merged and flight.sums.at_odds.keys() == {root, other}
     everybody = set(stand.made.members)
     moved = flight.next_step(1.0, everybody, everybody)
     assert isinstance(moved, OwnersMoved) and moved.unfit == {root, other}
     assert not {root, other} & flight.groups.shares.keys() and third in flight.groups.shares
     settled = flight.next_step(1.0, everybody, everybody)
     assert isinstance(settled, RoundCommitted) and settled.decision.decision_no == 2
-    assert not flight.barred, "what they contribute counts all the same"
+    assert not flight.scatter.barred, "what they contribute counts all the same"
 
 
 def test_a_root_that_says_it_of_most_is_believed_of_nobody() -> None:
@@ -149,7 +149,7 @@ def test_who_is_no_root_puts_nobody_at_odds() -> None:
     false = {"merged": mask_to_bytes(1 << CHUNK), "merged_hashes": bytes(32), "sum_tags": bytes(24)}
     said = replace(stand.made.report(other), **false)  # type: ignore[arg-type]
     stand.hears(other, stand.made.signed(other, said))
-    assert not stand.flight.sums.at_odds and stand.flight.makers[CHUNK].peer == root
+    assert not stand.flight.sums.at_odds and stand.flight.gather.makers[CHUNK].peer == root
 
 
 def test_of_whom_a_result_waits_for_it_is_the_one_that_has_signed_no_sum() -> None:

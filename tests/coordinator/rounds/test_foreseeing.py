@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace as with_fields
 
+from farflung.coordinator.rounds.reported import Scatter
 from farflung.coordinator.rounds.round import (
     MISTAKE_ROUNDS,
     ROUNDS_MOST,
@@ -18,8 +19,9 @@ from farflung.coordinator.rounds.round import (
     can_be_foreseen,
     weights_foreseen,
 )
-from farflung.coordinator.rounds.round_rules import RoundRules
+from farflung.coordinator.rounds.round_rules import Groups, RoundRules
 from farflung.coordinator.rounds.weights import token_weights
+from farflung.protocol.errors import Excluded, ExclusionCause
 from farflung.protocol.messages import Sent
 from farflung.protocol.round_words import Plan
 
@@ -43,7 +45,8 @@ def said(**tokens: int) -> dict[str, Sent]:
 def foreseen(
     sent: dict[str, Sent], alive: Collection[str] = ALL, barred: Collection[str] = ()
 ) -> dict[str, float] | None:
-    return weights_foreseen(ALL, set(alive), sent, {}, barred, RULES)
+    out = dict.fromkeys(barred, Excluded(ExclusionCause.EMPTY, "a test"))
+    return weights_foreseen(Scatter(Groups(PLAN), RULES, 0.0, sent=sent, barred=out), set(alive))
 
 
 # ---- what is foreseen

@@ -219,9 +219,9 @@ def test_P9_results_without_lengths_are_not_heard_where_they_are_needed() -> Non
     room.decided()
     room.got[ANN] = {0: h("result", 0)}
     Room._report(room, ANN, {})
-    assert not room.flight.merged
+    assert not room.flight.gather.merged
     room.has_results(ANN, 0)
-    assert room.flight.merged and room.flight.lengths == {0: 1.0}
+    assert room.flight.gather.merged and room.flight.gather.lengths == {0: 1.0}
 
 
 # ---- the plain path ----------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def test_a_straggler_is_out_when_the_grace_window_is_over() -> None:
 def test_a_contribution_that_is_not_whole_is_out_when_the_grace_window_is_over() -> None:
     room = Room()
     room.scatter()
-    room.flight.held[ANN].pop(CYD)
+    room.flight.scatter.held[ANN].pop(CYD)
     step = room.step(10.0)
     assert isinstance(step, RoundCommitted)
     assert step.decision.reasons == {CYD: "its contribution was not whole in time"}
@@ -344,7 +344,7 @@ def test_P9_one_owner_that_says_it_holds_other_bytes_bars_nobody() -> None:
     room = Room()
     room.scatter()
     room.holds(BOB, CYD, wrong=True)
-    assert room.flight.barred == {} and room.step() == RoundWaits("scatter: waiting for cyd")
+    assert room.flight.scatter.barred == {} and room.step() == RoundWaits("scatter: waiting for cyd")
     room.holds(BOB, CYD)
     step = room.step()
     assert isinstance(step, RoundCommitted) and step.reason == "every living member's contribution is in"
@@ -353,7 +353,7 @@ def test_P9_one_owner_that_says_it_holds_other_bytes_bars_nobody() -> None:
 def test_whose_contribution_is_barred_does_not_count_though_every_owner_holds_it() -> None:
     room = Room()
     room.scatter()
-    room.flight.barred[CYD] = Excluded(ExclusionCause.LEASES, "it used samples of others")
+    room.flight.scatter.barred[CYD] = Excluded(ExclusionCause.LEASES, "it used samples of others")
     step = room.step()
     assert isinstance(step, RoundCommitted)
     assert (
@@ -363,10 +363,10 @@ def test_whose_contribution_is_barred_does_not_count_though_every_owner_holds_it
 
 def test_of_two_members_the_only_one_that_can_tell_is_believed() -> None:
     room = Room()
-    room.flight.plan = Plan(1, 1, 0, (ANN, BOB), (0, 1, 1), FP32[:2])
+    room.flight.go_by(Plan(1, 1, 0, (ANN, BOB), (0, 1, 1), FP32[:2]))
     room.sent(ANN), room.sent(BOB)
     room.holds(BOB, ANN, wrong=True)
-    assert room.flight.barred.keys() == {ANN}
+    assert room.flight.scatter.barred.keys() == {ANN}
 
 
 # ---- owners that keep the work of others out -----------------------------------------------------------------
@@ -526,7 +526,7 @@ def test_an_owner_that_dies_in_gather_is_followed_by_one_that_holds_its_result()
     room.alive.remove(BOB)
     step = room.step()
     assert isinstance(step, OwnersMoved) and step.plan.owners == (0, 2, 2)
-    assert room.flight.merged == {1: h("result", 1)}, "what exists is not made again"
+    assert room.flight.gather.merged == {1: h("result", 1)}, "what exists is not made again"
 
 
 @given(st.lists(st.integers(0, 2**9 - 1), max_size=40), st.integers(0, 41))
@@ -558,7 +558,7 @@ def test_an_owner_that_dies_in_gather_with_its_result_is_followed_by_one_that_ma
     room.has_results(BOB, 1)
     room.alive.remove(BOB)
     assert isinstance(room.step(), OwnersMoved)
-    assert room.flight.merged == {}
+    assert room.flight.gather.merged == {}
     assert isinstance(room.step(), RoundCommitted), "bob's own contribution to chunk 1 died with it"
     for owner in (ANN, CYD):
         room.holds(owner, *ALL)
@@ -586,7 +586,7 @@ def test_what_was_merged_under_an_earlier_decision_is_made_again() -> None:
     room.has_results(ANN, 0, who="with bob")
     room.alive.remove(BOB)
     assert isinstance(room.step(), OwnersMoved) and isinstance(room.step(), RoundCommitted)
-    assert room.flight.merged == {}
+    assert room.flight.gather.merged == {}
     for owner in (ANN, CYD):
         room.got[owner] = {}
         room.has_results(owner, *room.chunks_of(owner), who="without bob")
@@ -600,7 +600,7 @@ def test_what_was_merged_under_an_earlier_decision_is_made_again() -> None:
 def test_a_dead_members_contribution_counts_while_living_owners_hold_it() -> None:
     """CYD owns nothing: all of its work is safe with the others when it dies."""
     room = Room()
-    room.flight.plan = Plan(1, 1, 0, ALL, (0, 1, 1), FP32)
+    room.flight.go_by(Plan(1, 1, 0, ALL, (0, 1, 1), FP32))
     room.decided()
     room.alive.remove(CYD)
     room.has_results(ANN, 0, 1, 2), room.has_results(BOB, 0, 1, 2)
@@ -634,7 +634,7 @@ def test_a_got_hash_over_other_bytes_does_not_count() -> None:
 def test_an_answer_for_a_chunk_that_somebody_else_owns_is_ignored() -> None:
     room = Room().decided()
     room.flight.on_progress(ANN, progress(1, {}, {chunk: h("x", chunk) for chunk in range(3)}, {}))
-    assert room.flight.merged == {0: h("x", 0)}
+    assert room.flight.gather.merged == {0: h("x", 0)}
 
 
 def test_P9_who_refuses_most_of_the_others_is_not_believed() -> None:
@@ -643,16 +643,16 @@ def test_P9_who_refuses_most_of_the_others_is_not_believed() -> None:
         report = replace(progress(0, {}, {}, {}), refused=dict.fromkeys(refused, Verdict.BAD_HASH))
         room.flight.on_progress(ANN, report)
         assert [peer for peer in ALL if room.flight.accusers_of(peer)] == sorted(barred)
-        assert room.flight.barred == {}, "one of two that can tell"
+        assert room.flight.scatter.barred == {}, "one of two that can tell"
         room.flight.on_progress(BOB, replace(report, refused={CYD: Verdict.BAD_HASH}))
-        assert room.flight.barred.keys() == barred
+        assert room.flight.scatter.barred.keys() == barred
 
 
 def test_results_of_an_earlier_decision_do_not_count() -> None:
     room = Room().decided()
     old = progress(0, {}, {0: h("old", 0)}, {0: h("old", 0)})
     room.flight.on_progress(ANN, old)
-    assert room.flight.merged == {}
+    assert room.flight.gather.merged == {}
 
 
 def test_of_three_two_must_hold_each_result_or_all_if_fewer_live() -> None:
@@ -692,7 +692,7 @@ def test_P18_an_owner_that_gives_nobody_what_it_merged_loses_its_chunks() -> Non
     assert isinstance(room.step(after_s=patience_s), RoundWaits), "it has only just been seen"
     step = room.step(after_s=1.0 + patience_s)
     assert isinstance(step, OwnersMoved) and step.unfit == {BOB}
-    assert room.flight.merged.keys() == {0, 2}, "somebody else merges it again"
+    assert room.flight.gather.merged.keys() == {0, 2}, "somebody else merges it again"
 
 
 FOUR = ("ann", "bob", "cyd", "dan")
@@ -782,12 +782,14 @@ def test_without_any_tokens_all_weigh_the_same() -> None:
 def test_people_hear_of_members_by_their_names() -> None:
     """Rules know ids; each sentence is built with names by the rule that tells it."""
     room = Room()
-    room.flight.name = str.upper
+    room.flight.name = room.flight.scatter.name = str.upper
     room.sent(ANN), room.sent(BOB)
     assert room.step() == RoundWaits("scatter: waiting for ANN, BOB, CYD")
     room.holds(ANN, BOB, wrong=True)
     room.holds(CYD, BOB, wrong=True)
-    assert room.flight.barred[BOB].text == "the bytes that CYD holds are not the bytes it says it sent"
+    assert (
+        room.flight.scatter.barred[BOB].text == "the bytes that CYD holds are not the bytes it says it sent"
+    )
     room.alive.remove(CYD)
     moved = room.step()
     assert isinstance(moved, OwnersMoved) and moved.reason == "owner CYD is lost; its chunks moved"
@@ -849,7 +851,7 @@ def test_P11_a_share_that_is_of_no_use_is_computed_again() -> None:
 
 def test_P3_who_dies_when_its_share_is_safe_costs_nothing() -> None:
     room = Room(WHOLE)
-    room.flight.plan = replace(room.flight.plan, owners=(0, 0, 1))
+    room.flight.go_by(replace(room.flight.plan, owners=(0, 0, 1)))
     for member in ALL:
         room.sent(member)
     for owner in (ANN, BOB):
@@ -982,7 +984,7 @@ def test_what_was_made_by_what_did_not_come_is_made_again() -> None:
     step = room.step(10.5)
     assert isinstance(step, RoundCommitted) and step.decision.decision_no == 2 and not step.decision.foreseen
     assert step.decision.weights[2] == 0.0 and not room.flight.as_foreseen
-    assert not room.flight.merged and room.flight.fractions()[3] == 0.0
+    assert not room.flight.gather.merged and room.flight.fractions()[3] == 0.0
     waits = room.step(10.6)
     assert isinstance(waits, RoundWaits) and "3 of 3 chunks not merged yet" in waits.reason
     assert room.flight._got(ANN) == 0, "reports under the first number prove nothing any more"
@@ -993,14 +995,14 @@ def test_who_is_barred_after_it_was_foreseen_is_out_and_nothing_made_with_it_sta
     room.holds(ANN, *ALL)
     room.holds(BOB, *ALL)
     room.holds(CYD, *ALL)
-    room.flight.barred[BOB] = Excluded(ExclusionCause.RESTARTED, "it restarted during the round")
+    room.flight.scatter.barred[BOB] = Excluded(ExclusionCause.RESTARTED, "it restarted during the round")
     step = room.step()
     assert (
         isinstance(step, RoundCommitted)
         and step.decision.decision_no == 2
         and step.decision.weights[1] == 0.0
     )
-    assert not room.flight.merged
+    assert not room.flight.gather.merged
 
 
 def test_P3_an_owner_that_dies_meanwhile_is_followed_by_one_that_holds_its_result() -> None:
@@ -1008,7 +1010,7 @@ def test_P3_an_owner_that_dies_meanwhile_is_followed_by_one_that_holds_its_resul
     room.alive = {ANN, BOB}
     moved = room.step()
     assert isinstance(moved, OwnersMoved) and mask_from_bytes(moved.plan.kept) == 0b100
-    assert room.flight.merged.keys() == {0, 1, 2}
+    assert room.flight.gather.merged.keys() == {0, 1, 2}
     for member in (ANN, BOB):
         room.holds(member, *ALL)
     step = room.step()
@@ -1022,14 +1024,16 @@ def test_P3_who_dies_with_a_contribution_that_is_not_whole_takes_back_what_was_f
     for member in (ANN, BOB):
         room.holds(member, ANN, BOB)
     step = room.step()
-    assert isinstance(step, RoundCommitted) and step.decision.decision_no == 2 and not room.flight.merged
+    assert (
+        isinstance(step, RoundCommitted) and step.decision.decision_no == 2 and not room.flight.gather.merged
+    )
 
 
 def test_P18_nobody_is_blamed_for_results_that_do_not_come_before_the_decision() -> None:
     room = foreseeing()
     room.has_results(ANN, 0)
     rules = replace_rules(RULES, scatter_grace_s=50.0, round_timeout_s=200.0)
-    room.flight.rules = rules
+    room.flight.rules = room.flight.scatter.rules = rules
     for after_s in range(1, 50):
         assert isinstance(room.step(float(after_s)), RoundWaits)
     assert not room.flight.censors

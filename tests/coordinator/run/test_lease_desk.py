@@ -244,7 +244,7 @@ def test_nothing_is_taken_back_while_a_round_may_still_use_it() -> None:
     run.loses(ann, PeerEvent.SAID_GOODBYE)
     run.waits(10 * run.patience_s)
     assert run.released() == []
-    flight.barred[ann.peer] = Excluded(ExclusionCause.LEASES, "a test")
+    flight.scatter.barred[ann.peer] = Excluded(ExclusionCause.LEASES, "a test")
     run.waits(0.0)
     assert run.released() == [(1,)], "its contribution can't count any more"
 
@@ -256,7 +256,7 @@ def test_a_restarted_process_is_told_nothing_while_the_round_counts_on_the_one_b
     flight = run.opens(ann)
     again = run.enters("ann", restarts=1)
     assert run.beats(again, want=8) == (None, ()), "the samples may yet be acknowledged"
-    flight.barred[ann.peer] = Excluded(ExclusionCause.RESTARTED, "it restarted during the round")
+    flight.scatter.barred[ann.peer] = Excluded(ExclusionCause.RESTARTED, "it restarted during the round")
     assert ranges(run.beats(again, want=0)[0]) == [(1, 0, 8)]
 
 
@@ -429,7 +429,7 @@ def test_P7_what_a_round_may_still_use_is_not_given_to_others() -> None:
     run = Streaming(ann=10, bob=10)
     bob = run.crew["bob"]
     flight = run.opens(bob)
-    flight.sent[bob.peer] = SENT_TO_16
+    flight.scatter.sent[bob.peer] = SENT_TO_16
     run.names(bob, 11)
     run.beats(bob, samples=11, have=(2,))
     assert run.leases.held[2].stop == 16

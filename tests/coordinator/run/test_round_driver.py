@@ -184,7 +184,7 @@ class Stage:
                 combined((c, hashes_of(each)[32 * c : 32 * c + 32]) for c in share),
             )
             for each, guest in self.guests.items()
-            if guest.peer in flight.plan.members and guest.peer in flight.sent
+            if guest.peer in flight.plan.members and guest.peer in flight.scatter.sent
         }
         results = [hash_bytes(b"result", bytes([chunk])) for chunk in range(2)]
         report = ProgressReport(
@@ -374,7 +374,7 @@ def test_a_hash_list_that_is_not_signed_by_its_sender_counts_for_nothing() -> No
     stage.opens()
     stage.sends("ann", signature=bytes(64))
     assert stage.driver.round is not None
-    assert stage.driver.round.barred == {
+    assert stage.driver.round.scatter.barred == {
         stage.guests["ann"].peer: Excluded(ExclusionCause.UNSIGNED, "its hash list is not signed by it")
     }
     assert not stage.driver.may_use_work_of(stage.guests["ann"].peer)
@@ -387,7 +387,7 @@ def test_P7_a_contribution_that_used_what_is_not_its_own_is_out() -> None:
     stage.sends("ann", used=(Used(7, 4),))
     assert stage.driver.round is not None
     told = Excluded(ExclusionCause.LEASES, "it used lease 7, which is not its own any more")
-    assert stage.driver.round.barred == {stage.guests["ann"].peer: told}
+    assert stage.driver.round.scatter.barred == {stage.guests["ann"].peer: told}
 
 
 def test_P7_a_member_that_restarts_during_a_round_is_out_of_it() -> None:
@@ -395,7 +395,7 @@ def test_P7_a_member_that_restarts_during_a_round_is_out_of_it() -> None:
     stage.opens()
     stage.driver.on_restart(stage.guests["bob"].peer)
     assert stage.driver.round is not None
-    assert stage.driver.round.barred == {
+    assert stage.driver.round.scatter.barred == {
         stage.guests["bob"].peer: Excluded(ExclusionCause.RESTARTED, "it restarted during the round")
     }
 
@@ -538,12 +538,12 @@ def test_P9_an_owner_that_lacks_a_members_work_round_after_round_owns_nothing_fo
         assert flight is not None
         ann, bob, cyd = (stage.guests[name].peer for name in NAMES)
         owners = tuple(flight.plan.members.index(peer) for peer in (bob, cyd))
-        flight.plan = structs.replace(flight.plan, owners=owners)
+        flight.go_by(structs.replace(flight.plan, owners=owners))
         for name in NAMES:
             stage.sends(name, round_no=number)
         for name, whose in (("bob", (bob, cyd)), ("cyd", (ann, bob, cyd))):
             stage.reports(name)
-            flight.held[stage.guests[name].peer] = dict.fromkeys(whose, 0b11)
+            flight.scatter.held[stage.guests[name].peer] = dict.fromkeys(whose, 0b11)
         stage.core.now += MANIFEST.round.scatter_grace_s
         stage.driver.advance()
         assert flight.decision is not None and ann not in flight.decision.included(flight.plan.members)
@@ -793,7 +793,7 @@ def test_results_made_by_it_are_committed_with_the_decision_and_not_before() -> 
     assert flight is not None
     for name, guest in stage.guests.items():
         stage.reports(name, merged=mask_of(flight.plan.chunks_of(guest.peer)), got=0b11, decision_no=1)
-    assert flight.merged.keys() == {0, 1}
+    assert flight.gather.merged.keys() == {0, 1}
     stage.driver.advance()
     kinds = [type(each.record) for each in stage.core.take_effects() if isinstance(each, Write)]
     assert kinds == [DecidedOn, CommittedRound] and stage.driver.book.version == 1

@@ -139,11 +139,13 @@ def test_P7_what_a_restarted_peer_sent_before_is_not_taken_and_it_gets_its_sampl
         used=used, signature=b"",
     )  # fmt: skip
     hall.says(ann, sent)
-    assert ann.peer in flight.sent and driver.may_use_work_of(ann.peer)
+    assert ann.peer in flight.scatter.sent and driver.may_use_work_of(ann.peer)
     hall.machine.on_closed(ann.peer, ann.session, hall.now)
     again = Guest(1, restarts=1)
     hall.joins(again)
-    assert flight.barred == {ann.peer: Excluded(ExclusionCause.RESTARTED, "it restarted during the round")}
+    assert flight.scatter.barred == {
+        ann.peer: Excluded(ExclusionCause.RESTARTED, "it restarted during the round")
+    }
     assert not driver.may_use_work_of(ann.peer)
     leases = hall.tick(again, fragments=holding(0)).leases or ()
     assert [each.lease for each in leases] == list(held) and all(each.upto == each.start for each in leases)
@@ -188,7 +190,7 @@ def test_P4_a_new_commit_is_told_to_members_that_have_shown_the_runs_state_and_t
         run.says(member)
     flight = run.opens(ann)
     flight.decision = Decision(flight.plan.round_no, 1, (1.0,), {})
-    flight.sent[ann.peer] = m.Sent(
+    flight.scatter.sent[ann.peer] = m.Sent(
         seat=0, counted=b"",
         session=ann.session, seq=1, round_no=flight.plan.round_no, hashes=bytes(64), tokens=8, steps=1, loss=None,
         used=(), signature=b"",

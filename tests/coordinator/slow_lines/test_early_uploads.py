@@ -7,7 +7,8 @@ from dataclasses import replace as replace_rules
 import pytest
 from msgspec.structs import replace
 
-from farflung.coordinator.rounds.round import NAMED_IN_S, NAMED_SHARE, Round
+from farflung.coordinator.rounds.reported import NAMED_IN_S, NAMED_SHARE
+from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.rounds.round_policy import RoundCommitted, RoundWaits
 from farflung.coordinator.rounds.round_rules import RoundRules
 from farflung.coordinator.slow_lines.slow_lines import (
@@ -309,7 +310,7 @@ def arrives(round_: Round, *members: str) -> None:
         )  # fmt: skip
         round_.on_sent(member, sent)
         for owner, mask in (("ann", 0b01), ("bob", 0b10)):
-            round_.held.setdefault(owner, {})[member] = mask
+            round_.scatter.held.setdefault(owner, {})[member] = mask
 
 
 def test_a_round_waits_a_moment_for_what_was_sent_ahead_to_be_named_and_no_longer() -> None:
