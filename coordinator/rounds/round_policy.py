@@ -24,7 +24,7 @@ from farflung.protocol.round_words import AheadPlan, Commit, Decision, GroupSums
 # ---- steps -------------------------------------------------------------------------------------------------
 # What is due in a round: one of six steps, each with its reason. Pure data.
 #
-# Made by `InFlight.next_step`, carried out by the driver, which announces it and writes it down. Must not
+# Made by `Round.next_step`, carried out by the driver, which announces it and writes it down. Must not
 # know how any of it was found out.
 
 
