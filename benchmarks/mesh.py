@@ -167,7 +167,7 @@ class Homes(World):
         """It tells both directions of its line, and whether rounds have filled it."""
         super().start_peer(index)
         for peer in self.peers.values():
-            vitals = peer.machine.reports.vitals
+            vitals = peer.member.reports.vitals
             vitals.down_bytes_per_s, vitals.rough = self.lines.down_bytes_per_s(peer.peer), self._rough
 
     def _send_frame(self, source: str, effect: SendFrame) -> None:
@@ -206,7 +206,7 @@ class Homes(World):
         """It hears from whom something comes in, as the real data plane tells it."""
         coming = {source for source, count in self._coming[peer.peer].items() if count > 0}
         if peer.alive and peer.peer in self._coming:
-            peer.machine.on_lines(set(), coming, self.now)
+            peer.member.on_lines(set(), coming, self.now)
         super()._peer_tick(peer)
 
     def _deliver(self, source: str, target: str, message: Message, allowed: Names, key: bytes = b"") -> None:

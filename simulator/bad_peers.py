@@ -383,7 +383,7 @@ class LiarsLeague:
 
     def hears(self, peer: VirtualPeer, message: ToMember) -> ToMember:
         """A liar knows what it holds, whatever the run believes."""
-        part = peer.machine.part
+        part = peer.member.part
         if not isinstance(message, Tick) or part is None or self.is_true_to_its_state:
             return message
         for word in message.fragments:
@@ -438,7 +438,7 @@ class LiarsLeague:
         """What it says of what it merged itself."""
         if self.way == "length":
             return replace(said, lengths=length_to_bytes(1e9) * (len(said.lengths) // LENGTH_BYTES))
-        part = peer.machine.part
+        part = peer.member.part
         replica = part.replica_of_round(said.round_no) if part is not None else None
         flight = replica.rounds.flight if replica is not None else None
         if not said.merged or flight is None or flight.deciding.newest is None:
@@ -451,7 +451,7 @@ class LiarsLeague:
 
     def _disown(self, peer: VirtualPeer, said: ProgressReport) -> ProgressReport:
         """Of the first sum of each result that it makes."""
-        part = peer.machine.part
+        part = peer.member.part
         replica = part.replica_of_round(said.round_no) if part is not None else None
         flight = replica.rounds.flight if replica is not None else None
         if not said.sum_tags or flight is None or flight.deciding.newest is None:
@@ -473,9 +473,7 @@ class LiarsLeague:
             return None
         if self.way == "junk":
             return replace(shown, part=bytes(len(shown.part)))
-        replica = (
-            peer.machine.joined.part.replicas[show.fragment] if peer.machine.joined is not None else None
-        )
+        replica = peer.member.joined.part.replicas[show.fragment] if peer.member.joined is not None else None
         believed = self._believed.get((peer.peer, show.fragment), show.version)
         if (
             self.way == "echo"
@@ -486,7 +484,7 @@ class LiarsLeague:
         ):
             return shown
         raw = b"".join(self._list(peer, show.fragment))
-        era, digest = peer.machine.era, root_of(split_hashes(raw))
+        era, digest = peer.member.reports.era, root_of(split_hashes(raw))
         claim = claim_part(self._run_id, era, show.fragment, show.version, digest)
         return replace(shown, part=raw, signature=peer.me.sign(claim))
 

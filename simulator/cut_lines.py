@@ -70,8 +70,8 @@ class HeldAtCut:
     def by(peers: Iterable[VirtualPeer], seen: Invariants) -> HeldAtCut:
         newest: dict[int, int] = {}
         for peer in peers:
-            if peer.machine.part is not None and peer.machine.era == len(seen.eras) - 1:
-                for number, replica in peer.machine.part.replicas.items():
+            if peer.member.part is not None and peer.member.reports.era == len(seen.eras) - 1:
+                for number, replica in peer.member.part.replicas.items():
                     newest[number] = max(newest.get(number, 0), replica.held.version)
         commits = {
             key: each.round_no for key, each in seen.commits.items() if key[1] <= newest.get(key[0], 0)
@@ -191,7 +191,7 @@ class HostChanges:
         """Of those who stayed to the end of the run."""
         terms = machine.core.terms
         for peer in here:
-            joined = peer.machine.joined
+            joined = peer.member.joined
             if joined is None:
                 continue
             mine, versions = joined.amending.terms, [replica.held.version for replica in joined.replicas]
@@ -379,9 +379,9 @@ def let_some_leave(world: DepartureWorld, per_s: float) -> None:
 def ask_to_leave(world: DepartureWorld, peer: VirtualPeer, twice: bool = False) -> None:
     """In good order; a peer that is asked twice goes at once."""
     world.note(f"{peer.peer} is asked to leave{' twice' if twice else ''}")
-    peer.carry_out(peer.machine.take_leave("asked", world.now))
+    peer.carry_out(peer.member.take_leave("asked", world.now))
     if twice:
-        peer.carry_out(peer.machine.leave("asked"))
+        peer.carry_out(peer.member.leave("asked"))
 
 
 def _await_return(world: DepartureWorld, peer: VirtualPeer) -> None:

@@ -135,7 +135,7 @@ class VirtualCheckpoints:
         peer = self._peer
         if peer.alive:
             problem = self._disk.write(whole)
-            peer.carry_out(peer.machine.on_disk(CheckpointWritten(whole.version, problem), peer.world.now()))
+            peer.carry_out(peer.member.on_disk(CheckpointWritten(whole.version, problem), peer.world.now()))
 
     def list_shelf(self) -> None:
         peer = self._peer
@@ -146,7 +146,7 @@ class VirtualCheckpoints:
                 )
                 for kept in self._disk.kept
             ]
-            peer.carry_out(peer.machine.on_disk(ShelfListed("checkpoints", found), peer.world.now()))
+            peer.carry_out(peer.member.on_disk(ShelfListed("checkpoints", found), peer.world.now()))
 
     def restore(self, effect: Restore) -> None:
         peer = self._peer
@@ -168,7 +168,7 @@ class VirtualCheckpoints:
                 for number in effect.lacking:
                     first = peer.fragments[number].first
                     peer.state.install(Install(first, broken.version, broken.parts[number][1][0]))
-            effects = peer.machine.on_disk(StateRead(version, ["nothing read"], touched), peer.world.now())
+            effects = peer.member.on_disk(StateRead(version, ["nothing read"], touched), peer.world.now())
             peer.carry_out(effects)
 
         peer.calculate(end)
@@ -315,6 +315,6 @@ class VirtualKeeping:
                 return
             word = job()
             if word is not None:
-                peer.carry_out(peer.machine.on_disk(word, world.now()))
+                peer.carry_out(peer.member.on_disk(word, world.now()))
 
         world.after(self._busy_until - world.now(), done)

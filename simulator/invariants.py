@@ -201,7 +201,7 @@ class Invariants:
             self.samples_committed[commit.fragment] |= self.used[commit.round_no]
 
     def _holds_version_0(self) -> bool:
-        parts = [peer.machine.part for peer in self._living() if peer.machine.part is not None]
+        parts = [peer.member.part for peer in self._living() if peer.member.part is not None]
         return all(any(_held_by(part, each.number) == 0 for part in parts) for each in self._fragments)
 
     def _nobody_is_passed_over(self, versions: tuple[int, ...]) -> None:
@@ -215,9 +215,9 @@ class Invariants:
         now, brought = self.eras[-1], self.brought[fragment]
         lost: set[str] = set()
         for peer in self._living():
-            part = peer.machine.part
+            part = peer.member.part
             replica = part.replicas.get(fragment) if part is not None else None
-            if replica is not None and peer.machine.era == len(self.eras) - 1:
+            if replica is not None and peer.member.reports.era == len(self.eras) - 1:
                 if (
                     replica.held.version > version
                     and now.sealed.get((fragment, replica.held.version)) == replica.held.digest
@@ -384,7 +384,7 @@ class Invariants:
         """P18: what an honest peer calculated it keeps, whoever says otherwise; unless the run goes back, or goes on
         without it for so long that nobody keeps the results any more."""
         [peer] = details
-        part, era = peer.machine.part, peer.machine.era
+        part, era = peer.member.part, peer.member.reports.era
         for number, replica in part.replicas.items() if part is not None else ():
             held_in, held = self._held.get((peer.me.process, number), (era, -1))
             now = replica.held
@@ -409,9 +409,9 @@ class Invariants:
 
     def _saw_to_coordinator(self, details: tuple[VirtualPeer, object]) -> None:
         peer, message = details
-        if isinstance(message, Sent) and peer.machine.part is not None:
-            replica = peer.machine.part.replica_of_round(message.round_no)
-            era = peer.machine.era
+        if isinstance(message, Sent) and peer.member.part is not None:
+            replica = peer.member.part.replica_of_round(message.round_no)
+            era = peer.member.reports.era
             good = replica is not None and self._is_the_runs(
                 replica.fragment.number, replica.held.version, replica.held.digest, era
             )
@@ -496,11 +496,11 @@ class Invariants:
         """
         states: dict[tuple[int, int, int], bytes] = {}
         for peer in peers:
-            for replica in peer.machine.part.replicas.values() if peer.machine.part is not None else ():
+            for replica in peer.member.part.replicas.values() if peer.member.part is not None else ():
                 counts = replica.held.version > 0 or (is_founded and replica.held.version == 0)
                 if counts and set(replica.held.chunks.versions) == {replica.held.version}:
                     raw = peer.state.part(peer.anchor, replica.fragment.number).numpy().tobytes()
-                    key = (peer.machine.era, replica.fragment.number, replica.held.version)
+                    key = (peer.member.reports.era, replica.fragment.number, replica.held.version)
                     same = states.setdefault(key, raw) == raw
                     self._require("P1", same, f"{peer.peer} differs at the end")
 
@@ -521,7 +521,7 @@ def all_is_held(ledger: Ledger, peers: Iterable[VirtualPeer]) -> bool:
 
     But for a stage that nobody serves, even before anything was learned: nobody is moved to it.
     """
-    parts = [peer.machine.part for peer in peers if peer.machine.part is not None]
+    parts = [peer.member.part for peer in peers if peer.member.part is not None]
     served = {fragment for part in parts for fragment in part.replicas}
     return (not ledger.learned and len(served) in (0, len(ledger.books))) or all(
         any(_held_by(part, fragment) >= book.version for part in parts)

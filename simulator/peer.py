@@ -94,6 +94,7 @@ class VirtualPeer:
             kept_commits=self.own.commits,
         )
         self.machine = self.world.machine(config, lambda: 0.5)
+        self.member = self.machine.member
         self.asked: dict[int, Show] = {}  # what the coordinator wanted to see, for those that lie about it
         self._busy_until = 0.0
         self._arrivals = [0.0, 0.0]  # the channel between agent and trainer keeps its order, both ways
@@ -124,7 +125,7 @@ class VirtualPeer:
     @property
     def seat(self) -> int:
         """That it works in; 0: none."""
-        told = self.machine.training.batch_beat()
+        told = self.member.training.batch_beat()
         return told.seat if told is not None else 0
 
     @property
@@ -163,10 +164,10 @@ class VirtualPeer:
         self._attach(word.model, stages)
 
     def _attach(self, model: ModelSchema, stages: tuple[int, ...] = ()) -> None:
-        first = self.machine.joined is None
+        first = self.member.joined is None
         effects = self.machine.on_attach(model, self.address, self.world.now(), stages)
-        if first and self.machine.joined is not None:
-            effects += self.machine.on_disk(ResultsFound(self.own.found(self.held)), self.world.now())
+        if first and self.member.joined is not None:
+            effects += self.member.on_disk(ResultsFound(self.own.found(self.held)), self.world.now())
         self.carry_out(effects)
 
     def to_trainer(self, message: ToTrainer) -> None:
@@ -236,7 +237,7 @@ class VirtualPeer:
                 | do.FetchShown()
                 | do.Recall()
             ):
-                era = self.machine.era  # when it was asked for: the run may go back meanwhile
+                era = self.member.reports.era  # when it was asked for: the run may go back meanwhile
                 self.calculate(lambda: self._compute(effect, era))
             case do.Follow(terms=terms):
                 making = outer_steps_of(terms)
@@ -264,7 +265,7 @@ class VirtualPeer:
     def _hold_stage(self, attached: Attached) -> None:
         if not self.held:
             self._hold(attached.held)
-            self.carry_out(self.machine.on_disk(ResultsFound(self.own.found(self.held)), self.world.now()))
+            self.carry_out(self.member.on_disk(ResultsFound(self.own.found(self.held)), self.world.now()))
         [held] = self.held
         self.own.stage = held.number
         self.to_trainer(
@@ -330,18 +331,18 @@ class VirtualPeer:
                 self.world.observe("sealed", (self, effect, digest, era))
                 if self._keeping is not None:
                     self._keeping.sealed(effect, digest, era)
-                self.carry_out(self.machine.on_sealed(effect.fragment, effect.version, digest, now))
+                self.carry_out(self.member.on_sealed(effect.fragment, effect.version, digest, now))
             case Merge() | Weigh() | Measure():
                 result = self.state.calculate(effect)
                 if isinstance(effect, Merge) and not isinstance(effect, MergeAgain):
                     assert isinstance(result, bytes)
                     result = self.world.forge_sum(self.peer, effect, result)
-                self.carry_out(self.machine.on_calculated(effect, result, now))
+                self.carry_out(self.member.on_calculated(effect, result, now))
             case do.Encode():
                 for made, problem in self.state.encode(self.slots[effect.slot], effect):
                     payloads = self.world.forge(self.peer, made)
                     self.world.observe("encoded", (self, effect, payloads))
-                    self.carry_out(self.machine.on_encoded(effect.round_no, payloads, problem, now))
+                    self.carry_out(self.member.on_encoded(effect.round_no, payloads, problem, now))
             case do.Resolve(slot=slot, used=used, fragment=fragment):
                 self.state.resolve(self.slots[slot], used, fragment)
             case do.KeepBefore(fragment=fragment, version=version):
@@ -349,14 +350,14 @@ class VirtualPeer:
             case do.Undo(fragment=fragment, version=version):
                 chunks = self.fragments[fragment].chunks
                 whole = all([self.state.undo(fragment, chunk, version) for chunk in chunks])
-                self.carry_out(self.machine.on_disk(Undone(fragment, version, era, whole), now))
+                self.carry_out(self.member.on_disk(Undone(fragment, version, era, whole), now))
             case do.ProveHolding():
                 value = self.state.prove_holding(effect.fragment, effect.nonce)
-                self.carry_out(self.machine.on_holding_proven(effect, value, now))
+                self.carry_out(self.member.on_holding_proven(effect, value, now))
             case do.FetchShown(show=show, logged=logged):
                 self.asked[show.question] = show
                 raw = bytes(logged) if logged is not None else self.state.shown(show)
-                self.carry_out(self.machine.on_shown(show, raw, now))
+                self.carry_out(self.member.on_shown(show, raw, now))
             case do.ServePiece():
                 self._give_on(effect, era)
             case do.ServeState():
@@ -367,7 +368,7 @@ class VirtualPeer:
                 self._answer_logged(effect, era)
 
     def _keep(self, effect: Install | Roll, era: int) -> None:
-        digest = self.machine.digest_of(effect.chunk, effect.version)
+        digest = self.member.digest_of(effect.chunk, effect.version)
         self.own.pieces[effect.chunk] = (era, effect.version, digest, self.state.chunk_bytes(effect.chunk))
 
     def _recall(self, effect: do.Recall, now: float) -> None:
@@ -378,7 +379,7 @@ class VirtualPeer:
                 self.state.install(Install(chunk, version, raw))
                 held[chunk] = (version, digest)
         self.world.observe("recalled", (self, held))
-        self.carry_out(self.machine.on_disk(PiecesRecalled(held), now))
+        self.carry_out(self.member.on_disk(PiecesRecalled(held), now))
 
     def _answer(self, to: str, kind: Kind, version: int, chunk: int, era: int) -> None:
         fragment = next(each.number for each in self.fragments if chunk in each.chunks)
@@ -410,7 +411,7 @@ class VirtualPeer:
             self.world.to_peer(self.peer, SendFrame(effect.to, frame))
 
     def on_spoiled(self, sender: str, spoiled: Spoiled) -> None:
-        self.carry_out(self.machine.on_spoiled(sender, spoiled, self.world.now()))
+        self.carry_out(self.member.on_spoiled(sender, spoiled, self.world.now()))
 
     def on_frame(self, sender: str, frame: Frame) -> None:
-        self.carry_out(self.machine.on_frame(sender, frame, self.world.now()))
+        self.carry_out(self.member.on_frame(sender, frame, self.world.now()))

@@ -24,7 +24,7 @@ from farflung.optim.schedule import ScheduleRules
 from farflung.peer.data.leased_data import Span
 from farflung.peer.local.words import Begin, Bye, FromTrainer, ToTrainer
 from farflung.peer.machine import effects as peer_effects
-from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.machine.machine import MemberMachine, PeerMachine
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.machine import TrainerMachine
@@ -62,7 +62,7 @@ class TrainerHost(Protocol):
     slots: tuple[Tensor, ...]
     outer: OuterStep
     state: OuterState
-    machine: PeerMachine
+    member: MemberMachine
     world: TrainerSurroundings
     alive: bool
     offers: tuple[int, ...]  # stages that it could hold

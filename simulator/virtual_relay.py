@@ -147,7 +147,7 @@ class VirtualOffers:
         self._random = random.Random(f"offers {self.seed}")
 
     def of(self, peer: VirtualPeer) -> _ShownPeer:
-        name, session = peer.me.peer, peer.machine.reports.session
+        name, session = peer.me.peer, peer.member.reports.session
         if name not in self._known or self._known[name].session != session:
             self._known[name] = _ShownPeer(session)
         return self._known[name]
@@ -165,7 +165,7 @@ class VirtualOffers:
         """The shell tells it, as at every tick of an agent."""
         if not self.scenario.offered:
             return
-        vitals, known = peer.machine.reports.vitals, self.of(peer)
+        vitals, known = peer.member.reports.vitals, self.of(peer)
         if peer.address:
             port = 0 if self._is_dead(peer, now) else OFFERED_PORT
             vitals.relay = RelayOffer(port, 1_000_000, known.number)
@@ -329,7 +329,7 @@ class VirtualRouters:
         found = (
             name for name, other in self.peers.items() if other is not peer and self.stands(peer, other, now)
         )
-        peer.machine.reports.vitals.punched = tuple(sorted(found))
+        peer.member.reports.vitals.punched = tuple(sorted(found))
 
     def carries(self, one: VirtualPeer | None, other: VirtualPeer | None, now: float) -> bool:
         """A frame from one to the other."""

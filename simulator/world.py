@@ -293,7 +293,7 @@ class World:
                 for p in self.peers.values()
                 if p.alive
                 and p.machine.doorway.stand == HandshakeState.INSIDE
-                and p.machine.reports.session in sessions
+                and p.member.reports.session in sessions
             ]
 
     def _ends_with_liars_alone(self) -> bool:
@@ -357,7 +357,7 @@ class World:
         values = self.model.chunk_count * self.model.chunk_elements
         needed = values / self.manifest.round.scatter_grace_s
         drawn = lambda: round(needed * self.random.choice((0.1, 0.4, 0.9, 3.0)))  # noqa: E731
-        peer.machine.reports.vitals.up_bytes_per_s = self.slow_line.up_bytes_per_s(me.peer, drawn)
+        peer.member.reports.vitals.up_bytes_per_s = self.slow_line.up_bytes_per_s(me.peer, drawn)
         self.peers[me.peer] = peer
         self._peer_tick(peer)
 
@@ -434,7 +434,7 @@ class World:
         dialled = self._dialable(source) or self._dialable(effect.to)
         if not (dialled or self.between.carries(one, other, self.now)):
             return  # nobody can open a connection between the two
-        if self.last.withholds(source, effect, self.peers[source].machine.part):
+        if self.last.withholds(source, effect, self.peers[source].member.part):
             return
         if self.neighbours.holds_back(source, effect):
             return

@@ -193,7 +193,7 @@ def run(churn: Churn) -> Outcome:
     newest = [
         peer
         for peer in world.peers.values()
-        if peer.machine.part is not None and peer.machine.part.version == churn.rounds
+        if peer.member.part is not None and peer.member.part.version == churn.rounds
     ]
     ledger = world.coordinator.core.ledger
     loss = held_out_loss(newest[0].anchor)

@@ -167,7 +167,7 @@ class Learner(VirtualTrainer):
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         # By the run's versions and not by own steps: a slow peer's rate falls with everybody's.
-        part = self.host.machine.part
+        part = self.host.member.part
         done = part.version / self.host.manifest.run.rounds if part is not None else 0.0
         for group in self.inner.param_groups:
             group["lr"] = rate_at(setting.lr, self.steps, done)
@@ -261,7 +261,7 @@ class LearningWorld(World):
 
     def _look(self) -> None:
         """The held-out loss of the anchor, after so many steps of a peer of full speed."""
-        newest = max(self.peers.values(), key=lambda p: p.machine.part.version if p.machine.part else -1)
+        newest = max(self.peers.values(), key=lambda p: p.member.part.version if p.member.part else -1)
         self.layout.load(self.evaluated, newest.anchor)
         steps = self._commits * self.setting.period // self.manifest.fragments
         self.curve.append((steps, evaluate(self.evaluated, CORPUS.held_out, 128, 64)))

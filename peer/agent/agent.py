@@ -214,7 +214,7 @@ class Agent:
             open_journal(options.journal, options.own.identity, say),
             beginning_of(me, options.url.run, options.own.upload_limits),
             lambda: use_of(self._link.counts, self._arithmetic, self._control, self._mode_hand),
-            lambda: counts_of(self._link.counts, machine, self._held_back),
+            lambda: counts_of(self._link.counts, machine.member, self._held_back),
         )
         self._metrics = PeerMetrics(options.own.metrics, options.url.run)
         failpoints.arm(os.environ, self._events.on_failpoint)
@@ -271,7 +271,7 @@ class Agent:
             on_word(message)
             if isinstance(message, Tick):
                 self._reaching.on_tick(message, time.monotonic())
-                self._offering.on_tick(message, machine.reports.run_id, time.monotonic())
+                self._offering.on_tick(message, machine.member.reports.run_id, time.monotonic())
             handle = machine.on_door if type(message) in DOOR_OUT.values() else machine.on_control
             self._carry_out(handle(message, time.monotonic()))  # type: ignore[arg-type]
         while (local := self._local.recv_nowait()) is not None:
@@ -282,16 +282,16 @@ class Agent:
                 if came.header.kind == Kind.STATE:
                     self._fetching.came(sender, came.header.chunk, len(came.payload))
                 hands = self._hands
-                if hands is None or not hands.answering.takes(sender, came, machine, now):
-                    self._carry_out(machine.on_frame(sender, came, now))
+                if hands is None or not hands.answering.takes(sender, came, machine.member, now):
+                    self._carry_out(machine.member.on_frame(sender, came, now))
             else:
-                self._carry_out(machine.on_spoiled(sender, came, now))
+                self._carry_out(machine.member.on_spoiled(sender, came, now))
         self._inbox.collect()
-        if machine.part is not None:
-            self._events.on_progress(machine.part.flights)
+        if machine.member.part is not None:
+            self._events.on_progress(machine.member.part.flights)
         self._link.flush()
         if self._hands is not None:
-            self._hands.answering.turn(machine, time.monotonic())
+            self._hands.answering.turn(machine.member, time.monotonic())
 
     @property
     def _mode_hand(self) -> ModeHand:
@@ -303,7 +303,8 @@ class Agent:
         return self._hands.answering.held if self._hands is not None else 0
 
     def _on_tick(self, now: float) -> None:
-        machine, vitals = self._machine, self._machine.reports.vitals
+        machine, member = self._machine, self._machine.member
+        vitals = member.reports.vitals
         self._control.on_tick()
         for record in self._looking_up.turn(machine.doorway.inside, now):
             self._carry_out(machine.seeking.on_found(record, now))
@@ -313,20 +314,20 @@ class Agent:
         if self._supervisor.just_died:
             self._events.on_trainer("gone")
             self._carry_out(machine.on_trainer_gone(now))
-        if problem is not None and not machine.leaving.asked:
-            self._carry_out(machine.take_leave(problem, now, LeaveCause.TRAINER))
+        if problem is not None and not member.leaving.asked:
+            self._carry_out(member.take_leave(problem, now, LeaveCause.TRAINER))
         if self._asked_to_leave:
-            go = machine.take_leave(ASKED, now) if self._asked_to_leave == 1 else machine.leave(ASKED)
+            go = member.take_leave(ASKED, now) if self._asked_to_leave == 1 else member.leave(ASKED)
             self._carry_out(go)
         if self._hands is not None:
             vitals.step, vitals.tokens, vitals.loss = self._hands.shared.read_progress()
             self._look_at_trainer(now, vitals.step)
-        part = machine.part
+        part = member.part
         expected = (
             Expected(part.others_in_round, part.owing_in_round, part.expects_bytes) if part else Expected()
         )
         self._line.on_tick(now, expected)
-        machine.on_lines(self._link.unreached(), self._link.arriving(), now)
+        member.on_lines(self._link.unreached(), self._link.arriving(), now)
         self._events.on_tick(now, vitals.saved, self._trained)
         frames = self._link.counts
         # Of a frame that takes half a minute, too: a newcomer that fetches nothing loses its place.
@@ -347,8 +348,8 @@ class Agent:
         return TrainerProgress(step, tokens, loss, self._hands.shared.read_gradient_norm())
 
     def _look_at_trainer(self, now: float, step: int) -> None:
-        before, vitals = self._machine.reports.vitals.stuck, self._machine.reports.vitals
-        vitals.stuck = self._pulse.check_stuck(now, step, self._machine.training.stepping)
+        member, vitals = self._machine.member, self._machine.member.reports.vitals
+        before, vitals.stuck = vitals.stuck, self._pulse.check_stuck(now, step, member.training.stepping)
         if vitals.stuck and not before:
             self._events.on_trainer("stuck")
             self._supervisor.on_stuck(self._pulse.patience_s)
@@ -367,7 +368,7 @@ class Agent:
             self._hands.state.restart_moments()
         elif isinstance(message, Bye) and self._exit is not None:
             return
-        self._events.on_local(message, self._machine)
+        self._events.on_local(message, self._machine.member)
         on_word(message)
         made: Payload = b""
         if isinstance(message, WorkDone):
@@ -389,7 +390,7 @@ class Agent:
             self._hold(attached)
         self._pulse.on_new_trainer()
         self._supervisor.on_attached()
-        self._events.on_local(message, machine)
+        self._events.on_local(message, machine.member)
         on_word(message)
         self._carry_out(machine.on_attach(message.model, self._address, now, attached.stages))
 
@@ -425,7 +426,7 @@ class Agent:
         count = sum(fragment.count for fragment in attached.held)
         elements = count * attached.model.chunk_elements
         shared = SharedState.create(self._options.folder, elements, attached.form.names)
-        self._hands = hands = IoWorkers.of(attached, shared, self._machine, self._tools)
+        self._hands = hands = IoWorkers.of(attached, shared, self._machine.member, self._tools)
         self._fetching.expect(count)
         self._arithmetic.submit(hands.state.choose_paths, nothing)
         self._arithmetic.submit(let_go_of_text, nothing)
@@ -440,7 +441,7 @@ class Agent:
     def _vacated(self) -> None:
         hands, self._hands = self._hands, None
         if hands is not None:
-            self._machine.counters.count(Verdict.STALE, hands.answering.held)
+            self._machine.member.counters.count(Verdict.STALE, hands.answering.held)
             hands.close()
             hands.shared.remove()
             if hands.shared.place != self._options.folder:
@@ -531,14 +532,14 @@ class Agent:
         | do.FetchShown
         | do.BesideRounds,
     ) -> None:
-        machine, state, submit = self._machine, hands.state, self._arithmetic.submit
+        member, state, submit = self._machine.member, hands.state, self._arithmetic.submit
         match effect:
             case Install():
                 self._events.on_piece(effect.chunk, effect.version)
                 self._fetching.taken(effect.chunk, time.monotonic())
                 self._change(hands, effect, lambda: state.install(effect))
             case Roll():
-                hands.rolled(effect, machine)
+                hands.rolled(effect, member)
                 self._change(hands, effect, lambda: state.roll(effect))
             case Seal():
                 self._seal(hands, effect)
@@ -554,19 +555,19 @@ class Agent:
             case do.ServeState() | do.ServeManifest():
                 hands.answering.serve(effect, state)
             case do.ServeLogged():
-                hands.serve(effect, machine, self._on_own_frame)
+                hands.serve(effect, member, self._on_own_frame)
             case do.Undo():
-                tell = lambda undone: self._carry_out(machine.on_disk(undone, time.monotonic()))  # noqa: E731
-                hands.undo(effect, machine.era, self._arithmetic, tell)
+                tell = lambda undone: self._carry_out(member.on_disk(undone, time.monotonic()))  # noqa: E731
+                hands.undo(effect, member.reports.era, self._arithmetic, tell)
             case _:
                 self._use_beside(hands, effect)
 
     def _use_beside(self, hands: IoWorkers, effect: do.BesideRounds) -> None:
         """What happens beside the rounds, and seldom."""
-        machine, state = self._machine, hands.state
+        member, state = self._machine.member, hands.state
         match effect:
             case do.Recall():
-                hands.arriving.recall(effect, state, machine, time.monotonic)
+                hands.arriving.recall(effect, state, member, time.monotonic)
             case do.KeepBase() | do.KeepAhead():
                 if hands.keeping is not None:
                     hands.keeping.carry_out(effect, state)
@@ -576,19 +577,19 @@ class Agent:
                 self._line.follow(terms.newest.net)
                 hands.follow(terms, self._arithmetic.submit)
             case _ if hands.checkpoints is not None:
-                known = machine.joined.amending.terms if machine.joined is not None else None
-                facts = RunFacts(hands.attached, machine.doorway.incarnation, known)
+                known = member.joined.amending.terms if member.joined is not None else None
+                facts = RunFacts(hands.attached, self._machine.doorway.incarnation, known)
                 hands.checkpoints.carry_out(effect, facts, state, time.monotonic)
 
     def _encode(self, hands: IoWorkers, effect: do.Encode) -> None:
         state, submit = hands.state, self._arithmetic.submit
-        part = self._machine.part
+        part = self._machine.member.part
         self._link.forget_rounds_before(part.oldest_round_no if part is not None else 0)
         encoding = state.encoding(hands.shared.slots[effect.slot], effect, unmap_pages)
 
         def follow(made: Encoded) -> None:
             if encoding.is_wanted(made):
-                self._carry_out(self._machine.on_encoded(effect.round_no, *made, time.monotonic()))
+                self._carry_out(self._machine.member.on_encoded(effect.round_no, *made, time.monotonic()))
 
         submit(encoding.begin, nothing)
         for first in encoding.firsts:
@@ -600,7 +601,7 @@ class Agent:
     def _seal(self, hands: IoWorkers, seal: Seal) -> None:
         """Each thread hashes a part of what did not change by a result, which has its hash by then."""
         arithmetic, events, state, fragment = self._arithmetic, self._events, hands.state, seal.fragment
-        era, chunks = self._machine.era, hands.attached.fragments[fragment].chunks
+        era, chunks = self._machine.member.reports.era, hands.attached.fragments[fragment].chunks
         arithmetic.submit(lambda: events.on_rolled(seal.version, fragment))
         arithmetic.spread([partial(state.hash, part) for part in shares(chunks, arithmetic.size)])
         job = partial(events.sealing, seal.version, fragment, era, lambda: state.seal(fragment))
@@ -608,7 +609,7 @@ class Agent:
 
     def _prove(self, state: OuterState, effect: do.KeepBefore | do.ProveHolding | do.FetchShown) -> None:
         """What others may want to see: read and calculated in its turn, between the changes of the state."""
-        machine, submit = self._machine, self._arithmetic.submit
+        member, submit = self._machine.member, self._arithmetic.submit
         match effect:
             case do.KeepBefore(fragment=fragment, version=version):
                 submit(lambda: state.keep_before(fragment, version), nothing)
@@ -619,12 +620,13 @@ class Agent:
             case do.FetchShown(show=show, logged=logged):
                 submit(
                     lambda: bytes(logged) if logged is not None else state.shown(show),
-                    lambda raw: self._carry_out(machine.on_shown(show, raw, time.monotonic())),
+                    lambda raw: self._carry_out(member.on_shown(show, raw, time.monotonic())),
                 )
 
     def _change(self, hands: IoWorkers, effect: Install | Roll, job: Job) -> None:
-        digest = self._machine.digest_of(effect.chunk, effect.version)
-        arrived = Arrived(effect.version, self._machine.era, digest)
+        member = self._machine.member
+        digest = member.digest_of(effect.chunk, effect.version)
+        arrived = Arrived(effect.version, member.reports.era, digest)
         kept = hands.arriving.after(effect, arrived, hands.state, job)
         if hands.archive is not None:
             hands.archive.changed(effect)
@@ -636,25 +638,25 @@ class Agent:
         if hands is not None and hands.archive is not None:
             chunks = hands.attached.fragments[seal.fragment].chunks
             hashes = hands.state.hashes_of(chunks)
-            hands.archive.sealed(seal, self._machine.era, digest, hashes)
+            hands.archive.sealed(seal, self._machine.member.reports.era, digest, hashes)
         if hands is not None and hands.keeping is not None:
-            hands.keeping.sealed(seal, digest, self._machine.era)
+            hands.keeping.sealed(seal, digest, self._machine.member.reports.era)
         failpoints.hit("apply.after_seal")
         self._fetching.sealed(time.monotonic())
-        self._carry_out(self._machine.on_sealed(seal.fragment, seal.version, digest, time.monotonic()))
+        self._carry_out(self._machine.member.on_sealed(seal.fragment, seal.version, digest, time.monotonic()))
         of = hands.attached.of_part(seal.fragment) if hands is not None else ""
         if seal.version > 0:  # of its own first values a peer does not know yet whether they are the run's
             self._say(f"version {seal.version}{of} is here, digest {digest.hex()[:8]}", routine=True)
 
     def _on_own_frame(self, frame: Frame) -> None:
-        self._carry_out(self._machine.on_frame(self._identity.peer_id, frame, time.monotonic()))
+        self._carry_out(self._machine.member.on_frame(self._identity.peer_id, frame, time.monotonic()))
 
     def _proven(self, effect: do.ProveHolding, value: object) -> None:
         assert isinstance(value, bytes)
-        self._carry_out(self._machine.on_holding_proven(effect, value, time.monotonic()))
+        self._carry_out(self._machine.member.on_holding_proven(effect, value, time.monotonic()))
 
     def _calculated(self, effect: Merge | Weigh | Measure, made: object) -> None:
-        self._carry_out(self._machine.on_calculated(effect, made, time.monotonic()))
+        self._carry_out(self._machine.member.on_calculated(effect, made, time.monotonic()))
 
     # ---- the end ---------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import Attach, ToTrainer
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.disk_words import Undone
-from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.machine.machine import MemberMachine
 from farflung.peer.machine.modes import hand_of
 from farflung.peer.settings import OwnConfig
 from farflung.peer.state.archive import Archiving
@@ -78,7 +78,7 @@ class Answering:
 
     # ---- questions -----------------------------------------------------------------------------------------
 
-    def takes(self, sender: str, frame: Frame, machine: PeerMachine, now: float) -> bool:
+    def takes(self, sender: str, frame: Frame, machine: MemberMachine, now: float) -> bool:
         """True: a question that has to wait its turn.  The machine hears of it later."""
         part = machine.part
         if part is None or frame.header.kind not in _HELD_BACK:
@@ -91,7 +91,7 @@ class Answering:
             part.counters.count(Verdict.DUPLICATE)
         return True
 
-    def turn(self, machine: PeerMachine, now: float) -> None:
+    def turn(self, machine: MemberMachine, now: float) -> None:
         """At every turn of the agent's loop."""
         part = machine.part
         if part is None:
@@ -185,7 +185,7 @@ class IoWorkers:
     of_mode: ModeHand
 
     @staticmethod
-    def of(attached: Attached, shared: SharedState, machine: PeerMachine, tools: WorkerTools) -> IoWorkers:
+    def of(attached: Attached, shared: SharedState, machine: MemberMachine, tools: WorkerTools) -> IoWorkers:
         rules = attached.known.manifest.round
         outer = outer_of(attached.known.manifest, checked(outer_step()))
         files = Files(unnamed_file(tools.folder), unnamed_file(tools.folder))
@@ -268,19 +268,20 @@ class IoWorkers:
         else:
             job()
 
-    def rolled(self, effect: Roll, machine: PeerMachine) -> None:
+    def rolled(self, effect: Roll, machine: MemberMachine) -> None:
         """A result is to be applied, and others may ask for it, or this peer in another life."""
         if self.results is not None:
-            self.results.rolled(effect, machine.era, machine.logged_bytes)
+            logged = machine.joined.log.bytes if machine.joined is not None else 0
+            self.results.rolled(effect, machine.reports.era, logged)
         if self.keeping is not None:
-            self.keeping.rolled(effect, machine.era)
+            self.keeping.rolled(effect, machine.reports.era)
 
-    def serve(self, effect: do.ServeLogged, machine: PeerMachine, hear: Callable[[Frame], None]) -> None:
+    def serve(self, effect: do.ServeLogged, machine: MemberMachine, hear: Callable[[Frame], None]) -> None:
         """A result that lies on the disk; `hear`: if this peer itself asked for what a former life of it kept."""
         if self.keeping is not None and self.keeping.serves(effect):
-            self.keeping.serve(effect, machine.era, hear)
+            self.keeping.serve(effect, machine.reports.era, hear)
         elif self.results is not None:
-            self.results.serve(effect, machine.era)
+            self.results.serve(effect, machine.reports.era)
 
 
 def largest_payload_bytes(attached: Attached) -> int:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from farflung.collectives.link.link import FrameCounts
     from farflung.peer.agent.mode_hand import ModeHand
     from farflung.peer.line.control import ControlLink
-    from farflung.peer.machine.machine import PeerMachine
+    from farflung.peer.machine.machine import MemberMachine, PeerMachine
 
 TRAINED_EVERY_S = 5.0  # how often it is written how far the trainer is
 STEPS = 20  # of a phase: as fine as progress is told
@@ -89,11 +89,11 @@ class RoundEvents:
             return
         match effect:
             case do.ToCoordinator(message=Sent() as sent):
-                self._on_sent(sent, machine)
+                self._on_sent(sent, machine.member)
             case do.ToCoordinator(message=Beat() as beat) if self._log.detailed:
                 self._log.write("beat", up=beat.up_bytes_per_s, down=beat.down_bytes_per_s)
             case do.EnterMembers():
-                session, incarnation = machine.reports.session, machine.doorway.incarnation
+                session, incarnation = machine.member.reports.session, machine.doorway.incarnation
                 self._log.write("entered", session=session.hex(), incarnation=incarnation)
             case do.LeaveMembers():
                 self._log.write("apart")
@@ -101,7 +101,7 @@ class RoundEvents:
                 what = {"keep": load.keep, "steps": load.steps, "tokens": load.tokens}
                 self._log.write("load", fragment=load.fragment, version=load.version, **what)
             case do.ServeManifest(to=to, version=version, fragment=fragment):
-                self._on_serve(to, version, fragment, machine)
+                self._on_serve(to, version, fragment, machine.member)
             case do.TellTrainer(message=ResumeSteps(fragment=fragment)):
                 self._log.write("resume", fragment=fragment)
             case do.Restore():
@@ -109,21 +109,25 @@ class RoundEvents:
             case do.Note(text=text):
                 self._log.write("note", text=text)
 
-    def _on_sent(self, sent: Sent, machine: PeerMachine) -> None:
-        replica = machine.part.replica_of_round(sent.round_no) if machine.part is not None else None
+    def _on_sent(self, sent: Sent, member: MemberMachine) -> None:
+        replica = member.part.replica_of_round(sent.round_no) if member.part is not None else None
         if replica is None or not sent.hashes:
             return  # it has nothing to contribute
-        where = {"version": replica.held.version, "fragment": replica.fragment.number, "era": machine.era}
+        where = {
+            "version": replica.held.version,
+            "fragment": replica.fragment.number,
+            "era": member.reports.era,
+        }
         what = {"digest": replica.held.digest.hex(), "steps": sent.steps, "tokens": sent.tokens}
         self._log.write("sent", round=sent.round_no, **where, **what)
 
-    def _on_serve(self, to: str, version: int, fragment: int, machine: PeerMachine) -> None:
+    def _on_serve(self, to: str, version: int, fragment: int, member: MemberMachine) -> None:
         """A peer that takes chunks has taken their hashes first."""
-        if (to, version, fragment) in self._served or machine.part is None:
+        if (to, version, fragment) in self._served or member.part is None:
             return
         self._served = {each for each in self._served if each[1] >= version - 1} | {(to, version, fragment)}
-        digest = machine.part.replicas[fragment].held.digest.hex()
-        where = {"version": version, "fragment": fragment, "era": machine.era}
+        digest = member.part.replicas[fragment].held.digest.hex()
+        where = {"version": version, "fragment": fragment, "era": member.reports.era}
         self._log.write("serves", to=to, **where, digest=digest)
 
     def on_failpoint(self, point: str, action: str) -> None:
@@ -156,14 +160,14 @@ class RoundEvents:
     def on_trainer(self, what: str) -> None:
         self._log.write("trainer", what=what)
 
-    def on_local(self, message: FromTrainer, machine: PeerMachine) -> None:
+    def on_local(self, message: FromTrainer, member: MemberMachine) -> None:
         match message:
             case Attach(pid=pid):
                 self._log.write("trainer", what="attached", trainer_pid=pid)
-            case Frozen() as frozen if frozen.fragment in machine.training.works:  # else of a stage given up
+            case Frozen() as frozen if frozen.fragment in member.training.works:  # else of a stage given up
                 what = {"fragment": frozen.fragment, "slot": frozen.slot, "steps": frozen.steps}
                 what |= {"tokens": frozen.tokens, "step": frozen.step}
-                crossed = {"crossed": True} if machine.training.works[frozen.fragment].loading else {}
+                crossed = {"crossed": True} if member.training.works[frozen.fragment].loading else {}
                 self._log.write("frozen", **what, loss=frozen.loss, **crossed)
 
     def on_answer(self, took_s: float) -> None:
@@ -282,21 +286,21 @@ def use_of(frames: FrameCounts, arithmetic: Pool, control: ControlLink, kept: Mo
     }
 
 
-def counts_of(frames: FrameCounts, machine: PeerMachine, held: int) -> Counts:
+def counts_of(frames: FrameCounts, member: MemberMachine, held: int) -> Counts:
     """What became of every bulk frame; `waiting` ones overtook their explanation, or are questions that are `held`
     back, and end in a counter later."""
-    both = verdicts_of(frames, machine)
+    both = verdicts_of(frames, member)
     tx = {"tx": frames.sent_bytes, "rx": frames.arrived_bytes}
     return {
         **tx,
         "counters": both,
         "arrived": frames.arrived_frames,
-        "waiting": held + machine.early_count,
+        "waiting": held + (member.joined.early_count if member.joined is not None else 0),
     }
 
 
-def verdicts_of(frames: FrameCounts, machine: PeerMachine) -> dict[str, int]:
-    inside = machine.counters.as_dict()
+def verdicts_of(frames: FrameCounts, member: MemberMachine) -> dict[str, int]:
+    inside = member.counters.as_dict()
     return {name: count + inside[name] for name, count in frames.verdicts.as_dict().items()}
 
 

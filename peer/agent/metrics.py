@@ -28,7 +28,7 @@ class PeerMetrics:
     def on_tick(self, now: float, machine: PeerMachine, link: Link) -> None:
         if self._exporter is not None and self._exporter.is_due(now):
             families = of_process(__version__, self._run, "peer")
-            families += of_peer(machine, verdicts_of(link.counts, machine), self._answer_s)
+            families += of_peer(machine, verdicts_of(link.counts, machine.member), self._answer_s)
             self._exporter.tell(text_of(families).encode())
 
     def close(self) -> None:
@@ -37,7 +37,7 @@ class PeerMetrics:
 
 
 def of_peer(machine: PeerMachine, frames: Mapping[str, int], answer_s: float | None) -> list[Family]:
-    vitals, part = machine.reports.vitals, machine.part
+    vitals, part = machine.member.reports.vitals, machine.member.part
     version = min(replica.held.version for replica in part.replicas.values()) if part is not None else -1
     return [
         gauge("connected", "1 while this peer is a member of the run.", int(machine.doorway.inside)),

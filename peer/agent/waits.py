@@ -61,17 +61,18 @@ def fetching(share: float) -> str:
 
 def wait_of(machine: PeerMachine, share: float = 0.0) -> NamedWait:
     """`share`: of the run's state that is fetched."""
-    if machine.leaving.asked:
-        return NamedWait(WaitCause.LEAVING, f"leaving when this round is over: {machine.leaving.reason}")
+    member = machine.member
+    if member.leaving.asked:
+        return NamedWait(WaitCause.LEAVING, f"leaving when this round is over: {member.leaving.reason}")
     if not machine.doorway.inside:
         return _outside(machine)
-    tick, training = machine.tick, machine.training
+    tick, training = member.tick, member.training
     if tick is None:
         return NamedWait(WaitCause.ENTERING, "let in; waiting for the coordinator's first word")
     match tick.goal:
         case Goal.FOUND:
             return NamedWait(WaitCause.FOUNDING, "giving the run its first weights")
-        case Goal.WAIT | Goal.ALONE if machine.joined is not None and machine.joined.disk.reads:
+        case Goal.WAIT | Goal.ALONE if member.joined is not None and member.joined.disk.reads:
             return NamedWait(WaitCause.READING, "reading the run's state from a disk")
         case Goal.SYNC:
             return NamedWait(WaitCause.FETCHING, fetching(share))
@@ -92,7 +93,7 @@ def _outside(machine: PeerMachine) -> NamedWait:
     doorway = machine.doorway
     if doorway.refused:
         return NamedWait(WaitCause.REFUSED, f"not admitted yet: {doorway.refused}")
-    if machine.joined is not None and doorway.stand != HandshakeState.GREETING:
+    if machine.member.joined is not None and doorway.stand != HandshakeState.GREETING:
         return NamedWait(
             WaitCause.KNOCKING, "no answer from the coordinator; training goes on, and it is asked again"
         )

@@ -1,4 +1,4 @@
-"""What the shell says of disks: this peer's own, and the place for checkpoints.  `PeerMachine.on_disk` hears it."""
+"""What the shell says of disks: this peer's own, and the place for checkpoints.  `MemberMachine.on_disk` hears it."""
 
 from __future__ import annotations
 

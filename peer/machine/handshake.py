@@ -15,6 +15,7 @@ import msgspec
 
 from farflung import __version__
 from farflung.peer.local.words import RunAmendments as TermsWord
+from farflung.peer.local.words import Stop
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.checkpoint_policy import Saving
 from farflung.peer.machine.effects import Assist, Effect, Follow, LookElsewhere, Note, TellTrainer
@@ -303,6 +304,7 @@ STAY_WITH_SUMS_S = 60.0
 class Leaving:
     def __init__(self) -> None:
         self.reason, self.code = "", LeaveCause.LEFT
+        self.exited = False
         self._until = 0.0
 
     @property
@@ -318,6 +320,10 @@ class Leaving:
         """Nothing is left to stay for.  `awaited`: it has sums that the others wait for."""
         busy = part is not None and inside and (bool(part.flights) or awaited)
         return self.asked and (not busy or now >= self._until)
+
+    def exit(self, code: str, reason: str) -> list[Effect]:
+        self.exited = True
+        return [TellTrainer(Stop(code=code, reason=reason)), do.Exit(code, reason)]
 
 
 # ---- what the host has changed of the manifest since ---------------------------------------------------------

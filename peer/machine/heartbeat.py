@@ -104,7 +104,7 @@ class HeartbeatBuilder:
         self._gather_codec = ""  # of results
         self.vitals = Vitals()
         self.roster_no = 0
-        self.era = 0
+        self.era = 0  # what is asked for now is meant in it: the run may go back while the shell is at it
         self.leaving = False
         self.lacks_start = False  # what the run begins with is nothing that may be read here
         self._seq = 0

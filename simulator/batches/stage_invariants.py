@@ -148,7 +148,7 @@ class BatchInvariants(Invariants):
     def _saw_encoded(self, details: tuple[VirtualPeer, Encode, dict[int, Payload]]) -> None:
         peer, encode, payloads = details
         work, _ = peer.kept_work(encode.slot, 0)
-        part = peer.machine.part
+        part = peer.member.part
         mine = part.replicas[0].rounds.contribution if part is not None else None
         if mine is None:
             return  # the round is over by now
@@ -256,8 +256,8 @@ class StageInvariants(BatchInvariants):
         self._require("P17", not others, f"{seat.peer} has {others}, and gets seat {seat.number}")
         self._seats[seat.number] = seat
         for peer in self._living():
-            if peer.peer == seat.peer and peer.me.process == seat.process and peer.machine.part is not None:
-                holds = set(peer.machine.part.replicas)
+            if peer.peer == seat.peer and peer.me.process == seat.process and peer.member.part is not None:
+                holds = set(peer.member.part.replicas)
                 told = f"{seat.peer} has a seat in stage {seat.stage}, and holds {sorted(holds)}"
                 self._require("P17", holds == {seat.stage}, told)
 
@@ -267,7 +267,7 @@ class StageInvariants(BatchInvariants):
         self._require(
             "P17", all(each.peer != move.peer for each in self._seats.values()), f"{move} has a seat"
         )
-        here = {peer.peer for peer in self._living() if not peer.machine.leaving.asked}
+        here = {peer.peer for peer in self._living() if not peer.member.leaving.asked}
         stays = any(each.stage == move.to and each.peer in here for each in self._seats.values())
         if stays:
             self._require("P17", left >= due, f"{move} leaves {left} seats in stage {move.stage}")
@@ -337,7 +337,7 @@ class StageInvariants(BatchInvariants):
         """A peer gives its trainer work: from now on it may be in the sums of this seat."""
         peer, hand = details
         seat = peer.seat
-        part = peer.machine.part
+        part = peer.member.part
         stage = next(iter(part.replicas)) if part is not None else -1
         self._seats_at[hand.version, stage].add(seat)
         if seat in self._seats:
@@ -366,7 +366,7 @@ class StageInvariants(BatchInvariants):
     def _saw_moved(self, details: tuple[VirtualPeer]) -> None:
         super()._saw_moved(details)
         [peer] = details
-        joined = peer.machine.joined
+        joined = peer.member.joined
         if joined is None:  # before it holds a stage, and when it was told to serve another one
             self._held = {key: held for key, held in self._held.items() if key[0] != peer.me.process}
         flow = crossings.flow if (crossings := crossings_of(joined)) is not None else None
@@ -386,9 +386,9 @@ class StageInvariants(BatchInvariants):
         if not self._lines_are_good or mine is None or its is None or to not in here:
             return
         other, now = here[to], peer.world.now()
-        joined = other.machine.joined
+        joined = other.member.joined
         flow = crossings.flow if (crossings := crossings_of(joined)) is not None else None
-        tick = peer.machine.tick
+        tick = peer.member.tick
         doubted = tick is None or tick.batch is None or bool(tick.batch.doubted)
         knew = its[:2] == mine[:2] and now - max(mine[3], its[3]) >= TOLD_WITHIN_S
         well = flow is not None and flow.place.seat.number == its[2] and other.machine.doorway.inside
@@ -398,7 +398,7 @@ class StageInvariants(BatchInvariants):
     def _saw_forgotten(self, details: tuple[VirtualPeer, int, set[int]]) -> None:
         """Crossings may go when their batch is committed, when the run has gone back, and with their seat."""
         peer, version, seats = details
-        gone_back = peer.machine.era < len(self.eras) - 1
+        gone_back = peer.member.reports.era < len(self.eras) - 1
         over = version < self.version or gone_back or peer.seat not in seats
         over = over or not seats & self._seats.keys()  # all were given up, and it has not heard of it
         told = f"{peer.peer} forgets crossings of {version}, the run is at {self.version}"
@@ -417,7 +417,7 @@ class StageInvariants(BatchInvariants):
 
     def _saw_encoded(self, details: tuple[VirtualPeer, Encode, dict[int, Payload]]) -> None:
         peer, encode, payloads = details
-        part = peer.machine.part
+        part = peer.member.part
         replica = part.replicas.get(encode.fragment) if part is not None else None
         mine = replica.rounds.contribution if replica is not None else None
         if mine is None:

@@ -220,7 +220,7 @@ def test_P5_a_run_that_loses_everybody_goes_on_from_a_checkpoint_and_results_on_
         """Everybody is killed at a version that no checkpoint has, once somebody has applied it."""
         assert world.coordinator is not None
         books = [book.version for book in world.coordinator.core.ledger.books]
-        parts = [peer.machine.part for peer in world.peers.values()]
+        parts = [peer.member.part for peer in world.peers.values()]
         held = [
             [replica.held.version for replica in part.replicas.values()] for part in parts if part is not None
         ]
@@ -253,7 +253,7 @@ class CutOff(World):
         return self.coordinator.core.ledger.version if self.coordinator is not None else 0
 
     def look(self) -> None:
-        peers = {name: peer.machine.part for name, peer in self.peers.items()}
+        peers = {name: peer.member.part for name, peer in self.peers.items()}
         held = {name: part.version for name, part in peers.items() if part is not None}
         if not self.away and set(held.values()) == {2} and len(held) == 3:
             self.away = min(held)

@@ -142,7 +142,7 @@ class Volunteer:
                 Challenge(nonce=bytes(32), run_id=RUN_ID, manifest=raw, protocol=PROTOCOL_VERSION), 0.0
             )
         )
-        if machine.exited or machine.known is None:
+        if machine.member.leaving.exited or machine.known is None:
             return
         model = build(SIZE, 1)
         manifest = machine.known.manifest
@@ -164,11 +164,11 @@ class Volunteer:
         for job in self.jobs:
             self._read(job)
         self.carry_out(machine.on_local(Provided(), 3.0))
-        self.carry_out(machine.take_leave("the owner's own sentence", 4.0))
+        self.carry_out(machine.member.take_leave("the owner's own sentence", 4.0))
         self.carry_out(machine.on_timer(1e6))
 
     def _read(self, job: do.BeginFrom) -> None:
-        joined, over = self.machine.joined, threading.Event()
+        joined, over = self.machine.member.joined, threading.Event()
         assert joined is not None
         state = SimpleNamespace(clear=lambda: None, place=lambda *_: None)
         inbox: list[Any] = []
@@ -181,7 +181,7 @@ class Volunteer:
             self.carry_out(effects)
             over.set()
 
-        hand = StartJobs(joined.attached, self.machine, submit, tell)
+        hand = StartJobs(joined.attached, self.machine.member, submit, tell)
         hand.begin(job, state, lambda: 3.0)  # type: ignore[arg-type]
         assert over.wait(30.0), job
         hand.close()

@@ -6,10 +6,14 @@ one chunk of each.  No beats, no session, no shell: payloads are words, and `UNU
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from farflung.checkpoints.result_log import ResultLog
 from farflung.optim.schedule import ScheduleRules
 from farflung.peer.local.words import Frozen, ToTrainer
 from farflung.peer.machine.effects import Effect, Note, TellTrainer
+from farflung.peer.machine.handshake import PeerConfig
+from farflung.peer.machine.machine import MemberMachine, PeerMachine
 from farflung.peer.machine.modes import of_replica
 from farflung.peer.machine.replicas import Replica, Replicas
 from farflung.peer.machine.trainer_proxy import TrainerProxy, TrainerSync
@@ -62,6 +66,18 @@ def word_of(fragment: int, version: int, **more: object) -> FragmentTick:
         "digests": (), "verified": True, "donors": (), "round_no": 0, "sent_seen": False, "progress_seen": 0
     }  # fmt: skip
     return FragmentTick(fragment=fragment, version=version, **{**plain, **more})  # type: ignore[arg-type]
+
+
+def peer_with(member: type[MemberMachine]) -> type[PeerMachine]:
+    """The whole machine of a peer that does what `member` does, for the simulator."""
+
+    class Altered(PeerMachine):
+        def __init__(self, config: PeerConfig, jitter: Callable[[], float]) -> None:
+            super().__init__(config, jitter)
+            self.member = member(config.me, self.doorway, self.seeking)
+
+    Altered.__name__ = member.__name__
+    return Altered
 
 
 class MadePart:

@@ -66,7 +66,7 @@ def test_P14_who_leaves_gives_the_sums_it_has_and_is_waited_for_no_longer(seed: 
 
     def ask() -> None:
         for peer in world.peers.values():
-            if peer.alive and peer.machine.training.owes:
+            if peer.alive and peer.member.training.owes:
                 asked.append(peer.peer)
                 ask_to_leave(world, peer)
                 return look()

@@ -55,8 +55,8 @@ class Aimed:
         self._restored(hand, effect)
         self.restores += 1
         peer = hand._peer
-        assert isinstance(peer, VirtualPeer) and peer.machine.joined is not None
-        catch = peer.machine.joined.part.replicas[0].held.catch
+        assert isinstance(peer, VirtualPeer) and peer.member.joined is not None
+        catch = peer.member.joined.part.replicas[0].held.catch
         made = self._pieces.get((catch.chunks.target, catch.chunks.digests.get(catch.chunks.target, b"")))
         if made is None or not peer.alive:
             return
@@ -64,11 +64,11 @@ class Aimed:
             Header(Kind.MANIFEST, TAG, version=catch.chunks.target), b"".join(map(hash_bytes, made))
         )
         piece = with_payload(Header(Kind.STATE, TAG, version=catch.chunks.target), made[0])
-        before = peer.machine.counters.as_dict()[Verdict.STALE]
+        before = peer.member.counters.as_dict()[Verdict.STALE]
         for frame in (listed, piece):
             self.sent += 1
-            peer.carry_out(peer.machine.on_frame("somebody", frame, peer.world.now()))
-        self.stale += peer.machine.counters.as_dict()[Verdict.STALE] - before
+            peer.carry_out(peer.member.on_frame("somebody", frame, peer.world.now()))
+        self.stale += peer.member.counters.as_dict()[Verdict.STALE] - before
 
 
 @pytest.mark.parametrize("piece", pieces(4))

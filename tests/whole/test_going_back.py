@@ -191,7 +191,7 @@ def test_P4_without_a_checkpoint_or_leave_to_go_back_it_waits_and_says_for_what(
         )
         world = World(seed, scenario)
         if world.run().outcome != "finished":
-            ticks = [peer.machine.tick for peer in world.peers.values()]
+            ticks = [peer.member.tick for peer in world.peers.values()]
             reasons += [tick.reason for tick in ticks if tick is not None]
         assert world.coordinator is not None and world.coordinator.core.ledger.era == 0
     assert reasons and all(said in reason for reason in reasons)

@@ -86,5 +86,5 @@ def test_P13_who_lost_what_it_was_before_and_who_is_new_take_it_from_those_who_w
     assert world.run().outcome == "finished" and world.went_back == 1
     first, second, new = world.of_first
     assert undone == [(first.state, True), (second.state, False)] and new.peer not in world.at_return
-    held = {peer.machine.part.replicas[0].held.digest for peer in (first, second, new) if peer.machine.part}
+    held = {peer.member.part.replicas[0].held.digest for peer in (first, second, new) if peer.member.part}
     assert len(held) == 1 and b"" not in held

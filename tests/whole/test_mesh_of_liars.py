@@ -38,7 +38,7 @@ class LiarsInOneGroup(World):
         return party == COORDINATOR or super().survives(party)
 
     def lie(self, peer: str, payloads: dict[int, Payload]) -> dict[int, Payload]:
-        part = self.peers[peer].machine.part
+        part = self.peers[peer].member.part
         flight = part.replicas[0].rounds.flight if part is not None else None
         if flight is None or flight.plan.column is None or not self._lies(peer, flight.plan):
             return payloads

@@ -36,7 +36,7 @@ class EqualLines(World):
     def start_peer(self, index: int) -> None:
         super().start_peer(index)
         for peer in self.peers.values():
-            peer.machine.reports.vitals.up_bytes_per_s = LINE_BYTES_PER_S
+            peer.member.reports.vitals.up_bytes_per_s = LINE_BYTES_PER_S
 
 
 def owners_beside_the_dialled_one(seed: int) -> set[str]:

@@ -15,15 +15,15 @@ from typing import get_args
 import pytest
 
 from farflung.compression.codec import codec_names
-from farflung.peer.local.words import Provide
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.fragment_rounds import Idle, Merged, RoleEvent
-from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.machine.machine import MemberMachine, PeerMachine
 from farflung.protocol.manifest import CodecName
 from farflung.protocol.messages import Aborted, Decided
 from farflung.protocol.round_words import Commit, Decision
 from farflung.simulator.invariants import Broken
 from farflung.simulator.world import Scenario, World, simulate
+from rig.made_part import peer_with
 from rig.pieces import pieces, seeds
 
 EACH, EACH_HOSTILE = 6, 4  # seeds of one test
@@ -146,7 +146,7 @@ def test_P8_P9_a_member_that_spoils_its_frames_stops_nobody_and_only_it_is_blame
 # ---- mutations: each breaks one rule of the protocol, and some seed must notice -------------------------------
 
 
-class AppliesBeforeCommit(PeerMachine):
+class AppliesBeforeCommit(MemberMachine):
     """Takes the results for committed as soon as it holds them all."""
 
     def on_frame(self, sender, frame, now):  # type: ignore[no-untyped-def]
@@ -174,12 +174,12 @@ class AppliesBeforeCommit(PeerMachine):
                     plan.codecs[0],
                     plan.fragment,
                 ),
-                self._now,
+                self.now,
             )
-        return self._move_on()
+        return self.move_on()
 
 
-class KeepsWorkThatWasMerged(PeerMachine):
+class KeepsWorkThatWasMerged(MemberMachine):
     """Does not notice that a commit used its contribution: the same work goes in twice."""
 
     def on_sealed(self, fragment, version, digest, now):  # type: ignore[no-untyped-def]
@@ -193,9 +193,11 @@ class ForgetsWorkWhenARoundFails(PeerMachine):
     """Takes every aborted round for a reason to start again from the anchor."""
 
     def on_control(self, message, now):  # type: ignore[no-untyped-def]
-        effects = super().on_control(message, now)
+        effects, member = super().on_control(message, now), self.member
         for replica, work in (
-            zip(self.part.replicas.values(), self.training.works.values(), strict=True) if self.part else ()
+            zip(member.part.replicas.values(), member.training.works.values(), strict=True)
+            if member.part
+            else ()
         ):
             if isinstance(message, Aborted) and work.frozen is not None:
                 work.frozen = None
@@ -203,16 +205,8 @@ class ForgetsWorkWhenARoundFails(PeerMachine):
         return effects
 
 
-class LiesAboutItsState(PeerMachine):
+class LiesAboutItsState(MemberMachine):
     """Starts from its own initial values and says that it holds the run's."""
-
-    def _found(self, tick, part):  # type: ignore[no-untyped-def]
-        if part.version != -1 or self._providing or not self.training.attached:
-            return []
-        if any(replica.held.sealing for replica in part.replicas.values()):
-            return []
-        self._providing = True
-        return [do.TellTrainer(Provide())]
 
     def on_sealed(self, fragment, version, digest, now):  # type: ignore[no-untyped-def]
         known = self.part.replicas[fragment].held.chunks.digests
@@ -236,10 +230,10 @@ class IgnoresTheWeights(PeerMachine):
 @pytest.mark.parametrize(
     ("mutant", "promise", "soonest"),
     [
-        (AppliesBeforeCommit, "P2", 0),
-        (KeepsWorkThatWasMerged, "P7", 0),
+        (peer_with(AppliesBeforeCommit), "P2", 0),
+        (peer_with(KeepsWorkThatWasMerged), "P7", 0),
         (ForgetsWorkWhenARoundFails, "P6", 24),
-        (LiesAboutItsState, "P", 0),
+        (peer_with(LiesAboutItsState), "P", 0),
         # Nobody takes its results: they are not signed for the weights that were decided.
         (IgnoresTheWeights, "P3", 0),
     ],

@@ -103,7 +103,7 @@ def test_P7_P11_stages_that_step_by_themselves_learn_from_every_sample_once_whoe
 
 
 def bounds_of(world: World) -> set[int]:
-    joined = [peer.machine.joined for peer in world.peers.values()]
+    joined = [peer.member.joined for peer in world.peers.values()]
     flows = [crossings.flow for each in joined if (crossings := crossings_of(each)) is not None]
     return {flow.place.open_most for flow in flows if flow is not None}
 

@@ -384,7 +384,7 @@ class Surge(World):
         super().start_peer(index)
 
     def stretched(self, peer: str, payloads: dict[int, Payload]) -> dict[int, Payload]:
-        part = self.peers[peer].machine.part
+        part = self.peers[peer].member.part
         rounds = [r for r in map(from_bytes, self.journal) if isinstance(r, Opened)]
         here = {r.plan.round_no for r in rounds if r.plan.version == self.at_version}
         if part is None or part.version != self.at_version or len(here) > self.times:

@@ -33,16 +33,19 @@ def machine(
         "loading": False,
     }
     usual["waits_for_round"] = training.get("waiting", False)
-    return SimpleNamespace(
+    member = SimpleNamespace(
         leaving=SimpleNamespace(asked=bool(leaving), reason=leaving),
+        tick=SimpleNamespace(goal=goal, reason=reason) if goal is not None else None,
+        training=SimpleNamespace(**usual | training),
+        joined=SimpleNamespace(disk=SimpleNamespace(reads=reads)) if joined else None,
+    )
+    return SimpleNamespace(
+        member=member,
         doorway=SimpleNamespace(
             inside=stand == HandshakeState.INSIDE, stand=stand, refused=refused, helps=helps
         ),
-        tick=SimpleNamespace(goal=goal, reason=reason) if goal is not None else None,
-        training=SimpleNamespace(**usual | training),
         known=known or None,
         offer=offer or None,
-        joined=SimpleNamespace(disk=SimpleNamespace(reads=reads)) if joined else None,
     )
 
 

@@ -95,7 +95,7 @@ def test_it_offers_the_stages_that_fit_in_the_order_that_it_is_told_and_holds_no
     said = hello_in(peer.on_attach(model_of(3), "ann:1", 0.0, (2, 0)))
     assert (said.fragments, said.version, said.digest, said.address) == ((2, 0), -1, b"", "ann:1")
     assert said.model == model_of(3), "the schema is that of the whole model"
-    assert peer.joined is None and peer.part is None
+    assert peer.member.joined is None and peer.member.part is None
 
 
 def test_the_welcome_names_its_stage_and_then_it_has_a_replica_for_that_one_alone() -> None:
@@ -108,8 +108,12 @@ def test_the_welcome_names_its_stage_and_then_it_has_a_replica_for_that_one_alon
     assert kinds.index(Hold) < kinds.index(EnterMembers), "the trainer knows first where its memory is"
     [told] = [e.text for e in effects if isinstance(e, Note)]
     assert told == "I hold stage 2 of 3: 0.0 of 0.0 MB of state"
-    assert peer.part is not None and list(peer.part.replicas) == [2] and list(peer.training.works) == [2]
-    assert peer.training.attached
+    assert (
+        peer.member.part is not None
+        and list(peer.member.part.replicas) == [2]
+        and list(peer.member.training.works) == [2]
+    )
+    assert peer.member.training.attached
     [beat] = [e.message for e in effects if isinstance(e, ToCoordinator) and isinstance(e.message, Beat)]
     assert [each.fragment for each in beat.fragments] == [2]
 
@@ -118,7 +122,11 @@ def test_the_welcome_names_its_stage_and_then_it_has_a_replica_for_that_one_alon
 def test_a_welcome_to_what_it_did_not_offer_is_none(fragments: tuple[int, ...]) -> None:
     peer = known()
     peer.on_attach(model_of(3), "ann:1", 0.0, (2, 0))
-    assert peer.on_door(welcome(*fragments), 0.0) == [] and not peer.doorway.inside and peer.joined is None
+    assert (
+        peer.on_door(welcome(*fragments), 0.0) == []
+        and not peer.doorway.inside
+        and peer.member.joined is None
+    )
     assert holds(peer.on_door(welcome(0), 0.0)), "a right one still comes in time"
 
 
@@ -141,16 +149,18 @@ def test_a_trainer_that_comes_back_has_room_for_the_stage_or_is_told_so() -> Non
     assert stops_in(peer.on_attach(model_of(3, width=5), "", 1.0, (1,))) == [
         "the trainer came back with another model"
     ]
-    assert not peer.training.attached
+    assert not peer.member.training.attached
     effects = peer.on_attach(model_of(3), "", 2.0, (1, 2))
-    assert isinstance(effects[0], Hold) and effects[0].attached.stages == (1,) and peer.training.attached
+    assert (
+        isinstance(effects[0], Hold) and effects[0].attached.stages == (1,) and peer.member.training.attached
+    )
 
 
 def test_a_trainer_that_dies_before_the_welcome_is_not_taken_for_one_that_is_there() -> None:
     peer = known()
     peer.on_attach(model_of(3), "ann:1", 0.0, (0,))
     peer.on_trainer_gone(0.0)
-    assert holds(peer.on_door(welcome(0), 0.0)) and not peer.training.attached
+    assert holds(peer.on_door(welcome(0), 0.0)) and not peer.member.training.attached
 
 
 def test_the_next_trainer_may_offer_otherwise_as_long_as_there_was_no_welcome() -> None:
@@ -179,7 +189,7 @@ def test_who_is_told_to_serve_another_stage_leaves_its_own_and_comes_in_as_a_new
     [bye] = [e.message for e in effects if isinstance(e, ToCoordinator) and isinstance(e.message, Leave)]
     assert bye.cause is LeaveCause.MOVES and bye.cause.told == "it moves to another stage"
     assert kinds.index(ToCoordinator) < kinds.index(LeaveMembers) < kinds.index(Vacate)
-    assert peer.joined is None and not peer.doorway.inside and not peer.exited
+    assert peer.member.joined is None and not peer.doorway.inside and not peer.member.leaving.exited
     assert peer.on_control(tick(1, serve=2, seq=2), 1.0) == [], "it is out"
     late = Provided()
     assert peer.on_local(late, 1.0) == [], "of the stage that it held"
@@ -191,7 +201,11 @@ def test_who_is_told_to_serve_another_stage_leaves_its_own_and_comes_in_as_a_new
     said = hello_in(peer.on_attach(model_of(3), "ann:1", 2.0, (0, 1, 2)))
     assert (said.fragments, said.version, said.digest) == ((0, 1, 2), -1, b"")
     assert said.address == "ann:1" and said.fits == (0, 1, 2)
-    assert holds(peer.on_door(welcome(2), 2.0)) and peer.part is not None and list(peer.part.replicas) == [2]
+    assert (
+        holds(peer.on_door(welcome(2), 2.0))
+        and peer.member.part is not None
+        and list(peer.member.part.replicas) == [2]
+    )
 
 
 @pytest.mark.parametrize("serve", [-1, 1, 0])
@@ -200,20 +214,23 @@ def test_nobody_gives_up_its_stage_for_itself_or_for_one_that_does_not_fit(serve
     peer.on_attach(model_of(3), "ann:1", 0.0, (1, 2))
     peer.on_door(welcome(1), 0.0)
     peer.on_control(tick(1, serve=serve), 1.0)
-    assert peer.joined is not None and peer.doorway.inside
+    assert peer.member.joined is not None and peer.doorway.inside
 
 
 def test_who_is_about_to_leave_the_run_moves_nowhere() -> None:
     peer = inside(1)
-    peer.leaving.ask("the user asked", "left", 0.0)
+    peer.member.leaving.ask("the user asked", "left", 0.0)
     effects = peer.on_control(tick(1, serve=2), 1.0)
-    assert peer.joined is not None and not any(isinstance(each, Vacate) for each in effects)
+    assert peer.member.joined is not None and not any(isinstance(each, Vacate) for each in effects)
 
 
 def test_who_is_asked_to_leave_while_it_moves_is_gone() -> None:
     peer = inside(1)
     peer.on_control(tick(1, serve=2), 1.0)
-    assert any(isinstance(each, Exit) for each in peer.take_leave("the user asked", 1.5)) and peer.exited
+    assert (
+        any(isinstance(each, Exit) for each in peer.member.take_leave("the user asked", 1.5))
+        and peer.member.leaving.exited
+    )
 
 
 @pytest.mark.parametrize(
@@ -229,13 +246,17 @@ def test_what_the_run_has_no_use_for_is_refused_with_words(
 ) -> None:
     peer = known(stages)
     assert stops_in(peer.on_attach(model_of(stages), "ann:1", 0.0, offers)) == [why]
-    assert peer.joined is None and peer.offer is None
+    assert peer.member.joined is None and peer.offer is None
 
 
 def test_a_run_in_one_piece_is_joined_at_once_and_its_welcome_names_all_of_it() -> None:
     peer = known(1)
     said = hello_in(peer.on_attach(model_of(1), "ann:1", 0.0))
-    assert said.fragments == (0,) and peer.joined is not None and "batches" not in peer.joined.modes
+    assert (
+        said.fragments == (0,)
+        and peer.member.joined is not None
+        and "batches" not in peer.member.joined.modes
+    )
     effects = peer.on_door(welcome(0), 0.0)
     assert peer.doorway.inside and not holds(effects)
 

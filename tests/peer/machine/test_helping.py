@@ -68,7 +68,7 @@ def test_let_in_it_says_that_it_is_ready_for_nothing_and_wants_no_samples() -> N
     said = [getattr(each, "message", None) for each in let_in(machine, bytes(16), 1.0)]
     [beat] = [each for each in said if isinstance(each, Beat)]
     assert not beat.fragments[0].ready and not beat.want and not beat.samples
-    assert not machine.training.attached
+    assert not machine.member.training.attached
 
 
 def test_P6_let_in_again_it_asks_anew_for_what_was_under_way() -> None:
@@ -99,4 +99,4 @@ def test_a_model_in_stages_is_not_helped_without_a_trainer() -> None:
     machine = knocking()
     staged = PipelineSection(stages=2, batch=8, micro=1)
     [*_, end] = machine.on_door(challenge(None, pipeline=staged, merge=MERGE, outer=OUTER), 1.0)
-    assert isinstance(end, Exit) and end.code == "no-helpers" and machine.exited
+    assert isinstance(end, Exit) and end.code == "no-helpers" and machine.member.leaving.exited

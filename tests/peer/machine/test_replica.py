@@ -21,7 +21,7 @@ from farflung.peer.machine.effects import (
 from farflung.peer.machine.fragment_rounds import ROLES, Contributing, Idle, Merged, Unsure
 from farflung.peer.machine.heartbeat import _fragment_beat
 from farflung.peer.machine.held_fragment import STANDS, Current, Empty, Hashing, Rolling, VoidHashing
-from farflung.peer.machine.machine import PeerMachine
+from farflung.peer.machine.machine import MemberMachine
 from farflung.peer.machine.replicas import Replica
 from farflung.peer.machine.trainer_proxy import FragmentWork
 from farflung.protocol.digests import hash_bytes, root_of
@@ -33,6 +33,7 @@ from farflung.protocol.round_words import Commit, Decision, Plan
 from farflung.protocol.states import IllegalMove
 from farflung.simulator.world import simulate
 from rig.machine_transcript import Transcript, told
+from rig.made_part import peer_with
 
 PRODUCT = Path(__file__).resolve().parents[3]
 TAG = bytes(8)
@@ -592,11 +593,11 @@ def test_nobody_else_writes_what_a_replica_holds() -> None:
     assert found == []
 
 
-class Watched(PeerMachine):
+class Watched(MemberMachine):
     """After every event each replica's stand says what its catch-up holds."""
 
-    def _move_on(self, *arguments):  # type: ignore[no-untyped-def]
-        effects = super()._move_on(*arguments)
+    def move_on(self, *arguments):  # type: ignore[no-untyped-def]
+        effects = super().move_on(*arguments)
         for replica in self.part.replicas.values() if self.part is not None else ():
             versions, stand = set(replica.held.chunks.versions), replica.held.stand
             match stand:
@@ -612,7 +613,7 @@ class Watched(PeerMachine):
 @pytest.mark.mode("audits")  # some of these worlds have them
 @pytest.mark.parametrize("seed", range(0, 40, 4))
 def test_the_stand_says_what_is_held_at_every_event_of_a_hostile_run(seed: int) -> None:
-    simulate(seed, machine=Watched)
+    simulate(seed, machine=peer_with(Watched))
 
 
 def test_a_frame_of_a_round_that_is_over_is_stale() -> None:
