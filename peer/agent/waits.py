@@ -84,7 +84,7 @@ def wait_of(machine: PeerMachine, share: float = 0.0) -> NamedWait:
         return NamedWait(WaitCause.TRAINER, "starting the trainer: torch, its model and its data")
     if training.waits_for_round:
         return NamedWait(WaitCause.ROUND, f"waiting for the next round: {tick.reason}")
-    if training.want and not training.loading:
+    if training.leases.want and not training.loading:
         return NamedWait(WaitCause.DATA, "no data is leased to this peer yet; the coordinator is asked again")
     return NamedWait(WaitCause.NONE, "training")
 

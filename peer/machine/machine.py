@@ -416,7 +416,7 @@ class PeerMachine:
         effects += joined.disk.due_saves(tick.era, now)
         effects += joined.disk.begin_reading(tick, now)
         if tick.leases is not None:
-            effects += joined.training.on_leases(tick.leases)
+            effects += joined.training.leases.on_told(tick.leases)
         effects += exchange.on_tick(tick)
         if tick.goal == Goal.FINISH and exchange.is_complete(tick.fragments):
             effects += exchange.finish()
@@ -466,7 +466,7 @@ class PeerMachine:
                 member.training.on_frozen(message)
                 effects = [] if message.more else member.tell_news()
             case NeedSamples():
-                effects = [*member.training.on_need(message), *member.beat()]
+                effects = [*member.training.leases.on_need(message), *member.beat()]
             case Computed(forward=forward):
                 effects = member.tell_news() if member.training.on_computed(forward) else []
             case Bye(reason=reason):

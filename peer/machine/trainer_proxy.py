@@ -1,14 +1,14 @@
 """The agent's view of its trainer: what is loaded, what is frozen, which data is leased.  Pure.
 
 Part of the peer machine.  It decides when the trainer loads a new anchor and how much of its own work it
-keeps (P6), when it goes on without the network (P5), and which samples it may use (P7).  What concerns one
-fragment is in `FragmentWork`, below.
+keeps (P6), when it goes on without the network (P5), and which samples it may use (P7: `LeasesHeld`).  What
+concerns one fragment is in `FragmentWork`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 import msgspec
 
@@ -47,17 +47,9 @@ class TrainerProxy:
         self.works = {number: FragmentWork(number) for number in numbers}  # by fragment
         self.attached = False
         self.moved_on = False  # some fragment was loaded since the last freeze
-        self.leases: dict[int, Lease] = {}
-        self.samples = 0
-        self.data = b""  # the fingerprint of the data set
-        self.want = 0
+        self.leases = LeasesHeld(self.works, lambda: self.attached)
         # What its model computes, at the newest version of which it said so.
         self.forward: Forward | None = None
-        self.unsure = False  # nobody here knows how far the leases are acknowledged: the coordinator is asked
-        # Leases that were forgotten though other fragments may owe work on them: the coordinator says which are void.
-        self._doubtful: set[int] = set()
-        # Leases that every fragment has learned from to their end.
-        self._done: deque[int] = deque(maxlen=DONE_KEPT)
         self._finish_told = False
 
     # ---- the trainer comes and goes -----------------------------------------------------------------------
@@ -65,7 +57,7 @@ class TrainerProxy:
     def on_attach(self) -> None:
         self.attached = True
         self._finish_told = False
-        self.want = 0
+        self.leases.want = 0
         for work in self.works.values():
             work.on_attach()
 
@@ -96,7 +88,7 @@ class TrainerProxy:
     @property
     def stepping(self) -> bool:
         """It is to load what it was told to, or to take inner steps: it waits neither for a round nor for data."""
-        busy = self.attached and not self.waiting and not self.want
+        busy = self.attached and not self.waiting and not self.leases.want
         return busy and all(not work.fresh for work in self.works.values())
 
     # ---- loading ------------------------------------------------------------------------------------------
@@ -113,6 +105,10 @@ class TrainerProxy:
         self.works[fragment].frozen = None
         return self._tell_load(self.works[fragment].drop(version)) if self.attached else []
 
+    def on_void(self, void: tuple[int, ...], versions: Mapping[int, int]) -> list[Effect]:
+        """Samples that I took for mine were given to somebody else: the work behind them goes, in all fragments."""
+        return self._drop_all(versions) if self.leases.on_void(set(void)) else []
+
     def _drop_all(self, versions: Mapping[int, int]) -> list[Effect]:
         """`versions`: of each fragment; where none is here, the next load will be a first one."""
         effects: list[Effect] = []
@@ -127,7 +123,7 @@ class TrainerProxy:
         self.moved_on = True
         # A trainer that starts from the anchor or from a slot must know where to go on reading.
         restarts = load.keep in ("drop", "restore")
-        return [*(self._tell_leases() if restarts else []), TellTrainer(load)]
+        return [*(self.leases.tell() if restarts else []), TellTrainer(load)]
 
     def on_loaded(self, fragment: int) -> None:
         self.works[fragment].on_loaded()
@@ -136,17 +132,11 @@ class TrainerProxy:
 
     def on_frozen(self, frozen: Frozen) -> None:
         self.moved_on = False
-        news = tuple(used for used in frozen.used if not self._is_committed(frozen.fragment, used))
+        news = tuple(used for used in frozen.used if not self.leases.is_committed(frozen.fragment, used))
         self.works[frozen.fragment].on_frozen(msgspec.structs.replace(frozen, used=news))
 
     def on_unusable(self) -> None:
         """What stands frozen is not finite."""
-
-    def _is_committed(self, fragment: int, used: Used) -> bool:
-        """A trainer that was restarted, or has not heard of the last commit yet, names it all the same."""
-        lease = self.leases.get(used.lease)
-        known = lease is not None and lease.reached(len(self.works))[fragment] >= used.upto
-        return known or used.lease in self._done
 
     def resume(self) -> list[Effect]:
         """The trainer goes on, whatever it waits for."""
@@ -190,97 +180,119 @@ class TrainerProxy:
     def on_told(self, now: float) -> None:
         """A beat has said all this."""
 
-    # ---- data ---------------------------------------------------------------------------------------------
-
-    def on_need(self, need: NeedSamples) -> list[Effect]:
-        self.samples, self.want, self.data = need.samples, need.want, need.data
-        return self._cut_leases()
-
-    def _cut_leases(self) -> list[Effect]:
-        """What is leased beyond the end of this peer's data is for others: the coordinator cuts it as well, as soon
-        as a beat says the same."""
-        cut = {i: _cut(lease, self.samples) for i, lease in self.leases.items() if lease.stop > self.samples}
-        if not self.samples or not cut:
-            return []
-        self.leases |= cut
-        for lease_id, lease in cut.items():
-            if min(lease.reached(len(self.works))) >= lease.stop:
-                del self.leases[lease_id]
-                self._done.append(lease_id)
-        return self._tell_leases()
-
-    def on_leases(self, leases: tuple[Lease, ...]) -> list[Effect]:
-        """The coordinator's list of all that is leased to me.
-
-        A lease that is not in it any more stays until a commit acknowledges it or the coordinator voids it: work
-        behind it may be unmerged, and only `on_void` knows that this work must go.
-        """
-        fresh = {lease.lease: lease for lease in leases if lease.lease not in self.leases}
-        if not (fresh or self.unsure):
-            return []
-        self.unsure = False
-        self.want = max(0, self.want - sum(lease.stop - lease.upto for lease in fresh.values()))
-        self.leases |= fresh
-        self._doubtful -= self.leases.keys()
-        return self._cut_leases() or self._tell_leases()
-
-    def forget_leases(self) -> list[Effect]:
-        """Nobody here knows how far they were acknowledged: the coordinator tells them again, as they are now."""
-        if len(self.works) > 1:
-            self._doubtful |= self.leases.keys()
-        self.leases.clear()
-        self.unsure = True
-        return self._tell_leases()
-
-    def on_commit_used(self, fragment: int, used: dict[int, int]) -> list[Effect]:
-        """A commit acknowledged my samples for this fragment: the trainer must not name them again."""
-        for lease_id, upto in used.items():
-            lease = self.leases.get(lease_id)
-            if lease is not None:
-                uptos = list(lease.reached(len(self.works)))
-                uptos[fragment] = max(uptos[fragment], upto)
-                self.leases[lease_id] = _moved(lease, uptos)
-                if min(uptos) >= lease.stop:
-                    del self.leases[lease_id]
-                    self._done.append(lease_id)
-        return self._tell_leases() if used and not self.works[fragment].fresh else []
-
-    def on_void(self, void: tuple[int, ...], versions: Mapping[int, int]) -> list[Effect]:
-        """Samples that I took for mine were given to somebody else: the work behind them goes, in all fragments."""
-        mine = self.known_leases & set(void)
-        if not mine:
-            return []
-        for lease_id in mine:
-            self.leases.pop(lease_id, None)
-        self._doubtful -= mine
-        return self._drop_all(versions)
-
-    @property
-    def known_leases(self) -> set[int]:
-        """Leases that I think are mine, and those behind work that stands frozen or may be owed."""
-        return (
-            self.leases.keys()
-            | self._doubtful
-            | {u.lease for work in self.works.values() for u in _used(work)}
-        )
-
-    def _tell_leases(self) -> list[Effect]:
-        """Where each fragment's work goes on: behind what is committed, and behind what stands frozen."""
-        if not self.attached:
-            return []
-        frozen = [{used.lease: used.upto for used in _used(work)} for work in self.works.values()]
-        told = []
-        for _, lease in sorted(self.leases.items()):
-            reached = lease.reached(len(self.works))
-            uptos = [max(upto, by.get(lease.lease, 0)) for upto, by in zip(reached, frozen, strict=True)]
-            told.append(_moved(lease, uptos))
-        return [TellTrainer(LeasesNow(leases=tuple(told), unsure=self.unsure))]
-
 
 def _as_last(effect: Effect) -> Effect:
     if isinstance(effect, TellTrainer) and isinstance(effect.message, LoadState):
         return TellTrainer(msgspec.structs.replace(effect.message, last=True))
     return effect
+
+
+# ---- leases ------------------------------------------------------------------------------------------------
+
+
+class LeasesHeld:
+    """Which samples the trainer may use, and how far each fragment's work on them is committed (P7)."""
+
+    def __init__(self, works: Mapping[int, FragmentWork], listens: Callable[[], bool]) -> None:
+        """`listens`: a trainer is there."""
+        self._works, self._listens = works, listens
+        self.held: dict[int, Lease] = {}
+        self.samples = 0
+        self.data = b""  # the fingerprint of the data set
+        self.want = 0
+        self.unsure = False  # nobody here knows how far the leases are acknowledged: the coordinator is asked
+        # Leases that were forgotten though other fragments may owe work on them: the coordinator says which are void.
+        self._doubtful: set[int] = set()
+        # Leases that every fragment has learned from to their end.
+        self._done: deque[int] = deque(maxlen=DONE_KEPT)
+
+    def on_need(self, need: NeedSamples) -> list[Effect]:
+        self.samples, self.want, self.data = need.samples, need.want, need.data
+        return self._cut_off()
+
+    def _cut_off(self) -> list[Effect]:
+        """What is leased beyond the end of this peer's data is for others: the coordinator cuts it as well, as soon
+        as a beat says the same."""
+        cut = {i: _cut(lease, self.samples) for i, lease in self.held.items() if lease.stop > self.samples}
+        if not self.samples or not cut:
+            return []
+        self.held |= cut
+        for lease_id, lease in cut.items():
+            if min(lease.reached(len(self._works))) >= lease.stop:
+                del self.held[lease_id]
+                self._done.append(lease_id)
+        return self.tell()
+
+    def on_told(self, leases: tuple[Lease, ...]) -> list[Effect]:
+        """The coordinator's list of all that is leased to me.
+
+        A lease that is not in it any more stays until a commit acknowledges it or the coordinator voids it: work
+        behind it may be unmerged, and only `on_void` knows that this work must go.
+        """
+        fresh = {lease.lease: lease for lease in leases if lease.lease not in self.held}
+        if not (fresh or self.unsure):
+            return []
+        self.unsure = False
+        self.want = max(0, self.want - sum(lease.stop - lease.upto for lease in fresh.values()))
+        self.held |= fresh
+        self._doubtful -= self.held.keys()
+        return self._cut_off() or self.tell()
+
+    def forget(self) -> list[Effect]:
+        """Nobody here knows how far they were acknowledged: the coordinator tells them again, as they are now."""
+        if len(self._works) > 1:
+            self._doubtful |= self.held.keys()
+        self.held.clear()
+        self.unsure = True
+        return self.tell()
+
+    def on_commit(self, fragment: int, used: dict[int, int]) -> list[Effect]:
+        """A commit acknowledged my samples for this fragment: the trainer must not name them again."""
+        for lease_id, upto in used.items():
+            lease = self.held.get(lease_id)
+            if lease is not None:
+                uptos = list(lease.reached(len(self._works)))
+                uptos[fragment] = max(uptos[fragment], upto)
+                self.held[lease_id] = _moved(lease, uptos)
+                if min(uptos) >= lease.stop:
+                    del self.held[lease_id]
+                    self._done.append(lease_id)
+        return self.tell() if used and not self._works[fragment].fresh else []
+
+    def on_void(self, void: Set[int]) -> bool:
+        """False: I knew of none of them."""
+        mine = self.known & void
+        for lease_id in mine:
+            self.held.pop(lease_id, None)
+        self._doubtful -= mine
+        return bool(mine)
+
+    @property
+    def known(self) -> set[int]:
+        """Leases that I think are mine, and those behind work that stands frozen or may be owed."""
+        return (
+            self.held.keys()
+            | self._doubtful
+            | {u.lease for work in self._works.values() for u in _used(work)}
+        )
+
+    def tell(self) -> list[Effect]:
+        """Where each fragment's work goes on: behind what is committed, and behind what stands frozen."""
+        if not self._listens():
+            return []
+        frozen = [{used.lease: used.upto for used in _used(work)} for work in self._works.values()]
+        told = []
+        for _, lease in sorted(self.held.items()):
+            reached = lease.reached(len(self._works))
+            uptos = [max(upto, by.get(lease.lease, 0)) for upto, by in zip(reached, frozen, strict=True)]
+            told.append(_moved(lease, uptos))
+        return [TellTrainer(LeasesNow(leases=tuple(told), unsure=self.unsure))]
+
+    def is_committed(self, fragment: int, used: Used) -> bool:
+        """A trainer that was restarted, or has not heard of the last commit yet, names it all the same."""
+        lease = self.held.get(used.lease)
+        known = lease is not None and lease.reached(len(self._works))[fragment] >= used.upto
+        return known or used.lease in self._done
 
 
 def _used(work: FragmentWork) -> tuple[Used, ...]:
@@ -511,7 +523,7 @@ class TrainerSync:
         versions = ", ".join(str(tick.version) for tick in ticks)
         told = Note(f"a new era of the run begins at version {versions}: {because}")
         # No lease from before counts any more: their samples are lent again, to anybody.
-        void = self.on_void(tuple(self._training.known_leases))
+        void = self.on_void(tuple(self._training.leases.known))
         return [*([told] if news else []), *self.free_slots(), *void]
 
     def is_complete(self, ticks: tuple[FragmentTick, ...]) -> bool:
@@ -536,11 +548,11 @@ class TrainerSync:
             return effects  # it turned out not to be the run's
         if settled.lost_track:
             told = Note("away for too long to know whether my last contribution counted: it is dropped")
-            return [*effects, *training.forget_leases(), told, *training.drop_work(fragment, version)]
+            return [*effects, *training.leases.forget(), told, *training.drop_work(fragment, version)]
         consumed = settled.consumed
         if consumed is not None:
             used = {used.lease: used.upto for used in consumed.frozen.used}
-            effects += training.on_commit_used(fragment, used)
+            effects += training.leases.on_commit(fragment, used)
         taken = consumed.frozen if consumed is not None and not consumed.disowned else None
         return effects + training.load(fragment, version, taken)
 
@@ -576,7 +588,7 @@ class TrainerSync:
 
     def on_void(self, void: tuple[int, ...]) -> list[Effect]:
         """Samples behind the work were given to somebody else."""
-        if not self._training.known_leases & set(void):
+        if not self._training.leases.known & set(void):
             return []
         versions: dict[int, int] = {}
         for number, replica in self._part.replicas.items():

@@ -345,7 +345,7 @@ def test_what_was_dropped_while_a_round_used_it_is_not_taken_away_a_second_time(
     desk = Desk()
     desk.freeze()
     desk.open(1, 1)
-    desk.training.on_leases((m.Lease(1, 0, 0, 8, 0),))
+    desk.training.leases.on_told((m.Lease(1, 0, 0, 8, 0),))
     drops = told(desk.exchange.on_void((1,)), LoadState)
     assert [(load.fragment, load.keep) for load in drops] == [(0, "drop"), (1, "drop")]  # type: ignore[attr-defined]
     [load] = told(desk.commit(1, included=True), LoadState)
@@ -356,16 +356,18 @@ def test_P7_who_lost_track_of_a_commit_asks_anew_how_far_its_samples_are_used() 
     """The version came as state, and its commit was never seen: samples behind it may be acknowledged by now."""
     for number in (0, 1):
         desk = Desk()
-        desk.training.on_leases((m.Lease(1, 0, 0, 8, 0),))
+        desk.training.leases.on_told((m.Lease(1, 0, 0, 8, 0),))
         desk.freeze()
         desk.open(number, 1)
         effects = desk.lose_track(number, 9)
         [load] = told(effects, LoadState)
         assert (load.fragment, load.keep) == (number, "drop")  # type: ignore[attr-defined]
-        assert desk.training.unsure and told(effects, LeasesNow)[0] == LeasesNow(leases=(), unsure=True)
+        assert desk.training.leases.unsure and told(effects, LeasesNow)[0] == LeasesNow(
+            leases=(), unsure=True
+        )
         again = m.Lease.at(1, 0, 0, 8, (8, 8 - 4 * number))
-        assert told(desk.training.on_leases((again,)), LeasesNow) == [LeasesNow(leases=(again,))]
-        assert not desk.training.unsure
+        assert told(desk.training.leases.on_told((again,)), LeasesNow) == [LeasesNow(leases=(again,))]
+        assert not desk.training.leases.unsure
 
 
 def test_who_dropped_its_work_since_it_said_ready_still_owns_and_receives() -> None:

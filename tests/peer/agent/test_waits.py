@@ -23,13 +23,14 @@ def machine(
     offer: bool = True,
     joined: bool = True,
     reads: bool = False,
+    want: int = 0,
     **training: object,
 ) -> Any:
     """A peer machine, as far as its wait depends on it."""
     usual: dict[str, object] = {
         "attached": True,
         "waiting": False,
-        "want": 0,
+        "leases": SimpleNamespace(want=want),
         "loading": False,
     }
     usual["waits_for_round"] = training.get("waiting", False)

@@ -55,7 +55,7 @@ def test_a_commit_takes_exactly_what_it_used() -> None:
 def test_P7_what_a_trainer_freezes_after_its_work_was_forgotten_is_no_work() -> None:
     """Its leases were voided while no state was here to load in place of it: it learned on until that came."""
     training = attached(fragments=2)
-    training.on_leases((Lease(1, 0, 0, 8, 0),))
+    training.leases.on_told((Lease(1, 0, 0, 8, 0),))
     drops = told(training.on_void((1,), versions={0: 5, 1: NO_VERSION}), LoadState)
     assert [(load.fragment, load.keep) for load in drops] == [(0, "drop")]
     training.on_loaded(0)
@@ -109,39 +109,39 @@ def test_a_freeze_that_crossed_any_load_waits_for_the_next() -> None:
 def test_P7_a_lease_is_not_forgotten_before_it_is_acknowledged_or_void() -> None:
     """Dropping it silently would hide from the coordinator that work behind it is unmerged."""
     training = attached()
-    training.on_leases((Lease(1, 0, 0, 8, 0),))
-    training.on_leases((Lease(2, 0, 8, 16, 8),))
-    assert training.known_leases == {1, 2}
+    training.leases.on_told((Lease(1, 0, 0, 8, 0),))
+    training.leases.on_told((Lease(2, 0, 8, 16, 8),))
+    assert training.leases.known == {1, 2}
 
 
 def test_P7_work_behind_a_void_lease_goes() -> None:
     training = attached()
-    training.on_leases((Lease(1, 0, 0, 8, 0), Lease(2, 0, 8, 16, 8)))
+    training.leases.on_told((Lease(1, 0, 0, 8, 0), Lease(2, 0, 8, 16, 8)))
     training.on_frozen(frozen(0, 4, Used(1, 8)))
     effects = training.on_void((1,), versions={0: 5})
     assert [load.keep for load in told(effects, LoadState)] == ["drop"]
-    assert training.works[0].frozen is None and training.known_leases == {2}
+    assert training.works[0].frozen is None and training.leases.known == {2}
     assert training.on_void((99,), versions={0: 5}) == []
 
 
 def test_P7_frozen_work_names_its_leases_even_when_the_list_has_lost_them() -> None:
     training = attached()
     training.on_frozen(frozen(0, 4, Used(7, 8)))
-    assert training.known_leases == {7}
+    assert training.leases.known == {7}
     assert told(training.on_void((7,), versions={0: 0}), LoadState)
 
 
 def test_P7_acknowledged_samples_are_not_named_again() -> None:
     training = attached()
-    training.on_leases((Lease(1, 0, 0, 8, 0), Lease(2, 0, 8, 16, 8)))
-    effects = training.on_commit_used(0, {1: 8, 2: 12})
+    training.leases.on_told((Lease(1, 0, 0, 8, 0), Lease(2, 0, 8, 16, 8)))
+    effects = training.leases.on_commit(0, {1: 8, 2: 12})
     [now] = told(effects, LeasesNow)
     assert now.leases == (Lease(2, 0, 8, 16, 12),)
 
 
 def test_a_restarted_trainer_reads_on_behind_what_is_frozen() -> None:
     training = attached()
-    training.on_leases((Lease(1, 0, 0, 8, 2),))
+    training.leases.on_told((Lease(1, 0, 0, 8, 2),))
     training.on_frozen(frozen(0, 4, Used(1, 6)))
     training.on_gone()
     training.on_attach()
@@ -151,17 +151,17 @@ def test_a_restarted_trainer_reads_on_behind_what_is_frozen() -> None:
 
 def test_P7_with_several_fragments_a_lease_is_done_when_the_last_one_learned_from_it() -> None:
     training = attached(fragments=2)
-    training.on_leases((Lease(1, 0, 0, 8, 0),))
-    [now] = told(training.on_commit_used(0, {1: 8}), LeasesNow)
+    training.leases.on_told((Lease(1, 0, 0, 8, 0),))
+    [now] = told(training.leases.on_commit(0, {1: 8}), LeasesNow)
     assert now.leases == (Lease.at(1, 0, 0, 8, (8, 0)),)
-    [now] = told(training.on_commit_used(1, {1: 8}), LeasesNow)
+    [now] = told(training.leases.on_commit(1, {1: 8}), LeasesNow)
     assert now.leases == ()
 
 
 def test_P7_a_restarted_trainer_reads_again_what_only_some_fragments_have() -> None:
     """Fragment 1's newest freeze crossed a load and was not taken: that work died with the trainer."""
     training = attached(fragments=2)
-    training.on_leases((Lease(1, 0, 0, 8, 0),))
+    training.leases.on_told((Lease(1, 0, 0, 8, 0),))
     training.on_frozen(replace(frozen(0, 4, Used(1, 6)), more=True))
     training.on_frozen(replace(frozen(0, 2, Used(1, 4)), fragment=1))
     training.on_gone()
@@ -173,18 +173,18 @@ def test_P7_a_restarted_trainer_reads_again_what_only_some_fragments_have() -> N
 def test_P7_a_lease_that_one_fragment_lost_track_of_is_still_named_for_the_work_of_the_others() -> None:
     """The coordinator says which are void: the other fragment owes work on their samples, though nothing is frozen."""
     training = attached(fragments=2)
-    training.on_leases((Lease(1, 0, 0, 8, 0), Lease(2, 0, 8, 16, 8)))
-    training.forget_leases()
-    assert training.known_leases == {1, 2} and not training.leases
-    training.on_leases((Lease(2, 0, 8, 16, 8),))
-    assert training.known_leases == {1, 2}
+    training.leases.on_told((Lease(1, 0, 0, 8, 0), Lease(2, 0, 8, 16, 8)))
+    training.leases.forget()
+    assert training.leases.known == {1, 2} and not training.leases.held
+    training.leases.on_told((Lease(2, 0, 8, 16, 8),))
+    assert training.leases.known == {1, 2}
     drops = told(training.on_void((1,), versions={0: 5, 1: 4}), LoadState)
     assert [(load.fragment, load.keep) for load in drops] == [(0, "drop"), (1, "drop")]
-    assert training.known_leases == {2} and not training.on_void((1,), versions={0: 5, 1: 4})
+    assert training.leases.known == {2} and not training.on_void((1,), versions={0: 5, 1: 4})
 
 
 def test_of_a_single_fragment_all_work_is_dropped_with_its_leases() -> None:
     training = attached()
-    training.on_leases((Lease(1, 0, 0, 8, 0),))
-    training.forget_leases()
-    assert not training.known_leases
+    training.leases.on_told((Lease(1, 0, 0, 8, 0),))
+    training.leases.forget()
+    assert not training.leases.known

@@ -119,30 +119,34 @@ def test_P6_a_version_without_my_work_leaves_it_to_me() -> None:
 
 def test_P7_a_version_with_my_work_takes_it_and_acknowledges_its_samples() -> None:
     ann = Ann()
-    ann.training.on_leases(LEASES)
+    ann.training.leases.on_told(LEASES)
     ann.contributes(0, used=(Used(1, 6),))
     ann.applies(commit_of(0))
     effects = ann.exchange.on_sealed(0, 1, digest_of(0, 1))
     assert loads(effects) == [(0, 1, "rest")]
     assert ann.training.works[0].frozen is None
-    assert ann.training.leases[1] == Lease.at(1, 0, 0, 8, (6, 0)), "fragment 1 has learned nothing from it"
+    assert ann.training.leases.held[1] == Lease.at(1, 0, 0, 8, (6, 0)), (
+        "fragment 1 has learned nothing from it"
+    )
 
 
 def test_work_that_a_version_used_after_the_trainer_dropped_it_is_not_taken_from_its_new_work() -> None:
     ann = Ann()
-    ann.training.on_leases(LEASES)
+    ann.training.leases.on_told(LEASES)
     ann.contributes(0, used=(Used(1, 6),))
     ann.replica(0).rounds.disown()
     ann.applies(commit_of(0))
     ann.freezes(0, slot=2)
     effects = ann.exchange.on_sealed(0, 1, digest_of(0, 1))
     assert loads(effects) == [(0, 1, "all")] and ann.training.works[0].frozen is not None
-    assert ann.training.leases[1] == Lease.at(1, 0, 0, 8, (6, 0)), "its samples are acknowledged all the same"
+    assert ann.training.leases.held[1] == Lease.at(1, 0, 0, 8, (6, 0)), (
+        "its samples are acknowledged all the same"
+    )
 
 
 def test_P7_whoever_missed_a_commit_drops_its_work_and_asks_which_samples_are_its_own() -> None:
     ann = Ann()
-    ann.training.on_leases(LEASES)
+    ann.training.leases.on_told(LEASES)
     ann.contributes(0, used=(Used(1, 6),))
     replica = ann.replica(0)
     replica.on_commit(commit_of(0, round_no=3, version=3), 0.0)
@@ -153,7 +157,7 @@ def test_P7_whoever_missed_a_commit_drops_its_work_and_asks_which_samples_are_it
     effects = ann.exchange.on_sealed(0, 9, digest_of(0, 9))
     assert loads(effects) == [(0, 9, "drop")]
     assert notes(effects) == ["away for too long to know whether my last contribution counted: it is dropped"]
-    assert ann.training.unsure and not ann.training.leases
+    assert ann.training.leases.unsure and not ann.training.leases.held
     assert effects[0] == Resolve(1, False, 0)
 
 
@@ -249,18 +253,18 @@ def test_after_the_guard_whoever_holds_nothing_whole_loads_when_it_does() -> Non
 
 def test_P7_when_samples_behind_the_work_were_given_to_others_it_goes_in_all_fragments() -> None:
     ann = Ann()
-    ann.training.on_leases(LEASES)
+    ann.training.leases.on_told(LEASES)
     ann.contributes(0, used=(Used(1, 6),))
     ann.freezes(1)
     effects = ann.tick(*AT_0, void=(1,))
     assert loads(effects) == [(0, 0, "drop"), (1, 0, "drop")]
-    assert list(ann.training.leases) == [2]
+    assert list(ann.training.leases.held) == [2]
     assert ann.replica(0).rounds.contribution is not None and ann.replica(0).rounds.contribution.disowned
 
 
 def test_P7_in_a_fragment_that_is_not_here_the_work_goes_without_a_load() -> None:
     ann = Ann()
-    ann.training.on_leases(LEASES)
+    ann.training.leases.on_told(LEASES)
     ann.freezes(1, used=(Used(1, 6),))
     ann.replica(1).go_back(3, None)
     assert loads(ann.exchange.on_void((1,))) == [(0, 0, "drop")]
@@ -269,7 +273,7 @@ def test_P7_in_a_fragment_that_is_not_here_the_work_goes_without_a_load() -> Non
 
 def test_P7_while_a_version_is_hashed_the_anchor_is_not_loaded_for_a_void_lease() -> None:
     ann = Ann()
-    ann.training.on_leases(LEASES)
+    ann.training.leases.on_told(LEASES)
     ann.applies(commit_of(0))
     assert loads(ann.exchange.on_void((1,))) == [(1, 0, "drop")]
     assert loads(ann.exchange.on_sealed(0, 1, digest_of(0, 1))) == [(0, 1, "drop")]
@@ -277,7 +281,7 @@ def test_P7_while_a_version_is_hashed_the_anchor_is_not_loaded_for_a_void_lease(
 
 def test_a_void_lease_that_nobody_here_knows_changes_nothing() -> None:
     ann = Ann()
-    ann.training.on_leases(LEASES)
+    ann.training.leases.on_told(LEASES)
     ann.contributes(0)
     assert ann.exchange.on_void((9,)) == []
     assert ann.replica(0).rounds.contribution is not None and not ann.replica(0).rounds.contribution.disowned
@@ -311,12 +315,12 @@ def test_when_the_run_goes_back_to_another_state_of_that_number_it_is_fetched() 
 def test_P7_no_lease_from_before_counts_in_a_new_era_nor_does_work_on_its_samples() -> None:
     """Also of a fragment that stays: its samples are lent again, to anybody."""
     ann = Ann()
-    ann.training.on_leases(LEASES)
+    ann.training.leases.on_told(LEASES)
     ann.freezes(0, used=(Used(1, 4),))
     words = tuple(word_of(number, 0, digests=((0, digest_of(number, 0)),)) for number in (0, 1))
     effects = ann.exchange.go_back(words, "it was lost", Undoing(), 1)
     assert [replica.held.version for replica in ann.part.replicas.values()] == [0, 0]
-    assert ann.training.works[0].frozen is None and not ann.training.known_leases
+    assert ann.training.works[0].frozen is None and not ann.training.leases.known
     assert loads(effects) == [(0, 0, "drop"), (1, 0, "drop")]
 
 
