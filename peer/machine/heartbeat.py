@@ -341,24 +341,23 @@ class BeatTimes:
 
     def __init__(self) -> None:
         self._said_at = self._heard_at = 0.0
+        self.newest = 0  # the number of the newest word in this session
         # In no round and in one, by the newest tick of each sort; 0: as the run's terms say.
         self._told_s = self._told_in_round_s = self._told_at = 0.0
         self._answered = 0  # the newest beat of mine of which I know the answer
         # Until the coordinator knows that I hold the newest version: as a newcomer, and as a member of its round.
         self._is_awaited = True
 
-    def begin(self, now: float) -> int:
-        """A session.  Returns the number of the newest word in it."""
+    def begin(self, now: float) -> None:
+        """A session."""
         self._heard_at, self._told_s, self._told_in_round_s = now, 0.0, 0.0
-        self._is_awaited, self._answered = True, 0
-        return 0
+        self._is_awaited, self._answered, self.newest = True, 0, 0
 
     def said(self, now: float) -> None:
         self._said_at = now
 
-    def heard(self, message: ToMember, now: float) -> int:
-        """Returns its number."""
-        self._heard_at = now
+    def heard(self, message: ToMember, now: float) -> None:
+        self._heard_at, self.newest = now, message.seq
         if isinstance(message, Tick) and any(each.round_no for each in message.fragments):
             self._told_in_round_s = message.beat_s
         elif isinstance(message, Tick):
@@ -367,7 +366,6 @@ class BeatTimes:
                 self._answered, self._told_at = message.answers, now
             self._is_awaited &= not all(each.verified for each in message.fragments)
         self._is_awaited |= isinstance(message, OpenRound)
-        return message.seq
 
     def news_may_wait(self, usual_s: float) -> bool:
         """For the next beat.  In a run so large that beats are rare all have a new version after each commit, and are

@@ -78,7 +78,7 @@ from farflung.protocol.states import Goal
 
 class MemberMachine:
     """What a member does, in contact with the coordinator or out of it: what other peers, finished arithmetic and disks
-    bring it, what follows from any event, and how it goes.  As long as it holds nothing of a run (`joined`), little."""
+    bring it, what follows from any event, and how it leaves.  None of these concerns it before it is `joined`."""
 
     def __init__(self, me: Me, doorway: Handshake, seeking: CoordinatorPlaces) -> None:
         self._doorway, self._seeking = doorway, seeking
@@ -201,7 +201,7 @@ class MemberMachine:
         leaves, effects = joined.on_begun(problem, is_final, now)
         return self.leave(leaves, LeaveCause.START) if leaves else effects + self.move_on()
 
-    # ---- it goes --------------------------------------------------------------------------------------------
+    # ---- leaving ------------------------------------------------------------------------------------------
 
     def take_leave(self, reason: str, now: float, code: LeaveCause = LeaveCause.LEFT) -> list[do.Effect]:
         """In good order: after the rounds in flight, if they end soon."""
@@ -268,7 +268,6 @@ class PeerMachine:
         self.offer: Offer | None = None
         self._config = config
         self._jitter = jitter  # 0..1: spreads the peers' reconnections
-        self._in_seq = 0
         self._vacating = self._vacant = False  # I gave a stage up; and my trainer has not begun anew
 
     # ---- the door ------------------------------------------------------------------------------------------
@@ -341,7 +340,7 @@ class PeerMachine:
 
     def _enter(self, joined: MemberSession, welcome: Welcome, now: float) -> list[do.Effect]:
         self.member.reports.begin_session(welcome.session, joined.attached.known)
-        self._in_seq = self.member.beats.begin(now)
+        self.member.beats.begin(now)
         joined.part.came_back()
         found = self.seeking.on_welcome(welcome, now)
         return [do.EnterMembers(welcome.member_port), *found, *self.member.beat()]
@@ -363,10 +362,10 @@ class PeerMachine:
             if message.final:
                 return member.leaving.exit("refused", message.reason)
             return self._lose_contact(joined, message.reason, now)
-        if message.seq <= self._in_seq:
-            member.counters.count(Verdict.DUPLICATE if message.seq == self._in_seq else Verdict.STALE)
+        if message.seq <= (newest := member.beats.newest):
+            member.counters.count(Verdict.DUPLICATE if message.seq == newest else Verdict.STALE)
             return []
-        self._in_seq = member.beats.heard(message, now)
+        member.beats.heard(message, now)
         kept = self.seeking.keep(message, joined.about)
         if (unheard := joined.amending.why_not(message)) is not None:
             return [*kept, *unheard, *member.beat()]  # the answer tells what I have to know first
@@ -491,11 +490,7 @@ class PeerMachine:
         return [do.TellTrainer(Begin(manifest=run, peer=me.peer, name=me.name)), *changed]
 
     def on_attach(
-        self,
-        model: ModelSchema,
-        address: str,
-        now: float,
-        stages: tuple[int, ...] = (),
+        self, model: ModelSchema, address: str, now: float, stages: tuple[int, ...] = ()
     ) -> list[do.Effect]:
         """`address`: where other peers dial me, if they can; the first one stays.  `stages`: of a model that is cut,
         those that this trainer could hold, the one whose state lies on the disk first."""

@@ -59,7 +59,7 @@ class TrainerProxy:
         self._finish_told = False
         self.leases.want = 0
         for work in self.works.values():
-            work.on_attach()
+            work.on_gone()
 
     def on_gone(self) -> None:
         self.attached = False
@@ -138,17 +138,10 @@ class TrainerProxy:
     def on_unusable(self) -> None:
         """What stands frozen is not finite."""
 
-    def resume(self) -> list[Effect]:
-        """The trainer goes on, whatever it waits for."""
-        return [TellTrainer(work.resume()) for work in self.works.values() if self.attached and work.waiting]
-
-    def resume_where(self, idle: Mapping[int, bool]) -> list[Effect]:
-        """Each fragment that no round is using, and whose trainer waits for a word, goes on."""
-        return [
-            TellTrainer(self.works[number].resume())
-            for number, free in idle.items()
-            if self.attached and free and self.works[number].waiting
-        ]
+    def resume(self, fragments: Iterable[int]) -> list[Effect]:
+        """Each of them whose trainer waits for a word goes on."""
+        works = [self.works[number] for number in fragments if self.attached]
+        return [TellTrainer(work.resume()) for work in works if work.waiting]
 
     def on_opened(self, fragment: int, uses: bool) -> list[Effect]:
         """A round of the fragment began; `uses`: what stands frozen goes into it."""
@@ -334,9 +327,6 @@ class FragmentWork:
         """The trainer must be told how to go on: it stands at the barrier for this fragment, or will at its next
         freeze."""
         return self.frozen is not None and not self.running and not self.loading
-
-    def on_attach(self) -> None:
-        self.on_gone()
 
     def on_slot_sent(self, slot: int | None) -> None:
         """None: no round is using one."""
@@ -600,7 +590,8 @@ class TrainerSync:
 
     def go_on_alone(self) -> list[Effect]:
         """P5: without the coordinator, or when it holds all rounds, inner steps go on."""
-        return [*self.free_slots(), *self._training.resume()] if self._training.waiting else []
+        training = self._training
+        return [*self.free_slots(), *training.resume(training.works)] if training.waiting else []
 
     def go_on(self) -> list[Effect]:
         """The trainer waits until every fragment's round is over; but not for rounds that are not on.
@@ -611,8 +602,8 @@ class TrainerSync:
         """
         replicas = self._part.replicas.values()
         if not self._training.rules.waits:
-            idle = {replica.fragment.number: replica.idle for replica in replicas}
-            return [*self.free_slots(), *self._training.resume_where(idle)] if self._training.waiting else []
+            idle = [replica.fragment.number for replica in replicas if replica.idle]
+            return [*self.free_slots(), *self._training.resume(idle)] if self._training.waiting else []
         if not (self._training.moved_on and self._training.waiting):
             return []
         return self.go_on_alone() if all(replica.idle for replica in replicas) else []
