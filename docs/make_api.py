@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import textwrap
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -62,9 +63,12 @@ def linked(text: str) -> str:
 
 
 def docstring(node: ast.ClassDef | ast.FunctionDef) -> str:
-    """The docstring as Markdown: its lines are joined to paragraphs."""
+    """The docstring as Markdown: its lines are joined to paragraphs, and what is indented is code."""
     text = linked(inspect.cleandoc(ast.get_docstring(node) or ""))
-    return re.sub(r"(?<!\n)\n(?!\n)", " ", text).replace(".  ", ". ")
+    return "\n\n".join(
+        code(textwrap.dedent(each)).rstrip() if each.startswith("    ") else " ".join(each.split())
+        for each in text.split("\n\n")
+    )
 
 
 def signature(name: str, function: ast.FunctionDef, *, makes: bool = False) -> str:
@@ -108,7 +112,9 @@ def class_page(name: str, node: ast.ClassDef, source: Source) -> str:
         pieces.append(code(signature(f"farflung.{name}", made, makes=True)))
     pieces.append(f"{docstring(node)}\n")
     rows = attributes(made, source) if made is not None else []
-    rows += [(each.name, kind(each), docstring(each)) for each in shown if is_property(each)]
+    rows += [
+        (each.name, kind(each), " ".join(docstring(each).split())) for each in shown if is_property(each)
+    ]
     if rows:
         pieces.append("| attribute | type | what it is |\n|---|---|---|")
         pieces += [f"| `{what}` | `{of}` | {text} |" for what, of, text in rows]

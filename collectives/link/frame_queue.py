@@ -96,8 +96,6 @@ def has_room(
     return waiting_bytes + frame_bytes <= most
 
 
-# ---- frame queue -------------------------------------------------------------------------------------------
-
 # ---- what arrived: each frame is counted once ---------------------------------------------------------
 
 

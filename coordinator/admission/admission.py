@@ -154,8 +154,6 @@ def _keep(table: OrderedDict[str, Banned] | OrderedDict[str, deque[Struck]]) -> 
         table.popitem(last=False)
 
 
-# ---- admission ---------------------------------------------------------------------------------------------
-
 # ---- newcomers ---------------------------------------------------------------------------------------------
 # Newcomers of an open run: who fetches the model now, and who is next. Pure.
 #

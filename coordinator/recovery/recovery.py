@@ -358,8 +358,6 @@ def are_accounted_for(holders: Mapping[str, HolderMark], version: int, present: 
     return can.keys() == here or 2 * sum(can[peer] for peer in here) > sum(can.values())
 
 
-# ---- recovery ----------------------------------------------------------------------------------------------
-
 # ---- rollback orders ---------------------------------------------------------------------------------------
 # The host's orders about older states, both by `farflung rewind`. Pure.
 #

@@ -119,8 +119,6 @@ def refuse_unlike(parameters: Mapping[str, Tensor], ranks: Ranks) -> None:
             )
 
 
-# ---- api ---------------------------------------------------------------------------------------------------
-
 # ---- pretrained --------------------------------------------------------------------------------------------
 # `run.save_pretrained`: the model writes itself as its library does, with the run's weights in it.
 #
