@@ -150,7 +150,7 @@ class Table:
             first.retry(self.now)
             self._deliver()
             member = self.machine.core.members.members[first.peer]
-        number = max(member.in_seq, first.seq) + 1
+        number = max(member.heard.seq, first.seq) + 1
         first.seq = number
         changed = {"session": member.session, "seq": number}
         flights = [c.round.plan.round_no for c in self.machine.drivers if c.round is not None]

@@ -51,7 +51,7 @@ def _of_run(core: Core) -> list[Family]:
 
 def _of_members(core: Core) -> list[Family]:
     alive = list(core.members.alive.values())
-    states = Counter(str(member.state) for member in alive)
+    states = Counter(str(member.told.state) for member in alive)
     return [
         gauge("members", "Members that are here.", len(alive)),
         gauge("members_least", "No round opens with fewer.", core.manifest.run.min_peers),

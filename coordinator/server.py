@@ -481,7 +481,7 @@ class Server:
 
     def _learn_route(self, arrival: Arrival, session: bytes) -> None:
         """Answers to a session go where it last spoke; only its own key may say where that is."""
-        member = self._machine.core.members.by_session(session)
+        member = self._machine.core.members.by_session.get(session)
         if member is None or member.contact.key != arrival.key:
             return
         old = self._speakers.get(arrival.routing_id)

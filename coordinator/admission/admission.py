@@ -191,13 +191,18 @@ class ArrivalPace(Protocol):
     def fetched_at(self) -> float: ...
 
 
+class WaitingPlace(Protocol):
+    @property
+    def network(self) -> str: ...
+    @property
+    def since(self) -> float: ...
+
+
 class WaitingMember(Protocol):
     """Of coordinator/run/membership.py."""
 
     @property
-    def network(self) -> str: ...
-    @property
-    def admitted_at(self) -> float: ...
+    def place(self) -> WaitingPlace: ...
     @property
     def has_shown(self) -> bool: ...
     @property
@@ -294,13 +299,13 @@ class NewcomerQueue:
     def look(self, here: Iterable[WaitingMember], now: float) -> None:
         """At everybody, or not at each hello where those are many: whoever came since then is not through yet."""
         unproven = [member for member in here if not member.has_shown]
-        self._unproven = Counter(member.network for member in unproven)
-        self._fetching = Counter(member.network for member in unproven if _fetches(member, now))
+        self._unproven = Counter(member.place.network for member in unproven)
+        self._fetching = Counter(member.place.network for member in unproven if _fetches(member, now))
 
 
 def _fetches(member: WaitingMember, now: float) -> bool:
-    last = max(member.admitted_at, member.pace.fetched_at)
-    return now - member.admitted_at < ARRIVING_S and now - last < FETCHES_WITHIN_S
+    last = max(member.place.since, member.pace.fetched_at)
+    return now - member.place.since < ARRIVING_S and now - last < FETCHES_WITHIN_S
 
 
 # ---- bans --------------------------------------------------------------------------------------------------
@@ -343,7 +348,7 @@ class BanDesk:
         core.write(Banned(peer=peer, reason=why, at_s=at_s, until_s=at_s + lasts_s, network=network))
         core.note(f"{core.name(peer)} is banned{f' with its network {network}' if network else ''}: {why}")
         for member in list(core.members.alive.values()):
-            if self._register.ban_of(member.peer, member.network, at_s) is not None:
+            if self._register.ban_of(member.peer, member.place.network, at_s) is not None:
                 told = f"banned from the run: {why}"[:1000]
                 self._send_away(member.peer, DepartureCause.BANNED, told, why)
 
@@ -352,7 +357,7 @@ class BanDesk:
     def obey(self, order: Ban) -> Reply:
         peer = one_peer(self._core, order.who)
         member = self._core.members.members.get(peer)
-        network = member.network if member is not None and order.network else ""
+        network = member.place.network if member is not None and order.network else ""
         if order.network and not network:
             raise UserError(
                 f"the network of {named(self._core, peer)} is not known; ban it without --network"

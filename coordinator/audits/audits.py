@@ -434,7 +434,7 @@ class AuditDesk:
         return [member for member in fit if self._can_be_dialled(member)] or fit
 
     def _can_be_dialled(self, member: Member) -> bool:
-        return member.dialable and member.doubted_until <= self._core.now
+        return member.dialable and member.place.doubted_until <= self._core.now
 
     @staticmethod
     def _fit(task: DrawnAudit, here: Iterable[Member]) -> list[Member]:

@@ -140,11 +140,10 @@ class BatchMode(CoordinatorMode):
         here = {each.peer: each.stage for each in living.values() if moves.serves(each)}
         # After a restart those who have seats are not here yet, and come back to them.
         here = {seat.peer: seat.stage for seat in self.batches.book.seats.values()} | here
-        held = [stage for each, stage in here.items() if each != peer]
+        others = [each for each in here if each != peer]
+        held = [here[each] for each in others]
         # Of those who are not back yet nobody knows: they count as dialable.
-        reached = {
-            at for each, at in here.items() if each != peer and (each not in living or living[each].claimed)
-        }
+        reached = {here[each] for each in others if each not in living or living[each].place.claimed}
         known = bool(hello.digest) and first.book.digests.get(hello.version) == hello.digest
         newest = newest_held(first) if known else hello.version
         loads = loads_of(held, reached, self.batches.units_s, pipeline.stages)

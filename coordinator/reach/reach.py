@@ -248,7 +248,7 @@ class Routes(Ways):
             if peer in among and all(other == peer or self.meets(peer, other) for other in among)
         ]
         # What nobody could bring through for a while says less of a member than of the relay.
-        hubs = [peer for peer in hubs if among[peer].doubted_until <= now] or hubs
+        hubs = [peer for peer in hubs if among[peer].place.doubted_until <= now] or hubs
         relayed = {peer: len(self._at_relay.get(peer, {}).keys() & among.keys()) for peer in hubs}
         return {peer for peer, count in relayed.items() if count == min(relayed.values())}
 
@@ -259,7 +259,7 @@ class Routes(Ways):
             peer
             for peer in self._hubs
             if peer in far
-            and among[peer].doubted_until <= now
+            and among[peer].place.doubted_until <= now
             and len(far) > 1
             and all(other == peer or self.meetings.is_punched(peer, other) for other in far)
         }
@@ -274,7 +274,7 @@ class Routes(Ways):
         at_relay = {peer: self._at_relay.get(peer, {}).keys() & among.keys() for peer in among}
         if not owners or not any(at_relay.values()) or any(at_relay[owner] for owner in owners):
             return []
-        good = {peer for peer, each in among.items() if each.doubted_until <= now}
+        good = {peer for peer, each in among.items() if each.place.doubted_until <= now}
         able = {peer for peer in good if at_relay[peer] and self._talks_with_all(peer, among)}
         most = sorted({len(at_relay[peer]) for peer in able})
         return [
@@ -356,10 +356,11 @@ class Routes(Ways):
 def _is_alone(party: RouteEnd, now: float) -> bool:
     """Nobody can dial it, as far as is known; or the coordinator can, and others could not for a while."""
     if party.contact.address:
-        return party.doubted_until > now
-    if not party.claimed or party.not_reached or now - party.admitted_at >= ASKED_S:
+        return party.place.doubted_until > now
+    place = party.place
+    if not place.claimed or place.not_reached or now - place.since >= ASKED_S:
         return True
-    return is_elsewhere(party.claimed, party.came_from)
+    return is_elsewhere(place.claimed, place.came_from)
 
 
 def is_elsewhere(claimed: str, came_from: str) -> bool:
@@ -421,7 +422,8 @@ class Reach(CoordinatorMode):
         core, routes, members = self.core, self.routes, self.core.members
         run = TicketScope(core.run_id, core.ledger.incarnation)
         routes.relays.see(members.alive, core.now)
-        changed = routes.refresh(members.hardly_reached(core.now), core.now, run, core.prove, together)
+        hardly_reached = members.addresses.hardly_reached(core.now)
+        changed = routes.refresh(hardly_reached, core.now, run, core.prove, together)
         if changed:
             members.everybody.number += 1  # ways are told with it
             core.do(RelayPairs(routes.pairs))

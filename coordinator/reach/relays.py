@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from farflung.coordinator.reach.hole_punching import Pairs
-from farflung.coordinator.roster.ways import PAIR_BYTES, RelayNow, Together, pair_of
+from farflung.coordinator.roster.ways import PAIR_BYTES, MemberPlace, RelayNow, Together, pair_of
 from farflung.protocol.round_words import Contact, RelayOffer, RelayOrder
 from farflung.protocol.signing import verify
 
@@ -119,7 +119,7 @@ class RelayHost(Protocol):
     @property
     def contact(self) -> Contact: ...
     @property
-    def doubted_until(self) -> float: ...
+    def place(self) -> MemberPlace: ...
 
 
 @dataclass
@@ -231,7 +231,7 @@ class Relays:
         }
         self.usable = {OWN: self.own} if self.own is not None else {}
         for peer, offer in sorted(self._offers.items()):
-            if here[peer].doubted_until > now:
+            if here[peer].place.doubted_until > now:
                 continue
             where = host_of(here[peer].contact), offer.said.port
             if offer.passed == where:

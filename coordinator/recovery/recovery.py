@@ -141,7 +141,7 @@ class Rollback:
         if self._short_since is None:
             self._short_since = core.now
         settled = self.settled_held()
-        back_to, dead_after_s = self.together(settled), core.members.dead_after_s
+        back_to, dead_after_s = self.together(settled), core.members.liveness.dead_after_s
         if back_to != self._offer[0]:
             self._offer = back_to, core.now
         patience_s, waited_s = self._patience_s(back_to), max(lost_s)
@@ -171,9 +171,8 @@ class Rollback:
     def _patience_s(self, back_to: Sequence[int]) -> float:
         """0: the run never goes back by itself."""
         usual_s = self._core.manifest.checkpoint.go_back_after_s
-        return (
-            min(usual_s, self._core.members.dead_after_s + SOON_S) if self._may_be_soon(back_to) else usual_s
-        )
+        soon_s = self._core.members.liveness.dead_after_s + SOON_S
+        return min(usual_s, soon_s) if self._may_be_soon(back_to) else usual_s
 
     def _may_be_soon(self, back_to: Sequence[int]) -> bool:
         """A run of stages gives up one version, of all that it ever had, and nobody here says that it can bring it: who
@@ -193,7 +192,7 @@ class Rollback:
         """Those who were here before this coordinator began had the time to come back, and nobody brought more in the
         last seconds."""
         core = self._core
-        begun_s = core.now - core.began_at - AWAIT_DEAD * core.members.dead_after_s
+        begun_s = core.now - core.began_at - AWAIT_DEAD * core.members.liveness.dead_after_s
         return min(begun_s, core.now - self._offer[1]) >= SOON_S
 
     def _is_being_taken(self, versions: Sequence[int]) -> bool:
@@ -202,7 +201,7 @@ class Rollback:
         for driver, version, since in zip(self._drivers, versions, self._lost_since, strict=True):
             for member in driver.holders:
                 takes = member.beat is not None and member.beat.phase in TAKING
-                stayed = since is not None and member.admitted_at <= since
+                stayed = since is not None and member.place.since <= since
                 if takes and stayed and driver.book.may_hold(member.peer) > version:
                     return True
         return False
@@ -218,14 +217,14 @@ class Rollback:
     def is_lost(self, driver: RoundDriver) -> bool:
         """Nobody holds its newest version, and it is not just being applied."""
         since = self._lost_since[driver.fragment]
-        return since is not None and self._core.now - since >= self._core.members.dead_after_s
+        return since is not None and self._core.now - since >= self._core.members.liveness.dead_after_s
 
     def lost(self) -> dict[int, str]:
         """Fragments whose newest version nobody has, each with why, who may bring it and what the host can do."""
         core = self._core
         # Nobody is here at all: after a restart everybody may be on the way.
         alone = core.ledger.learned and not core.members.alive and not core.finished
-        alone = alone and core.now - core.began_at >= AWAIT_DEAD * core.members.dead_after_s
+        alone = alone and core.now - core.began_at >= AWAIT_DEAD * core.members.liveness.dead_after_s
         return {each.fragment: self.reason(each) for each in self._drivers if alone or self.is_lost(each)}
 
     def settled_held(self, heard_since: float = float("-inf")) -> list[int]:

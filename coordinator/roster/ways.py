@@ -21,6 +21,19 @@ PAIR_BYTES = 16
 Together = Callable[[str, str], bool]  # is there a round that both peers are in?
 
 
+@dataclass
+class MemberPlace:
+    """Where a member is in this session, and whether others can dial it there."""
+
+    claimed: str = ""  # where it says it can be dialled; its contact has that address only once it was tried
+    since: float = 0.0  # when it was admitted
+    network: str = ""  # of the address that it called from: see protocol/process/networks.py
+    came_from: str = ""  # that address
+    dial_at: float = 0.0  # when to try (again)
+    not_reached: bool = False  # at what it claimed, when it was tried last
+    doubted_until: float = 0.0  # others could not reach it: it owns nothing for a while
+
+
 class RouteEnd(Protocol):
     """A member, as far as it matters here."""
 
@@ -29,15 +42,7 @@ class RouteEnd(Protocol):
     @property
     def joined_no(self) -> int: ...
     @property
-    def admitted_at(self) -> float: ...
-    @property
-    def claimed(self) -> str: ...
-    @property
-    def came_from(self) -> str: ...
-    @property
-    def not_reached(self) -> bool: ...
-    @property
-    def doubted_until(self) -> float: ...
+    def place(self) -> MemberPlace: ...
 
 
 class RouteNews(NamedTuple):
@@ -179,16 +184,16 @@ class Ways:
 
 def dialable(among: Mapping[str, RouteEnd], now: float) -> set[str]:
     """Those whom others can dial, as far as is known."""
-    return {peer for peer, each in among.items() if each.contact.address and each.doubted_until <= now}
+    return {peer for peer, each in among.items() if each.contact.address and each.place.doubted_until <= now}
 
 
 def why_not_dialled(party: RouteEnd) -> str:
     """For people: of one that nobody can dial, as far as is known."""
-    if not party.claimed:
+    if not party.place.claimed:
         return "it says that it can't be dialled (--listen off)"
-    if party.not_reached:
-        return f"the coordinator could not dial it at {party.claimed}"
-    return f"it is tried whether it can be dialled at {party.claimed}"
+    if party.place.not_reached:
+        return f"the coordinator could not dial it at {party.place.claimed}"
+    return f"it is tried whether it can be dialled at {party.place.claimed}"
 
 
 def told_of_relay(relay: RelayNow | None, why_not: str, pairs_allowed: int, usage: Usage) -> dict[str, Any]:

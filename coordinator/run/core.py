@@ -140,8 +140,8 @@ class Core:
         self._effects.append(effect)
 
     def tell(self, member: Member, kind: type[ToMember], **body: Any) -> None:
-        member.out_seq += 1
-        message = kind(session=member.session, seq=member.out_seq, **body)
+        member.told.seq += 1
+        message = kind(session=member.session, seq=member.told.seq, **body)
         self._effects.append(Tell(member.peer, member.session, message))
 
     def log(self, text: str, cause: NoteCause = NoteCause.NEWS) -> None:

@@ -171,7 +171,7 @@ class DatasetAgreement:
         in_flight = any(driver.round is not None for driver in self._drivers)
         if core.ledger.leases.samples and in_flight:
             return  # it may be settled by this very round
-        stamp = (core.members.roster_no, self._changes)
+        stamp = (core.members.everybody.number, self._changes)
         if stamp == self._chosen_at or not self._looks.is_due(len(core.members.alive), core.now):
             return
         self._chosen_at, here = stamp, self._here
@@ -244,7 +244,7 @@ class DatasetAgreement:
             return UNKNOWN_LENGTH
         if self._all_ended_at is None:
             self._all_ended_at = core.now
-        if core.now - self._all_ended_at < ENDS_AFTER_DEAD * core.members.dead_after_s:
+        if core.now - self._all_ended_at < ENDS_AFTER_DEAD * core.members.liveness.dead_after_s:
             return UNKNOWN_LENGTH
         total, so_far = sum(weight for _, weight in here), 0
         for ends, weight in here:
@@ -358,7 +358,7 @@ class LeaseDesk:
         self._absent_since = {p: self._absent_since.get(p, core.now) for p in absent}
         self._awaited = self._awaited.intersection(absent) if self._has_looked else set(absent)
         self._has_looked = True
-        usual_s = RELEASE_AFTER_DEAD * core.members.dead_after_s
+        usual_s = RELEASE_AFTER_DEAD * core.members.liveness.dead_after_s
         for peer, since in self._absent_since.items():
             left = core.members.has_left(peer)
             patience_s = max(usual_s, BACK_WITHIN_S) if peer in self._awaited else usual_s

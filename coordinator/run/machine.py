@@ -156,7 +156,7 @@ class Entrance:
     def _crowded(self, hello: Hello, peer: str) -> Refuse | None:
         core = self._core
         old = core.members.members.get(peer)
-        if old is not None and old.alive and old.process != hello.process and old.closed_at is None:
+        if old is not None and old.alive and old.process != hello.process and old.heard.closed_at is None:
             return refuse(
                 "already-here",
                 "this identity is already in the run as another process; stop that one, or use another identity file",
@@ -187,8 +187,8 @@ class RouteSearch:
         self._tick_builder = tick_builder
 
     def dial_back(self, among: Iterable[Member] | None = None) -> None:
-        for member in self._core.members.to_dial(self._core.now, among):
-            self._core.do(DialBack(member.peer, member.session, member.claimed, member.contact.key))
+        for member in self._core.members.addresses.to_dial(self._core.now, among):
+            self._core.do(DialBack(member.peer, member.session, member.place.claimed, member.contact.key))
 
     def find(self) -> bool:
         """True if somebody is to be told of other ways."""
@@ -236,7 +236,7 @@ class Sessions:
             mode.on_hello(passed)
         old = core.members.members.get(peer_id_of(hello.identity))
         if old is not None and old.has_not_spoken_since(hello):
-            member, old.heard_at = old, core.now
+            member, old.heard.at = old, core.now
         else:
             member = self._begin(passed)
         first = hello.fragments[0]
@@ -292,8 +292,8 @@ class Sessions:
         fragments = next((each for each in asked if each is not None), hello.fragments)
         contact, network = Contact(peer, name, key, hello.address), network_of(passed.came_from)
         member = core.members.admit(contact, session, hello.process, core.now, network, fragments)
-        member.identity, member.fits, member.came_from = hello.identity, hello.fits, passed.came_from
-        member.helps = hello.helps
+        member.identity, member.fits, member.helps = hello.identity, hello.fits, hello.helps
+        member.place.came_from = passed.came_from
         self._routes.dial_back([member])
         if not again:
             how = "came back" if old is not None else "joined"
@@ -308,9 +308,9 @@ class Sessions:
     def lose(self, member: Member, cause: DepartureCause, why: str, cut: bool = False) -> None:
         self._core.write(Departed(peer=member.peer, cause=cause, reason=why))
         how = OF_DEPARTURE[cause]
-        self._core.note(f"{member.contact.name} {PEER_STATES.after(member.state, how)}: {why}")
+        self._core.note(f"{member.contact.name} {PEER_STATES.after(member.told.state, how)}: {why}")
         self._core.do(Forbid(member.contact.key, cut))
-        member.gone_because = why
+        member.told.gone_because = why
         self._core.members.lose(member, how)
 
 
@@ -442,7 +442,7 @@ class RunMachine:
     def on_garbage(self, peer: str, session: bytes, now: float) -> list[Effect]:
         """A member's connection sent frames that can't be read, and was cut off for it."""
         self.core.now = now
-        if (member := self.core.members.by_session(session)) is not None and member.peer == peer:
+        if (member := self.core.members.by_session.get(session)) is not None and member.peer == peer:
             self.core.strike(peer, "it sent frames that no farflung sends")
             self.core.follow_up()
         return [*self.core.take_effects(), *self.on_closed(peer, session, now)]
@@ -455,7 +455,7 @@ class RunMachine:
     def on_member(self, key: bytes, message: FromMember, now: float, last: bool = True) -> list[Effect]:
         """`last`: no other frame waits; else what follows from this one waits for the next `settle`."""
         self.core.now = now
-        member = self.core.members.by_session(message.session)
+        member = self.core.members.by_session.get(message.session)
         if member is None:
             self.counters.count(Verdict.STALE)
             self.core.do(
@@ -465,10 +465,10 @@ class RunMachine:
         if member.contact.key != key:
             self.counters.count(Verdict.UNAUTHORISED)
             return self._on_forgery(key)
-        if message.seq <= member.in_seq:
-            self.counters.count(Verdict.DUPLICATE if message.seq == member.in_seq else Verdict.STALE)
+        if message.seq <= member.heard.seq:
+            self.counters.count(Verdict.DUPLICATE if message.seq == member.heard.seq else Verdict.STALE)
             return []
-        member.in_seq, member.heard_at, member.closed_at = message.seq, now, None
+        member.heard.seq, member.heard.at, member.heard.closed_at = message.seq, now, None
         # What a member reports of a round moves that round only; anything else may move all of them.
         touched = self.drivers
         if isinstance(message, Sent | ProgressReport):
@@ -502,7 +502,7 @@ class RunMachine:
     def on_closed(self, peer: str, session: bytes, now: float) -> list[Effect]:
         member = self.core.members.members.get(peer)
         if member is not None and member.alive and member.session == session:
-            self.core.members.on_closed(member, now)
+            self.core.members.liveness.on_closed(member, now)
         return []
 
     def on_dialled(self, peer: str, session: bytes, reached: bool, now: float) -> list[Effect]:
@@ -515,8 +515,8 @@ class RunMachine:
             self.routes.tell_roster()
             self._settle(self.drivers)
         elif not reached and (member := core.members.members.get(peer)) is not None and member.alive:
-            how = core.members.ways.undialled_meets
-            core.note(f"{core.name(peer)} can't be dialled at {member.claimed}: it takes part, and {how}")
+            claimed, how = member.place.claimed, core.members.ways.undialled_meets
+            core.note(f"{core.name(peer)} can't be dialled at {claimed}: it takes part, and {how}")
             self.routes.follow()
         return core.take_effects()
 
@@ -532,11 +532,11 @@ class RunMachine:
         core.now = now
         self.routes.dial_back()
         self.routes.follow()
-        for member in core.members.silent(now, RECONNECT_GRACE_S):
-            if member.closed_at is not None:
+        for member in core.members.liveness.silent(now, RECONNECT_GRACE_S):
+            if member.heard.closed_at is not None:
                 self.sessions.lose(member, DepartureCause.CLOSED, "its connection closed")
             else:
-                told = f"nothing heard for {core.members.dead_after_s:g} s"
+                told = f"nothing heard for {core.members.liveness.dead_after_s:g} s"
                 self.sessions.lose(member, DepartureCause.SILENT, told)
         self.lease_desk.reclaim()
         if any([mode.on_timer() for mode in core.modes]):

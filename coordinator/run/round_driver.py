@@ -61,7 +61,7 @@ class Eligibility:
     @property
     def holders(self) -> Collection[Member]:
         """Living members that hold this fragment: nobody else has a part in its rounds."""
-        return self.core.members.holders(self.fragment)
+        return self.core.members.holding(self.fragment).values()
 
     def standing(self, member: Member) -> Standing:
         """Of a member that holds this fragment."""
@@ -222,7 +222,7 @@ class Participants:
         """For the status: the member's owner wants to know, also when the round itself is forgotten."""
         member = self._core.members.members.get(peer)
         if member is not None:
-            member.left_out = f"round {flight.plan.round_no}: {why}"
+            member.told.left_out = f"round {flight.plan.round_no}: {why}"
             self._core.members.ways.left_out(peer, self._core.now)
 
 
@@ -340,7 +340,7 @@ class RoundDriver(Eligibility):
             lines=lines_of(beats),
         )
         core.acquaint(Groups(plan).circles)
-        core.members.await_words(peers, core.now)
+        core.members.liveness.await_words([core.members.members[peer] for peer in peers], core.now)
         core.write(Opened(plan=plan))
         self._last_holders.begin()
         self.round = flight = Round(
@@ -449,7 +449,7 @@ class RoundDriver(Eligibility):
                     self.reason = reason
                     return
                 case OwnersMoved(plan, reason, unfit):
-                    self.core.members.doubt(unfit, self.core.now)
+                    self.core.members.addresses.doubt(unfit, self.core.now)
                     for peer in unfit:
                         barred, accused = flight.scatter.barred.get(peer), flight.scatter.accused.get(peer)
                         why = (
@@ -472,7 +472,7 @@ class RoundDriver(Eligibility):
                     )
                     return
                 case Failed(reason, cause, unfit, dropped, lost):
-                    self.core.members.doubt(unfit, self.core.now)
+                    self.core.members.addresses.doubt(unfit, self.core.now)
                     for peer in unfit:
                         self.participants.leave_out(flight, peer, LATE_OWNER)
                     self.abort(cause, reason, dropped)
@@ -516,7 +516,7 @@ class RoundDriver(Eligibility):
             alone = dict.fromkeys(flight.scatter.deaf(living), 1) | alone
         self._withheld = Counter({owner: self._withheld[owner] + count for owner, count in alone.items()})
         unfit = [owner for owner, count in self._withheld.items() if count >= WITHHELD_MOST]
-        core.members.doubt(unfit, core.now)
+        core.members.addresses.doubt(unfit, core.now)
         for owner in unfit:
             del self._withheld[owner]
             why = (
@@ -640,7 +640,7 @@ def newest_held(driver: RoundDriver, settled: bool = False, heard_since: float =
         said = driver.beat_of(member)
         if newest >= book.version:
             break  # in a crowd it is nearly always the first one
-        if said is None or said.version <= newest or member.heard_at < heard_since:
+        if said is None or said.version <= newest or member.heard.at < heard_since:
             continue
         # A version whose digest is not settled yet is held; so is one that this journal does not know.
         known = book.digests.get(said.version)

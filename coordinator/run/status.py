@@ -42,7 +42,7 @@ def member_status(
     shown = {
         "name": member.contact.name,
         "id": member.peer,
-        "state": member.state,
+        "state": member.told.state,
         "alive": member.alive,
         "helps": member.helps,
         "participating": member.participating,
@@ -61,15 +61,15 @@ def member_status(
         "rx_bytes_per_s": round(pace.rx_bytes_per_s) if member.alive else 0,
         "up_bytes_per_s": beat.up_bytes_per_s if beat else 0,
         "down_bytes_per_s": beat.down_bytes_per_s if beat else 0,
-        "heard_s": round(core.now - member.heard_at, 1),
-        "here_s": round(core.now - member.admitted_at) if member.alive else 0,
+        "heard_s": round(core.now - member.heard.at, 1),
+        "here_s": round(core.now - member.place.since) if member.alive else 0,
         "reachable": bool(member.contact.address),
         "way": core.members.ways.way_of(member) if member.alive else "",
         "why_this_way": core.members.ways.why_this_way(member)[:WHY_CHARS] if member.alive else "",
         "saved": beat.saved if beat else -1,
         "missed": member.missed,
         **{key: shown for mode in core.modes for key, shown in mode.status_of(member.peer).items()},
-        "left_out": member.left_out[:WHY_CHARS],
+        "left_out": member.told.left_out[:WHY_CHARS],
     }
     if len(drivers) > len(member.standings):
         shown["stage"] = member.stage
@@ -89,7 +89,7 @@ def _in_round(flight: Round, peer: str) -> dict[str, Any]:
 def why_not(core: Core, drivers: Sequence[RoundDriver], member: Member) -> str:
     """Why the next round will not have this member in it, or the last one had not; empty if it takes part."""
     if not member.alive:
-        return member.gone_because
+        return member.told.gone_because
     if member.beat is None:
         return "it has only just arrived"
     if min(each.version for each in member.beat.fragments) < 0:
@@ -99,10 +99,12 @@ def why_not(core: Core, drivers: Sequence[RoundDriver], member: Member) -> str:
     held = [driver for driver in drivers if driver.fragment in member.standings]
     lacking = [c for c in held if not (c.standing(member).verified or c.is_arriving(member))]
     if lacking:
-        return member.told
+        return member.told.reason
     if member.beat.phase == Phase.STUCK:
         return "its trainer takes no steps any more"
-    return (member.left_out or "it came too late for the last round") if member.missed else member.advice
+    if member.missed:
+        return member.told.left_out or "it came too late for the last round"
+    return member.told.advice
 
 
 def one_digest(digests: list[bytes]) -> bytes:

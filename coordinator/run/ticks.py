@@ -164,7 +164,7 @@ class DonorLists:
         """Of each sort, in the order of their names."""
         members, version, now = self._core.members, driver.book.version, self._core.now
         here = members.in_order
-        stamp = (members.roster_no, self._core.ledger.era, version, self.changes)
+        stamp = (members.everybody.number, self._core.ledger.era, version, self.changes)
         known = self._known.get(driver.fragment)
         if known is not None:
             fresh = known.stamp == stamp
@@ -327,9 +327,10 @@ class TickBuilder:
         refusal = self._lease_desk.words.hear(member, beat)
         if refusal:
             return refusal
-        goal, member.told = self._judge(member, beat)
+        told = member.told
+        goal, told.reason = self._judge(member, beat)
         fragments = self._fragment_ticks(member)
-        member.state = state_after(member.state, goal, beat.phase, member.quarantined)
+        told.state = state_after(told.state, goal, beat.phase, member.quarantined)
         for said in beat.fragments:
             standing = member.standings[said.fragment]
             if not (said.ready and standing.verified):
@@ -339,7 +340,7 @@ class TickBuilder:
         leases, void = self._lease_desk.lease(member, beat)
         ways = core.members.ways.news_for(member.contact, beat.relay, core.now)
         news = self._news_of_members(member, beat, fragments, ways)
-        member.advice = self._lease_desk.words.told(member) or self._alike.told(member.peer, member.process)
+        told.advice = self._lease_desk.words.told(member) or self._alike.told(member.peer, member.process)
         of_modes = {key: said for mode in core.modes for key, said in mode.tell(member.peer, beat).items()}
         core.tell(
             member,
@@ -348,13 +349,13 @@ class TickBuilder:
             heard_s=core.now,
             fragments=fragments,
             goal=goal,
-            reason=member.told,
+            reason=told.reason,
             **news.told,
             leases=leases,
             void=void,
             era=core.ledger.era,
             era_because=why_era,
-            advice=member.advice,
+            advice=told.advice,
             **of_modes,
             ways=ways.routes if news.roster is not None else (),
             look=ways.look,
@@ -379,7 +380,7 @@ class TickBuilder:
         """0: as the run's terms say."""
         core, in_round = self._core, self._is_counted_on(member)
         usual_s, by_need = core.manifest.net.heartbeat_s, self._is_by_need()
-        return core.members.next_beat_s(member, usual_s, in_round, core.now) if by_need else 0.0
+        return core.members.liveness.next_beat_s(member, usual_s, in_round, core.now) if by_need else 0.0
 
     def _is_counted_on(self, member: Member) -> bool:
         return any(each.participants.counts_on(member) for each in self._drivers)

@@ -157,7 +157,7 @@ MESHES = (
     Mutant(
         "P3 an answer that is given once more tells of the same turn",
         "coordinator/run/membership.py",
-        "if beat_no == member.turn[0]:",
+        "if beat_no == heard.turn[0]:",
         "if False:",
         ("tests/coordinator/run/test_crowds.py",),
     ),

@@ -27,7 +27,7 @@ REACH = (
     Mutant(
         "without ways but to dial, whoever others could not reach owns nothing for a while",
         "coordinator/roster/ways.py",
-        "if each.contact.address and each.doubted_until <= now}",
+        "if each.contact.address and each.place.doubted_until <= now}",
         "if each.contact.address}",
         ("tests/coordinator/roster/test_ways.py",),
     ),
@@ -62,7 +62,7 @@ REACH = (
     Mutant(
         "it is not used while others can't reach its member",
         "coordinator/reach/relays.py",
-        "if here[peer].doubted_until > now:",
+        "if here[peer].place.doubted_until > now:",
         "if False:",
         RELAYS,
     ),
@@ -160,7 +160,7 @@ REACH = (
     Mutant(
         "whoever others could not reach owns nothing, met or not",
         "coordinator/reach/reach.py",
-        "and among[peer].doubted_until <= now",
+        "and among[peer].place.doubted_until <= now",
         "and True",
         WAYS,
     ),
@@ -363,8 +363,8 @@ REACH = (
     Mutant(
         "P3 who is in a round is missed as soon as in a small run",
         "coordinator/run/membership.py",
-        "member.awaited_at, member.pause_s, member.pause_told_s = now, 0.0, 0.0",
-        "member.awaited_at = now",
+        "heard.awaited_at, heard.pause_s, heard.pause_told_s = now, 0.0, 0.0",
+        "heard.awaited_at = now",
         ("tests/coordinator/run/test_crowds.py",),
     ),
     Mutant(

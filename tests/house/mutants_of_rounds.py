@@ -212,7 +212,7 @@ DOOR = (
     Mutant(
         "an identity is here once",
         "coordinator/run/machine.py",
-        "if old is not None and old.alive and old.process != hello.process and old.closed_at is None:",
+        "if old is not None and old.alive and old.process != hello.process and old.heard.closed_at is None:",
         "if False:",
         (*ADMISSION, "tests/coordinator/run/test_machine.py"),
     ),
@@ -348,8 +348,8 @@ ROUNDS = (
     Mutant(
         "P3 a round waits for whoever is being dialled, and not for whoever was in vain",
         "coordinator/run/membership.py",
-        "return bool(self.claimed) and not self.contact.address and not self.not_reached",
-        "return bool(self.claimed) and not self.contact.address",
+        "return bool(self.place.claimed) and not self.contact.address and not self.place.not_reached",
+        "return bool(self.place.claimed) and not self.contact.address",
         CONDUCTOR,
     ),
     Mutant(

@@ -100,11 +100,11 @@ class MadeRun:
 
     def says(self, member: Member, **changes: object) -> Beat:
         """The member's newest beat; of the versions that it names it shows that it holds them."""
-        plain = {"seq": member.in_seq + 1, "fragments": holding(*[0] * self.core.ledger.fragments)}
+        plain = {"seq": member.heard.seq + 1, "fragments": holding(*[0] * self.core.ledger.fragments)}
         beat = replace(BARE_BEAT, session=member.session, **{**plain, **changes})
         shown = tuple(showing(self.core.ledger, said) for said in beat.fragments)
         member.beat = replace(beat, fragments=shown)
-        member.in_seq, member.heard_at = member.beat.seq, self.core.now
+        member.heard.seq, member.heard.at = member.beat.seq, self.core.now
         return member.beat
 
     def loses(self, member: Member, how: PeerEvent = PeerEvent.FELL_SILENT) -> None:

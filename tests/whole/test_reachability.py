@@ -79,17 +79,17 @@ def test_where_nobody_is_left_to_own_chunks_complaints_change_nothing() -> None:
 def test_an_address_counts_once_it_was_reached_and_is_tried_again_later() -> None:
     members = Membership(dead_after_s=10.0)
     ann = members.admit(Contact("ann", "ann", bytes(32), "host:1"), b"s" * 16, b"p" * 16, now=0.0)
-    assert members.to_dial(0.0) == [ann] and members.to_dial(1.0) == []
+    assert members.addresses.to_dial(0.0) == [ann] and members.addresses.to_dial(1.0) == []
     assert members.can_own(1.0) == set() and members.roster()[0].address == ""
     assert not members.on_dialled("ann", b"s" * 16, reached=False)
-    assert members.to_dial(DIAL_AGAIN_S) == [ann]
+    assert members.addresses.to_dial(DIAL_AGAIN_S) == [ann]
     assert not members.on_dialled("ann", b"another session!", reached=True)
-    before = members.roster_no
+    before = members.everybody.number
     assert members.on_dialled("ann", b"s" * 16, reached=True)
     assert members.can_own(1.0) == {"ann"} and members.roster()[0].address == "host:1"
-    assert members.roster_no == before + 1, "the others hear of it"
-    assert members.to_dial(10 * DIAL_AGAIN_S) == []
-    members.doubt({"ann", "nobody"}, now=5.0)
+    assert members.everybody.number == before + 1, "the others hear of it"
+    assert members.addresses.to_dial(10 * DIAL_AGAIN_S) == []
+    members.addresses.doubt({"ann", "nobody"}, now=5.0)
     assert members.can_own(5.0 + DOUBT_S - 1) == set() and members.can_own(5.0 + DOUBT_S) == {"ann"}
 
 

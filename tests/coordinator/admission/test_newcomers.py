@@ -18,14 +18,14 @@ from farflung.coordinator.admission.admission import (
     WaitOutside,
 )
 from farflung.coordinator.ledger.pace import FETCHED_BYTES, MemberPace
+from farflung.coordinator.roster.ways import MemberPlace
 from farflung.protocol.manifest import AdmissionSection
 from farflung.protocol.messages import Beat
 
 
 @dataclass
 class Newcomer:
-    network: str
-    admitted_at: float
+    place: MemberPlace
     has_shown: bool = False
     pace: MemberPace = field(default_factory=MemberPace)
 
@@ -43,7 +43,7 @@ class Hall:
         self.arrivals.look(self.alive.values(), self.now)
         wait = self.arrivals.ask(peer, network or f"net of {peer}", self.rules, self.learned, self.now)
         if wait is None:
-            self.alive[peer] = Newcomer(network or f"net of {peer}", self.now)
+            self.alive[peer] = Newcomer(MemberPlace("", self.now, network or f"net of {peer}"))
         return wait
 
     def join(self, *peers: str, network: str = "") -> None:
@@ -109,7 +109,7 @@ def test_who_fetches_nothing_does_not_keep_others_out() -> None:
     for _ in range(14):
         hall.later(FETCHES_WITHIN_S - 1.0)
         hall.fetch("slow", "c")
-    assert hall.now - hall.alive["slow"].admitted_at > ARRIVING_S, "who takes for ever keeps nobody out"
+    assert hall.now - hall.alive["slow"].place.since > ARRIVING_S, "who takes for ever keeps nobody out"
     hall.join("d")
 
 
@@ -217,5 +217,5 @@ def test_a_lab_behind_one_address_comes_in_in_turn() -> None:
         hall.later(BUSY_RETRY_S)
         for each, member in hall.alive.items():
             hall.fetch(each)
-            member.has_shown = hall.now - member.admitted_at >= 30.0
+            member.has_shown = hall.now - member.place.since >= 30.0
     assert order == names

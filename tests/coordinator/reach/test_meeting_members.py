@@ -66,7 +66,7 @@ def test_who_may_be_dialled_is_not_asked_and_who_calls_from_elsewhere_is_at_once
     come_in(hall, ann, "192.168.1.2:4000")
     come_in(hall, bob, "9.1.1.2:4000")
     members = hall.machine.core.members.alive
-    members[ann.peer].came_from, members[bob.peer].came_from = "9.1.1.1", "::ffff:9.1.1.2"
+    members[ann.peer].place.came_from, members[bob.peer].place.came_from = "9.1.1.1", "::ffff:9.1.1.2"
     hall.machine.on_timer(ASKED_S / 2)
     looks = hall.machine.core.members.ways.meetings.is_to_look
     assert looks(ann.key) and not looks(bob.key)
@@ -96,9 +96,9 @@ def test_a_connection_that_both_tell_of_makes_them_owners_without_the_relay() ->
     assert members.can_own(0.0, both) == set()
     says(hall, ann, bob.peer, now=0.6)
     assert members.can_own(0.6, both) == set(), "one word is no proof"
-    before = members.roster_no
+    before = members.everybody.number
     says(hall, bob, ann.peer, now=0.6)
-    assert members.can_own(0.6, both) == set(both) and members.roster_no > before
+    assert members.can_own(0.6, both) == set(both) and members.everybody.number > before
     assert members.ways.share_bytes_per_s(both, set(both)) is None, "nothing passes the relay"
     core = hall.machine.core
     shown = member_status(core, hall.machine.drivers, None, members.alive[ann.peer])

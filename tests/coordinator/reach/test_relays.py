@@ -21,7 +21,7 @@ from farflung.coordinator.reach.relays import (
     TicketScope,
     read,
 )
-from farflung.coordinator.roster.ways import RelayNow, Trial
+from farflung.coordinator.roster.ways import MemberPlace, RelayNow, Trial
 from farflung.protocol.errors import RelayCause
 from farflung.protocol.round_words import Contact, RelayOffer, RelayOrder, RelayRoute
 
@@ -39,16 +39,12 @@ def prove(statement: bytes) -> bytes:
 class Somebody:
     contact: Contact
     joined_no: int
-    admitted_at: float = 0.0
-    claimed: str = ""
-    came_from: str = ""
-    not_reached: bool = False
-    doubted_until: float = 0.0
+    place: MemberPlace
 
 
 def somebody(number: int, address: str = "") -> Somebody:
     contact = Contact(f"peer-{number}", f"name-{number}", number.to_bytes(32, "big"), address)
-    return Somebody(contact, number)
+    return Somebody(contact, number, MemberPlace())
 
 
 @dataclass(frozen=True)
@@ -294,10 +290,10 @@ def test_with_its_member_a_relay_is_gone_and_while_others_cannot_reach_that_one_
     host = scene.use(5)
     scene.turn(LOOKS_EVERY_S)
     assert scene.at == ["peer-5"]
-    host.doubted_until = scene.now + 60.0
+    host.place.doubted_until = scene.now + 60.0
     # It is one of those who meet at relays now, and never at its own.
     assert scene.turn() and set(scene.at) == {OWN} and len(scene.at) == 3
-    host.doubted_until = 0.0
+    host.place.doubted_until = 0.0
     scene.turn(LOOKS_EVERY_S)
     assert scene.at == ["peer-5"]
     scene.living.remove(host)

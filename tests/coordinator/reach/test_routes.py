@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farflung.coordinator.reach.reach import ASKED_S, RELAY_PART, RENEWED_S, TICKET_S, Routes
 from farflung.coordinator.reach.relays import PAIRS_MOST, Relays, TicketScope, read
-from farflung.coordinator.roster.ways import RelayNow, pair_of
+from farflung.coordinator.roster.ways import MemberPlace, RelayNow, pair_of
 from farflung.protocol.round_words import Contact
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
@@ -23,16 +24,12 @@ RELAY = RelayNow(29802, 6e6)
 class Somebody:
     contact: Contact
     joined_no: int
-    admitted_at: float = 0.0
-    claimed: str = ""
-    came_from: str = ""
-    not_reached: bool = False
-    doubted_until: float = 0.0
+    place: MemberPlace
 
 
-def somebody(number: int, address: str = "", **more: object) -> Somebody:
+def somebody(number: int, address: str = "", **place: Any) -> Somebody:
     contact = Contact(f"peer-{number:03}", f"name-{number}", number.to_bytes(32, "big"), address)
-    return Somebody(contact, number, **more)  # type: ignore[arg-type]
+    return Somebody(contact, number, MemberPlace(**place))
 
 
 def ways_of(living: list[Somebody], now: float = 10.0, relay: RelayNow | None = RELAY) -> Routes:
@@ -93,7 +90,7 @@ def test_whoever_others_could_not_reach_meets_them_at_the_relay_while_that_is_do
     living = [somebody(0), somebody(1, "host:1")]
     ways = ways_of(living)
     assert ways.pairs == () and ways.way_of(living[1]) == "dialled"
-    living[1].doubted_until = 60.0
+    living[1].place.doubted_until = 60.0
     assert ways.refresh(living, 11.0, RUN, KEY.sign) and ways.meets("peer-000", "peer-001")
     assert ways.owners(named(living), 11.0) == {"peer-000"}
     assert ways.way_of(living[1]) == "relayed" and "could not reach" in ways.why_this_way(living[1])
@@ -111,19 +108,19 @@ def test_doubts_bar_nobody_from_owning_where_they_are_of_everybody() -> None:
     living = [somebody(0, doubted_until=60.0), somebody(1)]
     ways = ways_of(living)
     assert ways.owners(named(living), 10.0) == {"peer-001"}
-    living[1].doubted_until = 60.0
+    living[1].place.doubted_until = 60.0
     assert ways.owners(named(living), 10.0) == {"peer-000", "peer-001"}
 
 
 def test_it_is_waited_for_what_comes_of_dialling_somebody_but_not_long() -> None:
-    living = [somebody(0), somebody(1, claimed="10.0.0.1:5", admitted_at=10.0)]
+    living = [somebody(0), somebody(1, claimed="10.0.0.1:5", since=10.0)]
     ways = ways_of(living)
     assert ways.pairs == ()
     assert not ways.refresh(living, 10.0 + ASKED_S / 2, RUN, KEY.sign)
     assert ways.refresh(living, 10.0 + ASKED_S, RUN, KEY.sign) and len(ways.pairs) == 1
     living[1].contact = Contact("peer-001", "name-1", living[1].contact.key, "10.0.0.1:5")
     assert ways.refresh(living, 13.0, RUN, KEY.sign) and ways.pairs == ()
-    again = ways_of([somebody(0), somebody(1, claimed="10.0.0.1:5", admitted_at=10.0, not_reached=True)])
+    again = ways_of([somebody(0), somebody(1, claimed="10.0.0.1:5", since=10.0, not_reached=True)])
     assert len(again.pairs) == 1, "it was tried, in vain"
 
 
@@ -174,7 +171,7 @@ def test_whoever_met_all_the_others_owns_beside_those_that_can_be_dialled() -> N
     assert ways.meetings.punched == 3
     assert ways.owners(named(living), 12.0) == {each.contact.peer for each in living}
     assert ways.share_bytes_per_s(named(living), ways.owners(named(living), 12.0)) is None
-    living[0].doubted_until = 60.0
+    living[0].place.doubted_until = 60.0
     assert ways.owners(named(living), 12.0) == {each.contact.peer for each in living[1:]}
     assert ways.owners(named([living[1], living[3]]), 12.0) == {"peer-003"}, "it met nobody of these"
 
@@ -216,7 +213,7 @@ def test_nobody_could_own_besides_where_some_pair_has_no_way_at_all() -> None:
 
 def test_who_is_doubted_or_not_in_the_round_counts_for_nothing() -> None:
     ways, living = met_scene(4, *HARD)
-    living[0].doubted_until = 60.0
+    living[0].place.doubted_until = 60.0
     among = named(living)
     near, _ = ways.wider(among, ways.owners(among, 12.0), 12.0)
     assert near.keys() == {"peer-001", "peer-002"}

@@ -73,7 +73,7 @@ class Loser(MadeRun):
         while self.core.now < until:
             self.core.now += 1.0
             for member in self.core.members.alive.values():
-                member.heard_at = member.heard_at if member.peer in silent else self.core.now
+                member.heard.at = member.heard.at if member.peer in silent else self.core.now
             if self.rollback.check_what_is_held():
                 return True
         return False

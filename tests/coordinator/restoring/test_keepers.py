@@ -34,7 +34,7 @@ def keepers_of(machine: RunMachine) -> Keepers:
 def told(machine: RunMachine, member: Member, now: float, kept: int = 0) -> list[object]:
     """After a beat in which it says that it keeps this step."""
     assert member.beat is not None
-    beat = msgspec.structs.replace(member.beat, session=member.session, seq=member.in_seq + 1, kept=kept)
+    beat = msgspec.structs.replace(member.beat, session=member.session, seq=member.heard.seq + 1, kept=kept)
     effects = machine.on_member(member.contact.key, beat, now)
     return [each.message for each in effects if isinstance(each, Tell) and each.peer == member.peer]
 

@@ -8,7 +8,7 @@ import pytest
 
 from farflung.coordinator.hosting import say_what_is_missing
 from farflung.coordinator.modes import registry
-from farflung.coordinator.roster.ways import RouteNews, Ways, pair_of
+from farflung.coordinator.roster.ways import MemberPlace, RouteNews, Ways, pair_of
 from farflung.coordinator.run.effects import Note, RelayPairs, TryRelay
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.status import build_status, member_status
@@ -23,16 +23,12 @@ from rig.undialled_hall import Hall
 @dataclass
 class Somebody:
     contact: Contact
+    place: MemberPlace
     joined_no: int = 1
-    admitted_at: float = 0.0
-    claimed: str = ""
-    came_from: str = ""
-    not_reached: bool = False
-    doubted_until: float = 0.0
 
 
 def somebody(name: str, address: str = "", doubted_until: float = 0.0) -> Somebody:
-    return Somebody(Contact(name, name, bytes(32), address), doubted_until=doubted_until)
+    return Somebody(Contact(name, name, bytes(32), address), MemberPlace(doubted_until=doubted_until))
 
 
 def test_whoever_can_be_dialled_is_reached_and_nobody_else() -> None:

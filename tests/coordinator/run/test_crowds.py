@@ -36,7 +36,7 @@ def one(machine: RunMachine, at: int = 0) -> Member:
 def hears(machine: RunMachine, member: Member, now: float, **changes: object) -> list[object]:
     """All that it is told, when it says once more what it said last."""
     assert member.beat is not None
-    beat = replace(member.beat, seq=member.in_seq + 1, **changes)
+    beat = replace(member.beat, seq=member.heard.seq + 1, **changes)
     effects = machine.on_member(member.contact.key, beat, now)
     return [each.message for each in effects if isinstance(each, Tell) and each.peer == member.peer]
 
@@ -90,24 +90,26 @@ def test_whoever_beats_more_often_than_it_was_told_makes_nobody_wait_for_longer_
 
 def test_P3_a_member_counts_as_lost_by_the_beat_that_it_was_told() -> None:
     machine = crowd(LARGE)
-    members, dead_s = machine.core.members, machine.core.members.dead_after_s
+    liveness = machine.core.members.liveness
+    dead_s = liveness.dead_after_s
     ann, bob = one(machine, 0), one(machine, 1)
     every_s = tick(machine, ann, 1.0).beat_s
     late_s = every_s - machine.core.manifest.net.heartbeat_s
-    silent = {each.peer for each in members.silent(dead_s + 0.1, 1.0)}
+    silent = {each.peer for each in liveness.silent(dead_s + 0.1, 1.0)}
     assert bob.peer in silent and ann.peer not in silent, "who was told nothing is due as in a small run"
-    assert ann not in members.silent(1.0 + dead_s + late_s - 0.01, 1.0)
-    assert ann in members.silent(1.0 + dead_s + late_s, 1.0)
+    assert ann not in liveness.silent(1.0 + dead_s + late_s - 0.01, 1.0)
+    assert ann in liveness.silent(1.0 + dead_s + late_s, 1.0)
 
 
 def test_P3_whoever_is_in_a_round_is_missed_as_soon_as_in_a_small_run() -> None:
     machine = crowd(LARGE)
-    members, dead_s = machine.core.members, machine.core.members.dead_after_s
+    liveness = machine.core.members.liveness
+    dead_s = liveness.dead_after_s
     ann = one(machine)
     assert tick(machine, ann, 1.0).beat_s > 0.0
-    members.await_words([ann.peer], 2.0)
-    assert ann not in members.silent(2.0 + dead_s - 0.01, 1.0)
-    assert ann in members.silent(2.0 + dead_s, 1.0)
+    liveness.await_words([ann], 2.0)
+    assert ann not in liveness.silent(2.0 + dead_s - 0.01, 1.0)
+    assert ann in liveness.silent(2.0 + dead_s, 1.0)
 
 
 def test_P3_members_of_a_round_beat_so_often_that_they_count_as_lost_as_soon_as_in_a_small_run() -> None:
@@ -119,7 +121,8 @@ def test_P3_members_of_a_round_beat_so_often_that_they_count_as_lost_as_soon_as_
     ann, net = alive[flight.plan.members[0]], machine.core.manifest.net
     assert net.heartbeat_s < tick(machine, ann, 0.2).beat_s == net.dead_after_s / BEATS_TO_DEATH
     assert (
-        ann.pause_s == 0.0 and machine.core.members.next_beat_s(ann, net.dead_after_s / 2.0, True, 0.3) == 0.0
+        ann.heard.pause_s == 0.0
+        and machine.core.members.liveness.next_beat_s(ann, net.dead_after_s / 2.0, True, 0.3) == 0.0
     )
     other = next(member for peer, member in alive.items() if peer not in inside)
     assert tick(machine, other, 0.2).beat_s > 0.0
@@ -129,7 +132,7 @@ def beats_next_in_s(machine: RunMachine, member: Member, now: float) -> float:
     """What it is told after a beat."""
     assert member.beat is not None
     member.beat = replace(member.beat, seq=member.beat.seq + 1)
-    return machine.core.members.next_beat_s(member, 1.0, False, now)
+    return machine.core.members.liveness.next_beat_s(member, 1.0, False, now)
 
 
 def test_after_a_shorter_word_the_longer_one_counts_until_it_was_surely_heard() -> None:
@@ -138,11 +141,11 @@ def test_after_a_shorter_word_the_longer_one_counts_until_it_was_surely_heard() 
     members, ann = machine.core.members, one(machine)
     longer = beats_next_in_s(machine, ann, 0.0)
     for peer in list(members.in_order)[2500:]:
-        members._alive.pop(peer)
+        members.liveness.drop(members.alive[peer])
     shorter = beats_next_in_s(machine, ann, 100.0)
-    assert 0.0 < shorter < longer and ann.pause_s == longer - 1.0
+    assert 0.0 < shorter < longer and ann.heard.pause_s == longer - 1.0
     third = beats_next_in_s(machine, ann, 200.0)
-    assert ann.pause_s == max(shorter, third) - 1.0
+    assert ann.heard.pause_s == max(shorter, third) - 1.0
 
 
 def test_P3_an_answer_that_is_given_once_more_tells_of_the_same_turn() -> None:
@@ -151,10 +154,12 @@ def test_P3_an_answer_that_is_given_once_more_tells_of_the_same_turn() -> None:
     members, ann = machine.core.members, one(machine)
     told = beats_next_in_s(machine, ann, 0.0)
     for now in (0.0, 0.001, 3.0):
-        assert members.next_beat_s(ann, 1.0, False, now) == told
-    members.await_words([ann.peer], 4.0)
-    assert ann.pause_s == 0.0 and members.next_beat_s(ann, 1.0, True, 4.0) != told
-    assert members.next_beat_s(ann, 1.0, False, 5.0) == told and ann.pause_s == told - 1.0, "out of it again"
+        assert members.liveness.next_beat_s(ann, 1.0, False, now) == told
+    members.liveness.await_words([ann], 4.0)
+    assert ann.heard.pause_s == 0.0 and members.liveness.next_beat_s(ann, 1.0, True, 4.0) != told
+    assert members.liveness.next_beat_s(ann, 1.0, False, 5.0) == told and ann.heard.pause_s == told - 1.0, (
+        "out of it again"
+    )
 
 
 # ---- who is told of whom ------------------------------------------------------------------------------------

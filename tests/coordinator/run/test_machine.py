@@ -431,7 +431,7 @@ def test_P3_nobody_waits_for_a_peer_whose_trainer_hangs(journal: list[Record]) -
     assert flight is not None and stuck.peer not in flight.plan.members
     assert tick.fragments[0].verified, "it may serve its state all the same"
     member = hall.machine.core.members.members[stuck.peer]
-    assert member.state == "stuck"
+    assert member.told.state == "stuck"
     assert why_not(hall.machine.core, hall.machine.drivers, member) == "its trainer takes no steps any more"
 
 
@@ -469,7 +469,7 @@ def test_a_peer_whose_digest_deviates_is_quarantined_and_told_to_sync(journal: l
         g.peer for g in guests
     }
     member = hall.machine.core.members.members[deviant.peer]
-    assert (member.state, member.participating) == ("quarantined", False)
+    assert (member.told.state, member.participating) == ("quarantined", False)
     for guest in guests:
         hall.beat(guest, version=2, digest=true, ready=True)
     flight = hall.machine.drivers[0].round
@@ -489,7 +489,10 @@ def test_an_initial_state_of_an_earlier_beginning_is_replaced_and_is_no_misdeed(
     true = hall.machine.core.ledger.books[0].digests[0]
     hall.beat(guest, version=0, digest=true)
     assert hall.beat(late, version=0, digest=WRONG).goal == "sync"
-    assert hall.machine.core.members.members[late.peer].state == "quarantined" and strikes_of(hall, late) == 0
+    assert (
+        hall.machine.core.members.members[late.peer].told.state == "quarantined"
+        and strikes_of(hall, late) == 0
+    )
 
 
 def strikes_of(hall: Hall, guest: Guest) -> int:

@@ -412,7 +412,7 @@ def test_P3_nobody_waits_for_who_has_to_take_the_runs_state_again_in_a_round() -
     stage.tell("whoever is not in the round")
     assert "cyd" not in stage.driver.reason and stage.driver.round is flight
     assert cyd.peer not in {flight.plan.members[at] for at in flight.plan.owners}
-    assert cyd.left_out == "round 1: it had to take the run's state again"
+    assert cyd.told.left_out == "round 1: it had to take the run's state again"
     stage.says("cyd", version=0)
     stage.tell("until the next round")
     assert "cyd" not in stage.driver.reason
@@ -467,7 +467,7 @@ def test_a_helper_need_not_hold_what_a_round_goes_from() -> None:
     assert flight is not None
     flight.rules = replace(flight.rules, helpers=frozenset({cyd.peer}))
     stage.says("cyd", version=-1)
-    assert cyd.peer in stage.driver.participants.living and not cyd.left_out
+    assert cyd.peer in stage.driver.participants.living and not cyd.told.left_out
 
 
 def test_a_round_does_not_wait_longer_than_its_deadline_for_who_is_not_ready() -> None:
@@ -478,7 +478,7 @@ def test_a_round_does_not_wait_longer_than_its_deadline_for_who_is_not_ready() -
     assert stage.driver.round is None and opens_in_s(stage.driver) == MANIFEST.round.deadline_s
     stage.tell("the deadline is over", after_s=MANIFEST.round.deadline_s)
     assert stage.driver.round is not None and len(stage.driver.round.plan.members) == 2
-    assert stage.member("cyd").left_out == "round 1: it was not ready in time"
+    assert stage.member("cyd").told.left_out == "round 1: it was not ready in time"
 
 
 def test_no_round_waits_for_who_has_no_data() -> None:
@@ -515,7 +515,7 @@ def test_who_restarts_again_and_again_is_neither_waited_for_nor_taken_in_where_o
     stage.beats("cyd", ready=True)
     stage.driver.maybe_open()
     assert stage.guests["cyd"].peer not in stage.driver.round.plan.members, "ready as it is"
-    assert stage.member("cyd").left_out.endswith(
+    assert stage.member("cyd").told.left_out.endswith(
         "it restarted again and again while others needed what it had sent; it takes part again after 2 more rounds"
     )
 

@@ -69,7 +69,7 @@ class Guide(MadeRun):
     def comes(self, name: str, dialable: bool = True) -> Member:
         member = self.enters(name, verified=False)
         if dialable:
-            member.claimed = f"{name}:1"
+            member.place.claimed = f"{name}:1"
             assert self.core.members.on_dialled(member.peer, member.session, reached=True)
         return member
 
@@ -284,7 +284,7 @@ def test_who_holds_the_newest_version_trains_and_its_voice_counts_from_now_on() 
     ann = run.comes("ann")
     run.hears(ann, 3)
     standing = ann.standings[0]
-    assert (standing.verified, standing.vouched, ann.state) == (True, True, PeerState.INNER)
+    assert (standing.verified, standing.vouched, ann.told.state) == (True, True, PeerState.INNER)
     assert run.core.ledger.books[0].vouched == {ann.peer}
 
 
@@ -320,7 +320,7 @@ def test_who_lacks_a_version_that_nobody_has_waits_and_is_told_for_what() -> Non
     run.core.now += run.manifest.net.dead_after_s
     assert run.goal(ann, 2)[0] == Goal.WAIT
     assert run.goal(ann, 2) == (Goal.WAIT, "nobody online has version 3: waiting for a peer that has it")
-    assert ann.state == PeerState.WAITING
+    assert ann.told.state == PeerState.WAITING
 
 
 def test_a_member_that_knows_more_than_the_journal_waits_for_the_newer_journal() -> None:
@@ -442,10 +442,10 @@ def test_P4_whose_digest_differs_is_quarantined_struck_once_and_takes_the_runs_s
             Goal.SYNC,
             "its state differs from the run's; it takes the run's state again",
         )
-        assert (eve.quarantined, eve.verified, eve.state) == (True, False, PeerState.QUARANTINED)
+        assert (eve.quarantined, eve.verified, eve.told.state) == (True, False, PeerState.QUARANTINED)
     assert run.core.offences.struck == [eve.peer], "one thing went wrong"
     assert run.goal(eve, 3)[0] == Goal.TRAIN
-    assert not eve.quarantined and eve.state == PeerState.INNER
+    assert not eve.quarantined and eve.told.state == PeerState.INNER
 
 
 def test_P4_a_strike_names_the_reason_and_people_hear_of_the_quarantine() -> None:

@@ -47,5 +47,7 @@ def test_a_good_bye_is_shown_in_the_coordinators_words_whatever_was_said(said: s
     hall = hall_of(ann)
     gone = hall.machine.core.members.alive[ann.peer]
     hall.says(ann, m.Leave(session=ann.session, seq=9, reason=str(said)))
-    assert gone.gone_because == LeaveCause.of(str(said)).told
-    assert "hash" not in gone.gone_because and (said in set(LeaveCause) or gone.gone_because == "it left")
+    assert gone.told.gone_because == LeaveCause.of(str(said)).told
+    assert "hash" not in gone.told.gone_because and (
+        said in set(LeaveCause) or gone.told.gone_because == "it left"
+    )
