@@ -19,10 +19,9 @@ import ipaddress
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from farflung.coordinator.reach.hole_punching import Pairs
-from farflung.coordinator.roster.ways import PAIR_BYTES, MemberPlace, RelayNow, Together, pair_of
+from farflung.coordinator.roster.ways import PAIR_BYTES, RelayNow, RouteEnd, Together, pair_of
 from farflung.protocol.round_words import Contact, RelayOffer, RelayOrder
 from farflung.protocol.signing import verify
 
@@ -111,15 +110,6 @@ LOOKS_EVERY_S = 5.0  # for a pair that would have much more elsewhere
 MUCH_MORE = 2.0
 SHOWN_MOST = 32  # in a status
 _TRIAL = b"farflung/trial/1"
-
-
-class RelayHost(Protocol):
-    """A member, as far as its relay matters."""
-
-    @property
-    def contact(self) -> Contact: ...
-    @property
-    def place(self) -> MemberPlace: ...
 
 
 @dataclass
@@ -221,7 +211,7 @@ class Relays:
         """Host and port of one that can be used."""
         return self.usable[name].host, self.usable[name].port
 
-    def see(self, here: Mapping[str, RelayHost], now: float) -> None:
+    def see(self, here: Mapping[str, RouteEnd], now: float) -> None:
         """Which can be used: of members that are here, whom others reach, and through which bytes came.  So nobody is
         sent to a relay of its own: who meets others at relays is one whom nobody reaches."""
         self._offers = {
@@ -311,9 +301,7 @@ class Relays:
             return None
         return offer.order
 
-    def due(
-        self, living: Mapping[str, RelayHost], now: float
-    ) -> Iterator[tuple[str, bytes, str, int, bytes]]:
+    def due(self, living: Mapping[str, RouteEnd], now: float) -> Iterator[tuple[str, bytes, str, int, bytes]]:
         """Of whom to try a relay: (peer, key, host, port, pair)."""
         for peer, offer in self._offers.items():
             each = living.get(peer)
