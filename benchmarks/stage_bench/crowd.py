@@ -24,8 +24,8 @@ from stage_bench.deaths import DeathPlan, Deaths
 from stage_bench.forked import Forked, forked
 from stage_bench.sham_stage import ShamTrainer, Shape, model_of
 
-from farflung.peer.agent import io_workers
 from farflung.peer.agent.main import main as agent_main
+from farflung.peer.crossings import crossing_hand
 from farflung.peer.local.channel import those_that_hear
 from farflung.peer.trainer.agent_process import AgentProcess
 from farflung.protocol.caps import parse_bytes
@@ -59,7 +59,7 @@ class BenchCrowd:
     def __init__(self, asked: CrowdOptions, manifest: Manifest) -> None:
         self._asked = asked
         if asked.memory:  # of the agents, which are forks of this process
-            io_workers.CROSSINGS_BYTES = parse_bytes(asked.memory)
+            crossing_hand.CROSSINGS_BYTES = parse_bytes(asked.memory)
         self.folder = Path(asked.folder)
         self.url = JoinUrl.parse(asked.url)
         model = model_of(manifest, asked.crossing_kb)

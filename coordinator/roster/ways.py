@@ -1,4 +1,5 @@
-"""By which ways members reach each other: what the core asks, and the answers where there is none but to dial.  Pure.
+"""Where members are, and by which ways they reach each other: what the core asks, and the answers where there is none
+but to dial.  Pure.
 
 Part of the membership (coordinator/run/membership.py).  These answers are those of a run in which whoever can be
 dialled is reached, and nobody else is.  The mode coordinator/reach gives others: pairs of members that meet past their

@@ -17,6 +17,7 @@ from farflung.coordinator.admission.admission import Banned
 from farflung.coordinator.ledger.records import CommittedRound, Genesis, Opened, from_bytes
 from farflung.coordinator.rounds import round
 from farflung.coordinator.rounds.owners import Holders, LastHolders
+from farflung.coordinator.rounds.reported import Scatter
 from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.run import round_driver, ticks
 from farflung.protocol.messages import Beat, FromMember, ProgressReport
@@ -175,7 +176,7 @@ def test_believed_owners_would_keep_it_out(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.hard
 def test_the_word_of_one_would_keep_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Round, "_is_most_owners", lambda self, accusers, member: bool(accusers))
+    monkeypatch.setattr(Scatter, "_are_most_owners", lambda self, accusers, member: bool(accusers))
     assert mean(shares_counted("slander")) < 0.6
 
 
