@@ -78,7 +78,8 @@ from farflung.protocol.states import Goal
 
 class MemberMachine:
     """What a member does, in contact with the coordinator or out of it: what other peers, finished arithmetic and disks
-    bring it, what follows from any event, and how it leaves.  None of these concerns it before it is `joined`."""
+    bring it, what follows from any event, and how it leaves.  Before it is `joined` it can only
+    leave, and frames that come are counted."""
 
     def __init__(self, me: Me, doorway: Handshake, seeking: CoordinatorPlaces) -> None:
         self._doorway, self._seeking = doorway, seeking

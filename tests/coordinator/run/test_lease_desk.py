@@ -325,6 +325,7 @@ def test_P7_what_was_leased_of_another_data_set_is_void_when_most_members_have_t
     assert (run.names(bob, 100), run.names(cyd, 100), run.leases.samples) == (None, None, 3)
     assert flight is run.drivers[0].round, "a round may yet commit samples of the first one"
     run.drivers[0].round = None
+    run.drivers[0].participants.end()
     run.names(bob, 100)
     assert run.leases.samples == 100 and not run.leases.held
     assert run.beats(ann, have=(1,), samples=3) == (None, (1,))
@@ -434,6 +435,7 @@ def test_P7_what_a_round_may_still_use_is_not_given_to_others() -> None:
     run.beats(bob, samples=11, have=(2,))
     assert run.leases.held[2].stop == 16
     run.drivers[0].round = None
+    run.drivers[0].participants.end()
     run.beats(bob, samples=11, have=(2,))
     assert run.leases.held[2].stop == 11
 
