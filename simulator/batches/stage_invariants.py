@@ -183,6 +183,7 @@ class StageInvariants(BatchInvariants):
         super().__init__(of, *args)
         self._calm, self._lines_are_good, self._rules = calm, lines_are_good, of[1].pipeline
         self.moves: list[Moving] = []
+        self._last_move: Moving | None = None  # that the books know of
         # By peer: the newest table and version that its machine of microbatches knows, its own seat, and since when.
         self._knows: dict[str, tuple[int, int, int, float]] = {}
         self._marks: dict[tuple[int, bytes], int] = {}  # (stage, digest) -> mark of the values
@@ -226,9 +227,10 @@ class StageInvariants(BatchInvariants):
         super().on_record(record)
 
     def on_restored(self, versions: tuple[int, ...]) -> None:
-        """A restored run knows of no batch: it begins another one, in which seats are given again."""
+        """A restored run knows of no batch, nor of moves: it begins another one, in which seats are given again."""
         super().on_restored(versions)
         self._seats.clear()
+        self._last_move = None
 
     def _nobody_is_passed_over(self, versions: tuple[int, ...]) -> None:
         # Nothing goes on behind a cut line: one version is given up within seconds, whoever may live there.
@@ -272,10 +274,11 @@ class StageInvariants(BatchInvariants):
         if stays:
             self._require("P17", left >= due, f"{move} leaves {left} seats in stage {move.stage}")
         # To a stage that has nobody, or nobody who stays, somebody goes at once: no batch ends before.
-        if self.moves and stays:
-            apart_s = move.at_s - self.moves[-1].at_s
-            told = f"{move} comes {apart_s} s after {self.moves[-1]}"
+        if (last := self._last_move) is not None and stays:
+            apart_s = move.at_s - last.at_s
+            told = f"{move} comes {apart_s} s after {last}"
             self._require("P17", apart_s >= 3 * self._rules.rebalance_s, told)
+        self._last_move = move
         self.moves.append(move)
 
     def _seats_in(self, stage: int) -> int:
