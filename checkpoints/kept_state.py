@@ -18,7 +18,7 @@ import math
 import os
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -68,13 +68,7 @@ class KeptState:
         self._results: dict[Key, VersionResults] = {}
         with _told(folder):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = os.open(folder, os.O_RDONLY)
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._scan()
-            except OSError:
-                os.close(self._lock)
-                raise
+            self._lock = _locked(folder, self._scan)
 
     # ---- what is there -----------------------------------------------------------------------------------
 
@@ -329,6 +323,18 @@ def _split(raw: bytes) -> list[bytes]:
     return [raw[at : at + HASH_BYTES] for at in range(0, len(raw), HASH_BYTES)]
 
 
+def _locked(folder: Path, scan: Callable[[], None]) -> int:
+    """The folder, open, and no other process's as long as it is; `scan` looks at what a former life left there."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        scan()
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
 @contextlib.contextmanager
 def _told(path: Path) -> Iterator[None]:
     try:
@@ -447,17 +453,9 @@ class KeptResults:
         self._head, self._payload_bytes = hash_bytes(what), payload_bytes
         self._places: dict[Key, dict[int, tuple[int, int, bytes]]] = {}  # chunk -> where, length, hash
         self._sizes: dict[Key, int] = {}
-        try:
+        with _told(folder):
             own_files.made_folder(folder)
-            self._lock = os.open(folder, os.O_RDONLY)
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._scan()
-            except OSError:
-                os.close(self._lock)
-                raise
-        except OSError as error:
-            raise StoreError(f"{folder}: {error.strerror}") from None
+            self._lock = _locked(folder, self._scan)
 
     # ---- what is there -----------------------------------------------------------------------------------
 
@@ -499,15 +497,13 @@ class KeptResults:
             return
         written = hash_bytes(payload)
         path = self._path(key)
-        try:
-            with open(path, "ab" if key in self._places else "wb", opener=own_files.opened) as file:
-                if key not in self._places:
-                    file.write(self._head)
-                at = file.tell() + _RESULT.size
-                file.write(_RESULT.pack(chunk, len(payload), written))
-                file.write(payload)
-        except OSError as error:
-            raise StoreError(f"{path}: {error.strerror}") from None
+        mode = "ab" if key in self._places else "wb"
+        with _told(path), open(path, mode, opener=own_files.opened) as file:
+            if key not in self._places:
+                file.write(self._head)
+            at = file.tell() + _RESULT.size
+            file.write(_RESULT.pack(chunk, len(payload), written))
+            file.write(payload)
         self._places.setdefault(key, {})[chunk] = (at, len(payload), written)
         self._sizes[key] = at + len(payload)
         self._bound()

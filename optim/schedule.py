@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from farflung.protocol.manifest import WSD_DECAYS_IN, Manifest
+from farflung.protocol.manifest import Manifest, wsd_decay_begins
 
 STAGGERED, GOES_ON = frozenset({"streaming"}), frozenset({"streaming", "overlap"})
 LEAD = 10  # by steps, a peer stays no more than a period / LEAD ahead of the others, or a single step
@@ -223,8 +223,7 @@ class LearningRates:
             return (step + 1) / self.warmup_steps
         if self.schedule == "constant":
             return 1.0
-        decay = self.total_steps // WSD_DECAYS_IN
-        begins = self.total_steps - decay if self.schedule == "wsd" else self.warmup_steps
+        begins = wsd_decay_begins(self.total_steps) if self.schedule == "wsd" else self.warmup_steps
         gone = min(1.0, max(0, step - begins) / max(1, self.total_steps - begins))
         left = (1.0 + math.cos(math.pi * gone)) / 2 if self.schedule == "cosine" else 1.0 - gone
         return self.last + (1.0 - self.last) * left

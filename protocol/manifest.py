@@ -38,7 +38,6 @@ from farflung.protocol.outer_numbers import (
 #
 # Called by the manifest, which holds them together and says what is wrong. Pure.
 
-WSD_DECAYS_IN = 5  # the rate of "wsd" goes down in the last fifth of all steps
 HUGE = 2**53 - 1  # the bound of numbers without a natural one; every JSON reader keeps integers up to it
 _NAME = "^[a-z0-9-]{1,64}$"
 # What a run begins with.  A path is a name and no more: nobody opens it on the run's word.
@@ -54,6 +53,11 @@ Count = Annotated[int, Field(ge=1, le=HUGE)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Auto = Literal["auto"]
+
+
+def wsd_decay_begins(total_steps: int) -> int:
+    """The rate of "wsd" goes down in the last fifth of all steps."""
+    return total_steps - total_steps // 5
 
 
 class Section(BaseModel):
@@ -479,7 +483,7 @@ def _rate_problems(m: Manifest) -> list[str]:
             f'[inner] schedule: expected "constant" with [pipeline] batch > 0, whose steps are those of [outer], found '
             f'"{inner.schedule}"'
         ]
-    most = total - total // WSD_DECAYS_IN if inner.schedule == "wsd" else total
+    most = wsd_decay_begins(total) if inner.schedule == "wsd" else total
     if inner.warmup_steps < most:
         return []
     of_what = f"{total} steps of the run (rounds * sync_every)" + (

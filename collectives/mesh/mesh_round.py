@@ -322,7 +322,7 @@ class GroupOwner(Owner):
 
     def _pass_sum_on(self, chunk: int) -> list[DataEffect]:
         """What my group adds to the result goes to the root, if that is somebody else."""
-        piece, root, me = self.groups.get(chunk, self.roles.group), self.roles.root(chunk), self.roles.me
+        piece, root, me = self.sum_of(chunk), self.roles.root(chunk), self.roles.me
         if piece is None or root == me or self.roles.plan.owner_of(chunk) != me:
             return []
         return [self._sender.answer(root, Kind.SUM, chunk, piece)]
@@ -355,10 +355,13 @@ class GroupOwner(Owner):
     # ---- what came of it ---------------------------------------------------------------------------
 
     def is_summed(self, chunk: int) -> bool:
-        return self.groups.get(chunk, self.roles.group) is not None
+        return self.sum_of(chunk) is not None
 
     def is_compared(self) -> bool:
         return super().is_compared() and self.groups.are_complete(self.roles, self._pieces.owned)
+
+    def sum_of(self, chunk: int) -> ChunkPiece | None:
+        return self.groups.get(chunk, self.roles.group)
 
     @property
     def sums(self) -> Mapping[int, ChunkPiece]:
