@@ -20,7 +20,7 @@ from pages import write_between
 
 from farflung.collectives.pipeline.seats import BorderTraffic
 from farflung.console.batches.stage_advice import StageFacts, use_of
-from farflung.protocol.process.units import si
+from farflung.protocol.caps import si
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "pipelines.md"
 FLOPS_PER_S = 30e12  # of a consumer's GPU in bf16, as it is reached

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from farflung.console.demo import PEERS, RUN_TOML, Demo
-from farflung.protocol.process.units import si
+from farflung.protocol.caps import si
 
 ROUNDS = 21  # the first checkpoint is of version 1
 CHECKPOINTS = "\n[checkpoint]\nevery_rounds = 1\nkeep = 1\n"

@@ -24,10 +24,10 @@ from rich.table import Table
 
 from farflung.console.screen.live import Screen, Status
 from farflung.console.screen.status_client import StatusClient
+from farflung.protocol.caps import si
 from farflung.protocol.errors import Unreachable, UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.process.units import si
 from farflung.protocol.states import RunPhase
 
 PEERS = 3

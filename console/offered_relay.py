@@ -17,8 +17,8 @@ from farflung.peer.line.reachability import RelayTerms
 from farflung.peer.settings import OwnConfig, default_path
 from farflung.protocol.caps import parse_relay
 from farflung.protocol.errors import RelayCause, UserError
+from farflung.protocol.mode_words import RelayOffer
 from farflung.protocol.process import own_files
-from farflung.protocol.round_words import RelayOffer
 
 FILE_NAME = "relay.json"
 MONTH_SETTING = "--relay"

@@ -86,13 +86,13 @@ from farflung.protocol.messages import (
     Committed,
     Decided,
     FromMember,
-    Look,
     Message,
     OpenRound,
     Order,
     Reply,
     Welcome,
 )
+from farflung.protocol.mode_words import Look
 from farflung.protocol.process.child import STARTS_WITHIN_S, CannotListen, Spawn, started
 from farflung.protocol.process.descriptors import network_at, room_for_connections
 from farflung.protocol.process.failpoints import hit, is_armed

@@ -14,11 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from farflung.protocol.caps import RESULTS_BYTES
+from farflung.protocol.caps import RESULTS_BYTES, si
 from farflung.protocol.limits import ROUNDS_KEPT
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.outer_numbers import VALUE_BYTES
-from farflung.protocol.process.units import si
 from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER, SUM_CODEC
 
 Place = Literal["GPU", "shared", "host", "disk"]

@@ -12,87 +12,98 @@ from typing import Annotated, Any, cast
 
 import msgpack
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct, field
 
 from farflung.protocol import limits
 from farflung.protocol.digests import LENGTH_BYTES
 from farflung.protocol.errors import FrameError, LeaveCause, Verdict
 from farflung.protocol.limits import (
     ADDRESS_CHARS,
-    AUDITED_AT_ONCE,
     BEAT_LONGEST_S,
     CHUNKS_PER_FRAGMENT,
     CONTROL_BIN_BYTES,
     FRAGMENTS_MAX,
-    MEETS_AT_ONCE,
     MEMBERS_PER_ROUND,
-    MICROS_PER_BATCH,
     PART_BYTES,
     ROSTER_GONE_MOST,
     ROSTER_MOST,
-    SEATS_TOLD,
-    TOKENS_MAX,
     WAYS_MOST,
     WHEREABOUTS_BYTES,
 )
+from farflung.protocol.mode_words import (
+    AheadBeat,
+    AheadTick,
+    AskKept,
+    AuditChunks,
+    Audited,
+    BatchBeat,
+    BatchTick,
+    EncodeTick,
+    Keep,
+    KeptBeat,
+    KeptReceipts,
+    Look,
+    MeshReport,
+    ReachBeat,
+    ReachTick,
+    ServeTick,
+    ShelfBeat,
+    StandsBy,
+)
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import (
-    THE_RESULT,
-    AheadPlan,
-    ChunkVerdict,
+    SECTIONS_MOST,
+    Bytes32,
     Commit,
     Contact,
     Count,
     Decision,
-    DrawnChunk,
+    Digest,
+    DotProducts,
     Forward,
-    GroupSums,
-    Hash,
+    FragmentNo,
+    FromMemberBase,
     HashList,
     Mask,
-    Meet,
+    MessageBase,
     PeerName,
     Plan,
     Reason,
-    RelayOffer,
-    RelayOrder,
     RelayRoute,
-    ShelvedList,
-    SumOf,
+    Session,
+    ShortText,
+    Tokens,
+    ToMemberBase,
     Used,
+    Version,
 )
-from farflung.protocol.signing import PROOF_BYTES, Amendments, AskKept, KeptCommit, KeptReceipts, SignedHead
+from farflung.protocol.signing import PROOF_BYTES, Amendments, KeptCommit, SignedHead
 
-Bytes32 = Hash
-Digest = Annotated[bytes, Meta(max_length=32)]  # empty: not known
-Tokens = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
-FragmentNo = Annotated[int, Meta(ge=0, lt=FRAGMENTS_MAX)]
-Version = Annotated[int, Meta(ge=-1, lt=1 << 62)]  # -1: holds no state
-Session = Annotated[bytes, Meta(min_length=16, max_length=16)]
-Others = Annotated[tuple[PeerName, ...], Meta(max_length=WAYS_MOST)]
 LeaseIds = Annotated[tuple[int, ...], Meta(max_length=256)]
 Useds = Annotated[tuple[Used, ...], Meta(max_length=256)]
 UNKNOWN_LENGTH = (1 << 62) - 1  # samples of a stream that nobody has read to its end yet
 Nonce = Annotated[bytes, Meta(max_length=32)]  # empty: none is told
 TAG_BYTES = 8  # of a nonce, to tell which one was meant
 ShownTag = Annotated[bytes, Meta(max_length=TAG_BYTES + 32)]
-ShortText = Annotated[str, Meta(max_length=256)]
-
-
-class _Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
+# What modes may add to these, one of each.
+OfBeat = BatchBeat | ReachBeat | ShelfBeat | KeptBeat
+OfFragmentBeat = AheadBeat
+OfTick = BatchTick | ServeTick | ReachTick
+OfFragmentTick = AheadTick | EncodeTick
+OfProgress = MeshReport
+_OneOfEach = Meta(max_length=SECTIONS_MOST)
 
 
 # ---- at the door: anyone may speak here ------------------------------------------------------------
 
 
-class Knock(_Message, frozen=True, kw_only=True):
+class Knock(MessageBase, frozen=True, kw_only=True):
     protocol: Count  # the version that I speak
     run: PeerName
     helps: bool = False  # I come without a trainer, and have to be told what the run's model is
 
 
-class Challenge(_Message, frozen=True, kw_only=True):
+class Challenge(MessageBase, frozen=True, kw_only=True):
     nonce: Annotated[bytes, Meta(min_length=32, max_length=32)]
     run_id: Session
     manifest: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
@@ -100,7 +111,7 @@ class Challenge(_Message, frozen=True, kw_only=True):
     protocol: Count
 
 
-class Hello(_Message, frozen=True, kw_only=True):
+class Hello(MessageBase, frozen=True, kw_only=True):
     """Who I am, signed over the challenge; binds the CURVE key of this session to the identity."""
 
     protocol: Count
@@ -127,7 +138,7 @@ class Hello(_Message, frozen=True, kw_only=True):
     )
 
 
-class Welcome(_Message, frozen=True, kw_only=True):
+class Welcome(MessageBase, frozen=True, kw_only=True):
     session: Session
     incarnation: Count
     member_port: Annotated[int, Meta(ge=1, le=65535)]
@@ -139,31 +150,21 @@ class Welcome(_Message, frozen=True, kw_only=True):
     whereabouts: Annotated[bytes, Meta(max_length=WHEREABOUTS_BYTES)]
 
 
-class Refuse(_Message, frozen=True, kw_only=True):
+class Refuse(MessageBase, frozen=True, kw_only=True):
     code: Annotated[str, Meta(max_length=32)]
     reason: Reason
     retry_after_s: float
 
 
-class StandsBy(_Message, frozen=True, kw_only=True):
-    """Whoever knocks here, or asks for the status: another coordinator leads this run, and this one waits for its end.
-
-    Who may lie: nobody but who holds the run's key.
-    """
-
-    # Of the one that leads, signed by the run's key: see Whereabouts in join_url.py.  Empty: nobody leads just now.
-    whereabouts: Annotated[bytes, Meta(max_length=WHEREABOUTS_BYTES)]
-
-
-class AskStatus(_Message, frozen=True, kw_only=True):
+class AskStatus(MessageBase, frozen=True, kw_only=True):
     run: PeerName
 
 
-class StatusReply(_Message, frozen=True, kw_only=True):
+class StatusReply(MessageBase, frozen=True, kw_only=True):
     status: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]  # JSON
 
 
-class Probe(_Message, frozen=True, kw_only=True):
+class Probe(MessageBase, frozen=True, kw_only=True):
     """How is the line to here, and can I be dialled?  Asked by `farflung doctor` before anybody joins."""
 
     padding: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
@@ -173,7 +174,7 @@ class Probe(_Message, frozen=True, kw_only=True):
     look: bool = False  # I am a member, and come from the port from which I meet others
 
 
-class Probed(_Message, frozen=True, kw_only=True):
+class Probed(MessageBase, frozen=True, kw_only=True):
     came_from: Annotated[str, Meta(max_length=128)]  # the caller's address as it is seen here
     wall_s: float  # this machine's clock, seconds since 1970
     padding: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)]
@@ -182,11 +183,6 @@ class Probed(_Message, frozen=True, kw_only=True):
 
 
 # ---- from a member ---------------------------------------------------------------------------------
-
-
-class _FromMember(_Message, frozen=True, kw_only=True):
-    session: Session
-    seq: Count
 
 
 class FragmentBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -202,47 +198,10 @@ class FragmentBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     need: Annotated[tuple[int, ...], Meta(max_length=8)]  # commits I lack, by version
     dropped: Count = 0  # the newest round of which I know that the guard threw its work away
     shown: ShownTag = b""  # that I hold this version: see `proof_of_holding`
-    ahead: Count = 0  # the newest `AheadPlan` that I know, by its number
+    sections: Annotated[tuple[OfFragmentBeat, ...], _OneOfEach] = ()
 
 
-class Complaint(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Of a neighbour with whom I can't work now."""
-
-    seat: Annotated[int, Meta(ge=1, lt=1 << 32)]
-    damaged: bool  # what comes from it is; else it answers nothing
-
-
-class BatchBeat(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Where I am with the synchronous batch."""
-
-    version: Version  # that my sums are made from
-    seat: Count  # whose sums they are; 0: I have none
-    trainer: Count  # my how-manieth trainer: with another one the sums are gone
-    counted: Mask  # microbatches that are in the sums
-    unusable: Mask  # those out of which I get no gradient
-    want: bool  # I could compute some
-    unit_s: Annotated[float, Meta(ge=0, le=1e9)]  # busy seconds for one; 0: not known
-    table_no: Count = 0  # the newest table of seats that I know
-    # In a stage of several: how many microbatches wait for my trainer or are in its hands, and how many works it has
-    # made for this seat.  Who holds some and makes none hangs; what waits for others is not counted.
-    holds: Count = 0
-    made: Count = 0
-    # Of seats in the stages beside mine, as I see them now.
-    complains: Annotated[tuple[Complaint, ...], Meta(max_length=MEMBERS_PER_ROUND)] = ()
-
-
-class SeatRow(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A line of the table of seats: see collectives/pipeline/seats.py."""
-
-    number: Annotated[int, Meta(ge=1, lt=1 << 32)]
-    peer: PeerName
-    stage: FragmentNo
-    share: Annotated[float, Meta(gt=0, le=1e9)]
-    since: Annotated[int, Meta(ge=1, lt=1 << 32)]
-    gone: Annotated[int, Meta(ge=0, lt=1 << 32)]  # 0: it is here
-
-
-class Beat(_FromMember, frozen=True, kw_only=True, omit_defaults=True):
+class Beat(FromMemberBase, frozen=True, kw_only=True, omit_defaults=True):
     """Where I am.  Everything that the coordinator may have to repeat follows from it."""
 
     roster_no: Count
@@ -265,15 +224,10 @@ class Beat(_FromMember, frozen=True, kw_only=True, omit_defaults=True):
     unsure: bool = False  # tell me all my leases, whatever I have: I lost track of how far they are committed
     leaving: bool = False  # I stay for the rounds that I am in, and begin no other
     data: Digest = b""  # the fingerprint of my data set; empty: it has none
-    batch: BatchBeat | None = None  # where updates are synchronous batches
-    punched: Others = ()  # a connection stands that we made by meeting; it counts where both say so
     amended: Count = 0  # amendments that I know
-    kept: Count = 0  # the number of the newest head that I keep; 0: none
-    relay: RelayOffer | None = None  # that I offer
-    unmet: Others = ()  # at the relay told
     lacks_start: bool = False  # I can't found the run: my owner has not named what it begins with
-    shelf: ShelvedList = ()  # versions that I can bring without anybody's help, beside those that I hold
     forward: Forward | None = None  # what my trainer's model computes
+    sections: Annotated[tuple[OfBeat, ...], _OneOfEach] = ()
 
     def of(self, fragment: int) -> FragmentBeat | None:
         """None of a fragment that its sender does not hold."""
@@ -283,7 +237,7 @@ class Beat(_FromMember, frozen=True, kw_only=True, omit_defaults=True):
         return next((each for each in self.fragments if each.fragment == fragment), None)
 
 
-class Sent(_FromMember, frozen=True, kw_only=True):
+class Sent(FromMemberBase, frozen=True, kw_only=True):
     """SCATTER: what my contribution is and what went into it."""
 
     round_no: Count
@@ -297,22 +251,16 @@ class Sent(_FromMember, frozen=True, kw_only=True):
     signature: Annotated[bytes, Meta(max_length=64)]  # of its author, over the rest: signed_words.py
 
 
-class DotProducts(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """<x_i, x_j> for members i <= j of the mask, row by row, summed over chunks."""
-
-    members: Annotated[bytes, Meta(max_length=MEMBERS_PER_ROUND // 8)]
-    chunks: Mask
-    products: Annotated[tuple[float, ...], Meta(max_length=MEMBERS_PER_ROUND * (MEMBERS_PER_ROUND + 1) // 2)]
-
-
-class ProgressReport(_FromMember, frozen=True, kw_only=True, omit_defaults=True):
+class ProgressReport(FromMemberBase, frozen=True, kw_only=True, omit_defaults=True):
     """DECIDE and GATHER: what I can prove to hold."""
 
     round_no: Count
     decision_no: Count
     held: Annotated[dict[str, tuple[Mask, Bytes32]], Meta(max_length=MEMBERS_PER_ROUND)]
     # Whose bytes are of no use, and why (P9).
-    refused: Annotated[dict[PeerName, Verdict], Meta(max_length=MEMBERS_PER_ROUND)] = {}
+    refused: Annotated[dict[PeerName, Verdict], Meta(max_length=MEMBERS_PER_ROUND)] = field(
+        default_factory=dict
+    )
     cut_off: Annotated[tuple[PeerName, ...], Meta(max_length=MEMBERS_PER_ROUND)] = ()  # should own nothing
     merged: Mask = b""
     merged_hashes: HashList = b""
@@ -324,24 +272,14 @@ class ProgressReport(_FromMember, frozen=True, kw_only=True, omit_defaults=True)
     # Where a gradient is clipped: of each merged result its length (digests.py), proven by who holds it.
     lengths: Annotated[bytes, Meta(max_length=LENGTH_BYTES * CHUNKS_PER_FRAGMENT)] = b""
     # The same as `got_hash` for each owner's results alone, where every result is here and the commit does not come.
-    got_by: Annotated[dict[PeerName, Bytes32], Meta(max_length=MEMBERS_PER_ROUND)] = {}
-    # Of a mesh: my group's sums; of groups' sums, for all chunks that I am the root of, the dot products; and of those
-    # that went into what was merged here, chunk by chunk, the first bytes of their hashes.
-    sums: GroupSums | UnsetType = UNSET
-    sum_dots: DotProducts | UnsetType = UNSET
-    sum_tags: HashList | UnsetType = UNSET
+    got_by: Annotated[dict[PeerName, Bytes32], Meta(max_length=MEMBERS_PER_ROUND)] = field(
+        default_factory=dict
+    )
     held_since: Count = 0  # `held` is only what came since that report of mine; 0: it is all
+    sections: Annotated[tuple[OfProgress, ...], _OneOfEach] = ()
 
 
-class Audited(_FromMember, frozen=True, kw_only=True):
-    """The answer to `AuditChunks`, in one message or several."""
-
-    round_no: Count
-    chunks: Annotated[tuple[ChunkVerdict, ...], Meta(max_length=AUDITED_AT_ONCE)]
-    group: SumOf = THE_RESULT  # of the question
-
-
-class Shown(_FromMember, frozen=True, kw_only=True):
+class Shown(FromMemberBase, frozen=True, kw_only=True):
     """A part of the bytes that the coordinator asked for, from `start` on."""
 
     question: Count
@@ -351,11 +289,7 @@ class Shown(_FromMember, frozen=True, kw_only=True):
     signature: Annotated[bytes, Meta(max_length=64)]  # where it claims something: signed_words.py
 
 
-class Look(_Message, frozen=True, kw_only=True):
-    """See from where this connection comes: it is another one than that of my beats.  Its key says whose it is."""
-
-
-class Leave(_FromMember, frozen=True, kw_only=True):
+class Leave(FromMemberBase, frozen=True, kw_only=True):
     reason: Reason  # a `LeaveCause`
 
     @property
@@ -386,11 +320,6 @@ class Lease(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
         return self.uptos if len(self.uptos) == fragments else (self.upto,) * fragments
 
 
-class _ToMember(_Message, frozen=True, kw_only=True):
-    session: Session
-    seq: Count
-
-
 class FragmentTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Where the run is with one fragment."""
 
@@ -410,36 +339,10 @@ class FragmentTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     refuted: Digest = b""  # who says that it holds this does not hold the run's state: that was proven
     # Who catches up as I do: what they have of the state they give on.
     fellows: Annotated[tuple[str, ...], Meta(max_length=16)] = ()
-    # The plan by which slow lines send their work ahead of rounds, where I have a part in it; 0: there is none.
-    ahead_no: Count = 0
-    ahead: AheadPlan | None = None  # that plan, if my beat shows that I do not know it
-    encode_no: Count = 0  # where sums of groups are compared: the decision whose results may be encoded
+    sections: Annotated[tuple[OfFragmentTick, ...], _OneOfEach] = ()
 
 
-class BatchTick(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """The synchronous batch that is due, and my place in it."""
-
-    version: Count  # that it is learned from
-    epoch: Count
-    start: Count  # samples [start, stop) of the epoch's order
-    stop: Count
-    count: Annotated[int, Meta(ge=1, le=MICROS_PER_BATCH)]  # of microbatches
-    seat: Count  # mine; 0: none.  Sums of any other are of no use
-    # [first, stop) of all microbatches that are mine, the counted ones too.
-    granted: Annotated[tuple[tuple[int, int], ...], Meta(max_length=MICROS_PER_BATCH // 2)]
-    freeze: bool  # all are counted: give the sums
-    # Where a model is cut into stages: of what is granted, the mask of what another seat had before,
-    again: Mask = b""
-    # and the table of seats in my stage and in those beside it, if it is newer than mine.
-    table_no: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
-    table: Annotated[tuple[SeatRow, ...], Meta(max_length=SEATS_TOLD)] | None = None
-    # Nobody gets a finite gradient out of these: nobody computes, sends or counts them any more.
-    skipped: Mask = b""
-    # Somebody complains of these seats: does whoever has to do with them get on with them?
-    doubted: Annotated[tuple[Count, ...], Meta(max_length=MEMBERS_PER_ROUND)] = ()
-
-
-class Tick(_ToMember, frozen=True, kw_only=True, omit_defaults=True):
+class Tick(ToMemberBase, frozen=True, kw_only=True, omit_defaults=True):
     """The answer to a beat: where the run is and what to do now."""
 
     answers: Count  # the beat's seq
@@ -456,47 +359,35 @@ class Tick(_ToMember, frozen=True, kw_only=True, omit_defaults=True):
     era: Count  # how often the run went back to an older state: what peers say of an older era is void
     advice: Reason = ""  # what its owner should know, whatever it is to do
     era_because: Reason = ""  # why it began, if my beat was of another one
-    batch: BatchTick | None = None  # where updates are synchronous batches, and one is due
-    # The stage of the model that this member is to serve from now on, if that is another one than it holds.
-    serve: Annotated[int, Meta(ge=-1, lt=FRAGMENTS_MAX)] = -1
     # With a roster: how those are reached whom I can't dial and who can't dial me.
     ways: Annotated[tuple[RelayRoute, ...], Meta(max_length=WAYS_MOST)] = ()
-    look: bool = False  # show me from where your line's port is seen: see `Look`
-    # With whom to connect at which instant; told again until all tries are over.
-    meets: Annotated[tuple[Meet, ...], Meta(max_length=MEETS_AT_ONCE)] = ()
     amendments: Amendments = ()  # of the run's terms, after those that my beat says that I know
     # So long after each beat the next one is due, in rounds if one counts on me, else outside of them; 0: by the terms.
     beat_s: Annotated[float, Meta(ge=0, le=BEAT_LONGEST_S)] = 0.0
-    relay: RelayOrder | None = None  # for the one that I offer, until my beat shows that I know it
     # 0: the roster is whole.  Else it is what is new or other since the roster of that number, and whom there was since
     # then and is no more: good for every roster from that number on.
     roster_since: Count = 0
     roster_gone: Annotated[tuple[PeerName, ...], Meta(max_length=ROSTER_GONE_MOST)] = ()
+    sections: Annotated[tuple[OfTick, ...], _OneOfEach] = ()
 
 
-class OpenRound(_ToMember, frozen=True, kw_only=True):
+class OpenRound(ToMemberBase, frozen=True, kw_only=True):
     plan: Plan
     amended: Count = 0  # the amendment that holds in it: whoever does not know it takes no part yet
 
 
-class Decided(_ToMember, frozen=True, kw_only=True):
+class Decided(ToMemberBase, frozen=True, kw_only=True):
     decision: Decision
 
 
-class Committed(_ToMember, frozen=True, kw_only=True):
+class Committed(ToMemberBase, frozen=True, kw_only=True):
     commit: Commit
     nonce: Nonce  # under which to show that one holds the version that it makes
     amended: Count = 0  # the amendment that held in its round
     kept: KeptCommit | None = None  # in one message: nobody goes on with a commit that it can't prove
 
 
-class Keep(_ToMember, frozen=True, kw_only=True):
-    """For whom its beat shows to lack it."""
-
-    kept: KeptCommit
-
-
-class Aborted(_ToMember, frozen=True, kw_only=True):
+class Aborted(ToMemberBase, frozen=True, kw_only=True):
     round_no: Count
     reason: Reason
 
@@ -512,7 +403,7 @@ class What(StrEnum):
     SUM = "sum"  # the same of a mesh: what that peer added up of its group
 
 
-class Show(_ToMember, frozen=True, kw_only=True):
+class Show(ToMemberBase, frozen=True, kw_only=True):
     """Prove it: the only bytes of a model that a coordinator ever sees are one chunk's, in a dispute."""
 
     question: Count
@@ -525,23 +416,7 @@ class Show(_ToMember, frozen=True, kw_only=True):
     peer: PeerName  # whose contribution or sum
 
 
-class AuditChunks(_ToMember, frozen=True, kw_only=True):
-    """Fetch from their authors what goes into these chunks, merge it again, and say what came of it."""
-
-    round_no: Count
-    version: Count  # that the round started from
-    fragment: FragmentNo
-    # Those that count, in the order of the sum.
-    members: Annotated[tuple[PeerName, ...], Meta(min_length=1, max_length=MEMBERS_PER_ROUND)]
-    weights: Annotated[tuple[float, ...], Meta(max_length=MEMBERS_PER_ROUND)]
-    codecs: Annotated[tuple[ShortText, ...], Meta(max_length=MEMBERS_PER_ROUND)]
-    chunks: Annotated[tuple[DrawnChunk, ...], Meta(max_length=AUDITED_AT_ONCE)]
-    # Of a mesh: what this group adds up, of its contributions; else the result, and
-    group: SumOf = THE_RESULT
-    of_sums: bool = False  # that is made of groups' sums; the members are who made these
-
-
-class Gone(_ToMember, frozen=True, kw_only=True):
+class Gone(ToMemberBase, frozen=True, kw_only=True):
     """This session is over; say hello again (or not: `final`)."""
 
     reason: Reason

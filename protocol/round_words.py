@@ -1,19 +1,18 @@
 """The sentences of a round: who takes part, who owns what, who counted how much, what was committed.
 
 Written by the coordinator, read by every member; with the names of the codecs that they speak of, which the coordinator
-knows without torch.  At the end what owners sign of their groups' sums, and what auditors are asked and answer.  Types
+knows without torch, and what owners sign of their groups' sums.  At the end what all messages are made of.  Types
 only: no decisions, no I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, ClassVar, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.errors import RelayCause
 from farflung.protocol.limits import (
     ADDRESS_CHARS,
     CHUNKS_PER_FRAGMENT,
@@ -22,10 +21,8 @@ from farflung.protocol.limits import (
     HOST_CHARS,
     MEMBERS_PER_MESH,
     MEMBERS_PER_ROUND,
-    SHELVED_TAG_BYTES,
-    SHELVED_TOLD,
     TICKET_CHARS,
-    WAYS_MOST,
+    TOKENS_MAX,
 )
 
 # A run of more members is a crowd: its rosters, lists and status go out in parts, and not everybody dials everybody.
@@ -43,8 +40,6 @@ Mask = Annotated[bytes, Meta(max_length=CHUNKS_PER_FRAGMENT // 8)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Reason = Annotated[str, Meta(max_length=2000)]
 ShortReason = Annotated[str, Meta(max_length=200)]
-# Of two sessions: coordinator/roster/ways.py.
-PairName = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Group = Annotated[int, Meta(ge=0, lt=GROUPS_MOST)]
 # Of what a group of a mesh adds up: half of fp32, and a rounding far below that of a result.
 SUM_CODEC = "bf16"
@@ -103,28 +98,6 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
             return []
         index, count = self.members.index(peer), self.count
         return [place % count for place, owner in enumerate(self.owners) if owner == index]
-
-    def owner_of(self, place: int) -> str:
-        return self.members[self.owners[place]]
-
-
-class AheadPlan(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Who sends its contributions ahead of the rounds they are for, because its line is slow; to whom, and how encoded.
-
-    `number` is a name of all the rest: equal plans have equal ones, also those of a coordinator that was restarted.
-    """
-
-    number: Annotated[int, Meta(ge=1, lt=1 << 62)]
-    senders: Annotated[tuple[PeerName, ...], Meta(min_length=1, max_length=MEMBERS_PER_ROUND)]
-    # Of each sender's contribution.
-    codecs: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=MEMBERS_PER_ROUND)]
-    members: Annotated[tuple[PeerName, ...], Meta(min_length=1, max_length=MEMBERS_PER_ROUND)]  # who may own
-    # index of a chunk within the fragment -> index in members
-    owners: Annotated[tuple[int, ...], Meta(max_length=CHUNKS_PER_FRAGMENT)]
-
-    def codec_of(self, sender: str) -> str:
-        """Empty: it sends nothing ahead."""
-        return self.codecs[self.senders.index(sender)] if sender in self.senders else ""
 
     def owner_of(self, place: int) -> str:
         return self.members[self.owners[place]]
@@ -196,31 +169,6 @@ class RelayRoute(Struct, frozen=True, forbid_unknown_fields=True, array_like=Tru
     )
 
 
-class Shelved(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A version that a peer can bring without anybody's help: a checkpoint that lies whole on its disk or in its store,
-    or its own state as it was before the last round.
-
-    By its word alone, which may be a lie or out of date: it counts for something once the state is read and shown."""
-
-    version: Count
-    first: Annotated[int, Meta(ge=0, lt=FRAGMENTS_MAX)]  # fragment
-    # The first bytes of the digests of that fragment and those behind it: the same version of another era is another
-    # state.
-    tags: Annotated[bytes, Meta(min_length=SHELVED_TAG_BYTES, max_length=SHELVED_TAG_BYTES * FRAGMENTS_MAX)]
-
-    @staticmethod
-    def of(version: int, first: int, digests: Sequence[bytes]) -> Shelved:
-        return Shelved(version, first, b"".join(digest[:SHELVED_TAG_BYTES] for digest in digests))
-
-    def is_of(self, fragment: int, digest: bytes) -> bool:
-        """This digest of the fragment."""
-        at = (fragment - self.first) * SHELVED_TAG_BYTES
-        return at >= 0 and self.tags[at : at + SHELVED_TAG_BYTES] == digest[:SHELVED_TAG_BYTES] != b""
-
-
-ShelvedList = Annotated[tuple[Shelved, ...], Meta(max_length=SHELVED_TOLD)]
-
-
 FORWARD_NUMBERS = 16
 
 
@@ -233,46 +181,12 @@ class Forward(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     numbers: Annotated[tuple[float, ...], Meta(min_length=FORWARD_NUMBERS, max_length=FORWARD_NUMBERS)]
 
 
-class RelayOffer(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """The relay beside a member, by that member's word.  Whether anything comes through is tried, its rate is believed
-    up to a bound, and what it counted is shown to people."""
+class DotProducts(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """<x_i, x_j> for members i <= j of the mask, row by row, summed over chunks."""
 
-    port: Annotated[int, Meta(ge=0, le=65535)]  # 0: it does not listen
-    bytes_per_s: Count
-    number: Count  # of the newest order that it follows; 0: of none
-    pairs: Count = 0  # joined there now
-    waiting: Count = 0
-    moved_bytes: Count = 0
-    refused: Count = 0
-    why_not: ShortReason = ""  # a `RelayCause`: it does not listen
-
-    @property
-    def told(self) -> str:
-        """Why it does not, for people."""
-        return RelayCause.of(self.why_not).told if self.why_not else ""
-
-
-class RelayOrder(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """To a member that offers a relay: for whom it is."""
-
-    number: Annotated[int, Meta(ge=1, lt=1 << 62)]
-    incarnation: Count  # of the coordinator, whose tickets are good
-    public: Hash  # the key that signs them
-    pairs: Annotated[tuple[PairName, ...], Meta(max_length=WAYS_MOST)]  # all that may meet there from now on
-    why_not: ShortReason = ""  # nobody is sent there
-
-
-# How often both sides of a `Meet` connect, and how long after one another.
-MEET_TRIES, MEET_EVERY_S = 3, 1.0
-
-
-class Meet(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Whom I can't dial and who can't dial me: from that instant on, each of us connects to the other."""
-
-    peer: PeerName
-    # HOST:PORT from which its own connections to the coordinator come, as seen there.
-    endpoint: Annotated[str, Meta(max_length=ADDRESS_CHARS)]
-    at_s: Annotated[float, Meta(ge=0)]  # on the coordinator's clock, as `heard_s` of a tick
+    members: Annotated[bytes, Meta(max_length=MEMBERS_PER_ROUND // 8)]
+    chunks: Mask
+    products: Annotated[tuple[float, ...], Meta(max_length=MEMBERS_PER_ROUND * (MEMBERS_PER_ROUND + 1) // 2)]
 
 
 def result_name(commit: Commit) -> str:
@@ -300,19 +214,44 @@ class GroupSums(Struct, frozen=True, forbid_unknown_fields=True, array_like=True
     signature: Annotated[bytes, Meta(max_length=64)]
 
 
-class ChunkVerdict(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """What came of merging one chunk again."""
+# ---- what messages are made of -----------------------------------------------------------------------------
+# A mode adds to a message of the core what is its own: a section, whose type stands in mode_words.py. messages.py
+# lists which sections each message may have; anything else in their place is malformed, as in any other field. Of
+# several of one kind the first counts.
 
-    chunk: Count  # of the fragment
-    wrong: bool  # it gives other bytes than were committed
-    # Who did not give what goes in, so that nothing is known.
-    missing: Annotated[tuple[PeerName, ...], Meta(max_length=MEMBERS_PER_ROUND)] = ()
+Bytes32 = Hash
+Digest = Annotated[bytes, Meta(max_length=32)]  # empty: not known
+Tokens = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
+FragmentNo = Annotated[int, Meta(ge=0, lt=FRAGMENTS_MAX)]
+Version = Annotated[int, Meta(ge=-1, lt=1 << 62)]  # -1: holds no state
+Session = Annotated[bytes, Meta(min_length=16, max_length=16)]
+ShortText = Annotated[str, Meta(max_length=256)]
+SECTIONS_MOST = 8
 
 
-class DrawnChunk(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A chunk that was drawn after its commit, for somebody else than its owner to merge again."""
+class MessageBase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
 
-    chunk: Count  # of the fragment
-    result: Hash  # as its maker signed it
-    # Of all that goes in, as each author signed it, in the order of the message's members.
-    hashes: Annotated[bytes, Meta(max_length=MEMBERS_PER_ROUND * 32)]
+
+class FromMemberBase(MessageBase, frozen=True, kw_only=True):
+    session: Session
+    seq: Count
+
+
+class ToMemberBase(MessageBase, frozen=True, kw_only=True):
+    session: Session
+    seq: Count
+
+
+class ModeSection(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Of a mode, in a message of the core; its tag names it on the wire."""
+
+    counts: ClassVar[bool] = False  # of a beat: what is new in it may let a round begin, or end
+
+
+AnySection = TypeVar("AnySection", bound=ModeSection)
+
+
+def section(kind: type[AnySection], sections: Iterable[ModeSection]) -> AnySection | None:
+    """None: the message has none of this kind."""
+    return next((each for each in sections if isinstance(each, kind)), None)

@@ -14,8 +14,9 @@ from msgspec import Meta
 
 from farflung.protocol.digests import bits, hash_bytes, mask_from_bytes
 from farflung.protocol.messages import Hello, ProgressReport, Sent
+from farflung.protocol.mode_words import KeptReceipts
 from farflung.protocol.round_words import SUM_CODEC, Decision, GroupSums, Hash, Plan
-from farflung.protocol.signing import KeptReceipts, peer_id_of, verify
+from farflung.protocol.signing import peer_id_of, verify
 
 Signature = Annotated[bytes, Meta(max_length=64)]
 

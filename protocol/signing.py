@@ -16,8 +16,7 @@ import msgspec
 from blake3 import blake3
 from msgspec import Meta, Struct
 
-from farflung.protocol.limits import AMENDMENT_BYTES, AMENDMENTS_MOST, CONTROL_BIN_BYTES, KEPT_BOOKS_BYTES
-from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.limits import AMENDMENT_BYTES, AMENDMENTS_MOST, KEPT_BOOKS_BYTES
 from farflung.protocol.round_words import Commit, Count, Hash
 
 _ID_BYTES = 10  # 80 bits: 16 letters of base32 without padding
@@ -176,25 +175,6 @@ class KeptCommit(Struct, frozen=True, forbid_unknown_fields=True, array_like=Tru
     @property
     def without_books(self) -> KeptCommit:
         return msgspec.structs.replace(self, books=b"")
-
-
-class AskKept(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """From a coordinator that puts its run together again: what is the newest that you keep below this?"""
-
-    nonce: Hash
-    below: Count
-
-
-class KeptReceipts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The answer, signed over the nonce by who gives it; what is kept has the run's own signature."""
-
-    identity: Hash
-    kept: KeptCommit | None  # none older, or none at all
-    commits: Annotated[tuple[Commit, ...], Meta(max_length=64)] = ()  # that it names
-    model: ModelSchema | None = None
-    manifest: Annotated[bytes, Meta(max_length=CONTROL_BIN_BYTES)] = b""  # that the run began with
-    amendments: Amendments = ()
-    signature: Annotated[bytes, Meta(max_length=64)] = b""
 
 
 def name_of_commit(commit: Commit) -> bytes:

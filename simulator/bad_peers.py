@@ -45,9 +45,7 @@ from farflung.protocol.frames import FrameKind, Kind, Payload
 from farflung.protocol.messages import (
     TAG_BYTES,
     UNKNOWN_LENGTH,
-    Audited,
     Beat,
-    Complaint,
     FragmentBeat,
     FromMember,
     Message,
@@ -58,7 +56,8 @@ from farflung.protocol.messages import (
     ToMember,
     What,
 )
-from farflung.protocol.round_words import SUM_TAG_BYTES, ChunkVerdict
+from farflung.protocol.mode_words import Audited, BatchBeat, ChunkVerdict, Complaint, MeshReport
+from farflung.protocol.round_words import SUM_TAG_BYTES, section
 from farflung.protocol.signed_words import (
     Results,
     SumsOfGroups,
@@ -227,12 +226,14 @@ class Neighbours:
             return message
         book = ledger.parts["batches"]
         mine = book.seat_of(source)
-        if message.batch is None or mine is None:
+        batch = section(BatchBeat, message.sections)
+        if batch is None or mine is None:
             return message
         near = [seat.number for seat in book.seats.values() if abs(seat.stage - mine.stage) == 1]
         few = near if self.scenario.chunks % 2 else near[:1]
         said = tuple(Complaint(number, self.scenario.batch == 12) for number in few)
-        return replace(message, batch=replace(message.batch, complains=said))
+        lie = replace(batch, complains=said)
+        return replace(message, sections=(*(each for each in message.sections if each is not batch), lie))
 
 
 @dataclass
@@ -454,14 +455,18 @@ class LiarsLeague:
         part = peer.member.part
         replica = part.replica_of_round(said.round_no) if part is not None else None
         flight = replica.rounds.flight if replica is not None else None
-        if not said.sum_tags or flight is None or flight.deciding.newest is None:
+        of_mesh = section(MeshReport, said.sections)
+        if of_mesh is None or not of_mesh.tags or flight is None or flight.deciding.newest is None:
             return said
         groups = len(SumsOfGroups.of(flight.deciding.newest, "", said).groups)
         column = flight.plan.column
         first = 0 if column and column.group else 1  # not its own
-        tags = [said.sum_tags[at : at + SUM_TAG_BYTES] for at in range(0, len(said.sum_tags), SUM_TAG_BYTES)]
+        of_all = of_mesh.tags
+        tags = [of_all[at : at + SUM_TAG_BYTES] for at in range(0, len(of_all), SUM_TAG_BYTES)]
         tags[first::groups] = [hash_bytes(b"another", tag)[:SUM_TAG_BYTES] for tag in tags[first::groups]]
-        lie = replace(said, sum_tags=b"".join(tags), inputs=hash_bytes(b"others", said.inputs))
+        lie = replace(
+            said, sections=(replace(of_mesh, tags=b"".join(tags)),), inputs=hash_bytes(b"others", said.inputs)
+        )
         results = SumsOfGroups.of(flight.deciding.newest, peer.manifest.round.gather_codec, lie)
         return replace(lie, signature=peer.me.sign(sums_of_groups_part(self._run_id, results)))
 

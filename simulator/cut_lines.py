@@ -32,9 +32,10 @@ from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol.frames import FrameKind
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Amend, GoBack, Knock, Message
+from farflung.protocol.mode_words import KeptReceipts
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER
-from farflung.protocol.signing import KeptReceipts, curve_key_of
+from farflung.protocol.signing import curve_key_of
 from farflung.simulator.invariants import Broken, Invariants, all_is_held
 from farflung.simulator.peer import VirtualPeer
 from farflung.simulator.scenario import Scenario

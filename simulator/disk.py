@@ -28,8 +28,8 @@ from farflung.peer.machine.disk_words import (
 from farflung.peer.machine.effects import Digests, Restore, SaveFragment
 from farflung.peer.state.keeping_state import put_back, ways_of
 from farflung.protocol.frames import Payload
+from farflung.protocol.mode_words import Shelved
 from farflung.protocol.model_schema import Fragment
-from farflung.protocol.round_words import Shelved
 from farflung.simulator.trainer import TrainerHost
 
 KEPT = 2

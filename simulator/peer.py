@@ -38,7 +38,9 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Show
+from farflung.protocol.mode_words import BatchBeat
 from farflung.protocol.model_schema import Fragment, ModelSchema
+from farflung.protocol.round_words import section
 from farflung.protocol.run_terms import Attached
 from farflung.simulator.disk import OwnDisk, VirtualCheckpoints, VirtualDisk, VirtualKeeping
 from farflung.simulator.trainer import KeptWork, Trainer, TrainerSurroundings
@@ -125,7 +127,7 @@ class VirtualPeer:
     @property
     def seat(self) -> int:
         """That it works in; 0: none."""
-        told = self.member.training.batch_beat()
+        told = section(BatchBeat, self.member.training.sections)
         return told.seat if told is not None else 0
 
     @property

@@ -16,11 +16,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from msgspec.structs import replace
+
 from farflung.coordinator.roster.ways import DOORS, RelayNow, Trial, Usage, pair_of
 from farflung.coordinator.run.effects import Effect, RelayPairs, TryRelay
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol.messages import Tick
-from farflung.protocol.round_words import MEET_EVERY_S, MEET_TRIES, RelayOffer, RelayRoute
+from farflung.protocol.mode_words import MEET_EVERY_S, MEET_TRIES, ReachTick, RelayOffer
+from farflung.protocol.round_words import RelayRoute, section
 from farflung.simulator.peer import VirtualPeer
 from farflung.simulator.scenario import Scenario
 
@@ -158,8 +161,9 @@ class VirtualOffers:
         known = self.of(peer)
         if tick.roster is not None:
             known.ways = {way.peer: way for way in tick.ways if way.host}
-        if tick.relay is not None:
-            known.number, known.pairs = tick.relay.number, frozenset(tick.relay.pairs)
+        order = _told(tick).relay
+        if order is not None:
+            known.number, known.pairs = order.number, frozenset(order.pairs)
 
     def tell(self, peer: VirtualPeer, now: float) -> None:
         """The shell tells it, as at every tick of an agent."""
@@ -168,12 +172,13 @@ class VirtualOffers:
         vitals, known = peer.member.reports.vitals, self.of(peer)
         if peer.address:
             port = 0 if self._is_dead(peer, now) else OFFERED_PORT
-            vitals.relay = RelayOffer(port, 1_000_000, known.number)
-        vitals.unmet = tuple(
+            vitals.reach = replace(vitals.reach, relay=RelayOffer(port, 1_000_000, known.number))
+        unmet = tuple(
             name
             for name, way in sorted(known.ways.items())
             if not self._stands(peer, self.peers.get(name), way)
         )
+        vitals.reach = replace(vitals.reach, unmet=unmet)
 
     def try_relay(self, machine: RunMachine, trial: Trial, now: float) -> None:
         self.tried += 1
@@ -263,12 +268,13 @@ class VirtualRouters:
     def hears(self, peer: VirtualPeer, tick: object, now: float) -> None:
         if not self.scenario.routers or not isinstance(tick, Tick):
             return
-        if tick.look:
+        told = _told(tick)
+        if told.look:
             host = self._host(peer, now)
             for number, door in enumerate(DOORS):
                 port = OUTSIDE_PORT + (number if self.is_hard(peer) else 0)
                 self.after(CONNECTS_S, partial(self._show, peer, door, f"{host}:{port}"))
-        for meet in tick.meets:
+        for meet in told.meets:
             other = self.peers.get(meet.peer)
             if other is not None:
                 self._meet(peer, other, meet.at_s, now)
@@ -329,13 +335,18 @@ class VirtualRouters:
         found = (
             name for name, other in self.peers.items() if other is not peer and self.stands(peer, other, now)
         )
-        peer.member.reports.vitals.punched = tuple(sorted(found))
+        vitals = peer.member.reports.vitals
+        vitals.reach = replace(vitals.reach, punched=tuple(sorted(found)))
 
     def carries(self, one: VirtualPeer | None, other: VirtualPeer | None, now: float) -> bool:
         """A frame from one to the other."""
         fits = bool(self._standing) and one is not None and other is not None and self.stands(one, other, now)
         self.passed += fits
         return fits
+
+
+def _told(tick: Tick) -> ReachTick:
+    return section(ReachTick, tick.sections) or ReachTick()
 
 
 def _sessions(one: VirtualPeer, other: VirtualPeer) -> frozenset[bytes]:

@@ -23,6 +23,7 @@ from farflung.collectives.link.peer_connections import ConnectionKind, PeerConne
 from farflung.collectives.link.relay_way import RelayState, RelayWay
 from farflung.collectives.link.tcp_counts import TcpCounts
 from farflung.protocol.limits import HANDSHAKE_S
+from farflung.protocol.mode_words import MEET_EVERY_S, MEET_TRIES
 from farflung.protocol.process.sockets import (
     BULK_MEETING,
     BULK_RELAYED,
@@ -34,7 +35,6 @@ from farflung.protocol.process.sockets import (
     curve_server,
     end_abruptly,
 )
-from farflung.protocol.round_words import MEET_EVERY_S, MEET_TRIES
 
 MEET_AGAIN_S, MEET_AGAIN_MOST_S = (
     0.25,

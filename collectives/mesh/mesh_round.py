@@ -20,7 +20,8 @@ from farflung.collectives.round.pieces import ChunkPiece, Counted, Dots, Progres
 from farflung.protocol.digests import bits, hash_bytes, mask_from_bytes, mask_of
 from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, FrameKind, Header, Kind
-from farflung.protocol.round_words import SUM_TAG_BYTES, Decision, Plan
+from farflung.protocol.mode_words import EncodeTick
+from farflung.protocol.round_words import SUM_TAG_BYTES, Decision, ModeSection, Plan, section
 from farflung.protocol.signed_words import inputs_of
 
 # ---- mesh backups ------------------------------------------------------------------------------------------
@@ -285,8 +286,9 @@ class GroupOwner(Owner):
         self.groups.begin(decision)
         return super().begin(decision)
 
-    def on_may_encode(self, decision_no: int) -> None:
-        self._freed = self.groups.on_may_encode(decision_no) or self._freed
+    def on_sections(self, told: Sequence[ModeSection]) -> None:
+        said = section(EncodeTick, told)
+        self._freed = self.groups.on_may_encode(said.decision_no if said is not None else 0) or self._freed
 
     def on_roots(self, before: Plan, kept: int) -> list[DataEffect]:
         """Sums of chunks that I still own go elsewhere now."""

@@ -60,7 +60,7 @@ from farflung.protocol.frames import (
     with_payload,
 )
 from farflung.protocol.process.mode_folders import module_of
-from farflung.protocol.round_words import Decision, Plan
+from farflung.protocol.round_words import Decision, ModeSection, Plan
 
 # ---- decision news -----------------------------------------------------------------------------------------
 # What a member knows of the decision of a round: none yet, one that is foreseen, or the one that stands.
@@ -310,8 +310,8 @@ class Owner:
         self._merging.clear()
         return self.merge_ready()
 
-    def on_may_encode(self, decision_no: int) -> None:
-        """The coordinator has seen what was to be seen before results of this decision are made."""
+    def on_sections(self, told: Sequence[ModeSection]) -> None:
+        """What a tick says of the round to a mode of it."""
 
     def on_roots(self, before: Plan, kept: int) -> list[DataEffect]:
         """Ownership moved, in other groups too."""

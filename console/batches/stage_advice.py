@@ -26,9 +26,9 @@ from farflung.console.doctor.advice import (
 )
 from farflung.console.screen.text import Record, known, number, records
 from farflung.peer.footprint import FreeMemory, MemoryNeed, MemoryRules, need_of, of_stage
+from farflung.protocol.caps import si
 from farflung.protocol.manifest import Manifest, PipelineSection
 from farflung.protocol.outer_numbers import VALUE_BYTES
-from farflung.protocol.process.units import si
 
 CODECS = ("fp32", "bf16", "int8", "int4")  # each about half of the one before
 GOOD_SHARE = 0.5  # of a GPU that works: less is a warning

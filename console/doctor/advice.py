@@ -22,10 +22,9 @@ from farflung.peer.footprint import (
     of_processes,
     told,
 )
-from farflung.protocol.caps import RESULTS_BYTES
+from farflung.protocol.caps import RESULTS_BYTES, duration, si
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.outer_numbers import VALUE_BYTES
-from farflung.protocol.process.units import duration, si
 from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER
 
 GIB = 1 << 30

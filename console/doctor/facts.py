@@ -44,7 +44,8 @@ from farflung.protocol.errors import FarflungError, FrameError, Refused, Unreach
 from farflung.protocol.join_url import Address, JoinUrl
 from farflung.protocol.limits import CONTROL_BIN_BYTES, PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import Challenge, Knock, Message, Probe, Probed, Refuse, StandsBy
+from farflung.protocol.messages import Challenge, Knock, Message, Probe, Probed, Refuse
+from farflung.protocol.mode_words import StandsBy
 from farflung.protocol.process.host_memory import available_bytes
 from farflung.protocol.process.mode_folders import made_by_first
 from farflung.protocol.process.sockets import STRANGER, Options, curve_client, curve_raw, end_abruptly, opened

@@ -11,8 +11,8 @@ from typing import Any
 from farflung.console.history.picture import BLUE, GREEN, INK, ORANGE, PALE, SKY, Chart, Sheet
 from farflung.console.history.recorded_run import Moment, Recording, StageStory, stage_stories
 from farflung.console.screen.text import clean
+from farflung.protocol.caps import duration, si
 from farflung.protocol.errors import UserError
-from farflung.protocol.process.units import duration, si
 
 WIDTH, LEFT, RIGHT = 960, 110, 30
 HEIGHT, GAP = 150, 62

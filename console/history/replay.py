@@ -9,7 +9,7 @@ import time
 
 from farflung.console.history.recorded_run import RecordedStatus, Recording, Status
 from farflung.console.screen.text import Record
-from farflung.protocol.process.units import duration
+from farflung.protocol.caps import duration
 
 _KEYS = "←→ Home End move, + - speed, p pause, q quit"
 STEP = 0.01  # of the whole, for a press of left or right

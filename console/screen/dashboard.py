@@ -35,7 +35,7 @@ from farflung.console.screen.text import (
     sparkline,
 )
 from farflung.console.screen.view import HELP, View
-from farflung.protocol.process.units import duration, si
+from farflung.protocol.caps import duration, si
 from farflung.protocol.states import PeerState, RunPhase
 
 # ---- peers table -------------------------------------------------------------------------------------------

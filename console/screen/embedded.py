@@ -25,10 +25,10 @@ from farflung.console.screen.gpu import Gpu, read_gpus
 from farflung.console.screen.health import own_member, waited, why_waiting
 from farflung.console.screen.live import Feed, Status, has_terminal, interact
 from farflung.console.screen.text import Record, clean, count, number
+from farflung.protocol.caps import si
 from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.process.log_lines import LOG_VARIABLE, VERBOSE, facts_of, text_of
-from farflung.protocol.process.units import si
 from farflung.protocol.states import PeerState
 
 GPU_EVERY_S = 2.0

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from farflung.console.screen.stages import batch_words, cost_words, narrow_words, stages_table
 from farflung.console.screen.text import Record, clean, count, known, loss_of, number, records
-from farflung.protocol.process.units import duration, si
+from farflung.protocol.caps import duration, si
 from farflung.protocol.states import ARRIVING, PeerState, RunPhase
 
 RECENTLY_S = 60.0  # a loss is news for so long; then the run is simply smaller

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from farflung.console.screen.text import Record, clean, count, cut, known, number, records
-from farflung.protocol.process.units import duration, si
+from farflung.protocol.caps import duration, si
 
 _WHY = {
     "compute": "its seats compute no faster",

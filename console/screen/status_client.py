@@ -14,7 +14,8 @@ import zmq
 from farflung.protocol import messages
 from farflung.protocol.errors import FrameError, Refused, Unreachable, Verdict
 from farflung.protocol.join_url import Address, JoinUrl, whereabouts_of
-from farflung.protocol.messages import AskStatus, Challenge, FromDoor, Probed, Refuse, StandsBy, StatusReply
+from farflung.protocol.messages import AskStatus, Challenge, FromDoor, Probed, Refuse, StatusReply
+from farflung.protocol.mode_words import StandsBy
 from farflung.protocol.process.sockets import STRANGER, curve_client, opened
 
 _ANSWERS = frozenset({"status", "refuse", "stands_by", "challenge", "probed"})

@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.panel import Panel
 from rich.text import Text
 
-from farflung.protocol.process.units import si
+from farflung.protocol.caps import si
 
 Record = Mapping[str, object]
 

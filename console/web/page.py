@@ -14,7 +14,7 @@ from html import escape
 from typing import NamedTuple
 
 from farflung.console.web.public import Leader, Person, PublicStage, PublicStatus
-from farflung.protocol.process.units import duration, si
+from farflung.protocol.caps import duration, si
 
 # ---- chart -------------------------------------------------------------------------------------------------
 # The curve of a run's loss as a drawing that stretches with the page, and its axes as text beside it. Pure.

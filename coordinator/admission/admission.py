@@ -26,13 +26,13 @@ from farflung.coordinator.run.membership import Looks
 from farflung.coordinator.run.operator_orders import SENT_AWAY, is_meant, named, one_peer, which
 from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol import messages
+from farflung.protocol.caps import duration
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import DepartureCause, UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import AdmissionSection
 from farflung.protocol.messages import Ban, Invite, Order, Refuse, Reply, Revoke
 from farflung.protocol.process.networks import network_of
-from farflung.protocol.process.units import duration
 from farflung.protocol.signing import name_of
 
 # ---- register ----------------------------------------------------------------------------------------------

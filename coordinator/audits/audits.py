@@ -26,8 +26,9 @@ from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol.digests import full_mask, hash_at, hash_bytes, mask_from_bytes
 from farflung.protocol.errors import Verdict
 from farflung.protocol.limits import AUDITED_AT_ONCE, BULK_SLACK_BYTES, PROOF_BYTES_MOST, ROUNDS_KEPT
-from farflung.protocol.messages import AuditChunks, Audited, FromMember, What
-from farflung.protocol.round_words import SUM_CODEC, THE_RESULT, DrawnChunk
+from farflung.protocol.messages import FromMember, What
+from farflung.protocol.mode_words import AuditChunks, Audited, DrawnChunk
+from farflung.protocol.round_words import SUM_CODEC, THE_RESULT
 from farflung.protocol.signed_words import Results, SumsOfGroups
 
 # ---- audit desk --------------------------------------------------------------------------------------------

@@ -31,8 +31,10 @@ from farflung.coordinator.ledger.records import Record
 from farflung.protocol.digests import bits, mask_to_bytes
 from farflung.protocol.limits import MEMBERS_PER_ROUND, SEATS_TOLD
 from farflung.protocol.manifest import Manifest, PipelineSection
-from farflung.protocol.messages import BatchBeat, BatchTick, Beat, SeatRow
+from farflung.protocol.messages import Beat
+from farflung.protocol.mode_words import BatchBeat, BatchTick, SeatRow
 from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.round_words import section
 
 NAMED_MOST = 4  # peers in one sentence
 AWAIT_DEAD = 2.0  # times dead_after_s
@@ -164,13 +166,18 @@ def names_of(desk: BatchDesk, peers: Sequence[str]) -> str:
     return named if len(peers) <= NAMED_MOST else f"{named} and {len(peers) - NAMED_MOST} more"
 
 
+def said_by(worker: BatchWorker) -> BatchBeat | None:
+    """None: it has no part in batches."""
+    return section(BatchBeat, worker.beat.sections) if worker.beat is not None else None
+
+
 def is_of(seat: BookedSeat, worker: BatchWorker, said: BatchBeat) -> bool:
     """The seat is this very trainer's."""
     return (seat.process, seat.trainer) == (worker.process, said.trainer)
 
 
 def wants(worker: BatchWorker | None, seat: BookedSeat) -> bool:
-    said = worker.beat.batch if worker is not None and worker.beat is not None else None
+    said = said_by(worker) if worker is not None else None
     return (
         worker is not None
         and said is not None

@@ -24,6 +24,7 @@ from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.round_driver import RoundDriver, newest_held
 from farflung.protocol.errors import AbortCause
 from farflung.protocol.messages import Beat, Hello, Sent
+from farflung.protocol.mode_words import BatchTick, ServeTick
 from farflung.protocol.outer_numbers import factor_of, total
 
 # ---- gradient clip -----------------------------------------------------------------------------------------
@@ -149,10 +150,11 @@ class BatchMode(CoordinatorMode):
         loads = loads_of(held, reached, self.batches.units_s, pipeline.stages)
         return held_by_newcomer(pipeline, hello, loads, newest)
 
-    def tell(self, peer: str, beat: Beat) -> Mapping[str, Any]:
+    def tell(self, peer: str, beat: Beat) -> Sequence[BatchTick | ServeTick]:
         member = self._core.members.members[peer]
         batch, due = self.batches.on_beat(member, beat), self.batches.moves.goes_to(peer)
-        return {"batch": batch, "serve": due if due is not None and due not in member.standings else -1}
+        serve = ServeTick(due) if due is not None and due not in member.standings else None
+        return [each for each in (batch, serve) if each is not None]
 
     def policy(self, fragment: int) -> RoundPolicy:
         return BatchPolicy(self._core, self.batches, fragment)

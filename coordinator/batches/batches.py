@@ -53,6 +53,7 @@ from farflung.coordinator.batches.batch_members import (
     is_of,
     names_of,
     row_of,
+    said_by,
     stage_rows,
     staged_tick_of,
     tick_of,
@@ -63,7 +64,9 @@ from farflung.coordinator.batches.seat_choice import WHY_GIVEN_UP, Complaints, G
 from farflung.coordinator.rounds.round_policy import SeatShare
 from farflung.protocol.digests import mask_from_bytes, mask_to_bytes
 from farflung.protocol.limits import MEMBERS_PER_ROUND, MICROS_PER_BATCH
-from farflung.protocol.messages import UNKNOWN_LENGTH, BatchBeat, BatchTick, Beat, Sent
+from farflung.protocol.messages import UNKNOWN_LENGTH, Beat, Sent
+from farflung.protocol.mode_words import BatchBeat, BatchTick
+from farflung.protocol.round_words import section
 
 # ---- batch start -------------------------------------------------------------------------------------------
 # When a batch begins, and of which samples. Pure.
@@ -88,7 +91,7 @@ class BatchStart:
     @property
     def is_due(self) -> bool:
         desk, able, samples = self.desk, self.able, self.desk.ledger.leases.samples
-        known = 0 < samples < UNKNOWN_LENGTH and any(w.beat is not None and w.beat.batch for w in able)
+        known = 0 < samples < UNKNOWN_LENGTH and any(said_by(worker) for worker in able)
         enough = len(able) >= desk.manifest.run.min_peers and not self.short_stage
         return not desk.finished and not desk.held and known and enough
 
@@ -310,7 +313,7 @@ class Batches:
 
     def on_beat(self, worker: BatchWorker, beat: Beat) -> BatchTick | None:
         """Take it in, and say what the member is to do."""
-        batch, said = self.book.batch, beat.batch
+        batch, said = self.book.batch, section(BatchBeat, beat.sections)
         if said is None or batch is None:
             return None
         seat = self.book.seat_of(worker.peer)
@@ -466,7 +469,7 @@ class Batches:
             return f"it holds stage {worker.stage} now"
         if worker.process != seat.process:
             return "it came back as another process"
-        said = worker.beat.batch if worker.beat is not None else None
+        said = said_by(worker)
         if said is not None and said.trainer != seat.trainer:
             return "its trainer was lost, and its sums with it"
         return self._why_idle(seat)
@@ -489,10 +492,9 @@ class Batches:
         """Somebody else of its stage could do its share."""
         return any(
             worker.verified
-            and worker.beat is not None
-            and worker.beat.batch is not None
-            and worker.beat.batch.want
-            and (peer, worker.beat.batch.trainer) not in self._idle
+            and (said := said_by(worker)) is not None
+            and said.want
+            and (peer, said.trainer) not in self._idle
             for peer, worker in self.house.living().items()
             if peer != than and worker.stage == stage
         )

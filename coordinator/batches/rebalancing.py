@@ -29,7 +29,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from farflung.coordinator.batches.batch_book import BatchBook, Mate, Moving, SeatRates, traffic_of_stages
-from farflung.coordinator.batches.batch_members import BatchDesk, BatchMembers, BatchWorker, are_coming_back
+from farflung.coordinator.batches.batch_members import (
+    BatchDesk,
+    BatchMembers,
+    BatchWorker,
+    are_coming_back,
+    said_by,
+)
 
 QUIET_LOOKS = 3
 # So long somebody may come back to a stage that has nobody, before one of another stage goes there.
@@ -132,7 +138,7 @@ class Rebalancing:
         return move.fills and all(worker is not None and self._is_late(worker) for worker in there)
 
     def _works(self, worker: BatchWorker) -> bool:
-        said = worker.beat.batch if worker.beat is not None else None
+        said = said_by(worker)
         return worker.verified and not worker.leaving and said is not None and said.want
 
     # ---- every turn ------------------------------------------------------------------------------------------
@@ -421,8 +427,9 @@ class Rebalancing:
 
 def _mate(worker: BatchWorker) -> Mate:
     beat = worker.beat
-    if beat is None or beat.batch is None:
+    said = said_by(worker)
+    if beat is None or said is None:
         return Mate(worker.peer, worker.stage)
     # A rough rate is a lower bound: it blames no line.
     up, down = (0, 0) if beat.rough else (beat.up_bytes_per_s, beat.down_bytes_per_s)
-    return Mate(worker.peer, worker.stage, beat.batch.unit_s, up, down)
+    return Mate(worker.peer, worker.stage, said.unit_s, up, down)

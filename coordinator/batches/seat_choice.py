@@ -10,7 +10,8 @@ from statistics import median
 from farflung.coordinator.batches.batch_book import BookedSeat
 from farflung.coordinator.batches.batch_members import BatchMembers, BatchWorker
 from farflung.protocol.manifest import PipelineSection
-from farflung.protocol.messages import Complaint, Hello
+from farflung.protocol.messages import Hello
+from farflung.protocol.mode_words import Complaint
 
 # ---- stage choice ------------------------------------------------------------------------------------------
 # Which stage of the model a newcomer gets, of those that it could hold. Pure.

@@ -31,7 +31,6 @@ from farflung.protocol.digests import (
 from farflung.protocol.errors import FrameError, Verdict
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, GROUPS_MOST, MEMBERS_PER_ROUND
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import Session
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.outer_numbers import (
     ADAMW_PARTS,
@@ -43,7 +42,7 @@ from farflung.protocol.outer_numbers import (
     StepNumbers,
     Tile,
 )
-from farflung.protocol.round_words import Count, Hash, HashList
+from farflung.protocol.round_words import Count, Hash, HashList, Session
 from farflung.protocol.run_terms import Terms
 from farflung.protocol.signed_words import (
     Results,

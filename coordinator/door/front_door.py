@@ -50,9 +50,9 @@ from farflung.protocol.messages import (
     Message,
     Probe,
     Refuse,
-    StandsBy,
     StatusReply,
 )
+from farflung.protocol.mode_words import StandsBy
 from farflung.protocol.process.child import Channel, Listening, live, packed, serve_parent
 from farflung.protocol.process.descriptors import network_at, room_for_connections
 from farflung.protocol.process.networks import StrangerCounts, network_of

@@ -17,7 +17,7 @@ from farflung.coordinator.door.hello_check import DoorFacts
 from farflung.coordinator.door.listener import ListenOn
 from farflung.protocol.errors import Verdict
 from farflung.protocol.limits import ADDRESS_CHARS, CONTROL_BIN_BYTES, CONTROL_FRAME_BYTES, WHEREABOUTS_BYTES
-from farflung.protocol.messages import Bytes32, Hello, Session
+from farflung.protocol.messages import Hello
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.process.child import (
     CannotListen,
@@ -28,6 +28,7 @@ from farflung.protocol.process.child import (
     Spawn,
     started,
 )
+from farflung.protocol.round_words import Bytes32, Session
 
 # ---- front door words --------------------------------------------------------------------------------------
 # What the coordinator and its front door say to each other, over a channel (protocol/process/child.py).

@@ -39,7 +39,8 @@ from farflung.coordinator.door.keys import CurveKeys
 from farflung.coordinator.door.listener import GOODBYE_MS, Arrival, Listener
 from farflung.protocol import messages
 from farflung.protocol.errors import Counters, FrameError, UserError, Verdict
-from farflung.protocol.messages import MEMBER_IN, Look
+from farflung.protocol.messages import MEMBER_IN
+from farflung.protocol.mode_words import Look
 from farflung.protocol.process.child import Channel, Listening, live, packed, serve_parent
 from farflung.protocol.process.descriptors import network_at, room_for_connections
 from farflung.protocol.process.networks import LEFT_OPEN_S, Lines

@@ -17,7 +17,6 @@ from msgspec import Meta
 
 from farflung.coordinator.door.front_door_process import FramesCounted
 from farflung.protocol.limits import ADDRESS_CHARS, CONTROL_FRAME_BYTES
-from farflung.protocol.messages import Bytes32
 from farflung.protocol.process.child import (
     CannotListen,
     ChildSettings,
@@ -28,6 +27,7 @@ from farflung.protocol.process.child import (
     packed,
     started,
 )
+from farflung.protocol.round_words import Bytes32
 
 # ---- gateway words -----------------------------------------------------------------------------------------
 # What the coordinator and its gateways say to each other, over a channel (protocol/process/child.py).

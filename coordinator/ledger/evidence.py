@@ -14,8 +14,7 @@ from msgspec import Meta, Struct
 
 from farflung.protocol.digests import split_hashes
 from farflung.protocol.limits import MEMBERS_PER_MESH
-from farflung.protocol.messages import Session
-from farflung.protocol.round_words import Commit, Hash
+from farflung.protocol.round_words import Commit, Hash, Session
 from farflung.protocol.signed_words import Signature, SignedList, bare_hash, is_signed
 from farflung.protocol.signing import verify
 

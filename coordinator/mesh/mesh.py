@@ -32,8 +32,17 @@ from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol.digests import bits, hash_bytes, mask_from_bytes, mask_of, mask_to_bytes, split_hashes
 from farflung.protocol.errors import AbortCause
 from farflung.protocol.limits import GROUPS_MOST, MEMBERS_PER_MESH, MEMBERS_PER_ROUND
-from farflung.protocol.messages import DotProducts, ProgressReport
-from farflung.protocol.round_words import SUM_TAG_BYTES, Decision, GroupSums, MeshColumn, Plan
+from farflung.protocol.messages import ProgressReport
+from farflung.protocol.mode_words import EncodeTick, MeshReport
+from farflung.protocol.round_words import (
+    SUM_TAG_BYTES,
+    Decision,
+    DotProducts,
+    GroupSums,
+    MeshColumn,
+    Plan,
+    section,
+)
 from farflung.protocol.signed_words import inputs_of
 
 # ---- mesh sums ---------------------------------------------------------------------------------------------
@@ -105,7 +114,8 @@ class SignedSums:
         self, root: str, report: ProgressReport, counted: Sequence[int], owner: Callable[[int, int], str]
     ) -> Named:
         """What its results are made of, by the words that are here.  `owner`: of a group, of a chunk."""
-        chunks, tags = list(bits(mask_from_bytes(report.merged))), report.sum_tags or b""
+        of_mesh = section(MeshReport, report.sections) or MeshReport()
+        chunks, tags = list(bits(mask_from_bytes(report.merged))), of_mesh.tags
         if len(tags) != SUM_TAG_BYTES * len(chunks) * len(counted):
             return Named()
         found: dict[int, tuple[bytes, ...]] = {}
@@ -288,8 +298,9 @@ class MeshSums(FlatSums):
         return self.comparing.held_back
 
     @property
-    def may_encode(self) -> int:
-        return self.comparing.may_encode
+    def sections(self) -> tuple[EncodeTick, ...]:
+        may_encode = self.comparing.may_encode
+        return (EncodeTick(may_encode),) if may_encode else ()
 
     @property
     def impossible(self) -> Mapping[str, str]:
@@ -313,11 +324,12 @@ class MeshSums(FlatSums):
     # ---- what members say -----------------------------------------------------------------------------
 
     def hear(self, peer: str, report: ProgressReport, groups: Groups) -> set[str]:
-        if report.sum_dots:
-            self.comparing.on_report(peer, report.decision_no, report.sum_dots)
-        if not report.sums or peer not in groups.of:
+        said = section(MeshReport, report.sections) or MeshReport()
+        if said.dots is not None:
+            self.comparing.on_report(peer, report.decision_no, said.dots)
+        if said.sums is None or peer not in groups.of:
             return set()
-        return self.signed.on_word(peer, groups.of[peer], report.sums)
+        return self.signed.on_word(peer, groups.of[peer], said.sums)
 
     def named(
         self, flight: Reported, peer: str, report: ProgressReport, decision: Decision

@@ -24,7 +24,7 @@ from farflung.coordinator.rounds.reported import CommittedSums
 from farflung.coordinator.rounds.round_policy import RoundPolicy
 from farflung.protocol.errors import DepartureCause, UserError, Verdict
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import Beat, FromMember, Hello, Order, Refuse, Reply
+from farflung.protocol.messages import Beat, FromMember, Hello, OfTick, Order, Refuse, Reply
 from farflung.protocol.process.mode_folders import module_of
 from farflung.protocol.signing import KeptCommit
 
@@ -161,9 +161,9 @@ class CoordinatorMode:
         """What a member shows.  False: this mode did not ask for it."""
         return False
 
-    def tell(self, peer: str, beat: Beat) -> Mapping[str, Any]:
-        """This beat is answered: what the tick says for this mode, by its fields."""
-        return {}
+    def tell(self, peer: str, beat: Beat) -> Sequence[OfTick]:
+        """This beat is answered: what the tick says for this mode."""
+        return ()
 
     def on_answered(self, peer: str, beat: Beat) -> None:
         """This beat was answered with a tick: what else is this member to be told?"""

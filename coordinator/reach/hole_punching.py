@@ -28,7 +28,8 @@ from farflung.coordinator.door.allowance import Quota
 from farflung.coordinator.roster.ways import DOORS, Together
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import MEETS_AT_ONCE
-from farflung.protocol.round_words import MEET_EVERY_S, MEET_TRIES, Contact, Meet
+from farflung.protocol.mode_words import MEET_EVERY_S, MEET_TRIES, Meet
+from farflung.protocol.round_words import Contact
 
 LOOKS_S = 1.0  # so long it is waited for what two sockets see of somebody
 LEAD_S = 0.35  # from naming an instant until it comes: both must have heard of it

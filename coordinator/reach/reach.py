@@ -43,7 +43,8 @@ from farflung.coordinator.run.effects import Effect, RelayPairs, TryRelay
 from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol.errors import NoteCause
 from farflung.protocol.messages import Beat
-from farflung.protocol.round_words import Contact, RelayOffer, RelayRoute
+from farflung.protocol.mode_words import ReachBeat, ReachTick
+from farflung.protocol.round_words import Contact, RelayRoute, section
 
 # ---- routes ------------------------------------------------------------------------------------------------
 # Who can talk with whom, and by which way: the relation of pairs that rounds, donors and rosters follow.
@@ -134,16 +135,16 @@ class Routes(Ways):
     def saw(self, key: bytes, door: str, endpoint: str) -> bool:
         return self.meetings.saw(key, door, endpoint)
 
-    def says(self, key: bytes, peers: tuple[str, ...]) -> bool:
-        return self.meetings.says(key, peers)
-
-    def hears(self, contact: Contact, beat: Beat, now: float) -> None:
-        """Which relay a member offers, and whom it can't meet where it was sent."""
-        self.relays.hears(contact, beat.relay, now)
-        peer, others = contact.peer, beat.unmet
+    def hears(self, contact: Contact, beat: Beat, now: float) -> bool:
+        """Whom a member met past its router, which relay it offers, and whom it can't meet where it was sent."""
+        said = section(ReachBeat, beat.sections) or ReachBeat()
+        news = self.meetings.says(contact.key, said.punched)
+        self.relays.hears(contact, said.relay, now)
+        peer, others = contact.peer, said.unmet
         for name, (one, other) in self._pairs.items() if others else ():
             if (one.peer == peer and other.peer in others) or (other.peer == peer and one.peer in others):
                 self.relays.avoid(name, now)
+        return news
 
     def left_out(self, peer: str, now: float) -> None:
         """Of a round, or its chunks went to others: a relay of somebody's may have held its bytes back."""
@@ -200,13 +201,15 @@ class Routes(Ways):
 
     # ---- what follows ------------------------------------------------------------------------------------------
 
-    def news_for(self, contact: Contact, offers: RelayOffer | None, now: float) -> RouteNews:
-        return RouteNews(
-            self.told(contact.peer),
-            self.meetings.told(contact.peer, now),
+    def news_for(self, contact: Contact, beat: Beat, now: float) -> RouteNews:
+        meets, said = self.meetings.told(contact.peer, now), section(ReachBeat, beat.sections)
+        told = ReachTick(
             self.meetings.is_to_look(contact.key),
-            self.relays.order_for(contact.peer, offers),
+            meets,
+            self.relays.order_for(contact.peer, said.relay if said is not None else None),
         )
+        sections = (told,) if told != ReachTick() else ()
+        return RouteNews(self.told(contact.peer), tuple(each.peer for each in meets), sections)
 
     def told(self, peer: str) -> tuple[RelayRoute, ...]:
         """Its tickets, and where they are good."""

@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 
 from farflung.coordinator.reach.hole_punching import Pairs
 from farflung.coordinator.roster.ways import PAIR_BYTES, RelayNow, RouteEnd, Together, pair_of
-from farflung.protocol.round_words import Contact, RelayOffer, RelayOrder
+from farflung.protocol.mode_words import RelayOffer, RelayOrder
+from farflung.protocol.round_words import Contact
 from farflung.protocol.signing import verify
 
 # ---- tickets -----------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.round_driver import RoundDriver, in_this_era, newest_held
 from farflung.protocol.errors import AbortCause, UserError
 from farflung.protocol.messages import Beat, GoBack, Order, Reply, Rewind
-from farflung.protocol.round_words import ShelvedList
+from farflung.protocol.mode_words import ShelfBeat, ShelvedList
+from farflung.protocol.round_words import section
 from farflung.protocol.states import Phase
 
 # ---- rollback ----------------------------------------------------------------------------------------------
@@ -54,10 +55,12 @@ class Shelves:
         self._said: dict[str, ShelvedList] = {}  # by peer
 
     def hear(self, peer: str, beat: Beat) -> None:
-        if beat.shelf == self._said.get(peer, ()):
+        said = section(ShelfBeat, beat.sections)
+        shelf = said.shelf if said is not None else ()
+        if shelf == self._said.get(peer, ()):
             return
         self._said.pop(peer, None)  # the last one that said something new is the last one to be forgotten
-        self._said[peer] = beat.shelf
+        self._said[peer] = shelf
         away = [each for each in self._said if each not in self._core.members.alive]
         for each in away[: max(0, len(away) - REMEMBERED_MOST)]:
             del self._said[each]

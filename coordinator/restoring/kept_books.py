@@ -40,9 +40,10 @@ from farflung.coordinator.roster.partial_view import WHOLE_ROSTER
 from farflung.coordinator.run.core import Core
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.limits import FRAGMENTS_MAX, KEPT_BOOKS_BYTES, KEPT_COMMITS
-from farflung.protocol.messages import Beat, Keep
+from farflung.protocol.messages import Beat
+from farflung.protocol.mode_words import Keep, KeptBeat
 from farflung.protocol.model_schema import BOOKS_FRAGMENT, ModelSchema
-from farflung.protocol.round_words import Commit, Count, Hash, PeerName
+from farflung.protocol.round_words import Commit, Count, Hash, PeerName, section
 from farflung.protocol.signing import KeptCommit, SignedHead, name_of_commit
 
 UNPACKED_BYTES_MOST = 8 << 20  # a hundred times what books may have
@@ -412,7 +413,8 @@ class Keepers(CoordinatorMode):
     def on_answered(self, peer: str, beat: Beat) -> None:
         """What comes with each commit, for whom that did not reach.  Who can't check it never says that it has it."""
         kept = self.kept_by(peer)
-        if kept is None or beat.kept == kept.head.number:
+        said = section(KeptBeat, beat.sections)
+        if kept is None or (said is not None and said.number == kept.head.number):
             return
         core, member = self._core, self._core.members.members[peer]
         session, told_at = self._told.get(peer, (b"", 0.0))

@@ -31,15 +31,14 @@ from farflung.protocol.errors import UserError
 from farflung.protocol.limits import KEPT_COMMITS, MAX_PEERS, PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import AskStatus, FromDoor, Knock, Refuse
+from farflung.protocol.mode_words import AskKept, KeptReceipts
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import Commit
 from farflung.protocol.run_terms import Terms
 from farflung.protocol.signed_words import kept_part
 from farflung.protocol.signing import (
     Amendment,
-    AskKept,
     KeptCommit,
-    KeptReceipts,
     SignedHead,
     curve_key_of,
     name_of,

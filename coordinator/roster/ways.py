@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from farflung.protocol.digests import hash_bytes
-from farflung.protocol.messages import Beat
-from farflung.protocol.round_words import Contact, Meet, RelayOffer, RelayOrder, RelayRoute
+from farflung.protocol.messages import Beat, OfTick
+from farflung.protocol.round_words import Contact, RelayRoute
 
 DOORS = ("door", "members")  # the two sockets that see from where connections come
 PAIR_BYTES = 16
@@ -50,9 +50,8 @@ class RouteNews(NamedTuple):
     """What a member is told with a tick."""
 
     routes: tuple[RelayRoute, ...] = ()  # its tickets, and where they are good
-    meets: tuple[Meet, ...] = ()  # whom it is to connect to at one instant
-    look: bool = False  # it is to show from where it is seen
-    relay: RelayOrder | None = None  # for whom the relay that it offers is
+    meets: tuple[str, ...] = ()  # whom it is to connect to at one instant
+    sections: tuple[OfTick, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,20 +106,17 @@ class Ways:
         """One of the two sockets: a connection with this session's key came from there.  True if that is news."""
         return False
 
-    def says(self, key: bytes, peers: tuple[str, ...]) -> bool:
-        """A member, of those whom it met past its router.  True if that is news."""
+    def hears(self, contact: Contact, beat: Beat, now: float) -> bool:
+        """What a member says of its ways.  True if it reaches others than before."""
         return False
-
-    def hears(self, contact: Contact, beat: Beat, now: float) -> None:
-        """What else a member says of its ways."""
 
     def left_out(self, peer: str, now: float) -> None:
         """Of a round, or its chunks went to others."""
 
     # ---- what follows ------------------------------------------------------------------------------------------
 
-    def news_for(self, contact: Contact, offers: RelayOffer | None, now: float) -> RouteNews:
-        """`offers`: the relay that it has by its last beat."""
+    def news_for(self, contact: Contact, beat: Beat, now: float) -> RouteNews:
+        """`beat`: its last one."""
         return RouteNews()
 
     def meets(self, one: str, other: str) -> bool:

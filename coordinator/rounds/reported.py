@@ -30,8 +30,8 @@ from farflung.protocol.digests import (
     split_lengths,
 )
 from farflung.protocol.errors import Excluded, ExclusionCause, Verdict
-from farflung.protocol.messages import DotProducts, ProgressReport, Sent
-from farflung.protocol.round_words import Commit, Decision, Plan
+from farflung.protocol.messages import ProgressReport, Sent
+from farflung.protocol.round_words import Commit, Decision, DotProducts, Plan
 from farflung.protocol.signed_words import SignedList
 
 # ---- gram collection ---------------------------------------------------------------------------------------

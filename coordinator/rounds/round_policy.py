@@ -17,9 +17,9 @@ from farflung.coordinator.rounds.round_rules import Beats, Groups, codecs_for, o
 from farflung.protocol.errors import AbortCause
 from farflung.protocol.limits import MEMBERS_PER_ROUND
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import Beat, ProgressReport, Sent
+from farflung.protocol.messages import Beat, FragmentBeat, OfFragmentTick, ProgressReport, Sent
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.round_words import AheadPlan, Commit, Decision, GroupSums, Plan
+from farflung.protocol.round_words import Commit, Decision, GroupSums, Plan
 
 # ---- steps -------------------------------------------------------------------------------------------------
 # What is due in a round: one of six steps, each with its reason. Pure data.
@@ -111,9 +111,9 @@ class FlatSums:
         return False
 
     @property
-    def may_encode(self) -> int:
-        """The decision whose results may be encoded; 0: none that anybody waits for."""
-        return 0
+    def sections(self) -> tuple[OfFragmentTick, ...]:
+        """What ticks say of them to members of the round."""
+        return ()
 
     @property
     def impossible(self) -> Mapping[str, str]:
@@ -211,10 +211,11 @@ class LineShares:
         """Returns what people are to hear of it."""
         return []
 
-    def told(self, peer: str, known: Callable[[], Mapping[str, int]]) -> tuple[int, AheadPlan | None]:
-        """For a member's tick: by which plan work is sent ahead of rounds, and the plan if it is news to it.  `known`:
-        peer -> the number of the plan that it knows."""
-        return 0, None
+    def sections(
+        self, peer: str, beats: Callable[[], Mapping[str, FragmentBeat]]
+    ) -> tuple[OfFragmentTick, ...]:
+        """What a tick says of them to this member.  `beats`: what each says of the fragment."""
+        return ()
 
     def shared_out(
         self,

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from farflung.coordinator.court.questions import HoldingClaim, HoldingProof, MemberAnswer, shown_value
@@ -40,7 +39,8 @@ from farflung.coordinator.run.membership import Member
 from farflung.protocol.digests import HASH_BYTES, bits, mask_from_bytes
 from farflung.protocol.limits import AMOUNT_MAX
 from farflung.protocol.messages import Committed, FragmentBeat, ProgressReport, Sent
-from farflung.protocol.round_words import CROWD, Commit, Decision, GroupSums
+from farflung.protocol.mode_words import MeshReport
+from farflung.protocol.round_words import CROWD, Commit, Decision, GroupSums, section
 from farflung.protocol.signed_words import (
     Results,
     SignedList,
@@ -454,10 +454,11 @@ class SignedResults:
         decision = flight.merged_by
         if decision is None or report.decision_no != decision.decision_no:
             return report
-        if report.sums:
-            of_group = self._of_group(member, flight, decision, report.sums)
-            if of_group is None or not self._is_proven(member, flight, of_group, report.sums.signature):
-                report = replace(report, sums=UNSET)
+        of_mesh = section(MeshReport, report.sections)
+        if of_mesh is not None and of_mesh.sums is not None:
+            of_group = self._of_group(member, flight, decision, of_mesh.sums)
+            if of_group is None or not self._is_proven(member, flight, of_group, of_mesh.sums.signature):
+                report = replace(report, sections=(replace(of_mesh, sums=None),))
         if not report.merged:
             return report
         codec = flight.rules.gather_codec

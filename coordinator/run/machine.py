@@ -47,7 +47,6 @@ from farflung.protocol.errors import AbortCause, Counters, DepartureCause, UserE
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import (
     AskStatus,
-    Audited,
     Beat,
     FromDoor,
     FromMember,
@@ -65,6 +64,7 @@ from farflung.protocol.messages import (
     StatusReply,
     Welcome,
 )
+from farflung.protocol.mode_words import Audited
 from farflung.protocol.model_schema import first_difference
 from farflung.protocol.process.networks import network_of
 from farflung.protocol.round_words import CROWD, Contact
@@ -563,10 +563,9 @@ class RunMachine:
             return Verdict.MALFORMED
         if any(each.digest and len(each.digest) != HASH_BYTES for each in beat.fragments):
             return Verdict.MALFORMED
-        if self.core.members.ways.says(member.contact.key, beat.punched):
+        if self.core.members.ways.hears(member.contact, beat, self.core.now):
             self.routes.follow()
             self._unsettled.update(each.fragment for each in self.drivers)  # others may own, or begin
-        self.core.members.ways.hears(member.contact, beat, self.core.now)
         refusal = self.tick_builder.on_beat(member, beat)
         if refusal is not None:
             self.core.tell(member, Gone, reason=refusal, final=True)
@@ -633,7 +632,8 @@ class RunMachine:
 def _what_counts(member: Member) -> object:
     """All of a member by which a round may open, or a digest be settled."""
     beat = member.beat
-    said = beat and (beat.fragments, beat.phase == Phase.STUCK, beat.leaving, beat.batch)
+    of_modes = beat and [each for each in beat.sections if each.counts]
+    said = beat and (beat.fragments, beat.phase == Phase.STUCK, beat.leaving, of_modes)
     return (
         said,
         member.alive,

@@ -128,10 +128,6 @@ def has_founded(driver: RoundDriver, founder: Member | None) -> bool:
     return said is not None and said.version == 0 and bool(said.digest and driver.agreement.has_shown(said))
 
 
-def _plans_known(driver: RoundDriver) -> dict[str, int]:
-    return {m.peer: said.ahead for m in driver.holders if (said := driver.beat_of(m)) is not None}
-
-
 class DonorLists:
     """Whom members that lack the newest version may ask for it: who has it, and who fetches it too."""
 
@@ -338,10 +334,10 @@ class TickBuilder:
             elif standing.ready_since is None:
                 standing.ready_since = core.now
         leases, void = self._lease_desk.lease(member, beat)
-        ways = core.members.ways.news_for(member.contact, beat.relay, core.now)
+        ways = core.members.ways.news_for(member.contact, beat, core.now)
         news = self._news_of_members(member, beat, fragments, ways)
         told.advice = self._lease_desk.words.told(member) or self._alike.told(member.peer, member.process)
-        of_modes = {key: said for mode in core.modes for key, said in mode.tell(member.peer, beat).items()}
+        sections = [each for mode in core.modes for each in mode.tell(member.peer, beat)]
         core.tell(
             member,
             Tick,
@@ -356,13 +352,10 @@ class TickBuilder:
             era=core.ledger.era,
             era_because=why_era,
             advice=told.advice,
-            **of_modes,
             ways=ways.routes if news.roster is not None else (),
-            look=ways.look,
-            meets=ways.meets,
-            relay=ways.relay,
             amendments=tuple(core.ledger.amendments[beat.amended : beat.amended + AMENDMENTS_TOLD]),
             beat_s=self._next_beat_s(member),
+            sections=(*sections, *ways.sections),
         )
         for mode in core.modes:
             mode.on_answered(member.peer, beat)
@@ -393,7 +386,7 @@ class TickBuilder:
         if not self._is_by_need():
             return members.roster_for(member, beat.roster_no, now)
         named = [other for tick in ticks for other in (*tick.donors, *tick.fellows)]
-        named += [*(each.peer for each in ways.meets), *(each.peer for each in ways.routes)]
+        named += [*ways.meets, *(each.peer for each in ways.routes)]
         flights = [each.round for each in self._drivers if each.round and each.participants.counts_on(member)]
         known = members.acquaintances
         if not known.has_met(member.peer, (named, [(f.plan.round_no, f.plan.epoch) for f in flights]), now):
@@ -427,7 +420,7 @@ class TickBuilder:
         digests = sorted(driver.book.digests.items())
         newest = digests[-self._told(DIGESTS_TOLD, DIGESTS_LEAST, standing) :]
         said = driver.beat_of(member)
-        ahead_no, ahead = driver.lines.told(member.peer, lambda: _plans_known(driver))
+        sections = driver.lines.sections(member.peer, lambda: _beats_of(driver))
         if said is not None and said.version < 0:  # it may have a checkpoint of one of these
             saved = [each for each in digests if self._core.ledger.is_saved(each[0]) and each not in newest]
             newest = saved[-self._told(SAVED_TOLD, 1, standing) :] + newest
@@ -447,9 +440,7 @@ class TickBuilder:
             nonce=driver.agreement.nonce(said.version) if said is not None else b"",
             refuted=driver.agreement.refuted(member, said) if said is not None else b"",
             fellows=fellows,
-            ahead_no=ahead_no,
-            ahead=ahead,
-            encode_no=flight.sums.may_encode if flight is not None and counted else 0,
+            sections=(*sections, *flight.sums.sections) if flight is not None and counted else sections,
         )
 
     def _proof(self, driver: RoundDriver) -> bytes:
@@ -589,6 +580,10 @@ class TickBuilder:
         self._core.note(f"{member.contact.name} is quarantined: its digest differs from the run's")
         if version > 0:  # a version 0 may be of an earlier beginning of this run, which was nobody's fault
             self._core.strike(member.peer, "its state differs from the run's")
+
+
+def _beats_of(driver: RoundDriver) -> dict[str, FragmentBeat]:
+    return {m.peer: said for m in driver.holders if (said := driver.beat_of(m)) is not None}
 
 
 def _versions(beat: Beat) -> list[int]:

@@ -27,9 +27,10 @@ from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import Beat
+from farflung.protocol.messages import Beat, FragmentBeat
+from farflung.protocol.mode_words import AheadBeat, AheadPlan, AheadTick
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER, AheadPlan
+from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER, section
 
 SLOWER = 4.0  # than the line in the middle, by so many times: it is slow;
 SLOWER_ROUGHLY = 8.0  # by a rate that no round has shown
@@ -217,7 +218,7 @@ class EarlyUploads(LineShares):
         if plan is not None and now - self._drawn_at >= MUTE_S:
             for owner in self._owners_of(plan) & beats.keys():
                 said = beats[owner].of(self._fragment)
-                if said is not None and said.ahead != plan.number:
+                if said is not None and plan_known(said) != plan.number:
                     self._mute[owner] = now + MUTE_FOR_S
         return set(self._mute)
 
@@ -239,20 +240,20 @@ class EarlyUploads(LineShares):
                 codecs[peer] = finer if size <= TIME_MOST_S * beat.up_bytes_per_s else LADDER[-1]
         return codecs
 
-    def told(self, peer: str, known: Callable[[], Mapping[str, int]]) -> tuple[int, AheadPlan | None]:
-        """For a member's tick: (the plan's number, the plan if it is news).  Who sends hears of it when owners have:
+    def sections(self, peer: str, beats: Callable[[], Mapping[str, FragmentBeat]]) -> tuple[AheadTick, ...]:
+        """For a member's tick: the plan's number, and the plan if it is news.  Senders hear of it when owners have:
         what comes from nobody they know they do not keep.  For one that says nothing the others do not wait."""
         plan = self.plan
         if plan is None or peer not in (*plan.senders, *plan.members):
-            return 0, None
-        numbers = known()
+            return ()
+        numbers = {each: plan_known(said) for each, said in beats().items()}
         is_young = self._looked_at - self._drawn_at < ECHO_S
         waits = (
             peer in plan.senders
             and is_young
             and any(numbers.get(owner, plan.number) != plan.number for owner in self._owners_of(plan))
         )
-        return plan.number, None if waits or numbers.get(peer) == plan.number else plan
+        return (AheadTick(plan.number, None if waits or numbers.get(peer) == plan.number else plan),)
 
     # ---- a round opens -----------------------------------------------------------------------------------------
 
@@ -271,6 +272,12 @@ class EarlyUploads(LineShares):
             return super().shared_out(beats, can_own, model, groups, wider)
         codecs = self.codecs_of(fast, model) | {peer: plan.codec_of(peer) for peer in slow}
         return tuple(codecs[peer] for peer in peers), _moved(plan, peers, can_own & fast.keys())
+
+
+def plan_known(said: FragmentBeat) -> int:
+    """The number of the newest one that it knows; 0: of none."""
+    told = section(AheadBeat, said.sections)
+    return told.number if told is not None else 0
 
 
 def _moved(plan: AheadPlan, peers: Sequence[str], can_own: Set[str]) -> tuple[int, ...]:

@@ -66,6 +66,7 @@ from farflung.peer.state.outer_state import OuterState
 from farflung.peer.worker import Inbox, Job, Pool, nothing, shares, usual_threads
 from farflung.protocol.errors import Counters, FarflungError, LeaveCause, Verdict
 from farflung.protocol.frames import Frame, FrameKind, Kind, Payload
+from farflung.protocol.limits import WAYS_MOST
 from farflung.protocol.messages import (
     DOOR_OUT,
     Beat,
@@ -79,6 +80,7 @@ from farflung.protocol.messages import (
     Sent,
     Tick,
 )
+from farflung.protocol.mode_words import ReachBeat
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.process import failpoints
 from farflung.protocol.process.failpoints import hit, is_armed, passing
@@ -334,8 +336,8 @@ class Agent:
         vitals.rx_bytes = max(frames.arrived_bytes, self._link.moved().received_bytes)
         vitals.tx_bytes = frames.sent_bytes
         vitals.up_bytes_per_s, vitals.down_bytes_per_s, vitals.rough = self._line.rates
-        vitals.punched = self._reaching.turn(now)
-        vitals.unmet, vitals.relay = tuple(sorted(self._link.unmet())), self._offering.turn(now)
+        punched, unmet = self._reaching.turn(now), tuple(sorted(self._link.unmet()))
+        vitals.reach = ReachBeat(punched[:WAYS_MOST], self._offering.turn(now), unmet[:WAYS_MOST])
         self._metrics.on_tick(now, machine, self._link)
         self._carry_out(machine.on_timer(now))
         self._waits.turn(machine, self._fetching.share, now)

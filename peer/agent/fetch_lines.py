@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from farflung.peer.agent.waits import WaitCause, fetching
+from farflung.protocol.caps import duration, si
 from farflung.protocol.process.log_lines import LineWriter
-from farflung.protocol.process.units import duration, si
 from farflung.protocol.round_words import Contact
 
 TELL_EVERY_S = 2.0  # what takes less is not worth a line

@@ -36,9 +36,9 @@ from farflung.protocol.frames import (
     with_payload,
 )
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, ROUNDS_KEPT
-from farflung.protocol.messages import AuditChunks, Show, ToMember, What
+from farflung.protocol.messages import Show, ToMember, What
+from farflung.protocol.mode_words import AuditChunks, ChunkVerdict, DrawnChunk
 from farflung.protocol.model_schema import Fragment
-from farflung.protocol.round_words import ChunkVerdict, DrawnChunk
 from farflung.protocol.run_terms import Attached
 
 # ---- kept --------------------------------------------------------------------------------------------------

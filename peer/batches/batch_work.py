@@ -19,7 +19,9 @@ from farflung.peer.machine.effects import Effect, Note, TellTrainer
 from farflung.peer.machine.replicas import Replicas
 from farflung.peer.machine.trainer_proxy import TrainerProxy, TrainerSync
 from farflung.protocol.digests import mask_from_bytes, mask_to_bytes
-from farflung.protocol.messages import BatchBeat, BatchTick, Complaint, Tick
+from farflung.protocol.messages import Tick
+from farflung.protocol.mode_words import BatchBeat, BatchTick, Complaint
+from farflung.protocol.round_words import section
 
 UNIT_SMOOTHED = 0.3  # of the newest microbatch in the mean time of one
 
@@ -226,8 +228,9 @@ class BatchProxy(TrainerProxy):
     def stepping(self) -> bool:
         return self.attached and not self.loading and self.sums.open != 0
 
-    def batch_beat(self) -> BatchBeat:
-        return self.sums.beat(self.attached)
+    @property
+    def sections(self) -> tuple[BatchBeat, ...]:
+        return (self.sums.beat(self.attached),)
 
     def on_told(self, now: float) -> None:
         self.sums.on_told(now)
@@ -282,7 +285,7 @@ class BatchSync(TrainerSync):
         self._sums = training.sums
 
     def on_tick(self, tick: Tick) -> list[Effect]:
-        lost = self._sums.on_tick(tick.batch)
+        lost = self._sums.on_tick(section(BatchTick, tick.sections))
         return [*self.free_slots(), *(self._drop_sums() if lost else []), *super().on_tick(tick)]
 
     def _drop_sums(self) -> list[Effect]:

@@ -35,7 +35,7 @@ from farflung.protocol.errors import Counters, FrameError, Verdict
 from farflung.protocol.frames import Frame, FrameKind, Header, Kind, Payload, Spoiled
 from farflung.protocol.limits import MEMBERS_PER_ROUND
 from farflung.protocol.manifest import PipelineSection
-from farflung.protocol.messages import BatchTick, Complaint, SeatRow
+from farflung.protocol.mode_words import BatchTick, Complaint, SeatRow
 from farflung.protocol.model_schema import ModelSchema
 
 # ---- stage boundaries --------------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ from farflung.peer.footprint import (
     need_of,
     of_peer,
 )
+from farflung.protocol.caps import si
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.outer_numbers import VALUE_BYTES
-from farflung.protocol.process.units import si
 
 VOCAB = 256  # of tiny_gpt.py, which loads torch
 KEPT_PER_BLOCK = 14  # vectors of a token that a block keeps for its backward pass, at least

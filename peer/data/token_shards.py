@@ -34,10 +34,10 @@ from torch.utils.data import Dataset
 from farflung.peer.data.data_files import FILES_MOST, DataFile, DataFiles, NoRoom, Options, SharedCache
 from farflung.peer.data.text_lines import TextPath
 from farflung.peer.settings import default_cache, own_config
+from farflung.protocol.caps import si
 from farflung.protocol.errors import StoreError, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process.host_memory import available_bytes
-from farflung.protocol.process.units import si
 
 # ---- parquet column ----------------------------------------------------------------------------------------
 # One column of token ids in a parquet file, as the bare integers that a row can be found in.

@@ -33,10 +33,10 @@ from farflung.protocol.messages import (
     Knock,
     Message,
     Refuse,
-    StandsBy,
     Tick,
     Welcome,
 )
+from farflung.protocol.mode_words import StandsBy
 from farflung.protocol.process.sockets import (
     CONTROL_CLIENT,
     DOOR_CLIENT,

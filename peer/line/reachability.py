@@ -25,7 +25,8 @@ from farflung.collectives.link.link import Appointment
 from farflung.peer.line.control import Took
 from farflung.peer.line.data_line import DataLine
 from farflung.protocol import messages
-from farflung.protocol.messages import Look, Message, Probe, Tick
+from farflung.protocol.messages import Message, Probe, Tick
+from farflung.protocol.mode_words import Look, Meet, ReachTick, RelayOffer
 from farflung.protocol.process.log_lines import LineWriter
 from farflung.protocol.process.sockets import (
     STRANGER,
@@ -36,7 +37,7 @@ from farflung.protocol.process.sockets import (
     end_abruptly,
     opened,
 )
-from farflung.protocol.round_words import Meet, RelayOffer
+from farflung.protocol.round_words import section
 
 ANSWERS_KEPT = 32
 LOOK_AGAIN_S, LOOKS_MOST = 5.0, 8  # until I am seen
@@ -112,13 +113,14 @@ class Reaching:
         self._clock.on_answer(took)
 
     def on_tick(self, tick: Tick, now: float) -> None:
-        if not tick.look:
+        told = section(ReachTick, tick.sections) or ReachTick()
+        if not told.look:
             self._looks = 0  # I was seen; if I am asked again, my address may be another one
-        if tick.look and self._members_port and now >= self._look_at and self._looks < LOOKS_MOST:
+        if told.look and self._members_port and now >= self._look_at and self._looks < LOOKS_MOST:
             self._looks, self._look_at = self._looks + 1, now + LOOK_AGAIN_S
             self._show_myself(now)
-        if tick.meets:
-            self._line.link.set_appointments(dict(self._appointments(tick.meets)))
+        if told.meets:
+            self._line.link.set_appointments(dict(self._appointments(told.meets)))
 
     def _appointments(self, meets: Iterable[Meet]) -> Iterable[tuple[str, Appointment]]:
         for meet in meets:
@@ -205,7 +207,8 @@ class Offering:
         self._told = ""
 
     def on_tick(self, tick: Tick, run_id: bytes, now: float) -> None:
-        order = tick.relay
+        told = section(ReachTick, tick.sections)
+        order = told.relay if told is not None else None
         if self._relay is None or order is None or order.number == self._number:
             return
         self._number = order.number

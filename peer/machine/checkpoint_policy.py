@@ -35,7 +35,8 @@ from farflung.peer.machine.replicas import Replica
 from farflung.protocol.limits import SHELVED_TOLD
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import FragmentTick, Tick
-from farflung.protocol.round_words import RelayRoute, Shelved, ShelvedList
+from farflung.protocol.mode_words import Shelved, ShelvedList
+from farflung.protocol.round_words import RelayRoute
 from farflung.protocol.run_terms import Known
 from farflung.protocol.signing import curve_key_of, proves, statement_of
 from farflung.protocol.states import Goal

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from farflung.peer.machine.effects import Effect
-from farflung.protocol.round_words import Shelved
+from farflung.protocol.mode_words import Shelved
 
 Held = dict[int, tuple[int, bytes]]  # chunk -> (version, digest of that version or empty)
 

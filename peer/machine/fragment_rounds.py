@@ -20,7 +20,7 @@ from farflung.protocol.digests import mask_from_bytes
 from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, FrameKind, Header, Kind, Payload
 from farflung.protocol.limits import FRAGMENTS_MAX
-from farflung.protocol.messages import FragmentTick
+from farflung.protocol.messages import FragmentTick, OfFragmentBeat
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.round_words import Commit, Plan
 from farflung.protocol.states import Transitions
@@ -41,9 +41,9 @@ class EarlyWork:
     # ---- questions --------------------------------------------------------------------------------------
 
     @property
-    def number(self) -> int:
-        """Of the plan that I know, by which owners get it; 0: none."""
-        return 0
+    def sections(self) -> tuple[OfFragmentBeat, ...]:
+        """What a beat says of it."""
+        return ()
 
     @property
     def is_mine(self) -> bool:
@@ -404,7 +404,7 @@ class FragmentRounds:
                     self.on_aborted(number)
         if (flight := self.flight_of(tick.round_no)) is not None:
             flight.owner.weighing.on_asked(mask_from_bytes(tick.compare))
-            flight.owner.on_may_encode(tick.encode_no)
+            flight.owner.on_sections(tick.sections)
 
     def on_guard(self, dropped_no: int) -> bool:
         """The newest round whose work the guard threw away.  True: it is news, and this peer was in it."""

@@ -37,10 +37,11 @@ from farflung.protocol.messages import (
     ToMember,
     Welcome,
 )
+from farflung.protocol.mode_words import AskKept, KeptReceipts
 from farflung.protocol.round_words import Contact, RelayRoute
 from farflung.protocol.run_terms import Attached, Known, Terms
 from farflung.protocol.signed_words import hello_part
-from farflung.protocol.signing import Amendment, AskKept, KeptReceipts, SignedHead
+from farflung.protocol.signing import Amendment, SignedHead
 
 UNREACHABLE_AFTER_S = 60.0  # a first answer must come within this; a peer that was in once waits for ever
 UNREACHABLE_HINT = (

@@ -19,11 +19,9 @@ from farflung.peer.machine.replicas import Replica, Replicas
 from farflung.peer.machine.trainer_proxy import FragmentWork, TrainerProxy
 from farflung.protocol.digests import bits, mask_of, mask_to_bytes, root_of, split_hashes
 from farflung.protocol.errors import LeaveCause
-from farflung.protocol.limits import PART_BYTES, PARTS_AT_ONCE, WAYS_MOST
+from farflung.protocol.limits import PART_BYTES, PARTS_AT_ONCE
 from farflung.protocol.messages import (
-    Audited,
     Beat,
-    DotProducts,
     FragmentBeat,
     FragmentTick,
     Leave,
@@ -36,14 +34,16 @@ from farflung.protocol.messages import (
     ToMember,
     What,
 )
-from farflung.protocol.round_words import (
-    THE_RESULT,
+from farflung.protocol.mode_words import (
+    Audited,
     ChunkVerdict,
-    GroupSums,
-    Plan,
-    RelayOffer,
+    KeptBeat,
+    MeshReport,
+    ReachBeat,
+    ShelfBeat,
     ShelvedList,
 )
+from farflung.protocol.round_words import THE_RESULT, AnySection, DotProducts, GroupSums, Plan
 from farflung.protocol.run_terms import Known
 from farflung.protocol.signed_words import (
     Results,
@@ -78,9 +78,7 @@ class Vitals:
     stuck: bool = False  # the trainer takes no steps though it could
     saved: int = -1  # newest version of which a checkpoint was written
     shelf: ShelvedList = ()  # what it can bring without anybody's help
-    punched: tuple[str, ...] = ()  # whom it met past both routers
-    unmet: tuple[str, ...] = ()  # whom it can't meet at the relay that it was told
-    relay: RelayOffer | None = None  # that it offers
+    reach: ReachBeat = field(default_factory=ReachBeat)  # by which ways it reaches others, beside dialling
 
 
 @dataclass
@@ -125,7 +123,7 @@ class HeartbeatBuilder:
     @property
     def has_news(self) -> bool:
         """Of ways to others, on which rounds wait."""
-        return self.vitals.punched != self._told_punched
+        return self.vitals.reach.punched != self._told_punched
 
     def begin_round(self, fragment: int) -> None:
         self._said[fragment] = ReportedRound()
@@ -198,9 +196,9 @@ class HeartbeatBuilder:
             signature=b"",
             lengths=progress.lengths,
             got_by=progress.got_by,
-            sums=self._sums(flight, progress) or msgspec.UNSET,
-            sum_dots=_told(progress.sum_dots) or msgspec.UNSET,
-            sum_tags=progress.sum_tags or msgspec.UNSET,
+            sections=_unless_bare(
+                MeshReport(self._sums(flight, progress), _told(progress.sum_dots), progress.sum_tags)
+            ),
         )
         if decision is None or not progress.merged:
             return report
@@ -286,7 +284,9 @@ class HeartbeatBuilder:
         """`amended`: how many amendments are known; `kept`: the number of the newest head that is kept."""
         vitals = self.vitals
         begins_more = not self.leaving or training.stays_for_round
-        self._told_punched = vitals.punched
+        self._told_punched = vitals.reach.punched
+        shelf = (ShelfBeat(vitals.shelf),) if vitals.shelf else ()
+        kept_no = (KeptBeat(kept),) if kept else ()
         return ToCoordinator(
             Beat(
                 session=self.session,
@@ -311,17 +311,12 @@ class HeartbeatBuilder:
                 samples=training.leases.samples,
                 era=self.era,
                 saved=vitals.saved,
-                shelf=vitals.shelf,
                 leaving=self.leaving,
                 data=training.leases.data,
-                batch=training.batch_beat(),
-                punched=vitals.punched[:WAYS_MOST],
                 amended=amended,
-                kept=kept,
-                relay=vitals.relay,
-                unmet=vitals.unmet[:WAYS_MOST],
                 lacks_start=self.lacks_start,
                 forward=training.forward,
+                sections=(*training.sections, *_unless_bare(vitals.reach), *shelf, *kept_no),
             )
         )
 
@@ -399,6 +394,11 @@ def _every_s(flight: MemberRound) -> float:
     return SCATTER_EVERY_S if scatters else GATHER_EVERY_S
 
 
+def _unless_bare(section: AnySection) -> tuple[AnySection, ...]:
+    """What says nothing is left out."""
+    return (section,) if section != type(section)() else ()
+
+
 def _parts(show: Show, raw: bytes) -> list[tuple[int, bytes]]:
     """From where the question begins, so many at once; one that is empty says that there is nothing."""
     if not raw:
@@ -429,7 +429,7 @@ def _fragment_beat(replica: Replica, work: FragmentWork, begins_more: bool) -> F
         need=held.chunks.needs_commits,
         dropped=rounds.dropped_no,
         shown=held.grounds.shown(held.version) if held.whole else b"",
-        ahead=rounds.ahead.number,
+        sections=rounds.ahead.sections,
     )
 
 

@@ -64,15 +64,15 @@ from farflung.protocol.messages import (
     OpenRound,
     Refuse,
     Show,
-    StandsBy,
     Tick,
     ToDoor,
     ToMember,
     Welcome,
 )
+from farflung.protocol.mode_words import AskKept, ReachTick, ServeTick, StandsBy
 from farflung.protocol.model_schema import ModelSchema
+from farflung.protocol.round_words import section
 from farflung.protocol.run_terms import Attached, Known
-from farflung.protocol.signing import AskKept
 from farflung.protocol.states import Goal
 
 
@@ -258,6 +258,12 @@ class MemberMachine:
         return [self.reports.beat(self.joined.part, self.training, *known)]
 
 
+def _looks(tick: Tick | None) -> bool:
+    """Its receiver is to show its port."""
+    told = section(ReachTick, tick.sections) if tick is not None else None
+    return told is not None and told.look
+
+
 class PeerMachine:
     """Three moments: it knocks; it knows the run (`known`); a trainer came, and it has a part in it (`joined`)."""
 
@@ -404,13 +410,15 @@ class PeerMachine:
         if tick.era > member.reports.era:
             joined.training.forward = None
             effects += [*joined.go_back(tick, member.reports), *member.beat()]
-        if tick.look and not (before is not None and before.look):
+        if _looks(tick) and not _looks(before):
             # An instant comes soon, on the coordinator's clock.  The first beat of a session waits until its connection
             # stands, so that its answer tells that clock wrongly: the answer to this one is better, and is here before.
             effects += member.beat()
         # A list, so that every replica hears its word.
-        if tick.serve in set(joined.offer.fits) - set(part.replicas) and not member.leaving.asked:
-            return [*effects, *self._change_stage(tick.serve, joined, now)]
+        serve = section(ServeTick, tick.sections)
+        if serve is not None and not member.leaving.asked:
+            if serve.stage in set(joined.offer.fits) - set(part.replicas):
+                return [*effects, *self._change_stage(serve.stage, joined, now)]
         if any([replica.on_tick(word) for replica, word in part.words(tick.fragments)]):
             effects.append(do.Note("local weights don't match the run's digest; downloading them again"))
         effects += joined.disk.due_saves(tick.era, now)

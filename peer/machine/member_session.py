@@ -47,9 +47,9 @@ from farflung.protocol.errors import Counters
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest import NetSection, StartSection
 from farflung.protocol.messages import Aborted, Committed, Show, Tick, What
+from farflung.protocol.mode_words import KeptReceipts
 from farflung.protocol.round_words import Plan
 from farflung.protocol.run_terms import Attached
-from farflung.protocol.signing import KeptReceipts
 from farflung.protocol.states import Goal
 
 # ---- founding ----------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from farflung.peer.local.words import (
 from farflung.peer.machine.checkpoint_policy import Undoing
 from farflung.peer.machine.effects import Effect, Note, TellTrainer
 from farflung.peer.machine.replicas import Replica, Replicas
-from farflung.protocol.messages import BatchBeat, FragmentTick, Lease, Tick
+from farflung.protocol.messages import FragmentTick, Lease, OfBeat, Tick
 from farflung.protocol.round_words import Forward, Used
 from farflung.protocol.states import Goal
 
@@ -166,9 +166,10 @@ class TrainerProxy:
 
     # ---- what a beat says of it ------------------------------------------------------------------------------
 
-    def batch_beat(self) -> BatchBeat | None:
-        """Of its part in a synchronous batch."""
-        return None
+    @property
+    def sections(self) -> tuple[OfBeat, ...]:
+        """What a beat says of its part in what a mode has it do."""
+        return ()
 
     def on_told(self, now: float) -> None:
         """A beat has said all this."""

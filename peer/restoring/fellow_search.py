@@ -20,18 +20,11 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import Counters, Verdict
 from farflung.protocol.frames import Frame, FrameKind, Header, Trait, with_payload
 from farflung.protocol.limits import KEPT_COMMITS
-from farflung.protocol.messages import Committed, Keep, ToMember, Welcome
+from farflung.protocol.messages import Committed, ToMember, Welcome
+from farflung.protocol.mode_words import AskKept, Keep, KeptReceipts
 from farflung.protocol.round_words import Commit, Contact, RelayRoute
 from farflung.protocol.signed_words import kept_part
-from farflung.protocol.signing import (
-    AskKept,
-    KeptCommit,
-    KeptReceipts,
-    SignedHead,
-    curve_key_of,
-    name_of_commit,
-    proves,
-)
+from farflung.protocol.signing import KeptCommit, SignedHead, curve_key_of, name_of_commit, proves
 
 # ---- kept commits ------------------------------------------------------------------------------------------
 # What a peer keeps for a coordinator that may lose its disk: the newest heads of the run's history, signed.

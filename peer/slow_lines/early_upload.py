@@ -23,8 +23,9 @@ from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, FrameKind, Header, Kind, Payload, Trait, with_payload
 from farflung.protocol.limits import FRAGMENTS_MAX
 from farflung.protocol.messages import FragmentTick
+from farflung.protocol.mode_words import AheadBeat, AheadPlan, AheadTick
 from farflung.protocol.model_schema import Fragment
-from farflung.protocol.round_words import AheadPlan, Plan
+from farflung.protocol.round_words import Plan, section
 from farflung.protocol.run_terms import Attached
 
 # ---- parcels -----------------------------------------------------------------------------------------------
@@ -253,8 +254,9 @@ class EarlyUpload(EarlyWork):
     # ---- the coordinator's word ---------------------------------------------------------------------------------
 
     def on_tick(self, tick: FragmentTick) -> None:
-        plan = tick.ahead
-        if not tick.ahead_no:
+        told = section(AheadTick, tick.sections)
+        plan = told.plan if told is not None else None
+        if told is None:
             self._take(None)
         elif plan is not None and len(plan.owners) == self._fragment.count:
             self._take(plan)
@@ -266,8 +268,8 @@ class EarlyUpload(EarlyWork):
             self._kept.on_plan(plan)
 
     @property
-    def number(self) -> int:
-        return self._sending.plan.number if self._sending.plan is not None else 0
+    def sections(self) -> tuple[AheadBeat, ...]:
+        return (AheadBeat(self._sending.plan.number),) if self._sending.plan is not None else ()
 
     @property
     def is_mine(self) -> bool:

@@ -37,9 +37,9 @@ from farflung.peer.worker import Submit, Worker, nothing
 from farflung.protocol.digests import root_of
 from farflung.protocol.errors import CheckpointError, FarflungError, StoreError
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.mode_words import Shelved
 from farflung.protocol.model_schema import Fragment, ModelSchema
 from farflung.protocol.outer_numbers import ADAMW_PARTS
-from farflung.protocol.round_words import Shelved
 from farflung.protocol.run_terms import Attached, Terms
 
 # ---- capture -----------------------------------------------------------------------------------------------

@@ -50,7 +50,8 @@ from farflung.peer.trainer.effects import LoadAnchor
 from farflung.protocol.digests import bits, mask_from_bytes
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.round_words import Commit
+from farflung.protocol.mode_words import BatchTick
+from farflung.protocol.round_words import Commit, section
 from farflung.simulator.batches.stage_trainer import PassedMicro, VirtualStageTrainer, mark_of, state_mark
 from farflung.simulator.invariants import Contributed, Invariants
 from farflung.simulator.peer import VirtualPeer
@@ -392,7 +393,8 @@ class StageInvariants(BatchInvariants):
         joined = other.member.joined
         flow = crossings.flow if (crossings := crossings_of(joined)) is not None else None
         tick = peer.member.tick
-        doubted = tick is None or tick.batch is None or bool(tick.batch.doubted)
+        batch = section(BatchTick, tick.sections) if tick is not None else None
+        doubted = batch is None or bool(batch.doubted)
         knew = its[:2] == mine[:2] and now - max(mine[3], its[3]) >= TOLD_WITHIN_S
         well = flow is not None and flow.place.seat.number == its[2] and other.machine.doorway.inside
         told = f"{peer.peer} asks {to} for what it holds of who is gone: both know table {mine[0]} for long"

@@ -110,7 +110,6 @@ def test_a_way_that_became_longer_is_no_queue_for_ever() -> None:
 
 def a_beat(seq: int) -> Beat:
     return Beat(
-        batch=None,
         **dict.fromkeys(("step", "tokens", "tx_bytes", "rx_bytes", "roster_no", "want", "samples"), 0),
         **dict.fromkeys(("up_bytes_per_s", "down_bytes_per_s"), 0),
         **{
@@ -136,7 +135,6 @@ def a_tick(answers: int) -> Tick:
         "void": (),
         "advice": "",
         "era_because": "",
-        "batch": None,
     }
     return Tick(session=bytes(16), seq=1, answers=answers, heard_s=700.0, roster_no=0, **nothing)  # type: ignore[arg-type]
 

@@ -17,8 +17,8 @@ import zmq
 from farflung.collectives.link.link import Appointment
 from farflung.collectives.link.peer_connections import ConnectionKind
 from farflung.collectives.link.undialled import LATE_S, RETIRES_S, SHIFTS_S
+from farflung.protocol.mode_words import MEET_EVERY_S, MEET_TRIES
 from farflung.protocol.process.sockets import BULK_CLIENT, Keys, curve_client, curve_raw, curve_server, opened
-from farflung.protocol.round_words import MEET_EVERY_S, MEET_TRIES
 from rig.link_ends import End, frame, until, ways
 from rig.relay_rig import RelayRig
 from rig.waiting import eventually

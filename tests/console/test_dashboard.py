@@ -22,7 +22,7 @@ from farflung.console.screen.health import health, plain_line
 from farflung.console.screen.live import keys_of
 from farflung.console.screen.text import clean, sparkline
 from farflung.console.screen.view import PAGES, SORTS, View
-from farflung.protocol.process.units import si
+from farflung.protocol.caps import si
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SAMPLE: dict[str, Any] = json.loads((DOCS / "sample_status.json").read_text(encoding="utf-8"))

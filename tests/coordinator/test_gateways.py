@@ -14,7 +14,8 @@ from farflung.coordinator.door.gateway import STRIKES
 from farflung.coordinator.door.gateways import Gateways
 from farflung.coordinator.door.listener import ListenOn
 from farflung.protocol import messages
-from farflung.protocol.messages import MEMBER_OUT, Gone, Look, Tick
+from farflung.protocol.messages import MEMBER_OUT, Gone, Tick
+from farflung.protocol.mode_words import Look
 from farflung.protocol.process.sockets import curve_raw
 from rig.served import Caller, Running, ScriptedPeer, beat, member
 from rig.waiting import PATIENCE_S, eventually

@@ -11,7 +11,8 @@ import zmq
 from farflung.coordinator.operator_socket import ask
 from farflung.coordinator.run.effects import Forbid
 from farflung.protocol import messages
-from farflung.protocol.messages import Ban, Look, Tick
+from farflung.protocol.messages import Ban, Tick
+from farflung.protocol.mode_words import Look
 from farflung.protocol.process import networks
 from farflung.protocol.process.networks import LEFT_OPEN_S, LINES_OF_KEY
 from farflung.protocol.process.sockets import curve_raw

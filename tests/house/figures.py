@@ -219,10 +219,12 @@ def _words_of_machines() -> dict[str, int]:
     from farflung.protocol.frames import Kind
     from farflung.protocol.messages import KINDS
 
+    of_modes = "farflung.protocol.mode_words"
+
     effects = [m for m in modules() if m.path.endswith("/effects") and not mode_of(m.path)]
     return {
         "frame kinds of the core": len(Kind),
-        "control messages": len(KINDS),
+        "control messages of the core": sum(each.__module__ != of_modes for each in KINDS.values()),
         "effects of the core": sum(len(list(classes(module))) for module in effects),
         "journal records of the core": len(OF_CORE),
     }

@@ -40,7 +40,7 @@ REACH = (
     ),
     Mutant(
         "why a relay does not listen is a code, whatever its member says",
-        "protocol/round_words.py",
+        "protocol/mode_words.py",
         'return RelayCause.of(self.why_not).told if self.why_not else ""',
         "return self.why_not",
         RELAYS,
@@ -188,7 +188,7 @@ REACH = (
     Mutant(
         "who is asked to show itself asks for the coordinator's clock over the connection that stands",
         "peer/machine/machine.py",
-        "if tick.look and not (before is not None and before.look):",
+        "if _looks(tick) and not _looks(before):",
         "if False:",
         ("tests/coordinator/door/test_looks.py",),
     ),

@@ -66,8 +66,8 @@ SLOW_LINES = (
     Mutant(
         "who sends ahead hears of it when owners have",
         AHEAD_RULES,
-        "return plan.number, None if waits or",
-        "return plan.number, None if",
+        "None if waits or numbers.get(peer)",
+        "None if numbers.get(peer)",
         AHEAD_TESTS,
     ),
     Mutant(

@@ -66,7 +66,6 @@ ROOMS: dict[str, Room] = {
             "coordinator/door/allowance",
             "protocol/process/networks",
             "protocol",
-            "protocol/process/units",
         ),
         pure=True,
     ),
@@ -339,7 +338,6 @@ ROOMS: dict[str, Room] = {
             "collectives/pipeline/seats",
             "peer/footprint",
             "protocol",
-            "protocol/process/units",
         ),
         pure=True,
     ),
@@ -432,7 +430,6 @@ PURE_MODULES = (
     "peer/trainer/machine",
     "protocol/process/networks",
     "protocol/process/mode_folders",
-    "protocol/process/units",
 )
 
 # Rooms of maths, and those that any language could read: besides the standard library only these.

@@ -159,7 +159,7 @@ class Volunteer:
         words = tuple(FragmentTick(each, 0, (), False, (), 0, False, 0) for each in fragments)
         self.carry_out(machine.on_control(Tick(
             session=SESSION, seq=1, answers=1, heard_s=0.0, fragments=words, goal=Goal.FOUND, reason="", roster_no=0,
-            roster=None, leases=None, void=(), era=0, advice="", era_because="", batch=None,
+            roster=None, leases=None, void=(), era=0, advice="", era_because="",
         ), 2.0))  # fmt: skip
         for job in self.jobs:
             self._read(job)

@@ -12,7 +12,8 @@ from farflung.peer.first_contact import DoorAnswers, How, RememberedPlaces, chec
 from farflung.peer.settings import OwnConfig
 from farflung.protocol.errors import Refused, Unreachable
 from farflung.protocol.join_url import Address, JoinUrl
-from farflung.protocol.messages import Message, Refuse, StandsBy
+from farflung.protocol.messages import Message, Refuse
+from farflung.protocol.mode_words import StandsBy
 from farflung.protocol.process.log_lines import Teller
 from farflung.protocol.process.sockets import curve_raw
 from rig.a_door import CHALLENGE, door, nobody

@@ -10,30 +10,56 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from farflung.protocol import limits, messages
 from farflung.protocol import messages as m
 from farflung.protocol.errors import FrameError, Verdict
+from farflung.protocol.mode_words import (
+    AheadBeat,
+    AheadPlan,
+    AheadTick,
+    AskKept,
+    AuditChunks,
+    Audited,
+    BatchBeat,
+    BatchTick,
+    ChunkVerdict,
+    Complaint,
+    DrawnChunk,
+    EncodeTick,
+    Keep,
+    KeptBeat,
+    KeptReceipts,
+    Look,
+    Meet,
+    MeshReport,
+    ReachBeat,
+    ReachTick,
+    RelayOffer,
+    RelayOrder,
+    SeatRow,
+    ServeTick,
+    ShelfBeat,
+    Shelved,
+    StandsBy,
+)
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
 from farflung.protocol.round_words import (
-    AheadPlan,
-    ChunkVerdict,
+    SECTIONS_MOST,
     Commit,
     Contact,
     Decision,
-    DrawnChunk,
+    DotProducts,
     Forward,
     GroupSums,
-    Meet,
     MeshColumn,
     Plan,
-    RelayOffer,
-    RelayOrder,
     RelayRoute,
-    Shelved,
     Used,
+    section,
 )
-from farflung.protocol.signing import Amendment, AskKept, KeptCommit, KeptReceipts, SignedHead
+from farflung.protocol.signing import Amendment, KeptCommit, SignedHead
 
 ALL = frozenset(m.KINDS)
 H1, H2, SESSION = bytes([1]) * 32, bytes([2]) * 32, bytes(range(16))
@@ -44,6 +70,21 @@ COMMIT = Commit(4, 7, ("ann", "bob"), (0.25, 0.75), H1 + H2, "fp32")
 KEPT = KeptCommit(SignedHead(SESSION, H1, 3, H1, H2, 1, 0, (4,), (H1,), H2, bytes(96)), b"books")
 TO = {"session": SESSION, "seq": 9}
 
+DUE = BatchTick(
+    3,
+    0,
+    64,
+    96,
+    16,
+    2,
+    ((0, 4), (8, 12)),
+    False,
+    b"\x01",
+    9,
+    (SeatRow(2, "ann", 1, 0.5, 4, 0),),
+    b"\x04",
+    (6,),
+)
 EXAMPLES: dict[str, m.Message] = {
     "knock": m.Knock(protocol=1, run="demo"),
     "hello": m.Hello(
@@ -75,13 +116,12 @@ EXAMPLES: dict[str, m.Message] = {
         whereabouts=b"signed",
     ),
     "refuse": m.Refuse(code="full", reason="the run is full", retry_after_s=30.0),
-    "stands_by": m.StandsBy(whereabouts=b"signed"),
+    "stands_by": StandsBy(whereabouts=b"signed"),
     "status": m.StatusReply(status=b"{}"),
     "beat": m.Beat(
-        batch=m.BatchBeat(3, 2, 1, b"\x07", b"\x08", True, 0.5, 9, 4, 17, (m.Complaint(5, True),)),
         **TO,
         roster_no=1,
-        fragments=(m.FragmentBeat(0, 3, H1, 7, 1, 0, True, (4,)),),
+        fragments=(m.FragmentBeat(0, 3, H1, 7, 1, 0, True, (4,), sections=(AheadBeat(9),)),),
         phase="scatter",
         step=12,
         tokens=4096,
@@ -99,12 +139,14 @@ EXAMPLES: dict[str, m.Message] = {
         unsure=True,
         leaving=True,
         data=H1[:16],
-        punched=("bob",),
-        relay=RelayOffer(29803, 2_500_000, 3, 1, 0, 7000, 2, ""),
-        unmet=("cyd",),
         lacks_start=True,
-        shelf=(Shelved(4, 0, b"1234"),),
         forward=Forward(4, b"12345678", False, tuple(range(16))),
+        sections=(
+            BatchBeat(3, 2, 1, b"\x07", b"\x08", True, 0.5, 9, 4, 17, (Complaint(5, True),)),
+            ReachBeat(("bob",), RelayOffer(29803, 2_500_000, 3, 1, 0, 7000, 2, ""), ("cyd",)),
+            ShelfBeat((Shelved(4, 0, b"1234"),)),
+            KeptBeat(7),
+        ),
     ),
     "sent": m.Sent(
         seat=2,
@@ -129,44 +171,33 @@ EXAMPLES: dict[str, m.Message] = {
         merged_hashes=H1,
         got=b"\x03",
         got_hash=H2,
-        dots=m.DotProducts(b"\x03", b"\x01", (1.0, 0.5, 2.0)),
+        dots=DotProducts(b"\x03", b"\x01", (1.0, 0.5, 2.0)),
         inputs=H1,
         signature=bytes(64),
         lengths=bytes(8),
         got_by={"ann": H1},
-        sums=GroupSums(b"\1", H1, H2, bytes(64)),
-        sum_tags=bytes(16),
         held_since=4,
-        sum_dots=m.DotProducts(b"\x03", b"\x01", (1.0, 0.5, 2.0)),
+        sections=(
+            MeshReport(
+                GroupSums(b"\1", H1, H2, bytes(64)), DotProducts(b"\x03", b"\x01", (1.0, 0.5, 2.0)), bytes(16)
+            ),
+        ),
     ),
     "shown": m.Shown(**TO, question=3, start=0, total=4, part=b"abcd", signature=bytes(64)),
-    "audited": m.Audited(**TO, round_no=7, chunks=(ChunkVerdict(3, False, ("bob",)),)),
+    "audited": Audited(**TO, round_no=7, chunks=(ChunkVerdict(3, False, ("bob",)),)),
     "leave": m.Leave(**TO, reason="bye"),
-    "look": m.Look(),
+    "look": Look(),
     "tick": m.Tick(
-        batch=m.BatchTick(
-            3,
-            0,
-            64,
-            96,
-            16,
-            2,
-            ((0, 4), (8, 12)),
-            False,
-            b"\x01",
-            9,
-            (m.SeatRow(2, "ann", 1, 0.5, 4, 0),),
-            b"\x04",
-            (6,),
-        ),
         **TO,
         answers=8,
         heard_s=1.5,
         fragments=(
             m.FragmentTick(
                 *(0, 3, ((2, H1), (3, H2)), True, ("bob",), 7, False, 0),
-                ahead_no=9,
-                ahead=AheadPlan(9, ("cyd",), ("int8",), ("ann", "bob"), (0, 1)),
+                sections=(
+                    AheadTick(9, AheadPlan(9, ("cyd",), ("int8",), ("ann", "bob"), (0, 1))),
+                    EncodeTick(2),
+                ),
             ),
         ),
         goal="train",
@@ -175,16 +206,22 @@ EXAMPLES: dict[str, m.Message] = {
         roster=(Contact("ann", "amber-fox", H1, "host:1"),),
         leases=(m.Lease(1, 0, 0, 8, 0), m.Lease.at(2, 0, 8, 16, (9, 8))),
         ways=(RelayRoute("bob", 29802, "AbC_-"), RelayRoute("cyd", 29802, "AbC_-", "192.0.2.7")),
-        relay=RelayOrder(3, 2, H1, (bytes(16),), "nobody answers there"),
         void=(3,),
         era=1,
         advice="use the same data",
         era_because="ann came back",
-        look=True,
-        meets=(Meet("bob", "203.0.113.7:40001", 12.5),),
         amendments=(Amendment(1, 4, 0, b'{"round":{"sync_every":10}}', H1, bytes(96)),),
         roster_since=1,
         roster_gone=("dan",),
+        sections=(
+            DUE,
+            ServeTick(2),
+            ReachTick(
+                True,
+                (Meet("bob", "203.0.113.7:40001", 12.5),),
+                RelayOrder(3, 2, H1, (bytes(16),), "nobody answers there"),
+            ),
+        ),
     ),
     "open": m.OpenRound(**TO, plan=PLAN, amended=1),
     "decided": m.Decided(**TO, decision=DECISION),
@@ -193,7 +230,7 @@ EXAMPLES: dict[str, m.Message] = {
         **TO, question=3, what=m.What.BEFORE, fragment=0, version=4, chunk=1, start=0, round_no=0, peer=""
     ),
     "aborted": m.Aborted(**TO, round_no=7, reason="too late"),
-    "audit": m.AuditChunks(
+    "audit": AuditChunks(
         **TO,
         round_no=7,
         version=3,
@@ -204,7 +241,7 @@ EXAMPLES: dict[str, m.Message] = {
         chunks=(DrawnChunk(2, H1, H2),),
     ),
     "gone": m.Gone(**TO, reason="again please", final=False),
-    "keep": m.Keep(**TO, kept=KEPT),
+    "keep": Keep(**TO, kept=KEPT),
     "ask_kept": AskKept(nonce=H1, below=9),
     "kept": KeptReceipts(
         identity=H1, kept=KEPT, commits=(COMMIT,), model=MODEL, manifest=b"{}", signature=bytes(64)
@@ -256,18 +293,18 @@ FROZEN_FIELDS = {
     "stands_by": "whereabouts",
     "status": "status",
     "beat": "session seq roster_no fragments phase step tokens loss tx_bytes rx_bytes up_bytes_per_s "
-    "down_bytes_per_s have want samples rough era saved unsure leaving data batch punched amended kept relay unmet "
-    "lacks_start shelf forward",
+    "down_bytes_per_s have want samples rough era saved unsure leaving data amended "
+    "lacks_start forward sections",
     "sent": "session seq round_no hashes tokens steps loss used seat counted signature",
     "progress": "session seq round_no decision_no held refused cut_off merged merged_hashes got got_hash "
-    "dots inputs signature lengths got_by sums sum_dots sum_tags held_since",
+    "dots inputs signature lengths got_by held_since sections",
     "audited": "session seq round_no chunks group",
     "audit": "session seq round_no version fragment members weights codecs chunks group of_sums",
     "shown": "session seq question start total part signature",
     "leave": "session seq reason",
     "look": "",
     "tick": "session seq answers heard_s fragments goal reason roster_no roster leases void era advice era_because "
-    "batch serve ways look meets amendments beat_s relay roster_since roster_gone",
+    "ways amendments beat_s roster_since roster_gone sections",
     "open": "session seq plan amended",
     "decided": "session seq decision",
     "committed": "session seq commit nonce amended kept",
@@ -284,19 +321,14 @@ MAY_LACK = {
     ("hello", "helps"),
     ("knock", "helps"),
     ("challenge", "model"),
-    ("tick", "serve"),
     ("tick", "ways"),
     ("tick", "roster_since"),
     ("tick", "roster_gone"),
-    ("tick", "look"),
-    ("tick", "meets"),
-    ("beat", "punched"),
-    ("beat", "relay"),
-    ("beat", "unmet"),
+    ("tick", "sections"),
+    ("beat", "sections"),
+    ("progress", "sections"),
     ("beat", "lacks_start"),
-    ("beat", "shelf"),
     ("beat", "forward"),
-    ("tick", "relay"),
     ("probe", "look"),
     ("probed", "port"),
     ("tick", "amendments"),
@@ -306,21 +338,17 @@ MAY_LACK = {
     ("committed", "amended"),
     ("committed", "kept"),
     ("hello", "kept"),
-    ("beat", "kept"),
     ("kept", "commits"),
     ("kept", "model"),
     ("kept", "manifest"),
     ("kept", "amendments"),
     ("kept", "signature"),
-    ("progress", "sums"),
-    ("progress", "sum_tags"),
     ("audited", "group"),
     ("audit", "group"),
     ("audit", "of_sums"),
-    ("progress", "sum_dots"),
     ("progress", "held_since"),
-    *(("beat", name) for name in ("loss", "have", "want", "unsure", "leaving", "data", "batch")),
-    *(("tick", name) for name in ("roster", "leases", "void", "advice", "era_because", "batch")),
+    *(("beat", name) for name in ("loss", "have", "want", "unsure", "leaving", "data")),
+    *(("tick", name) for name in ("roster", "leases", "void", "advice", "era_because")),
     *(("progress", name) for name in ("refused", "cut_off", "merged", "merged_hashes", "dots", "inputs")),
     *(("progress", name) for name in ("signature", "lengths", "got_by")),
 }
@@ -329,14 +357,23 @@ FROZEN_PARTS = {
     ChunkVerdict: "chunk wrong missing",
     DrawnChunk: "chunk result hashes",
     GroupSums: "chunks hashes inputs signature",
-    m.FragmentBeat: "fragment version digest round_no epoch decision_no ready need dropped shown ahead",
-    m.BatchBeat: "version seat trainer counted unusable want unit_s table_no holds made complains",
-    m.BatchTick: "version epoch start stop count seat granted freeze again table_no table skipped doubted",
-    m.Complaint: "seat damaged",
-    m.SeatRow: "number peer stage share since gone",
-    m.DotProducts: "members chunks products",
+    m.FragmentBeat: "fragment version digest round_no epoch decision_no ready need dropped shown sections",
+    BatchBeat: "version seat trainer counted unusable want unit_s table_no holds made complains",
+    BatchTick: "version epoch start stop count seat granted freeze again table_no table skipped doubted",
+    Complaint: "seat damaged",
+    SeatRow: "number peer stage share since gone",
+    DotProducts: "members chunks products",
     m.FragmentTick: "fragment version digests verified donors round_no sent_seen progress_seen compare dropped "
-    "proof nonce_for nonce refuted fellows ahead_no ahead encode_no",
+    "proof nonce_for nonce refuted fellows sections",
+    ServeTick: "stage",
+    ReachBeat: "punched relay unmet",
+    ReachTick: "look meets relay",
+    ShelfBeat: "shelf",
+    KeptBeat: "number",
+    AheadBeat: "number",
+    AheadTick: "number plan",
+    MeshReport: "sums dots tags",
+    EncodeTick: "decision_no",
     AheadPlan: "number senders codecs members owners",
     Plan: "round_no epoch version members owners codecs fragment kept groups roots column",
     MeshColumn: "group groups peers owners roots",
@@ -379,9 +416,11 @@ def test_a_whole_roster_fits_into_one_message() -> None:
         EXAMPLES["tick"],
         roster=(one,) * limits.ROSTER_MOST,
         ways=(way,) * limits.WAYS_MOST,
-        meets=(Meet("a" * 16, "h" * limits.ADDRESS_CHARS, 1.0),) * limits.MEETS_AT_ONCE,
         amendments=(amendment,) * limits.AMENDMENTS_TOLD,
-        relay=order,
+        sections=(
+            ReachTick(True, (Meet("a" * 16, "h" * limits.ADDRESS_CHARS, 1.0),) * limits.MEETS_AT_ONCE, order),
+            replace(DUE, table=(SeatRow(2, "a" * 16, 1, 0.5, 4, 0),) * limits.SEATS_TOLD),
+        ),
         roster_since=1,
         roster_gone=("a" * 16,) * limits.ROSTER_GONE_MOST,
     )
@@ -413,6 +452,23 @@ def test_every_cut_of_every_kind_is_malformed(kind: str) -> None:
     raw = messages.encode(EXAMPLES[kind])
     assert {verdict_of(raw[:length]) for length in range(len(raw))} == {Verdict.MALFORMED}
     assert verdict_of(raw + b"\0") == Verdict.MALFORMED
+
+
+def test_a_section_that_no_mode_has_or_of_another_message_is_malformed() -> None:
+    body = body_of("beat")
+    of_tick = msgpack.unpackb(msgspec.msgpack.encode(ServeTick(2)))
+    [kept] = [each for each in body["sections"] if each[0] == "kept"]
+    for wrong in (["nobody", 1], [], ["kept"], [*kept, 1], of_tick):
+        assert verdict_of(packed("beat", {**body, "sections": [wrong]})) == Verdict.MALFORMED, wrong
+    many = [kept] * SECTIONS_MOST
+    assert verdict_of(packed("beat", {**body, "sections": many})) == Verdict.ACCEPTED
+    assert verdict_of(packed("beat", {**body, "sections": [*many, kept]})) == Verdict.MALFORMED
+
+
+def test_of_several_sections_of_one_kind_the_first_counts() -> None:
+    several = (ReachBeat(("bob",)), KeptBeat(7), KeptBeat(8))
+    assert section(KeptBeat, several) == KeptBeat(7)
+    assert section(ShelfBeat, several) is None
 
 
 @pytest.mark.parametrize(("kind", "field"), FIELDS)

@@ -44,7 +44,6 @@ def crowd(
         for standing in member.standings.values():
             standing.verified, standing.ready_since = True, 0.0
         member.beat = m.Beat(
-            batch=None,
             session=key[:16],
             seq=1,
             roster_no=0,

@@ -27,10 +27,11 @@ from farflung.coordinator.ledger.records import (
 from farflung.coordinator.restoring.kept_books import kept_commit
 from farflung.peer.restoring.fellow_search import KeptCommits
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import Committed, Keep, Lease
+from farflung.protocol.messages import Committed, Lease
+from farflung.protocol.mode_words import Keep, KeptReceipts
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import Commit, Used
-from farflung.protocol.signing import KeptReceipts, curve_key_of, peer_id_of
+from farflung.protocol.signing import curve_key_of, peer_id_of
 
 RUN_ID = bytes(range(16))
 MANIFEST = Manifest.from_toml('[run]\nname = "lost"\n[round]\nkeep_results = 4\n', "test")

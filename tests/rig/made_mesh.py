@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from farflung.compression.plain_codecs import codec_named
@@ -22,6 +21,7 @@ from farflung.coordinator.run.digest_agreement import SignedResults
 from farflung.peer.identity import Identity
 from farflung.protocol.digests import combined, hash_bytes, mask_of, mask_to_bytes
 from farflung.protocol.messages import ProgressReport, Sent
+from farflung.protocol.mode_words import MeshReport
 from farflung.protocol.round_words import SUM_CODEC, SUM_TAG_BYTES, Commit, Contact, Decision, GroupSums
 from farflung.protocol.signed_words import (
     Results,
@@ -135,8 +135,8 @@ class MadeMesh:
             session=bytes(16), seq=1, round_no=self.round_no, decision_no=1, held={}, refused={}, cut_off=(),
             merged=mask_to_bytes(mask_of(rooted)), merged_hashes=b"".join(hash_bytes(self.results[c]) for c in rooted),
             got=b"", got_hash=combined(()), dots=None, inputs=inputs_of(named) if named else b"", signature=b"",
-            lengths=b"", got_by={}, sums=self.word(peer),
-            sum_tags=b"".join(each[:SUM_TAG_BYTES] for each in named) or UNSET,
+            lengths=b"", got_by={},
+            sections=(MeshReport(self.word(peer), None, b"".join(each[:SUM_TAG_BYTES] for each in named)),),
         )  # fmt: skip
         return self.signed(peer, bare)
 

@@ -131,7 +131,7 @@ class MadePart:
     def tick(self, *words: FragmentTick, goal: Goal = Goal.TRAIN, void: tuple[int, ...] = ()) -> list[Effect]:
         return self.exchange.on_tick(
             Tick(
-                batch=None,
+
                 session=bytes(16), seq=1, answers=1, heard_s=0.0, fragments=words, goal=goal, reason="",
                 roster_no=0, roster=None, leases=None, void=void, era=0, advice="", era_because="",
             )

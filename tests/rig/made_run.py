@@ -36,7 +36,6 @@ NOWHERE = FragmentBeat(
     fragment=0, version=-1, digest=b"", round_no=0, epoch=0, decision_no=0, ready=False, need=()
 )
 BARE_BEAT = Beat(
-    batch=None,
     session=bytes(16), seq=0, roster_no=0, fragments=(NOWHERE,), phase="inner", step=0, tokens=0, loss=None, tx_bytes=0,
     rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0, have=(), want=0, samples=0, rough=False, era=0, saved=-1,
     unsure=False, leaving=False, data=b"",

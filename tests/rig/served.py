@@ -194,7 +194,6 @@ class ScriptedPeer:
 
 def beat(session: bytes, seq: int) -> Beat:
     return Beat(
-        batch=None,
         session=session,
         seq=seq,
         roster_no=0,

@@ -34,22 +34,22 @@ from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import (
     TAG_BYTES,
-    BatchBeat,
     Beat,
     Challenge,
-    DotProducts,
     FragmentBeat,
     FragmentTick,
     Lease,
     Message,
+    OfBeat,
     ProgressReport,
     Refuse,
     Sent,
     Welcome,
 )
+from farflung.protocol.mode_words import KeptBeat
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.process.sockets import curve_raw, curve_text
-from farflung.protocol.round_words import Decision, Plan
+from farflung.protocol.round_words import Decision, DotProducts, Plan
 from farflung.protocol.run_terms import Attached, Known
 from farflung.protocol.signed_words import Results, inputs_of, results_part, sent_part
 
@@ -78,7 +78,7 @@ class TickHead(msgspec.Struct):
     roster_no: int
     roster: msgspec.Raw = msgspec.Raw(NO_ROSTER)
     leases: list[Lease] | None = None
-    batch: msgspec.Raw = msgspec.Raw(NOTHING_PACKED)
+    sections: list[msgspec.Raw] = []
     beat_s: float = 0.0
 
 
@@ -299,7 +299,6 @@ class Sham:
         self.said[self.seq] = now
         self.tell(
             Beat(
-                batch=self.batch(),
                 session=self.session,
                 seq=self.seq,
                 roster_no=self.roster_no,
@@ -321,7 +320,7 @@ class Sham:
                 unsure=False,
                 leaving=False,
                 data=b"",
-                kept=self.kept,
+                sections=self.sections(),
             )
         )
 
@@ -330,9 +329,9 @@ class Sham:
     def offer(self, known: Known) -> Offer:
         return Offer(Attached(known, self.crowd.model), self.address)
 
-    def batch(self) -> BatchBeat | None:
-        """Where it is with a synchronous batch."""
-        return None
+    def sections(self) -> tuple[OfBeat, ...]:
+        """Of modes."""
+        return (KeptBeat(self.kept),)
 
     @property
     def samples(self) -> int:

@@ -22,8 +22,9 @@ from farflung.protocol.errors import UserError
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Order
+from farflung.protocol.mode_words import BatchBeat, BatchTick, ShelfBeat, Shelved
 from farflung.protocol.model_schema import ModelSchema, StageSpec, TensorSpec
-from farflung.protocol.round_words import Decision, Plan, Shelved
+from farflung.protocol.round_words import Decision, Plan, section
 from farflung.protocol.signed_words import Results, hello_part, inputs_of, results_part, sent_part
 from rig.guests import Guest
 from rig.showing import showing
@@ -81,7 +82,11 @@ class Staged:
 
     @property
     def seat(self) -> int:
-        return self.tick.batch.seat if self.tick is not None and self.tick.batch is not None else 0
+        return self.batch.seat if self.batch is not None else 0
+
+    @property
+    def batch(self) -> BatchTick | None:
+        return section(BatchTick, self.tick.sections) if self.tick is not None else None
 
 
 @dataclass
@@ -152,7 +157,10 @@ class StageHall:
             peer.stage, peer.version, peer.digest, peer.round_no, 1 if peer.round_no else 0, peer.decision_no,
             peer.frozen and not peer.round_no, (),
         )  # fmt: skip
-        batch = m.BatchBeat(
+        shelf = tuple(
+            Shelved.of(version, peer.stage, [digest_at(peer.stage, version)]) for version in peer.shelf
+        )
+        batch = BatchBeat(
             peer.version if peer.seat or peer.version >= 0 else -1, peer.seat, peer.trainer,
             mask_to_bytes(mask_of(peer.counted)), b"", peer.version >= 0, 0.5, 0,
         )  # fmt: skip
@@ -161,8 +169,8 @@ class StageHall:
             loss=None, tx_bytes=0, rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0, have=(), want=0,
             samples=100 if peer.stage == 0 else 0, rough=False, era=peer.era, saved=-1,
             unsure=False, leaving=False, data=b"",
-            shelf=tuple(Shelved.of(version, peer.stage, [digest_at(peer.stage, version)]) for version in peer.shelf),
-            fragments=(showing(self.machine.core.ledger, said),), batch=replace(batch, **peer.changes),
+            fragments=(showing(self.machine.core.ledger, said),),
+            sections=(replace(batch, **peer.changes), ShelfBeat(shelf)),
         )  # fmt: skip
 
     def _say(self, peer: Staged, message: m.FromMember) -> None:
@@ -236,8 +244,8 @@ class StageHall:
         """Sources what they are granted, later stages in equal parts."""
         for _ in range(BATCH):
             for name, peer in self.peers.items():
-                if peer.stage == 0 and peer.tick is not None and peer.tick.batch is not None:
-                    peer.counted = {k for a, b in peer.tick.batch.granted for k in range(a, b)}
+                if peer.stage == 0 and peer.batch is not None:
+                    peer.counted = {k for a, b in peer.batch.granted for k in range(a, b)}
                 self.beats(name)
         for stage in range(1, self.stages):
             mine = [peer for peer in self.peers.values() if peer.stage == stage and peer.seat]
@@ -247,8 +255,7 @@ class StageHall:
 
     def freeze(self) -> None:
         for peer in self.peers.values():
-            due = peer.tick.batch if peer.tick is not None else None
-            peer.frozen = due is not None and due.freeze
+            peer.frozen = peer.batch is not None and peer.batch.freeze
         self.beats(*self.peers)
 
     def send(self, *names: str) -> None:
@@ -326,8 +333,9 @@ class StageHall:
 def _hear(peer: Staged, message: m.ToMember) -> None:
     match message:
         case m.Tick():
-            lost = peer.seat and message.batch is not None and message.batch.seat not in (0, peer.seat)
+            before = peer.seat
             peer.tick, peer.era = message, message.era
+            lost = before and peer.batch is not None and peer.batch.seat not in (0, before)
             if lost:
                 peer.counted, peer.frozen = set(), False
         case m.OpenRound(plan=plan):

@@ -28,7 +28,7 @@ from farflung.protocol.digests import mask_from_bytes, mask_to_bytes
 from farflung.protocol.errors import Counters
 from farflung.protocol.frames import Frame, with_payload
 from farflung.protocol.manifest import PipelineSection
-from farflung.protocol.messages import BatchTick, SeatRow
+from farflung.protocol.mode_words import BatchTick, SeatRow
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec
 
 TAG = b"pipeline"

@@ -15,22 +15,25 @@ from typing import Any
 
 import msgspec
 
+from farflung.protocol.messages import OfBeat
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from farflung.peer.machine.handshake import Offer
 from farflung.protocol.digests import hash_bytes, mask_of, mask_to_bytes
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import MICROS_PER_BATCH
-from farflung.protocol.messages import BatchBeat, BatchTick
+from farflung.protocol.mode_words import BatchBeat, BatchTick
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
 from farflung.protocol.run_terms import Attached, Known
-from rig.shams import NOTHING_PACKED, Crowd, Sham, TickHead
+from rig.shams import Crowd, Sham, TickHead
 
 CHUNKS = 3  # of a stage
 APART = 2048  # seats with numbers so far apart count the same microbatches, and never are so many in a stage
 UNIT_S = 0.5
 EPOCH = 1 << 40
 _tick = msgspec.msgpack.Decoder(BatchTick)
+OF_BATCH = msgspec.msgpack.encode("batch")  # its tag
 
 
 def model_of(stages: int) -> ModelSchema:
@@ -61,19 +64,21 @@ class StagedSham(Sham):
     def samples(self) -> int:
         return EPOCH if self.fragment == 0 else 0
 
-    def batch(self) -> BatchBeat:
+    def sections(self) -> tuple[OfBeat, ...]:
         of_seat = self.counted if self.seat else b""
-        return BatchBeat(
+        batch = BatchBeat(
             max(self.version, -1), self.seat, 0, of_seat, b"", self.version >= 0, UNIT_S, self.table_no, 0, 0
         )  # fmt: skip
+        return (batch, *super().sections())
 
     def _on_tick(self, tick: TickHead, now: float) -> None:
         super()._on_tick(tick, now)
         crowd = self.crowd
-        if bytes(tick.batch) == NOTHING_PACKED or not isinstance(crowd, StagedCrowd):
+        found = [each for each in tick.sections if OF_BATCH in bytes(each)[:10]]
+        if not found or not isinstance(crowd, StagedCrowd):
             return
-        due = _tick.decode(tick.batch)
-        crowd.longest_tick = max(crowd.longest_tick, len(bytes(tick.batch)))
+        due = _tick.decode(found[0])
+        crowd.longest_tick = max(crowd.longest_tick, len(bytes(found[0])))
         if due.table is not None:
             crowd.tables += 1
             self.table_no = due.table_no

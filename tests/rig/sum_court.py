@@ -15,9 +15,10 @@ from farflung.coordinator.run.membership import Member
 from farflung.protocol.errors import Verdict
 from farflung.protocol.limits import PART_BYTES
 from farflung.protocol.manifest import Manifest, MergeSection
-from farflung.protocol.messages import AuditChunks, Audited, Show, Shown
+from farflung.protocol.messages import Show, Shown
+from farflung.protocol.mode_words import AuditChunks, Audited, ChunkVerdict
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.round_words import THE_RESULT, ChunkVerdict, Contact
+from farflung.protocol.round_words import THE_RESULT, Contact
 from farflung.protocol.states import PeerEvent
 from rig.made_mesh import MadeMesh
 from rig.made_run import MadeRun

@@ -68,7 +68,7 @@ class Hall:
         beat = m.Beat(
             session=guest.session, seq=guest.seq, roster_no=roster_no, fragments=(where,), phase="inner", step=0,
             tokens=0, loss=None, tx_bytes=0, rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0, have=(), want=0,
-            samples=0, rough=False, era=0, saved=-1, unsure=False, leaving=False, data=b"", batch=None,
+            samples=0, rough=False, era=0, saved=-1, unsure=False, leaving=False, data=b"",
             lacks_start=lacks_start, forward=forward,
         )  # fmt: skip
         return self.says(guest, beat)

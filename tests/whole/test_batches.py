@@ -14,7 +14,9 @@ from farflung.coordinator.batches.batches import Batches
 from farflung.peer.batches.batch_work import BatchWork
 from farflung.peer.local.words import LoadState
 from farflung.peer.pipeline.machines.summing_machine import BatchMachine, DropSums, SumsEffect
-from farflung.protocol.messages import BatchTick, Beat, FromMember
+from farflung.protocol.messages import Beat, FromMember
+from farflung.protocol.mode_words import BatchBeat, BatchTick
+from farflung.protocol.round_words import section
 from farflung.simulator.cut_lines import ask_to_leave
 from farflung.simulator.invariants import Broken
 from farflung.simulator.world import Scenario, SimulationReport, World
@@ -89,9 +91,10 @@ class SaysThatItWorks(World):
     made = 0
 
     def _say(self, peer: str, message: FromMember, key: bytes) -> None:
-        if peer == self.last.peer and isinstance(message, Beat) and message.batch is not None:
+        if peer == self.last.peer and isinstance(message, Beat) and message.sections:
             self.made += 1
-            message = replace(message, batch=replace(message.batch, counted=b"", **self.words()))
+            lie = replace(section(BatchBeat, message.sections), counted=b"", **self.words())
+            message = replace(message, sections=(lie,))
         super()._say(peer, message, key)
 
     def words(self) -> dict[str, float]:

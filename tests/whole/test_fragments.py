@@ -556,7 +556,7 @@ def test_with_the_most_fragments_and_the_largest_roster_a_tick_still_fits() -> N
     )
     member = next(iter(hall.machine.core.members.members.values()))
     beat = m.Beat(
-        batch=None,
+
         session=member.session, seq=1, roster_no=0, fragments=numbered([where] * most), phase="inner", step=1 << 40,
         tokens=limits.TOKENS_MAX, loss=2.5, tx_bytes=1 << 61, rx_bytes=1 << 61,
         up_bytes_per_s=1 << 40, down_bytes_per_s=1 << 40,

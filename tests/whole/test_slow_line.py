@@ -59,7 +59,7 @@ class KeepsItOut(World):
     def _say(self, peer: str, message: FromMember, key: bytes) -> None:
         if peer == self.last.peer and isinstance(message, Beat):
             if self.lie == "knows no plan":
-                told = tuple(structs.replace(each, ahead=0) for each in message.fragments)
+                told = tuple(structs.replace(each, sections=()) for each in message.fragments)
                 message = structs.replace(message, fragments=told)
             elif self.lie == "comes and goes":
                 message = structs.replace(message, leaving=bool(self.now // 3 % 2))

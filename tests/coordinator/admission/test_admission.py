@@ -125,7 +125,7 @@ class House:
         bare = m.FragmentBeat(0, version, digest, 0, 0, 0, ready, ())
         where = showing(self.machine.core.ledger, bare)
         beat = m.Beat(
-            batch=None,
+
             session=guest.session, seq=guest.seq, roster_no=0, fragments=(where,), phase="inner", step=0, tokens=0,
             loss=None, tx_bytes=0, rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0, have=(), want=0, samples=0,
             rough=False, era=0, saved=-1, unsure=False, leaving=False, data=b"",

@@ -15,8 +15,8 @@ from farflung.coordinator.ledger.records import FoundCheating, Struck
 from farflung.protocol.errors import Verdict
 from farflung.protocol.limits import PART_BYTES
 from farflung.protocol.manifest import MergeSection
-from farflung.protocol.messages import AuditChunks, What
-from farflung.protocol.round_words import ChunkVerdict
+from farflung.protocol.messages import What
+from farflung.protocol.mode_words import AuditChunks, ChunkVerdict
 from farflung.protocol.states import OF_DEPARTURE
 from rig.made_sums import RUN_ID, MadeSums
 from rig.sum_court import SumCourt

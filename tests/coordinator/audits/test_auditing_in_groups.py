@@ -6,8 +6,9 @@ import pytest
 
 from farflung.coordinator.ledger.records import FoundCheating, Struck
 from farflung.protocol.errors import Verdict
-from farflung.protocol.messages import AuditChunks, What
-from farflung.protocol.round_words import THE_RESULT, ChunkVerdict
+from farflung.protocol.messages import What
+from farflung.protocol.mode_words import AuditChunks, ChunkVerdict
+from farflung.protocol.round_words import THE_RESULT
 from farflung.protocol.states import OF_DEPARTURE
 from rig.made_mesh import MadeMesh
 from rig.made_sums import RUN_ID

@@ -13,7 +13,8 @@ from farflung.coordinator.ledger.records import DataFixed
 from farflung.coordinator.rounds.round_policy import SeatShare
 from farflung.protocol.digests import mask_of, mask_to_bytes
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import BatchBeat, BatchTick, FragmentBeat, Sent
+from farflung.protocol.messages import FragmentBeat, Sent
+from farflung.protocol.mode_words import BatchBeat, BatchTick
 from rig.batch_desk import Desk, Worker
 from rig.made_run import BARE_BEAT
 
@@ -66,7 +67,7 @@ class Hall:
             counted=mask_to_bytes(mask_of(counted)),
         )
         said = replace(said, **changes)
-        worker.beat = replace(BARE_BEAT, fragments=(at(0, ready),), batch=said)
+        worker.beat = replace(BARE_BEAT, fragments=(at(0, ready),), sections=(said,))
         return self.batches.on_beat(worker, worker.beat)
 
     def granted(self, peer: str) -> list[int]:

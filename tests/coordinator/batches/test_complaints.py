@@ -15,7 +15,7 @@ from farflung.coordinator.batches.seat_choice import (
     Complaints,
     GivesUp,
 )
-from farflung.protocol.messages import Complaint
+from farflung.protocol.mode_words import Complaint
 
 SOON, LATE = SETTLED_BEATS, SETTLED_BEATS + HEAR_OTHERS_S
 

@@ -28,7 +28,8 @@ from farflung.coordinator.batches.rebalancing import ARRIVES_WITHIN_S, PAYS_WITH
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import DataFixed
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import BatchBeat, FragmentBeat
+from farflung.protocol.messages import FragmentBeat
+from farflung.protocol.mode_words import BatchBeat
 from farflung.protocol.model_schema import ModelSchema, StageSpec
 from rig.batch_desk import Desk, Worker
 from rig.made_run import BARE_BEAT
@@ -92,7 +93,7 @@ class Hall:
             at = FragmentBeat(worker.stage, version, bytes(32), 0, 0, 0, False, ())
             line, rough = self.line
             beat = replace(BARE_BEAT, up_bytes_per_s=line, down_bytes_per_s=line, rough=rough)
-            worker.beat = replace(beat, fragments=(at,), batch=said)
+            worker.beat = replace(beat, fragments=(at,), sections=(said,))
             self.batches.on_beat(worker, worker.beat)
 
     def turn(self) -> None:

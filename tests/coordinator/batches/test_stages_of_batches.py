@@ -23,7 +23,8 @@ from farflung.coordinator.ledger.records import DataFixed
 from farflung.protocol.digests import mask_of, mask_to_bytes
 from farflung.protocol.limits import SEATS_TOLD
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import BatchBeat, BatchTick, Complaint, FragmentBeat
+from farflung.protocol.messages import FragmentBeat
+from farflung.protocol.mode_words import BatchBeat, BatchTick, Complaint
 from rig.batch_desk import Desk, Worker
 from rig.made_run import BARE_BEAT
 
@@ -76,7 +77,7 @@ class Hall:
             0, seat.number if seat is not None else 0, 0, mask_to_bytes(mask_of(counted)), b"", True, 1.0
         )
         at = FragmentBeat(worker.stage, 0, bytes(32), 0, 0, 0, ready, ())
-        worker.beat = replace(BARE_BEAT, fragments=(at,), batch=replace(said, **changes))
+        worker.beat = replace(BARE_BEAT, fragments=(at,), sections=(replace(said, **changes),))
         return self.batches.on_beat(worker, worker.beat)
 
     def granted(self, peer: str) -> list[int]:

@@ -40,19 +40,23 @@ from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Beat, Challenge, FragmentTick, Probe, Tick, Welcome
+from farflung.protocol.mode_words import Meet, ReachTick
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.process.child import Channel, pair
 from farflung.protocol.process.sockets import curve_raw
-from farflung.protocol.round_words import Meet
 from rig.in_thread import InThread
 from rig.waiting import eventually
 
 LOOK = messages.encode(Probe(padding=b"", want=0, address="", key=b"", look=True))
 TICK = Tick(
     session=bytes(16), seq=1, answers=1, heard_s=1.0, goal="wait", reason="", roster_no=1, roster=None, leases=None,
-    void=(), era=0, advice="", era_because="", batch=None, look=True,
+    void=(), era=0, advice="", era_because="", sections=(ReachTick(look=True),),
     fragments=(FragmentTick(0, 0, (), False, (), 0, False, 0),),
 )  # fmt: skip
+
+
+def meeting_at(at_s: float) -> Tick:
+    return replace(TICK, sections=(ReachTick(meets=(Meet("bob", "9.9.9.9:4000", at_s),)),))
 
 
 @pytest.fixture
@@ -179,7 +183,7 @@ def test_who_is_not_seen_stops_showing_itself_and_who_was_seen_does_so_whenever_
         reaching.on_tick(TICK, float(second))
     assert len(shown) == LOOKS_MOST, "the coordinator can't see it"
     for again in range(3):
-        reaching.on_tick(replace(TICK, look=False), 300.0 + 100 * again)
+        reaching.on_tick(replace(TICK, sections=()), 300.0 + 100 * again)
         reaching.on_tick(TICK, 310.0 + 100 * again)
     assert shown[LOOKS_MOST:] == [310.0, 410.0, 510.0]
 
@@ -189,7 +193,7 @@ def test_an_instant_is_kept_as_it_was_first_understood() -> None:
     link = SimpleNamespace(set_appointments=told.append, punched=frozenset)
     line = SimpleNamespace(coordinator="127.0.0.1", link=link)
     reaching = Reaching(zmq.Context.instance(), bytes(32), zmq.curve_keypair(), line)  # type: ignore[arg-type]
-    tick = replace(TICK, look=False, meets=(Meet("bob", "9.9.9.9:4000", 50.0),))
+    tick = meeting_at(50.0)
     reaching.on_tick(tick, 0.0)
     assert told == [{}], "nothing is known of that clock"
     reaching.on_answer(Took(0.2, 40.1))  # said at 0, heard there at 40.1: its clock is 40 ahead
@@ -199,7 +203,7 @@ def test_an_instant_is_kept_as_it_was_first_understood() -> None:
     reaching.on_answer(Took(0.02, 40.02))
     reaching.on_tick(tick, 0.0)
     assert told[-1]["bob"] == first, "or every tick would name other instants"
-    reaching.on_tick(replace(tick, meets=(Meet("bob", "9.9.9.9:4000", 60.0),)), 0.0)
+    reaching.on_tick(meeting_at(60.0), 0.0)
     assert told[-1]["bob"].at == pytest.approx(60.0 - 40.01)
 
 
@@ -255,7 +259,7 @@ def test_whoever_is_to_show_itself_knows_the_coordinators_clock_before_an_instan
         effects = machine.on_control(tick, now)
     assert not beats_in(effects), "asked again, it says nothing more"
     assert clock.here(AHEAD_S + 1.0) == pytest.approx(1.0)
-    machine.on_control(replace(TICK, seq=3, look=False), now)
+    machine.on_control(replace(TICK, seq=3, sections=()), now)
     assert beats_in(machine.on_control(replace(TICK, seq=4), now)), (
         "its address is doubted: another instant comes"
     )

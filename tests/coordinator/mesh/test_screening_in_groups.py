@@ -13,8 +13,7 @@ from farflung.coordinator.rounds.reported import ComparingMembers
 from farflung.coordinator.rounds.round_rules import Groups
 from farflung.coordinator.rounds.weights import Compared, OwnerShare, captured, screened_in_groups
 from farflung.protocol.digests import mask_to_bytes
-from farflung.protocol.messages import DotProducts
-from farflung.protocol.round_words import Decision, Plan
+from farflung.protocol.round_words import Decision, DotProducts, Plan
 
 SIZE, GROUPS, OF_GROUP = 1200, 5, 6
 OWNERS = 4

@@ -10,9 +10,15 @@ from msgspec.structs import replace
 from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.rounds.round_policy import OwnersMoved, RoundCommitted
 from farflung.protocol.digests import hash_bytes, mask_to_bytes
+from farflung.protocol.messages import ProgressReport
+from farflung.protocol.round_words import GroupSums
 from rig.made_mesh import MadeMesh, MeshStand
 
 CHUNK = 1
+
+
+def with_sums(said: ProgressReport, sums: GroupSums) -> ProgressReport:
+    return replace(said, sections=(replace(said.sections[0], sums=sums),))
 
 
 def owners(stand: MeshStand) -> tuple[str, list[str]]:
@@ -47,17 +53,17 @@ def test_a_sum_that_another_signed_or_nobody_does_not_count() -> None:
         foreign = stand.made.word(root).signature
         stand.hears(root, stand.made.report(root))
         said = stand.made.report(other)
-        stand.hears(other, replace(said, sums=forge(said.sums, foreign)))
-        assert CHUNK not in stand.flight.gather.merged and stand.flight.reports[other].sums is not said.sums
+        stand.hears(other, with_sums(said, forge(said.sections[0].sums, foreign)))
+        assert (
+            CHUNK not in stand.flight.gather.merged and stand.flight.reports[other].sections[0].sums is None
+        )
 
 
 def test_a_sum_of_other_contributions_than_were_signed_does_not_count() -> None:
     stand = MeshStand(MadeMesh())
     root, [other] = owners(stand)
     stand.hears(root, stand.made.report(root))
-    stand.hears(
-        other, replace(stand.made.report(other), sums=stand.made.word(other, inputs=hash_bytes(b"x")))
-    )
+    stand.hears(other, with_sums(stand.made.report(other), stand.made.word(other, inputs=hash_bytes(b"x"))))
     assert CHUNK not in stand.flight.gather.merged
 
 
@@ -66,7 +72,7 @@ def test_nobody_signs_for_the_sums_of_another_groups_chunk() -> None:
     root, [other] = owners(stand)
     foreign = next(peer for peer in stand.made.members if peer not in (root, other))
     stand.hears(root, stand.made.report(root))
-    stand.hears(foreign, replace(stand.made.report(foreign), sums=stand.made.word(other)))
+    stand.hears(foreign, with_sums(stand.made.report(foreign), stand.made.word(other)))
     assert CHUNK not in stand.flight.gather.merged
 
 
@@ -84,7 +90,12 @@ def test_a_root_that_names_too_few_sums_says_nothing() -> None:
     root, [other] = owners(stand)
     stand.hears(other, stand.made.report(other))
     said = stand.made.report(root)
-    stand.hears(root, stand.made.signed(root, replace(said, sum_tags=said.sum_tags[:8])))
+    stand.hears(
+        root,
+        stand.made.signed(
+            root, replace(said, sections=(replace(said.sections[0], tags=said.sections[0].tags[:8]),))
+        ),
+    )
     assert CHUNK not in stand.flight.gather.merged and not stand.flight.sums.at_odds
 
 
@@ -146,8 +157,9 @@ def test_who_is_no_root_puts_nobody_at_odds() -> None:
     root, [other, third] = owners(stand)
     for peer in (root, third):
         stand.hears(peer, stand.made.report(peer))
-    false = {"merged": mask_to_bytes(1 << CHUNK), "merged_hashes": bytes(32), "sum_tags": bytes(24)}
-    said = replace(stand.made.report(other), **false)  # type: ignore[arg-type]
+    true = stand.made.report(other)
+    sections = (replace(true.sections[0], tags=bytes(24)),)
+    said = replace(true, merged=mask_to_bytes(1 << CHUNK), merged_hashes=bytes(32), sections=sections)
     stand.hears(other, stand.made.signed(other, said))
     assert not stand.flight.sums.at_odds and stand.flight.gather.makers[CHUNK].peer == root
 

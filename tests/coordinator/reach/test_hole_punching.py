@@ -23,7 +23,8 @@ from farflung.coordinator.reach.hole_punching import (
 )
 from farflung.coordinator.roster.ways import DOORS, pair_of
 from farflung.protocol.limits import MEETS_AT_ONCE
-from farflung.protocol.round_words import MEET_EVERY_S, MEET_TRIES, Contact
+from farflung.protocol.mode_words import MEET_EVERY_S, MEET_TRIES
+from farflung.protocol.round_words import Contact
 
 EASY, HARD = "easy", "hard"
 # Until a pair has a way at all, whatever happens: looks, and the first tries.

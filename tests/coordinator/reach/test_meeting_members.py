@@ -11,7 +11,8 @@ from farflung.coordinator.run.effects import Effect, Tell
 from farflung.coordinator.run.status import build_status, member_status
 from farflung.protocol import messages as m
 from farflung.protocol.errors import Counters
-from farflung.protocol.round_words import Meet
+from farflung.protocol.mode_words import Meet, ReachBeat, ReachTick
+from farflung.protocol.round_words import section
 from rig.guests import Guest
 from rig.relayed_hall import RELAY, hall_with, pairs_in
 from rig.undialled_hall import Hall
@@ -37,9 +38,13 @@ def show(hall: Hall, guest: Guest, endpoint: str, now: float = 0.0) -> list[Effe
     return [each for door in DOORS for each in hall.machine.on_look(guest.key, door, endpoint, now)]
 
 
+def reach_of(tick: m.Tick) -> ReachTick:
+    return section(ReachTick, tick.sections) or ReachTick()
+
+
 def meets_in(effects: list[Effect], guest: Guest) -> list[Meet]:
     ticks = [each.message for each in effects if isinstance(each, Tell) and each.peer == guest.peer]
-    return [meet for tick in ticks if isinstance(tick, m.Tick) for meet in tick.meets]
+    return [meet for tick in ticks if isinstance(tick, m.Tick) for meet in reach_of(tick).meets]
 
 
 def says(hall: Hall, guest: Guest, *punched: str, now: float = 0.0) -> list[Effect]:
@@ -47,17 +52,17 @@ def says(hall: Hall, guest: Guest, *punched: str, now: float = 0.0) -> list[Effe
     assert beat is not None
     guest.seq += 1
     return hall.machine.on_member(
-        guest.key, replace(beat, session=guest.session, seq=guest.seq, punched=punched), now
+        guest.key, replace(beat, session=guest.session, seq=guest.seq, sections=(ReachBeat(punched),)), now
     )
 
 
 def test_whoever_nobody_can_dial_is_asked_to_show_itself_until_it_was_seen() -> None:
     ann = Guest(1)
     hall = meeting_hall(ann)
-    assert hall.beat(ann).look
+    assert reach_of(hall.beat(ann)).look
     show(hall, ann, ENDPOINTS[1])
-    assert not hall.beat(ann).look
-    assert not hall_with(ann).beat(ann).look, "where nobody can tell ports, nobody is asked"
+    assert not reach_of(hall.beat(ann)).look
+    assert not reach_of(hall_with(ann).beat(ann)).look, "where nobody can tell ports, nobody is asked"
 
 
 def test_who_may_be_dialled_is_not_asked_and_who_calls_from_elsewhere_is_at_once() -> None:
@@ -80,7 +85,7 @@ def test_two_that_were_seen_hear_of_each_other_at_once_and_the_relay_waits() -> 
     effects = show(hall, bob, ENDPOINTS[2])
     [mine], [theirs] = meets_in(effects, ann), meets_in(effects, bob)
     assert (mine.peer, mine.endpoint) == (bob.peer, ENDPOINTS[2]) and mine.at_s == theirs.at_s
-    assert hall.beat(ann).meets == (mine,), "said again with every tick"
+    assert reach_of(hall.beat(ann)).meets == (mine,), "said again with every tick"
     assert not any(pairs_in(effects)) and hall.beat(ann).ways == ()
     effects = hall.machine.on_timer(mine.at_s + HOLD_S)
     assert len(pairs_in(effects)[0]) == 1, "in vain: they meet at the relay"
@@ -134,5 +139,5 @@ def test_a_look_with_a_key_that_is_nobodys_changes_nothing() -> None:
     ann = Guest(1)
     hall = meeting_hall(ann)
     assert show(hall, Guest(7), "9.9.9.9:40000") == []
-    assert hall.beat(ann).look
+    assert reach_of(hall.beat(ann)).look
     assert hall.machine.on_timer(2 * LOOKS_S) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -23,7 +24,9 @@ from farflung.coordinator.reach.relays import (
 )
 from farflung.coordinator.roster.ways import MemberPlace, RelayNow, Trial
 from farflung.protocol.errors import RelayCause
-from farflung.protocol.round_words import Contact, RelayOffer, RelayOrder, RelayRoute
+from farflung.protocol.mode_words import ReachBeat, RelayOffer, RelayOrder
+from farflung.protocol.round_words import Contact, RelayRoute
+from rig.made_run import BARE_BEAT
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 PUBLIC = KEY.public_key().public_bytes_raw()
@@ -45,14 +48,6 @@ class Somebody:
 def somebody(number: int, address: str = "") -> Somebody:
     contact = Contact(f"peer-{number}", f"name-{number}", number.to_bytes(32, "big"), address)
     return Somebody(contact, number, MemberPlace())
-
-
-@dataclass(frozen=True)
-class Said:
-    """What of a beat matters here."""
-
-    relay: RelayOffer | None = None
-    unmet: tuple[str, ...] = ()
 
 
 class Scene:
@@ -82,7 +77,9 @@ class Scene:
         return host
 
     def beat(self, who: Somebody, relay: RelayOffer | None = None, unmet: tuple[str, ...] = ()) -> None:
-        self.ways.hears(who.contact, Said(relay, unmet), self.now)  # type: ignore[arg-type]
+        self.ways.hears(
+            who.contact, msgspec.structs.replace(BARE_BEAT, sections=(ReachBeat((), relay, unmet),)), self.now
+        )
 
     def order_of(self, host: Somebody) -> RelayOrder:
         order = self.ways.relays.order_for(host.contact.peer, RelayOffer(0, 0, 0))

@@ -15,7 +15,7 @@ from farflung.coordinator.recovery.recovery import Rollback, RollbackOrders
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import CheckpointSection, Manifest, RoundSection, RunSection
 from farflung.protocol.messages import GoBack, Reply, Rewind
-from farflung.protocol.round_words import Shelved
+from farflung.protocol.mode_words import ShelfBeat, Shelved
 from rig.made_run import MadeRun, digest_of, holding, peer_of
 
 
@@ -49,7 +49,9 @@ class Hosted(MadeRun):
             Shelved.of(version, 0, [digest_of(version, each) for each in range(len(self.drivers))])
             for version in saved
         )
-        beat = self.says(member, fragments=holding(*versions), shelf=shelf, era=self.core.ledger.era)
+        beat = self.says(
+            member, fragments=holding(*versions), sections=(ShelfBeat(shelf),), era=self.core.ledger.era
+        )
         self.rollback.shelves.hear(member.peer, beat)
         self.effects()
 

@@ -11,7 +11,8 @@ from farflung.coordinator.roster.partial_view import WHOLE_ROSTER
 from farflung.coordinator.run.effects import Tell
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.membership import Member
-from farflung.protocol.messages import Keep, Tick
+from farflung.protocol.messages import Tick
+from farflung.protocol.mode_words import Keep, KeptBeat
 from farflung.protocol.round_words import Commit
 from rig.crowd import crowd
 
@@ -34,7 +35,9 @@ def keepers_of(machine: RunMachine) -> Keepers:
 def told(machine: RunMachine, member: Member, now: float, kept: int = 0) -> list[object]:
     """After a beat in which it says that it keeps this step."""
     assert member.beat is not None
-    beat = msgspec.structs.replace(member.beat, session=member.session, seq=member.heard.seq + 1, kept=kept)
+    beat = msgspec.structs.replace(
+        member.beat, session=member.session, seq=member.heard.seq + 1, sections=(KeptBeat(kept),)
+    )
     effects = machine.on_member(member.contact.key, beat, now)
     return [each.message for each in effects if isinstance(each, Tell) and each.peer == member.peer]
 

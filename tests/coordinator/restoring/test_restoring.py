@@ -23,10 +23,11 @@ from farflung.coordinator.restoring.restoration import (
 from farflung.coordinator.run.core import Core
 from farflung.peer.restoring.fellow_search import KeptCommits
 from farflung.protocol.limits import KEPT_BOOKS_BYTES, PROTOCOL_VERSION
-from farflung.protocol.messages import AskStatus, Keep, Knock, Lease, Refuse
+from farflung.protocol.messages import AskStatus, Knock, Lease, Refuse
+from farflung.protocol.mode_words import AskKept, Keep, KeptReceipts
 from farflung.protocol.run_terms import Terms, encoded
 from farflung.protocol.signed_words import kept_part
-from farflung.protocol.signing import Amendment, AskKept, KeptCommit, KeptReceipts, curve_key_of
+from farflung.protocol.signing import Amendment, KeptCommit, curve_key_of
 from rig.amended import signed
 from rig.lost_run import ANN, BOB, HOST, MANIFEST, MODEL, RUN_ID, Host, host_at, keeper, key_of, public_of
 

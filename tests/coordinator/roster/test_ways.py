@@ -17,6 +17,7 @@ from farflung.protocol.errors import Counters, UserError
 from farflung.protocol.manifest import Manifest, NetSection
 from farflung.protocol.round_words import Contact
 from rig.guests import Guest
+from rig.made_run import BARE_BEAT
 from rig.undialled_hall import Hall
 
 
@@ -39,7 +40,7 @@ def test_whoever_can_be_dialled_is_reached_and_nobody_else() -> None:
     assert ways.owners(among, 1.0) == {"ann"} and ways.owners(among, 9.0) == {"ann", "cyd"}
     assert ways.wider(among, {"ann"}, 1.0) == [] and ways.share_bytes_per_s(among, {"ann"}) is None
     assert not ways.meets("ann", "bob") and not ways.is_punched("ann", "bob")
-    assert ways.news_for(far.contact, None, 1.0) == RouteNews((), (), False, None)
+    assert ways.news_for(far.contact, BARE_BEAT, 1.0) == RouteNews((), (), ())
     assert [ways.way_of(each) for each in (near, far)] == ["dialled", "none"]
     assert ways.why_this_way(near) == ""
 
@@ -62,7 +63,7 @@ def test_where_the_mode_was_taken_out_two_come_in_and_nobody_is_sent_to_another(
         assert isinstance(welcome, m.Welcome)
         guest.session, guest.seq = welcome.session, 0
     tick = hall.beat(ann)
-    assert (tick.ways, tick.meets, tick.look, tick.relay) == ((), (), False, None)
+    assert (tick.ways, tick.sections) == ((), ())
     assert tick.roster is not None and {each.peer for each in tick.roster} == {ann.peer, bob.peer}
     effects = hall.machine.on_timer(5.0) + hall.machine.on_look(ann.key, "door", "9.1.1.1:40001", 5.0)
     assert not [each for each in effects if isinstance(each, RelayPairs | TryRelay)]

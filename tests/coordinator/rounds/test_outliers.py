@@ -33,8 +33,7 @@ from farflung.coordinator.rounds.weights import (
 )
 from farflung.protocol.digests import mask_to_bytes
 from farflung.protocol.frames import Payload
-from farflung.protocol.messages import DotProducts
-from farflung.protocol.round_words import Plan
+from farflung.protocol.round_words import DotProducts, Plan
 from farflung.simulator.bad_peers import forged
 from farflung.simulator.scenario import Scenario
 from farflung.simulator.world import World

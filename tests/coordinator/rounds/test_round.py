@@ -36,8 +36,8 @@ from farflung.protocol.digests import (
     mask_to_bytes,
 )
 from farflung.protocol.errors import AbortCause, Excluded, ExclusionCause, Verdict
-from farflung.protocol.messages import DotProducts, ProgressReport, Sent
-from farflung.protocol.round_words import Decision, Plan
+from farflung.protocol.messages import ProgressReport, Sent
+from farflung.protocol.round_words import Decision, DotProducts, Plan
 
 ANN, BOB, CYD = "ann", "bob", "cyd"
 ALL = (ANN, BOB, CYD)

@@ -33,7 +33,7 @@ from farflung.protocol.errors import Verdict
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import CheckpointSection, Manifest, RunSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.round_words import Used
+from farflung.protocol.round_words import DotProducts, Used
 from farflung.protocol.signed_words import hello_part, sent_part
 from farflung.protocol.signing import statement_of
 from farflung.protocol.states import Phase
@@ -117,7 +117,7 @@ def beat_of(guest: Guest, **changes: object) -> m.Beat:
         "session": guest.session, "seq": guest.seq, "roster_no": 0, "fragments": (WHERE,), "phase": "inner", "step": 0,
         "tokens": 0, "loss": None, "tx_bytes": 0, "rx_bytes": 0, "up_bytes_per_s": 0, "down_bytes_per_s": 0,
         "have": (), "want": 0, "samples": 0, "rough": False, "era": 0, "saved": -1,
-        "unsure": False, "leaving": False, "data": b"", "batch": None,
+        "unsure": False, "leaving": False, "data": b"",
     }  # fmt: skip
     here = {name: changes.pop(name) for name in WHERE.__struct_fields__ if name in changes}
     if here:
@@ -525,7 +525,7 @@ words_of_members = st.one_of(
             st.sampled_from([Guest(1).peer, "?"]), st.sampled_from([GENESIS, WRONG]), max_size=2
         ),
         "inputs": st.sampled_from([b"", GENESIS]), "signature": st.just(b""),
-        "dots": st.none() | st.builds(m.DotProducts, masks, masks, st.lists(st.floats(), max_size=3).map(tuple))}),
+        "dots": st.none() | st.builds(DotProducts, masks, masks, st.lists(st.floats(), max_size=3).map(tuple))}),
 )  # fmt: skip
 
 

@@ -141,7 +141,7 @@ class Peer:
     def beats(self) -> Message:
         self._seq += 1
         beat = Beat(
-            batch=None,
+
             session=self.session, seq=self._seq, roster_no=0, fragments=(FragmentBeat(0, -1, b"", 0, 0, 0, False, ()),),
             phase="inner", step=0, tokens=0, loss=None, tx_bytes=0, rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0,
             have=(), want=0, samples=0, rough=False, era=0, saved=-1, unsure=False, leaving=False, data=b"",

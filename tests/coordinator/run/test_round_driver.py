@@ -96,7 +96,7 @@ class Stage:
         said = showing(self.core.ledger, bare)
         member = self.member(name)
         member.beat = Beat(
-            batch=None,
+
             session=member.session, seq=1, roster_no=0, fragments=(said,), phase="inner", step=0, tokens=0,
             loss=None, tx_bytes=0, rx_bytes=0, up_bytes_per_s=0, down_bytes_per_s=0, have=(), want=0, samples=0,
             rough=False, era=0, saved=-1, unsure=False, leaving=False, data=b"",

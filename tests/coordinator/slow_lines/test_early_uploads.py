@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace as replace_rules
 
 import pytest
@@ -22,8 +23,9 @@ from farflung.coordinator.slow_lines.slow_lines import (
 )
 from farflung.protocol.manifest import Manifest, RoundSection, RunSection
 from farflung.protocol.messages import Beat, FragmentBeat, Sent
+from farflung.protocol.mode_words import AheadBeat, AheadPlan, AheadTick
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
-from farflung.protocol.round_words import AheadPlan, Plan
+from farflung.protocol.round_words import Plan
 
 MBIT = 125_000  # bytes per second
 MB = 1_000_000
@@ -37,7 +39,7 @@ def beat(up: float = 200, down: float = 200, rough: bool = False) -> Beat:
         session=bytes(16), seq=1, roster_no=0, fragments=(FragmentBeat(0, 0, b"", 0, 0, 0, False, ()),),
         phase="inner", step=0, tokens=0, loss=None, tx_bytes=0, rx_bytes=0, up_bytes_per_s=round(up * MBIT),
         down_bytes_per_s=round(down * MBIT), have=(), want=0, samples=0, rough=rough, era=0, saved=-1,
-        unsure=False, leaving=False, data=b"", batch=None,
+        unsure=False, leaving=False, data=b"",
     )  # fmt: skip
 
 
@@ -211,10 +213,18 @@ def test_who_comes_or_comes_and_goes_moves_nothing_but_its_own_until_what_was_on
     assert "fay" in watch.plan.members, "nor is it for ever that something is on its way"
 
 
+def knows(said: FragmentBeat, number: int) -> FragmentBeat:
+    return replace(said, sections=(AheadBeat(number),))
+
+
+def all_know(known: Mapping[str, int]) -> dict[str, FragmentBeat]:
+    return {peer: knows(beat().fragments[0], number) for peer, number in known.items()}
+
+
 def echoing(number: int, *mute: str) -> dict[str, Beat]:
     """All but these know the plan of this number."""
     return {
-        peer: each if peer in mute else replace(each, fragments=(replace(each.fragments[0], ahead=number),))
+        peer: each if peer in mute else replace(each, fragments=(knows(each.fragments[0], number),))
         for peer, each in lines().items()
     }
 
@@ -225,9 +235,9 @@ def test_who_says_nothing_of_the_plan_keeps_it_from_nobody_and_owns_nothing_of_w
     first = watch.plan
     known = dict.fromkeys((*FIVE, SLOW), first.number) | {"bob": 0, SLOW: 0}
     while watch.now < LOOK_EVERY_S + ECHO_S:
-        assert watch.ahead.told(SLOW, lambda: known) == (first.number, None)
+        assert watch.ahead.sections(SLOW, lambda: all_know(known)) == (AheadTick(first.number),)
         watch.looks(echoing(first.number, "bob"))
-    assert watch.ahead.told(SLOW, lambda: known) == (first.number, first)
+    assert watch.ahead.sections(SLOW, lambda: all_know(known)) == (AheadTick(first.number, first),)
     while watch.now < LOOK_EVERY_S + MUTE_S:
         assert watch.plan == first
         watch.looks(echoing(first.number, "bob"))
@@ -267,19 +277,19 @@ def test_who_sends_hears_of_the_plan_when_owners_have() -> None:
     watch.looks(lines())
     known = dict.fromkeys((*FIVE, SLOW), 0)
     number = watch.plan.number
-    assert watch.ahead.told("ann", lambda: known) == (number, watch.plan)
-    assert watch.ahead.told(SLOW, lambda: known) == (number, None)
+    assert watch.ahead.sections("ann", lambda: all_know(known)) == (AheadTick(number, watch.plan),)
+    assert watch.ahead.sections(SLOW, lambda: all_know(known)) == (AheadTick(number),)
     known |= dict.fromkeys(FIVE, number)
-    assert watch.ahead.told("ann", lambda: known) == (number, None)
-    assert watch.ahead.told(SLOW, lambda: known) == (number, watch.plan)
-    assert watch.ahead.told("stranger", lambda: known) == (0, None)
+    assert watch.ahead.sections("ann", lambda: all_know(known)) == (AheadTick(number),)
+    assert watch.ahead.sections(SLOW, lambda: all_know(known)) == (AheadTick(number, watch.plan),)
+    assert watch.ahead.sections("stranger", lambda: all_know(known)) == ()
 
 
 def test_a_line_that_is_fast_again_takes_part_as_all_others_do() -> None:
     watch = Watch()
     watch.looks(lines())
     assert watch.looks(lines(200, 200)) == [f"{SLOW} does not send its work ahead of the rounds any more"]
-    assert watch.ahead.plan is None and watch.ahead.told(SLOW, dict) == (0, None)
+    assert watch.ahead.plan is None and watch.ahead.sections(SLOW, dict) == ()
 
 
 def test_contributions_that_are_short_are_not_worth_it() -> None:

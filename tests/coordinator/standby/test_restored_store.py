@@ -26,7 +26,7 @@ from farflung.protocol.errors import Counters, Deposed, UserError
 from farflung.protocol.join_url import Address, JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.messages import Knock, Refuse
-from farflung.protocol.signing import AskKept
+from farflung.protocol.mode_words import AskKept
 from rig.etcd_cluster import EtcdCluster, needs_etcd
 from rig.lost_run import MANIFEST, RUN_ID, Host, keeper, key_of
 from rig.ports import free_ports

@@ -23,8 +23,9 @@ from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Kind
 from farflung.protocol.limits import ROUNDS_KEPT
-from farflung.protocol.messages import AuditChunks, Audited, Show, What
-from farflung.protocol.round_words import THE_RESULT, ChunkVerdict, DrawnChunk
+from farflung.protocol.messages import Show, What
+from farflung.protocol.mode_words import AuditChunks, Audited, ChunkVerdict, DrawnChunk
+from farflung.protocol.round_words import THE_RESULT
 from rig.made_part import TAG, UNUSABLE, MadePart, commit_of, frame_of
 
 ROUND, CHUNK = 5, 1  # of fragment 0; also its number in the model

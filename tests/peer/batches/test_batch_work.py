@@ -6,7 +6,7 @@ from farflung.peer.batches.batch_work import BatchWork
 from farflung.peer.local.words import FreezeSums, Frozen, Grants, MicrobatchCounted, Unusable
 from farflung.peer.machine.effects import TellTrainer
 from farflung.protocol.digests import mask_from_bytes, mask_of, mask_to_bytes
-from farflung.protocol.messages import BatchTick
+from farflung.protocol.mode_words import BatchTick
 
 DUE = BatchTick(3, 0, 0, 16, 8, 5, ((0, 2),), False)
 

@@ -26,6 +26,7 @@ from farflung.protocol.errors import LeaveCause
 from farflung.protocol.limits import PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Beat, Challenge, FragmentTick, Gone, Hello, Leave, Tick, Welcome
+from farflung.protocol.mode_words import ServeTick
 from farflung.protocol.model_schema import BorderTensor, ModelSchema, StageSpec, TensorSpec
 from farflung.protocol.process.exit_codes import MISMATCH, for_refusal
 from farflung.protocol.states import Goal
@@ -178,7 +179,8 @@ def tick(stage: int, serve: int, seq: int = 1) -> Tick:
     at = FragmentTick(stage, 0, (), False, (), 0, False, 0)
     return Tick(
         session=SESSION, seq=seq, answers=1, heard_s=0.0, fragments=(at,), goal=Goal.WAIT, reason="", roster_no=0,
-        roster=None, leases=None, void=(), era=0, advice="", era_because="", batch=None, serve=serve,
+        roster=None, leases=None, void=(), era=0, advice="", era_because="",
+        sections=(ServeTick(serve),) if serve >= 0 else (),
     )  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from farflung.protocol import messages
 from farflung.protocol.errors import Counters
 from farflung.protocol.join_url import Address, JoinUrl
 from farflung.protocol.limits import PROTOCOL_VERSION
-from farflung.protocol.messages import AskStatus, Challenge, Hello, Knock, Message, Refuse, StandsBy
+from farflung.protocol.messages import AskStatus, Challenge, Hello, Knock, Message, Refuse
+from farflung.protocol.mode_words import StandsBy
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.process.sockets import curve_raw, curve_server
 from rig.waiting import Patience

@@ -16,7 +16,8 @@ from farflung.peer.line.reachability import Offering, RelayTerms
 from farflung.peer.settings import OwnConfig, own_config
 from farflung.protocol.errors import RelayCause, UserError
 from farflung.protocol.messages import Tick
-from farflung.protocol.round_words import RelayOffer, RelayOrder, RelayRoute
+from farflung.protocol.mode_words import ReachTick, RelayOffer, RelayOrder
+from farflung.protocol.round_words import RelayRoute
 from rig.relay_rig import JOINED, RUN, RelayRig
 from rig.waiting import eventually
 
@@ -44,7 +45,7 @@ class Here:
 def tick(order: RelayOrder | None, heard_s: float = 1000.0) -> Tick:
     return Tick(
         session=b"s" * 16, seq=1, answers=1, heard_s=heard_s, fragments=(), goal="", reason="", roster_no=0,
-        roster=None, leases=None, void=(), era=0, advice="", era_because="", batch=None, relay=order,
+        roster=None, leases=None, void=(), era=0, advice="", era_because="", sections=(ReachTick(relay=order),),
     )  # fmt: skip
 
 

@@ -24,7 +24,6 @@ TICK = Tick(
     era=0,
     advice="",
     era_because="",
-    batch=None,
 )
 PLAN = Plan(3, 1, 0, ("ann", "bob"), (0,), ("int8", "int8"))
 

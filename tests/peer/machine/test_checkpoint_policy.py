@@ -172,7 +172,7 @@ def tick_of(*donors: tuple[str, ...], goal: Goal = Goal.WAIT) -> Tick:
         for number, those in enumerate(donors)
     )
     return Tick(
-        batch=None,
+
         session=bytes(16), seq=1, answers=1, heard_s=0.0, fragments=words, goal=goal, reason="",
         roster_no=0, roster=None, leases=None, void=(), era=0, advice="", era_because="",
     )  # fmt: skip

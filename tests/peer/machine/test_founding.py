@@ -29,7 +29,7 @@ def tick(goal: Goal, digest: bytes = b"", version: int = 0) -> Tick:
     known = ((0, digest),) if digest else ()
     word = FragmentTick(0, version, known, False, (), 0, False, 0)
     return Tick(
-        batch=None,
+
         session=bytes(16), seq=1, answers=1, heard_s=0.0, fragments=(word,), goal=goal, reason="",
         roster_no=0, roster=None, leases=None, void=(), era=0, advice="", era_because="",
     )  # fmt: skip

@@ -11,8 +11,8 @@ from farflung.peer.machine.effects import Undo
 from farflung.peer.machine.held_fragment import Empty, Hashing, ReplicaState
 from farflung.peer.machine.replicas import Replica
 from farflung.protocol.limits import SHELVED_TOLD
+from farflung.protocol.mode_words import Shelved
 from farflung.protocol.model_schema import fragments_of
-from farflung.protocol.round_words import Shelved
 
 
 def digest(version: int) -> bytes:

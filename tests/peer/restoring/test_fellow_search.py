@@ -28,7 +28,8 @@ from farflung.peer.restoring.fellow_search import (
 from farflung.protocol.errors import Counters
 from farflung.protocol.frames import Frame, Header, Kind, with_payload
 from farflung.protocol.join_url import Address, Whereabouts
-from farflung.protocol.messages import FragmentTick, Knock, StandsBy, Tick, Welcome
+from farflung.protocol.messages import FragmentTick, Knock, Tick, Welcome
+from farflung.protocol.mode_words import StandsBy
 from farflung.protocol.round_words import Contact
 from farflung.protocol.signing import curve_key_of
 
@@ -205,7 +206,7 @@ def tick(number: int, *peers: str, since: int = 0, gone: tuple[str, ...] = ()) -
     return Tick(
         session=bytes(16), seq=1, answers=1, heard_s=0.0, fragments=(FragmentTick(0, 0, (), True, (), 0, False, 0),),
         goal="train", reason="", roster_no=number, roster=tuple(Contact(p, p, bytes(32), "") for p in peers),
-        leases=None, void=(), era=0, advice="", era_because="", batch=None, roster_since=since, roster_gone=gone,
+        leases=None, void=(), era=0, advice="", era_because="", roster_since=since, roster_gone=gone,
     )  # fmt: skip
 
 

@@ -15,8 +15,9 @@ from farflung.peer.slow_lines.early_upload import EarlyKind, EarlyUpload
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Frame, Header, Kind
 from farflung.protocol.messages import FragmentTick
+from farflung.protocol.mode_words import AheadBeat, AheadPlan, AheadTick
 from farflung.protocol.model_schema import Fragment
-from farflung.protocol.round_words import AheadPlan, Commit, Plan
+from farflung.protocol.round_words import Commit, Plan
 
 TAG = bytes(8)
 AHEAD = AheadPlan(5, ("zoe",), ("int4",), ("ann", "bob"), (0, 1))
@@ -29,7 +30,7 @@ BYTES = {0: b"zero", 1: b"one!"}
 
 def tick(version: int = 0, round_no: int = 0, plan: AheadPlan | None = AHEAD, **more: object) -> FragmentTick:
     plain = {"digests": (), "donors": (), "sent_seen": False, "progress_seen": 0, "verified": True}
-    told = {"ahead_no": plan.number, "ahead": plan} if plan is not None else {}
+    told = {"sections": (AheadTick(plan.number, plan),)} if plan is not None else {}
     return FragmentTick(fragment=0, version=version, round_no=round_no, **{**plain, **told, **more})  # type: ignore[arg-type]
 
 
@@ -180,8 +181,8 @@ def test_a_plan_in_another_codec_is_served_as_by_anybody() -> None:
 
 def test_a_plan_that_is_only_named_is_the_one_that_is_known() -> None:
     zoe = ready_zoe()
-    zoe.replica.on_tick(tick(plan=None, ahead_no=77))
-    assert zoe.is_ready() and zoe.replica.rounds.ahead.number == 5
+    zoe.replica.on_tick(tick(plan=None, sections=(AheadTick(77),)))
+    assert zoe.is_ready() and zoe.replica.rounds.ahead.sections == (AheadBeat(5),)
 
 
 def test_going_back_drops_it() -> None:

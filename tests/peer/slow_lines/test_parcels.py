@@ -17,8 +17,9 @@ from farflung.peer.slow_lines.early_upload import (
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Header, Kind
+from farflung.protocol.mode_words import AheadPlan
 from farflung.protocol.model_schema import Fragment
-from farflung.protocol.round_words import AheadPlan, Plan
+from farflung.protocol.round_words import Plan
 
 TAG = bytes(8)
 FRAGMENT = Fragment(1, 10, 4)  # its chunks are 10 to 13
