@@ -421,7 +421,7 @@ class Hall:
             "phase": "inner", "step": 0,
             "tokens": 0, "loss": None, "tx_bytes": 0, "rx_bytes": 0,
             "up_bytes_per_s": 0, "down_bytes_per_s": 0, "have": (), "want": 0, "samples": 0, "rough": False,
-            "era": 0, "saved": -1, "unsure": False, "leaving": False, "data": b"", "batch": None,
+            "era": 0, "saved": -1, "unsure": False, "leaving": False, "data": b"",
         }  # fmt: skip
         beat = m.Beat(**{**plain, **changes})  # type: ignore[arg-type]
         shown = tuple(showing(self.machine.core.ledger, said) for said in beat.fragments)
