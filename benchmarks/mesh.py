@@ -33,6 +33,7 @@ from typing import ParamSpec
 
 import torch
 
+from farflung.collectives.mesh.mesh_round import MeshKind
 from farflung.collectives.round.effects import SendFrame
 from farflung.coordinator.ledger.records import AbortedRound, CommittedRound, Opened, Record
 from farflung.coordinator.run.effects import Effect
@@ -55,7 +56,12 @@ PLANS = (
     (1000, 200, 10),
     (1000, 1000, 10),
 )
-BULK = {Kind.CONTRIBUTION: "int8", Kind.RESULT: "int8", Kind.LOGGED: "int8", Kind.SUM: SUM_CODEC}
+BULK: dict[FrameKind, str] = {
+    Kind.CONTRIBUTION: "int8",
+    Kind.RESULT: "int8",
+    Kind.LOGGED: "int8",
+    MeshKind.SUM: SUM_CODEC,
+}
 TOLD_S = 5.0  # later everybody has heard of a commit and shown its new version
 STEPS = 4  # of the simulator's runs, between rounds
 P = ParamSpec("P")

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from farflung.checkpoints.checked_chunks import CheckedChunks
 from farflung.checkpoints.swarm import Swarm
 from farflung.collectives.round.effects import DataEffect, SendFrame
-from farflung.protocol.frames import WANT_FOR, Frame, FrameKind, Header, Kind
+from farflung.protocol.frames import Frame, FrameKind, Header, Kind
 from farflung.protocol.model_schema import Fragment
 
 # ---- sources -----------------------------------------------------------------------------------------------
@@ -458,9 +458,10 @@ class Fetcher:
 
     def on_spoiled(self, sender: str, header: Header) -> None:
         """An answer of a donor arrived damaged: somebody else is asked, and this one for less and less."""
-        kind = WANT_FOR[header.kind]
         self.strike(sender)
-        self.refused_by(sender, (kind, 0 if kind == Kind.WANT_STATE else header.version, header.chunk))
+        if (kind := header.kind.question) is not None:
+            version = 0 if kind == Kind.WANT_STATE else header.version
+            self.refused_by(sender, (kind, version, header.chunk))
 
     def strike(self, donor: str) -> None:
         if self.sources.strike(donor):

@@ -35,9 +35,11 @@ class Trait(Flag):
     BARE = auto()  # a header alone
     ANSWER = auto()  # drawn by the other side's question: of such frames only so many wait
     CROSSING = auto()  # somebody computes nothing until it is there: it leaves before what is large
+    OF_ROUND = auto()  # a part of a round, which may overtake what explains it; if bare, a question for one
 
 
 NO_TRAITS = Trait(0)
+ASKS = "WANT_"
 
 
 class FrameKind(IntEnum):
@@ -47,13 +49,32 @@ class FrameKind(IntEnum):
     traits: Trait
     bare: bool
     crossing: bool
+    of_round: bool
 
     def __new__(cls, number: int, traits: Trait = NO_TRAITS) -> Self:
         kind = int.__new__(cls, number)
         kind._value_ = number
         kind.traits = traits
         kind.bare, kind.crossing = Trait.BARE in traits, Trait.CROSSING in traits
+        kind.of_round = Trait.OF_ROUND in traits
         return kind
+
+    @property
+    def overtakes(self) -> bool:
+        """It may come before what explains it."""
+        return self.of_round and not self.bare
+
+    @property
+    def question(self) -> FrameKind | None:
+        """That asks for such a frame, which its name says."""
+        return type(self).__members__.get(f"{ASKS}{self.name}")
+
+    @property
+    def answer(self) -> FrameKind | None:
+        """Of a question: what it asks for."""
+        return (
+            type(self).__members__.get(self.name.removeprefix(ASKS)) if self.name.startswith(ASKS) else None
+        )
 
 
 Kinds = Mapping[int, FrameKind]  # that are known, by number
@@ -62,8 +83,8 @@ Kinds = Mapping[int, FrameKind]  # that are known, by number
 class Kind(FrameKind):
     """Those of the core."""
 
-    CONTRIBUTION = 1  # member -> owner: one chunk of an encoded pseudo-gradient
-    RESULT = 2  # owner -> members: one merged chunk of the round in flight
+    CONTRIBUTION = 1, Trait.OF_ROUND  # member -> owner: one chunk of an encoded pseudo-gradient
+    RESULT = 2, Trait.OF_ROUND  # owner -> members: one merged chunk of the round in flight
     LOGGED = 3, Trait.ANSWER  # anyone -> anyone: a committed result, out of the result log
     MANIFEST = 4, Trait.ANSWER  # donor -> joiner: the chunk hashes of the donor's version
     STATE = 5, Trait.ANSWER  # donor -> joiner: one chunk of outer state (parameters, then momentum)
@@ -72,8 +93,8 @@ class Kind(FrameKind):
     PONG = 8, Trait.BARE | Trait.ANSWER
     # donor -> joiner: "a round goes first; what you asked for of this chunk comes after it"
     LATER = 9, Trait.BARE | Trait.ANSWER
-    WANT_CONTRIBUTION = 17, Trait.BARE
-    WANT_RESULT = 18, Trait.BARE
+    WANT_CONTRIBUTION = 17, Trait.BARE | Trait.OF_ROUND
+    WANT_RESULT = 18, Trait.BARE | Trait.OF_ROUND
     WANT_LOGGED = 19, Trait.BARE
     WANT_MANIFEST = 20, Trait.BARE
     WANT_STATE = 21, Trait.BARE
@@ -83,16 +104,9 @@ class Kind(FrameKind):
     HAVE = 28, Trait.ANSWER
     LEAN_ASKED = 34  # link to link (lean.py): "let me open a lean connection: my half of its secret"
     LEAN_GRANTED = 35, Trait.ANSWER  # "at this port, with this ticket: my half"
-    SUM = 36  # owner -> root, in a mesh: what my group's contributions to one chunk add up to
-    WANT_SUM = 37, Trait.BARE
 
 
 CORE_KINDS: Kinds = MappingProxyType({int(kind): kind for kind in Kind})
-# Answer -> question, which has its name.
-WANT_FOR: Mapping[FrameKind, Kind] = {
-    kind: Kind[f"WANT_{kind.name}"] for kind in Kind if f"WANT_{kind.name}" in Kind.__members__
-}
-ANSWER_TO: Mapping[FrameKind, FrameKind] = {question: answer for answer, question in WANT_FOR.items()}
 SERVED_KINDS = frozenset({Kind.STATE, Kind.LOGGED, Kind.MANIFEST})  # to somebody that catches up
 
 

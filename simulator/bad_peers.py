@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec import structs
 from msgspec.structs import replace
 
-from farflung.collectives.round.effects import Merge, MergeGroup, SendFrame
+from farflung.collectives.round.effects import Merge, SendFrame
 from farflung.compression.codec import codec_of
 from farflung.compression.plain_codecs import HEADER_BYTES
 from farflung.coordinator.ledger.ledger import Ledger
@@ -57,7 +57,7 @@ from farflung.protocol.messages import (
     What,
 )
 from farflung.protocol.mode_words import Audited, BatchBeat, ChunkVerdict, Complaint, MeshReport
-from farflung.protocol.round_words import SUM_TAG_BYTES, section
+from farflung.protocol.round_words import SUM_CODEC, SUM_TAG_BYTES, section
 from farflung.protocol.signed_words import (
     Results,
     SumsOfGroups,
@@ -264,7 +264,7 @@ class LastPeer:
 
     def forges_sum(self, source: str, effect: Merge, made: bytes) -> bytes:
         """One chunk of each round that it owns any of: of a mesh the result, or what its group adds to it."""
-        of_group = isinstance(effect, MergeGroup)
+        of_group = effect.codec == SUM_CODEC
         if not self.scenario.cheats or source != self.peer or of_group != self.scenario.cheats_in_group:
             return made
         if self.cheated.setdefault(effect.round_no, effect.chunk) != effect.chunk:
@@ -376,7 +376,7 @@ class LiarsLeague:
         """What goes to another member instead of this frame, which is whole: only what others know gives it away."""
         if self.way == "serve" and kind is Kind.HAVE:  # whatever it has
             return all_is_here(header, payload)
-        if self.way == "twist" and kind is Kind.SUM:
+        if self.way == "twist" and kind.name == "SUM":
             return other_values(header, payload)
         if self.way != "serve" or not payload or kind not in SERVED:
             return header, payload

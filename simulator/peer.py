@@ -18,7 +18,6 @@ from farflung.collectives.round.effects import (
     Install,
     Measure,
     Merge,
-    MergeAgain,
     Roll,
     Seal,
     SendFrame,
@@ -336,7 +335,7 @@ class VirtualPeer:
                 self.carry_out(self.member.on_sealed(effect.fragment, effect.version, digest, now))
             case Merge() | Weigh() | Measure():
                 result = self.state.calculate(effect)
-                if isinstance(effect, Merge) and not isinstance(effect, MergeAgain):
+                if isinstance(effect, Merge) and effect.decision_no:
                     assert isinstance(result, bytes)
                     result = self.world.forge_sum(self.peer, effect, result)
                 self.carry_out(self.member.on_calculated(effect, result, now))

@@ -14,15 +14,40 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from farflung.collectives.round.effects import Calculated, DataEffect, Merge, MergeGroup, WeighSums
+from farflung.collectives.round.effects import Calculated, DataEffect, Merge, Weigh
 from farflung.collectives.round.member import Judged, MemberRound, Owner
 from farflung.collectives.round.pieces import ChunkPiece, Counted, Dots, Progress, Roles, Weighing
 from farflung.protocol.digests import bits, hash_bytes, mask_from_bytes, mask_of
 from farflung.protocol.errors import Verdict
-from farflung.protocol.frames import Frame, FrameKind, Header, Kind
+from farflung.protocol.frames import Frame, FrameKind, Header, Kind, Trait
 from farflung.protocol.mode_words import EncodeTick
-from farflung.protocol.round_words import SUM_TAG_BYTES, Decision, ModeSection, Plan, section
+from farflung.protocol.round_words import SUM_CODEC, SUM_TAG_BYTES, Decision, ModeSection, Plan, section
 from farflung.protocol.signed_words import inputs_of
+
+# ---- words -------------------------------------------------------------------------------------------------
+
+
+class MeshKind(FrameKind):
+    SUM = 36, Trait.OF_ROUND  # owner -> root: what my group's contributions to one chunk add up to
+    WANT_SUM = 37, Trait.BARE | Trait.OF_ROUND
+
+
+KINDS = MeshKind
+
+
+@dataclass(frozen=True, slots=True)
+class MergeGroup(Merge):
+    """What a group adds to the result, encoded as sums travel."""
+
+    codec: str = SUM_CODEC
+
+
+@dataclass(frozen=True, slots=True)
+class WeighSums(Weigh):
+    """The dot products of the sums that groups add to one chunk, at its root: `members` are groups."""
+
+    decision_no: int
+
 
 # ---- mesh backups ------------------------------------------------------------------------------------------
 # Who else has what an owner of a mesh contributes to its own chunks. Pure.
@@ -175,9 +200,6 @@ class MeshColumns(Roles):
     def kept_elsewhere(self, before: Plan) -> list[int]:
         return moved(before, self.plan, self.plan.chunks_of(self.me))
 
-    def may_ask(self, sender: str, kind: FrameKind, chunk: int) -> bool:
-        return kind != Kind.WANT_SUM or sender == self.root(chunk)
-
 
 class GroupSumsHere:
     """The sums of groups that are here, chunk by chunk."""
@@ -327,7 +349,7 @@ class GroupOwner(Owner):
         piece, root, me = self.sum_of(chunk), self.roles.root(chunk), self.roles.me
         if piece is None or root == me or self.roles.plan.owner_of(chunk) != me:
             return []
-        return [self._sender.answer(root, Kind.SUM, chunk, piece)]
+        return [self._sender.answer(root, MeshKind.SUM, chunk, piece)]
 
     def look_again(self) -> list[DataEffect]:
         effects = super().look_again()
@@ -363,10 +385,12 @@ class GroupOwner(Owner):
         return super().is_compared() and self.groups.are_complete(self.roles, self._pieces.owned)
 
     def sum_of(self, chunk: int) -> ChunkPiece | None:
+        """What I added up of it for its root."""
         return self.groups.get(chunk, self.roles.group)
 
     @property
     def sums(self) -> Mapping[int, ChunkPiece]:
+        """The same, of all chunks that I own."""
         return self.groups.of_group(self.roles.group, self._pieces.owned)
 
 
@@ -376,6 +400,7 @@ class GroupOwner(Owner):
 class MeshRound(MemberRound):
     roles_of = MeshColumns
     owner_class = GroupOwner
+    summed = MeshKind.SUM
     roles: MeshColumns
     owner: GroupOwner
 
@@ -383,12 +408,14 @@ class MeshRound(MemberRound):
 
     def is_early(self, sender: str, frame: Frame) -> bool:
         header, index = frame.header, frame.header.chunk - self.first_chunk
-        if header.kind == Kind.SUM and 0 <= index < len(self.plan.owners) and not self.roles.makes(index):
+        if header.kind == MeshKind.SUM and 0 <= index < len(self.plan.owners) and not self.roles.makes(index):
             return header.decision_no >= self.deciding.number
         return super().is_early(sender, frame)
 
     def _on_other(self, sender: str, chunk: int, frame: Frame, now: float) -> Judged:
-        if frame.header.kind != Kind.SUM:
+        if frame.header.kind == MeshKind.WANT_SUM and sender == self.roles.root(chunk):
+            return self._on_want(sender, chunk, frame.header, now)
+        if frame.header.kind != MeshKind.SUM:
             return super()._on_other(sender, chunk, frame, now)
         if not self.deciding.is_newest(frame.header.decision_no):
             return Verdict.STALE, []
@@ -402,6 +429,9 @@ class MeshRound(MemberRound):
             return Verdict.DUPLICATE, []
         return Verdict.ACCEPTED, self.owner.merge_ready(chunk)
 
+    def _piece(self, kind: FrameKind, chunk: int) -> ChunkPiece | None:
+        return self.owner.sum_of(chunk) if kind == MeshKind.SUM else super()._piece(kind, chunk)
+
     def _wants_of(self, member: str) -> list[Header]:
         """Of an owner in another group: its group's sums where I am the root, results where it is."""
         if member in self.plan.members:
@@ -411,11 +441,18 @@ class MeshRound(MemberRound):
             return []
         missing, group_of = self.owner.groups.missing, self.roles.group_of
         lacking = (c for c in self.roles.summed_by(member) if group_of(member, c) in missing(c, decision))
-        wants = [(Kind.WANT_SUM, chunk) for chunk in lacking]
+        wants: list[tuple[FrameKind, int]] = [(MeshKind.WANT_SUM, chunk) for chunk in lacking]
         wants += [(Kind.WANT_RESULT, chunk) for chunk in self.roles.rooted_at(member)]
         return [self._sender.header(*want) for want in wants if want[1] not in self.pieces.results]
 
     # ---- reports -----------------------------------------------------------------------------------
+
+    @property
+    def given(self) -> Mapping[FrameKind, Mapping[int, ChunkPiece]]:
+        return {**super().given, MeshKind.SUM: self.owner.sums}
+
+    def codec_of(self, kind: FrameKind, sender: str) -> str:
+        return SUM_CODEC if kind == MeshKind.SUM else super().codec_of(kind, sender)
 
     def progress(self) -> Progress:
         flat, sums = super().progress(), self.owner.sums

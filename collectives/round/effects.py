@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from farflung.protocol.frames import Frame, Payload
-from farflung.protocol.round_words import THE_RESULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,22 +21,11 @@ class Merge:
     """Sum the payloads in the order given, with the weights given, and encode the sum once."""
 
     round_no: int
-    decision_no: int
+    decision_no: int  # 0: no owner's sum
     chunk: int
     payloads: tuple[Payload, ...]
     weights: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MergeGroup(Merge):
-    """What a group of a mesh adds to the result, encoded as sums travel."""
-
-
-@dataclass(frozen=True, slots=True)
-class MergeAgain(Merge):
-    """The same, by an auditor, of a round that is over: for the hash of it."""
-
-    group: int = THE_RESULT  # of a mesh: what this group adds to the result, encoded as sums travel
+    codec: str = ""  # of the sum; empty: that of results
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +36,6 @@ class Weigh:
     chunk: int
     members: int  # mask: whose payloads these are, in order
     payloads: tuple[Payload, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class WeighSums(Weigh):
-    """The same of the sums that groups of a mesh add to one chunk, at its root: `members` are groups."""
-
-    decision_no: int
 
 
 @dataclass(frozen=True, slots=True)

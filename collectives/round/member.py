@@ -29,7 +29,6 @@ from typing import ClassVar
 from farflung.collectives.round.effects import Calculated, DataEffect, Measure, Merge, SendFrame, Weigh
 from farflung.collectives.round.pieces import (
     IN_GROUP,
-    OVERTAKING,
     ChunkPiece,
     Counted,
     Dots,
@@ -48,17 +47,7 @@ from farflung.protocol.digests import (
     mask_of,
 )
 from farflung.protocol.errors import Verdict
-from farflung.protocol.frames import (
-    ANSWER_TO,
-    WANT_FOR,
-    Frame,
-    FrameKind,
-    Header,
-    Kind,
-    Payload,
-    Spoiled,
-    with_payload,
-)
+from farflung.protocol.frames import Frame, FrameKind, Header, Kind, Payload, Spoiled, with_payload
 from farflung.protocol.process.mode_folders import module_of
 from farflung.protocol.round_words import Decision, ModeSection, Plan
 
@@ -401,15 +390,6 @@ class Owner:
         members = self.roles.plan.members
         return mask_of(members.index(member) for member in self._faults.refused)
 
-    def sum_of(self, chunk: int) -> ChunkPiece | None:
-        """What I added up of it for somebody else, who makes the result."""
-        return None
-
-    @property
-    def sums(self) -> Mapping[int, ChunkPiece]:
-        """The same, of all chunks that I own."""
-        return {}
-
 
 # ---- member ------------------------------------------------------------------------------------------------
 
@@ -421,6 +401,7 @@ Judged = tuple[Verdict, list[DataEffect]]  # what a frame is worth, and what fol
 class MemberRound:
     roles_of: ClassVar[type[Roles]] = Roles
     owner_class: ClassVar[type[Owner]] = Owner
+    summed: ClassVar[FrameKind] = Kind.CONTRIBUTION  # brings what a result is the sum of
 
     def __init__(
         self,
@@ -507,7 +488,7 @@ class MemberRound:
             return False
         if header.kind == Kind.CONTRIBUTION:
             return not self.roles.takes(sender, index)
-        return header.kind in OVERTAKING and header.decision_no > self.deciding.number
+        return header.kind.overtakes and header.decision_no > self.deciding.number
 
     def on_frame(self, sender: str, frame: Frame, now: float) -> Judged:
         """A frame of THIS round whose payload already matched its hash."""
@@ -521,26 +502,28 @@ class MemberRound:
                 return self._on_contribution(sender, index, frame, now)
             case Kind.RESULT:
                 return self._on_result(sender, index, frame, now)
-            case Kind.WANT_CONTRIBUTION | Kind.WANT_RESULT | Kind.WANT_SUM:
+            case Kind.WANT_CONTRIBUTION | Kind.WANT_RESULT:
                 return self._on_want(sender, index, header, now)
             case _:
                 return self._on_other(sender, index, frame, now)
 
     def _on_want(self, sender: str, chunk: int, header: Header, now: float) -> Judged:
-        kind = ANSWER_TO[header.kind]
+        kind = header.kind.answer
+        assert kind is not None
         if kind != Kind.CONTRIBUTION and not self.deciding.is_newest(header.decision_no):
             return Verdict.STALE, []
-        if not self.roles.may_ask(sender, header.kind, chunk):
-            return Verdict.STALE, []  # my plan is older than its, or the other way round
         key = (sender, header.kind, chunk)
         if now - self._answered_at.get(key, -self._quiet_s) < self._quiet_s / 2:
             # Nobody asks again so soon, and a question of 96 bytes must not draw megabytes without end.
             return Verdict.DUPLICATE, []
-        made = self.pieces.mine if kind == Kind.CONTRIBUTION else self.pieces.results
-        piece = self.owner.sum_of(chunk) if kind == Kind.SUM else made.get(chunk)
+        piece = self._piece(kind, chunk)
         if piece is not None:
             self._answered_at[key] = now
         return Verdict.ACCEPTED, [self._sender.answer(sender, kind, chunk, piece)]
+
+    def _piece(self, kind: FrameKind, chunk: int) -> ChunkPiece | None:
+        """What I have of it to give."""
+        return (self.pieces.mine if kind == Kind.CONTRIBUTION else self.pieces.results).get(chunk)
 
     def _on_contribution(self, sender: str, chunk: int, frame: Frame, now: float) -> Judged:
         if not self.roles.takes(sender, chunk):
@@ -568,7 +551,8 @@ class MemberRound:
         return Verdict.ACCEPTED, [*passed_on, *self.owner.measure(chunk)]
 
     def _on_other(self, sender: str, chunk: int, frame: Frame, now: float) -> Judged:
-        return Verdict.STALE if frame.header.kind == Kind.SUM else Verdict.MALFORMED, []
+        """For whoever sent it this is a round of another shape, if it is of a round at all."""
+        return Verdict.STALE if frame.header.kind.of_round else Verdict.MALFORMED, []
 
     def refuse(self, sender: str, why: Verdict) -> None:
         """It sent something of no use: nothing of it counts here, it is not asked again, it should own nothing (P9)."""
@@ -586,12 +570,12 @@ class MemberRound:
             self.refuse(sender, spoiled.verdict)
             return []
         header = spoiled.header
-        if header is None or header.kind not in OVERTAKING:
+        if header is None or not header.kind.overtakes or (question := header.kind.question) is None:
             return []  # it does not say what it should have been: what is missing is asked for when time has passed
         index = header.chunk - self.first_chunk
         if not 0 <= index < len(self.plan.owners):
             return []
-        return [SendFrame(sender, Frame(self._sender.header(WANT_FOR[header.kind], index)))]
+        return [SendFrame(sender, Frame(self._sender.header(question, index)))]
 
     # ---- the data plane's word, and time -----------------------------------------------------------
 
@@ -627,6 +611,16 @@ class MemberRound:
         return wants
 
     # ---- reports -----------------------------------------------------------------------------------
+
+    @property
+    def given(self) -> Mapping[FrameKind, Mapping[int, ChunkPiece]]:
+        """What of my own goes into results, chunk by chunk, by the frames that bring it."""
+        return {Kind.CONTRIBUTION: self.pieces.mine}
+
+    def codec_of(self, kind: FrameKind, sender: str) -> str:
+        """In which its bytes are due here; empty: that is not for me to say."""
+        mine = kind == Kind.CONTRIBUTION and sender in self.plan.members
+        return self.plan.codec_of(sender) if mine else ""
 
     def progress(self) -> Progress:
         pieces = self.pieces
@@ -676,10 +670,14 @@ class MemberRound:
 IN_GROUPS = "farflung.collectives.mesh.mesh_round"
 
 
+def shape(in_groups: bool) -> type[MemberRound] | None:
+    """None: that mode was taken out."""
+    module = module_of(IN_GROUPS) if in_groups else None
+    found: type[MemberRound] | None = module.MeshRound if module is not None else None
+    return found if in_groups else MemberRound
+
+
 def class_of(plan: Plan, me: str, chunks: int) -> type[MemberRound] | None:
     """None: it is no plan of so many chunks in which I have a part, or I can't take part in it."""
-    found: type[MemberRound] | None = MemberRound
-    if plan.column:
-        module = module_of(IN_GROUPS)
-        found = module.MeshRound if module is not None else None
+    found = shape(in_groups=bool(plan.column))
     return found if found is not None and found.roles_of(me, plan).fits(chunks) else None

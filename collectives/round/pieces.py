@@ -17,7 +17,7 @@ from msgspec import Struct
 from farflung.collectives.round.effects import Weigh
 from farflung.protocol.digests import bits, combined, full_mask, mask_of
 from farflung.protocol.errors import Verdict
-from farflung.protocol.frames import WANT_FOR, FrameKind, Kind, Payload
+from farflung.protocol.frames import Kind, Payload
 from farflung.protocol.round_words import Plan
 from farflung.protocol.signed_words import inputs_of
 
@@ -117,8 +117,6 @@ def by_pair(dots: Dots) -> Iterable[tuple[tuple[int, int], float]]:
 
 # ---- pieces ------------------------------------------------------------------------------------------------
 
-OVERTAKING = frozenset({Kind.CONTRIBUTION, Kind.SUM, Kind.RESULT})  # may come before what explains them
-ROUND_KINDS = OVERTAKING | {WANT_FOR[kind] for kind in OVERTAKING}
 IN_GROUP = frozenset({Kind.CONTRIBUTION, Kind.WANT_CONTRIBUTION})  # contributions never leave it
 
 
@@ -191,9 +189,6 @@ class Roles:
     def kept_elsewhere(self, before: Plan) -> list[int]:
         """Ownership moved: chunks of mine that have another keeper now."""
         return []
-
-    def may_ask(self, sender: str, kind: FrameKind, chunk: int) -> bool:
-        return kind != Kind.WANT_SUM
 
 
 def encoding_order(plan: Plan, me: str) -> list[int]:

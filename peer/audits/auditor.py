@@ -16,8 +16,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from farflung.collectives.round.effects import Calculated, MergeAgain, SendFrame
-from farflung.collectives.round.member import MemberRound
+from farflung.collectives.round.effects import Calculated, Merge, SendFrame
+from farflung.collectives.round.member import MemberRound, shape
 from farflung.collectives.round.pieces import ChunkPiece
 from farflung.peer.machine.effects import Effect
 from farflung.peer.machine.fragment_rounds import Given, KeptWork
@@ -25,20 +25,12 @@ from farflung.peer.machine.modes import PeerMode, SessionTools
 from farflung.peer.machine.replicas import Replica, Replicas
 from farflung.protocol.digests import HASH_BYTES, hash_at, hash_bytes
 from farflung.protocol.errors import Verdict
-from farflung.protocol.frames import (
-    ANSWER_TO,
-    WANT_FOR,
-    Frame,
-    FrameKind,
-    Header,
-    Kind,
-    Payload,
-    with_payload,
-)
+from farflung.protocol.frames import Frame, FrameKind, Header, Kind, Payload, with_payload
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, ROUNDS_KEPT
 from farflung.protocol.messages import Show, ToMember, What
 from farflung.protocol.mode_words import AuditChunks, ChunkVerdict, DrawnChunk
 from farflung.protocol.model_schema import Fragment
+from farflung.protocol.round_words import SUM_CODEC, THE_RESULT
 from farflung.protocol.run_terms import Attached
 
 # ---- kept --------------------------------------------------------------------------------------------------
@@ -75,7 +67,7 @@ class KeptContributions(KeptWork):
 
     @property
     def size_bytes(self) -> int:
-        given = (pieces for each in self._rounds.values() for pieces in (each.contribution, each.sums))
+        given = (pieces for each in self._rounds.values() for pieces in each.pieces.values())
         return sum(len(piece.payload) for pieces in given for piece in pieces.values())
 
     def on_commit(self, round_no: int, given: Given, counts: bool = True) -> None:
@@ -85,9 +77,9 @@ class KeptContributions(KeptWork):
         if given.round_no != round_no:
             given = Given(round_no)
         elif not counts:
-            given = replace(given, contribution={})
+            given = replace(given, pieces={**given.pieces, Kind.CONTRIBUTION: {}})
         before = self._rounds.get(round_no)
-        if before is None or not (before.contribution or before.sums):
+        if before is None or not any(before.pieces.values()):
             self._rounds[round_no] = given
         for old in list(self._rounds)[: -self._rounds_most or None]:
             del self._rounds[old]
@@ -111,9 +103,9 @@ class KeptContributions(KeptWork):
         self, sender: str, header: Header, in_round: bool, now: float
     ) -> tuple[Verdict, list[Effect]]:
         """An auditor asks.  Whoever is not answered asks again, or says that it could not get it."""
-        kind = ANSWER_TO[header.kind]
-        piece = self.piece(header.round_no, header.chunk, kind)
-        if piece is None:
+        kind = header.kind.answer
+        piece = self.piece(header.round_no, header.chunk, kind) if kind is not None else None
+        if kind is None or piece is None:
             return Verdict.STALE, []
         question = (sender, header.round_no, header.chunk, header.kind)
         first = question not in self._asked_at
@@ -147,7 +139,19 @@ VERDICTS_KEPT = CHUNKS_PER_FRAGMENT
 # (round, what came of chunks, of which group they were) -> the message.
 Tell = Callable[[int, tuple[ChunkVerdict, ...], int], Effect]
 Key = tuple[int, int, int]  # round, group or the result, chunk
-SHOWN = {What.CONTRIBUTION: Kind.CONTRIBUTION, What.SUM: Kind.SUM}
+
+
+def kind_of(of_sums: bool) -> FrameKind:
+    """Of the frames that bring what goes into a sum: `of_sums`, that is what groups of a mesh add up."""
+    found = shape(in_groups=of_sums) or MemberRound  # without that mode no such audit is asked for
+    return found.summed
+
+
+@dataclass(frozen=True, slots=True)
+class MergeAgain(Merge):
+    """By an auditor, of a round that is over: for the hash of it."""
+
+    group: int = THE_RESULT  # of a mesh: what this group adds to the result
 
 
 @dataclass
@@ -168,9 +172,9 @@ class AuditTask:
         return self.audit.round_no, self.audit.group, self.number
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> FrameKind:
         """Of the frames that bring what goes in."""
-        return Kind.SUM if self.audit.of_sums else Kind.CONTRIBUTION
+        return kind_of(self.audit.of_sums)
 
     def is_of(self, kind: FrameKind, round_no: int, number: int) -> bool:
         return (self.kind, self.audit.round_no, self.number) == (kind, round_no, number)
@@ -195,7 +199,7 @@ class Accused:
     until: float  # they are kept
 
 
-def _my_piece(replica: Replica, round_no: int, chunk: int, kind: Kind) -> ChunkPiece | None:
+def _my_piece(replica: Replica, round_no: int, chunk: int, kind: FrameKind) -> ChunkPiece | None:
     """What this peer gave of this chunk of the model to that round, as far as it still has it."""
     kept, flight = replica.rounds.kept, replica.rounds.flight
     return kept.piece(round_no, chunk, kind, flight) if isinstance(kept, KeptContributions) else None
@@ -213,7 +217,7 @@ class Auditor(PeerMode):
         self._queue: deque[AuditTask] = deque()
         self._at_work: AuditTask | None = None
         self._accused: Accused | None = None
-        self._showing: dict[tuple[Kind, int, int], bytes] = {}  # of mine: kind, round, chunk
+        self._showing: dict[tuple[FrameKind, int, int], bytes] = {}  # of mine: kind, round, chunk
         self._showing_until = 0.0  # the coordinator looks at it
         self._verdicts: OrderedDict[Key, ChunkVerdict] = OrderedDict()
         self._begun_at = float("-inf")
@@ -251,7 +255,7 @@ class Auditor(PeerMode):
 
     def shown(self, show: Show, now: float) -> Payload | None:
         """What a peer gave of a chunk, or added up of it: mine, or one behind my accusation."""
-        kind = SHOWN[show.what]
+        kind = kind_of(show.what is What.SUM)
         if show.peer == self._me and (mine := self._my_own(show, kind, now)) is not None:
             return mine
         accused = self._accused
@@ -260,7 +264,7 @@ class Auditor(PeerMode):
         accused.until = now + ACCUSED_KEPT_S  # it takes its time over a thin line
         return accused.task.shelf.get(show.peer)
 
-    def _my_own(self, show: Show, kind: Kind, now: float) -> Payload | None:
+    def _my_own(self, show: Show, kind: FrameKind, now: float) -> Payload | None:
         what = kind, show.round_no, show.chunk
         if what not in self._showing:
             replica = self._part.replica_of_chunk(show.chunk)
@@ -314,7 +318,9 @@ class Auditor(PeerMode):
         ]
         task.asked_at.update(dict.fromkeys(due, now))
         audit = task.audit
-        question = question_of(self._run_tag, audit.round_no, audit.version, task.number, WANT_FOR[task.kind])
+        kind = task.kind.question
+        assert kind is not None
+        question = question_of(self._run_tag, audit.round_no, audit.version, task.number, kind)
         return [SendFrame(peer, question) for peer in due]
 
     def on_lines(self, unreached: set[str], arriving: set[str], now: float) -> None:
@@ -361,7 +367,8 @@ class Auditor(PeerMode):
                 # An honest owner refuses it: nothing that holds it is a right sum.
                 return self._accuse(task, now)
         task.merging = True
-        return [MergeAgain(audit.round_no, 0, task.number, task.payloads, audit.weights, audit.group)]
+        codec = SUM_CODEC if audit.group != THE_RESULT else ""
+        return [MergeAgain(audit.round_no, 0, task.number, task.payloads, audit.weights, codec, audit.group)]
 
     def on_calculated(self, effect: Calculated, made: object, now: float) -> list[Effect] | None:
         return self.on_merged(effect, made, now) if isinstance(effect, MergeAgain) else None

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.collectives.round.member import LateResults, MemberRound, class_of
-from farflung.collectives.round.pieces import OVERTAKING, ChunkPiece, encoding_order
+from farflung.collectives.round.pieces import ChunkPiece, encoding_order
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import Effect, Encode, Resolve
 from farflung.protocol.digests import mask_from_bytes
@@ -126,18 +126,17 @@ class EarlyWork:
 
 @dataclass(frozen=True)
 class Given:
-    """What I gave to one round, by chunk of the fragment: what I contributed, and in a mesh what I summed."""
+    """What I gave to one round, by the kind of the frames that bring it and by chunk of the fragment."""
 
     round_no: int = 0
-    contribution: Mapping[int, ChunkPiece] = field(default_factory=dict)
-    sums: Mapping[int, ChunkPiece] = field(default_factory=dict)
+    pieces: Mapping[FrameKind, Mapping[int, ChunkPiece]] = field(default_factory=dict)
 
     @staticmethod
     def to(flight: MemberRound) -> Given:
-        return Given(flight.plan.round_no, flight.pieces.mine, flight.owner.sums)
+        return Given(flight.plan.round_no, flight.given)
 
     def of(self, kind: FrameKind) -> Mapping[int, ChunkPiece]:
-        return self.sums if kind == Kind.SUM else self.contribution
+        return self.pieces.get(kind, {})
 
 
 class KeptWork:
@@ -147,7 +146,7 @@ class KeptWork:
     def on_want(
         self, sender: str, header: Header, in_round: bool, now: float
     ) -> tuple[Verdict, list[Effect]]:
-        """For a piece of a round that is not in flight.  `in_round`: another one is."""
+        """For something of a round that is not in flight.  `in_round`: another one is."""
         return Verdict.STALE, []
 
 
@@ -486,7 +485,7 @@ class FragmentRounds:
         number = frame.header.round_no
         if (flight := self.flight_of(number)) is not None:
             return flight.is_early(sender, frame)
-        return number > self.last_no and frame.header.kind in OVERTAKING
+        return number > self.last_no and frame.header.kind.overtakes
 
     def on_frame(self, sender: str, frame: Frame, now: float) -> tuple[Verdict, list[Effect]]:
         header = frame.header
@@ -495,10 +494,8 @@ class FragmentRounds:
                 self.ahead.on_lacked(sender, header.chunk)
             verdict, moved = flight.on_frame(sender, frame, now)
             return verdict, [*moved]
-        if header.kind in (Kind.WANT_CONTRIBUTION, Kind.WANT_SUM):
-            verdict, answer = self.kept.on_want(sender, header, self.flight is not None, now)
-            return verdict, [*answer]
-        return Verdict.STALE, []
+        verdict, answer = self.kept.on_want(sender, header, self.flight is not None, now)
+        return verdict, [*answer]
 
     def on_lines(self, unreached: set[str], arriving: set[str], now: float) -> None:
         """The data plane's word: for whom something waits that can't leave, and of whom bytes came in."""

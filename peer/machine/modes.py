@@ -183,7 +183,7 @@ def places_of(config: PeerConfig, hurry: Callable[[float], None]) -> Coordinator
 
 def kinds_of(stages: bool) -> Kinds:
     """Of frames that a run knows: crossings of microbatches only where its model is in stages."""
-    beginnings = (*BEGINNINGS.values(), SEARCH, EARLY)
+    beginnings = (*BEGINNINGS.values(), SEARCH, EARLY, IN_GROUPS)
     declared = (getattr(module_of(name), "KINDS", ()) for name in beginnings)
     return known_kinds(kind for kinds in declared for kind in kinds if stages or not kind.crossing)
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.member import MemberRound
-from farflung.collectives.round.pieces import ROUND_KINDS
 from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import Effect
 from farflung.peer.machine.fragment_rounds import (
@@ -31,7 +30,7 @@ from farflung.protocol.limits import BULK_HEADER_BYTES
 from farflung.protocol.messages import FragmentTick
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.outer_numbers import MOMENTUM_PARTS
-from farflung.protocol.round_words import SUM_CODEC, Commit, Decision, Plan
+from farflung.protocol.round_words import Commit, Decision, Plan
 from farflung.protocol.run_terms import Attached
 
 # ---- replica -----------------------------------------------------------------------------------------------
@@ -264,13 +263,13 @@ class Replicas:
             self.counters.count(Verdict.STALE)  # what is missing is asked for, as ever
             return []
         frame, kind = meant, meant.header.kind
-        if kind in ROUND_KINDS and replica.rounds.is_early(sender, frame):
+        if kind.of_round and replica.rounds.is_early(sender, frame):
             self._keep_early(sender, frame)
             return []
         if not self._is_usable(sender, frame, replica):
             return []
         effects: list[Effect] = []
-        if kind in ROUND_KINDS:
+        if kind.of_round:
             verdict, effects = replica.on_round_frame(sender, frame, now)
         elif replica.rounds.ahead.takes(kind):
             verdict, effects = replica.rounds.ahead.on_frame(sender, frame)
@@ -343,16 +342,11 @@ class Replicas:
     def _is_usable(self, sender: str, frame: Frame, replica: Replica) -> bool:
         """Values in the codec that is due and finite, before anybody counts on them (P8, P9)."""
         kind, flight = frame.header.kind, replica.rounds.flight_of(frame.header.round_no)
-        if kind == Kind.CONTRIBUTION:
-            if flight is None or sender not in flight.plan.members:
-                return True  # the round's own verdict says what it is
-            codec = flight.plan.codec_of(sender)
-        elif kind in (Kind.RESULT, Kind.LOGGED):
+        codec = flight.codec_of(kind, sender) if flight is not None else ""
+        if kind in (Kind.RESULT, Kind.LOGGED):
             codec = self._gather
-        elif kind == Kind.SUM:
-            codec = SUM_CODEC
-        else:
-            return True
+        if not codec:
+            return True  # there are no values in it; or the round's own verdict says what it is
         try:
             self._check(codec, frame.payload, self._elements)
         except FrameError as error:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from farflung.collectives.arithmetic.merge import dot_products, merged_chunk, square_length
-from farflung.collectives.round.effects import Install, Measure, Merge, MergeAgain, MergeGroup, Roll, Weigh
+from farflung.collectives.round.effects import Install, Measure, Merge, Roll, Weigh
 from farflung.compression.codec import AUTO, codec_named, feedback_for
 from farflung.compression.native import scratch
 from farflung.optim.outer import OuterStep, PlainMean, advance
@@ -38,7 +38,7 @@ from farflung.protocol.messages import Show, What
 from farflung.protocol.model_schema import Fragment, ModelSchema
 from farflung.protocol.outer_numbers import StateForm
 from farflung.protocol.process import own_files
-from farflung.protocol.round_words import LADDER, SUM_CODEC, THE_RESULT
+from farflung.protocol.round_words import LADDER, SUM_CODEC
 
 # ---- before images -----------------------------------------------------------------------------------------
 # What each chunk of the outer state was before it changed, until it changes again.
@@ -394,8 +394,7 @@ class OuterState:
 
     def merge(self, effect: Merge) -> bytes:
         self._sent.rest()  # who merges has sent its own
-        of_group = isinstance(effect, MergeAgain) and effect.group != THE_RESULT
-        codec = codec_named(SUM_CODEC) if of_group or isinstance(effect, MergeGroup) else self._gather
+        codec = codec_named(effect.codec) if effect.codec else self._gather
         return merged_chunk(codec, self._model.chunk_elements, effect.payloads, effect.weights)
 
 

@@ -437,22 +437,22 @@ MESHES = (
     Mutant(
         "who added up a group keeps that for audits",
         "peer/machine/fragment_rounds.py",
-        "return self.sums if kind == Kind.SUM else self.contribution",
-        "return {} if kind == Kind.SUM else self.contribution",
+        "return self.pieces.get(kind, {})",
+        "return self.pieces.get(kind, {}) if kind == Kind.CONTRIBUTION else {}",
         AUDITOR,
     ),
     Mutant(
         "what goes into a result of groups are their sums",
         "peer/audits/auditor.py",
-        "return Kind.SUM if self.audit.of_sums else Kind.CONTRIBUTION",
+        "return kind_of(self.audit.of_sums)",
         "return Kind.CONTRIBUTION",
         AUDITOR,
     ),
     Mutant(
         "an auditor adds up a group as its owner does",
-        "peer/state/outer_state.py",
-        "of_group = isinstance(effect, MergeAgain) and effect.group != THE_RESULT",
-        "of_group = False",
+        "peer/audits/auditor.py",
+        'codec = SUM_CODEC if audit.group != THE_RESULT else ""',
+        'codec = ""',
         WRONG,
     ),
     Mutant(

@@ -12,6 +12,7 @@ def test_kinds_of_modes_and_their_numbers_are_exactly_these() -> None:
     crossings = dict(enumerate(["ACTIVATION", "GRADIENT", "HELD", "ROOM", "IDLE", "GIVEN_BACK"], start=11))
     crossings |= dict(enumerate(["WANT_ACTIVATION", "WANT_GRADIENT", "WANT_HELD", "WANT_BACK"], start=23))
     others = {29: "AHEAD", 30: "AHEAD_HELD", 31: "AHEAD_COUNTS", 32: "WANT_WHERE", 33: "WHERE"}
+    others |= {36: "SUM", 37: "WANT_SUM"}
     of_modes = {number: kind for number, kind in EVERY_KIND.items() if number not in CORE_KINDS}
     assert {number: kind.name for number, kind in of_modes.items()} == crossings | others
     assert {number: kind.name for number, kind in EVERY_KIND.items() if kind.crossing} == crossings

@@ -111,6 +111,7 @@ MODES = {
             "tests/whole/test_mesh_of_liars.py",
             "tests/whole/test_wrong_sums_in_groups.py",
         ),
+        ("benchmarks/mesh.py",),
     ),
     "reach": Mode(
         ("coordinator/reach", "coordinator/relay"),

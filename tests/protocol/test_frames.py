@@ -44,7 +44,7 @@ def test_bulk_kinds_of_the_core_and_their_numbers_are_exactly_these() -> None:
     plain = ["CONTRIBUTION", "RESULT", "LOGGED", "MANIFEST", "STATE", "MISSING", "PING", "PONG", "LATER"]
     wants = ["WANT_CONTRIBUTION", "WANT_RESULT", "WANT_LOGGED", "WANT_MANIFEST", "WANT_STATE"]
     numbers = dict(enumerate(plain, start=1)) | dict(enumerate(wants, start=17))
-    numbers |= {27: "WANT_HAVE", 28: "HAVE", 34: "LEAN_ASKED", 35: "LEAN_GRANTED", 36: "SUM", 37: "WANT_SUM"}
+    numbers |= {27: "WANT_HAVE", 28: "HAVE", 34: "LEAN_ASKED", 35: "LEAN_GRANTED"}
     assert {number: kind.name for number, kind in CORE_KINDS.items()} == numbers
     assert not any(kind.crossing for kind in CORE_KINDS.values())
 

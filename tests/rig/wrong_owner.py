@@ -6,8 +6,9 @@ others than they should be; with `result` it is the results that it encodes, as 
 
 from __future__ import annotations
 
-from farflung.collectives.round.effects import Merge, MergeAgain, MergeGroup
+from farflung.collectives.round.effects import Merge
 from farflung.peer.state.outer_state import OuterState
+from farflung.protocol.round_words import SUM_CODEC
 from farflung.simulator.bad_peers import forged_sum
 
 
@@ -17,7 +18,7 @@ def add_up_wrongly(of_groups: bool) -> None:
 
     def wrong(state: OuterState, effect: Merge) -> bytes:
         made = merge(state, effect)
-        lies = not isinstance(effect, MergeAgain) and isinstance(effect, MergeGroup) == of_groups
+        lies = effect.decision_no and (effect.codec == SUM_CODEC) == of_groups
         return forged_sum(made) if lies else made
 
     OuterState.merge = wrong  # type: ignore[method-assign]

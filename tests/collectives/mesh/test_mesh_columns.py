@@ -8,8 +8,15 @@ import pytest
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from farflung.collectives.mesh.mesh_round import GroupSumsHere, MeshColumns, MeshRound, groups_in
-from farflung.collectives.round.effects import MergeGroup, SendFrame
+from farflung.collectives.mesh.mesh_round import (
+    GroupSumsHere,
+    MergeGroup,
+    MeshColumns,
+    MeshKind,
+    MeshRound,
+    groups_in,
+)
+from farflung.collectives.round.effects import SendFrame
 from farflung.collectives.round.pieces import ChunkPiece
 from farflung.coordinator.mesh.mesh import decision_view, view
 from farflung.coordinator.rounds.round_rules import Groups
@@ -118,7 +125,7 @@ def test_when_a_root_is_lost_its_owners_send_their_sums_to_the_heir_at_once() ->
     moved = Groups(replace(made.plan, owners=tuple(owners), epoch=2))
     sent = [each for each in flight.on_plan(view(moved, me, 2), 1.0) if isinstance(each, SendFrame)]
     assert [(each.to, each.frame.header.kind, each.frame.payload) for each in sent] == [
-        (heir, Kind.SUM, b"mine")
+        (heir, MeshKind.SUM, b"mine")
     ]
 
 

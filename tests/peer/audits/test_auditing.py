@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace as changed
 
-from farflung.collectives.round.effects import MergeAgain, SendFrame
+from farflung.collectives.mesh.mesh_round import MeshKind
+from farflung.collectives.round.effects import SendFrame
 from farflung.collectives.round.pieces import ChunkPiece
 from farflung.peer.audits.auditor import (
     ACCUSED_KEPT_S,
@@ -15,13 +16,14 @@ from farflung.peer.audits.auditor import (
     PATIENCE_S,
     Auditor,
     KeptContributions,
+    MergeAgain,
 )
 from farflung.peer.machine.effects import Effect, ToCoordinator
 from farflung.peer.machine.fragment_rounds import Given
 from farflung.peer.machine.replicas import Replica
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import Verdict
-from farflung.protocol.frames import Kind
+from farflung.protocol.frames import FrameKind, Kind
 from farflung.protocol.limits import ROUNDS_KEPT
 from farflung.protocol.messages import Show, What
 from farflung.protocol.mode_words import AuditChunks, Audited, ChunkVerdict, DrawnChunk
@@ -51,6 +53,10 @@ def kept_of(replica: Replica) -> KeptContributions:
     return kept
 
 
+def given(round_no: int, mine: dict[int, ChunkPiece], sums: dict[int, ChunkPiece] | None = None) -> Given:
+    return Given(round_no, {Kind.CONTRIBUTION: mine, MeshKind.SUM: sums or {}})
+
+
 class AuditorRig:
     """Ann, who sent something in the round herself."""
 
@@ -61,7 +67,7 @@ class AuditorRig:
         )
         self.auditing = Auditor("ann", TAG, self.made.part, tell)
         mine = {index: ChunkPiece(sent_by("ann"), hash_bytes(sent_by("ann"))) for index in range(2)}
-        self.made.replica(0).rounds.kept.on_commit(ROUND, Given(ROUND, mine))
+        self.made.replica(0).rounds.kept.on_commit(ROUND, given(ROUND, mine))
 
     def gives(self, peer: str, payload: bytes | None = None, now: float = 0.0, **where: int) -> list[Effect]:
         what = {"round_no": ROUND, "version": 3} | where
@@ -261,7 +267,7 @@ def want(
 
 def test_contributions_are_kept_until_the_commit_after_next() -> None:
     kept = KeptContributions(TAG, 4, ROUNDS_KEPT)
-    kept.on_commit(1, Given(1, pieces()))
+    kept.on_commit(1, given(1, pieces()))
     kept.on_commit(2, Given())
     assert kept.size_bytes == 4 and want(kept, 0.0) == [(Verdict.ACCEPTED, b"mine")]
     kept.on_commit(3, Given())
@@ -285,20 +291,20 @@ def test_what_the_coordinator_has_begun_to_look_at_is_kept_until_it_has_all_of_i
 def test_a_commit_that_is_told_again_takes_nothing_from_what_is_kept() -> None:
     """The second time the round is over, and has nothing to show."""
     kept = KeptContributions(TAG, 4, ROUNDS_KEPT)
-    kept.on_commit(1, Given(1, {0: ChunkPiece(b"mine", hash_bytes(b"mine"))}))
+    kept.on_commit(1, given(1, {0: ChunkPiece(b"mine", hash_bytes(b"mine"))}))
     kept.on_commit(1, Given())
     assert kept.piece(1, 4) is not None
 
 
 def test_where_the_run_audits_nothing_nothing_is_kept() -> None:
     kept = KeptContributions(TAG, 4, 0)
-    kept.on_commit(1, Given(1, pieces()))
+    kept.on_commit(1, given(1, pieces()))
     assert kept.size_bytes == 0
 
 
 def test_a_question_draws_the_bytes_a_few_times_and_not_in_a_hurry() -> None:
     kept = KeptContributions(TAG, 4, ROUNDS_KEPT)
-    kept.on_commit(1, Given(1, pieces()))
+    kept.on_commit(1, given(1, pieces()))
     assert want(kept, 0.0) == [(Verdict.ACCEPTED, b"mine")]
     assert want(kept, 0.1) is Verdict.DUPLICATE
     answers = [want(kept, float(second)) for second in range(1, 9)]
@@ -308,7 +314,7 @@ def test_a_question_draws_the_bytes_a_few_times_and_not_in_a_hurry() -> None:
 
 def test_in_a_round_an_auditor_waits_once() -> None:
     kept = KeptContributions(TAG, 4, ROUNDS_KEPT)
-    kept.on_commit(1, Given(1, pieces()))
+    kept.on_commit(1, given(1, pieces()))
     assert want(kept, 0.0, in_round=True) is Verdict.ACCEPTED
     assert want(kept, 1.0, in_round=True) == [(Verdict.ACCEPTED, b"mine")]
 
@@ -370,7 +376,7 @@ def of_sums(*makers: str) -> AuditChunks:
     return AuditChunks(**fields)  # type: ignore[arg-type]
 
 
-def sum_from(auditor: AuditorRig, peer: str, kind: Kind = Kind.SUM) -> list[Effect]:
+def sum_from(auditor: AuditorRig, peer: str, kind: FrameKind = MeshKind.SUM) -> list[Effect]:
     frame = frame_of(kind, CHUNK, sent_by(peer), round_no=ROUND, version=3)
     return auditor.auditing.on_frame(peer, frame, 0.0) or []
 
@@ -379,7 +385,7 @@ def test_a_result_of_groups_is_made_of_sums_and_these_are_asked_for() -> None:
     auditor = AuditorRig()
     effects = auditor.auditing.on_audit(of_sums("bob", "cyd"), 0.0)
     asked_for = [(each.to, each.frame.header.kind) for each in effects if isinstance(each, SendFrame)]
-    assert asked_for == [("bob", Kind.WANT_SUM), ("cyd", Kind.WANT_SUM)]
+    assert asked_for == [("bob", MeshKind.WANT_SUM), ("cyd", MeshKind.WANT_SUM)]
     assert not sum_from(auditor, "bob") and not sum_from(auditor, "cyd", Kind.CONTRIBUTION)
     merge = merge_of(sum_from(auditor, "cyd"))
     assert merge.payloads == tuple(map(sent_by, ("bob", "cyd"))) and merge.group == THE_RESULT
@@ -388,7 +394,7 @@ def test_a_result_of_groups_is_made_of_sums_and_these_are_asked_for() -> None:
 def test_its_own_sum_an_auditor_has_and_shows_as_a_sum() -> None:
     auditor = AuditorRig()
     mine = {CHUNK: ChunkPiece(sent_by("ann"), hash_bytes(sent_by("ann")))}
-    auditor.made.replica(0).rounds.kept.on_commit(ROUND + 1, Given(ROUND + 1, {}, mine))
+    auditor.made.replica(0).rounds.kept.on_commit(ROUND + 1, given(ROUND + 1, {}, mine))
     audit = AuditChunks(**_fields(of_sums("ann", "bob")) | {"round_no": ROUND + 1})  # type: ignore[arg-type]
     asked_for = [each.to for each in auditor.auditing.on_audit(audit, 0.0) if isinstance(each, SendFrame)]
     assert asked_for == ["bob"]
@@ -420,14 +426,14 @@ def test_the_result_and_what_a_group_adds_to_it_are_two_questions() -> None:
 
 def test_what_a_member_added_up_is_kept_as_long_as_what_it_contributed_whether_or_not_that_counted() -> None:
     kept = KeptContributions(TAG, 4, ROUNDS_KEPT)
-    kept.on_commit(1, Given(1, pieces(), pieces(b"summed")), counts=False)
+    kept.on_commit(1, given(1, pieces(), pieces(b"summed")), counts=False)
     answers = [
         [each for each in kept.on_want("bob", frame_of(kind, 4, round_no=1).header, False, 0.0)[1]]
-        for kind in (Kind.WANT_SUM, Kind.WANT_CONTRIBUTION)
+        for kind in (MeshKind.WANT_SUM, Kind.WANT_CONTRIBUTION)
     ]
     [[sent], nothing] = answers
-    assert isinstance(sent, SendFrame) and sent.frame.header.kind == Kind.SUM and not nothing
+    assert isinstance(sent, SendFrame) and sent.frame.header.kind == MeshKind.SUM and not nothing
     assert bytes(sent.frame.payload) == b"summed" and kept.size_bytes == 6
-    kept.on_commit(2, Given(1, pieces(), pieces(b"summed")))
+    kept.on_commit(2, given(1, pieces(), pieces(b"summed")))
     kept.on_commit(3, Given())
     assert kept.size_bytes == 0, "what I gave to another round is not this one's"
