@@ -68,10 +68,9 @@ from farflung.coordinator.run.effects import (
     Forbid,
     KeepEvidence,
     KeepProof,
+    ModeEffect,
     Note,
-    RelayPairs,
     Tell,
-    TryRelay,
     Write,
 )
 from farflung.coordinator.run.machine import RunMachine
@@ -165,9 +164,7 @@ TICK_S = 0.1
 NO_DESCRIPTOR = -1  # of a connection that a gateway holds
 STRIKES = 3  # malformed frames of one key, or floods, before it is cut off
 
-Action = (
-    AnswerDoor | Tell | Allow | Forbid | DialBack | RelayPairs | TryRelay | Note | KeepEvidence | KeepProof
-)
+Action = AnswerDoor | Tell | Allow | Forbid | DialBack | ModeEffect | Note | KeepEvidence | KeepProof
 _OF_MEMBERS = frozenset(MEMBER_IN)
 
 log = logging.getLogger("farflung.coordinator")
@@ -582,7 +579,7 @@ class Server:
                 self._shut(key, cut)
             case DialBack(peer=peer, session=session, address=address, key=key):
                 self._dialer.dial(Target(peer, session, address, key))
-            case RelayPairs() | TryRelay():
+            case ModeEffect():
                 for hand in self.hands:
                     hand.act(effect, time.monotonic())
             case KeepEvidence():

@@ -15,11 +15,13 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from msgspec.structs import replace
 
+from farflung.coordinator.modes import registry
 from farflung.coordinator.roster.ways import DOORS, RelayNow, Trial, Usage, pair_of
-from farflung.coordinator.run.effects import Effect, RelayPairs, TryRelay
+from farflung.coordinator.run.effects import Effect, ModeEffect
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol.messages import Tick
 from farflung.protocol.mode_words import MEET_EVERY_S, MEET_TRIES, ReachTick, RelayOffer
@@ -362,8 +364,10 @@ class Between:
     def __init__(self, relay: VirtualRelay, offers: VirtualOffers, routers: VirtualRouters) -> None:
         self.relay, self.offers, self.routers = relay, offers, routers
 
-    def asked(self, machine: RunMachine, effect: RelayPairs | TryRelay, now: float) -> None:
-        if isinstance(effect, RelayPairs):
+    def asked(self, machine: RunMachine, effect: ModeEffect, now: float) -> None:
+        asks: Any = registry.found("reach")
+        assert isinstance(effect, asks.RelayPairs | asks.TryRelay)
+        if isinstance(effect, asks.RelayPairs):
             self.relay.pairs = frozenset(effect.pairs)
         else:
             self.offers.try_relay(machine, effect.trial, now)

@@ -30,9 +30,8 @@ from farflung.coordinator.run.effects import (
     Effect,
     KeepEvidence,
     KeepProof,
-    RelayPairs,
+    ModeEffect,
     Tell,
-    TryRelay,
     Write,
 )
 from farflung.coordinator.run.machine import RunMachine
@@ -255,7 +254,7 @@ class World:
                     self._deliver(COORDINATOR, peer, message, _MEMBERS[1])
                 case DialBack():
                     self._dial_back(machine, effect)
-                case RelayPairs() | TryRelay():
+                case ModeEffect():
                     self.between.asked(machine, effect, self.now)
         if any(isinstance(effect, Write) for effect in effects):
             self.invariants.on_books(machine.core.ledger)

@@ -325,7 +325,7 @@ class ServerHand:
         return ()
 
     def act(self, effect: Any, now: float) -> None:
-        """One of the mode's own."""
+        """One of a mode's: of this one, or of another one, which has its own hand."""
 
     def close(self) -> None: ...
 

@@ -39,12 +39,30 @@ from farflung.coordinator.roster.ways import (
     why_not_dialled,
 )
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.effects import Effect, RelayPairs, TryRelay
+from farflung.coordinator.run.effects import Effect, ModeEffect
 from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol.errors import NoteCause
 from farflung.protocol.messages import Beat
 from farflung.protocol.mode_words import ReachBeat, ReachTick
 from farflung.protocol.round_words import Contact, RelayRoute, section
+
+# ---- effects -----------------------------------------------------------------------------------------------
+# What the mode asks its hand to do (coordinator/relay/relay_hand.py, or the simulator).
+
+
+@dataclass(frozen=True, slots=True)
+class RelayPairs(ModeEffect):
+    """Those that may meet at the relay from now on, and no others."""
+
+    pairs: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TryRelay(ModeEffect):
+    """Pass some bytes through the relay that a member offers; the mode hears what came of it."""
+
+    trial: Trial
+
 
 # ---- routes ------------------------------------------------------------------------------------------------
 # Who can talk with whom, and by which way: the relation of pairs that rounds, donors and rosters follow.

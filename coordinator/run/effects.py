@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from farflung.coordinator.ledger.records import Record
-from farflung.coordinator.roster.ways import Trial
 from farflung.protocol.errors import NoteCause
 from farflung.protocol.messages import ToDoor, ToMember
 from farflung.protocol.round_words import Commit
@@ -55,18 +54,10 @@ class DialBack:
     key: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class RelayPairs:
-    """Those that may meet at the relay from now on, and no others."""
+class ModeEffect:
+    """Of a mode: its own hand carries it out (`ServerHand`)."""
 
-    pairs: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TryRelay:
-    """Pass some bytes through the relay that a member offers; the mode hears what came of it."""
-
-    trial: Trial
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +83,4 @@ class KeepProof:
     peers: tuple[str, ...] = ()  # who is out for it, with whoever signed it
 
 
-Effect = (
-    Write
-    | AnswerDoor
-    | Tell
-    | Allow
-    | Forbid
-    | DialBack
-    | RelayPairs
-    | TryRelay
-    | Note
-    | KeepEvidence
-    | KeepProof
-)
+Effect = Write | AnswerDoor | Tell | Allow | Forbid | DialBack | ModeEffect | Note | KeepEvidence | KeepProof

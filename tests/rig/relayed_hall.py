@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from farflung.coordinator.reach.reach import RelayPairs
 from farflung.coordinator.roster.ways import RelayNow, Usage
-from farflung.coordinator.run.effects import Effect, RelayPairs, Tell
+from farflung.coordinator.run.effects import Effect, Tell
 from farflung.protocol import messages as m
 from farflung.protocol.round_words import RelayRoute
 from rig.guests import Guest

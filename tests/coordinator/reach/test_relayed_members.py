@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from farflung.coordinator.reach.reach import ASKED_S
+from farflung.coordinator.reach.reach import ASKED_S, RelayPairs
 from farflung.coordinator.roster.ways import Usage, pair_of
-from farflung.coordinator.run.effects import RelayPairs, Tell
+from farflung.coordinator.run.effects import Tell
 from farflung.coordinator.run.status import build_status, member_status
 from farflung.protocol import messages as m
 from farflung.protocol.errors import Counters
