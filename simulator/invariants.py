@@ -25,7 +25,6 @@ from farflung.coordinator.ledger.records import (
     CommittedRound,
     DigestFixed,
     DigestWithdrawn,
-    FoundCheating,
     Genesis,
     Record,
     RolledBack,
@@ -103,7 +102,7 @@ class Invariants:
         self.contributions: dict[tuple[str, int], Contributed] = {}
         self.cheated: set[bytes] = set()  # hashes of results that are no sums
         self.wrong_sums: dict[bytes, bytes] = {}  # the same of groups, by the hash of the right one
-        self.found: list[FoundCheating] = []
+        self.found: list[Any] = []  # records of who was found out
         self._fresh: set[Sample] = set()  # committed since the books were looked at last
         self.steps_committed = 0
         self.groups_of: dict[int, tuple[int, ...]] = {}  # of each member of a round
@@ -133,8 +132,6 @@ class Invariants:
         match record:
             case CommittedRound(commit=commit):
                 self._on_commit(record, commit)
-            case FoundCheating():
-                self._on_found(record)
             case DigestFixed(version=version, digest=digest, fragment=fragment):
                 key = (fragment, version)
                 now = self.eras[-1]
@@ -154,6 +151,8 @@ class Invariants:
                 self._on_rolled_back(versions)
             case _ if tag_of(record) == "banned":  # of a mode, which may have been taken out
                 self._on_banned(record)
+            case _ if tag_of(record) == "found_cheating":
+                self._on_found(record)
 
     def _on_banned(self, record: Any) -> None:
         peer = record.peer
@@ -302,7 +301,7 @@ class Invariants:
 
     # ---- wrong sums (P19) ------------------------------------------------------------------------------------
 
-    def _on_found(self, record: FoundCheating) -> None:
+    def _on_found(self, record: Any) -> None:
         self.found.append(record)
         self._require("P19", record.peer in self.liars, f"{record.peer} is honest, and found to have cheated")
 

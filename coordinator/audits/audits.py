@@ -15,7 +15,7 @@ from functools import cached_property
 from farflung.coordinator.audits.dispute import DigestJudge
 from farflung.coordinator.court.proofs import WrongSum, WrongSumOfSums
 from farflung.coordinator.court.questions import MemberAnswer, WantedProof
-from farflung.coordinator.ledger.records import FoundCheating
+from farflung.coordinator.ledger.records import Record
 from farflung.coordinator.modes.registry import CoordinatorMode, DigestCase, ModeTools
 from farflung.coordinator.roster.partial_view import WHOLE_ROSTER
 from farflung.coordinator.rounds.reported import CommittedSums
@@ -30,6 +30,22 @@ from farflung.protocol.messages import FromMember, What
 from farflung.protocol.mode_words import AuditChunks, Audited, DrawnChunk
 from farflung.protocol.round_words import SUM_CODEC, THE_RESULT
 from farflung.protocol.signed_words import Results, SumsOfGroups
+
+# ---- record ------------------------------------------------------------------------------------------------
+
+
+class FoundCheating(Record, frozen=True, kw_only=True, tag="found_cheating"):
+    """A member's own signature convicts it: the file `evidence` shows that to anybody (court/proofs.py)."""
+
+    peer: str
+    fragment: int
+    version: int
+    chunk: int
+    reason: str
+    evidence: str
+
+
+RECORDS = (FoundCheating,)
 
 # ---- audit desk --------------------------------------------------------------------------------------------
 # Audits of sums: some of each commit are drawn, and somebody else than their maker merges them again. Pure.

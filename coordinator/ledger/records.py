@@ -209,17 +209,6 @@ class Struck(Record, frozen=True, kw_only=True, tag="struck"):
     at_s: float
 
 
-class FoundCheating(Record, frozen=True, kw_only=True, tag="found_cheating"):
-    """A member's own signature convicts it: the file `evidence` shows that to anybody (proofs.py)."""
-
-    peer: str
-    fragment: int
-    version: int
-    chunk: int
-    reason: str
-    evidence: str
-
-
 class Amended(Record, frozen=True, kw_only=True, tag="amended"):
     """The host changed what holds from a version on."""
 
@@ -268,7 +257,6 @@ OF_CORE: tuple[type[Record], ...] = (
     Granted,
     Released,
     Struck,
-    FoundCheating,
     Amended,
     Paused,
     Resumed,

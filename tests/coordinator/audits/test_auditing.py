@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from farflung.coordinator.audits import audits
-from farflung.coordinator.audits.audits import Dice
-from farflung.coordinator.ledger.records import FoundCheating, Struck
+from farflung.coordinator.audits.audits import Dice, FoundCheating
+from farflung.coordinator.ledger.records import Struck
 from farflung.protocol.errors import Verdict
 from farflung.protocol.limits import PART_BYTES
 from farflung.protocol.manifest import MergeSection

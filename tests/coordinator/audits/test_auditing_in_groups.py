@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.coordinator.ledger.records import FoundCheating, Struck
+from farflung.coordinator.audits.audits import FoundCheating
+from farflung.coordinator.ledger.records import Struck
 from farflung.protocol.errors import Verdict
 from farflung.protocol.messages import What
 from farflung.protocol.mode_words import AuditChunks, ChunkVerdict
