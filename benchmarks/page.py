@@ -42,13 +42,15 @@ FIRST_VIEW = ("/", "/page.css", "/page.js", "/icon.svg")
 def statuses(members: int) -> tuple[list[bytes], float]:
     """Of one run, some seconds after each other; and the milliseconds that a coordinator takes to make one."""
     machine, chance, made, spent_s = crowd(members), random.Random(1), [], 0.0
-    machine.core.ledger.names = {peer: each.contact.name for peer, each in machine.core.members.alive.items()}
+    machine.core.ledger.peers.names = {
+        peer: each.contact.name for peer, each in machine.core.members.alive.items()
+    }
     for number in range(STATUSES):
         for peer, member in machine.core.members.alive.items():
             assert member.beat is not None
             member.beat = msgspec.structs.replace(member.beat, step=100 * number, loss=chance.uniform(2, 3))
             member.pace.tokens_per_s = chance.uniform(1e3, 9e3)
-            machine.core.ledger.committed_tokens[peer] += round(chance.expovariate(1e-6))
+            machine.core.ledger.peers.tokens[peer] += round(chance.expovariate(1e-6))
         machine.core.now = 5.0 * number
         begun = time.process_time()
         raw = status_json(machine.core, machine.drivers, machine.counters, machine.core.now)

@@ -40,10 +40,10 @@ def _of_run(core: Core) -> list[Family]:
     return [
         gauge("version", "Committed versions, of the least advanced fragment.", ledger.version),
         gauge("rounds_wanted", "Versions after which the run is complete.", core.manifest.run.rounds),
-        gauge("era", "How often the run went back to an older version.", ledger.era),
+        gauge("era", "How often the run went back to an older version.", ledger.eras.number),
         gauge("finished", "1 when the run is complete.", int(core.finished)),
-        counter("tokens_total", "Tokens in commits.", ledger.tokens),
-        gauge("loss", "Of the last commit.", ledger.loss),
+        counter("tokens_total", "Tokens in commits.", ledger.totals.tokens),
+        gauge("loss", "Of the last commit.", ledger.totals.loss),
         gauge("uptime_seconds", "Since this process took the run over.", core.now - core.began_at),
         counter("incarnations_total", "Coordinator processes that this run has had.", ledger.incarnation),
     ]
@@ -96,7 +96,7 @@ def _of_relay(core: Core) -> list[Family]:
 
 def _of_rounds(core: Core, drivers: Sequence[RoundDriver]) -> list[Family]:
     ledger = core.ledger
-    last = ledger.rounds[-1] if ledger.rounds else None
+    last = ledger.totals.rounds[-1] if ledger.totals.rounds else None
     flights = [each.round for each in drivers if each.round is not None]
     families = [
         counter("rounds_total", "Rounds that were opened.", ledger.round_no),

@@ -584,8 +584,8 @@ class WorkLeague:
         ledger = self.ledger()
         if ledger is None or not self.scenario.stream_samples or not self.scenario.work_liars:
             return False
-        theirs = sum(tokens for peer, tokens in ledger.committed_tokens.items() if peer in self.keys)
-        return 2 * theirs >= ledger.committed_tokens.total()
+        theirs = sum(tokens for peer, tokens in ledger.peers.tokens.items() if peer in self.keys)
+        return 2 * theirs >= ledger.peers.tokens.total()
 
     # ---- what they say ----------------------------------------------------------------------------------
 

@@ -95,7 +95,7 @@ class OrdersOfHost:
 
     def order(self, machine: RunMachine, peers: Iterable[VirtualPeer], now: float) -> GoBack | None:
         ledger = machine.core.ledger
-        seen = (ledger.era, [book.version for book in ledger.books])
+        seen = (ledger.eras.number, [book.version for book in ledger.books])
         lost = ledger.learned and not machine.core.finished and not all_is_held(ledger, peers)
         if not lost or seen != self._seen:
             self._seen, self._since = seen, now

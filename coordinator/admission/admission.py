@@ -579,7 +579,7 @@ class Admission(CoordinatorMode):
 
     def _rushed(self, peer: str, network: str) -> Refuse | None:
         """Newcomers only: after a restart of the coordinator all its peers come back at once, and may."""
-        if self.rules.mode != "open" or peer in self._core.ledger.names:
+        if self.rules.mode != "open" or peer in self._core.ledger.peers.names:
             return None
         core, alive = self._core, self._core.members.alive
         if self._looks.is_due(len(alive), core.now):

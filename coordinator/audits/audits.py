@@ -264,7 +264,7 @@ class SumCases:
     def _ask(self, case: SumCase, of: str, author: str) -> int:
         plan, model = case.sum.of.plan, self._core.ledger.model
         assert model is not None  # or there were no commit
-        first = model.fragments(self._core.ledger.fragments)[plan.fragment].first
+        first = model.fragments(self._core.ledger.rules.fragments)[plan.fragment].first
         wanted = WantedProof(
             case.sum.what,
             plan.fragment,

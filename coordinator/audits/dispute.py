@@ -335,7 +335,7 @@ class DigestJudge(Dispute):
         if model is None:
             raise RuntimeError("a version of a model that nobody has named")
         self._core, self._number = core, fragment
-        of = model.fragments(core.ledger.fragments)[fragment]
+        of = model.fragments(core.ledger.rules.fragments)[fragment]
         self._rules = rules = ChunkRules.of(core.terms.first, model, core.terms)
         case = DisputedVersion(
             of,
@@ -354,7 +354,7 @@ class DigestJudge(Dispute):
 
     def _is_signed(self, member: Member | None, digest: bytes, signature: bytes) -> bool:
         core, version = self._core, self.case.version
-        claim = claim_part(core.run_id, core.ledger.era, self._number, version, digest)
+        claim = claim_part(core.run_id, core.ledger.eras.number, self._number, version, digest)
         return member is not None and verify(member.identity, claim, signature)
 
     def keep(self, digest: bytes, peers: Collection[str]) -> None:
@@ -368,7 +368,7 @@ class DigestJudge(Dispute):
             return  # such a file holds one step for all its versions, and the host changed it in between
         claim = FalseClaim(
             run_id=core.run_id,
-            era=core.ledger.era,
+            era=core.ledger.eras.number,
             fragment=self._number,
             version=version,
             chunk=self.case.fragment.index(proof.chunk),

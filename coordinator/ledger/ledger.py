@@ -92,6 +92,21 @@ class Mark:
     loss: float | None
 
 
+@dataclass
+class Eras:
+    """The run went back to an older state so many times."""
+
+    number: int = 0
+    because: str = ""  # why this one began
+    furthest: int = 0  # the newest version that was lost by going back
+    delivered: bool = False  # somebody left with the finished model: nothing goes back behind that
+
+    def begin(self, record: RolledBack, newest: int) -> None:
+        """`newest`: of all versions that there were."""
+        self.number, self.because = self.number + 1, record.reason
+        self.furthest = 0 if record.undone else max(self.furthest, newest)
+
+
 # ---- run clock ---------------------------------------------------------------------------------------------
 # The run's own clock. A fold over records. Pure.
 #
@@ -362,28 +377,61 @@ class LedgerPart:
 
 
 @dataclass
-class Ledger:
+class Totals:
+    """What the run's rounds came to, for people; the same tokens went into every fragment."""
+
+    tokens: int = 0
+    loss: float | None = None
+    curve: LossCurve = field(default_factory=LossCurve)  # of all rounds
+    rounds: deque[CommittedRound] = field(default_factory=lambda: deque(maxlen=ROUNDS_SHOWN))
+
+    def return_to(self, mark: Mark, version: int) -> None:
+        self.tokens, self.loss = mark.tokens, mark.loss
+        self.curve.forget_after(version)
+
+    def forget_rounds_after(self, versions: Sequence[int]) -> None:
+        """`versions`: of each fragment."""
+        kept = [each for each in self.rounds if each.commit.version <= versions[each.commit.fragment]]
+        self.rounds = deque(kept, maxlen=ROUNDS_SHOWN)
+
+
+@dataclass
+class PeersKnown:
+    names: dict[str, str] = field(default_factory=dict)
+    tokens: Counter[str] = field(default_factory=Counter)  # ever: who has the most decides about the data
+    here: set[str] = field(default_factory=set)  # they came in and have not gone, since the last start
+
+
+@dataclass(frozen=True)
+class LedgerRules:
+    """Of the run's manifest, what records are folded by."""
+
     lease_samples: int
     keep_results: int
     fragments: int = 1
     every_rounds: int = 0  # the versions that are saved as checkpoints; 0: none
+
+    def is_saved(self, version: int) -> bool:
+        """Checkpoints of this version may exist."""
+        return version > 0 and self.every_rounds > 0 and version % self.every_rounds == 0
+
+    def is_kept(self, version: int, newest: int) -> bool:
+        """The digest of this version."""
+        far = version <= newest - self.every_rounds * SAVED_KEPT
+        return version > newest - DIGESTS_KEPT or (self.is_saved(version) and not far)
+
+
+@dataclass
+class Ledger:
+    rules: LedgerRules
     incarnation: int = 0
     secret: bytes = b""
-    era: int = 0  # how often the run went back to an older state
-    era_reason: str = ""  # why this one began
-    delivered: bool = False  # somebody left with the finished model: nothing goes back behind that
+    eras: Eras = field(default_factory=Eras)
     model: ModelSchema | None = None
     round_no: int = 0  # of the newest round of all fragments
-    tokens: int = 0
-    loss: float | None = None
-    curve: LossCurve = field(default_factory=LossCurve)  # of all rounds, for people
-    rounds: deque[CommittedRound] = field(default_factory=lambda: deque(maxlen=ROUNDS_SHOWN))
-    names: dict[str, str] = field(default_factory=dict)
-    # Of each peer, ever: who has the most of them decides about the data.
-    committed_tokens: Counter[str] = field(default_factory=Counter)
-    here: set[str] = field(default_factory=set)  # peers that came in and have not gone, since the last start
+    totals: Totals = field(default_factory=Totals)
+    peers: PeersKnown = field(default_factory=PeersKnown)
     amendments: list[Amendment] = field(default_factory=list)
-    furthest: int = 0  # the newest version that was lost by going back
     clock: RunClock = field(default_factory=RunClock)
     paused: Paused | None = None  # by the host
     parts: dict[str, Any] = field(default_factory=dict)  # of modes, by name: each folds records as well
@@ -391,8 +439,8 @@ class Ledger:
     leases: Leases = field(init=False)
 
     def __post_init__(self) -> None:
-        self.leases = Leases(self.lease_samples, fragments=self.fragments)
-        self.books = [FragmentBook() for _ in range(self.fragments)]
+        self.leases = Leases(self.rules.lease_samples, fragments=self.rules.fragments)
+        self.books = [FragmentBook() for _ in range(self.rules.fragments)]
         self.parts = {name: kind() for name, kind in registry.having("LedgerPart").items()}
 
     @property
@@ -423,7 +471,7 @@ class Ledger:
         match record:
             case Started(incarnation=incarnation, secret=secret):
                 self.incarnation = incarnation
-                self.here.clear()
+                self.peers.here.clear()
                 self.secret = secret or self.secret
             case ModelFixed(model=model):
                 self.model = model
@@ -437,8 +485,8 @@ class Ledger:
                 for book, shown in zip(self.books, record.shown, strict=False):
                     book.shown[0] = shown
             case Admitted(peer=peer, name=name):
-                self.names[peer] = name
-                self.here.add(peer)
+                self.peers.names[peer] = name
+                self.peers.here.add(peer)
             case Opened(plan=plan):
                 self.round_no = max(self.round_no, plan.round_no)
                 self.books[plan.fragment].open_round = plan.round_no
@@ -482,9 +530,9 @@ class Ledger:
     def _fix_data(self, record: DataFixed) -> None:
         """Named again only before anything that was leased is committed, and while no round is in flight."""
         self.leases = Leases(
-            self.lease_samples,
+            self.rules.lease_samples,
             record.samples,
-            self.fragments,
+            self.rules.fragments,
             next_id=self.leases.next_id,
             data=record.data,
             stream=record.samples == UNKNOWN_LENGTH,
@@ -499,7 +547,7 @@ class Ledger:
                 book.digests[version] = digest
                 if shown:
                     book.shown[version] = shown
-                for old in [v for v in book.digests if not self._is_kept(v, version)]:
+                for old in [v for v in book.digests if not self.rules.is_kept(v, version)]:
                     del book.digests[old]
                     book.shown.pop(old, None)
             case ShownFixed(version=version, shown=shown):
@@ -521,11 +569,11 @@ class Ledger:
             self._check_are_all_stages(rounds)
             self.leases.settled = True
         if rounds[-1].loss is not None and rounds[0].commit.fragment == BOOKS_FRAGMENT:
-            self.loss = rounds[-1].loss  # of several stages the last one knows it
+            self.totals.loss = rounds[-1].loss  # of several stages the last one knows it
         for record in rounds:
             self._on_round(record)
         if rounds[0].commit.fragment == BOOKS_FRAGMENT:
-            self.curve.add(rounds[0].commit.version, self.tokens, rounds[-1].loss)
+            self.totals.curve.add(rounds[0].commit.version, self.totals.tokens, rounds[-1].loss)
 
     def _check_are_all_stages(self, rounds: Sequence[CommittedRound]) -> None:
         """ValueError for a journal that lets some stages go on without the others."""
@@ -534,15 +582,15 @@ class Ledger:
             raise ValueError("a batch is committed by one round of every stage, to the next version")
 
     def _on_round(self, record: CommittedRound) -> None:
-        commit = record.commit
+        commit, totals = record.commit, self.totals
         book = self.books[commit.fragment]
         book.version = commit.version
         book.open_round = 0
         book.commits[commit.version] = commit
-        book.commits.pop(commit.version - self.keep_results, None)
-        self.rounds.append(record)
+        book.commits.pop(commit.version - self.rules.keep_results, None)
+        totals.rounds.append(record)
         book.trust.update(commit.included)
-        for peer in {*commit.members, *(self.here & book.vouched)}:
+        for peer in {*commit.members, *(self.peers.here & book.vouched)}:
             book.reaches(peer, commit.version)
         for peer, tokens in record.tokens_by.items():
             book.holders[peer].tokens += tokens
@@ -563,13 +611,13 @@ class Ledger:
             book.norms[commit.version] = (record.norm, record.tokens / members)
             _keep_newest(book.norms)
         if commit.fragment == BOOKS_FRAGMENT:  # the same tokens went into every fragment
-            self.tokens += record.tokens
-            self.committed_tokens.update(record.tokens_by)
+            totals.tokens += record.tokens
+            self.peers.tokens.update(record.tokens_by)
         for used in record.used.values():
             self.leases.acknowledge(used, commit.fragment)
-        book.marks[book.version] = Mark(self.leases.reach(commit.fragment), self.tokens, self.loss)
+        book.marks[book.version] = Mark(self.leases.reach(commit.fragment), totals.tokens, totals.loss)
         # Not one that a digest is kept of, and the digest of this version is not settled yet.
-        for old in [v for v in book.marks if not self._is_kept(v, book.version - 1)]:
+        for old in [v for v in book.marks if not self.rules.is_kept(v, book.version - 1)]:
             del book.marks[old]
 
     def folded(self, position: int) -> Folded:
@@ -577,25 +625,16 @@ class Ledger:
         raw = packed(self)
         return Folded(position=position, ledger=raw, digest=hash_bytes(raw))
 
-    def is_saved(self, version: int) -> bool:
-        """Checkpoints of this version may exist."""
-        return version > 0 and self.every_rounds > 0 and version % self.every_rounds == 0
-
     def nonce_of(self, fragment: int, version: int) -> bytes:
         """Under which holders of this version show that they are; nobody knows it before it is told."""
         return _nonce_of(self.secret, fragment, version)
-
-    def _is_kept(self, version: int, newest: int) -> bool:
-        far = version <= newest - self.every_rounds * SAVED_KEPT
-        return version > newest - DIGESTS_KEPT or (self.is_saved(version) and not far)
 
     # ---- going back ------------------------------------------------------------------------------------------
 
     def _go_back(self, record: RolledBack) -> None:
         """Samples that only the lost versions had used are leased again; no lease from before counts any more."""
         versions = record.versions
-        self.furthest = 0 if record.undone else max(self.furthest, *(book.version for book in self.books))
-        self.era += 1
+        self.eras.begin(record, max(book.version for book in self.books))
         reaches = []
         for fragment, (book, version) in enumerate(zip(self.books, versions, strict=True)):
             reaches.append(self._return_to(fragment, version))
@@ -603,8 +642,7 @@ class Ledger:
             for holder in book.holders.values():
                 holder.reached = min(holder.reached, version)
         self.leases.go_back(reaches)
-        self._forget_rounds_after(versions)
-        self.era_reason = record.reason
+        self.totals.forget_rounds_after(versions)
 
     def _return_to(self, fragment: int, version: int) -> CoveredRange:
         """The fragment is at this version.  Returns what it has learned from."""
@@ -613,22 +651,17 @@ class Ledger:
         mark = book.marks.get(version, Mark(CoveredRange(0, 0, ()), 0, None))
         stays = version == book.version
         if fragment == BOOKS_FRAGMENT and not stays:
-            self.tokens, self.loss = mark.tokens, mark.loss
-            self.curve.forget_after(version)
+            self.totals.return_to(mark, version)
         reach = self.leases.reach(fragment) if stays else mark.reach
         book.version, book.open_round, book.dropped_at = version, 0, -1
         return reach
-
-    def _forget_rounds_after(self, versions: Sequence[int]) -> None:
-        kept = [each for each in self.rounds if each.commit.version <= versions[each.commit.fragment]]
-        self.rounds = deque(kept, maxlen=ROUNDS_SHOWN)
 
     # ---- who may hold what --------------------------------------------------------------------------------
 
     def _depart(self, record: Departed) -> None:
         """Whoever is accounted for holds nothing any more; when it comes again, it has to show what it holds."""
-        self.delivered = self.delivered or record.cause is DepartureCause.FINISHED
-        self.here.discard(record.peer)
+        self.eras.delivered = self.eras.delivered or record.cause is DepartureCause.FINISHED
+        self.peers.here.discard(record.peer)
         for book in self.books if record.cause in ACCOUNTED_FOR else ():
             book.vouched.discard(record.peer)
             if record.peer in book.holders:

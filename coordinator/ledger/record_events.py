@@ -68,7 +68,7 @@ class RecordEvents:
             incarnation=known.ledger.incarnation + 1,
             software=f"farflung {__version__}",
             versions=[book.version for book in known.ledger.books],
-            era=known.ledger.era,
+            era=known.ledger.eras.number,
             rules={
                 "min_peers": rules.run.min_peers,
                 "rounds": rules.run.rounds,

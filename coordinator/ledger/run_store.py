@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from farflung.coordinator.ledger.ledger import Ledger, unpacked
+from farflung.coordinator.ledger.ledger import Ledger, LedgerRules, unpacked
 from farflung.coordinator.ledger.records import CommittedBatch, CommittedRound, Folded, Record, from_bytes
 from farflung.protocol.digests import hash_bytes, keyed_hash
 from farflung.protocol.errors import UserError
@@ -31,10 +31,12 @@ class RunRecords:
     def ledger(self) -> Ledger:
         rules = self.manifest
         ledger = Ledger(
-            rules.data.lease_samples,
-            rules.round.keep_results,
-            rules.fragments,
-            rules.checkpoint.every_rounds,
+            LedgerRules(
+                rules.data.lease_samples,
+                rules.round.keep_results,
+                rules.fragments,
+                rules.checkpoint.every_rounds,
+            )
         )
         for record in self.records:
             ledger.apply(record)
@@ -144,5 +146,5 @@ def _newest_commit(bodies: Sequence[bytes]) -> Commit | None:
                 return rounds[-1].commit
             case Folded(ledger=raw):
                 ledger: Ledger = unpacked(raw, Ledger)
-                return ledger.rounds[-1].commit if ledger.rounds else None
+                return ledger.totals.rounds[-1].commit if ledger.totals.rounds else None
     return None

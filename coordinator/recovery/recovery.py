@@ -129,7 +129,9 @@ class Rollback:
     def check_what_is_held(self) -> bool:
         """True if the run went back now."""
         core = self._core
-        may = core.ledger.learned and not (core.finished and core.ledger.delivered) and core.members.alive
+        may = (
+            core.ledger.learned and not (core.finished and core.ledger.eras.delivered) and core.members.alive
+        )
         for at, driver in enumerate(self._drivers):
             held, before = newest_held(driver), self._held[at]
             if held >= driver.book.version or not may:
@@ -182,7 +184,7 @@ class Rollback:
         does may be about to read it, or lie, and is waited for as long as for any other."""
         if not self._in_stages:
             return False
-        furthest = max(self._core.ledger.furthest, *(each.book.version for each in self._drivers))
+        furthest = max(self._core.ledger.eras.furthest, *(each.book.version for each in self._drivers))
         short = [
             each for each, since in zip(self._drivers, self._lost_since, strict=True) if since is not None
         ]
@@ -254,7 +256,7 @@ class Rollback:
                 standing.verified = standing.vouched = False
                 standing.ready_since = None
             if member.beat is not None:
-                member.beat = in_this_era(member.beat, core.ledger.era)
+                member.beat = in_this_era(member.beat, core.ledger.eras.number)
 
     @property
     def _versions(self) -> str:
@@ -302,7 +304,7 @@ class Rollback:
         offer = self._held[driver.fragment]
         if offer >= newest:
             return f"waiting for the peers that hold version {newest}{core.of(driver.fragment)} to show it"
-        if core.finished and core.ledger.delivered:
+        if core.finished and core.ledger.eras.delivered:
             out = (
                 "its model was handed out already; waiting for a peer with a checkpoint of it (Ctrl-C leaves)"
             )
@@ -428,7 +430,8 @@ class RollbackOrders:
 
     def _lost_by_founding(self, there: Sequence[int]) -> str:
         nothing = [0] * len(self._now)
-        lost = f"{self._rounds(nothing)}, {self._core.ledger.tokens:,} tokens, up to version {self._listed(self._now)}"
+        tokens = self._core.ledger.totals.tokens
+        lost = f"{self._rounds(nothing)}, {tokens:,} tokens, up to version {self._listed(self._now)}"
         what = self._what_is_lost(there)
         useless = "" if self._in_stages or what == "the run" else ", and a model without it is none"
         away = self._may_bring(there)
@@ -513,7 +516,8 @@ class RollbackOrders:
         )
         self._rollback.go_back(versions, f"{what}{why}; what was learned after it is void", undone)
         return Reply(
-            text=f"the run is at version {self._listed(versions)}, era {self._core.ledger.era}", found=found
+            text=f"the run is at version {self._listed(versions)}, era {self._core.ledger.eras.number}",
+            found=found,
         )
 
     @property

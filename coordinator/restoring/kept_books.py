@@ -259,7 +259,7 @@ class KeptSteps(LedgerPart):
             case CommittedBatch(rounds=rounds):
                 self.link = self.link.then(ledger.incarnation, [each.commit for each in rounds])
             case RolledBack(versions=versions):
-                what = repr((ledger.era, versions)).encode("ascii")
+                what = repr((ledger.eras.number, versions)).encode("ascii")
                 self.link = self.link.then(ledger.incarnation, (), what)
             case Restored():
                 _restore(ledger, self, record)
@@ -288,8 +288,12 @@ def _restore(ledger: Ledger, mine: KeptSteps, record: Restored) -> None:
 
 def _put_back(ledger: Ledger, head: SignedHead, books: Books) -> None:
     ledger.incarnation = max(ledger.incarnation, head.incarnation)
-    ledger.era, ledger.era_reason, ledger.delivered = head.era, books.era_reason, books.delivered
-    ledger.tokens, ledger.loss = books.tokens, books.loss
+    ledger.eras.number, ledger.eras.because, ledger.eras.delivered = (
+        head.era,
+        books.era_reason,
+        books.delivered,
+    )
+    ledger.totals.tokens, ledger.totals.loss = books.tokens, books.loss
     ledger.round_no = max(ledger.round_no, books.round_no)
     ledger.leases = leases_in(books.leases)
     for number, (book, said) in enumerate(zip(ledger.books, books.fragments, strict=True)):
@@ -301,9 +305,7 @@ def _put_back(ledger: Ledger, head: SignedHead, books: Books) -> None:
         book.dropped_round, book.dropped_at = said.dropped_round, -1
         book.marks[book.version] = _mark(books, ledger.leases, number)
         if number == BOOKS_FRAGMENT:
-            ledger.committed_tokens.update(
-                {p: t - ledger.committed_tokens[p] for p, _, t in said.holders if t}
-            )
+            ledger.peers.tokens.update({p: t - ledger.peers.tokens[p] for p, _, t in said.holders if t})
     _put_back_parts(ledger, head.versions[BOOKS_FRAGMENT], books, newest=True)
 
 
@@ -348,7 +350,7 @@ def _fill_in_commits(ledger: Ledger, record: Restored) -> None:
         lowest = [min(pair) for pair in zip(lowest, kept.head.versions, strict=True)]
         for commit in [shown[name] for name in kept.head.commits if name in shown]:
             book, version = ledger.books[commit.fragment], commit.version
-            if book.version - ledger.keep_results < version <= lowest[commit.fragment]:
+            if book.version - ledger.rules.keep_results < version <= lowest[commit.fragment]:
                 book.commits[version] = commit
 
 
@@ -476,7 +478,7 @@ def kept_commit(
         link.before,
         link.after,
         link.incarnation,
-        ledger.era,
+        ledger.eras.number,
         tuple(book.version for book in ledger.books),
         link.commits,
         hash_bytes(raw),
@@ -501,10 +503,10 @@ def _books_of(ledger: Ledger, model: ModelSchema) -> Books:
 def _books_with(ledger: Ledger, model: ModelSchema, holders: int) -> Books:
     return Books(
         ledger.round_no,
-        ledger.tokens,
-        ledger.loss,
-        ledger.delivered,
-        ledger.era_reason,
+        ledger.totals.tokens,
+        ledger.totals.loss,
+        ledger.eras.delivered,
+        ledger.eras.because,
         b"",
         {name: kept for name, part in ledger.parts.items() if (kept := part.kept())},
         name_of_model(model),

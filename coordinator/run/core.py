@@ -160,7 +160,7 @@ class Core:
 
     def name(self, peer: str) -> str:
         """For texts: people know peers by their names."""
-        return self.ledger.names.get(peer, peer)
+        return self.ledger.peers.names.get(peer, peer)
 
     def of(self, fragment: int) -> str:
         """For texts about one of several fragments, or stages of a model."""

@@ -81,7 +81,7 @@ class Contradictions:
 
     def begin_anew(self, version: int) -> bool:
         """True if this is another version, or era."""
-        era = self._core.ledger.era
+        era = self._core.ledger.eras.number
         if (version, era) == (self.version, self._era):
             return False
         self.end()
@@ -388,7 +388,7 @@ class DigestAgreement:
         core, model, version = self._core, self._core.ledger.model, self._book.version
         if model is None:
             raise RuntimeError("a version of a model that nobody has named")
-        fragment = model.fragments(core.ledger.fragments)[self._number]
+        fragment = model.fragments(core.ledger.rules.fragments)[self._number]
         form = core.terms.first.state_form(model.chunk_elements)
         held = HoldingClaim(member.peer, fragment, version, digest, self.nonce(version), form.size_bytes)
         checks[member.peer] = HoldingProof(held, self._core.questions, self._core.now)

@@ -143,7 +143,7 @@ class DatasetAgreement:
 
     def _on_news(self, member: Member, word: Word) -> None:
         self._ends.pop(member.peer, None)
-        if word.ends != UNKNOWN_LENGTH and member.peer in self._core.ledger.committed_tokens:
+        if word.ends != UNKNOWN_LENGTH and member.peer in self._core.ledger.peers.tokens:
             self._ends[member.peer] = word.ends
         found = word.first.samples == UNKNOWN_LENGTH != word.ends
         if found and word.ends != self._core.ledger.leases.samples:
@@ -227,7 +227,7 @@ class DatasetAgreement:
         return Counter(
             {
                 peer: tokens
-                for peer, tokens in core.ledger.committed_tokens.items()
+                for peer, tokens in core.ledger.peers.tokens.items()
                 if peer in leasing or peer not in alive  # a member with data of its own has no say
             }
         )

@@ -115,13 +115,13 @@ class Entrance:
             if difference:
                 return refuse("model", f"the model differs from the run's: {difference}")
         try:
-            hello.model.fragments(core.ledger.fragments)
+            hello.model.fragments(core.ledger.rules.fragments)
         except UserError as error:
             return refuse("model", str(error))
         if core.manifest.pipeline.stages > 1:
             return self._no_stage(hello.fragments)
-        if hello.fragments != tuple(range(core.ledger.fragments)):
-            held, all_of_them = ", ".join(map(str, hello.fragments)), core.ledger.fragments
+        if hello.fragments != tuple(range(core.ledger.rules.fragments)):
+            held, all_of_them = ", ".join(map(str, hello.fragments)), core.ledger.rules.fragments
             return refuse(
                 "model",
                 f"this run is no pipeline: each peer holds all of its {all_of_them} fragments, not {held}",
@@ -329,7 +329,7 @@ class RunMachine:
         registry.check(manifest)
         ledger = RunRecords(run_id, manifest, records).ledger
         self.core = Core(manifest, run_id, ledger)
-        fragments = range(ledger.fragments)
+        fragments = range(ledger.rules.fragments)
         self.drivers = [RoundDriver(self.core, each) for each in fragments]
         self.lease_desk = LeaseDesk(self.core, self.drivers)
         self._random = random

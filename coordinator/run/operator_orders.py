@@ -103,7 +103,7 @@ class Operating:
 
 def one_peer(core: Core, who: str) -> str:
     """By its name, its id or the beginning of its id.  UserError: it is not one peer alone."""
-    known = {**core.ledger.names, **core.members.members}
+    known = {**core.ledger.peers.names, **core.members.members}
     found = [peer for peer in known if is_meant(core, peer, who)]
     here = [peer for peer in found if peer in core.members.alive]
     found = here if len(here) == 1 else found  # of two with one name, the one that is here
@@ -162,7 +162,7 @@ class AmendmentOrders:
             raise UserError(f"a run has at most {AMENDMENTS_MOST} amendments")
         version = self._version(changes, wanted, at)
         asked_for = Amendment(
-            core.terms.count + 1, version, core.ledger.era, encoded(changes), core.terms.newest.digest
+            core.terms.count + 1, version, core.ledger.eras.number, encoded(changes), core.terms.newest.digest
         )
         return msgspec.structs.replace(asked_for, proof=core.prove(asked_for.statement(core.run_id)))
 
@@ -193,7 +193,7 @@ class AmendmentOrders:
         One of an era before was made for versions that may be far away now: whoever amends a run that went back need
         not wait for them.
         """
-        terms, era = self._core.terms, self._core.ledger.era
+        terms, era = self._core.terms, self._core.ledger.eras.number
         pending = [each for each in terms.amendments if each.era == era and each.version > version]
         then, told = terms.at(version).model_dump(), wanted.model_dump()
         early = [

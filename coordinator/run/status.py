@@ -185,10 +185,10 @@ def build_status(
         "reason": _reason(core, drivers, lost),
         "phase_left_s": _phase_left_s(core, drivers, flight),
         "version": ledger.version,
-        "era": ledger.era,
+        "era": ledger.eras.number,
         "target": core.manifest.run.rounds,
-        "tokens": ledger.tokens,
-        "loss": finite(ledger.loss),
+        "tokens": ledger.totals.tokens,
+        "loss": finite(ledger.totals.loss),
         "tokens_per_s": _tokens_per_s(core),
         "useful_members": _useful_members(core).told(),
         "eta_s": _eta_s(core, drivers, now),
@@ -207,10 +207,10 @@ def build_status(
         "members_not_shown": len(members[MEMBERS_MOST:]),
         **_for_the_public(core, drivers),
         "round": _round(flight, now),
-        "rounds": [_past_round(core, record) for record in ledger.rounds],
+        "rounds": [_past_round(core, record) for record in ledger.totals.rounds],
         "events": [{"at_s": round(core.clock_at(at), 2), "text": text} for at, text in core.events],
         "leases": _leases(ledger.leases),
-        **core.members.ways.status(core.ledger.names),
+        **core.members.ways.status(core.ledger.peers.names),
         "frames": frames.as_dict(),
     }
     for mode in core.modes:
@@ -221,7 +221,7 @@ def build_status(
         status["stages"] = [
             _fragment(each, lost) | _stage(each) | more for each, more in zip(drivers, of_modes, strict=True)
         ]
-    elif ledger.fragments > 1:
+    elif ledger.rules.fragments > 1:
         status["fragments"] = [_fragment(driver, lost) for driver in drivers]
     return status
 
@@ -238,7 +238,7 @@ def _useful_members(core: Core) -> Useful:
 
 def _for_the_public(core: Core, drivers: Sequence[RoundDriver]) -> dict[str, Any]:
     """What stays whole where there are too many members to list: how many, who gave most, and all of the curve."""
-    alive, names = core.members.alive, core.ledger.names
+    alive, names = core.members.alive, core.ledger.peers.names
     return {
         "admission": core.manifest.admission.mode,
         # No built-in trainer can take part: peers bring the run's own script.
@@ -248,9 +248,9 @@ def _for_the_public(core: Core, drivers: Sequence[RoundDriver]) -> dict[str, Any
         "helping": sum(member.helps for member in alive.values()),
         "contributors": [
             {"name": names.get(peer, peer), "id": peer, "tokens": tokens, "alive": peer in alive}
-            for peer, tokens in core.ledger.committed_tokens.most_common(CONTRIBUTORS_SHOWN)
+            for peer, tokens in core.ledger.peers.tokens.most_common(CONTRIBUTORS_SHOWN)
         ],
-        "curve": core.ledger.curve.told(),
+        "curve": core.ledger.totals.curve.told(),
     }
 
 
@@ -409,7 +409,7 @@ def _round(flight: Round | None, now: float) -> dict[str, Any] | None:
 
 
 def _past_round(core: Core, record: Any) -> dict[str, Any]:
-    of_several = {"fragment": record.commit.fragment} if core.ledger.fragments > 1 else {}
+    of_several = {"fragment": record.commit.fragment} if core.ledger.rules.fragments > 1 else {}
     return of_several | {
         "version": record.commit.version,
         "round": record.commit.round_no,

@@ -160,7 +160,7 @@ class DonorLists:
         """Of each sort, in the order of their names."""
         members, version, now = self._core.members, driver.book.version, self._core.now
         here = members.in_order
-        stamp = (members.everybody.number, self._core.ledger.era, version, self.changes)
+        stamp = (members.everybody.number, self._core.ledger.eras.number, version, self.changes)
         known = self._known.get(driver.fragment)
         if known is not None:
             fresh = known.stamp == stamp
@@ -221,7 +221,7 @@ class VersionZero:
         """
         alive, books = self._core.members.alive, [each.book for each in self._drivers]
         founded = [(book.digests.get(0), book.shown.get(0)) for book in books]
-        of_what = (self.turns.changes, self._core.ledger.era, founded)
+        of_what = (self.turns.changes, self._core.ledger.eras.number, founded)
         still = {
             number: (member, member.beat)
             for number, (member, beat) in self._witnesses.items()
@@ -309,12 +309,12 @@ class TickBuilder:
         """Take a beat in and answer it.  Returns why the member must go, if it must."""
         core = self._core
         # Why another era than the member's began; empty if that is no news to it.
-        why_era = core.ledger.era_reason if beat.era < core.ledger.era else ""
+        why_era = core.ledger.eras.because if beat.era < core.ledger.eras.number else ""
         for mode in core.modes:
             mode.hear(member.peer, beat)
-        if beat.era == core.ledger.era:
+        if beat.era == core.ledger.eras.number:
             self._alike.hear(member.peer, member.process, beat.forward, beat.era)
-        beat = in_this_era(beat, core.ledger.era)
+        beat = in_this_era(beat, core.ledger.eras.number)
         member.pace.on_beat(beat, core.now)
         if member.beat is None or _versions(member.beat) != _versions(beat):
             self._donors.changes += 1
@@ -349,7 +349,7 @@ class TickBuilder:
             **news.told,
             leases=leases,
             void=void,
-            era=core.ledger.era,
+            era=core.ledger.eras.number,
             era_because=why_era,
             advice=told.advice,
             ways=ways.routes if news.roster is not None else (),
@@ -422,7 +422,9 @@ class TickBuilder:
         said = driver.beat_of(member)
         sections = driver.lines.sections(member.peer, lambda: _beats_of(driver))
         if said is not None and said.version < 0:  # it may have a checkpoint of one of these
-            saved = [each for each in digests if self._core.ledger.is_saved(each[0]) and each not in newest]
+            saved = [
+                each for each in digests if self._core.ledger.rules.is_saved(each[0]) and each not in newest
+            ]
             newest = saved[-self._told(SAVED_TOLD, 1, standing) :] + newest
         return FragmentTick(
             fragment=driver.fragment,
@@ -447,9 +449,9 @@ class TickBuilder:
         """Of versions that belong into a checkpoint: whoever reads it later can show whose state it is."""
         core, book = self._core, driver.book
         digest, last = book.digests.get(book.version), core.manifest.run.rounds
-        if digest is None or not (core.ledger.is_saved(book.version) or book.version == last):
+        if digest is None or not (core.ledger.rules.is_saved(book.version) or book.version == last):
             return b""
-        era, number = core.ledger.era, driver.fragment
+        era, number = core.ledger.eras.number, driver.fragment
         statement = statement_of(core.run_id, era, number, book.version, digest)
         if self._proofs.get(number, (b"", b""))[0] != statement:
             self._proofs[number] = (statement, core.prove(statement))

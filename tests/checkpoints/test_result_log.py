@@ -232,7 +232,7 @@ def test_P5_a_run_that_loses_everybody_goes_on_from_a_checkpoint_and_results_on_
     world.after(1.0, look)
     report = world.run()
     assert world.coordinator is not None and report.kills >= 4
-    assert report.version == 9 and world.coordinator.core.ledger.era == (0 if on_disk else 1)
+    assert report.version == 9 and world.coordinator.core.ledger.eras.number == (0 if on_disk else 1)
 
 
 class CutOff(World):

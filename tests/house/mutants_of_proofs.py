@@ -412,7 +412,7 @@ ERAS = (
     Mutant(
         "a run of stages that went back once gives up no second version in a hurry",
         "coordinator/recovery/recovery.py",
-        "furthest = max(self._core.ledger.furthest, *",
+        "furthest = max(self._core.ledger.eras.furthest, *",
         "furthest = max(0, *",
         ("tests/coordinator/recovery/test_stages_go_back.py",),
     ),

@@ -24,7 +24,7 @@ from farflung.console.history.history import History, _with_cause, read_folder
 from farflung.console.history.recorded_run import Recording
 from farflung.console.history.replay import Replay
 from farflung.console.history.trackers import RunRows
-from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.ledger import Ledger, LedgerRules
 from farflung.coordinator.ledger.record_events import CoordinatorStart, RecordEvents
 from farflung.coordinator.ledger.records import (
     AbortedRound,
@@ -231,7 +231,7 @@ def a_kept_run(folder: Path) -> Path:
     world.run()
     records = [from_bytes(raw) for raw in world.journal]
     events = RecordEvents(folder / "events.jsonl")
-    books = Ledger(8, 3, world.manifest.round.fragments)
+    books = Ledger(LedgerRules(8, 3, world.manifest.round.fragments))
     events.write_start(CoordinatorStart(world.manifest, bytes(16), books, records))
     events.on_records(list(records_of(900)))
     for cause, text in (

@@ -139,7 +139,7 @@ class Bench(MadeRun):
         raw = b"" if holder.mute else holder.shows(what, version, int(str(fields["chunk"]))) or b""
         if holder.mute:
             return
-        claim = claim_part(RUN_ID, self.core.ledger.era, NUMBER, version, root_of(holder.hashes))
+        claim = claim_part(RUN_ID, self.core.ledger.eras.number, NUMBER, version, root_of(holder.hashes))
         shown = Shown(
             session=bytes(16), seq=1, question=int(str(fields["question"])), start=0, total=len(raw), part=raw,
             signature=guest.signer.sign(claim) if what is What.HASHES else b"",

@@ -152,7 +152,7 @@ class LostHolders(World):
             self.seen.commits_s.append(self.now)
         if isinstance(record, RolledBack) and self.coordinator is not None:
             # It is in the books already.
-            self.seen.given_up.append(self.coordinator.core.ledger.furthest - max(record.versions))
+            self.seen.given_up.append(self.coordinator.core.ledger.eras.furthest - max(record.versions))
         super()._write(record)
 
 

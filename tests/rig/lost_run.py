@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.ledger import Ledger, LedgerRules
 from farflung.coordinator.ledger.records import (
     Admitted,
     CommittedRound,
@@ -61,7 +61,7 @@ class Host:
     told: list[Committed | Keep] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger(8, 4)
+        self.ledger = Ledger(LedgerRules(8, 4))
         self.write(
             Started(incarnation=self.incarnation),
             ModelFixed(model=MODEL, peer=ANN),

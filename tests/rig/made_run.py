@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.ledger import Ledger, LedgerRules
 from farflung.coordinator.ledger.records import (
     Admitted,
     CommittedRound,
@@ -67,12 +67,12 @@ class MadeRun:
 
     def __post_init__(self) -> None:
         self.core = Core(self.manifest, RUN_ID, self.new_ledger())
-        self.drivers = [RoundDriver(self.core, number) for number in range(self.core.ledger.fragments)]
+        self.drivers = [RoundDriver(self.core, number) for number in range(self.core.ledger.rules.fragments)]
 
     def new_ledger(self) -> Ledger:
         rules = self.manifest.round
         lease_samples, every_rounds = self.manifest.data.lease_samples, self.manifest.checkpoint.every_rounds
-        return Ledger(lease_samples, rules.keep_results, rules.fragments, every_rounds)
+        return Ledger(LedgerRules(lease_samples, rules.keep_results, rules.fragments, every_rounds))
 
     def replayed(self) -> Ledger:
         """What a coordinator that starts again makes of the journal."""
@@ -91,7 +91,7 @@ class MadeRun:
         core.write(Admitted(peer=peer, name=name, session=process[:16]))
         contact = Contact(peer, name, process, "")
         member = core.members.admit(
-            contact, process[:16], process[16:], core.now, network, range(core.ledger.fragments)
+            contact, process[:16], process[16:], core.now, network, range(core.ledger.rules.fragments)
         )
         for standing in member.standings.values():
             standing.verified = standing.vouched = verified
@@ -99,7 +99,7 @@ class MadeRun:
 
     def says(self, member: Member, **changes: object) -> Beat:
         """The member's newest beat; of the versions that it names it shows that it holds them."""
-        plain = {"seq": member.heard.seq + 1, "fragments": holding(*[0] * self.core.ledger.fragments)}
+        plain = {"seq": member.heard.seq + 1, "fragments": holding(*[0] * self.core.ledger.rules.fragments)}
         beat = replace(BARE_BEAT, session=member.session, **{**plain, **changes})
         shown = tuple(showing(self.core.ledger, said) for said in beat.fragments)
         member.beat = replace(beat, fragments=shown)

@@ -631,7 +631,7 @@ def test_each_fragment_has_all_its_rounds_and_the_samples_are_counted_once(world
     assert all(any(record.used.values()) for record in commits), "each fragment says what it has learned from"
     assert world.coordinator is not None
     ledger = world.coordinator.core.ledger
-    assert ledger.tokens == sum(record.tokens for record in commits if record.commit.fragment == 0)
+    assert ledger.totals.tokens == sum(record.tokens for record in commits if record.commit.fragment == 0)
     of_each = [2 * sum(r.steps for r in commits if r.commit.fragment == number) for number in (0, 1)]
     assert ledger.leases.committed_samples == of_each[0] == of_each[1]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from farflung.coordinator.ledger.leases import Range
-from farflung.coordinator.ledger.ledger import DIGESTS_KEPT, Ledger
+from farflung.coordinator.ledger.ledger import DIGESTS_KEPT, Ledger, LedgerRules
 from farflung.coordinator.ledger.records import (
     CommittedRound,
     DataFixed,
@@ -75,7 +75,7 @@ def committed(version: int, used: dict[str, tuple[Used, ...]], fragment: int = 0
 
 
 def folded(records: list[Record], every_rounds: int = 2, fragments: int = 1) -> Ledger:
-    ledger = Ledger(8, 3, fragments, every_rounds)
+    ledger = Ledger(LedgerRules(8, 3, fragments, every_rounds))
     for record in records:
         ledger.apply(from_bytes(to_bytes(record)))
     return ledger
@@ -95,9 +95,9 @@ def test_P7_samples_that_only_lost_versions_used_are_leased_again() -> None:
         *committed(3, {"ann": (Used(1, 8), Used(2, 12))}),
     ]
     before = folded(begin)
-    assert (before.leases.committed_samples, before.tokens, before.version) == (12, 30, 3)
+    assert (before.leases.committed_samples, before.totals.tokens, before.version) == (12, 30, 3)
     ledger = folded([*begin, RolledBack(versions=(2,), reason="lost")])
-    assert (ledger.version, ledger.era, ledger.tokens, ledger.loss) == (2, 1, 20, 0.5)
+    assert (ledger.version, ledger.eras.number, ledger.totals.tokens, ledger.totals.loss) == (2, 1, 20, 0.5)
     assert ledger.leases.committed_samples == 6 and not ledger.leases.held
     # What was used up to version 2 stays used; the rest of lease 1, and what was granted later, comes first.
     assert ledger.leases.next_range(8) == Range(0, 6, 14, (6,)) and ledger.leases.cursor == 16
@@ -107,7 +107,7 @@ def test_P7_samples_that_only_lost_versions_used_are_leased_again() -> None:
     )
     assert ledger.leases.next_id == 3, "a number names one lease for ever"
     assert sorted(ledger.books[0].digests) == [0, 1, 2] and sorted(ledger.books[0].commits) == [1, 2]
-    assert [each.commit.version for each in ledger.rounds] == [1, 2]
+    assert [each.commit.version for each in ledger.totals.rounds] == [1, 2]
 
 
 def test_whatever_version_the_run_may_go_back_to_has_its_books_kept() -> None:
@@ -137,8 +137,8 @@ def test_P7_fragments_go_back_each_to_its_own_version_and_learn_again_only_what_
 
 
 def test_it_is_remembered_that_somebody_left_with_the_finished_model() -> None:
-    assert not folded([Departed(peer="ann", cause=DepartureCause.CLOSED, reason="finished")]).delivered
-    assert folded([Departed(peer="ann", cause=DepartureCause.FINISHED, reason="")]).delivered
+    assert not folded([Departed(peer="ann", cause=DepartureCause.CLOSED, reason="finished")]).eras.delivered
+    assert folded([Departed(peer="ann", cause=DepartureCause.FINISHED, reason="")]).eras.delivered
 
 
 # ---- whole runs, in virtual time ----------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_P4_a_run_that_loses_everybody_goes_on_from_a_checkpoint_of_its_own() ->
         world = World(seed, scenario)
         assert world.run().outcome == "finished"
         assert world.coordinator is not None
-        eras.add(world.coordinator.core.ledger.era)
+        eras.add(world.coordinator.core.ledger.eras.number)
     assert eras >= {0, 1}, "some had saved their newest version, some had to go back"
 
 
@@ -193,7 +193,7 @@ def test_P4_without_a_checkpoint_or_leave_to_go_back_it_waits_and_says_for_what(
         if world.run().outcome != "finished":
             ticks = [peer.member.tick for peer in world.peers.values()]
             reasons += [tick.reason for tick in ticks if tick is not None]
-        assert world.coordinator is not None and world.coordinator.core.ledger.era == 0
+        assert world.coordinator is not None and world.coordinator.core.ledger.eras.number == 0
     assert reasons and all(said in reason for reason in reasons)
 
 
@@ -209,7 +209,7 @@ def test_P4_who_loses_everybody_before_the_first_checkpoint_waits_for_the_host_w
         world = World(seed, replace(scenario, host_after_s=20.0))
         assert world.run().outcome == "finished"
         assert world.coordinator is not None
-        again += world.coordinator.core.ledger.era
+        again += world.coordinator.core.ledger.eras.number
     assert again
 
 

@@ -133,7 +133,7 @@ def test_P8_P9_a_member_that_spoils_its_frames_stops_nobody_and_only_it_is_blame
             error.add_note(f"seed {seed} with a hostile peer")
             raise
         assert world.coordinator is not None
-        for record in world.coordinator.core.ledger.rounds:
+        for record in world.coordinator.core.ledger.totals.rounds:
             out = record.excluded.items()
             guilty = {peer for peer, why in out if why.cause.of_its_bytes or NOT_WHOLE_BECAUSE in why.text}
             assert guilty <= {world.last.hostile}, f"seed {seed}: {record.excluded}"

@@ -402,7 +402,7 @@ def test_names_that_fit_nobody_or_several_are_said() -> None:
     house.join(Guest(0), Guest(1))
     assert "nobody called 'zzz' was ever here" in house.obey(Kick(who="zzz", reason="")).text
     assert "nobody called 'zzz' is banned" in house.obey(Unban(who="zzz")).text
-    house.machine.core.ledger.names[Guest(1).peer] = name_of(Guest(0).identity)
+    house.machine.core.ledger.peers.names[Guest(1).peer] = name_of(Guest(0).identity)
     assert "name one of them by its id" in house.obey(Kick(who=name_of(Guest(0).identity), reason="")).text
 
 

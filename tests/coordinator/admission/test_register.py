@@ -16,7 +16,7 @@ from farflung.coordinator.admission.admission import (
     Unbanned,
 )
 from farflung.coordinator.ledger import records
-from farflung.coordinator.ledger.ledger import Ledger, packed, unpacked
+from farflung.coordinator.ledger.ledger import Ledger, LedgerRules, packed, unpacked
 from farflung.coordinator.ledger.records import Record, Struck, from_bytes, to_bytes
 from farflung.coordinator.modes import registry
 from farflung.coordinator.run.machine import RunMachine
@@ -37,14 +37,14 @@ PEOPLE: list[Record] = [
 
 
 def ledger_of(written: list[Record]) -> Ledger:
-    ledger = Ledger(256, 8)
+    ledger = Ledger(LedgerRules(256, 8))
     for record in written:
         ledger.apply(from_bytes(to_bytes(record)))
     return ledger
 
 
 def test_strikes_and_bans_are_kept_of_a_bounded_number_of_peers() -> None:
-    register, ledger = Register(), Ledger(8, 3)
+    register, ledger = Register(), Ledger(LedgerRules(8, 3))
     for number in range(PEERS_KEPT + 10):
         register.apply(Struck(peer=str(number), reason="x", at_s=0.0), ledger)
         register.apply(Banned(peer=str(number), reason="x", at_s=0.0, until_s=9.0), ledger)

@@ -20,7 +20,7 @@ from farflung.coordinator.batches.batch_book import (
     mask_of_spans,
     spans_of_mask,
 )
-from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.ledger import Ledger, LedgerRules
 from farflung.coordinator.ledger.records import (
     CommittedBatch,
     CommittedRound,
@@ -38,7 +38,7 @@ TEN = BatchBegun(version=0, epoch=0, start=0, stop=10, count=10)
 
 
 def a_ledger(*records: Record) -> Ledger:
-    ledger = Ledger(8, 3)
+    ledger = Ledger(LedgerRules(8, 3))
     for record in (DataFixed(samples=25, peer="ann"), *records):
         ledger.apply(record)
     return ledger
@@ -107,7 +107,7 @@ def test_what_nobody_gets_a_gradient_out_of_is_left_out_and_a_batch_of_nothing_i
 def test_P5_a_folded_ledger_has_the_same_seats_and_grants() -> None:
     ledger = a_ledger(TEN, seated(1, "ann"), GrantedMicros(seat=1, first=2, stop=5))
     folded = ledger.folded(4)
-    again = Ledger(8, 3)
+    again = Ledger(LedgerRules(8, 3))
     again.apply(Folded(position=4, ledger=folded.ledger, digest=folded.digest))
     assert BatchBook.of(again) == BatchBook.of(ledger)
     assert BatchBook.of(again).seats[1] == BookedSeat(1, "ann", b"ann", 0, [(2, 5)])
@@ -127,7 +127,7 @@ def test_another_data_set_makes_the_batch_void() -> None:
 
 
 def in_stages(*records: Record, stages: int = 2) -> Ledger:
-    ledger = Ledger(8, 3, stages)
+    ledger = Ledger(LedgerRules(8, 3, stages))
     for record in (DataFixed(samples=25, peer="ann"), *records):
         ledger.apply(record)
     return ledger
@@ -155,7 +155,7 @@ def test_seats_make_a_numbered_table_and_it_survives_a_snapshot() -> None:
         5,
         [3],
     )
-    again = Ledger(8, 3, 2)
+    again = Ledger(LedgerRules(8, 3, 2))
     again.apply(from_bytes(to_bytes(ledger.folded(9))))
     assert BatchBook.of(again) == book and BatchBook.of(again).table.seats == book.table.seats
     again.apply(BatchBegun(version=0, epoch=0, start=0, stop=10, count=10))
@@ -205,7 +205,7 @@ def test_P13_all_stages_go_on_by_one_record() -> None:
     )
     ledger.apply(CommittedBatch(rounds=rounds))
     assert [book.version for book in ledger.books] == [1, 1]
-    assert (ledger.tokens, ledger.loss, BatchBook.of(ledger).cursor) == (10, 2.5, (0, 10))
+    assert (ledger.totals.tokens, ledger.totals.loss, BatchBook.of(ledger).cursor) == (10, 2.5, (0, 10))
     assert BatchBook.of(ledger).cursors == {1: (0, 10)}
     assert [book.marks[1].loss for book in ledger.books] == [2.5] * 2
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from farflung.coordinator.batches.batch_book import BatchBook, MicroSkipped, TakenBack, Unseated
 from farflung.coordinator.batches.batch_members import BatchMembers
 from farflung.coordinator.batches.batches import Batches
-from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.ledger import Ledger, LedgerRules
 from farflung.coordinator.ledger.records import DataFixed
 from farflung.coordinator.rounds.round_policy import SeatShare
 from farflung.protocol.digests import mask_of, mask_to_bytes
@@ -36,7 +36,7 @@ class Hall:
         self.in_round: set[str] = set()
         self.flying: set[int] = set()
         self.aborted: list[int] = []
-        self.desk = Desk(Ledger(8, 3), MANIFEST)
+        self.desk = Desk(Ledger(LedgerRules(8, 3)), MANIFEST)
         self.desk.ledger.apply(DataFixed(samples=100, peer="ann"))
         self.restart()
         for peer in peers:

@@ -25,7 +25,7 @@ from farflung.coordinator.batches.batch_book import (
 from farflung.coordinator.batches.batch_members import AWAIT_DEAD, BatchMembers
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.batches.rebalancing import ARRIVES_WITHIN_S, PAYS_WITHIN_S, RESTS_S
-from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.ledger import Ledger, LedgerRules
 from farflung.coordinator.ledger.records import DataFixed
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import FragmentBeat
@@ -54,7 +54,7 @@ class Hall:
 
     def __post_init__(self) -> None:
         run = RUN.format(least=self.least, stages=self.stages)
-        self.desk = Desk(Ledger(8, 3, self.stages), Manifest.from_toml(run, "run.toml"))
+        self.desk = Desk(Ledger(LedgerRules(8, 3, self.stages)), Manifest.from_toml(run, "run.toml"))
         self.desk.ledger.apply(DataFixed(samples=1000, peer="a1"))
         self.saved: set[str] = set()
         self.in_round: set[str] = set()

@@ -56,7 +56,7 @@ def test_P2_P13_a_calm_run_commits_all_stages_at_once() -> None:
     hall.one_batch()
     hall.one_batch()
     assert [[each.commit.version for each in record.rounds] for record in hall.commits] == [[1] * 3, [2] * 3]
-    assert hall.machine.core.ledger.loss == 2.0 and not hall.written(CommittedRound)
+    assert hall.machine.core.ledger.totals.loss == 2.0 and not hall.written(CommittedRound)
     assert not hall.written(AbortedRound) and not hall.written(Unseated)
     hall.start()
     assert versions(hall) == [2, 2, 2], "what the journal says"

@@ -18,7 +18,7 @@ from farflung.coordinator.batches.batch_book import (
 from farflung.coordinator.batches.batch_members import BatchMembers, staged_tick_of
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.batches.seat_choice import WHY_GIVEN_UP, StageLoad, chosen, loads_of
-from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.ledger import Ledger, LedgerRules
 from farflung.coordinator.ledger.records import DataFixed
 from farflung.protocol.digests import mask_of, mask_to_bytes
 from farflung.protocol.limits import SEATS_TOLD
@@ -45,7 +45,7 @@ class Hall:
         self.flying: set[int] = set()
         self.aborted: list[int] = []
         self.met: set[frozenset[str]] = set()  # pairs, though neither can be dialled
-        self.desk = Desk(Ledger(8, 3, 2), MANIFEST)
+        self.desk = Desk(Ledger(LedgerRules(8, 3, 2)), MANIFEST)
         self.desk.ledger.apply(DataFixed(samples=100, peer="Ann"))
         house = BatchMembers(
             lambda: self.workers,

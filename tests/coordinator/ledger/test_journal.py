@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from farflung.coordinator.ledger.journal import Journal
-from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.ledger import Ledger, LedgerRules
 from farflung.coordinator.ledger.records import Departed, Record
 from farflung.protocol.errors import DepartureCause, UserError
 from farflung.protocol.manifest import Manifest, RoundSection, RunSection
@@ -30,7 +30,7 @@ def filled(path: Path) -> None:
 
 
 def ledger_of(records: list[Record]) -> Ledger:
-    ledger = Ledger(256, 8)
+    ledger = Ledger(LedgerRules(256, 8))
     for record in records:
         ledger.apply(record)
     return ledger

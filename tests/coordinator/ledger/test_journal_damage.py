@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from farflung.coordinator.ledger.journal import Journal
-from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.ledger import Ledger, LedgerRules
 from farflung.coordinator.ledger.records import Record, Struck
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
@@ -46,7 +46,7 @@ def in_use(folder: Path, folded: bool) -> dict[str, bytes]:
     """The files of a coordinator that was killed: some records in the file, the newer ones in the one beside it."""
     folder.mkdir()
     with opened(folder) as journal:
-        ledger = Ledger(256, 8)
+        ledger = Ledger(LedgerRules(256, 8))
         for record in RECORDS:
             ledger.apply(record)
         journal.append(RECORDS)

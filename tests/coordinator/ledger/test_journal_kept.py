@@ -13,7 +13,7 @@ import pytest
 
 from farflung.coordinator.ledger import journal as journal_module
 from farflung.coordinator.ledger.journal import Journal
-from farflung.coordinator.ledger.ledger import Ledger, packed, unpacked
+from farflung.coordinator.ledger.ledger import Ledger, LedgerRules, packed, unpacked
 from farflung.coordinator.ledger.record_events import CoordinatorStart, RecordEvents
 from farflung.coordinator.ledger.records import (
     Admitted,
@@ -70,7 +70,7 @@ def opened(path: Path, manifest: Manifest | None = None) -> Journal:
 
 
 def ledger_of(records: list[Record]) -> Ledger:
-    ledger = Ledger(256, 8)
+    ledger = Ledger(LedgerRules(256, 8))
     for record in records:
         ledger.apply(record)
     return ledger
@@ -94,7 +94,7 @@ def test_a_folded_ledger_is_the_ledger() -> None:
 
 def test_a_long_journal_is_folded_and_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "FOLD_AFTER_BYTES", 20_000)
-    path, sizes, ledger = tmp_path / "j", [], Ledger(256, 8)
+    path, sizes, ledger = tmp_path / "j", [], Ledger(LedgerRules(256, 8))
     with opened(path) as journal:
         for number in range(400):
             batch = [Departed(peer="p", cause=DepartureCause.LEFT, reason=f"{number} " + "x" * 500)]
@@ -165,11 +165,11 @@ import sys
 from pathlib import Path
 from farflung.protocol.process import failpoints
 from farflung.coordinator.ledger.journal import Journal
-from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.ledger import Ledger, LedgerRules
 from farflung.protocol.manifest import Manifest
 failpoints.arm()
 with Journal.open_or_create(Path(sys.argv[1]), Manifest(), lambda: bytes(range(16))) as journal:
-    ledger = Ledger(256, 8)
+    ledger = Ledger(LedgerRules(256, 8))
     for record in journal.records():
         ledger.apply(record)
     journal.fold(ledger.folded)

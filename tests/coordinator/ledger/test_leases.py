@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.coordinator.ledger.leases import Range
-from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.ledger import Ledger, LedgerRules
 from farflung.coordinator.ledger.records import (
     CommittedRound,
     DataFixed,
@@ -34,7 +34,7 @@ class Book:
 
     def __init__(self, samples: int, lease_samples: int, fragments: int = 1) -> None:
         self.lease_samples = lease_samples
-        self.ledger = Ledger(lease_samples, keep_results=3, fragments=fragments)
+        self.ledger = Ledger(LedgerRules(lease_samples, keep_results=3, fragments=fragments))
         self.journal: list[bytes] = []
         self.used: list[list[Sample]] = [[] for _ in range(fragments)]
         self.at: list[list[int]] = [[0] for _ in range(fragments)]  # by version: how many samples were used
@@ -107,7 +107,7 @@ class Book:
         assert leases.waiting_samples == len(back) <= leases.returned_samples
 
     def replayed(self) -> Ledger:
-        ledger = Ledger(self.lease_samples, keep_results=3, fragments=self.ledger.fragments)
+        ledger = Ledger(self.ledger.rules)
         for raw in self.journal:
             ledger.apply(from_bytes(raw))
         return ledger

@@ -76,9 +76,9 @@ def test_a_run_tells_its_curve_and_who_gave_what_and_keeps_both_when_it_is_folde
     assert status["alive"] == sum(member["alive"] for member in status["members"])
     assert status["taking_part"] == sum(member["alive"] and not member["why"] for member in status["members"])
     assert status["admission"] == "open" and status["needs_script"] is False
-    again = Ledger(machine.core.ledger.lease_samples, machine.core.ledger.keep_results)
+    again = Ledger(machine.core.ledger.rules)
     again.apply(machine.core.ledger.folded(1))
-    assert again.curve == machine.core.ledger.curve and again.curve.points
+    assert again.totals.curve == machine.core.ledger.totals.curve and again.totals.curve.points
 
 
 def test_a_run_that_went_back_tells_the_curve_of_what_it_still_has() -> None:
@@ -87,7 +87,7 @@ def test_a_run_that_went_back_tells_the_curve_of_what_it_still_has() -> None:
     assert world.coordinator is not None
     ledger = world.coordinator.core.ledger
     ledger.apply(RolledBack(versions=(4,), reason="it was lost"))
-    assert [point.version for point in ledger.curve.points] == [1, 2, 3, 4]
+    assert [point.version for point in ledger.totals.curve.points] == [1, 2, 3, 4]
 
 
 def test_the_list_of_contributors_has_an_end() -> None:
@@ -95,6 +95,6 @@ def test_the_list_of_contributors_has_an_end() -> None:
     world.run()
     assert world.coordinator is not None
     machine = world.coordinator
-    machine.core.ledger.committed_tokens.update({f"peer{n}": n for n in range(3 * CONTRIBUTORS_SHOWN)})
+    machine.core.ledger.peers.tokens.update({f"peer{n}": n for n in range(3 * CONTRIBUTORS_SHOWN)})
     raw = status_json(machine.core, machine.drivers, machine.counters, world.now)
     assert len(json.loads(raw)["contributors"]) == CONTRIBUTORS_SHOWN

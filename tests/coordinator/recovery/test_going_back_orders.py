@@ -33,7 +33,7 @@ class Hosted(MadeRun):
         digests = [digest_of(0, fragment) for fragment in range(fragments)]
         self.core.write(Genesis(digest=digests[0], peer=peer_of("ann"), others=tuple(digests[1:])))
         for name in ("ann", "bob"):
-            self.core.ledger.names[peer_of(name)] = name
+            self.core.ledger.peers.names[peer_of(name)] = name
         for fragment in range(fragments):
             for name in ("ann", "bob"):
                 self.core.write(Vouched(peer=peer_of(name), fragment=fragment))
@@ -49,9 +49,8 @@ class Hosted(MadeRun):
             Shelved.of(version, 0, [digest_of(version, each) for each in range(len(self.drivers))])
             for version in saved
         )
-        beat = self.says(
-            member, fragments=holding(*versions), sections=(ShelfBeat(shelf),), era=self.core.ledger.era
-        )
+        era, sections = self.core.ledger.eras.number, (ShelfBeat(shelf),)
+        beat = self.says(member, fragments=holding(*versions), sections=sections, era=era)
         self.rollback.shelves.hear(member.peer, beat)
         self.effects()
 
@@ -169,7 +168,7 @@ def test_rounds_are_undone_for_good_though_everybody_holds_them() -> None:
     run.says_so(Rewind(to=6, sure=True, reason="zoe cheated"))
     [record] = run.records()
     assert isinstance(record, RolledBack) and record.undone and "(zoe cheated)" in record.reason
-    assert run.versions == [6] and run.core.ledger.furthest == 0, "nothing was lost"
+    assert run.versions == [6] and run.core.ledger.eras.furthest == 0, "nothing was lost"
 
 
 def test_a_version_that_nobody_has_is_refused_with_what_is_there() -> None:

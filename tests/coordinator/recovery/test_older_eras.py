@@ -79,7 +79,7 @@ class Split(MadeRun):
 def test_P4_newer_state_of_an_older_era_is_no_state_of_the_run() -> None:
     run = Split(was=8, now=4)
     cat, told = run.comes("cat", 8)
-    assert (run.versions, run.core.ledger.era) == ([4], 1)
+    assert (run.versions, run.core.ledger.eras.number) == ([4], 1)
     assert (told.era, told.era_because, told.fragments[0].version) == (1, "it was lost", 4)
     assert cat.beat is not None and cat.beat.fragments == (NOWHERE,) and not cat.standings[0].verified
     _, told = run.comes("cat", 4, era=1)
@@ -109,4 +109,5 @@ def test_a_journal_that_is_folded_says_the_same_of_what_was_gone_back_from() -> 
     folded = run.new_ledger()
     folded.apply(from_bytes(to_bytes(run.replayed().folded(9))))
     for each in (run.replayed(), folded):
-        assert (each.era, each.version, each.tokens, each.furthest) == (1, 4, 40, 8)
+        eras = each.eras
+        assert (eras.number, each.version, each.totals.tokens, eras.furthest) == (1, 4, 40, 8)

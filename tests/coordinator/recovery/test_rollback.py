@@ -370,7 +370,7 @@ def test_who_may_hold_what_outlives_the_coordinator_and_a_folded_journal() -> No
 def test_the_host_is_told_once_whom_the_run_waits_for_and_what_it_can_do() -> None:
     run = made_by("ann", "bob", "cat", "dan", "eve", tokens={"dan": 1000})
     for name in ("ann", "bob", "cat", "dan", "eve"):
-        run.core.ledger.names[peer_of(name)] = name
+        run.core.ledger.peers.names[peer_of(name)] = name
     run.holds("zoe", 4)
     assert not run.goes_back_within(5 * PATIENCE_S)
     assert run.notes() == [
@@ -389,14 +389,19 @@ def test_the_books_say_what_they_said_then_and_samples_used_since_are_lent_again
     run.core.write(Granted(peer=ann.peer, lease=Lease(1, 0, 0, 8, 0)))
     for upto in (2, 4, 6):
         run.commits({ann.peer: (Used(1, upto),)})
-    assert run.core.ledger.tokens == 30
+    assert run.core.ledger.totals.tokens == 30
     run.holds("ann", 2)
     assert run.goes_back_within(2 * PATIENCE_S)
     ledger = run.core.ledger
-    assert (ledger.version, ledger.era, ledger.tokens, ledger.leases.committed_samples) == (2, 1, 20, 4)
+    assert (ledger.version, ledger.eras.number, ledger.totals.tokens, ledger.leases.committed_samples) == (
+        2,
+        1,
+        20,
+        4,
+    )
     assert ledger.leases.returned == [Range(0, 4, 8, (4,))] and ledger.leases.held == {}
     replayed = run.replayed()
-    assert (replayed.version, replayed.era, replayed.leases) == (2, 1, ledger.leases)
+    assert (replayed.version, replayed.eras.number, replayed.leases) == (2, 1, ledger.leases)
 
 
 def test_nobody_is_believed_any_more_and_rounds_in_flight_are_over() -> None:
@@ -418,12 +423,12 @@ def test_beats_of_an_older_era_say_nothing_of_versions() -> None:
     """Version 5 is made again by other commits: who holds the old one must not pass for a holder of the new one."""
     run = Loser(5)
     before = run.says(run.holds("bob", 5), fragments=holding(5), step=7)
-    assert in_this_era(before, run.core.ledger.era) is before
+    assert in_this_era(before, run.core.ledger.eras.number) is before
     run.core.write(RolledBack(versions=(4,), reason="a test"))
-    late = in_this_era(before, run.core.ledger.era)
+    late = in_this_era(before, run.core.ledger.eras.number)
     assert late == replace(before, fragments=(NOWHERE,)), "what is not about versions is as good as before"
     again = replace(before, era=1)
-    assert in_this_era(again, run.core.ledger.era) is again
+    assert in_this_era(again, run.core.ledger.eras.number) is again
 
 
 def test_what_members_said_before_it_went_back_does_not_count_after_it() -> None:

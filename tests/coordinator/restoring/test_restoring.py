@@ -7,7 +7,7 @@ import pytest
 
 from farflung.coordinator.batches.batch_book import BatchBegun, BatchBook, GrantedMicros, Seated
 from farflung.coordinator.ledger.leases import Leases
-from farflung.coordinator.ledger.ledger import NUMBERS_AHEAD, Ledger
+from farflung.coordinator.ledger.ledger import NUMBERS_AHEAD, Ledger, LedgerRules
 from farflung.coordinator.ledger.records import Amended, Granted, RolledBack, Started, from_bytes, to_bytes
 from farflung.coordinator.ledger.run_store import RunRecords
 from farflung.coordinator.restoring.kept_books import Keepers, KeptSteps, Restored
@@ -55,7 +55,7 @@ def knocks(asks: Restoring, number: int, kept: KeptCommits, now: float = 1.0) ->
 
 def restored(found: RunRecords | None) -> Ledger:
     assert found is not None
-    ledger = Ledger(8, 4)
+    ledger = Ledger(LedgerRules(8, 4))
     for record in found.records:
         ledger.apply(from_bytes(to_bytes(record)))
     return ledger
@@ -72,11 +72,11 @@ def test_with_its_key_alone_it_is_the_run_again_to_the_sample() -> None:
     found = asks.due(1.0 + PATIENCE_S)
     assert found is not None and (found.run_id, found.manifest.digest) == (RUN_ID, MANIFEST.digest)
     was, now = host.ledger, restored(found)
-    assert (now.version, now.tokens, now.loss, now.era) == (5, 35, 1.5, 0)
+    assert (now.version, now.totals.tokens, now.totals.loss, now.eras.number) == (5, 35, 1.5, 0)
     assert now.model == MODEL and now.leases.samples == 1000
     assert now.leases.granted_samples == now.leases.committed_samples == 80
     assert now.books[0].commits == was.books[0].commits, "who missed one of the last gets it"
-    assert now.books[0].vouched == {ANN, BOB} and now.committed_tokens[ANN] == 35
+    assert now.books[0].vouched == {ANN, BOB} and now.peers.tokens[ANN] == 35
     assert now.books[0].digests == {v: bytes([v]) * 32 for v in range(5)}, "the newest one is settled anew"
     assert {v: mark.reach for v, mark in now.books[0].marks.items() if v} == {
         v: mark.reach for v, mark in was.books[0].marks.items()
@@ -119,7 +119,9 @@ def test_an_old_copy_gets_what_it_lacks_and_a_whole_one_nothing() -> None:
             and KeptSteps.of(copy.ledger).link == KeptSteps.of(host.ledger).link
         )
         assert copy.ledger.leases.committed_samples == 16 * expected
-        assert copy.ledger.clock.newest_s == 0.0 and copy.ledger.names[ANN] == "ann", "the rest is the copy's"
+        assert copy.ledger.clock.newest_s == 0.0 and copy.ledger.peers.names[ANN] == "ann", (
+            "the rest is the copy's"
+        )
 
 
 def test_P14_a_copy_that_lacks_no_commit_may_lack_grants_so_its_batch_begins_again_with_other_seats() -> None:
@@ -141,7 +143,7 @@ def test_a_restored_run_goes_on_and_can_be_restored_again() -> None:
     found = asks.due(1.0 + PATIENCE_S)
     assert found is not None
     second = Host()
-    second.records, second.ledger = [], Ledger(8, 4)
+    second.records, second.ledger = [], Ledger(LedgerRules(8, 4))
     second.write(*found.records, Started(incarnation=1001))
     second.commit()
     kept = keeper(1, host)
@@ -179,7 +181,7 @@ def test_P21_of_a_version_that_was_made_twice_the_later_commit_counts() -> None:
         host.commit(samples)
     knocks(asks, 1, keeper(1, host))
     now = restored(asks.due(1.0 + PATIENCE_S))
-    assert now.version == 5 and now.era == 1
+    assert now.version == 5 and now.eras.number == 1
     assert now.books[0].commits == host.ledger.books[0].commits, "and none of the era that is over"
 
 

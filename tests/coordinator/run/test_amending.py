@@ -8,7 +8,7 @@ import pytest
 
 from farflung.coordinator.door.keys import load_or_create
 from farflung.coordinator.ledger.journal import Journal
-from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.ledger import Ledger, LedgerRules
 from farflung.coordinator.ledger.records import Amended, RolledBack
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.operator_orders import AmendmentOrders
@@ -129,7 +129,7 @@ def test_what_was_reached_before_the_run_went_back_is_not_waited_for() -> None:
         office.commits({ANN: (), BOB: ()})
     office.amends(TEN)
     office.core.write(RolledBack(versions=(1,), reason="lost"))
-    assert office.core.ledger.era == 1 and office.core.terms.number_at(1) == 0
+    assert office.core.ledger.eras.number == 1 and office.core.terms.number_at(1) == 0
     assert office.amends(TEN + "weight_cap = 2.0\n").found == {"amendment": 2, "version": 1}
 
 
@@ -184,7 +184,7 @@ def test_a_coordinator_that_is_started_again_goes_on_with_what_was_amended(tmp_p
             Journal.open_or_create(path, manifest_of("[round]\nsync_every = 20\n"), lambda: RUN_ID)
         if not folded:
             with Journal.open_or_create(path, Manifest(), lambda: RUN_ID) as journal:
-                ledger = Ledger(256, 3)
+                ledger = Ledger(LedgerRules(256, 3))
                 for record in journal.records():
                     ledger.apply(record)
                 journal.fold(ledger.folded)

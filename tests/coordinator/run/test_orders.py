@@ -86,7 +86,7 @@ def test_of_two_peers_with_one_name_the_one_that_is_here_is_meant() -> None:
     office = Office()
     office.loses(office.enters("ann"))
     other = office.enters("bob")
-    office.core.ledger.names[BOB] = "ann"
+    office.core.ledger.peers.names[BOB] = "ann"
     office.obeys(Kick(who="ann", reason=""))
     assert not other.alive
     assert "may be" in office.refuses(Kick(who="ann", reason="")), "now neither of them is here"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from farflung.coordinator.ledger.ledger import FragmentBook, Ledger
+from farflung.coordinator.ledger.ledger import FragmentBook, Ledger, LedgerRules
 from farflung.coordinator.ledger.records import (
     AbortedRound,
     Admitted,
@@ -64,7 +64,7 @@ class Stage:
     guests: dict[str, Guest] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.core = Core(self.manifest, RUN_ID, Ledger(lease_samples=8, keep_results=3))
+        self.core = Core(self.manifest, RUN_ID, Ledger(LedgerRules(lease_samples=8, keep_results=3)))
         self.driver = RoundDriver(self.core, 0)
         self.guests = {name: Guest(number) for number, name in enumerate(NAMES[: self.count])}
         first = next(iter(self.guests.values()))

@@ -13,7 +13,7 @@ import zmq
 
 from farflung.coordinator.door.keys import FILE_NAME, CoordinatorKeys, load_or_create
 from farflung.coordinator.door.listener import ListenOn
-from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.ledger import Ledger, LedgerRules
 from farflung.coordinator.ledger.records import Record
 from farflung.coordinator.restoring import restoration, restoring_door
 from farflung.coordinator.restoring.kept_books import KeptSteps, Restored
@@ -120,7 +120,7 @@ def place(tmp_path: Path, cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch)
 
 
 def ledger_of(records: list[Record]) -> Ledger:
-    ledger = Ledger(8, 4)
+    ledger = Ledger(LedgerRules(8, 4))
     for each in records:
         ledger.apply(each)
     return ledger

@@ -10,7 +10,7 @@ import pytest
 
 from farflung.coordinator.ledger import journal as journal_module
 from farflung.coordinator.ledger.journal import Journal
-from farflung.coordinator.ledger.ledger import Ledger
+from farflung.coordinator.ledger.ledger import Ledger, LedgerRules
 from farflung.coordinator.ledger.records import Amended, Folded, Paused, Record, Started
 from farflung.coordinator.ledger.run_store import RunStore
 from farflung.coordinator.standby import etcd_store
@@ -72,7 +72,7 @@ def record(number: int, size: int = 10) -> Record:
 
 
 def fold(store: RunStore) -> list[Folded]:
-    ledger = Ledger(256, 8)
+    ledger = Ledger(LedgerRules(256, 8))
     made: list[Folded] = []
 
     def folded(position: int) -> Folded:
