@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import msgspec
 from blake3 import blake3
@@ -55,7 +55,28 @@ class SavedFragment(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     proof: Annotated[str, Meta(pattern="^([0-9a-f]{192})?$")] = ""  # the coordinator's, of the digest
 
 
-class CheckpointManifest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SignedFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """It says who wrote it."""
+
+    writer: Text  # the id of the peer
+    key: Hex32
+    signature: Annotated[str, Meta(pattern="^([0-9a-f]{128})?$")] = ""
+
+    def unsigned(self) -> bytes:
+        """The bytes that the signature is over: canonical, without the signature."""
+        return canonical(msgspec.structs.replace(self, signature=""))
+
+    def signed(self, sign: Callable[[bytes], bytes]) -> Self:
+        return msgspec.structs.replace(self, signature=sign(self.unsigned()).hex())
+
+    @property
+    def is_signed(self) -> bool:
+        key = bytes.fromhex(self.key)
+        fits = verify(key, self.unsigned(), bytes.fromhex(self.signature))
+        return peer_id_of(key) == self.writer and fits
+
+
+class CheckpointManifest(SignedFile, frozen=True, forbid_unknown_fields=True, kw_only=True):
     format: int
     run: Text
     run_id: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
@@ -72,16 +93,6 @@ class CheckpointManifest(Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     parts: Literal[3] | UnsetType = UNSET
     # The amendment that held in the round that made it; left out where its host had changed nothing.
     amended: Annotated[int, Meta(ge=1, le=AMENDMENTS_MOST)] | UnsetType = UNSET
-    writer: Text  # the id of the peer that wrote the manifest
-    key: Hex32
-    signature: Annotated[str, Meta(pattern="^([0-9a-f]{128})?$")] = ""
-
-    def unsigned(self) -> bytes:
-        """The bytes that the signature is over: canonical, without the signature."""
-        return canonical(msgspec.structs.replace(self, signature=""))
-
-    def signed(self, sign: Callable[[bytes], bytes]) -> CheckpointManifest:
-        return msgspec.structs.replace(self, signature=sign(self.unsigned()).hex())
 
     @property
     def age(self) -> tuple[int, int]:
@@ -135,9 +146,9 @@ class CheckpointManifest(Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return sum(file.size_bytes for file in self.files)
 
 
-def canonical(manifest: CheckpointManifest) -> bytes:
+def canonical(content: Struct) -> bytes:
     """The one byte string of this content: JSON, sorted keys, no spaces."""
-    return msgspec.json.encode(manifest, order="sorted")
+    return msgspec.json.encode(content, order="sorted")
 
 
 def parse(raw: bytes, where: str) -> CheckpointManifest:
@@ -154,9 +165,7 @@ def parse(raw: bytes, where: str) -> CheckpointManifest:
         raise CheckpointError(
             f"{where}: format {manifest.format}, this version reads {FORMAT}; update farflung"
         )
-    key = bytes.fromhex(manifest.key)
-    signature = bytes.fromhex(manifest.signature)
-    if peer_id_of(key) != manifest.writer or not verify(key, manifest.unsigned(), signature):
+    if not manifest.is_signed:
         raise CheckpointError(f"{where}: the signature of {manifest.writer[:32]} does not fit the content")
     problem = _problem(manifest)
     if problem:

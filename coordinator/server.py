@@ -66,9 +66,9 @@ from farflung.coordinator.run.effects import (
     DialBack,
     Effect,
     Forbid,
+    HandEffect,
     KeepEvidence,
     KeepProof,
-    ModeEffect,
     Note,
     Tell,
     Write,
@@ -164,7 +164,7 @@ TICK_S = 0.1
 NO_DESCRIPTOR = -1  # of a connection that a gateway holds
 STRIKES = 3  # malformed frames of one key, or floods, before it is cut off
 
-Action = AnswerDoor | Tell | Allow | Forbid | DialBack | ModeEffect | Note | KeepEvidence | KeepProof
+Action = AnswerDoor | Tell | Allow | Forbid | DialBack | HandEffect | Note | KeepEvidence | KeepProof
 _OF_MEMBERS = frozenset(MEMBER_IN)
 
 log = logging.getLogger("farflung.coordinator")
@@ -579,7 +579,7 @@ class Server:
                 self._shut(key, cut)
             case DialBack(peer=peer, session=session, address=address, key=key):
                 self._dialer.dial(Target(peer, session, address, key))
-            case ModeEffect():
+            case HandEffect():
                 for hand in self.hands:
                     hand.act(effect, time.monotonic())
             case KeepEvidence():

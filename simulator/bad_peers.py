@@ -575,7 +575,7 @@ class WorkLeague:
         if ledger is None:
             return False
         if what == "tokens":
-            return self.scenario.work_lies_early or len(ledger.books[0].rates) >= 4
+            return self.scenario.work_lies_early or len(ledger.books[0].figures.rates) >= 4
         return self.scenario.work_lies_early or ledger.leases.settled
 
     @property

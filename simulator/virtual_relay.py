@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from farflung.coordinator.modes import registry
 from farflung.coordinator.roster.ways import DOORS, RelayNow, Trial, Usage, pair_of
-from farflung.coordinator.run.effects import Effect, ModeEffect
+from farflung.coordinator.run.effects import Effect, HandEffect
 from farflung.coordinator.run.machine import RunMachine
 from farflung.protocol.messages import Tick
 from farflung.protocol.mode_words import MEET_EVERY_S, MEET_TRIES, ReachTick, RelayOffer
@@ -364,7 +364,7 @@ class Between:
     def __init__(self, relay: VirtualRelay, offers: VirtualOffers, routers: VirtualRouters) -> None:
         self.relay, self.offers, self.routers = relay, offers, routers
 
-    def asked(self, machine: RunMachine, effect: ModeEffect, now: float) -> None:
+    def asked(self, machine: RunMachine, effect: HandEffect, now: float) -> None:
         asks: Any = registry.found("reach")
         assert isinstance(effect, asks.RelayPairs | asks.TryRelay)
         if isinstance(effect, asks.RelayPairs):

@@ -28,9 +28,9 @@ from farflung.coordinator.run.effects import (
     AnswerDoor,
     DialBack,
     Effect,
+    HandEffect,
     KeepEvidence,
     KeepProof,
-    ModeEffect,
     Tell,
     Write,
 )
@@ -254,7 +254,7 @@ class World:
                     self._deliver(COORDINATOR, peer, message, _MEMBERS[1])
                 case DialBack():
                     self._dial_back(machine, effect)
-                case ModeEffect():
+                case HandEffect():
                     self.between.asked(machine, effect, self.now)
         if any(isinstance(effect, Write) for effect in effects):
             self.invariants.on_books(machine.core.ledger)

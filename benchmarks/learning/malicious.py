@@ -202,7 +202,7 @@ def remember(done: Done, round_: WatchedRound, book: FragmentBook) -> None:
         book.trust[suspect] = 0
     if done.norm is not None:
         tokens = [said.tokens for said in round_.flight.scatter.sent.values()]
-        book.norms[done.commit.version] = (done.norm, sum(tokens) / len(tokens))
+        book.figures.norms[done.commit.version] = (done.norm, sum(tokens) / len(tokens))
 
 
 def apply(commit: Commit, round_: WatchedRound) -> None:

@@ -296,6 +296,7 @@ class GroupOwner(Owner):
     """It adds up its group, and at a root all groups."""
 
     roles: MeshColumns
+    summed = MeshKind.SUM
     _freed = False  # results of groups' sums may be encoded at last
 
     @cached_property
@@ -400,7 +401,6 @@ class GroupOwner(Owner):
 class MeshRound(MemberRound):
     roles_of = MeshColumns
     owner_class = GroupOwner
-    summed = MeshKind.SUM
     roles: MeshColumns
     owner: GroupOwner
 

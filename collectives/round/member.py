@@ -284,6 +284,8 @@ class Sender:
 class Owner:
     """Compares and sums what comes for the chunks that I own; has all results measured."""
 
+    summed: ClassVar[FrameKind] = Kind.CONTRIBUTION  # brings what a result is the sum of
+
     def __init__(
         self, sender: Sender, pieces: RoundPieces, deciding: Deciding, faults: MemberFaults, compare: bool
     ) -> None:
@@ -401,7 +403,6 @@ Judged = tuple[Verdict, list[DataEffect]]  # what a frame is worth, and what fol
 class MemberRound:
     roles_of: ClassVar[type[Roles]] = Roles
     owner_class: ClassVar[type[Owner]] = Owner
-    summed: ClassVar[FrameKind] = Kind.CONTRIBUTION  # brings what a result is the sum of
 
     def __init__(
         self,

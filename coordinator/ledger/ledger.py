@@ -311,6 +311,34 @@ SAVED_KEPT = 8  # versions of which checkpoints may exist, whose digests are kep
 
 
 @dataclass
+class VersionFigures:
+    """By version, of the last commits: what members and updates are measured by."""
+
+    # Of the merged update: the norm, and the mean of its members' tokens.
+    norms: dict[int, tuple[float, float]] = field(default_factory=dict)
+    rates: dict[int, float] = field(default_factory=dict)  # tokens for each leased sample
+    cosines: dict[int, float] = field(default_factory=dict)  # see useful members
+    # When their rounds opened, on the run's clock, and the tokens of each member.
+    work: dict[int, tuple[float, dict[str, int]]] = field(default_factory=dict)
+
+    def add(self, record: CommittedRound) -> None:
+        commit, merged = record.commit, record.merged
+        # What it brought was learned before it opened: a round that stood still for long made the next work longer.
+        self.work[commit.version] = (record.at_s - record.seconds, record.tokens_by)
+        _keep_newest(self.work)
+        if record.rate is not None:
+            self.rates[commit.version] = record.rate
+            _keep_newest(self.rates)
+        if merged.cosine is not None:
+            self.cosines[commit.version] = merged.cosine
+            _keep_newest(self.cosines, ROUNDS_KEPT)
+        if merged.norm is not None:
+            members = sum(weight > 0.0 for weight in commit.weights)
+            self.norms[commit.version] = (merged.norm, record.tokens / members)
+            _keep_newest(self.norms)
+
+
+@dataclass
 class FragmentBook:
     """What is known of one fragment."""
 
@@ -322,12 +350,7 @@ class FragmentBook:
     vouched: set[str] = field(default_factory=set)  # peers that have shown that they hold the run's state
     # Peer -> commits it was in, since it was last suspect.
     trust: Counter[str] = field(default_factory=Counter)
-    # By version, of the last merged updates: the norm, and the mean of its members' tokens.
-    norms: dict[int, tuple[float, float]] = field(default_factory=dict)
-    rates: dict[int, float] = field(default_factory=dict)  # by version: tokens for each leased sample
-    cosines: dict[int, float] = field(default_factory=dict)  # by version: see useful members
-    # By version, of the last commits: when their rounds opened, on the run's clock, and the tokens of each member.
-    work: dict[int, tuple[float, dict[str, int]]] = field(default_factory=dict)
+    figures: VersionFigures = field(default_factory=VersionFigures)
     last_in: dict[str, int] = field(default_factory=dict)  # peer -> the newest version that has work of it
     dropped_round: int = 0  # the newest round whose work the guard threw away
     dropped_at: int = -1  # the version that it started from
@@ -352,8 +375,8 @@ class FragmentBook:
     def forget_after(self, version: int) -> None:
         """What was committed later is void."""
         known: dict[int, Any]
-        figures = self.norms, self.rates, self.cosines, self.work, self.marks
-        for known in (self.digests, self.shown, self.commits, *figures):
+        figures = self.figures.norms, self.figures.rates, self.figures.cosines, self.figures.work
+        for known in (self.digests, self.shown, self.commits, self.marks, *figures):
             for newer in [v for v in known if v > version]:
                 del known[newer]
 
@@ -594,22 +617,10 @@ class Ledger:
             book.reaches(peer, commit.version)
         for peer, tokens in record.tokens_by.items():
             book.holders[peer].tokens += tokens
-        for suspect in record.suspects:
+        for suspect in record.merged.suspects:
             book.trust[suspect] = 0
         book.last_in.update(dict.fromkeys(commit.included, commit.version))
-        # What it brought was learned before it opened: a round that stood still for long made the next work longer.
-        book.work[commit.version] = (record.at_s - record.seconds, record.tokens_by)
-        _keep_newest(book.work)
-        if record.rate is not None:
-            book.rates[commit.version] = record.rate
-            _keep_newest(book.rates)
-        if record.cosine is not None:
-            book.cosines[commit.version] = record.cosine
-            _keep_newest(book.cosines, ROUNDS_KEPT)
-        if record.norm is not None:
-            members = sum(weight > 0.0 for weight in commit.weights)
-            book.norms[commit.version] = (record.norm, record.tokens / members)
-            _keep_newest(book.norms)
+        book.figures.add(record)
         if commit.fragment == BOOKS_FRAGMENT:  # the same tokens went into every fragment
             totals.tokens += record.tokens
             self.peers.tokens.update(record.tokens_by)

@@ -53,6 +53,12 @@ class RunPace:
     """The commits of this coordinator's life, by which the rest of the run is estimated."""
 
     _commits: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=COMMITS_KEPT))
+    _sent_bytes: int = 0  # by all members, at the last commit of any fragment
+
+    def sent_since_commit(self, sent_bytes: int) -> int:
+        """`sent_bytes`: by all members, now that some fragment has another commit."""
+        before, self._sent_bytes = self._sent_bytes, sent_bytes
+        return max(0, sent_bytes - before)
 
     def on_commit(self, version: int, now: float) -> None:
         if self._commits and version <= self._commits[-1][1]:

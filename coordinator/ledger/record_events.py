@@ -179,7 +179,7 @@ def _committed(record: CommittedRound) -> dict[str, Any]:
         "tokens_by": record.tokens_by,
         "steps": record.steps,
         "loss": record.loss,
-        **({"norm": record.norm} if record.norm is not None and isfinite(record.norm) else {}),
+        **({"norm": norm} if (norm := record.merged.norm) is not None and isfinite(norm) else {}),
         "seconds": round(record.seconds, 4),
         "tx_bytes": record.tx_bytes,
         **({"factor": commit.factor} if commit.factor != 1.0 else {}),

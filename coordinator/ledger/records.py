@@ -109,6 +109,16 @@ class DecidedOn(Record, frozen=True, kw_only=True, tag="decided"):
     merged: str = ""  # how, and what the guard did
 
 
+class HowMerged(Struct, frozen=True, kw_only=True):
+    """What came of comparing the contributions of a round."""
+
+    text: str = ""  # how, for people
+    clipped: dict[str, str] = {}  # who was shortened, and by which figure
+    suspects: tuple[str, ...] = ()  # who was out for its direction, or far too long: their trust begins anew
+    norm: float | None = None  # of the merged update, where it is known
+    cosine: float | None = None  # of those that counted, where they were compared: see ledger.py
+
+
 class CommittedRound(Record, frozen=True, kw_only=True, tag="committed"):
     commit: Commit
     used: dict[str, tuple[Used, ...]]
@@ -118,15 +128,11 @@ class CommittedRound(Record, frozen=True, kw_only=True, tag="committed"):
     loss: float | None
     seconds: float
     tx_bytes: int
-    merged: str = ""  # how, for people
-    clipped: dict[str, str] = {}  # who was shortened, and by which figure
-    suspects: tuple[str, ...] = ()  # who was out for its direction, or far too long: their trust begins anew
-    norm: float | None = None  # of the merged update, where it is known
+    merged: HowMerged = HowMerged()
     # Of a mesh: the group of each member.  Sums of groups, in bf16, were added up in the order of the groups.
     groups: tuple[int, ...] = ()
     tokens_by: dict[str, int] = {}  # what is believed of each one's tokens: `tokens` is their sum
     rate: float | None = None  # tokens for each leased sample, of the member in the middle
-    cosine: float | None = None  # of those that counted, where they were compared: see ledger.py
     counted: dict[
         str, bytes
     ] = {}  # of a synchronous batch: whose sums have which microbatches in them, as masks

@@ -39,7 +39,7 @@ from farflung.coordinator.roster.ways import (
     why_not_dialled,
 )
 from farflung.coordinator.run.core import Core
-from farflung.coordinator.run.effects import Effect, ModeEffect
+from farflung.coordinator.run.effects import Effect, HandEffect
 from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol.errors import NoteCause
 from farflung.protocol.messages import Beat
@@ -51,14 +51,14 @@ from farflung.protocol.round_words import Contact, RelayRoute, section
 
 
 @dataclass(frozen=True, slots=True)
-class RelayPairs(ModeEffect):
+class RelayPairs(HandEffect):
     """Those that may meet at the relay from now on, and no others."""
 
     pairs: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class TryRelay(ModeEffect):
+class TryRelay(HandEffect):
     """Pass some bytes through the relay that a member offers; the mode hears what came of it."""
 
     trial: Trial

@@ -22,7 +22,7 @@ from farflung.coordinator.reach.reach import Reach, RelayPairs, TryRelay
 from farflung.coordinator.relay.relay_words import FROM_RELAY, FromRelay, PairsCounted, RelaySettings, Wanted
 from farflung.coordinator.relay.socks import CHOSEN, JOINED
 from farflung.coordinator.roster.ways import RelayNow, Trial, Usage
-from farflung.coordinator.run.effects import Effect, ModeEffect
+from farflung.coordinator.run.effects import Effect, HandEffect
 from farflung.protocol.caps import parse_relay
 from farflung.protocol.errors import RelayCause
 from farflung.protocol.process import own_files
@@ -364,7 +364,7 @@ class RelayHand(ServerHand):
             effects += self._mode.on_relay(relay, why_not, self._relay.usage, now)
         return effects
 
-    def act(self, effect: ModeEffect, now: float) -> None:
+    def act(self, effect: HandEffect, now: float) -> None:
         match effect:
             case RelayPairs(pairs=pairs):
                 if self._relay is not None:

@@ -31,6 +31,7 @@ from farflung.coordinator.ledger.ledger import (
     Ledger,
     LedgerPart,
     Mark,
+    VersionFigures,
     packed,
     unpacked,
 )
@@ -299,7 +300,7 @@ def _put_back(ledger: Ledger, head: SignedHead, books: Books) -> None:
     for number, (book, said) in enumerate(zip(ledger.books, books.fragments, strict=True)):
         book.version = head.versions[number]
         book.digests, book.shown, book.commits, book.marks = dict(said.digests), {}, {}, {}
-        book.norms, book.rates, book.work = {}, {}, {}
+        book.figures = VersionFigures(cosines=book.figures.cosines)
         book.vouched = set(said.vouched)
         book.holders = {peer: HolderMark(reached, tokens) for peer, reached, tokens in said.holders}
         book.dropped_round, book.dropped_at = said.dropped_round, -1

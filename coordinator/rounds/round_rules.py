@@ -59,6 +59,17 @@ class RoundRules:
         return max(self.scatter_grace_s, self.round_timeout_s / 4)
 
 
+class PastFigures(Protocol):
+    """By version, of the last commits."""
+
+    @property
+    def norms(self) -> Mapping[int, tuple[float, float]]: ...
+    @property
+    def work(self) -> Mapping[int, tuple[float, Mapping[str, int]]]: ...
+    @property
+    def rates(self) -> Mapping[int, float]: ...
+
+
 class Book(Protocol):
     """What is known of the fragment from the rounds before."""
 
@@ -67,11 +78,7 @@ class Book(Protocol):
     @property
     def trust(self) -> Mapping[str, int]: ...
     @property
-    def norms(self) -> Mapping[int, tuple[float, float]]: ...
-    @property
-    def work(self) -> Mapping[int, tuple[float, Mapping[str, int]]]: ...
-    @property
-    def rates(self) -> Mapping[int, float]: ...
+    def figures(self) -> PastFigures: ...
     @property
     def last_in(self) -> Mapping[str, int]: ...
     @property
@@ -88,7 +95,7 @@ def rules_for(
         clip=manifest.merge.clip,
         guard=manifest.merge.guard,
         trust={peer: _trust(manifest, book.trust.get(peer, 0)) for peer in peers},
-        norms=tuple(norm for norm, _ in book.norms.values()),
+        norms=tuple(norm for norm, _ in book.figures.norms.values()),
         trusted=frozenset(manifest.admission.trusted),
         usual_rate=_usual_rate(book, books),
         rounds={
@@ -97,7 +104,7 @@ def rules_for(
         },
         spans=spans,
         usual_of={peer: median(own) for peer in peers if (own := _tokens_of(book, peer))},
-        usual_tokens=median([tokens for _, tokens in book.norms.values()] or [0.0]),
+        usual_tokens=median([tokens for _, tokens in book.figures.norms.values()] or [0.0]),
         refused=book.dropped_at == book.version,
     )
     return RoundRules(
@@ -117,22 +124,24 @@ def _span(book: Book, peer: str, clock_s: float) -> float:
     Of somebody whose work never did, since the newest commit: what it did before that began from another version.
     """
     since = book.last_in.get(peer, book.version)
-    times = [at_s for _, (at_s, _) in sorted(book.work.items())]
+    times = [at_s for _, (at_s, _) in sorted(book.figures.work.items())]
     apart = [after - before for before, after in pairwise(times)]
     usual_s = median(apart) if len(apart) + 1 >= NORMS_LEAST else 0.0
-    at_s, _ = book.work.get(since, (times[0] if times else 0.0, {}))
+    at_s, _ = book.figures.work.get(since, (times[0] if times else 0.0, {}))
     return max(1.0, book.version + 1 - since, (clock_s - at_s) / usual_s if usual_s > 0.0 else 0.0)
 
 
 def _tokens_of(book: Book, peer: str) -> list[int]:
-    return [tokens[peer] for _, tokens in book.work.values() if tokens.get(peer)]
+    return [tokens[peer] for _, tokens in book.figures.work.values() if tokens.get(peer)]
 
 
 def _usual_rate(book: Book, books: Iterable[Book]) -> float:
     """Tokens for each leased sample, as this fragment's rounds had them; those of all fragments while it has had few:
     they are of the same data, and most of its members may lie before it has a past of its own.  0.0: not known."""
-    own = [*book.rates.values()]
-    rates = own if len(own) >= NORMS_LEAST else [rate for each in books for rate in each.rates.values()]
+    own = [*book.figures.rates.values()]
+    rates = (
+        own if len(own) >= NORMS_LEAST else [rate for each in books for rate in each.figures.rates.values()]
+    )
     return median(rates) if len(rates) >= NORMS_LEAST else 0.0
 
 

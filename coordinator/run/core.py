@@ -46,7 +46,6 @@ class Core:
         self.now = 0.0
         self.began_at = 0.0  # `now` when this coordinator started
         self.draining = False  # the operator wants it to end
-        self.tx_at_commit = 0  # bytes that all members had sent at the last commit of any fragment
         self.pace = RunPace()
         self.prove: Callable[[bytes], bytes] = lambda statement: b""  # the shell has the key
         # Before a round opens with these, or goes on: in each circle everybody hears of the others.

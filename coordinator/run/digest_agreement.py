@@ -24,6 +24,7 @@ from farflung.coordinator.ledger.records import (
     DigestFixed,
     DigestRefuted,
     DigestWithdrawn,
+    HowMerged,
     ShownFixed,
     Vouched,
 )
@@ -35,7 +36,7 @@ from farflung.coordinator.rounds.round_rules import own_part
 from farflung.coordinator.rounds.weights import likeness, shortened
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import KeepEvidence
-from farflung.coordinator.run.membership import Member
+from farflung.coordinator.run.membership import Looks, Member
 from farflung.protocol.digests import HASH_BYTES, bits, mask_from_bytes
 from farflung.protocol.limits import AMOUNT_MAX
 from farflung.protocol.messages import Committed, FragmentBeat, ProgressReport, Sent
@@ -212,6 +213,11 @@ class DigestAgreement:
         self._checks: dict[str, HoldingProof] = {}  # of the newest version
         # Members behind the run that contradict it, by session: how often they did, and since when they do.
         self._behind: dict[bytes, tuple[int, float]] = {}
+        self._looks = Looks()
+
+    def is_due(self, members: int) -> bool:
+        """`members`: that hold the fragment."""
+        return self._looks.is_due(members, self._core.now)
 
     @property
     def _book(self) -> FragmentBook:
@@ -543,7 +549,7 @@ def record_of(
     weight = sum(w for _, w in known)
     amounts = [m.beat.tx_bytes for m in core.members.members.values() if m.beat is not None]
     tx_bytes = sum(min(amount, AMOUNT_MAX) for amount in amounts)
-    record = CommittedRound(
+    return CommittedRound(
         commit=commit,
         used={m: sent[m].used for m in included},
         excluded=dict(flight.excluded),
@@ -553,15 +559,15 @@ def record_of(
         steps=sum(min(sent[m].steps, AMOUNT_MAX) for m in included),
         loss=sum(loss * w for loss, w in known) / weight if weight else None,
         seconds=core.now - flight.opened_at,
-        tx_bytes=max(0, tx_bytes - core.tx_at_commit),
-        merged=merged,
-        clipped=shortened(flight.screening, flight.believed, included),
-        suspects=flight.suspects(FAR_TOO_LONG),
-        norm=done.norm,
+        tx_bytes=core.pace.sent_since_commit(tx_bytes),
+        merged=HowMerged(
+            text=merged,
+            clipped=shortened(flight.screening, flight.believed, included),
+            suspects=flight.suspects(FAR_TOO_LONG),
+            norm=done.norm,
+            cosine=likeness(flight.screening, included),
+        ),
         groups=flight.plan.groups or (),
-        cosine=likeness(flight.screening, included),
         counted=dict(counted),
         at_s=core.clock_s,
     )
-    core.tx_at_commit = tx_bytes
-    return record

@@ -54,7 +54,7 @@ class DialBack:
     key: bytes
 
 
-class ModeEffect:
+class HandEffect:
     """Of a mode: its own hand carries it out (`ServerHand`)."""
 
     __slots__ = ()
@@ -83,4 +83,4 @@ class KeepProof:
     peers: tuple[str, ...] = ()  # who is out for it, with whoever signed it
 
 
-Effect = Write | AnswerDoor | Tell | Allow | Forbid | DialBack | ModeEffect | Note | KeepEvidence | KeepProof
+Effect = Write | AnswerDoor | Tell | Allow | Forbid | DialBack | HandEffect | Note | KeepEvidence | KeepProof

@@ -46,13 +46,36 @@ from farflung.protocol.round_words import CROWD, Decision
 # keeps restarting, and who can be dialled. Must not know rounds in flight.
 
 
+RETRY_S = 1.0  # after an abort; doubles with each further abort of the same version
+RETRY_MAX_S = 30.0
+
+
+class Retries:
+    """Rounds that failed, one after the other."""
+
+    def __init__(self) -> None:
+        self._aborts = 0
+        self._not_before = 0.0
+
+    def left_s(self, now: float) -> float:
+        """Until the next try."""
+        return self._not_before - now
+
+    def on_abort(self, now: float) -> None:
+        self._aborts += 1
+        self._not_before = now + min(RETRY_MAX_S, RETRY_S * 2 ** (self._aborts - 1))
+
+    def on_commit(self) -> None:
+        self._aborts, self._not_before = 0, 0.0
+
+
 class Eligibility:
     def __init__(self, core: Core, fragment: int) -> None:
         self.core = core
         self.fragment = fragment
         self.lines = LineShares(fragment, lambda: core.manifest)
         self._steadiness = Steadiness()
-        self._not_before = 0.0  # after a round that failed
+        self._retries = Retries()
 
     @property
     def book(self) -> FragmentBook:
@@ -111,8 +134,8 @@ class Eligibility:
             return f"{len(able)} of at least {least} peers hold {held}"
         if len(ready) < self._least:
             return f"inner steps: {len(ready)} of at least {least} peers are ready"
-        if now < self._not_before:
-            return f"the last round failed; trying again in {self._not_before - now:.1f} s"
+        if (left_s := self._retries.left_s(now)) > 0:
+            return f"the last round failed; trying again in {left_s:.1f} s"
         slow = self.lines.slow
         setting_the_pace = [m for m in ready if m.peer not in slow] or ready
         since = [self.standing(m).ready_since for m in setting_the_pace]
@@ -228,8 +251,6 @@ class Participants:
 
 # ---- round driver ------------------------------------------------------------------------------------------
 
-RETRY_S = 1.0  # after an abort; doubles with each further abort of the same version
-RETRY_MAX_S = 30.0
 MUCH_SHORTENED = 0.5  # to this or less: people are told
 # Contributions that an owner alone lacks, in rounds in a row; then it owns nothing for a while.
 WITHHELD_MOST = 3
@@ -255,8 +276,7 @@ class RoundDriver(Eligibility):
         self.merged = ""  # how the round in flight is merged, once that is decided
         # Its round is at its end, and is committed with those of all other stages.
         self.prepared: Done | None = None
-        self._looks, self._settling_looks, self._patience = Looks(), Looks(), Patience()
-        self._aborts = 0
+        self._looks, self._patience = Looks(), Patience()
         self._committed_at = 0.0
 
     def goes_by(self, policy: RoundPolicy) -> None:
@@ -306,7 +326,7 @@ class RoundDriver(Eligibility):
         if not (peers | helping) & owners:
             owners = self.core.members.can_own(self.core.now)
             peers |= {m.peer for m in self.able if m.peer in owners}
-        left_s = self._not_before - self.core.now
+        left_s = self._retries.left_s(self.core.now)
         if not (peers | helping) & owners:
             self.reason = "no peer can be dialled, so nobody can own a chunk"
         elif left_s > 0:
@@ -555,8 +575,7 @@ class RoundDriver(Eligibility):
         self.participants.end()
         if cause is AbortCause.SHARE_LOST:
             return  # the next one opens as soon as the share is computed again
-        self._aborts += 1
-        self._not_before = self.core.now + min(RETRY_MAX_S, RETRY_S * 2 ** (self._aborts - 1))
+        self._retries.on_abort(self.core.now)
 
     def _strike_useless(self, over: Round) -> None:
         for peer in found_useless(over):
@@ -579,7 +598,8 @@ class RoundDriver(Eligibility):
             core.note(f"{core.name(peer)}: {told}")
         core.pace.on_commit(core.ledger.version, core.now)
         self.lines.on_commit(included, core.now)
-        self._aborts, self._not_before, self._committed_at = 0, 0.0, core.now
+        self._retries.on_commit()
+        self._committed_at = core.now
         self._strike_useless(flight)
         self.round = self.prepared = None
         self.participants.end()
@@ -607,7 +627,7 @@ class RoundDriver(Eligibility):
 
     def settle_digest(self) -> bool:
         """True when what stands as the digest of the newest version, or who holds it, changed now."""
-        if not self._settling_looks.is_due(len(self.holders), self.core.now):
+        if not self.agreement.is_due(len(self.holders)):
             return False
         said = [(member, beat) for member in self.holders if (beat := self.beat_of(member)) is not None]
         patience_over = self.since_commit_s >= 2 * self.core.manifest.net.dead_after_s

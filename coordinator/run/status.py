@@ -228,7 +228,7 @@ def build_status(
 
 def _useful_members(core: Core) -> Useful:
     """Of the fragment that knows most rounds: another one's members learn the same at the same moments."""
-    cosines = max((list(book.cosines.values()) for book in core.ledger.books), key=len)
+    cosines = max((list(book.figures.cosines.values()) for book in core.ledger.books), key=len)
     if not cosines and core.manifest.merge.policy != "robust":
         return Useful(
             None, 0, None, 0, 'not known: members are compared with [merge] policy = "robust" alone'
@@ -418,9 +418,9 @@ def _past_round(core: Core, record: Any) -> dict[str, Any]:
             {"name": core.name(m), "cause": why.cause, "reason": why.text}
             for m, why in record.excluded.items()
         ],
-        "merged": record.merged,
-        "clipped": [{"name": core.name(m), "reason": why} for m, why in record.clipped.items()],
-        "update_norm": finite(record.norm),
+        "merged": record.merged.text,
+        "clipped": [{"name": core.name(m), "reason": why} for m, why in record.merged.clipped.items()],
+        "update_norm": finite(record.merged.norm),
         "seconds": round(record.seconds, 3),
         "bytes": record.tx_bytes,
         "tokens": record.tokens,

@@ -144,7 +144,7 @@ Key = tuple[int, int, int]  # round, group or the result, chunk
 def kind_of(of_sums: bool) -> FrameKind:
     """Of the frames that bring what goes into a sum: `of_sums`, that is what groups of a mesh add up."""
     found = shape(in_groups=of_sums) or MemberRound  # without that mode no such audit is asked for
-    return found.summed
+    return found.owner_class.summed
 
 
 @dataclass(frozen=True, slots=True)

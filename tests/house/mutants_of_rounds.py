@@ -530,7 +530,7 @@ ROUNDS = (
     Mutant(
         "P9 a fragment without a past is judged by that of the others",
         "coordinator/rounds/round_rules.py",
-        "[rate for each in books for rate in each.rates.values()]",
+        "[rate for each in books for rate in each.figures.rates.values()]",
         "own",
         ("tests/coordinator/run/test_round_driver.py",),
     ),

@@ -72,7 +72,7 @@ def test_P9_a_thousand_times_the_tokens_buy_neither_weight_nor_a_place_in_the_bo
         world.run()
         ledger = world.coordinator.core.ledger if world.coordinator is not None else None
         found_out += ledger is not None and any(
-            world.work_league.keys.keys() & record.clipped.keys() for record in ledger.totals.rounds
+            world.work_league.keys.keys() & record.merged.clipped.keys() for record in ledger.totals.rounds
         )
     assert found_out >= 0.6 * EACH, "the record says who claimed too much"
 

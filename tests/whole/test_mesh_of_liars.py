@@ -67,10 +67,10 @@ def test_P9_in_a_mesh_a_liar_is_out_and_its_group_is_not() -> None:
     for record in commits:
         [out] = record.excluded
         assert out == world.in_group(record, 1)[0]
-        assert record.excluded[out].cause is ExclusionCause.DIRECTION and record.suspects == (out,)
+        assert record.excluded[out].cause is ExclusionCause.DIRECTION and record.merged.suspects == (out,)
         assert len(record.commit.included) == 15
-        assert record.norm is not None and 2.0 < record.norm < 5.0, "as without the liar"
-        assert record.cosine is not None and record.cosine > 0.4
+        assert record.merged.norm is not None and 2.0 < record.merged.norm < 5.0, "as without the liar"
+        assert record.merged.cosine is not None and record.merged.cosine > 0.4
 
 
 class LongInOneGroup(LiarsInOneGroup):
@@ -82,8 +82,8 @@ def test_P9_in_a_mesh_lengths_are_those_that_most_members_of_all_groups_have() -
     world, commits = run_of(LongInOneGroup, 1, ROOM)
     for record in commits:
         long = set(world.in_group(record, 1)[:3])
-        assert set(record.clipped) == long == set(record.suspects) and not record.excluded
-        assert record.norm is not None and 2.0 < record.norm < 5.0
+        assert set(record.merged.clipped) == long == set(record.merged.suspects) and not record.excluded
+        assert record.merged.norm is not None and 2.0 < record.merged.norm < 5.0
 
 
 class MostOfOneGroup(LiarsInOneGroup):
@@ -96,9 +96,9 @@ def test_P9_a_group_whose_majority_lies_is_out_as_a_whole_and_nobody_of_it_is_su
         captured = world.in_group(record, 1)
         assert set(record.excluded) == set(captured)
         assert {why.cause for why in record.excluded.values()} == {ExclusionCause.CAPTURED}
-        assert record.suspects == () and len(record.commit.included) == 12
+        assert record.merged.suspects == () and len(record.commit.included) == 12
         assert sum(record.commit.weights) == pytest.approx(1.0, abs=0.01)
-        assert record.norm is not None and 2.0 < record.norm < 5.0
+        assert record.merged.norm is not None and 2.0 < record.merged.norm < 5.0
     assert len(world.of(DecidedOn)) == 2 * len(commits), "each is decided anew, once"
 
 
@@ -132,4 +132,6 @@ def test_P9_in_a_mesh_the_guard_sees_the_norm_of_all_groups_sum() -> None:
     world, commits = run_of(AllTooLong, 1, replace(ROOM, rounds=6, end_s=200.0))
     [refused] = [record for record in world.of(AbortedRound) if record.dropped]
     assert "the merged update has norm" in refused.reason
-    assert len(commits) == 6 and all(record.norm is not None and record.norm < 10.0 for record in commits)
+    assert len(commits) == 6 and all(
+        record.merged.norm is not None and record.merged.norm < 10.0 for record in commits
+    )

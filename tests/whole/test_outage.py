@@ -74,7 +74,10 @@ def test_P6_an_outage_and_a_reboot_cost_no_inner_step_of_who_trained_on(peers: i
     records = [from_bytes(raw) for raw in world.journal]
     assert not [each for each in records if isinstance(each, AbortedRound) and each.dropped]
     commits = [each for each in commits_of(world) if each.at_s > world.away_since]
-    assert not any(each.clipped or each.suspects or "again: shortened" in each.merged for each in commits)
+    assert not any(
+        each.merged.clipped or each.merged.suspects or "again: shortened" in each.merged.text
+        for each in commits
+    )
     long = [tokens for each in commits for tokens in each.tokens_by.values()]
     usual = STEPS * Reader.tokens_per_step
     assert max(long) > AWAY_ROUNDS * usual, "who trained on alone brought all of it"

@@ -24,6 +24,7 @@ from farflung.coordinator.ledger.records import (
     Folded,
     Genesis,
     Granted,
+    HowMerged,
     Paused,
     Record,
     Started,
@@ -53,7 +54,7 @@ RECORDS: list[Record] = [
         loss=2.5,
         seconds=1.25,
         tx_bytes=4096,
-        norm=0.5,
+        merged=HowMerged(norm=0.5),
     ),
     DigestFixed(version=1, digest=b"e" * 32),
 ]

@@ -96,9 +96,9 @@ def test_a_run_tells_it_keeps_it_over_a_fold_and_forgets_what_went_back() -> Non
     assert world.coordinator is not None
     core = world.coordinator.core
     book = core.ledger.books[0]
-    assert len(book.cosines) >= ROUNDS_LEAST
+    assert len(book.figures.cosines) >= ROUNDS_LEAST
     told = build_status(core, world.coordinator.drivers, Counters(), world.now)["useful_members"]
-    assert told["rounds"] == len(book.cosines) and (told["members"] or told["least"])
-    newest = max(book.cosines)
+    assert told["rounds"] == len(book.figures.cosines) and (told["members"] or told["least"])
+    newest = max(book.figures.cosines)
     book.forget_after(newest - 2)
-    assert max(book.cosines) <= newest - 2
+    assert max(book.figures.cosines) <= newest - 2

@@ -9,7 +9,7 @@ import pytest
 from farflung.coordinator.hosting import say_what_is_missing
 from farflung.coordinator.modes import registry
 from farflung.coordinator.roster.ways import MemberPlace, RouteNews, Ways, pair_of
-from farflung.coordinator.run.effects import ModeEffect, Note
+from farflung.coordinator.run.effects import HandEffect, Note
 from farflung.coordinator.run.machine import RunMachine
 from farflung.coordinator.run.status import build_status, member_status
 from farflung.protocol import messages as m
@@ -66,7 +66,7 @@ def test_where_the_mode_was_taken_out_two_come_in_and_nobody_is_sent_to_another(
     assert (tick.ways, tick.sections) == ((), ())
     assert tick.roster is not None and {each.peer for each in tick.roster} == {ann.peer, bob.peer}
     effects = hall.machine.on_timer(5.0) + hall.machine.on_look(ann.key, "door", "9.1.1.1:40001", 5.0)
-    assert not [each for each in effects if isinstance(each, ModeEffect)]
+    assert not [each for each in effects if isinstance(each, HandEffect)]
 
 
 def test_where_the_mode_was_taken_out_nobody_is_said_to_meet_others_past_a_router(hall: Hall) -> None:

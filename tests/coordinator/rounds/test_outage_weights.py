@@ -34,8 +34,8 @@ def book(commits: int = 8) -> FragmentBook:
     made = FragmentBook(version=commits)
     members = NAMES[:5]
     for version in range(1, commits + 1):
-        made.work[version] = (version * EVERY_S, {name: USUAL[name] for name in members})
-        made.norms[version] = (NORM, sum(USUAL[name] for name in members) / len(members))
+        made.figures.work[version] = (version * EVERY_S, {name: USUAL[name] for name in members})
+        made.figures.norms[version] = (NORM, sum(USUAL[name] for name in members) / len(members))
     made.last_in = dict.fromkeys(members, commits)
     return made
 

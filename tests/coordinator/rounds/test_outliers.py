@@ -363,14 +363,14 @@ def test_P9_one_of_eight_is_malicious_and_the_others_stay_equal_and_hardly_notic
         [name] = [peer for peer, p in world.peers.items() if p.me.identity == liar]
         weight = dict(zip(record.commit.members, record.commit.weights, strict=True))[name]
         assert weight < 1e-3
-        assert name in (record.clipped if how == "1000x" else record.excluded)
-        assert record.norm is not None and 3.0 < record.norm < 5.0, "about as without the liar"
-        assert (name in record.suspects) == (how != "nan")
+        assert name in (record.merged.clipped if how == "1000x" else record.excluded)
+        assert record.merged.norm is not None and 3.0 < record.merged.norm < 5.0, "about as without the liar"
+        assert (name in record.merged.suspects) == (how != "nan")
 
 
 def test_P9_a_plain_mean_is_one_where_the_run_wants_it() -> None:
     _, commits = run_with("flip", policy="mean", min_peers=8)
-    assert all(set(record.commit.weights) == {0.125} and record.norm is None for record in commits)
+    assert all(set(record.commit.weights) == {0.125} and record.merged.norm is None for record in commits)
 
 
 class Surge(World):
@@ -406,7 +406,7 @@ def test_P9_an_update_of_unusual_size_is_not_taken_and_everybody_starts_again() 
     [refused] = [record for record in aborted if record.dropped]
     assert "the merged update has norm" in refused.reason and "over 10 times the usual" in refused.reason
     assert [record.commit.version for record in commits] == [1, 2, 3, 4, 5, 6]
-    norms = [record.norm for record in commits if record.norm is not None]
+    norms = [record.merged.norm for record in commits if record.merged.norm is not None]
     assert max(norms) < 3 * min(norms), "the work of the refused round did not come again"
 
 
@@ -436,8 +436,9 @@ def test_P9_the_second_time_in_a_row_it_is_taken_but_shortened() -> None:
     _, aborted, commits = surge(times=2, seed=1)
     assert sum(record.dropped for record in aborted) == 1
     fifth = commits[4]
-    assert "again: shortened to" in fifth.merged
-    assert fifth.norm == pytest.approx(10 * median(r.norm for r in commits[:4] if r.norm is not None))
+    assert "again: shortened to" in fifth.merged.text
+    norms = [each.merged.norm for each in commits[:4] if each.merged.norm is not None]
+    assert fifth.merged.norm == pytest.approx(10 * median(norms))
 
 
 @pytest.mark.parametrize("seed", [2, 5] if not os.environ.get("FARFLUNG_LONG") else range(100))
@@ -447,6 +448,6 @@ def test_P6_what_the_guard_refused_never_comes_again_whatever_is_lost(seed: int)
     _, aborted, commits = surge(times=1, seed=seed, fragments=1, end_s=200.0, **faults)
     refused = [record.round_no for record in aborted if record.dropped]
     assert len(refused) <= 1
-    later = [record.norm for record in commits if refused and record.commit.round_no > refused[0]]
-    usual = median(record.norm for record in commits if record.norm is not None)
+    later = [record.merged.norm for record in commits if refused and record.commit.round_no > refused[0]]
+    usual = median(record.merged.norm for record in commits if record.merged.norm is not None)
     assert all(norm is not None and norm < 20 * usual for norm in later)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from farflung.coordinator.ledger.records import CommittedRound, Paused, Resumed, Started, Struck
+from farflung.coordinator.ledger.records import CommittedRound, HowMerged, Paused, Resumed, Started, Struck
 from farflung.coordinator.modes.registry import CoordinatorMode
 from farflung.coordinator.run.core import EVENTS_SHOWN, Offences
 from farflung.coordinator.run.effects import Forbid, Note, Tell, Write
@@ -48,7 +48,7 @@ def test_P9_the_trust_of_a_suspect_begins_anew() -> None:
             loss=1.0,
             seconds=1.0,
             tx_bytes=0,
-            suspects=(bob,),
+            merged=HowMerged(suspects=(bob,)),
         )
     )
     assert (book.trust[ann], book.trust[bob]) == (4, 0), "though its work was in, shortened"

@@ -713,13 +713,13 @@ def test_where_not_all_fit_some_can_own(
 def test_P9_a_young_fragment_is_judged_by_the_past_of_the_others() -> None:
     """Most of its members may claim what they like before it has one of its own."""
     young, old = FragmentBook(), FragmentBook()
-    old.rates |= dict.fromkeys(range(1, 1 + NORMS_LEAST), 5.0)
+    old.figures.rates |= dict.fromkeys(range(1, 1 + NORMS_LEAST), 5.0)
 
     def usual(*books: FragmentBook) -> float:
         return rules_for(MANIFEST, young, ["ann"], books).merge.usual_rate
 
     assert usual(young) == 0.0 and usual(young, old) == 5.0
-    young.rates |= dict.fromkeys(range(1, 1 + NORMS_LEAST), 7.0)
+    young.figures.rates |= dict.fromkeys(range(1, 1 + NORMS_LEAST), 7.0)
     assert usual(young, old) == 7.0
 
 
