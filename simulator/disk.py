@@ -301,7 +301,7 @@ class VirtualKeeping:
             self._write("compute", lambda word=word: word)  # type: ignore[misc]
         return held
 
-    def offers(self, effect: do.ServeLogged) -> bool:
+    def offers(self, effect: do.Serve) -> bool:
         return effect.to == self._peer.peer and (effect.fragment, effect.version) in self._offered
 
     def _write(self, takes: str, job: Callable[[], KeptWord | None]) -> None:

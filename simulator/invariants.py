@@ -31,7 +31,7 @@ from farflung.coordinator.ledger.records import (
     tag_of,
 )
 from farflung.coordinator.run.effects import KeepEvidence, KeepProof
-from farflung.peer.machine.effects import Encode, SaveFragment, ServePiece
+from farflung.peer.machine.effects import Encode, SaveFragment, Serve
 from farflung.peer.machine.replicas import Replicas
 from farflung.peer.trainer.effects import LoadAnchor
 from farflung.protocol.digests import bits, hash_at, hash_bytes, mask_from_bytes, root_of, split_hashes
@@ -425,7 +425,7 @@ class Invariants:
         good = self._is_the_runs(fragment, version, peer.state.digests[fragment], era)
         self._require("P4", good, f"{peer.peer} serves a state that is not version {version} of {fragment}")
 
-    def _saw_gave(self, details: tuple[VirtualPeer, ServePiece, bytes, int]) -> None:
+    def _saw_gave(self, details: tuple[VirtualPeer, Serve, bytes, int]) -> None:
         """What a peer that is not whole gives on is a piece of the run's state all the same."""
         peer, piece, chunk_hash, era = details
         fragment = next(each for each in self._fragments if piece.chunk in each.chunks)

@@ -229,9 +229,7 @@ class VirtualPeer:
                 | Measure()
                 | do.Encode()
                 | do.Resolve()
-                | do.ServeState()
-                | do.ServeManifest()
-                | do.ServeLogged()
+                | do.Serve()
                 | do.KeepBefore()
                 | do.Undo()
                 | do.ProveHolding()
@@ -256,10 +254,10 @@ class VirtualPeer:
             case do.KeepBase() | do.KeepAhead():
                 if (keeping := self._keeping) is not None:
                     self.calculate(lambda: keeping.keep(effect))
-            case do.LookAt() | do.LookElsewhere() | do.Remember():
+            case do.Remember(commits=commits):
+                self.own.commits = commits or self.own.commits
+            case do.LookAt() | do.LookElsewhere():
                 pass  # its coordinator stays where it is
-            case do.RememberCommits(raw=raw):
-                self.own.commits = raw
             case do.Contacts() | do.EnterMembers() | do.LeaveMembers() | do.Note():
                 pass  # links and logs: the simulated network needs neither
 
@@ -359,14 +357,12 @@ class VirtualPeer:
                 self.asked[show.question] = show
                 raw = bytes(logged) if logged is not None else self.state.shown(show)
                 self.carry_out(self.member.on_shown(show, raw, now))
-            case do.ServePiece():
-                self._give_on(effect, era)
-            case do.ServeState():
-                self._answer(effect.to, Kind.STATE, effect.version, effect.chunk, era)
-            case do.ServeManifest():
-                self._answer(effect.to, Kind.MANIFEST, effect.version, effect.chunk, era)
-            case do.ServeLogged():
+            case do.Serve(kind=Kind.LOGGED):
                 self._answer_logged(effect, era)
+            case do.Serve(hash=b""):
+                self._answer(effect, era)
+            case do.Serve():
+                self._give_on(effect, era)
 
     def _keep(self, effect: Install | Roll, era: int) -> None:
         digest = self.member.digest_of(effect.chunk, effect.version)
@@ -382,25 +378,22 @@ class VirtualPeer:
         self.world.observe("recalled", (self, held))
         self.carry_out(self.member.on_disk(PiecesRecalled(held), now))
 
-    def _answer(self, to: str, kind: Kind, version: int, chunk: int, era: int) -> None:
-        fragment = next(each.number for each in self.fragments if chunk in each.chunks)
-        self.world.observe("serve", (self, fragment, version, era))
-        self._send(to, kind, version, chunk)
+    def _answer(self, effect: do.Serve, era: int) -> None:
+        self.world.observe("serve", (self, effect.fragment, effect.version, era))
+        of_state = effect.kind is Kind.STATE
+        manifest, piece = self.state.manifest_bytes, self.state.piece_bytes
+        payload = piece(effect.chunk) if of_state else manifest(effect.fragment)
+        header = Header(effect.kind, self.tag, version=effect.version, chunk=effect.chunk)
+        self.world.to_peer(self.peer, SendFrame(effect.to, with_payload(header, payload)))
 
-    def _give_on(self, piece: do.ServePiece, era: int) -> None:
+    def _give_on(self, piece: do.Serve, era: int) -> None:
         header = Header(Kind.STATE, self.tag, version=piece.version, chunk=piece.chunk)
         frame = given_on(header, piece.hash, self.state.piece_bytes(piece.chunk), 1 + len(self.moments))
         if frame.header.kind == Kind.STATE:
             self.world.observe("gave", (self, piece, hash_bytes(self.state.chunk_bytes(piece.chunk)), era))
         self.world.to_peer(self.peer, SendFrame(piece.to, frame))
 
-    def _send(self, to: str, kind: Kind, version: int, chunk: int) -> None:
-        fragment = next(each.number for each in self.fragments if chunk in each.chunks)
-        payload = self.state.piece_bytes(chunk) if kind == Kind.STATE else self.state.manifest_bytes(fragment)
-        frame = with_payload(Header(kind, self.tag, version=version, chunk=chunk), payload)
-        self.world.to_peer(self.peer, SendFrame(to, frame))
-
-    def _answer_logged(self, effect: do.ServeLogged, era: int) -> None:
+    def _answer_logged(self, effect: do.Serve, era: int) -> None:
         payload = self.own.results.get((era, effect.version, effect.chunk))
         if self._keeping is not None and self.own.kept is not None and self._keeping.offers(effect):
             found = self.own.kept.result(era, effect.fragment, effect.version, effect.chunk)

@@ -476,10 +476,11 @@ class Agent:
                 self._control.look_at(places)
             case do.LookElsewhere():
                 self._control.shun()
-            case do.Remember(whereabouts=whereabouts):
-                self._remembered.save(whereabouts)
-            case do.RememberCommits(raw=raw):
-                self._remembered.save_commits(raw)
+            case do.Remember(whereabouts=whereabouts, commits=commits):
+                if whereabouts:
+                    self._remembered.save(whereabouts)
+                if commits:
+                    self._remembered.save_commits(commits)
             case do.LeaveMembers():
                 self._control.leave_members()
                 self._beats.forget()
@@ -525,9 +526,7 @@ class Agent:
         | Measure
         | do.Encode
         | do.Resolve
-        | do.ServeState
-        | do.ServeManifest
-        | do.ServeLogged
+        | do.Serve
         | do.KeepBefore
         | do.Undo
         | do.ProveHolding
@@ -554,10 +553,10 @@ class Agent:
                 submit(lambda: state.resolve(hands.shared.slots[slot], used, fragment), nothing)
             case do.KeepBefore() | do.ProveHolding() | do.FetchShown():
                 self._prove(state, effect)
-            case do.ServeState() | do.ServeManifest():
+            case do.Serve(kind=Kind.LOGGED):
+                hands.serve_logged(effect, member, self._on_own_frame)
+            case do.Serve():
                 hands.answering.serve(effect, state)
-            case do.ServeLogged():
-                hands.serve(effect, member, self._on_own_frame)
             case do.Undo():
                 tell = lambda undone: self._carry_out(member.on_disk(undone, time.monotonic()))  # noqa: E731
                 hands.undo(effect, member.reports.era, self._arithmetic, tell)

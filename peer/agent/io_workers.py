@@ -126,23 +126,22 @@ class Answering:
 
     # ---- answers -------------------------------------------------------------------------------------------
 
-    def serve(self, effect: do.ServeState | do.ServeManifest, state: OuterState) -> None:
+    def serve(self, effect: do.Serve, state: OuterState) -> None:
         """Read beside the agent's loop: what was asked first is read before anything that changes it."""
 
-        kind = Kind.STATE if isinstance(effect, do.ServeState) else Kind.MANIFEST
-        header = Header(kind, self._tag, version=effect.version, chunk=effect.chunk)
+        header = Header(effect.kind, self._tag, version=effect.version, chunk=effect.chunk)
 
         def make() -> Frame:
-            if isinstance(effect, do.ServeManifest):
+            if effect.kind is Kind.MANIFEST:
                 return with_payload(header, state.manifest_bytes(effect.fragment))
             payload = state.piece_bytes(effect.chunk)
-            if isinstance(effect, do.ServePiece):
+            if effect.hash:
                 return given_on(header, effect.hash, payload, self._parts)
             return with_payload(header, payload)
 
-        what = (kind, effect.chunk)
+        what = (effect.kind, effect.chunk)
         if self._serving.start_answer(effect.to, what, self._line.link.answers_waiting(effect.to)):
-            arithmetic, is_piece = self._arithmetic, isinstance(effect, do.ServeState)
+            arithmetic, is_piece = self._arithmetic, effect.kind is Kind.STATE
             submit = partial(arithmetic.beside, effect.chunk) if is_piece else arithmetic.submit
             submit(make, partial(self._served, effect.to, what))
 
@@ -276,7 +275,7 @@ class IoWorkers:
         if self.keeping is not None:
             self.keeping.rolled(effect, machine.reports.era)
 
-    def serve(self, effect: do.ServeLogged, machine: MemberMachine, hear: Callable[[Frame], None]) -> None:
+    def serve_logged(self, effect: do.Serve, machine: MemberMachine, hear: Callable[[Frame], None]) -> None:
         """A result that lies on the disk; `hear`: if this peer itself asked for what a former life of it kept."""
         if self.keeping is not None and self.keeping.serves(effect):
             self.keeping.serve(effect, machine.reports.era, hear)

@@ -23,6 +23,7 @@ from farflung.peer.machine.handshake import Me
 from farflung.peer.settings import default_path
 from farflung.peer.worker import Pool
 from farflung.protocol.errors import UserError
+from farflung.protocol.frames import Kind
 from farflung.protocol.messages import Aborted, Beat, Committed, Decided, OpenRound, Sent
 from farflung.protocol.process.journal import FRAMES_EVERY_S, EventLog, journal_path
 from farflung.protocol.round_words import result_name
@@ -100,7 +101,7 @@ class RoundEvents:
             case do.TellTrainer(message=LoadState() as load):
                 what = {"keep": load.keep, "steps": load.steps, "tokens": load.tokens}
                 self._log.write("load", fragment=load.fragment, version=load.version, **what)
-            case do.ServeManifest(to=to, version=version, fragment=fragment):
+            case do.Serve(to=to, kind=Kind.MANIFEST, version=version, fragment=fragment):
                 self._on_serve(to, version, fragment, machine.member)
             case do.TellTrainer(message=ResumeSteps(fragment=fragment)):
                 self._log.write("resume", fragment=fragment)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from farflung.collectives.round.effects import DataEffect
 from farflung.peer.local.words import ToTrainer
-from farflung.protocol.frames import Payload
+from farflung.protocol.frames import Kind, Payload
 from farflung.protocol.join_url import Address
 from farflung.protocol.manifest import StartSection
 from farflung.protocol.messages import FromDoor, FromMember, Show
@@ -37,16 +37,10 @@ class LookElsewhere:
 
 @dataclass(frozen=True, slots=True)
 class Remember:
-    """For the next life of this peer: the list of addresses that the coordinator signed."""
+    """For the next life of this peer, as the coordinator signed it.  What is empty stays as it is."""
 
-    whereabouts: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class RememberCommits:
-    """For the next life of this peer, too: the run's newest steps, as the coordinator signed them."""
-
-    raw: bytes
+    whereabouts: bytes = b""  # the list of its addresses
+    commits: bytes = b""  # the run's newest steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,42 +112,23 @@ class Resolve:
 
 
 @dataclass(frozen=True, slots=True)
-class ServeState:
-    """Send one chunk of the outer state as it is now (it is at `version`)."""
+class Serve:
+    """Send to somebody who catches up, by `kind`:
+
+    STATE     one chunk of the outer state as it is now: it is at `version`.  `hash`: of a state that is not whole here.
+              This chunk came at `version`, was checked, and is still that; it is read later, and may be something else
+              by then, as where a trainer writes the first values of a run that is founded anew: what does not have this
+              hash is not given.
+    MANIFEST  the hashes of the fragment's chunks; `chunk` is its first one and names it
+    LOGGED    a result that is kept on disk, if it is; `to` may be me: then it answers a question of my own
+    """
 
     to: str
-    chunk: int
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServePiece(ServeState):
-    """The same of a state that is not whole here: this chunk came at `version`, was checked, and is still that.
-
-    It is read later, and may be something else by then, as where a trainer writes the first values of a run that is
-    founded anew: what does not have this hash is not given."""
-
-    hash: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ServeManifest:
-    """The hashes of the fragment's chunks; `chunk` is its first one and names it."""
-
-    to: str
-    chunk: int
-    version: int
-    fragment: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ServeLogged:
-    """A result that is kept on disk, if it is; `to` may be me: then it answers a question of my own."""
-
-    to: str
+    kind: Kind  # one of SERVED_KINDS
     chunk: int
     version: int
     fragment: int
+    hash: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +276,6 @@ Effect = (
     | LookAt
     | LookElsewhere
     | Remember
-    | RememberCommits
     | EnterMembers
     | LeaveMembers
     | ToCoordinator
@@ -312,9 +286,7 @@ Effect = (
     | ModeEffect
     | Encode
     | Resolve
-    | ServeState
-    | ServeManifest
-    | ServeLogged
+    | Serve
     | KeepBefore
     | Undo
     | ProveHolding

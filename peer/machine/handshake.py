@@ -438,7 +438,7 @@ class CoordinatorPlaces:
         if self.newest is not None and self.newest.addresses != said.addresses:
             self._before = self.newest.places
         self.newest = said
-        return Verdict.ACCEPTED, [do.Remember(said.raw), do.LookAt(self.places)]
+        return Verdict.ACCEPTED, [do.Remember(whereabouts=said.raw), do.LookAt(self.places)]
 
     def on_found(self, raw: bytes, now: float) -> list[do.Effect]:
         """In a phone book, while nobody answers."""

@@ -24,10 +24,7 @@ from farflung.peer.machine.effects import (
     KeepBefore,
     Note,
     ProveHolding,
-    ServeLogged,
-    ServeManifest,
-    ServePiece,
-    ServeState,
+    Serve,
 )
 from farflung.protocol.digests import full_mask
 from farflung.protocol.errors import Verdict
@@ -403,7 +400,7 @@ class HeldFragment:
         if version == 0 or version not in self.chunks.commits:
             return []
         mine, number = self.log.take_found(version, self.fragment.chunks), self.fragment.number
-        return [ServeLogged(self._me, chunk, version, number) for chunk in mine]
+        return [Serve(self._me, Kind.LOGGED, chunk, version, number) for chunk in mine]
 
     def on_piece(self, sender: str, frame: Frame) -> Verdict:
         """A donor's answer: a piece of the state, a list of hashes, a kept result, or that it has none.  What is of use
@@ -437,25 +434,27 @@ class StateSource:
         """To what is in `STATE_WANTS`; WANT_HAVE is answered by `news`."""
         held, chunk, version, tag = self._held, header.chunk, header.version, header.run_tag
         fragment, log, chunks = held.fragment, held.log, held.chunks
+        number = fragment.number
         if header.kind == Kind.WANT_HAVE:
             self._telling.on_want(asker, header.decision_no, now)
             return []
         if header.kind == Kind.WANT_LOGGED:
-            payload = log.get(fragment.number, version, chunk)
+            payload = log.get(number, version, chunk)
             if payload is not None:
                 logged = Header(Kind.LOGGED, tag, version=version, chunk=chunk)
                 return [SendFrame(asker, with_payload(logged, payload))]
             if log.on_disk:
-                return [ServeLogged(asker, chunk, version, fragment.number)]
+                return [Serve(asker, Kind.LOGGED, chunk, version, number)]
         elif header.kind == Kind.WANT_STATE and (held.serves or held.is_the_runs):
-            return [ServeState(asker, chunk, held.version)]
+            return [Serve(asker, Kind.STATE, chunk, held.version, number)]
         elif header.kind == Kind.WANT_STATE and self.gives(chunk):
-            return [ServePiece(asker, chunk, chunks.given_at(chunk), chunks.hash_of(chunk))]
+            came_at, digest = chunks.given_at(chunk), chunks.hash_of(chunk)
+            return [Serve(asker, Kind.STATE, chunk, came_at, number, digest)]
         elif header.kind == Kind.WANT_MANIFEST and (hashes := chunks.hashes_at(version)):
             listed = Header(Kind.MANIFEST, tag, version=version, chunk=fragment.first)
             return [SendFrame(asker, with_payload(listed, hashes))]
         elif header.kind == Kind.WANT_MANIFEST and held.serves and version <= held.version:
-            return [ServeManifest(asker, fragment.first, held.version, fragment.number)]
+            return [Serve(asker, Kind.MANIFEST, fragment.first, held.version, number)]
         return [SendFrame(asker, bare_answer(Kind.MISSING, header))]
 
     def news(self, now: float) -> list[Effect]:

@@ -163,7 +163,7 @@ class FellowSearch(CoordinatorPlaces):
         if not self._commits.hear(word):
             return []
         self._commits.about = about()
-        return [do.RememberCommits(self._commits.raw)]
+        return [do.Remember(commits=self._commits.raw)]
 
     def give_back(self, asked: AskKept, about: Callable[[], KeptReceipts] | None) -> list[do.Effect]:
         self._commits.about = about() if about is not None else self._commits.about

@@ -250,7 +250,7 @@ class KeepingResults:
             return
         self._do(lambda: self._put((era, fragment, effect.version), effect), size)
 
-    def serve(self, effect: do.ServeLogged, era: int) -> None:
+    def serve(self, effect: do.Serve, era: int) -> None:
         tag = self._attached.known.tag
 
         def look() -> None:
@@ -306,7 +306,7 @@ class KeepingResults:
             self._kept.close()
 
 
-def logged_answer(effect: do.ServeLogged, payload: Payload | None, run_tag: bytes) -> Frame:
+def logged_answer(effect: do.Serve, payload: Payload | None, run_tag: bytes) -> Frame:
     """To whom asks for a result of the past.  None: it is not kept any more."""
     asked = Header(Kind.WANT_LOGGED, run_tag, version=effect.version, chunk=effect.chunk)
     if payload is None:
@@ -400,11 +400,11 @@ class KeepingState:
         self._submit(lambda: self._captures.append(capture), nothing)
         self._worker.submit(lambda: self._tried(lambda: self._base(effect, capture, hashes)))
 
-    def serves(self, effect: do.ServeLogged) -> bool:
+    def serves(self, effect: do.Serve) -> bool:
         """It asks this peer itself for what `recall` found."""
         return effect.to == self._place.peer and (effect.fragment, effect.version) in self._offered
 
-    def serve(self, effect: do.ServeLogged, era: int, answer: Callable[[Frame], None]) -> None:
+    def serve(self, effect: do.Serve, era: int, answer: Callable[[Frame], None]) -> None:
         """`answer` is given the frame."""
         tag = self._attached.known.tag
 

@@ -164,7 +164,7 @@ def test_results_on_disk_are_served_and_found_again_and_gone_when_the_run_is_ove
     before = Hand(tmp_path)
     before.hand.rolled(Roll(2, 7, b"result"), era=0, logged_bytes=0)
     for chunk, kind in ((2, Kind.LOGGED), (3, Kind.MISSING)):
-        before.hand.serve(do.ServeLogged("bob", chunk, 7, 0), era=0)
+        before.hand.serve(do.Serve("bob", Kind.LOGGED, chunk, 7, 0), era=0)
         sent = before.next()
         assert isinstance(sent, SendFrame) and (sent.to, sent.frame.header.kind) == ("bob", kind)
     before.hand.close(finished=False)

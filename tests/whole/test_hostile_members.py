@@ -30,7 +30,7 @@ from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.rounds.round_policy import Done, Failed, OwnersMoved, RoundCommitted
 from farflung.coordinator.rounds.round_rules import RoundRules
 from farflung.peer.local.words import Frozen
-from farflung.peer.machine.effects import Effect, Encode, ServeManifest, ServeState, ToCoordinator
+from farflung.peer.machine.effects import Effect, Encode, Serve, ToCoordinator
 from farflung.peer.machine.heartbeat import HeartbeatBuilder
 from farflung.peer.machine.replicas import EARLY_BYTES, EARLY_KEPT, Replicas
 from farflung.protocol.digests import hash_bytes
@@ -105,7 +105,7 @@ class Honest:
                     assert self.replica.rounds.flight is not None
                     payload = merged_chunk(CODEC, ELEMENTS, effect.payloads, effect.weights)
                     self.do([*self.replica.rounds.flight.owner.on_calculated(effect, payload)])
-                case ServeState() | ServeManifest():
+                case Serve(kind=Kind.STATE | Kind.MANIFEST):
                     raise AssertionError("nobody here holds a verified state")
 
     def turn(self) -> None:

@@ -14,9 +14,7 @@ from farflung.peer.local.words import Frozen
 from farflung.peer.machine.effects import (
     Effect,
     ProveHolding,
-    ServeManifest,
-    ServePiece,
-    ServeState,
+    Serve,
 )
 from farflung.peer.machine.fragment_rounds import ROLES, Contributing, Idle, Merged, Unsure
 from farflung.peer.machine.heartbeat import _fragment_beat
@@ -425,7 +423,7 @@ def told_to(sender: str, effects: list[Effect]) -> list[Frame]:
 def test_P4_a_piece_that_was_checked_is_given_on_before_she_is_whole_and_no_other() -> None:
     ann = ann_with_one_piece()
     assert ann.replica.source.answer("cyd", wanted(Kind.WANT_STATE, 1), 0.0) == [
-        ServePiece("cyd", 1, 0, hash_bytes(PIECES[1]))
+        Serve("cyd", Kind.STATE, 1, 0, 0, hash_bytes(PIECES[1]))
     ]
     [missing] = told_to("cyd", ann.replica.source.answer("cyd", wanted(Kind.WANT_STATE, 0), 0.0))
     assert missing.header.kind == Kind.MISSING
@@ -442,7 +440,7 @@ def test_P6_a_list_of_an_older_version_is_asked_of_her_in_vain_but_answered_with
     ann = ann_at_version_1()
     ann.replica.on_tick(tick(1, verified=True, digests=((1, b"a" * 32),)))
     older, newer = wanted(Kind.WANT_MANIFEST), Header(Kind.WANT_MANIFEST, TAG, version=2)
-    assert ann.replica.source.answer("cyd", older, 0.0) == [ServeManifest("cyd", 0, 1, 0)]
+    assert ann.replica.source.answer("cyd", older, 0.0) == [Serve("cyd", Kind.MANIFEST, 0, 1, 0)]
     [missing] = told_to("cyd", ann.replica.source.answer("cyd", newer, 0.0))
     assert missing.header.kind == Kind.MISSING
 
@@ -458,7 +456,9 @@ def test_she_tells_who_asks_what_she_has_and_again_when_that_is_more() -> None:
     ann.replica.held.on_piece("bob", with_payload(Header(Kind.STATE, TAG, chunk=0), PIECES[0]))
     [word] = told_to("cyd", [*ann.seals_what_arrived(), *ann.replica.advance(2.0)])
     assert bytes(word.payload) == b"\3\0" and not ann.replica.held.serves
-    assert ann.replica.source.answer("cyd", wanted(Kind.WANT_STATE, 0), 0.0) == [ServeState("cyd", 0, 0)]
+    assert ann.replica.source.answer("cyd", wanted(Kind.WANT_STATE, 0), 0.0) == [
+        Serve("cyd", Kind.STATE, 0, 0, 0)
+    ]
 
 
 def replace_header(header: Header, decision_no: int) -> Header:

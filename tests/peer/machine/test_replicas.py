@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from farflung.collectives.round.effects import Merge, SendFrame
 from farflung.peer.machine import replicas
-from farflung.peer.machine.effects import Effect, ServeState
+from farflung.peer.machine.effects import Effect, Serve
 from farflung.peer.machine.heartbeat import _fragment_beat, phase_of
 from farflung.protocol.errors import Verdict
 from farflung.protocol.frames import Frame, Kind, Spoiled
@@ -74,11 +74,13 @@ def test_a_chunk_that_no_fragment_has_is_malformed() -> None:
 
 def test_a_question_is_answered_by_the_replica_that_holds_the_chunk() -> None:
     ann = Receiver()
-    assert ann.gets(frame_of(Kind.WANT_STATE, 3)) == [ServeState("bob", 3, 0)]
+    assert ann.gets(frame_of(Kind.WANT_STATE, 3)) == [Serve("bob", Kind.STATE, 3, 0, 1)]
     ann.replica(1).go_back(7, None)
     [answer] = ann.gets(frame_of(Kind.WANT_STATE, 3))
     assert isinstance(answer, SendFrame) and answer.frame.header.kind == Kind.MISSING
-    assert ann.gets(frame_of(Kind.WANT_STATE, 1)) == [ServeState("bob", 1, 0)], "the other one has its own"
+    assert ann.gets(frame_of(Kind.WANT_STATE, 1)) == [Serve("bob", Kind.STATE, 1, 0, 0)], (
+        "the other one has its own"
+    )
     assert ann.counts == {"accepted": 3}
 
 
