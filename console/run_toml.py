@@ -115,7 +115,6 @@ group = 0                 # rounds of up to 1,024 peers, in groups of so many (a
 deadline_s = 60.0         # a round opens so long after the first peer is ready, even if not all are
 scatter_grace_s = 10.0    # after a round opens, stragglers are waited for so long; they keep their work
 round_timeout_s = 120.0   # a round that takes longer is given up; raise it for big models on slow links
-weight_cap = 4.0          # no peer counts for more than so many times the median tokens
 keep_results = 3          # rounds that a peer may miss and still catch up with cheaply; costs memory
 
 [merge]                   # how the contributions of a round become one update

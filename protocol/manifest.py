@@ -186,7 +186,6 @@ class RoundSection(Section):
     deadline_s: Seconds = 60.0
     scatter_grace_s: Seconds = 10.0
     round_timeout_s: Seconds = 120.0
-    weight_cap: Annotated[float, Field(ge=1, le=1000)] = 4.0
     keep_results: Annotated[int, Field(ge=1, le=1024)] = 3
     group: Annotated[int, Field(ge=0, le=MEMBERS_PER_ROUND)] = 0  # members of a mesh's group; 0: all in one
 

@@ -28,6 +28,8 @@ from farflung.protocol.limits import (
 # A run of more members is a crowd: its rosters, lists and status go out in parts, and not everybody dials everybody.
 CROWD = 64
 
+WEIGHT_CAP = 4.0  # no member counts for more than so many times the median tokens
+
 AUTO = "auto"
 LADDER = ("int8", "int4", "int2", "topk")  # codecs, fine to coarse
 # On the wire; a test holds it to the codecs themselves, which the coordinator can't import (it has no torch).

@@ -42,7 +42,6 @@ MAY_CHANGE: dict[str, frozenset[str]] = {
             "deadline_s",
             "scatter_grace_s",
             "round_timeout_s",
-            "weight_cap",
         }
     ),
     "merge": frozenset({"clip", "guard"}),

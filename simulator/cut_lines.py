@@ -179,7 +179,7 @@ class HostChanges:
             ("round", "sync_every", draw.choice((2, 3, 6, 8))),
             ("round", "codec", draw.choice(("fp32", "int8", "int4", "auto"))),
             ("round", "deadline_s", draw.choice((3.0, 9.0))),
-            ("round", "weight_cap", draw.choice((1.0, 2.0))),
+            ("run", "max_peers", draw.choice((70, 80))),
             ("run", "rounds", min(self._rounds_most, rounds + draw.choice((-1, 1, 2)))),
             ("outer", "lr", draw.choice((0.02, 0.005) if exact else (0.3, 0.9))),
         ]

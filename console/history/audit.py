@@ -20,6 +20,7 @@ from farflung.protocol.digests import mask_from_bytes
 from farflung.protocol.errors import AbortCause, DepartureCause, UserError
 from farflung.protocol.model_schema import BOOKS_FRAGMENT
 from farflung.protocol.process.journal import Event
+from farflung.protocol.round_words import WEIGHT_CAP
 
 # ---- audit batches -----------------------------------------------------------------------------------------
 # Of the audit: of a synchronous batch every microbatch counts once (P11), by the coordinator's records alone.
@@ -582,7 +583,6 @@ def check_frames(history: History) -> Finding:
 
 def check_weights(history: History) -> Finding:
     finding = Finding("P9", "bounded influence", "weights")
-    cap = history.rules["weight_cap"]
     for commits in history.by_round.values():
         for each in commits:
             counted = [weight for weight in each["weights"] if weight > 0.0]
@@ -590,7 +590,7 @@ def check_weights(history: History) -> Finding:
             finite = all(math.isfinite(weight) and weight >= 0 for weight in each["weights"])
             finding.expect(finite and bool(counted), f"round {number} has a weight that is none")
             # Of a synchronous batch each token counts for one: there is no cap.
-            most = math.inf if each.get("counted") else cap * statistics.median(counted or [0.0])
+            most = math.inf if each.get("counted") else WEIGHT_CAP * statistics.median(counted or [0.0])
             finding.expect(
                 max(counted, default=0.0) <= most * 1.001, f"round {number}: a weight above its cap"
             )

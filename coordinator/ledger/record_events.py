@@ -74,7 +74,6 @@ class RecordEvents:
                 "rounds": rules.run.rounds,
                 "fragments": rules.fragments,
                 "stages": rules.pipeline.stages,
-                "weight_cap": rules.round.weight_cap,
                 "deadline_s": rules.round.deadline_s,
                 "round_timeout_s": rules.round.round_timeout_s,
                 "heartbeat_s": rules.net.heartbeat_s,

@@ -116,7 +116,7 @@ def weights_foreseen(scatter: Scatter, alive: Set[str]) -> dict[str, float] | No
     if len(claims) < max(1, rules.min_peers):
         return None
     tokens = believed(claims, rules.merge).tokens
-    return weighted(tokens, rules.weight_cap, rules.merge, None).weights
+    return weighted(tokens, rules.merge, None).weights
 
 
 # ---- round -------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ class Round(Reported):
         claims = {m: WorkClaim(sent[m].tokens, samples.get(m, 0)) for m in ready if m not in out}
         self.believed = believed(claims, self.rules.merge)
         tokens = self.believed.tokens
-        made = weighted(tokens, self.rules.weight_cap, self.rules.merge, self.screening)
+        made = weighted(tokens, self.rules.merge, self.screening)
         if made.refusal:
             return Failed(made.refusal, AbortCause.GUARD, dropped=True)
         self.norm = made.norm

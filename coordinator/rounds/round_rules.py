@@ -39,7 +39,6 @@ class RoundRules:
     min_peers: int
     scatter_grace_s: float
     round_timeout_s: float
-    weight_cap: float
     gather_codec: str
     merge: MergeRules = field(default_factory=MergeRules)
     # Of a synchronous batch: those who must all be in the commit, by their tokens exactly; each has counted a share.
@@ -111,7 +110,6 @@ def rules_for(
         manifest.run.min_peers,
         manifest.round.scatter_grace_s,
         manifest.round.round_timeout_s,
-        manifest.round.weight_cap,
         manifest.round.gather_codec,
         merge,
         measures=manifest.batch_clip < math.inf,

@@ -1,7 +1,7 @@
 """From tokens, trust and norms to the weights of a round, and the guard on what they make.  Pure.
 
 Called by the round at the coordinator (round.py), which knows who is in.  Weights are the coordinator's alone (P9):
-proportional to tokens, but at most `weight_cap` times the median; less for who is new; less for who was shortened.
+proportional to tokens, but at most WEIGHT_CAP times the median; less for who is new; less for who was shortened.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from farflung.protocol.round_words import WEIGHT_CAP
 
 # ---- outliers ----------------------------------------------------------------------------------------------
 # Who counts for how much, judged by the norms and directions of all contributions of a round (P9). Pure.
@@ -340,13 +342,11 @@ class Weighted:
     told: str = ""  # what the guard did
 
 
-def weighted(
-    tokens: Mapping[str, int], cap: float, rules: MergeRules, screening: Screening | None
-) -> Weighted:
+def weighted(tokens: Mapping[str, int], rules: MergeRules, screening: Screening | None) -> Weighted:
     """Of the members in `tokens`, in their order.  A member that is out has no place there."""
     names = list(tokens)
     trust = [rules.trust.get(name, 1.0) for name in names]
-    weights = token_weights([tokens[name] for name in names], cap, trust)
+    weights = token_weights([tokens[name] for name in names], WEIGHT_CAP, trust)
     if screening is None:
         return Weighted(dict(zip(names, weights, strict=True)))
     # Not scaled up again: what is cut from one member's length is not given to the others.

@@ -21,7 +21,7 @@ from farflung.protocol.process.journal import Follower
 Event = dict[str, Any]
 Files = dict[str, list[Event]]
 RULES = {
-    "min_peers": 1, "rounds": 9, "fragments": 1, "weight_cap": 4.0, "deadline_s": 5.0,
+    "min_peers": 1, "rounds": 9, "fragments": 1, "deadline_s": 5.0,
     "round_timeout_s": 20.0, "heartbeat_s": 0.5, "dead_after_s": 2.0,
 }  # fmt: skip
 COUNTERS = dict.fromkeys(
@@ -275,8 +275,8 @@ def no_survivor(files: Files) -> None:
 
 
 def above_the_cap(files: Files) -> None:
-    the(files, "coordinator", "start")["rules"] = RULES | {"weight_cap": 1.5}
-    the(files, "coordinator", "committed")["weights"] = [0.95, 0.05]
+    commit = the(files, "coordinator", "committed")
+    commit |= {"members": ["ann", "bob", "cyd"], "weights": [0.9, 0.05, 0.05]}
 
 
 def no_good_bye(files: Files) -> None:

@@ -34,9 +34,7 @@ from farflung.protocol.signed_words import (
 from rig.made_run import MadeRun
 from rig.made_sums import ELEMENTS, RUN_ID, process_of
 
-RULES = RoundRules(
-    min_peers=2, scatter_grace_s=10.0, round_timeout_s=60.0, weight_cap=4.0, gather_codec="fp32"
-)
+RULES = RoundRules(min_peers=2, scatter_grace_s=10.0, round_timeout_s=60.0, gather_codec="fp32")
 
 
 @dataclass

@@ -166,7 +166,7 @@ lengths=b"", got_by={},
 
 
 def flight() -> Round:
-    rules = RoundRules(2, 10.0, 60.0, 4.0, "fp32")
+    rules = RoundRules(2, 10.0, 60.0, "fp32")
     return Round(Plan(1, 1, 0, ALL, (0, 1, 2, 3), ("fp32",) * 4), rules, 0.0)
 
 

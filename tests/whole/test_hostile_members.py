@@ -207,9 +207,7 @@ class Swarm:
         owners = (0, 0, 1, 1, 2, 3 if self.fault.owns else 2)
         self.plan = Plan(ROUND, 1, 0, MEMBERS, owners, ("fp32",) * 4)
         # Nobody is out for being late: this machine may stand still.
-        rules = RoundRules(
-            2, scatter_grace_s=LONG_S, round_timeout_s=2 * LONG_S, weight_cap=4.0, gather_codec="fp32"
-        )
+        rules = RoundRules(2, scatter_grace_s=LONG_S, round_timeout_s=2 * LONG_S, gather_codec="fp32")
         self.flight = Round(self.plan, rules, time.monotonic())
         contacts = [each.contact for each in self.honest.values()]
         for each in self.honest.values():

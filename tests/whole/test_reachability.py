@@ -16,7 +16,7 @@ from farflung.protocol.round_words import Contact, Decision, Plan
 
 ALL = ("ann", "bob", "cyd", "dan")
 FP32 = ("fp32",) * 4
-RULES = RoundRules(2, 1.0, 60.0, 4.0, "fp32")
+RULES = RoundRules(2, 1.0, 60.0, "fp32")
 TAG = bytes(8)
 
 

@@ -138,7 +138,7 @@ def test_an_heir_is_in_the_same_group_and_only_who_has_to_hears() -> None:
 def test_whomever_a_round_of_many_waits_for_each_member_can_be_told_why() -> None:
     """At 256 members a tick that named all of them was longer than any peer takes: each hung up."""
     plan, longest = mesh(300, 16), get_args(Reason)[1].max_length
-    rules = RoundRules(2, 10.0, 60.0, 4.0, "int8")
+    rules = RoundRules(2, 10.0, 60.0, "int8")
     flight = Round(plan, rules, 0.0, name=lambda peer: peer.ljust(64, "x"), sums=MeshSums())
     everybody = set(plan.members)
     waits, ends = (flight.next_step(now, everybody, everybody) for now in (1.0, 61.0))

@@ -27,9 +27,7 @@ from farflung.protocol.round_words import Plan
 
 ALL = ("ann", "bob", "cyd")
 PLAN = Plan(1, 1, 0, ALL, (0, 1, 2), ("fp32",) * 3)
-RULES = RoundRules(
-    min_peers=2, scatter_grace_s=10.0, round_timeout_s=60.0, weight_cap=4.0, gather_codec="fp32"
-)
+RULES = RoundRules(min_peers=2, scatter_grace_s=10.0, round_timeout_s=60.0, gather_codec="fp32")
 
 
 def said(**tokens: int) -> dict[str, Sent]:

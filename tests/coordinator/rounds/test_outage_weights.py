@@ -66,9 +66,9 @@ def test_P6_twelve_rounds_without_a_coordinator_and_one_reboot_give_nothing_up()
             work = {name: longer(name, count, merge) for name, count in tokens.items()}
             seen = screening(lengths(tokens), work)
             assert not seen.out and not seen.clipped and not seen.suspects(0.1)
-            made = weighted(tokens, 4.0, merge, seen)
+            made = weighted(tokens, merge, seen)
             assert not made.refusal and not made.told
-            assert made.weights == weighted(tokens, 4.0, merge, None).weights, "nobody counts for less"
+            assert made.weights == weighted(tokens, merge, None).weights, "nobody counts for less"
 
 
 def test_P6_who_was_cut_off_for_some_rounds_brings_what_it_did_meanwhile() -> None:
@@ -80,7 +80,7 @@ def test_P6_who_was_cut_off_for_some_rounds_brings_what_it_did_meanwhile() -> No
     work = {name: longer(name, count, merge) for name, count in tokens.items()}
     assert work == dict.fromkeys(tokens, 1.0) | {"ann": 6.0}
     seen = screening(lengths(tokens), work)
-    assert not seen.clipped and not weighted(tokens, 4.0, merge, seen).refusal
+    assert not seen.clipped and not weighted(tokens, merge, seen).refusal
 
 
 def test_P6_a_quick_machine_is_measured_by_what_is_usual_of_it() -> None:
@@ -107,11 +107,11 @@ def test_P9_one_liar_lifts_the_guard_by_its_own_part_alone() -> None:
     merge = rules(book(), 12 * EVERY_S)
     tokens = {"ann": 500, "bob": 500, "cat": 500, "eve": 10**9}
     spare = {name: 1.0 for name in tokens}
-    weights = weighted(tokens, 4.0, merge, None).weights
+    weights = weighted(tokens, merge, None).weights
     most = merge.guard * (1.0 - weights["eve"] + weights["eve"] * SPAN_TIMES * 12)
     for norm, refused in ((0.99 * most, False), (1.01 * most, True)):
         alike = screening(dict.fromkeys(tokens, norm), spare, cosine=1.0)
-        assert bool(weighted(tokens, 4.0, merge, alike).refusal) == refused
+        assert bool(weighted(tokens, merge, alike).refusal) == refused
 
 
 def test_P9_a_newcomer_is_believed_for_the_time_since_the_newest_commit() -> None:

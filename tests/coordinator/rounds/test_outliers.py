@@ -63,7 +63,7 @@ def judged(vectors: torch.Tensor, clip: float = 1.0, trusted: str = "") -> Scree
 def influence(vectors: torch.Tensor, screening: Screening) -> list[float]:
     """The length of what each one adds to the update."""
     tokens = {name: 100 for name in NAMES[: len(vectors)] if name not in screening.out}
-    weights = weighted(tokens, 4.0, MergeRules(robust=True), screening).weights
+    weights = weighted(tokens, MergeRules(robust=True), screening).weights
     return [weights.get(name, 0.0) * float(v.norm()) for name, v in zip(NAMES, vectors, strict=False)]
 
 
@@ -105,7 +105,7 @@ def test_P9_what_is_cut_from_one_is_not_given_to_the_others() -> None:
     vectors = honest()
     vectors[0] *= 1000.0
     tokens = dict.fromkeys(NAMES, 100)
-    weights = weighted(tokens, 4.0, MergeRules(robust=True), judged(vectors)).weights
+    weights = weighted(tokens, MergeRules(robust=True), judged(vectors)).weights
     assert sum(weights.values()) < 1.0 and max(weights.values()) <= 0.125
 
 
@@ -330,7 +330,7 @@ def test_P9_the_guard_refuses_an_update_of_unusual_size_once(
     norm: float, norms: list[float], refused: bool, outcome: str
 ) -> None:
     rules = MergeRules(robust=True, guard=10.0, norms=norms, refused=refused)
-    made = weighted({"ann": 100}, 4.0, rules, alone(norm))
+    made = weighted({"ann": 100}, rules, alone(norm))
     assert bool(made.refusal) == (outcome == "refused")
     assert made.weights["ann"] == pytest.approx(10.0 / norm if outcome == "shortened" else 1.0)
     assert made.norm == pytest.approx(10.0 if outcome == "shortened" else norm)
@@ -428,7 +428,7 @@ def test_P5_P6_P9_the_guard_allows_for_the_work_of_each_while_the_coordinator_wa
     rules = MergeRules(robust=True, guard=10.0, norms=[1.0] * 4, usual_tokens=100.0, spans=spans)
     names = tuple(NAMES[:3])
     alike = Screening("", [[2500.0] * 3] * 3, names)
-    made = weighted(dict(zip(names, tokens, strict=True)), 4.0, rules, alike)
+    made = weighted(dict(zip(names, tokens, strict=True)), rules, alike)
     assert made.norm == pytest.approx(50.0) and bool(made.refusal) == refused
 
 

@@ -43,9 +43,7 @@ ANN, BOB, CYD = "ann", "bob", "cyd"
 ALL = (ANN, BOB, CYD)
 FP32 = ("fp32",) * 3
 SESSION = bytes(16)
-RULES = RoundRules(
-    min_peers=2, scatter_grace_s=10.0, round_timeout_s=60.0, weight_cap=4.0, gather_codec="fp32"
-)
+RULES = RoundRules(min_peers=2, scatter_grace_s=10.0, round_timeout_s=60.0, gather_codec="fp32")
 
 
 def h(who: str, chunk: int) -> bytes:
@@ -402,7 +400,7 @@ def test_P9_one_contribution_that_one_owner_lacks_is_a_slow_line() -> None:
 
 
 def test_P9_who_has_sent_to_nobody_costs_no_owner_its_chunks() -> None:
-    room = Room(RoundRules(1, 10.0, 60.0, 4.0, "fp32"))
+    room = Room(RoundRules(1, 10.0, 60.0, "fp32"))
     for member in ALL:
         room.sent(member)
         room.holds(member, member)
@@ -609,7 +607,7 @@ def test_a_dead_members_contribution_counts_while_living_owners_hold_it() -> Non
 
 
 def test_a_death_after_the_decision_that_leaves_too_few_fails_the_round() -> None:
-    room = Room(RoundRules(3, 10.0, 60.0, 4.0, "fp32")).decided()
+    room = Room(RoundRules(3, 10.0, 60.0, "fp32")).decided()
     room.alive.remove(BOB)
     assert isinstance(room.step(), OwnersMoved)
     step = room.step()
@@ -669,7 +667,7 @@ def test_of_three_two_must_hold_each_result_or_all_if_fewer_live() -> None:
 def test_P18_of_five_three_must_hold_each_result_or_two_could_go_on_without_the_others() -> None:
     members = ("ann", "bob", "cyd", "dan", "eve")
     for least, needed in ((2, 3), (4, 4)):
-        rules = RoundRules(least, 10.0, 60.0, 4.0, "fp32")
+        rules = RoundRules(least, 10.0, 60.0, "fp32")
         flight = Round(Plan(1, 1, 0, members, (0,), ("fp32",) * 5), rules, 0.0)
         flight.decision = Decision(1, 1, (0.2,) * 5, {})
         made = {0: h("result", 0)}
@@ -700,7 +698,7 @@ FOUR = ("ann", "bob", "cyd", "dan")
 
 def one_round_of_four(last: LastHolders, opened_at: float, most_of_run: int = 3) -> Round:
     """It needs everybody; ann, bob and cyd hold all results, and dan says that it has none."""
-    rules = RoundRules(4, 10.0, 60.0, 4.0, "fp32", most_of_run=most_of_run)
+    rules = RoundRules(4, 10.0, 60.0, "fp32", most_of_run=most_of_run)
     flight = Round(Plan(1, 1, 0, FOUR, (0, 1), ("fp32",) * 4), rules, opened_at, last_holders=last)
     last.begin()
     flight.decision = Decision(1, 1, (0.25,) * 4, {})
@@ -807,7 +805,7 @@ def test_people_hear_of_members_by_their_names() -> None:
 
 # ---- a synchronous batch: nobody may be left out -------------------------------------------------------------
 
-WHOLE = RoundRules(1, 10.0, 60.0, 4.0, "fp32", whole=frozenset(ALL))
+WHOLE = RoundRules(1, 10.0, 60.0, "fp32", whole=frozenset(ALL))
 
 
 def test_P11_shares_of_a_batch_weigh_exactly_by_their_tokens() -> None:

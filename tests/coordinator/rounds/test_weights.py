@@ -15,8 +15,8 @@ from farflung.coordinator.rounds.weights import (
     believed,
     weighted,
 )
+from farflung.protocol.round_words import WEIGHT_CAP
 
-CAP = 4.0
 PLAIN = MergeRules()
 
 
@@ -24,7 +24,7 @@ def test_P9_newcomers_count_for_their_trust_alone() -> None:
     """The rule of probation and ramp is tested in test_round_driver.py: here, that a round's weights follow it."""
     tokens = {"old": 100, "new": 100, "ramping": 100}
     rules = MergeRules(trust={"old": 1.0, "new": 0.1, "ramping": 0.5})
-    weights = weighted(tokens, CAP, rules, None).weights
+    weights = weighted(tokens, rules, None).weights
     assert weights["new"] == pytest.approx(0.1 * weights["old"])
     assert weights["ramping"] == pytest.approx(0.5 * weights["old"])
     assert sum(weights.values()) == pytest.approx(1.0)
@@ -38,8 +38,8 @@ def test_P9_a_thousand_times_the_tokens_are_not_believed_where_samples_are_lease
     assert found.why["liar"].startswith(
         "340 of the 80000 tokens that it claims count: for each of its 8 samples 4 times"
     )
-    weights = weighted(found.tokens, CAP, PLAIN, None).weights
-    assert weights["liar"] <= CAP * weights["bob"] * (1 + 1e-6)
+    weights = weighted(found.tokens, PLAIN, None).weights
+    assert weights["liar"] <= WEIGHT_CAP * weights["bob"] * (1 + 1e-6)
 
 
 def test_P9_in_a_league_up_to_all_but_one_the_runs_own_past_is_what_counts() -> None:

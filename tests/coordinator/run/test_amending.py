@@ -89,7 +89,7 @@ def test_none_brings_forward_what_is_to_hold_only_later() -> None:
     """It follows on the pending one, so it would carry its terms into rounds that were to have the older ones."""
     office = Office()
     office.amends(TEN, at=2)
-    both = TEN + "weight_cap = 2.0\n"
+    both = TEN + "deadline_s = 9.0\n"
     rest = (
         "amendment 1 holds only from version 2 on ([round] sync_every = 10), and would hold as soon; give --at 2 or a "
         "later version, or put back [round] sync_every to take it back"
@@ -108,10 +108,10 @@ def test_none_brings_forward_what_is_to_hold_only_later() -> None:
 def test_what_is_pending_is_taken_back_by_whoever_puts_it_back() -> None:
     office = Office()
     office.amends(TEN, at=2)
-    assert office.amends("[round]\nweight_cap = 2.0\n").found == {"amendment": 2, "version": 0}
+    assert office.amends("[round]\ndeadline_s = 9.0\n").found == {"amendment": 2, "version": 0}
     for version in range(4):
         holds = office.core.manifest.round
-        assert (office.core.ledger.version, holds.sync_every, holds.weight_cap) == (version, 50, 2.0)
+        assert (office.core.ledger.version, holds.sync_every, holds.deadline_s) == (version, 50, 9.0)
         office.commits({ANN: (), BOB: ()})
 
 
@@ -130,7 +130,7 @@ def test_what_was_reached_before_the_run_went_back_is_not_waited_for() -> None:
     office.amends(TEN)
     office.core.write(RolledBack(versions=(1,), reason="lost"))
     assert office.core.ledger.eras.number == 1 and office.core.terms.number_at(1) == 0
-    assert office.amends(TEN + "weight_cap = 2.0\n").found == {"amendment": 2, "version": 1}
+    assert office.amends(TEN + "deadline_s = 9.0\n").found == {"amendment": 2, "version": 1}
 
 
 def test_what_can_not_be_is_refused_and_leaves_no_trace() -> None:

@@ -302,7 +302,7 @@ def test_contributions_that_are_short_are_not_worth_it() -> None:
 # ---- its round ------------------------------------------------------------------------------------------------
 
 RULES = RoundRules(
-    min_peers=2, scatter_grace_s=30.0, round_timeout_s=99.0, weight_cap=4.0, gather_codec="fp32",
+    min_peers=2, scatter_grace_s=30.0, round_timeout_s=99.0, gather_codec="fp32",
     unawaited=frozenset({SLOW}),
 )  # fmt: skip
 THREE = ("ann", "bob", SLOW)
