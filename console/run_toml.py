@@ -150,7 +150,6 @@ codec = "int8"            # of activations between stages and of their gradients
 turn = false              # int4: spread each value over 256 before rounding; true where a few channels are far larger
 min_per_stage = 1         # a batch begins when every stage has so many peers; with 1 a death can cost the stage
 rebalance_s = 60.0        # how often it is looked at whether a peer should serve another stage; 0: never
-rebalance_gain = 1.15     # a move must raise the slowest stage's rate by this factor
 mode = "sync"             # stages > 1: "local": each peer takes steps of [inner] within a batch, and step = "nesterov"
                           # of [outer] merges what they moved; a batch is sync_every * local_micros * peers of a stage
 local_micros = 8          # microbatches in such a step

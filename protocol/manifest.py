@@ -229,7 +229,6 @@ class PipelineSection(Section):
     turn: bool = False  # what goes through int4 is turned before, so that no value stands out
     min_per_stage: Annotated[int, Field(ge=1, le=MEMBERS_PER_ROUND)] = 1
     rebalance_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0  # 0: nobody is moved
-    rebalance_gain: Annotated[float, Field(ge=1.01, le=10)] = 1.15
     mode: Literal["sync", "local"] = "sync"  # local: stages take inner steps of their own within a batch
     local_micros: Annotated[int, Field(ge=1, le=MICROS_PER_BATCH)] = 8  # in such a step
 

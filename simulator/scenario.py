@@ -140,7 +140,7 @@ class Scenario:
     offers: tuple[tuple[int, ...], ...] = ()  # of each peer, in order: the stages that it could hold
     slow_peers: tuple[float, ...] = ()  # how many times as long a microbatch takes it as others
     rebalance_s: float = 0.0  # how often it is looked at whether a peer should serve another stage; 0: never
-    rebalance_gain: float = 1.15
+    any_gain_moves: bool = False  # peers, to another stage
     # So long into the calm the host says rewind, if nobody holds the newest version; 0: never.
     host_after_s: float = 0.0
     # So long a chunk takes on the way up the first peer's line, one after the other; 0: its line is like all others.
@@ -384,7 +384,7 @@ class Scenario:
             rounds=draw.choice((8, 12)),
             poison_every=0,
             rebalance_s=draw.choice((0.5, 1.0)),
-            rebalance_gain=1.01,
+            any_gain_moves=True,
         )
 
     @staticmethod
@@ -631,7 +631,6 @@ def manifest_for(scenario: Scenario) -> Manifest:
         clip = {scenario.clip}
         stages = {scenario.stages}
         rebalance_s = {scenario.rebalance_s}
-        rebalance_gain = {scenario.rebalance_gain}
         codec = "fp32"
         mode = "{"local" if scenario.local_micros else "sync"}"
         local_micros = {max(1, scenario.local_micros)}

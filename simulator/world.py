@@ -218,6 +218,8 @@ class World:
             machine = RunMachine(self.manifest, RUN_ID, [from_bytes(self.journal[0])], self.random.randbytes)
         self.slow_line.prepare(machine)
         self._changes.prepare(machine)
+        if self.scenario.any_gain_moves:
+            machine.modes["batches"].batches.moves.least_gain = 1.01
         self.coordinator = machine
         if self.scenario.routers:
             machine.core.members.ways.sees_ports()

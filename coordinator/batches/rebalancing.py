@@ -9,7 +9,7 @@ What is looked for, every `rebalance_s`:
       gives somebody keeps `min_per_stage`.  Where the stage is empty the batch is stuck, and the peer goes at once.
       So is a stage of which nobody there has the state, while a peer elsewhere wrote a checkpoint of it.
   a stage at one seat, while another one has three or more: at the first look, whatever it gains.
-  else the move after which the slowest stage is the fastest, if that gains `rebalance_gain` at two looks running, and
+  else the move after which the slowest stage is the fastest, if that gains LEAST_GAIN at two looks running, and
       more within half an hour than the fetch of the state takes.  The old stage keeps two seats, or `min_per_stage`.
 
 A peer never leaves a batch in the middle: it goes when the batch is committed and enough others of its stage hold what
@@ -43,6 +43,7 @@ EMPTY_S = 5.0
 KEEPS_LEAST = 2  # seats, of a stage that gives somebody away
 FULL_STAGE = 3  # seats: it gives one to a stage that has a single one
 PAYS_WITHIN_S = 1800.0
+LEAST_GAIN = 1.15  # a move must raise the rate of the slowest stage by this factor
 ARRIVES_WITHIN_S = 60.0  # in the other stage, as a newcomer; its state may take longer
 RESTS_S = 3600.0  # whoever was to move and did not is chosen after all others
 VALUE_BYTES = 12  # of the outer state: parameters and two moments
@@ -84,6 +85,7 @@ class Rebalancing:
         self._wished: tuple[int, bool] | None = (
             None  # of the last look: to which stage, and whether it was short
         )
+        self.least_gain = LEAST_GAIN
         self.under_way: Move | None = None
         self._rests_until: dict[str, float] = {}  # by peer
         self._without_since: dict[tuple[str, int], float] = {}  # by peer and stage: it holds no state there
@@ -383,7 +385,7 @@ class Rebalancing:
         before, after = rates.sums[slowest], rates.after(best, slowest)
         gain = after / before if before > 0 else 0.0
         pays = (gain - 1.0) * PAYS_WITHIN_S > self._fetch_s(best, slowest)
-        if gain < self._desk.manifest.pipeline.rebalance_gain or not pays:
+        if gain < self.least_gain or not pays:
             return None
         why = f"it is the slowest, and does {after:.2f} instead of {before:.2f} microbatches/s then"
         return Wish(best.peer, slowest, why, self._keeps)

@@ -135,9 +135,9 @@ SEATS = (
         AT_MOVING,
     ),
     Mutant(
-        "a move gains what run.toml asks for",
+        "a move gains enough to be worth it",
         "coordinator/batches/rebalancing.py",
-        "        if gain < self._desk.manifest.pipeline.rebalance_gain or not pays:\n",
+        "        if gain < self.least_gain or not pays:\n",
         "        if not pays:\n",
         AT_MOVING,
     ),

@@ -110,7 +110,6 @@ HOSTILE: dict[str, list[Any]] = {
     "pipeline.turn": [True, 1],
     "pipeline.min_per_stage": [128, *NUMBERS],
     "pipeline.rebalance_s": NUMBERS,
-    "pipeline.rebalance_gain": NUMBERS,
     "pipeline.mode": ["local", *TEXT],
     "pipeline.local_micros": NUMBERS,
 }
