@@ -119,9 +119,6 @@ keep_results = 3          # rounds that a peer may miss and still catch up with 
 
 [merge]                   # how the contributions of a round become one update
 policy = "robust"         # from 4 members on: other directions than the others' out, long ones shortened; or "mean"
-clip = 2.0                # no contribution is longer than so many times the median; raise it if peers differ much
-guard = 10.0              # an update over so many times the usual size is not taken, and all start again; 0: off;
-                          # "robust" only
 audit = 0.037             # share of each version's chunks that peers other than their owners merge again, to find
                           # wrong sums; costs about half of that in bytes; 1.0: all; 0: none
 

@@ -192,8 +192,6 @@ class RoundSection(Section):
 
 class MergeSection(Section):
     policy: Literal["robust", "mean"] = "robust"
-    clip: Annotated[float, Field(ge=1, le=1000)] = 2.0
-    guard: Annotated[float, Field(ge=0, le=1e6)] = 10.0
     audit: Annotated[float, Field(ge=0, le=1)] = 0.037
 
 
@@ -384,9 +382,6 @@ def _cross_checks(m: Manifest) -> list[str]:
             problems.append(f"{key}: expected {rule}, found {found}")
 
     least, heads, batch = m.run.min_peers, m.model.heads, m.data.batch
-    guard = m.merge.guard
-    guard_rule = "0 (off), or at least 2: sizes vary from round to round"
-    expect(guard == 0 or guard >= 2, "[merge] guard", guard_rule, guard)
     grace, beat = m.round.scatter_grace_s, m.net.heartbeat_s
     problems += [f"[net] {told}" for told in wrong_caps(m.net.model_dump())]
     expect(m.run.max_peers >= least, "[run] max_peers", f"at least min_peers ({least})", m.run.max_peers)

@@ -44,7 +44,6 @@ MAY_CHANGE: dict[str, frozenset[str]] = {
             "round_timeout_s",
         }
     ),
-    "merge": frozenset({"clip", "guard"}),
     "net": frozenset({"upload_limit", "download_limit"}),
     "checkpoint": frozenset({"go_back_after_s"}),
 }

@@ -17,6 +17,7 @@ import argparse
 import math
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -29,7 +30,7 @@ from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.rounds import shares
 from farflung.coordinator.rounds.round import Round
 from farflung.coordinator.rounds.round_policy import Done, OwnersMoved, RoundCommitted
-from farflung.coordinator.rounds.round_rules import rules_for
+from farflung.coordinator.rounds.round_rules import CLIP, rules_for
 from farflung.coordinator.run.digest_agreement import FAR_TOO_LONG
 from farflung.optim.outer import Nesterov
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
@@ -93,7 +94,9 @@ class Peer:
 class WatchedRound:
     """One round in one room: what a member sends arrives at once, what it reports too."""
 
-    def __init__(self, number: int, peers: list[Peer], manifest: Manifest, book: FragmentBook) -> None:
+    def __init__(
+        self, number: int, peers: list[Peer], manifest: Manifest, book: FragmentBook, clip: float
+    ) -> None:
         names = [peer.name for peer in peers]
         chunks = peers[0].layout.chunk_count
         owners = shares.assign(chunks, names, set(names))
@@ -102,7 +105,8 @@ class WatchedRound:
         self.peers = {peer.name: peer for peer in peers}
         self.members = {name: MemberRound(name, plan, RUN_TAG, 1.0, 0.0, compare=robust) for name in names}
         self.reporters = {name: HeartbeatBuilder(lambda said: bytes(64)) for name in names}
-        self.flight = Round(plan, rules_for(manifest, book, names), 0.0)
+        rules = rules_for(manifest, book, names)
+        self.flight = Round(plan, replace(rules, merge=replace(rules.merge, clip=clip)), 0.0)
         self.reported_s = 0.0
         self.todo: deque[tuple[str, DataEffect]] = deque()
         for reporter in self.reporters.values():
@@ -164,7 +168,9 @@ class WatchedRound:
                     self.todo += [(who, each) for each in self.members[who].owner.on_calculated(effect, made)]
 
 
-def train(attack: str, merge: MergeSection, asked: argparse.Namespace) -> tuple[Curve, RoundCommitted]:
+def train(
+    attack: str, merge: MergeSection, clip: float, asked: argparse.Namespace
+) -> tuple[Curve, RoundCommitted]:
     """(round, held-out loss) from time to time, the last decision"""
     corpus = load_corpus()
     data = ByteWindows(corpus.train, CONFIG.context)
@@ -183,7 +189,7 @@ def train(attack: str, merge: MergeSection, asked: argparse.Namespace) -> tuple[
         payloads = {
             peer.name: peer.learn(data, first + i * per_peer, asked.steps) for i, peer in enumerate(peers)
         }
-        round_ = WatchedRound(number + 1, peers, manifest, book)
+        round_ = WatchedRound(number + 1, peers, manifest, book, clip)
         done, settled = round_.run(payloads, per_peer * CONFIG.context)
         apply(done.commit, round_)
         remember(done, round_, book)
@@ -220,7 +226,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--peers", type=int, default=8)
     parser.add_argument("--codec", default="fp32")
-    parser.add_argument("--clip", nargs="+", type=float, default=[MergeSection().clip], help="[merge] clip")
+    parser.add_argument("--clip", nargs="+", type=float, default=[CLIP], help="of the robust policy")
     parser.add_argument("--plot", type=Path, help="an SVG file to write")
     asked = parser.parse_args()
     if unknown := sorted(set(asked.attacks) - set(ATTACKS)):
@@ -233,12 +239,13 @@ def main() -> None:
     print(f"{'attack':7} {'policy':11} {'loss':>9} {'vs first':>10} {'seconds':>8}  the last round")
     base: float | None = None
     curves: dict[str, Curve] = {}
-    policies = {"mean": MergeSection(policy="mean")}
-    policies |= {f"robust {clip:g}": MergeSection(policy="robust", clip=clip) for clip in asked.clip}
+    robust = MergeSection(policy="robust")
+    policies = {"mean": (MergeSection(policy="mean"), CLIP)}
+    policies |= {f"robust {clip:g}": (robust, clip) for clip in asked.clip}
     for attack in asked.attacks:
-        for policy, merge in policies.items():
+        for policy, (merge, clip) in policies.items():
             started = time.monotonic()
-            curve, last = train(attack, merge, asked)
+            curve, last = train(attack, merge, clip, asked)
             loss = curve[-1][1]
             if max(each for _, each in curve) <= math.log(256):
                 curves[f"{attack}, {policy}"] = curve

@@ -118,8 +118,8 @@ OTHERS_S = 120.0  # after this host's peer is done, how long the other hosts' fi
 STOP_S = 15.0
 WIDTH = 25_000  # values in a row of the synthetic table: ten rows are one megabyte
 
-# Nothing is timed out: on a slow line a round may take an hour, and who is dead shows by its connection.  Nobody's
-# contribution is shortened, so that the result is the exact mean; with "robust" all of them are compared even so.
+# Nothing is timed out: on a slow line a round may take an hour, and who is dead shows by its connection.  All
+# vectors are about as long, so that with "robust" nobody's is shortened, and the result is the exact mean.
 RUN_TOML = """
 [run]
 name = "bench"
@@ -146,8 +146,6 @@ round_timeout_s = 72000.0
 keep_results = {keep_results}
 [merge]
 policy = "{policy}"
-clip = 1000.0
-guard = 0
 audit = {audit}
 [net]
 heartbeat_s = 0.5

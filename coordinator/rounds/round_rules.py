@@ -28,6 +28,9 @@ from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER, Commit, 
 
 OWNERS_LEAST = 8  # of a round that not all fit into, where there are so many
 PROBATION_WEIGHT = 0.1
+# Of the robust policy: no contribution is longer than so many times the median; an update over so many times the usual
+# size is not taken.
+CLIP, GUARD = 2.0, 10.0
 RAMP_ROUNDS = 3  # in which newcomers, and peers that were suspect, count for less
 NEW_ROUNDS = 3  # that a member may have trained before its work goes in for the first time
 
@@ -91,8 +94,8 @@ def rules_for(
     spans = {peer: _span(book, peer, clock_s) for peer in peers}
     merge = MergeRules(
         robust=manifest.merge.policy == "robust",
-        clip=manifest.merge.clip,
-        guard=manifest.merge.guard,
+        clip=CLIP,
+        guard=GUARD,
         trust={peer: _trust(manifest, book.trust.get(peer, 0)) for peer in peers},
         norms=tuple(norm for norm, _ in book.figures.norms.values()),
         trusted=frozenset(manifest.admission.trusted),

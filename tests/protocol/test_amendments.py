@@ -117,7 +117,7 @@ def otherwise(section: str, key: str) -> Any:
     """Another value of this key, that is allowed beside the others' defaults."""
     usual = FIRST.model_dump()[section][key]
     words = {"codec": "int4", "upload_limit": "9 Mbit/s", "download_limit": "9 Mbit/s", "last_lr": 0.01}
-    exact = {"lr": 0.01, "momentum": 0.5, "guard": 20.0}
+    exact = {"lr": 0.01, "momentum": 0.5}
     return words.get(key, exact.get(key, usual + 1 if isinstance(usual, int | float) else usual))
 
 

@@ -91,8 +91,6 @@ HOSTILE: dict[str, list[Any]] = {
     "round.keep_results": [1024, *NUMBERS],
     "round.group": [128, *NUMBERS],
     "merge.policy": ["mean", *TEXT],
-    "merge.clip": NUMBERS,
-    "merge.guard": NUMBERS,
     "merge.audit": NUMBERS,
     "net.heartbeat_s": [0.01, *NUMBERS],
     "net.dead_after_s": NUMBERS,
