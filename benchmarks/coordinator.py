@@ -50,7 +50,6 @@ source = ""
 [round]
 deadline_s = 2.0
 scatter_grace_s = 5.0
-round_timeout_s = 30.0
 [net]
 heartbeat_s = {heartbeat_s}
 dead_after_s = 20.0

@@ -29,7 +29,7 @@ DOOR, INSIDE = "door", "inside"
 MANIFEST = Manifest(
     run=RunSection(name="table", min_peers=2, rounds=1 << 30),
     net=NetSection(heartbeat_s=1.0, dead_after_s=100.0),
-    round=RoundSection(scatter_grace_s=2.0, round_timeout_s=10.0, deadline_s=2.0),
+    round=RoundSection(scatter_grace_s=2.0, deadline_s=5.0),
 )
 
 

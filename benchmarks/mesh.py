@@ -305,8 +305,7 @@ def play(asked: argparse.Namespace) -> dict[str, object]:
         policy=asked.policy,
         audit=0.0,
         deadline_s=asked.period,
-        grace_s=60.0,
-        round_timeout_s=240.0,
+        grace_s=120.0,
         faults_until_s=0.0,
         end_s=600.0 * asked.rounds,
         dead_after_s=5.0,  # as where run.toml says nothing

@@ -41,7 +41,6 @@ MAY_CHANGE: dict[str, frozenset[str]] = {
             "codec",
             "deadline_s",
             "scatter_grace_s",
-            "round_timeout_s",
         }
     ),
     "net": frozenset({"upload_limit", "download_limit"}),

@@ -63,7 +63,6 @@ class Scenario:
     deadline_s: float = 6.0  # a round waits so long for whoever is not ready
     grace_s: float = 3.0  # for stragglers
     dead_after_s: float = 3.0
-    round_timeout_s: float = 12.0
     group: int = 0  # members of a mesh's group; 0: rounds are flat
     undialable: int = 0  # how many of the peers can't be dialled: they own nothing and dial others
     helpers: int = 0  # so many of the last peers have no trainer
@@ -614,7 +613,6 @@ def manifest_for(scenario: Scenario) -> Manifest:
         sync_every = 4
         deadline_s = {scenario.deadline_s}
         scatter_grace_s = {scenario.grace_s}
-        round_timeout_s = {scenario.round_timeout_s}
         keep_results = 3
         [merge]
         policy = "{scenario.policy}"

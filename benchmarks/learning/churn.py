@@ -121,7 +121,7 @@ class Churning(World):
         tensors = (TensorSpec("w", (chunks * CHUNK,), "float32", "param"),)
         self.model = ModelSchema(tensors, CHUNK, chunks, chunks, bytes(32))
         rules = {"sync_every": STEPS, "fragments": churn.fragments, "deadline_s": 8.0, "keep_results": 8}
-        rules |= {"scatter_grace_s": 3.0, "round_timeout_s": 12.0, "codec": "fp32"}
+        rules |= {"scatter_grace_s": 3.0, "codec": "fp32"}
         self.manifest = Manifest.model_validate(
             {
                 "run": {"name": "churn", "rounds": churn.rounds, "min_peers": 2},

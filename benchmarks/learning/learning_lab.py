@@ -79,7 +79,6 @@ class Setting:
                 "sync_every": self.period,
                 "chunk_kb": CHUNK_KB,
                 "scatter_grace_s": 1e4,
-                "round_timeout_s": 1e5,
                 "deadline_s": 3600.0,
                 **self.rounds,
             },

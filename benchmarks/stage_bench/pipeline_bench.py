@@ -53,7 +53,6 @@ gather_codec = "fp32"
 chunk_kb = {chunk_kb}
 deadline_s = 36000.0
 scatter_grace_s = 36000.0
-round_timeout_s = 72000.0
 [admission]
 joins_at_once = 256
 joins_per_minute = 10000

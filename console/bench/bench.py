@@ -142,7 +142,6 @@ fragments = {fragments}
 chunk_kb = {chunk_kb}
 deadline_s = 36000.0
 scatter_grace_s = {grace_s}
-round_timeout_s = 72000.0
 keep_results = {keep_results}
 [merge]
 policy = "{policy}"

@@ -420,7 +420,7 @@ def _round(facts: MachineFacts, manifest: Manifest, line: LineToCoordinator) -> 
         size * BITS_PER_VALUE[finest] / (BITS_PER_VALUE[finest] + BITS_PER_VALUE[rules.gather_codec]) / up
     )
     if took_s > rules.round_timeout_s:
-        todo = "use coarser codecs, or raise round_timeout_s in run.toml"
+        todo = "use coarser codecs, or raise deadline_s in run.toml"
         return Advice("a round here", FAIL, f"{text}; the run gives {rules.round_timeout_s:g} s", todo)
     if sending_s > rules.scatter_grace_s and rules.codec != AUTO:
         todo = 'codec = "auto" or a coarser one; or raise scatter_grace_s in run.toml'

@@ -23,7 +23,6 @@ def told(text: str) -> list[str]:
             "[outer] overlap_steps: 100 are more than the sync_every (50)",
         ),
         ("[inner]\nwarmup_steps = 100000", "[inner] warmup_steps: 100000 are no less than the"),
-        ("[round]\ndeadline_s = 600", "[round] deadline_s: rounds wait 600 s"),
         ("[model]\nbuiltin = ''\n[data]\nsource = 'python-stdlib'", '[data] source: "python-stdlib" is the'),
         (
             "[round]\nperiod_s = 60\nsync_every = 50",

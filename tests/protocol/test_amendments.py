@@ -96,7 +96,7 @@ def test_an_older_one_said_again_changes_nothing_and_none_can_be_left_out() -> N
         ),
         ({"nothing": {"a": 1}}, r"\[nothing\] a may not change"),
         ({"round": {"sync_every": 0}}, "greater than or equal to 1"),
-        ({"round": {"round_timeout_s": 1.0}}, "round_timeout_s: expected more than scatter_grace_s"),
+        ({"run": {"max_peers": 1, "min_peers": 2}}, "max_peers: expected at least min_peers"),
     ],
 )
 def test_a_host_that_signs_what_may_not_be_is_not_believed(changes: dict[str, Any], told: str) -> None:

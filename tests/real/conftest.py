@@ -51,7 +51,6 @@ chunk_kb = 16
 fragments = {fragments}
 deadline_s = 300.0
 scatter_grace_s = 300.0
-round_timeout_s = 600.0
 [net]
 heartbeat_s = 0.5
 dead_after_s = {dead_after_s}

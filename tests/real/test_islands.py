@@ -36,7 +36,6 @@ chunk_kb = 1
 fragments = {fragments}
 deadline_s = 300.0
 scatter_grace_s = 300.0
-round_timeout_s = 600.0
 [outer]
 schedule = "{schedule}"
 [net]

@@ -50,7 +50,6 @@ policy = "mean"
 chunk_kb = 1
 deadline_s = 300.0
 scatter_grace_s = 300.0
-round_timeout_s = 600.0
 [net]
 heartbeat_s = 0.2
 dead_after_s = {dead_after_s}

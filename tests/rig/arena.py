@@ -44,7 +44,6 @@ chunk_kb = {chunk_kb}
 fragments = {fragments}
 deadline_s = {deadline_s}
 scatter_grace_s = {scatter_grace_s}
-round_timeout_s = {round_timeout_s}
 [net]
 heartbeat_s = {heartbeat_s}
 dead_after_s = {dead_after_s}
@@ -60,7 +59,6 @@ joins_at_once = {joins_at_once}
 QUICK = {
     "deadline_s": 5.0,
     "scatter_grace_s": 3.0,
-    "round_timeout_s": 30.0,
     "heartbeat_s": 0.4,
     "dead_after_s": 1.5,
 }

@@ -87,7 +87,6 @@ HOSTILE: dict[str, list[Any]] = {
     "round.fragments": [64, *NUMBERS],
     "round.deadline_s": NUMBERS,
     "round.scatter_grace_s": NUMBERS,
-    "round.round_timeout_s": NUMBERS,
     "round.keep_results": [1024, *NUMBERS],
     "round.group": [128, *NUMBERS],
     "merge.policy": ["mean", *TEXT],

@@ -142,7 +142,7 @@ def test_two_whose_bytes_to_each_other_a_relay_withholds_are_soon_in_every_round
     peers: int,
 ) -> None:
     """At first one of them, or both, may be left out; then only those own chunks who get something of everybody."""
-    usual = replace(CALM, peers=peers, undialable=peers, relay="withholds", round_timeout_s=40.0)
+    usual = replace(CALM, peers=peers, undialable=peers, relay="withholds", deadline_s=20.0)
     world = World(1, replace(usual, rounds=16, end_s=400.0))
     assert world.run().outcome == "finished" and world.relay.held > 0
     commits = [r.commit for raw in world.journal if isinstance(r := from_bytes(raw), CommittedRound)]

@@ -363,7 +363,7 @@ def test_P6_a_round_that_is_too_few_is_aborted_and_tried_again_after_a_pause() -
         time passes
             version 0, round 1, epoch 2 -> version 0, no round
             writes: round 1 is aborted
-            notes: round 1 aborted: not finished after 120 s: late: ann; lost: bob; local work is kept
+            notes: round 1 aborted: not finished after 60 s: late: ann; lost: bob; local work is kept
             to ann: Aborted
             says: 1 of at least 2 peers hold version 0
     """)
