@@ -57,7 +57,6 @@ weight_decay = {WEIGHT_DECAY}
 [outer]
 step = "adamw"
 lr = {LR}
-last_lr = {LR}
 [merge]
 policy = "mean"
 [round]

@@ -83,9 +83,9 @@ lr = 4e-4                 # size of a step; lower it if the loss jumps about
 betas = [0.9, 0.95]       # memory of the mean and of the variance of the gradient
 weight_decay = 0.1        # pulls weights to zero; lower it for short runs
 warmup_steps = 0          # the rate rises from 0 over so many steps; raise it if the loss jumps at first
-schedule = "constant"     # then it stays; "linear", "cosine": it goes down until the last step (rounds * sync_every);
-                          # "wsd": only in the last fifth of the steps.  By the run's step, for late joiners too
-last_lr = "auto"          # the rate at the last step; "auto": a tenth of lr
+schedule = "constant"     # then it stays; "linear", "cosine": it goes down to a tenth at the last step (rounds *
+                          # sync_every); "wsd": only in the last fifth of the steps.  By the run's step, for late
+                          # joiners too; adamw and muon of [outer] go down by rounds, in a straight line
 clip = 1.0                # largest gradient norm; lower it if the loss spikes
 
 [outer]                   # what is done with the merged result of a round
@@ -94,7 +94,6 @@ step = "nesterov"         # Nesterov momentum; "mean": plain averaging; "sparse"
                           # [inner], each of them counted in rounds; costs 4 bytes more for each parameter;
                           # "muon", with batch in [pipeline]: Muon for hidden matrices, the same AdamW for the rest
 lr = "auto"               # 0.7 for nesterov, lr of [inner] for adamw and muon, else 1.0; lower it if the loss rises
-last_lr = "auto"          # adamw, muon: the rate at the last round, reached in a straight line; "auto": it stays
 momentum = "auto"         # how long earlier rounds' direction lasts: 0.9 from 100 rounds, less with fewer; muon: 0.95
 schedule = "blocking"     # training waits for rounds; "overlap": goes on while one is in flight; "streaming": the
                           # same, and each fragment has its rounds at another time: set fragments in [round]

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from farflung.protocol.manifest import Manifest, wsd_decay_begins
+from farflung.protocol.manifest import LAST_RATE, Manifest, wsd_decay_begins
 
 STAGGERED, GOES_ON = frozenset({"streaming"}), frozenset({"streaming", "overlap"})
 LEAD = 10  # by steps, a peer stays no more than a period / LEAD ahead of the others, or a single step
@@ -168,9 +168,9 @@ def rules_of(manifest: Manifest) -> ScheduleRules:
 # script that was started again: no process has a beginning of its own.
 #
 #     constant   the whole rate
-#     linear     down to last_lr at the last step, in a straight line
-#     cosine     down to last_lr at the last step, along half a cosine
-#     wsd        the whole rate until the last fifth of the steps, then down to last_lr in a straight line
+#     linear     down to a tenth at the last step, in a straight line
+#     cosine     down to a tenth at the last step, along half a cosine
+#     wsd        the whole rate until the last fifth of the steps, then down to a tenth in a straight line
 #
 # All of them rise from 0 over warmup_steps first.
 
@@ -232,5 +232,4 @@ class LearningRates:
 def rates_of(manifest: Manifest, total_steps: int | None = None) -> LearningRates:
     """`total_steps`: of the run, where not all its periods are of one length."""
     inner, total = manifest.inner, manifest.total_steps if total_steps is None else total_steps
-    last = 0.1 if isinstance(inner.last_lr, str) else inner.last_lr / inner.lr
-    return LearningRates(inner.schedule, total, inner.warmup_steps, last)
+    return LearningRates(inner.schedule, total, inner.warmup_steps, LAST_RATE)

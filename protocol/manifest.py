@@ -55,6 +55,9 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 Auto = Literal["auto"]
 
 
+LAST_RATE = 0.1  # at the end of a schedule that goes down, as a share of the whole rate
+
+
 def wsd_decay_begins(total_steps: int) -> int:
     """The rate of "wsd" goes down in the last fifth of all steps."""
     return total_steps - total_steps // 5
@@ -154,9 +157,6 @@ class InnerSection(Section):
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
     warmup_steps: Annotated[int, Field(ge=0, le=HUGE)] = 0
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
-    last_lr: Annotated[
-        Annotated[float, Field(ge=0, le=10)] | Auto, Field(description='a number >= 0 and <= 10, or "auto"')
-    ] = "auto"
     clip: Annotated[float, Field(gt=0, le=1e9)] = 1.0
 
 
@@ -164,9 +164,6 @@ class OuterSection(Section):
     step: Literal["nesterov", "mean", "sparse", "adamw", "muon"] = "nesterov"
     lr: Annotated[
         Annotated[float, Field(gt=0, le=10)] | Auto, Field(description='a number > 0 and <= 10, or "auto"')
-    ] = "auto"
-    last_lr: Annotated[
-        Annotated[float, Field(ge=0, le=10)] | Auto, Field(description='a number >= 0 and <= 10, or "auto"')
     ] = "auto"
     momentum: Annotated[Decay | Auto, Field(description='a number from 0 up to but not 1, or "auto"')] = (
         "auto"
@@ -343,7 +340,7 @@ class Manifest(Section):
         if outer.step not in EXACT_STEPS:
             return outer_numbers(outer.step, outer.lr, outer.momentum, rounds)
         lr = inner.lr if isinstance(outer.lr, str) else outer.lr
-        last_lr = lr if isinstance(outer.last_lr, str) else outer.last_lr
+        last_lr = lr if inner.schedule == "constant" else LAST_RATE * lr
         rest = AdamWNumbers(lr, last_lr, inner.warmup_steps, rounds, *inner.betas, inner.weight_decay)
         if outer.step == "adamw":
             return rest
@@ -421,9 +418,7 @@ def _outer_problems(m: Manifest) -> list[str]:
     """Keys of [outer] that its step does not know."""
     outer, inner = m.outer, m.inner
     if outer.step not in EXACT_STEPS:
-        wrong = outer.last_lr != "auto"
-        told = f'[outer] last_lr: only "adamw" and "muon" have one, found step = "{outer.step}"; leave it out'
-        return [told] if wrong else []
+        return []
     problems = []
     if outer.step == "muon" and not m.makes_exact_batches:
         found = 'mode = "local"' if m.pipeline.batch else "batch = 0"
@@ -435,10 +430,10 @@ def _outer_problems(m: Manifest) -> list[str]:
         problems.append(
             f'[outer] momentum: step = "adamw" takes betas of [inner] instead, found {outer.momentum}; leave it out'
         )
-    if outer.last_lr != "auto" and inner.warmup_steps >= m.run.rounds:
+    if inner.schedule != "constant" and inner.warmup_steps >= m.run.rounds:
         problems.append(
-            f"[outer] last_lr: expected [inner] warmup_steps below rounds ({m.run.rounds}), which it goes down after, "
-            f"found {inner.warmup_steps}"
+            f'[inner] warmup_steps: expected less than rounds ({m.run.rounds}) with schedule = "{inner.schedule}" and '
+            f'[outer] step = "{outer.step}", which counts them in rounds, found {inner.warmup_steps}'
         )
     return problems
 
@@ -474,9 +469,11 @@ def _rate_problems(m: Manifest) -> list[str]:
     """A rate that goes down does so between the warm-up and the last step."""
     inner, total = m.inner, m.total_steps
     if m.pipeline.batch and m.pipeline.mode == "sync":
+        if inner.schedule == "linear" and m.outer.step in EXACT_STEPS:
+            return []
         return [
-            f'[inner] schedule: expected "constant" with [pipeline] batch > 0, whose steps are those of [outer], found '
-            f'"{inner.schedule}"'
+            f'[inner] schedule: expected "constant" with [pipeline] batch > 0, whose steps are those of [outer], or '
+            f'"linear" where those are of "adamw" or "muon", found "{inner.schedule}"'
         ]
     most = wsd_decay_begins(total) if inner.schedule == "wsd" else total
     if inner.warmup_steps < most:

@@ -33,8 +33,8 @@ TAG_BYTES = 8
 # What every party reads anew at each version, or asks the coordinator for.
 MAY_CHANGE: dict[str, frozenset[str]] = {
     "run": frozenset({"rounds", "min_peers", "max_peers"}),
-    "inner": frozenset({"lr", "last_lr"}),
-    "outer": frozenset({"lr", "last_lr", "momentum"}),
+    "inner": frozenset({"lr"}),
+    "outer": frozenset({"lr", "momentum"}),
     "round": frozenset(
         {
             "sync_every",

@@ -583,8 +583,8 @@ class Scenario:
 _STEP_KEYS = {
     "nesterov": "momentum = 0.9",
     "mean": 'step = "mean"',
-    "adamw": 'step = "adamw"\nlr = 0.01\nlast_lr = 0.001',
-    "muon": 'step = "muon"\nlr = 0.01\nlast_lr = 0.001',
+    "adamw": 'step = "adamw"\nlr = 0.01',
+    "muon": 'step = "muon"\nlr = 0.01',
 }
 
 
@@ -599,6 +599,8 @@ def manifest_for(scenario: Scenario) -> Manifest:
         [data]
         lease_samples = 8
         batch = 2
+        [inner]
+        schedule = "{"linear" if scenario.step in ("adamw", "muon") else "constant"}"
         [outer]
         {_STEP_KEYS[scenario.step]}
         schedule = "{scenario.schedule}"

@@ -62,10 +62,10 @@ SETTINGS = (
 class Run:
     def __init__(self, setting: Setting, seed: int, steps: int, lr: float) -> None:
         self.setting, self.steps = setting, steps
-        outer = {"step": setting.step, "lr": lr, "last_lr": lr / 10}
+        outer = {"step": setting.step, "lr": lr}
         sections = {
             "run": {"rounds": steps},
-            "inner": {"warmup_steps": max(1, steps // 10)},
+            "inner": {"warmup_steps": max(1, steps // 10), "schedule": "linear"},
             "outer": outer,
             "merge": {"policy": "mean"},
             "pipeline": {"batch": 1, "micro": BATCH},

@@ -107,9 +107,9 @@ def manifest_of(setting: Setting, seed: int, micros: int, period: int) -> Manife
         "weight_decay": 0.0,
         "clip": 1e9,
         "warmup_steps": micros // (12 * PEERS),
+        "schedule": "linear",
     }
-    inner |= {"schedule": "linear", "last_lr": 0.1 * LR} if setting.local else {}
-    outer = {} if setting.local else {"step": "adamw", "last_lr": 0.1 * LR}
+    outer = {} if setting.local else {"step": "adamw"}
     staged = {"batch": in_batch, "stages": setting.stages, "local_micros": 1}
     mode = {"mode": "local" if setting.local else "sync"}
     content: dict[str, Any] = {

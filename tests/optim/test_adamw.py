@@ -156,12 +156,12 @@ def test_it_reads_its_numbers_of_inner() -> None:
         betas = [0.8, 0.9]
         weight_decay = 0.2
         warmup_steps = 3
+        schedule = "linear"
         [outer]
         step = "adamw"
-        last_lr = 0.0
         """
     )
-    assert found.outer_numbers == AdamWNumbers(found.outer_numbers.lr, 0.0, 3, 7, 0.8, 0.9, 0.2)
+    assert found.outer_numbers == AdamWNumbers(0.002, 0.1 * 0.002, 3, 7, 0.8, 0.9, 0.2)
     assert found.state_form(10) == StateForm(10, 3) and found.state_form(10).size_bytes == 120
     assert Manifest().state_form(10) == StateForm(10, 2)
 
@@ -173,10 +173,9 @@ def test_it_reads_its_numbers_of_inner() -> None:
             '[outer]\nstep = "adamw"\nmomentum = 0.9',
             'momentum: step = "adamw" takes betas of \\[inner\\] instead',
         ),
-        ("[outer]\nlast_lr = 0.1", 'last_lr: only "adamw" and "muon" have one, found step = "nesterov"'),
         (
-            '[run]\nrounds = 5\n[inner]\nwarmup_steps = 5\n[outer]\nstep = "adamw"\nlast_lr = 0.0',
-            r"last_lr: expected \[inner\] warmup_steps below rounds \(5\)",
+            '[run]\nrounds = 5\n[inner]\nwarmup_steps = 5\nschedule = "linear"\n[outer]\nstep = "adamw"',
+            r"\[inner\] warmup_steps: expected less than rounds \(5\)",
         ),
     ],
 )

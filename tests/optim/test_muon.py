@@ -294,9 +294,9 @@ def test_the_last_layer_is_the_last_of_all_parts() -> None:
 
 
 def test_its_numbers_are_those_of_outer_and_inner() -> None:
-    found = manifest("lr = 0.02\nlast_lr = 0.0\nmomentum = 0.9").outer_numbers
+    found = manifest("lr = 0.02\nmomentum = 0.9").outer_numbers
     assert isinstance(found, MuonNumbers)
-    assert (found.momentum, found.rest.lr, found.rest.last_lr, found.parts) == (0.9, 0.02, 0.0, 3)
+    assert (found.momentum, found.rest.lr, found.rest.last_lr, found.parts) == (0.9, 0.02, 0.02, 3)
     usual = manifest().outer_numbers
     assert isinstance(usual, MuonNumbers) and usual.momentum == 0.95 and usual.rest.lr == 4e-4
     assert manifest("", "stages = 2").fragments == 2

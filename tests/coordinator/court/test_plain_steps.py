@@ -18,7 +18,14 @@ from farflung.coordinator.court.proofs import ChunkRules, chunk_hash, merged, sq
 from farflung.optim.recipes import outer_of
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.errors import FrameError
-from farflung.protocol.manifest import Manifest, MergeSection, OuterSection, PipelineSection, RoundSection
+from farflung.protocol.manifest import (
+    InnerSection,
+    Manifest,
+    MergeSection,
+    OuterSection,
+    PipelineSection,
+    RoundSection,
+)
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.outer_numbers import StateForm
 
@@ -91,12 +98,14 @@ OUTERS = (
     OuterSection(step="mean"),
     OuterSection(step="mean", lr=0.3, momentum=0.5),
     OuterSection(step="adamw"),
-    OuterSection(step="adamw", lr=0.37, last_lr=0.0),
+    OuterSection(step="adamw", lr=0.37),
 )
 
 
 def run(outer: OuterSection, codec: str = "fp32", rounds: int = 30) -> Manifest:
-    manifest = Manifest(outer=outer, round=RoundSection(gather_codec=codec))
+    manifest = Manifest(
+        inner=InnerSection(schedule="linear"), outer=outer, round=RoundSection(gather_codec=codec)
+    )
     return manifest.model_copy(update={"run": manifest.run.model_copy(update={"rounds": rounds})})
 
 

@@ -42,7 +42,6 @@ LOCAL: dict[str, dict[str, Any]] = {
         "weight_decay": DECAY,
         "warmup_steps": WARMUP,
         "schedule": "cosine",
-        "last_lr": 0.0,
         "clip": CLIP,
     },
     "outer": {"step": "nesterov", "lr": OUTER_LR, "momentum": MOMENTUM},
@@ -81,7 +80,8 @@ def rate(step: int) -> float:
     if step + 1 < WARMUP:
         return (step + 1) / WARMUP
     total = VERSIONS * STEPS
-    return (1.0 + math.cos(math.pi * max(0, step - WARMUP) / (total - WARMUP))) / 2
+    left = (1.0 + math.cos(math.pi * max(0, step - WARMUP) / (total - WARMUP))) / 2
+    return 0.1 + (1.0 - 0.1) * left
 
 
 class OneProcess:
