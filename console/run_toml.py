@@ -155,7 +155,6 @@ mode = "open"             # anyone with the URL; "token": by invitation (farflun
                           # ids stand in allowlist.txt in the data folder
 joins_per_minute = 30     # open: newcomers from one network (IPv4 /24, IPv6 /48); the others wait
 joins_at_once = 16        # open: newcomers that fetch the model at the same time; the others wait
-probation_rounds = 0      # a newcomer counts for a tenth in so many rounds; raise it if strangers may join
 trusted = []              # ids of peers that you answer for: what is too few to judge, 2 or 3 members, they judge
 """
 

@@ -236,7 +236,6 @@ class AdmissionSection(Section):
     mode: Literal["open", "token", "allowlist"] = "open"
     joins_per_minute: Annotated[int, Field(ge=1, le=100_000)] = 30
     joins_at_once: Annotated[int, Field(ge=1, le=1024)] = 16
-    probation_rounds: Annotated[int, Field(ge=0, le=1000)] = 0
     trusted: Annotated[
         tuple[Annotated[str, Field(pattern="^[a-z2-7]{16}$")], ...],
         Field(

@@ -27,7 +27,6 @@ from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER, Commit, Plan
 
 OWNERS_LEAST = 8  # of a round that not all fit into, where there are so many
-PROBATION_WEIGHT = 0.1
 # Of the robust policy: no contribution is longer than so many times the median; an update over so many times the usual
 # size is not taken.
 CLIP, GUARD = 2.0, 10.0
@@ -96,7 +95,7 @@ def rules_for(
         robust=manifest.merge.policy == "robust",
         clip=CLIP,
         guard=GUARD,
-        trust={peer: _trust(manifest, book.trust.get(peer, 0)) for peer in peers},
+        trust={peer: _trust(book.trust.get(peer, 0)) for peer in peers},
         norms=tuple(norm for norm, _ in book.figures.norms.values()),
         trusted=frozenset(manifest.admission.trusted),
         usual_rate=_usual_rate(book, books),
@@ -146,12 +145,9 @@ def _usual_rate(book: Book, books: Iterable[Book]) -> float:
     return median(rates) if len(rates) >= NORMS_LEAST else 0.0
 
 
-def _trust(manifest: Manifest, commits: int) -> float:
-    """The share of its full weight, after so many commits since it came or was suspect last: first the probation, then
-    the ramp."""
-    served = commits - manifest.admission.probation_rounds
-    ramp = min(1.0, (max(served, 0) + 1) / (RAMP_ROUNDS + 1))
-    return min(ramp, PROBATION_WEIGHT) if served < 0 else ramp
+def _trust(commits: int) -> float:
+    """The share of its full weight, after so many commits since it came or was suspect last."""
+    return min(1.0, (commits + 1) / (RAMP_ROUNDS + 1))
 
 
 def chosen(ready: Sequence[str], can_own: Set[str], most: int) -> list[str]:

@@ -16,7 +16,7 @@ from farflung.coordinator.door.hello_check import HelloPassed
 from farflung.coordinator.ledger.ledger import FragmentBook, RunClock
 from farflung.coordinator.ledger.records import Record, Started, Struck
 from farflung.coordinator.rounds.round import Round
-from farflung.coordinator.rounds.round_rules import PROBATION_WEIGHT, rules_for
+from farflung.coordinator.rounds.round_rules import rules_for
 from farflung.coordinator.run.effects import AnswerDoor, Effect, Forbid, Tell, Write
 from farflung.coordinator.run.machine import COMES_PER_MINUTE, RESTORED_AHEAD, Entrance, RunMachine
 from farflung.coordinator.run.round_driver import found_useless
@@ -214,14 +214,6 @@ def test_so_many_newcomers_fetch_the_model_at_the_same_time() -> None:
     house.refuses("busy", "2 newcomers", house.hello(Guest(4, "127.0.0.1")))
     house.now += 10.0
     house.join(Guest(4, "127.0.0.1"))  # who fetches nothing keeps nobody out
-
-
-def test_a_newcomer_on_probation_counts_for_little() -> None:
-    manifest = Manifest(admission=AdmissionSection(probation_rounds=2))
-    book = FragmentBook()
-    book.trust.update({"old": 9, "new": 1, "ramping": 2})
-    trust = rules_for(manifest, book, ["old", "new", "ramping", "never"]).merge.trust
-    assert trust == {"old": 1.0, "new": PROBATION_WEIGHT, "ramping": 0.25, "never": PROBATION_WEIGHT}
 
 
 def test_networks() -> None:

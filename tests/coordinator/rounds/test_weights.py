@@ -21,7 +21,7 @@ PLAIN = MergeRules()
 
 
 def test_P9_newcomers_count_for_their_trust_alone() -> None:
-    """The rule of probation and ramp is tested in test_round_driver.py: here, that a round's weights follow it."""
+    """The rule of the ramp is tested in test_round_driver.py: here, that a round's weights follow it."""
     tokens = {"old": 100, "new": 100, "ramping": 100}
     rules = MergeRules(trust={"old": 1.0, "new": 0.1, "ramping": 0.5})
     weights = weighted(tokens, rules, None).weights

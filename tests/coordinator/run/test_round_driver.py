@@ -24,7 +24,7 @@ from farflung.coordinator.ledger.records import (
 )
 from farflung.coordinator.modes.registry import CoordinatorMode
 from farflung.coordinator.rounds.round import FORGIVEN
-from farflung.coordinator.rounds.round_rules import PROBATION_WEIGHT, chosen, rules_for
+from farflung.coordinator.rounds.round_rules import chosen, rules_for
 from farflung.coordinator.rounds.weights import NORMS_LEAST
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import Effect, KeepEvidence, Note, Tell, Write
@@ -34,7 +34,7 @@ from farflung.coordinator.run.status import opens_in_s
 from farflung.protocol.digests import bits, combined, hash_bytes, mask_of, mask_to_bytes
 from farflung.protocol.errors import AbortCause, Excluded, ExclusionCause
 from farflung.protocol.limits import AMOUNT_MAX, MAX_PEERS
-from farflung.protocol.manifest import AdmissionSection, Manifest, MergeSection, RoundSection, RunSection
+from farflung.protocol.manifest import Manifest, MergeSection, RoundSection, RunSection
 from farflung.protocol.messages import Beat, Committed, Decided, FragmentBeat, ProgressReport, Sent
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
 from farflung.protocol.round_words import Contact, Used
@@ -723,14 +723,13 @@ def test_P9_a_young_fragment_is_judged_by_the_past_of_the_others() -> None:
     assert usual(young, old) == 7.0
 
 
-def test_P9_trust_grows_from_probation_by_a_ramp() -> None:
-    manifest = Manifest(run=MANIFEST.run, admission=AdmissionSection(probation_rounds=2))
+def test_P9_trust_grows_by_a_ramp() -> None:
     book = FragmentBook()
     trust = []
-    for commits in range(7):
+    for commits in range(5):
         book.trust["ann"] = commits
-        trust.append(rules_for(manifest, book, ["ann"]).merge.trust["ann"])
-    assert trust == [PROBATION_WEIGHT, PROBATION_WEIGHT, 0.25, 0.5, 0.75, 1.0, 1.0]
+        trust.append(rules_for(MANIFEST, book, ["ann"]).merge.trust["ann"])
+    assert trust == [0.25, 0.5, 0.75, 1.0, 1.0]
 
 
 def test_the_first_hash_list_of_a_round_counts() -> None:
