@@ -97,8 +97,6 @@ lr = "auto"               # 0.7 for nesterov, lr of [inner] for adamw and muon, 
 momentum = "auto"         # how long earlier rounds' direction lasts: 0.9 from 100 rounds, less with fewer; muon: 0.95
 schedule = "blocking"     # training waits for rounds; "overlap": goes on while one is in flight; "streaming": the
                           # same, and each fragment has its rounds at another time: set fragments in [round]
-overlap_steps = 0         # streaming, overlap: a result is taken so many steps after the freeze, or when it comes
-mix = "auto"              # how much of its own values a peer keeps when it takes a result: overlap 0.5, streaming 0
 
 [round]
 sync_every = 50           # inner steps between rounds; raise it on slow links, lower it if peers drift apart
@@ -197,13 +195,6 @@ def _of_rounds(m: Manifest) -> Iterator[str]:
         yield (
             f'[outer] step: codec = "{rules.codec}" leaves most of what is learned to later rounds, where "nesterov" '
             'adds its momentum once more; "sparse" is made for it'
-        )
-    if outer.overlap_steps and outer.schedule == "blocking":
-        yield '[outer] overlap_steps: schedule = "blocking" has none; write "overlap" or "streaming", or leave it out'
-    elif outer.overlap_steps > rules.sync_every and not rules.period_s:
-        yield (
-            f"[outer] overlap_steps: {outer.overlap_steps} are more than the sync_every ({rules.sync_every}) after "
-            "which the next round is due: each result comes a round late"
         )
     if rules.period_s and "sync_every" in rules.model_fields_set:
         yield (

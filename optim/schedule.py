@@ -23,7 +23,7 @@ from farflung.protocol.manifest import LAST_RATE, Manifest, wsd_decay_begins
 
 STAGGERED, GOES_ON = frozenset({"streaming"}), frozenset({"streaming", "overlap"})
 LEAD = 10  # by steps, a peer stays no more than a period / LEAD ahead of the others, or a single step
-OVERLAP_MIX = 0.5  # how much of its own values a peer keeps where it takes a result, if run.toml does not say
+OVERLAP_MIX = 0.5  # how much of its own values a peer keeps where it takes a result
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ScheduleRules:
     period_steps: int
     fragments: int = 1
     period_s: float = 0.0  # 0: a period is counted in steps
-    # A result is taken so many steps after the freeze, or when it comes if that is later.
+    # A result is taken so many steps after the freeze, or when it comes if that is later: for experiments.
     overlap_steps: int = 0
     mix: float = 0.0  # how much of its own values a peer keeps where a result is taken
 
@@ -147,14 +147,12 @@ class Schedule:
 
 def rules_of(manifest: Manifest) -> ScheduleRules:
     outer, rounds = manifest.outer, manifest.round
-    mix = (OVERLAP_MIX if outer.schedule == "overlap" else 0.0) if isinstance(outer.mix, str) else outer.mix
     return ScheduleRules(
         outer.schedule,
         rounds.sync_every,
         rounds.fragments,
         rounds.period_s,
-        outer.overlap_steps,
-        mix,
+        mix=OVERLAP_MIX if outer.schedule == "overlap" else 0.0,
     )
 
 

@@ -169,8 +169,6 @@ class OuterSection(Section):
         "auto"
     )
     schedule: Literal["blocking", "streaming", "overlap"] = "blocking"
-    overlap_steps: Annotated[int, Field(ge=0, le=HUGE)] = 0
-    mix: Annotated[Decay | Auto, Field(description='a number from 0 up to but not 1, or "auto"')] = "auto"
 
 
 class RoundSection(Section):

@@ -604,8 +604,6 @@ def manifest_for(scenario: Scenario) -> Manifest:
         [outer]
         {_STEP_KEYS[scenario.step]}
         schedule = "{scenario.schedule}"
-        overlap_steps = {scenario.overlap_steps}
-        mix = {scenario.mix}
         [round]
         period_s = {scenario.period_s}
         codec = "{scenario.codec}"

@@ -15,6 +15,7 @@ import importlib
 import random
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -365,7 +366,9 @@ class World:
     def _trainers(self) -> Callable[..., VirtualTrainer]:
         if self.scenario.batch:
             return partial(_batch_trainer(self.scenario), poison_every=self.scenario.poison_every)
-        return trainer_for(self.scenario, self.trainer_class)
+        made = trainer_for(self.scenario, self.trainer_class)
+        taking = {"overlap_steps": self.scenario.overlap_steps, "mix": self.scenario.mix}
+        return lambda host, world, rules: made(host, world, replace(rules, **taking))
 
     def _say(self, peer: str, message: FromMember, key: bytes) -> None:
         told = self.last.says(self.neighbours.says(peer, message), lies=peer in self.invariants.liars)

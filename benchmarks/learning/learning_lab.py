@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from farflung.compression.codec import codec_named
 from farflung.coordinator.ledger.records import CommittedRound, Record
 from farflung.optim.outer import Nesterov
 from farflung.optim.recipes import inner_of, outer_of
+from farflung.optim.schedule import rules_of
 from farflung.peer.builtin.corpus import load_corpus
 from farflung.peer.builtin.tiny_gpt import GPTConfig, build, evaluate
 from farflung.peer.data.sample_source import permuted_range
@@ -39,6 +40,10 @@ CONFIG = GPTConfig(layers=2, width=32, heads=4, context=64)
 CHUNK_KB, STEP_S, WARMUP = 32, 1.0, 50
 CORPUS = load_corpus()
 WINDOWS = (CORPUS.train.numel() - 1) // CONFIG.context
+
+
+# Of `Setting.outer`: how a result is taken, which is no key of run.toml.
+TAKING = ("overlap_steps", "mix")
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class Setting:
             },
             "data": {"batch": self.batch, "lease_samples": self.batch * self.period * 4},
             "inner": {"lr": self.lr, "betas": (0.9, 0.99), **self.inner},
-            "outer": self.outer,
+            "outer": {key: value for key, value in self.outer.items() if key not in TAKING},
             "merge": self.merge,
             "round": {
                 "sync_every": self.period,
@@ -107,8 +112,10 @@ class Learner(VirtualTrainer):
 
     def __init__(self, setting: Setting, number: int, *place: Any) -> None:
         self.samples_per_step = setting.batch
-        super().__init__(*place)
-        self.setting, self.number, host = setting, number, place[0]
+        host, world, _ = place
+        taking = {key: setting.outer[key] for key in TAKING if key in setting.outer}
+        super().__init__(host, world, replace(rules_of(host.manifest), **taking))
+        self.setting, self.number = setting, number
         self.model = build(CONFIG, setting.seed)
         layout = ModelLayout.of(self.model, host.model.chunk_elements)
         self._first = torch.zeros_like(self._local)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from farflung.optim.schedule import LEAD, RunPlace, Schedule, ScheduleRules, rules_of
 from farflung.peer.data.leased_data import LeaseBook, LoaderPace, ReadPace, Span
@@ -278,11 +278,14 @@ class TrainerMachine:
         return [effect for load in loads for effect in self._load(load, now)]
 
     def _follow_terms(self) -> None:
-        """Those of the round that starts from this version; a period that has begun ends by them, too."""
+        """Those of the round that starts from this version; a period that has begun ends by them, too.  How a result is
+        taken stays as it was."""
         if self.terms is None:
             return
         version = max(0, self.accounts[BOOKS_FRAGMENT].version)
-        self.rules = self._schedule.rules = rules_of(self.terms.at(version))
+        now = rules_of(self.terms.at(version))
+        now = replace(now, overlap_steps=self.rules.overlap_steps, mix=self.rules.mix)
+        self.rules = self._schedule.rules = now
         self._place.follow(self.rules, self.terms.steps_before)
 
     def _load(self, load: LoadState, now: float) -> list[Effect]:

@@ -17,11 +17,6 @@ def told(text: str) -> list[str]:
     [
         ("[round]\ncodec = 'topk'", '[outer] step: codec = "topk" leaves most'),
         ("[round]\ncodec = 'int2'", '[outer] step: codec = "int2" leaves most'),
-        ("[outer]\noverlap_steps = 5", '[outer] overlap_steps: schedule = "blocking" has none'),
-        (
-            "[outer]\nschedule = 'overlap'\noverlap_steps = 100",
-            "[outer] overlap_steps: 100 are more than the sync_every (50)",
-        ),
         ("[inner]\nwarmup_steps = 100000", "[inner] warmup_steps: 100000 are no less than the"),
         ("[model]\nbuiltin = ''\n[data]\nsource = 'python-stdlib'", '[data] source: "python-stdlib" is the'),
         (
@@ -42,7 +37,7 @@ def test_a_contradiction_is_told_in_one_line(text: str, begins: str) -> None:
         "",
         TEMPLATE,
         "[outer]\nstep = 'sparse'\n[round]\ncodec = 'topk'",
-        "[outer]\nschedule = 'streaming'\noverlap_steps = 5\n[round]\nfragments = 2\nchunk_kb = 64",
+        "[outer]\nschedule = 'streaming'\n[round]\nfragments = 2\nchunk_kb = 64",
         "[model]\nbuiltin = ''\n[data]\nsource = ''",
         "[model]\nbuiltin = ''",
         "[round]\nperiod_s = 60",

@@ -75,8 +75,6 @@ HOSTILE: dict[str, list[Any]] = {
     "outer.lr": NUMBERS,
     "outer.momentum": [0.999, *NUMBERS],
     "outer.schedule": ["overlap", *TEXT],
-    "outer.overlap_steps": NUMBERS,
-    "outer.mix": [0.5, *NUMBERS],
     "round.sync_every": NUMBERS,
     "round.period_s": NUMBERS,
     "round.codec": ["topk", "fp32", *TEXT],
