@@ -38,7 +38,7 @@ from rig.unsplit import GPT, LLAMA, LOUD, SEQUENTIAL, Task, train_pipeline, trai
 
 PAGE = HERE.parent / "docs" / "pipelines.md"
 STAGES = (1, 2, 3, 4)
-CODECS = (("bf16", False), ("int8", False), ("int4", False), ("int4", True))  # with a turn before it?
+CODECS = ("bf16", "int8", "int4")
 LAST = 5  # updates whose mean loss is compared
 MODELS = {
     "GPT, untied head": GPT,
@@ -148,8 +148,8 @@ def auto_cuts(task: Task, stages: int) -> list[int]:
 
 def equal(models: dict[str, Task], updates: int, seeds: int) -> tuple[bool, str]:
     rows = [
-        "| model | parts | fp32 in 1, 2, 3, 4 stages | bf16 | int8 | int4 | int4 after a turn |",
-        "|---|---|---|---|---|---|---|",
+        "| model | parts | fp32 in 1, 2, 3, 4 stages | bf16 | int8 | int4 |",
+        "|---|---|---|---|---|---|",
     ]
     all_equal = True
     for name, task in models.items():
@@ -158,21 +158,19 @@ def equal(models: dict[str, Task], updates: int, seeds: int) -> tuple[bool, str]
         same = [each == expected[0][0] for each in found]
         all_equal &= all(same)
         words = "equal" if all(same) else ", ".join("equal" if each else "DIFFERS" for each in same)
-        apart = [f"{100 * worst_apart(task, updates, *how, expected):.3f} %" for how in CODECS]
+        apart = [f"{100 * worst_apart(task, updates, codec, expected):.3f} %" for codec in CODECS]
         rows.append(
             f"| {name} | {len(task.parts(0))} | {words} ({expected[0][0][:16]}) | {' | '.join(apart)} |"
         )
     return all_equal, "\n".join(rows)
 
 
-def worst_apart(
-    task: Task, updates: int, codec: str, turn: bool, expected: dict[int, tuple[str, list[float]]]
-) -> float:
+def worst_apart(task: Task, updates: int, codec: str, expected: dict[int, tuple[str, list[float]]]) -> float:
     """Of the mean loss of the last updates, in 4 stages, over all seeds."""
     cuts = auto_cuts(task, STAGES[-1])
     apart = []
     for seed, (_, losses) in expected.items():
-        _, found, _ = train_pipeline(task, seed, updates, cuts, (codec, codec), turn)
+        _, found, _ = train_pipeline(task, seed, updates, cuts, (codec, codec))
         apart.append(abs(statistics.mean(found[-LAST:]) / statistics.mean(losses[-LAST:]) - 1))
     return max(apart)
 

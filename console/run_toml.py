@@ -141,7 +141,6 @@ clip = 0.0                # largest norm of the gradient of a whole batch, over 
 stages = 1                # 1: every peer holds the whole model; else it is cut, and a peer holds one stage
 cuts = "auto"             # or the numbers of the parts at which stages 1, 2, ... begin, such as [7, 13, 19]
 codec = "int8"            # of activations between stages and of their gradients: fp32, bf16, int8, int4
-turn = false              # int4: spread each value over 256 before rounding; true where a few channels are far larger
 min_per_stage = 1         # a batch begins when every stage has so many peers; with 1 a death can cost the stage
 rebalance_s = 60.0        # how often it is looked at whether a peer should serve another stage; 0: never
 mode = "sync"             # stages > 1: "local": each peer takes steps of [inner] within a batch, and step = "nesterov"

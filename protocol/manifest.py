@@ -223,7 +223,6 @@ class PipelineSection(Section):
         Field(description='"auto", or a list with the number of the part at which each later stage begins'),
     ] = "auto"
     codec: Literal["fp32", "bf16", "int8", "int4"] = "int8"  # of activations
-    turn: bool = False  # what goes through int4 is turned before, so that no value stands out
     min_per_stage: Annotated[int, Field(ge=1, le=MEMBERS_PER_ROUND)] = 1
     rebalance_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0  # 0: nobody is moved
     mode: Literal["sync", "local"] = "sync"  # local: stages take inner steps of their own within a batch
@@ -402,7 +401,6 @@ def _cross_checks(m: Manifest) -> list[str]:
         )
     problems += _batch_checks(m) if m.pipeline.batch else []
     problems += _clip_problems(m) if m.pipeline.clip else []
-    problems += _turn_problems(m) if m.pipeline.turn else []
     problems += _stage_checks(m) if m.pipeline.stages > 1 else _no_stage_checks(m)
     problems += _local_problems(m) if m.pipeline.mode == "local" else []
     problems += _mesh_problems(m) if m.round.group else []
@@ -538,12 +536,6 @@ def _stage_checks(m: Manifest) -> list[str]:
     return problems
 
 
-def _turn_problems(m: Manifest) -> list[str]:
-    if m.pipeline.codec == "int4" and m.pipeline.stages > 1:
-        return []
-    return ['[pipeline] turn: expected false unless codec is "int4" and stages > 1, found true']
-
-
 def _clip_problems(m: Manifest) -> list[str]:
     """Only the gradient of a synchronous batch is clipped as a whole."""
     if m.pipeline.batch and m.pipeline.mode == "sync":
@@ -640,8 +632,6 @@ def _expected(rule: dict[str, Any], found: Any) -> str:
         return str(rule["description"])
     if "enum" in rule:
         return " or ".join(_shown(value) for value in rule["enum"])
-    if rule.get("type") == "boolean":
-        return "true or false"
     noun = {"integer": "an integer", "number": "a number"}.get(rule.get("type", ""), "text")
     low = f">= {rule['minimum']}" if "minimum" in rule else f"> {rule['exclusiveMinimum']}"
     if rule.get("maximum") == HUGE and not (isinstance(found, int) and found > HUGE):

@@ -182,7 +182,7 @@ class Crew:
             [[torch.zeros(p.numel()) for _ in range(self.outer.parts - 1)] for p in anchor]
             for anchor in self.anchors
         ]
-        self.crossing = BorderCrossing(setting.codec, turn=False)
+        self.crossing = BorderCrossing(setting.codec)
         self._chance = random.Random(f"seats {manifest.run.seed}")
         self._in_flight = setting.in_flight if setting.stages > 1 else 1
 

@@ -33,7 +33,7 @@ from farflung.protocol.frames import Payload
 # so that none stands out, and back it is its own transpose. https://arxiv.org/abs/2506.01352 has it for
 # activations of stages.
 #
-# Used by the border codecs where `[pipeline] turn` asks for it; the payload is that of int4, as long as ever.
+# Used by the border codecs; the payload is that of int4, as long as ever.
 # What is left behind the last whole 256 stays as it is. Two products with a matrix of 16, so it runs where
 # the tensor is. Nobody compares its bits: a crossing is made once, and named by the hash of what was made.
 
@@ -88,15 +88,14 @@ def _signs(device: torch.device) -> Tensor:
 
 # ---- border codec ------------------------------------------------------------------------------------------
 
-TURNED = "int4"  # the codec whose values are, where `[pipeline] turn` asks for it
+TURNED = "int4"  # the codec whose values are
 
 
 class BorderCodec:
-    """`riders`: their names, in the border's order; `turn`: what goes through int4 is turned before."""
+    """`riders`: their names, in the border's order.  What goes through int4 is turned before."""
 
-    def __init__(self, border: Border, riders: Sequence[str], turn: bool = False) -> None:
+    def __init__(self, border: Border, riders: Sequence[str]) -> None:
         self.border = border
-        self._turns = {TURNED} if turn else set()
         self._riders = tuple(riders)
 
     def there(self, gives: Tensors, riders: Riders, tokens: int) -> bytes:
@@ -124,7 +123,7 @@ class BorderCodec:
         items = self.border.items(backwards)
         try:
             data = [
-                _bytes(how, turned(tensor.detach()) if how in self._turns else tensor)
+                _bytes(how, turned(tensor.detach()) if how == TURNED else tensor)
                 for (how, _), tensor in zip(items, tensors, strict=True)
             ]
         except NonFinite as error:
@@ -137,7 +136,7 @@ class BorderCodec:
         if piece.codec == RAW:
             return torch.frombuffer(bytearray(piece.data), dtype=dtype).view(piece.dims).to(device)
         values_n = codec_named(piece.codec).decode(piece.data, math.prod(piece.dims)).to(device)
-        if piece.codec in self._turns:
+        if piece.codec == TURNED:
             values_n = turned_back(values_n)
         return values_n.view(piece.dims).to(dtype)
 

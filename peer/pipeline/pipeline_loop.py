@@ -140,7 +140,7 @@ class StageModel:
         borders = self.whole.borders
         if not 0 <= number < len(borders):
             return None
-        return BorderCodec(borders[number], self.samples.riders, self.manifest.pipeline.turn)
+        return BorderCodec(borders[number], self.samples.riders)
 
 
 class PipelineLoop(SummingLoop[StageMachine]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,8 +63,7 @@ def test_hostile_values_come_back_as_numbers() -> None:
     assert not turned(torch.tensor([math.nan] + [0.0] * (WIDTH - 1))).isfinite().any()
 
 
-@pytest.mark.parametrize("turn", [False, True])
-def test_a_border_turns_what_goes_through_int4_and_the_crossing_is_as_long_as_ever(turn: bool) -> None:
+def test_a_border_turns_what_goes_through_int4_and_the_crossing_is_as_long_as_ever() -> None:
     border = Border(
         tensors=(Tensor("float32", (300,)),),
         riders=(Tensor("int64", (4,)),),
@@ -73,13 +71,13 @@ def test_a_border_turns_what_goes_through_int4_and_the_crossing_is_as_long_as_ev
         samples=2,
         bytes_of=lambda codec, elements: codec_named(codec).payload_bytes(elements),
     )
-    codec = BorderCodec(border, ("kind",), turn)
+    codec = BorderCodec(border, ("kind",))
     x, kind = made(600).view(2, 300), torch.arange(8).view(2, 4)
     x[:, 7] *= 100.0
     payload = codec.there((x,), {"kind": kind}, 2)
-    assert len(payload) == len(BorderCodec(border, ("kind",)).there((x,), {"kind": kind}, 2))
+    assert payload.count(codec_named("int4").encode(turned(x))) == 1, "no byte of it says that it was"
     read = codec.read_there(payload, CPU)
-    due = turned_back(through_int4(turned(x))) if turn else through_int4(x.view(-1))
+    due = turned_back(through_int4(turned(x)))
     assert torch.equal(read.given[0], due.view(2, 300)) and torch.equal(read.riders["kind"], kind)
     assert torch.equal(codec.read_back(codec.back((x,), 2), CPU)[0], due.view(2, 300)), (
         "and so are its gradients"

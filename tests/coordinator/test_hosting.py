@@ -206,7 +206,7 @@ def test_a_key_set_on_the_command_line_is_as_if_the_file_said_it(tmp_path: Path)
     path.write_text('[round]\nsync_every = 7\ncodec = "int8"\n[inner]\nbetas = [0.8, 0.9]\n')
     changed = read_with(
         path, "round.sync_every=50", "run.name=other-run", "inner.betas=[0.9, 0.99]", "outer.lr = 0.5",
-        'data.source="python-stdlib"', "pipeline.turn=false",
+        'data.source="python-stdlib"',
     )  # fmt: skip
     assert (changed.round.sync_every, changed.round.codec) == (50, "int8")
     assert changed.run.name == "other-run" and changed.inner.betas == (0.9, 0.99) and changed.outer.lr == 0.5

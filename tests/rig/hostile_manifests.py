@@ -100,7 +100,6 @@ HOSTILE: dict[str, list[Any]] = {
     "pipeline.stages": [2, 64, *NUMBERS],
     "pipeline.cuts": [[1], [HUGE], [1] * 1000, *TEXT],
     "pipeline.codec": ["int4", *TEXT],
-    "pipeline.turn": [True, 1],
     "pipeline.min_per_stage": [128, *NUMBERS],
     "pipeline.rebalance_s": NUMBERS,
     "pipeline.mode": ["local", *TEXT],

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from farflung.compression.codec import Codec, codec_named
-from farflung.peer.pipeline.border_codec import turned, turned_back
+from farflung.peer.pipeline.border_codec import TURNED, turned, turned_back
 from farflung.peer.pipeline.parts import Loss, Part, Stage, Tensors, checked_parts
 from farflung.peer.pipeline.stage_loop import MicroActivations, StageLoop
 from farflung.peer.pipeline.whole import checked_cuts
@@ -27,10 +27,9 @@ class BorderCrossing:
     Straight-through: the gradient is taken as if the codec changed nothing.
     """
 
-    def __init__(self, codec: str, turn: bool) -> None:
-        """`turn`: what goes through it is turned before."""
+    def __init__(self, codec: str) -> None:
         self._codec: Codec = codec_named(codec)
-        self._turn = turn
+        self._turn = codec == TURNED
         self.sent_bytes = 0
 
     def pass_on(self, tensors: Tensors) -> Tensors:
@@ -61,7 +60,6 @@ class LocalPipeline:
         loss: Loss,
         run_seed: int,
         codecs: tuple[str, str] = ("fp32", "fp32"),
-        turn: bool = False,
     ) -> None:
         parts = checked_parts(parts)
         borders = [0, *checked_cuts(cuts, len(cuts) + 1, len(parts)), len(parts)]
@@ -71,7 +69,7 @@ class LocalPipeline:
             )
             for first, stop in pairwise(borders)
         ]
-        self.there, self.back = (BorderCrossing(codec, turn) for codec in codecs)
+        self.there, self.back = (BorderCrossing(codec) for codec in codecs)
         self._in_flight = 2 * len(self.loops)
 
     def named_tensors(self) -> dict[str, Tensor]:

@@ -221,9 +221,8 @@ def train_pipeline(
     updates: int,
     cuts: list[int],
     codecs: tuple[str, str] = ("fp32", "fp32"),
-    turn: bool = False,
 ) -> tuple[str, list[float], LocalPipeline]:
-    pipeline = LocalPipeline(task.parts(seed), cuts, task.loss, seed, codecs, turn)
+    pipeline = LocalPipeline(task.parts(seed), cuts, task.loss, seed, codecs)
     optimizer, losses = AdamW(), []
     for version in range(updates):
         done = pipeline.batch(task.batch(seed, version))
