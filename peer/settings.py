@@ -143,7 +143,6 @@ class OwnConfig:
     # Of token shards that lie elsewhere, for all trainers of this machine.  No option, only file and environment.
     cache_limit: int = _setting(SHARDS_BYTES, parse=parse_bytes)
     relay: str = _setting("", _RELAY_HELP, _checked(parse_relay))
-    leave_router: bool = _setting(False, "Do not ask the router to open a port.", _yes)
 
     @property
     def kept_results(self) -> ResultsLimit:

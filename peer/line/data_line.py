@@ -85,11 +85,7 @@ class DataLine:
 
     def _asked_router(self, here: str, port: int) -> str:
         """The address outside, if a router on the way to the coordinator opens a port for this one."""
-        router = (
-            router_towards(self._coordinator)
-            if may_be_behind_one(here) and not self._own.leave_router
-            else ""
-        )
+        router = router_towards(self._coordinator) if may_be_behind_one(here) else ""
         if not router:
             return ""
         try:

@@ -112,7 +112,7 @@ def test_a_router_that_opens_a_port_makes_its_home_dialable(tmp_path: Path) -> N
         run = HomeRun(homes, tmp_path, relay="off")
         run.coordinate()
         run.join("ann")
-        run.join("bob", "--leave-router")
+        run.join("bob", "--listen", "off")
         run.finish()
         assert "dnat to" not in homes.rules("ann"), "it was closed again"
     assert len(run.commits) == run.rounds and not run.punched_at, run.told()

@@ -27,7 +27,6 @@ WRITTEN: dict[str, tuple[str, object]] = {
     "identity": ("my.pem", Path("my.pem")),
     "listen": ("off", "off"),
     "advertise": ("home.example:9", "home.example:9"),
-    "leave_router": ("yes", True),
     "relay": ("20 Mbit/s, 2 TB a month", "20 Mbit/s, 2 TB a month"),
     "upload_limit": ("1 MB/s", ("1 MB/s",)),
     "download_limit": ("2 MB/s", ("2 MB/s",)),
@@ -42,7 +41,7 @@ WRITTEN: dict[str, tuple[str, object]] = {
     "book": ("/ip4/192.0.2.1/tcp/29810/p2p/QmX", "/ip4/192.0.2.1/tcp/29810/p2p/QmX"),
     "cache_limit": ("40 GB", 40_000_000_000),
 }
-FLAGS = {"archive", "leave_router"}
+FLAGS = {"archive"}
 ONLY_WRITTEN_DOWN = {
     "stuck_after",
     "cache_limit",
@@ -247,9 +246,9 @@ def test_a_mistake_in_the_file_names_the_file_and_what_was_meant(tmp_path: Path)
 
 def test_true_and_false_of_toml_are_yes_and_no(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
-    file.write_text("archive = true\nleave_router = false\n")
-    found = own_config({}, {}, file)
-    assert found.archive and not found.leave_router
+    for said in (True, False):
+        file.write_text(f"archive = {str(said).lower()}\n")
+        assert own_config({}, {}, file).archive is said
     file.write_text("stuck_after = true\n")
     with pytest.raises(UserError, match="stuck_after: expected seconds, found 'yes'"):
         own_config({}, {}, file)
