@@ -150,7 +150,6 @@ local_micros = 8          # microbatches in such a step
 [admission]               # who may come in.  Not hashed: change it and start the coordinator again, the run goes on
 mode = "open"             # anyone with the URL; "token": by invitation (farflung invite); "allowlist": peers whose
                           # ids stand in allowlist.txt in the data folder
-joins_per_minute = 30     # open: newcomers from one network (IPv4 /24, IPv6 /48); the others wait
 joins_at_once = 16        # open: newcomers that fetch the model at the same time; the others wait
 trusted = []              # ids of peers that you answer for: what is too few to judge, 2 or 3 members, they judge
 """

@@ -231,7 +231,6 @@ class PipelineSection(Section):
 
 class AdmissionSection(Section):
     mode: Literal["open", "token", "allowlist"] = "open"
-    joins_per_minute: Annotated[int, Field(ge=1, le=100_000)] = 30
     joins_at_once: Annotated[int, Field(ge=1, le=1024)] = 16
     trusted: Annotated[
         tuple[Annotated[str, Field(pattern="^[a-z2-7]{16}$")], ...],

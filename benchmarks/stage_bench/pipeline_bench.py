@@ -55,7 +55,6 @@ deadline_s = 36000.0
 scatter_grace_s = 36000.0
 [admission]
 joins_at_once = 256
-joins_per_minute = 10000
 [pipeline]
 batch = {batch}
 stages = {stages}

@@ -166,6 +166,7 @@ def _keep(table: OrderedDict[str, Banned] | OrderedDict[str, deque[Struck]]) -> 
 # Bytes that were fetched are the newcomer's own word: who makes them up keeps its place no longer than
 # ARRIVING_S.
 
+NEWCOMERS_PER_MINUTE = 30.0  # from one network: the others wait
 ARRIVING_S = 120.0  # a newcomer that has no state after so long does not keep others out any more
 FETCHES_WITHIN_S = 10.0  # nor does one that has fetched nothing for so long
 BUSY_RETRY_S = 5.0
@@ -212,11 +213,12 @@ class WaitingMember(Protocol):
 class NewcomerQueue:
     """`look` at who is here, then `ask`."""
 
-    def __init__(self) -> None:
-        self._now, self._learned = 0.0, False
+    def __init__(self, per_minute: float = NEWCOMERS_PER_MINUTE) -> None:
+        """`per_minute`: of one network."""
+        self._now, self._learned, self._per_minute = 0.0, False, per_minute
         # By peer, in the order in which they came.
         self._turns: OrderedDict[str, NewcomerTurn] = OrderedDict()
-        self._rate: Quota[str] = Quota(1.0, 1.0)  # as the rules say when somebody comes
+        self._rate: Quota[str] = Quota(per_minute / 60.0, per_minute)
         self._fetching: Counter[str] = Counter()  # by network, at the last look and let in since then
         self._unproven: Counter[str] = Counter()  # that have not shown the run's state yet
 
@@ -224,8 +226,7 @@ class NewcomerQueue:
         self, peer: str, network: str, rules: AdmissionSection, learned: bool, now: float
     ) -> WaitOutside | None:
         """None: it may come in now.  `learned`: there is something to fetch."""
-        self._now, self._learned, per_minute = now, learned, float(rules.joins_per_minute)
-        self._rate.change(per_minute / 60.0, per_minute)  # the host may have amended it
+        self._now, self._learned = now, learned
         before, of_network = self._before(peer, rules)
         wait = self._held_up(network, len(before), of_network[network], rules)
         if wait is None:
@@ -253,7 +254,7 @@ class NewcomerQueue:
             return WaitOutside("busy", f"{told}; {of_network} others of it are before you", BUSY_RETRY_S)
         wait_s = self._rate.wait_s(network, self._now, 1.0 + of_network) if network else 0.0
         if wait_s > 0:
-            told = f"more than {rules.joins_per_minute} newcomers a minute from your network ({network})"
+            told = f"more than {self._per_minute:g} newcomers a minute from your network ({network})"
             return WaitOutside("rate", f"{told}; waiting", min(60.0, max(1.0, wait_s)))
         return None
 

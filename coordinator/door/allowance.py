@@ -38,10 +38,6 @@ class Quota(Generic[Name]):
         self.burst = burst
         self._left: OrderedDict[Name, tuple[float, float]] = OrderedDict()  # name -> (left, when)
 
-    def change(self, per_s: float, burst: float) -> None:
-        """From now on; what somebody has left it keeps, up to the new burst."""
-        self.per_s, self.burst = per_s, burst
-
     def take(self, name: Name, now: float, amount: float = 1.0) -> bool:
         """False: that is over its allowance, and nothing was taken."""
         left, at = self._left.pop(name, (self.burst, now))

@@ -3,7 +3,7 @@ mutant_list.py."""
 
 from __future__ import annotations
 
-from mutant import ADMISSION, Mutant
+from mutant import Mutant
 
 COUNTED = ("tests/protocol/process/test_lines.py",)
 AT_SOCKETS = ("tests/coordinator/test_members_lines.py",)
@@ -120,12 +120,5 @@ LINES = (
         "self._mode.allowed = self._list.refreshed()",
         "self._list.refreshed()",
         ("tests/coordinator/admission/test_allowlist.py",),
-    ),
-    Mutant(
-        "the rate of newcomers follows the rules",
-        "coordinator/admission/admission.py",
-        "self._rate.change(per_minute / 60.0, per_minute)",
-        "self._rate.per_s == 1.0 and self._rate.change(per_minute / 60.0, per_minute)",
-        ADMISSION,
     ),
 )

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from farflung.console.operator_commands import folder_of, seconds
 from farflung.coordinator.admission import admission
-from farflung.coordinator.admission.admission import STRIKE_LASTS_S
+from farflung.coordinator.admission.admission import NEWCOMERS_PER_MINUTE, STRIKE_LASTS_S
 from farflung.coordinator.admission.allowlist import Allowlist, parsed
 from farflung.coordinator.door.allowance import KEYS_KEPT, Quota
 from farflung.coordinator.door.hello_check import HelloPassed
@@ -152,38 +152,23 @@ class House:
 
 
 def test_newcomers_from_one_network_are_let_in_at_a_bounded_rate() -> None:
-    house = House(joins_per_minute=2)
-    house.join(Guest(0), Guest(1))
-    refusal = house.refuses("rate", "from your network (192.0.2.0/24)", house.hello(Guest(2, "192.0.2.200")))
+    house, most = House(), int(NEWCOMERS_PER_MINUTE)
+    house.join(*[Guest(number) for number in range(most)])
+    refusal = house.refuses("rate", "from your network (192.0.2.0/24)", house.hello(Guest(90, "192.0.2.200")))
     assert 0 < refusal.retry_after_s <= 30.0
-    house.join(Guest(3, "192.0.3.1"), Guest(4, "2001:db8::1"), Guest(5, "127.0.0.1"), Guest(6, "::1"))
+    house.join(Guest(91, "192.0.3.1"), Guest(92, "2001:db8::1"), Guest(93, "127.0.0.1"), Guest(94, "::1"))
     house.now += refusal.retry_after_s
-    house.join(Guest(2, "192.0.2.200"))
-
-
-def test_the_rate_follows_the_rules_when_they_change() -> None:
-    house = House(joins_per_minute=2)
-    house.join(Guest(0), Guest(1))
-    core = house.machine.core
-    rules = AdmissionSection(joins_per_minute=6000)
-    core.terms = core.terms.with_own(core.manifest.model_copy(update={"admission": rules}))
-    house.now += 0.1
-    house.join(*[Guest(number) for number in range(2, 8)])
-    rules = AdmissionSection(joins_per_minute=1)
-    core.terms = core.terms.with_own(core.manifest.model_copy(update={"admission": rules}))
-    house.now += 60.0
-    house.join(Guest(8))
-    house.refuses("rate", "more than 1 newcomers a minute", house.hello(Guest(9)))
+    house.join(Guest(90, "192.0.2.200"))
 
 
 def test_who_comes_back_is_not_held_up_by_the_rate() -> None:
-    house = House(joins_per_minute=3)
-    guests = [Guest(number) for number in range(3)]
+    house, most = House(), int(NEWCOMERS_PER_MINUTE)
+    guests = [Guest(number) for number in range(most // 2)]
     house.join(*guests)
     house.start()
     house.join(*[Guest(guest.number, restarts=1) for guest in guests])
-    house.join(Guest(3), Guest(4), Guest(5))
-    house.refuses("rate", "more than 3 newcomers a minute", house.hello(Guest(6)))
+    house.join(*[Guest(50 + number) for number in range(most)])
+    house.refuses("rate", "more than 30 newcomers a minute", house.hello(Guest(90)))
 
 
 def test_one_identity_comes_in_only_so_often() -> None:

@@ -33,11 +33,11 @@ class Newcomer:
 class Hall:
     """What of a coordinator newcomers meet."""
 
-    def __init__(self, learned: bool = True, **rules: int) -> None:
-        self.rules = AdmissionSection.model_validate({"joins_per_minute": 100_000, **rules})
+    def __init__(self, learned: bool = True, per_minute: float = 100_000.0, **rules: int) -> None:
+        self.rules = AdmissionSection.model_validate(rules)
         self.alive: dict[str, Newcomer] = {}
         self.now, self.learned = 1000.0, learned
-        self.arrivals = NewcomerQueue()
+        self.arrivals = NewcomerQueue(per_minute)
 
     def ask(self, peer: str, network: str = "") -> WaitOutside | None:
         self.arrivals.look(self.alive.values(), self.now)
@@ -143,7 +143,7 @@ def test_a_network_whose_newcomers_show_nothing_gets_no_more_of_them_in() -> Non
 
 
 def test_of_a_network_that_comes_too_fast_the_first_is_the_next() -> None:
-    hall = Hall(joins_per_minute=2)
+    hall = Hall(per_minute=2.0)
     hall.join("a", "b", network="lab")
     wait = hall.ask("c", "lab")
     assert wait is not None and wait.code == "rate" and 29.0 < wait.retry_s <= 30.0
@@ -184,7 +184,7 @@ def every(seconds: float, until: float, step: Callable[[float], None]) -> Iterat
 
 def test_P8_an_honest_newcomer_comes_in_beside_a_thousand_identities_of_one_network() -> None:
     """They ask without end, hold what they get, and fetch nothing."""
-    hall = Hall(joins_at_once=16, joins_per_minute=30)
+    hall = Hall(joins_at_once=16, per_minute=30.0)
     evil = [f"eve {number}" for number in range(1000)]
     tried = 0
 
@@ -208,7 +208,7 @@ def test_P8_an_honest_newcomer_comes_in_beside_a_thousand_identities_of_one_netw
 
 
 def test_a_lab_behind_one_address_comes_in_in_turn() -> None:
-    hall = Hall(joins_at_once=4, joins_per_minute=600)
+    hall = Hall(joins_at_once=4, per_minute=600.0)
     names, order = [f"machine {number}" for number in range(20)], list[str]()
     for _ in range(200):
         for each in names:
