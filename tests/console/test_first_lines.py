@@ -126,11 +126,9 @@ def test_coordinate_says_what_it_does_before_it_loads_a_coordinator(tmp_path: Pa
     assert wrong.stderr.count("\n") == 1 and "nmae" in wrong.stderr, (
         "nothing starts with a mistake in the file"
     )
-    toml.write_text("[round]\ndeadline_s = 600\n")
+    toml.write_text("[round]\nfragments = 64\n")
     odd = interrupted("farflung.coordinator.hosting", "coordinate", str(toml)).stderr.splitlines()
-    assert len(odd) == 3 and odd[1].startswith(f"farflung: {toml}: [round] deadline_s: rounds wait 600 s"), (
-        odd
-    )
+    assert len(odd) == 3 and odd[1].startswith(f"farflung: {toml}: [round] fragments: 64, and the"), odd
     missing = interrupted("nothing", "coordinate", str(tmp_path / "missing.toml"))
     assert missing.stderr.count("\n") == 1 and "cannot read" in missing.stderr, "a mistake is one line"
 
