@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,15 @@ MADE_BY_READERS = {"run.toml", "train.py", "config.json", "adapter_config.json"}
 # Classes of others, and message names that are written as they stand on the wire.
 FOREIGN = {"Dockerfile", "GradScaler", "DataParallel", "DistributedDataParallel", "SFTTrainer", "Write"}
 
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+
+def every_page(test: Callable[[Path], None]) -> Callable[[], None]:
+    """One test for all of them: as many as there are pages would take longer to hand out than to run."""
+
+    def over_all_pages() -> None:
+        for page in PAGES:
+            test(page)
+
+    return over_all_pages
 
 
 def complain(problems: list[str]) -> None:
