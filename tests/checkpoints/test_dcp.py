@@ -92,6 +92,7 @@ SHARDED = """
 """
 
 
+@pytest.mark.hard
 @pytest.mark.slow
 def test_two_ranks_load_their_own_shards_of_it(tmp_path: Path) -> None:
     folder = tmp_path / "out"

@@ -16,7 +16,6 @@ import msgspec
 import pytest
 import safetensors.torch
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from farflung.checkpoints.checkpoint_manifest import (
@@ -41,7 +40,7 @@ from rig.made_checkpoint import CHUNKS, FORM, ME, MODEL, RUN_ID, files_of, save,
 from rig.waiting import LONG_S
 
 
-@pytest.fixture(params=["disk", "memory", "s3"])
+@pytest.fixture(params=["disk", "memory", pytest.param("s3", marks=pytest.mark.hard)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     if request.param == "disk":
         yield Store(str(tmp_path / "kept here"))
@@ -488,6 +487,8 @@ def test_mistakes_are_one_line(
 def test_export_writes_a_folder_of_torchs_own_checkpoints_instead(
     tmp_path: Path, say: Callable[..., tuple[int, str, str]]
 ) -> None:
+    import torch.distributed.checkpoint as dcp  # not while tests are collected: it takes a second
+
     place, out = tmp_path / "there", tmp_path / "out"
     save(Store(str(place)), 10)
     code, said, err = say("export", place, "--dcp", out)

@@ -42,6 +42,7 @@ def setting(
     )
 
 
+@pytest.mark.hard
 def test_a_congestion_control_that_hosts_may_not_use_is_refused_and_another_holds(nursery: Nursery) -> None:
     with (
         pytest.raises(FarflungError, match=r"use nonsense, but: .*reno"),

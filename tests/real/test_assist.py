@@ -18,6 +18,7 @@ def member(status: dict[str, Any], name: str) -> dict[str, Any]:
     return next((each for each in status["members"] if each["alive"] and each["id"] == name), {})
 
 
+@pytest.mark.hard
 @pytest.mark.forked_peers
 def test_one_who_helps_sums_and_gives_its_state_when_it_alone_is_left(stage: Any) -> None:
     stage.write_run(min_peers=2)
@@ -52,6 +53,7 @@ def test_one_who_helps_sums_and_gives_its_state_when_it_alone_is_left(stage: Any
     assert not [each for each in stage.events("hal") if each["event"] == "frozen"]
 
 
+@pytest.mark.hard
 @pytest.mark.forked_peers
 @pytest.mark.mode("reach")
 def test_two_that_nobody_can_dial_meet_at_the_relay_of_a_third_where_the_host_has_none(stage: Any) -> None:

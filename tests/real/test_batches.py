@@ -119,7 +119,9 @@ def finish(stage: Any, *names: str) -> None:
 
 
 @pytest.mark.forked_peers
-@pytest.mark.parametrize("outer", [PLAIN, ADAMW], ids=["mean", "adamw"])
+@pytest.mark.parametrize(
+    "outer", [pytest.param(PLAIN, id="mean", marks=pytest.mark.hard), pytest.param(ADAMW, id="adamw")]
+)
 def test_one_peer_has_the_bits_of_one_process(stage: Any, outer: str) -> None:
     stage.write_run(RUN, rounds=ROUNDS, min_peers=1, outer=outer)
     stage.coordinate()
@@ -137,6 +139,7 @@ def check_update(stage: Any, name: str) -> None:
     assert differences(stage.model(name), expected) < 1e-5 * moved
 
 
+@pytest.mark.hard
 @pytest.mark.forked_peers
 def test_what_a_killed_peer_had_counted_is_computed_again_by_another(stage: Any) -> None:
     stage.write_run(RUN, rounds=ROUNDS, min_peers=1, outer=PLAIN)

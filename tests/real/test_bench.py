@@ -29,6 +29,7 @@ def bench(stage: Any, *words: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.hard
 @pytest.mark.forked_peers
 @pytest.mark.parametrize("fraction", [1.5])  # 0.5 over a long line: tests/lab
 def test_P3_a_death_in_the_middle_costs_no_round(stage: Any, fraction: float) -> None:

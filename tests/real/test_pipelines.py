@@ -186,7 +186,9 @@ MUON = RUN.replace('"adamw"', '"muon"').replace("chunk_kb = 1\n", "chunk_kb = 16
 
 
 @pytest.mark.forked_peers
-@pytest.mark.parametrize("run", [pytest.param(RUN, id="adamw"), pytest.param(MUON, id="muon")])
+@pytest.mark.parametrize(
+    "run", [pytest.param(RUN, id="adamw"), pytest.param(MUON, id="muon", marks=pytest.mark.hard)]
+)
 def test_F1_three_peers_with_a_stage_each_have_the_bits_of_one_process_that_clips_its_gradient(
     stage: Any, run: str
 ) -> None:
@@ -198,6 +200,7 @@ def test_F1_three_peers_with_a_stage_each_have_the_bits_of_one_process_that_clip
     assert all(torch.equal(found[name], expected[name]) for name in expected), apart
 
 
+@pytest.mark.hard
 @pytest.mark.forked_peers
 def test_with_int8_crossings_they_come_close_to_it(stage: Any) -> None:
     script = start(stage, "int8")
@@ -219,6 +222,7 @@ def test_a_peer_that_can_hold_no_stage_says_so_in_one_line_and_never_joins(stage
     assert "ann" not in stage.log("coordinator") and "joined" not in stage.log("coordinator")
 
 
+@pytest.mark.hard
 @pytest.mark.forked_peers
 def test_a_trainer_that_is_killed_in_mid_batch_costs_its_share_and_changes_nothing(stage: Any) -> None:
     """Its stage has no other peer: its agent starts it again, and all that its sums had is computed once more."""
@@ -281,6 +285,7 @@ def by_one_process_alone(path: Path) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in parameters.items()}
 
 
+@pytest.mark.hard
 @pytest.mark.forked_peers
 def test_three_peers_that_step_by_themselves_learn_what_one_process_does(stage: Any) -> None:
     """One step of each peer in a batch: with more, what is on its way when one is taken is a matter of time."""
@@ -342,7 +347,7 @@ def join_in_turn(stage: Any, script: Path, *names: str) -> None:
     "lost",
     [
         pytest.param("ann", id="source", marks=pytest.mark.hard),
-        pytest.param("bob", id="middle"),
+        pytest.param("bob", id="middle", marks=pytest.mark.hard),
         pytest.param("cid", id="last", marks=pytest.mark.hard),
     ],
 )

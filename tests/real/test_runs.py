@@ -6,7 +6,6 @@ Runs go on until their test ends them, if they are not over: see conftest.py for
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -69,75 +68,6 @@ def test_P1_two_peers_finish_with_one_model_and_one_digest_per_version(stage: An
     assert same_model(stage.model("ann"), stage.model("bob"))
     leases = last["leases"]
     assert leases["committed"] <= leases["leased"] and leases["committed"] >= 8 * 2 * 10 * 4
-
-
-@pytest.mark.forked_peers
-def test_P1_fragments_are_merged_side_by_side_and_end_in_one_model(stage: Any) -> None:
-    stage.write_run(rounds=6, fragments=3)
-    stage.coordinate()
-    stage.join("ann")
-    stage.join("bob")
-    last = stage.until(is_finished, "the run is finished")
-    versions = [each["version"] for each in last["fragments"]]
-    assert min(versions) == last["version"] == 6
-    rounds = sorted((each["fragment"], each["version"]) for each in last["rounds"])
-    assert rounds == [(number, version) for number in range(3) for version in range(1, versions[number] + 1)]
-    assert [stage.wait("ann"), stage.wait("bob"), end(stage)] == [0, 0, 0]
-    assert same_model(stage.model("ann"), stage.model("bob"))
-
-
-@pytest.mark.forked_peers
-def test_P3_a_killed_peer_does_not_stop_the_others_and_comes_back(stage: Any) -> None:
-    stage.write_run(sync_every=20)
-    stage.coordinate()
-    for name in ("ann", "bob", "cid"):
-        stage.join(name)
-    stage.until(trained(3), "three peers take part")
-    stage.processes["cid"].kill()
-    alone = stage.until(lambda s: len(alive(s)) == 2, "its death is noticed")
-    after = stage.until(trained(2, alone["version"] + 2), "the others go on")
-    assert any("connection closed" in e["text"] for e in after["events"])
-    stage.join("cid")  # the same identity, a new process, no state
-    stage.until(trained(3, after["version"] + 1), "it is back and takes part")
-
-
-@pytest.mark.forked_peers
-def test_P5_the_coordinator_is_killed_and_restarted_and_nothing_is_lost(stage: Any) -> None:
-    stage.write_run(sync_every=20, dead_after_s=3.0)  # peers find its death by its silence
-    coordinator = stage.coordinate()
-    stage.join("ann")
-    stage.join("bob")
-    before = stage.until(trained(2, 2), "the run has begun")
-    coordinator.kill()
-    coordinator.wait()
-    steps = {name: steps_of(stage, name) for name in ("ann", "bob")}
-    for name, reached in steps.items():
-        stage.until_log(name, "training goes on")
-        stage.eventually(lambda n=name, s=reached: steps_of(stage, n) >= s + 40, f"{name} goes on meanwhile")
-    stage.coordinate()
-    after = stage.until(trained(2, before["version"] + 2), "the run goes on after the restart")
-    assert after["run_id"] == before["run_id"]
-    assert {m["id"] for m in alive(after)} == {m["id"] for m in before["members"]}
-    # What they learned meanwhile is in a commit: more than the twenty steps of a round.
-    commits = [each for each in stage.events("coordinator") if each["event"] == "committed"]
-    assert max(each["steps"] for each in commits) > 2 * 20
-    assert "not let in" not in stage.log("ann")
-
-
-@pytest.mark.forked_peers
-def test_a_crashed_trainer_is_started_again_from_the_anchor_in_memory(stage: Any) -> None:
-    stage.write_run(sync_every=20)
-    stage.coordinate()
-    stage.join("ann")
-    stage.join("bob")
-    before = stage.until(trained(2, 2), "the run has begun")
-    first = stage.trainer_of("bob")
-    os.kill(first, signal.SIGKILL)
-    stage.until_log("bob", "starts again from the anchor")
-    stage.eventually(lambda: stage.trainer_of("bob") != first, "its next trainer is there")
-    now = stage.until(lambda s: True, "the coordinator answers")
-    after = stage.until(trained(2, now["version"] + 3), "the run goes on with both")
-    assert not any("joined" in e["text"] and e["at_s"] > before["elapsed_s"] for e in after["events"])
 
 
 @pytest.mark.forked_peers
@@ -241,6 +171,7 @@ def begin_with_scripts(stage: Any, **scripts: dict[str, Any]) -> None:
         stage.join(name, "--script", str(stage.folder / f"{name}.py"))
 
 
+@pytest.mark.hard
 @pytest.mark.forked_peers
 def test_one_NaN_in_one_peer_of_two_costs_it_one_round_and_the_other_none(stage: Any) -> None:
     """With min_peers = 2.  AdamW's moments are NaN, too, after such a step."""
@@ -254,6 +185,7 @@ def test_one_NaN_in_one_peer_of_two_costs_it_one_round_and_the_other_none(stage:
     assert "nan" not in str([each["loss"] for each in stage.status()["members"]]).lower()
 
 
+@pytest.mark.hard
 @pytest.mark.forked_peers
 def test_peers_whose_models_compute_something_else_are_told_in_the_first_round(stage: Any) -> None:
     """GELU here, ReLU there: names, shapes and dtypes are the same."""

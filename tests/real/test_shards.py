@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 TEXT = b"Many people, each with one small computer, train one model together. " * 300
 
 
+@pytest.mark.hard
 @pytest.mark.forked_peers
 def test_P7_one_reads_the_runs_shards_in_S3_and_the_other_a_copy_of_its_own(stage: Any, buckets: Any) -> None:
     pieces = {f"{number}.bin": TEXT[number * 5000 : number * 5000 + 5000] for number in range(3)}

@@ -43,6 +43,7 @@ def second_run(stage: Any, start: dict[str, str], rounds: int = 1) -> None:
     stage.coordinate("--exit-when-done")
 
 
+@pytest.mark.hard
 @pytest.mark.forked_peers
 def test_a_new_run_goes_on_from_a_checkpoint_with_its_momentum(stage: Any) -> None:
     place, _ = first_run(stage)

@@ -26,9 +26,6 @@ from werkzeug.serving import make_server
 REGION, KEY, SECRET = "us-east-1", "somebody", "a-secret"
 
 
-FAULTS = ("busy", "cut", "unanswered", "broken", "denied")
-
-
 class Faults:
     """Between the clients and S3: what becomes of each request.
 
@@ -39,7 +36,7 @@ class Faults:
 
     def __init__(self, app: Callable[..., Iterable[bytes]]) -> None:
         self._app = app
-        self.plan: Callable[[str, str], str] = lambda method, path: ""  # one of FAULTS, or empty for none
+        self.plan: Callable[[str, str], str] = lambda method, path: ""  # one of them, or empty for none
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         fault = self.plan(environ["REQUEST_METHOD"], f"{environ['PATH_INFO']}?{environ['QUERY_STRING']}")

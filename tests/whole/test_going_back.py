@@ -146,7 +146,7 @@ def test_it_is_remembered_that_somebody_left_with_the_finished_model() -> None:
 
 def test_P4_a_run_that_loses_everybody_goes_on_from_a_checkpoint_of_its_own() -> None:
     eras = set()
-    for seed in range(8, 18):
+    for seed in range(8, 13):
         scenario = Scenario(**ONE_BLACKOUT, rounds=10, every_rounds=2, one_store=seed % 2 == 0)  # type: ignore[arg-type]
         world = World(seed, scenario)
         assert world.run().outcome == "finished"
@@ -161,14 +161,14 @@ def test_P4_a_run_that_loses_everybody_while_a_commit_is_applied_goes_on_from_th
 ) -> None:
     """The next version is nowhere then, and some of its results are on disks."""
     outcomes = []
-    for seed in range(8):
+    for seed in range(4):
         calm = replace(Scenario.of(seed), **CALM)  # type: ignore[arg-type]
         world = World(seed, calm)
         assert world.run().outcome == "finished"
         at = [float(line.split()[0]) for line in world.log if "CommittedRound" in line]
         if len(at) > 1:
             outcomes.append(simulate(seed, replace(calm, blackout_at_s=at[1] + after_s)).outcome)
-    assert outcomes.count("finished") >= 0.7 * len(outcomes) > 5, outcomes  # else nothing was saved yet
+    assert outcomes.count("finished") >= 0.7 * len(outcomes) > 2, outcomes  # else nothing was saved yet
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_P4_without_a_checkpoint_or_leave_to_go_back_it_waits_and_says_for_what(
     every_rounds: int, go_back_after_s: float, said: str
 ) -> None:
     reasons = []
-    for seed in range(8):
+    for seed in range(3):
         scenario = Scenario(  # type: ignore[arg-type]
             **ONE_BLACKOUT,
             rounds=8,
@@ -215,7 +215,7 @@ def test_P4_who_loses_everybody_before_the_first_checkpoint_waits_for_the_host_w
 
 # ---- P20: a cut line is not the death of those behind it ------------------------------------------------------
 
-EACH_CUT = 2  # seeds of one test
+EACH_CUT = 1  # seeds of one test
 
 
 @pytest.mark.parametrize("batch", pieces(3))

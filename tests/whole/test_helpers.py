@@ -94,7 +94,7 @@ def test_no_promise_is_broken_in_batches_with_those_who_help(batch: int) -> None
 @pytest.mark.parametrize("batch", pieces(2))
 def test_no_promise_is_broken_with_those_who_help(batch: int) -> None:
     outcomes, owned = [], 0
-    for seed in seeds(batch, 7):
+    for seed in seeds(batch, 4):
         usual = Scenario.of(seed)
         helpers = 1 + seed % 2
         scenario = replace(

@@ -25,6 +25,7 @@ from farflung.protocol.round_words import Commit
 from farflung.simulator.scenario import Scenario
 from farflung.simulator.world import Names, World
 from rig.crowd import crowd
+from rig.pieces import pieces
 
 
 def no_constant(name: str) -> object:
@@ -185,17 +186,17 @@ def rare_beats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # 259: a trainer learns on after its work was forgotten, and before a state is here to load.
-SEEDS = [*range(0, 60, 3), 259]
+SEEDS = [259, *range(0, 39, 3)]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", pieces(SEEDS, 5))
 @pytest.mark.usefixtures("rare_beats")
 def test_every_promise_holds_where_beats_are_rare(seed: int) -> None:
     """By those that a run has at its worst: deaths, losses, words that overtake each other."""
     World(seed, Scenario.of(seed)).run()
 
 
-@pytest.mark.parametrize("seed", range(0, 30, 5))
+@pytest.mark.parametrize("seed", pieces(range(0, 30, 5), 2))
 @pytest.mark.usefixtures("rare_beats")
 def test_P18_no_liar_gains_by_rare_beats(seed: int) -> None:
     World(seed, Scenario.of_liars(seed)).run()

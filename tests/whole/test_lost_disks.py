@@ -35,7 +35,7 @@ def test_no_promise_is_broken_where_the_coordinators_disk_is_lost(batch: int) ->
     assert 3 * sum(versions is not None for versions in restored) >= 2 * len(restored), "most lose their disk"
 
 
-@pytest.mark.parametrize("seed", [1, 2, 4, 5, 7, 8])
+@pytest.mark.parametrize("seed", pieces([1, 2, 4, 5, 7, 8], 2))
 def test_P21_in_a_large_run_some_keep_the_books_and_these_may_be_too_long_for_leases(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

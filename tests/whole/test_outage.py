@@ -66,7 +66,10 @@ def commits_of(world: World) -> list[CommittedRound]:
     return [each for each in map(from_bytes, world.journal) if isinstance(each, CommittedRound)]
 
 
-@pytest.mark.parametrize(("peers", "seed"), [(2, 1), (3, 3), (5, 1)])
+@pytest.mark.parametrize(
+    ("peers", "seed"),
+    [(2, 1), pytest.param(3, 3, marks=pytest.mark.hard), pytest.param(5, 1, marks=pytest.mark.hard)],
+)
 def test_P6_an_outage_and_a_reboot_cost_no_inner_step_of_who_trained_on(peers: int, seed: int) -> None:
     about = {"min_peers": 2, "rounds": BEFORE + 4, "end_s": 2000.0, "faults_until_s": 1.0}
     world = Outage(seed, Scenario(peers=peers, **(about | CALM)))  # type: ignore[arg-type]

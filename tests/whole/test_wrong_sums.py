@@ -116,20 +116,17 @@ def test_who_says_nothing_of_what_it_audits_or_gives_auditors_nothing_stops_no_r
 
 def test_an_owner_that_hides_its_own_contribution_from_auditors_is_convicted_all_the_same() -> None:
     """What two auditors don't get, its authors show to the coordinator: before two more commits have passed."""
-    for seed in range(3):
-        world = finished(
-            seed, replace(CALM, rounds=4, period_s=30.0, end_s=400.0, cheats=True, withholds=True)
-        )
-        assert {each.peer for each in world.invariants.found} == world.invariants.liars
-        assert len(world.last.cheated) <= 2
-        assert not any(isinstance(record, Struck) for record in map(from_bytes, world.journal))
+    world = finished(1, replace(CALM, rounds=4, period_s=30.0, end_s=400.0, cheats=True, withholds=True))
+    assert {each.peer for each in world.invariants.found} == world.invariants.liars
+    assert len(world.last.cheated) <= 2
+    assert not any(isinstance(record, Struck) for record in map(from_bytes, world.journal))
 
 
 @pytest.mark.parametrize("batch", pieces(3))
 def test_in_a_hostile_world_no_honest_peer_is_struck_or_banned_for_a_sum(batch: int) -> None:
     """Kills, lost messages and cut lines: what can't be shown in time is nobody's fault."""
     found = 0
-    for seed in seeds(batch, 5):
+    for seed in seeds(batch, 3):
         drawn = Scenario.of(seed)
         scenario = replace(
             drawn, peers=max(4, drawn.peers), min_peers=2, rounds=4, audit=1.0, cheats=True, league=seed % 2

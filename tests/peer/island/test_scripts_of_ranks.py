@@ -129,7 +129,7 @@ def assert_one_peer(found: Outcome) -> None:
     assert torch.equal(weights["few"].float().flatten(), found.anchor[: weights["few"].numel()])
 
 
-@pytest.mark.parametrize("mode", ["ddp-same", "fsdp-same"])
+@pytest.mark.parametrize("mode", ["ddp-same", pytest.param("fsdp-same", marks=pytest.mark.hard)])
 def test_ranks_learn_what_one_process_learns_from_the_same_samples(
     nursery: Nursery, tmp_path: Path, mode: str
 ) -> None:
@@ -155,7 +155,7 @@ def test_ranks_learn_what_one_process_learns_from_the_same_samples(
         ("ep-same", 2),
         pytest.param("fsdp-cp-same", 4, marks=pytest.mark.hard),
         pytest.param("fsdp-ep-same", 4, marks=pytest.mark.hard),
-        ("fsdp-ep-swap-same", 4),
+        pytest.param("fsdp-ep-swap-same", 4, marks=pytest.mark.hard),
     ],
 )
 def test_ranks_that_work_on_one_batch_learn_what_one_process_learns(
@@ -242,7 +242,8 @@ def test_frozen_parameters_in_parts_have_the_hash_of_the_whole(nursery: Nursery,
     assert found.model.frozen != bytes(32)
 
 
-@pytest.mark.parametrize("schedule", ["overlap", pytest.param("streaming", marks=pytest.mark.hard)])
+@pytest.mark.hard
+@pytest.mark.parametrize("schedule", ["overlap", "streaming"])
 def test_training_goes_on_during_rounds(nursery: Nursery, tmp_path: Path, schedule: str) -> None:
     fragments = 2 if schedule == "streaming" else 1
     sections = {"outer": {"schedule": schedule}, "round": {**SMALL["round"], "fragments": fragments}}

@@ -37,7 +37,11 @@ def parameters(named: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[
     return {name: tensor for name, tensor in named.items() if like[name].requires_grad}
 
 
-@pytest.mark.parametrize(("cuts", "updates"), [([3], 4), ([2, 4], UPDATES), ([1, 3, 5], 4)], ids=str)
+@pytest.mark.parametrize(
+    ("cuts", "updates"),
+    [([3], 4), pytest.param([2, 4], UPDATES, marks=pytest.mark.hard), ([1, 3, 5], 4)],
+    ids=str,
+)
 def test_F1_stages_over_belts_learn_the_bits_of_one_process(
     tmp_path: Path, cuts: list[int], updates: int
 ) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from farflung.peer.pipeline.parts import Stage
 from farflung.peer.pipeline.stage_loop import MicroActivations, NonFiniteTensor, StageLoop
 from farflung.protocol.errors import UserError
-from rig.pieces import pieces
 from rig.unsplit import GPT, LLAMA, SEQUENTIAL, Task, train_pipeline, train_unsplit
 
 
@@ -145,17 +144,6 @@ def test_a_llama_of_transformers_in_stages_gives_the_bits_of_one_process() -> No
     expected = train_unsplit(LLAMA, 1, UPDATES)
     for cuts in ([], [2], [1, 3], [1, 2, 4]):
         assert train_pipeline(LLAMA, 1, UPDATES, cuts)[:2] == expected, cuts
-
-
-@pytest.mark.parametrize("seed", pieces([0, 1, 2]))
-def test_int8_crossings_move_the_loss_by_less_than_half_a_percent(seed: int) -> None:
-    _, expected = train_unsplit(GPT, seed, 10)
-    _, found, pipeline = train_pipeline(GPT, seed, 10, [2, 4], ("int8", "int8"))
-    assert found[-1] == pytest.approx(expected[-1], rel=0.005)
-    assert found[-1] != expected[-1], "nothing went through the codec"
-    crossings = 10 * 6 * 2 * 2 * 48 * 48  # updates, microbatches, borders, values of one
-    assert crossings <= pipeline.there.sent_bytes < 1.06 * crossings
-    assert pipeline.back.sent_bytes == pipeline.there.sent_bytes
 
 
 # ---- one stage
