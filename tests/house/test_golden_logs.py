@@ -1,6 +1,6 @@
 """The simulator's golden logs: a change that only moves code changes none of them.
 
-Here some flat runs, one of each mode and ten outcomes, in `make hard` every fourth of a mode;
+Here fifteen flat runs, one of each mode and five outcomes, in `make hard` every twelfth of a mode;
 `python tests/house/golden_logs.py` compares all of them, and says how to record them again.
 """
 

@@ -225,6 +225,7 @@ def by_the_scripts_parts(path: Path, rounds: int) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in parameters.items()}
 
 
+@pytest.mark.hard
 @pytest.mark.forked_peers
 def test_a_script_with_parts_of_its_own_has_the_bits_of_one_process(stage: Any) -> None:
     script = stage.folder / "train.py"

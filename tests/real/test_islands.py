@@ -184,6 +184,7 @@ def pieces_of(stage: Any) -> int:
     return sum(each["event"] == "piece" for each in stage.events("isle"))
 
 
+@pytest.mark.hard
 def test_ranks_of_join_are_started_again_when_one_dies(stage: Any) -> None:
     stage.write_run(
         RUN.replace("min_peers = 2", "min_peers = 1"), rounds=1_000_000, fragments=1, schedule="blocking"

@@ -14,6 +14,7 @@ ROUNDS = 21
 CODECS = '[round]\ncodec = "int8"\ngather_codec = "int4"\n'
 
 
+@pytest.mark.hard
 @pytest.mark.forked_peers
 def test_P1_twenty_versions_of_a_run_are_computed_anew_to_the_same_digests(stage: Any) -> None:
     stage.write_run(rounds=ROUNDS, fragments=2, every_rounds=1, sync_every=2)

@@ -32,6 +32,7 @@ def trained(version: int) -> Any:
     )
 
 
+@pytest.mark.hard
 @pytest.mark.forked_peers
 def test_P4_all_are_killed_and_the_run_goes_on_from_its_newest_version(stage: Any) -> None:
     """One of two ends first, so that the other one's last checkpoint is of the run's last version."""

@@ -10,6 +10,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from rig.pieces import pieces
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "learning" / "churn.py"
 
 
@@ -26,7 +28,7 @@ def churn() -> ModuleType:
 
 
 @pytest.mark.mode("recovery")  # now and then nobody is left who has the newest version
-@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("fragments", pieces([2, 1]))
 def test_P7_with_a_third_killed_in_every_round_every_sample_is_committed_once(
     churn: ModuleType, fragments: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,7 +77,9 @@ class LiarsFirst(World):
         return 0.0 if index >= self.scenario.peers - self.scenario.liars else LIARS_LATE_S
 
 
-@pytest.mark.parametrize(("way", "peers", "liars"), [("serve", 4, 1), ("keep", 5, 2)])
+@pytest.mark.parametrize(
+    ("way", "peers", "liars"), [("serve", 4, 1), pytest.param("keep", 5, 2, marks=pytest.mark.hard)]
+)
 def test_P3_liars_that_found_a_run_and_give_it_to_nobody_hold_it_up_for_their_turn_only(
     way: str, peers: int, liars: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
