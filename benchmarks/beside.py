@@ -47,7 +47,7 @@ name = "beside"
 rounds = {{rounds}}
 min_peers = {{stages}}
 [model]
-builtin = ""
+kind = ""
 [data]
 source = ""
 batch = 1

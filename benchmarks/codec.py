@@ -25,7 +25,8 @@ from torch import Tensor
 from farflung.compression.codec import Codec, codec_named
 from farflung.compression.native import path_in_use
 from farflung.peer.builtin.corpus import load_corpus
-from farflung.peer.builtin.tiny_gpt import GPTConfig, build
+from farflung.peer.builtin.llama import Llama
+from farflung.protocol.manifest import ModelSection
 
 CODECS = ("fp32", "bf16", "int8", "int4", "int2", "topk")
 WARM_ROUNDS, INNER_STEPS, BATCH = 3, 60, 8
@@ -54,8 +55,8 @@ class Scheme:
 
 def pseudo_gradient(seed: int = 0) -> Tensor:
     """[n] fp32: (parameters before - after) of the last of a few rounds."""
-    config = GPTConfig(layers=4, width=96, heads=4, context=64)
-    model = build(config, seed)
+    sizes = ModelSection(layers=4, width=96, heads=4, context=64)
+    model = Llama(sizes, seed)
     text = load_corpus(2_000_000).train
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(seed)
@@ -63,10 +64,9 @@ def pseudo_gradient(seed: int = 0) -> Tensor:
     for _ in range(WARM_ROUNDS + 1):
         before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
         for _ in range(INNER_STEPS):
-            starts = torch.randint(0, text.numel() - config.context - 1, (BATCH,), generator=generator)
-            tokens = torch.stack([text[start : start + config.context + 1] for start in starts.tolist()])
-            loss = model(tokens.to(torch.int64)).loss
-            assert loss is not None
+            starts = torch.randint(0, text.numel() - sizes.context - 1, (BATCH,), generator=generator)
+            tokens = torch.stack([text[start : start + sizes.context + 1] for start in starts.tolist()])
+            loss = model.loss(tokens.to(torch.int64))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -44,7 +44,7 @@ rounds = 1000000
 min_peers = 2
 max_peers = {most}
 [model]
-builtin = ""
+kind = ""
 [data]
 source = ""
 [round]

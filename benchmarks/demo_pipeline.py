@@ -54,7 +54,7 @@ name = "demo-pipeline"
 rounds = 8
 min_peers = {STAGES * SEATS}
 [model]
-builtin = ""
+kind = ""
 [data]
 source = ""
 batch = 1

@@ -68,11 +68,12 @@ def weights(home: Path) -> bytes:
     import torch
     from safetensors.torch import save
 
-    from farflung.peer.builtin.tiny_gpt import GPTConfig, build
+    from farflung.peer.builtin.llama import Llama
+    from farflung.protocol.manifest import ModelSection
 
     torch.manual_seed(1)
-    model = build(GPTConfig(**MODEL), 7)
-    return save({name: each.clone() for name, each in model.state_dict().items() if name != "head.weight"})
+    model = Llama(ModelSection(**MODEL), 7)
+    return save({name: each.clone() for name, each in model.state_dict().items() if name != "lm_head.weight"})
 
 
 class Trial:

@@ -10,8 +10,8 @@ from blake3 import blake3
 from safetensors.torch import load_file
 
 from farflung.peer.builtin.corpus import load_corpus
-from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, evaluate
-from farflung.protocol.manifest import Manifest
+from farflung.peer.builtin.llama import Llama, evaluate
+from farflung.protocol.manifest import Manifest, ModelSection
 
 HELD_OUT_WINDOWS = 64
 
@@ -31,15 +31,13 @@ class Figures:
 
 
 def figures(manifest: Manifest, status: dict[str, Any], models: list[Path]) -> Figures:
-    shape = manifest.model
-    config = GPTConfig(layers=shape.layers, width=shape.width, heads=shape.heads, context=shape.context)
-    fresh = build(config, manifest.run.seed)
+    fresh = Llama(manifest.model, manifest.run.seed)
     written = [path for path in models if path.is_file()]
     held_out = load_corpus().held_out
     final = {m["id"]: m for m in status["everybody"] if m["version"] == status["version"]}
     return Figures(
         loss_before=evaluate(fresh, held_out, HELD_OUT_WINDOWS),
-        loss_after=_loss_of(written[0], config, held_out) if written else float("nan"),
+        loss_after=_loss_of(written[0], manifest.model, held_out) if written else float("nan"),
         models_equal=len(written) == len(models) and len({_content_of(path) for path in written}) == 1,
         digests={m["digest"][:12] for m in final.values() if m["digest"]},
         bytes_sent=sum(m["tx_bytes"] for m in status["everybody"]),
@@ -47,8 +45,8 @@ def figures(manifest: Manifest, status: dict[str, Any], models: list[Path]) -> F
     )
 
 
-def _loss_of(path: Path, config: GPTConfig, held_out: Any) -> float:
-    model = TinyGPT(config)
+def _loss_of(path: Path, sizes: ModelSection, held_out: Any) -> float:
+    model = Llama(sizes)
     model.load_state_dict(load_file(path))
     return evaluate(model, held_out, HELD_OUT_WINDOWS)
 
@@ -61,7 +59,7 @@ def _content_of(path: Path) -> bytes:
     return hasher.digest()
 
 
-def _data_parallel_bytes(model: TinyGPT, status: dict[str, Any]) -> int:
+def _data_parallel_bytes(model: Llama, status: dict[str, Any]) -> int:
     """Synchronous training of the same steps: a ring all-reduce of fp32 gradients at every step.
 
     Each of n peers sends 2 (n - 1) / n of the gradient per step; a round's `steps` are those of all its peers.

@@ -21,11 +21,8 @@ min_peers = 1             # no round opens with fewer
 rounds = 100              # the run is finished after so many committed rounds
 
 [model]
-builtin = "tiny-gpt"      # "" where every peer brings the same model in a script of its own (docs/train.md)
-layers = 2                # this and the next three describe tiny-gpt
-width = 64
-heads = 4
-context = 64              # tokens in a sample
+kind = "llama"            # "" where every peer brings the same model in a script of its own (docs/train.md)
+preset = "tiny"           # 15M, 125M, 350M, 1B or 7B; or sizes of your own, such as layers = 8 and width = 512
 
 [data]
 source = "python-stdlib"  # or token shards, "s3://bucket/*.bin"; "" where the script brings the data
@@ -56,11 +53,20 @@ max_peers = 64            # further peers are refused
 rounds = 100              # the run is finished after so many committed rounds (by every fragment)
 
 [model]
-builtin = "tiny-gpt"      # "" if every peer brings the same model of its own, through farflung.join(...)
-layers = 2                # this and the next three describe tiny-gpt; other models ignore them
-width = 64                # size of a token's vector, a multiple of heads; raise it for a bigger model
+kind = "llama"            # "" if every peer brings the same model of its own, through farflung.join(...)
+preset = "tiny"           # or 15M, 125M, 350M, 1B, 7B: sizes for all keys below that are not written
+layers = 2                # each one of attention and one of its MLP
+width = 64                # size of a token's vector
 heads = 4                 # attention heads of each layer
+kv_heads = 4              # heads of keys and values, a divisor of heads; without it: heads
+head_dim = 16             # size of a head's vector; without it: width / heads
+mlp_width = 192           # without it: 8/3 of width, up to a multiple of 64
 context = 64              # tokens per sample
+vocab = 256               # tokens that there are; 256: bytes
+rope_theta = 10000.0      # the slowest turn of places; raise it for long contexts
+norm_eps = 1e-5           # what keeps norms of nothing finite
+qk_norm = false           # norms of queries and keys: then an exported folder is a Qwen 3, else a Llama
+tied = true               # embedding and head are one matrix; false by default where a model is cut into stages
 
 [start]                   # what version 0 is: as the first peer's script builds the model, or what was trained before
 from = ""                 # a checkpoint's folder, or a .safetensors file: https://, s3://, or a /path (join --start)
@@ -87,6 +93,7 @@ schedule = "constant"     # then it stays; "linear", "cosine": it goes down to a
                           # sync_every); "wsd": only in the last fifth of the steps.  By the run's step, for late
                           # joiners too; adamw and muon of [outer] go down by rounds, in a straight line
 clip = 1.0                # largest gradient norm; lower it if the loss spikes
+precision = "fp32"        # "bf16": products in bf16 where the hardware has it; parameters stay fp32
 
 [outer]                   # what is done with the merged result of a round
 step = "nesterov"         # Nesterov momentum; "mean": plain averaging; "sparse": none, for codec = "topk" or "int2";
@@ -213,10 +220,10 @@ def _of_steps(m: Manifest) -> Iterator[str]:
 
 def _of_the_model(m: Manifest) -> Iterator[str]:
     model, rules = m.model, m.round
-    if not model.builtin:
+    if not model.kind:
         if m.data.source == "python-stdlib" and "source" in m.data.model_fields_set:
             yield (
-                '[data] source: "python-stdlib" is the built-in model\'s text; with builtin = "" each peer\'s script '
+                '[data] source: "python-stdlib" is the built-in model\'s text; with kind = "" each peer\'s script '
                 'reads data of its own: write source = ""'
             )
         return

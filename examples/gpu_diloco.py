@@ -19,7 +19,7 @@ from gpu_diloco_peer import BATCH, EVERY, PEERS, ROUNDS
 SCRIPT = str(Path(__file__).with_name("gpu_diloco_peer.py"))
 NOTHING_RAN = 2
 RUN = """run = {{ name = "gpu-diloco", rounds = {}, min_peers = {} }}
-model = {{ builtin = "" }}
+model = {{ kind = "" }}
 data = {{ source = "", batch = {} }}
 round = {{ sync_every = {}, codec = "int8", gather_codec = "int8", deadline_s = 600.0 }}"""
 

@@ -13,27 +13,28 @@ from torch.utils.data import DataLoader
 
 import farflung
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
-from farflung.peer.builtin.tiny_gpt import GPTConfig, build, evaluate
+from farflung.peer.builtin.llama import Llama, evaluate
+from farflung.protocol.manifest import ModelSection
 
 PEERS, EVERY = 4, 50
 SHAPES = {
-    "tiny": GPTConfig(2, 64, 4, 64),
-    "gpu": GPTConfig(17, 768, 12, 1024),
-}  # 0.1 and 121 million parameters
+    "tiny": ModelSection(preset="tiny"),
+    "gpu": ModelSection(preset="125M", vocab=256),
+}  # 0.1 and 85 million parameters
 ROUNDS, BATCH, RATE = {"tiny": 3, "gpu": 20}, {"tiny": 4, "gpu": 8}, {"tiny": 3e-3, "gpu": 6e-4}
 
 
 def main(size: str, out: str, url: str | None = None, key: str | None = None) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
-    corpus, model = load_corpus(), build(SHAPES[size], seed=0).to(device)
+    corpus, model = load_corpus(), Llama(SHAPES[size], seed=0).to(device)
     windows = ByteWindows(corpus.train, SHAPES[size].context)
     inner = torch.optim.AdamW(model.parameters(), RATE[size])
     losses = []
 
     def step(batch: torch.Tensor) -> torch.Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = model(batch.to(device)).loss
+            loss = model.loss(batch.to(device))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         losses.append(loss.detach())  # read at the end: nothing waits for the GPU

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from farflung.protocol.caps import wrong_caps
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import FRAGMENTS_MAX, MAX_PEERS, MEMBERS_PER_ROUND, MICROS_PER_BATCH, SEATS_TOLD
+from farflung.protocol.model_schema import filled_in, size_problems
 from farflung.protocol.outer_numbers import (
     EXACT_STEPS,
     MUON_MOMENTUM,
@@ -80,11 +81,27 @@ class RunSection(Section):
 
 
 class ModelSection(Section):
-    builtin: Literal["tiny-gpt", ""] = "tiny-gpt"
+    """Sizes that are not written are those of the preset, or follow from others (model_schema.py): below are tiny's."""
+
+    kind: Literal["llama", ""] = "llama"
+    preset: Literal["tiny", "15M", "125M", "350M", "1B", "7B"] = "tiny"
     layers: Annotated[int, Field(ge=1, le=1024)] = 2
-    width: Annotated[int, Field(ge=1, le=65536)] = 64
+    width: Annotated[int, Field(ge=8, le=65536)] = 64
     heads: Annotated[int, Field(ge=1, le=1024)] = 4
+    kv_heads: Annotated[int, Field(ge=1, le=1024)] = 4
+    head_dim: Annotated[int, Field(ge=2, le=1024)] = 16
+    mlp_width: Annotated[int, Field(ge=1, le=2**18)] = 192
     context: Annotated[int, Field(ge=1, le=2**20)] = 64
+    vocab: Annotated[int, Field(ge=2, le=2**22)] = 256
+    rope_theta: Annotated[float, Field(ge=1, le=1e9)] = 10_000.0
+    norm_eps: Annotated[float, Field(ge=1e-12, le=1e-2)] = 1e-5
+    qk_norm: bool = False
+    tied: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sizes(cls, written: Any) -> Any:
+        return filled_in(written) if isinstance(written, dict) else written
 
 
 class StartSection(Section):
@@ -158,6 +175,7 @@ class InnerSection(Section):
     warmup_steps: Annotated[int, Field(ge=0, le=HUGE)] = 0
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
     clip: Annotated[float, Field(gt=0, le=1e9)] = 1.0
+    precision: Literal["fp32", "bf16"] = "fp32"  # of products; parameters are fp32 in any case
 
 
 class OuterSection(Section):
@@ -282,6 +300,17 @@ class Manifest(Section):
         """Inner steps of the run, each round counted as one period."""
         return self.run.rounds * self.round.sync_every
 
+    @model_validator(mode="before")
+    @classmethod
+    def _head_of_its_own(cls, written: Any) -> Any:
+        """The ends of a model that is cut lie with different peers, so by default it is not tied."""
+        pipeline = written.get("pipeline") if isinstance(written, dict) else None
+        stages = pipeline.get("stages") if isinstance(pipeline, dict) else getattr(pipeline, "stages", 1)
+        model = written.get("model", {}) if pipeline else None
+        if isinstance(stages, int) and stages > 1 and isinstance(model, dict) and "tied" not in model:
+            return written | {"model": {**model, "tied": False}}
+        return written
+
     @model_validator(mode="after")
     def _keys_fit_together(self) -> Self:
         self.__dict__["round"] = _with_codecs(self.round, exact=self.makes_exact_batches)
@@ -377,16 +406,15 @@ def _cross_checks(m: Manifest) -> list[str]:
         if not holds:
             problems.append(f"{key}: expected {rule}, found {found}")
 
-    least, heads, batch = m.run.min_peers, m.model.heads, m.data.batch
+    least, batch = m.run.min_peers, m.data.batch
     problems += [f"[net] {told}" for told in wrong_caps(m.net.model_dump())]
     expect(m.run.max_peers >= least, "[run] max_peers", f"at least min_peers ({least})", m.run.max_peers)
     seated = not m.pipeline.batch or m.run.max_peers <= SEATS_TOLD
     expect(seated, "[run] max_peers", f"at most {SEATS_TOLD} with [pipeline] batch", m.run.max_peers)
-    fits = not m.model.builtin or m.model.width % heads == 0
-    expect(fits, "[model] width", f"a multiple of heads ({heads})", m.model.width)
+    problems += size_problems(m.model, m.pipeline.stages) + _token_problems(m) if m.model.kind else []
     samples, beat, dead = m.data.lease_samples, m.net.heartbeat_s, m.net.dead_after_s
     expect(samples >= batch, "[data] lease_samples", f"at least one batch ({batch})", samples)
-    long = m.model.builtin and m.data.length > m.model.context + 1
+    long = m.model.kind and m.data.length > m.model.context + 1
     expect(not long, "[data] length", f"at most context + 1 ({m.model.context + 1})", m.data.length)
     coarse = m.outer.step != "sparse" or m.round.codec in ("topk", "int2")
     if not coarse:
@@ -515,10 +543,10 @@ def _stage_checks(m: Manifest) -> list[str]:
             "some peers of a stage would have nothing to do"
         )
     parts = m.model.layers + 2  # of the built-in model: embedding, layers, head
-    if m.model.builtin and pipeline.stages > parts:
+    if m.model.kind and pipeline.stages > parts:
         problems.append(
-            f'[pipeline] stages: expected at most {parts} for builtin = "{m.model.builtin}" with {m.model.layers} '
-            f"layers, found {pipeline.stages}"
+            f'[pipeline] stages: expected at most {parts} for kind = "{m.model.kind}" with {m.model.layers} layers, '
+            f"found {pipeline.stages}"
         )
     if not pipeline.batch:
         problems.append("[pipeline] batch: expected at least 1 with stages > 1, found 0")
@@ -533,6 +561,19 @@ def _stage_checks(m: Manifest) -> list[str]:
             due = f"{pipeline.stages - 1} rising part numbers for {pipeline.stages} stages"
             problems.append(f"[pipeline] cuts: expected {due}, found {cuts}")
     return problems
+
+
+def _token_problems(m: Manifest) -> list[str]:
+    """Shards that cannot hold the model's tokens, and text that has others."""
+    vocab, dtype = m.model.vocab, m.data.dtype
+    if m.data.source == "python-stdlib":
+        return [] if vocab >= 256 else [f"[model] vocab: expected at least 256 for bytes, found {vocab}"]
+    places = (m.data.source,) if isinstance(m.data.source, str) else m.data.source
+    plain = any(each.partition("?")[0].endswith(".bin") for each in places)
+    held = {"uint8": 2**8, "uint16": 2**16, "int16": 2**15}.get(dtype, vocab)
+    if plain and vocab > held:
+        return [f'[data] dtype: "{dtype}" has {held} tokens, [model] vocab is {vocab}; write "uint32"']
+    return []
 
 
 def _clip_problems(m: Manifest) -> list[str]:
@@ -631,6 +672,8 @@ def _expected(rule: dict[str, Any], found: Any) -> str:
         return str(rule["description"])
     if "enum" in rule:
         return " or ".join(_shown(value) for value in rule["enum"])
+    if rule.get("type") == "boolean":
+        return "true or false"
     noun = {"integer": "an integer", "number": "a number"}.get(rule.get("type", ""), "text")
     low = f">= {rule['minimum']}" if "minimum" in rule else f"> {rule['exclusiveMinimum']}"
     if rule.get("maximum") == HUGE and not (isinstance(found, int) and found > HUGE):

@@ -9,10 +9,11 @@ and masks.  No torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, Any, Protocol
 
 import msgspec
 from msgspec import Meta, Struct
@@ -220,3 +221,138 @@ def _difference_of_stages(mine: ModelSchema, run: ModelSchema) -> str:
             here, there = (", ".join(map(str, each.gives)) or "nothing" for each in (one, other))
             return f"stage {number} gives {here} here, {there} in the run; are samples as long as the others' are?"
     return "stages: they have other chunks here than in the run; name [pipeline] cuts in run.toml"
+
+
+# ---- models that a run can name ----------------------------------------------------------------------------
+# `[model] preset` is a row of sizes, and each key that a run writes takes the place of one. A manifest holds
+# numbers alone: they are filled in before it is hashed, so a later version of a preset is another run. The
+# numbers are a stranger's: values are reckoned on paper before anything is built (peer/builtin/sizes.py).
+
+MLP_STEP = 64  # a width of an MLP that nobody names is a multiple of it
+_PLAIN = {"rope_theta": 10_000.0, "norm_eps": 1e-5, "qk_norm": False, "tied": True}
+_COLUMNS = ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "context", "vocab")
+
+
+def _preset(*sizes: int, **more: Any) -> Mapping[str, Any]:
+    return MappingProxyType({**dict(zip(_COLUMNS, sizes, strict=True)), **_PLAIN, **more})
+
+
+PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "tiny": _preset(2, 64, 4, 4, 16, 192, 64, 256),
+        "15M": _preset(6, 288, 6, 6, 48, 768, 256, 32_000),
+        "125M": _preset(12, 768, 12, 12, 64, 2048, 1024, 50_304),
+        "350M": _preset(24, 1024, 8, 8, 128, 2816, 1024, 50_304, qk_norm=True),
+        "1B": _preset(22, 2048, 32, 4, 64, 5632, 2048, 32_000, tied=False),
+        "7B": _preset(32, 4096, 32, 32, 128, 11_008, 4096, 32_000, tied=False),
+    }
+)
+
+
+def filled_in(written: Mapping[str, Any]) -> dict[str, Any]:
+    """All sizes of a [model] in which these are written.  What is no number, or no preset, the manifest refuses."""
+    found = dict(written)
+    preset = PRESETS.get(str(found.setdefault("preset", "tiny")), PRESETS["tiny"])
+    for key, value in preset.items():
+        if key not in ("kv_heads", "head_dim", "mlp_width"):
+            found.setdefault(key, value)
+    width, heads = found["width"], found["heads"]
+    if not all(isinstance(each, int) and each > 0 for each in (width, heads)):
+        return {**preset, **found}
+    # A script reads such numbers as it likes.
+    resized = {key for key in ("width", "heads") if key in written and found.get("kind") != ""}
+    found.setdefault("kv_heads", heads if "heads" in resized else preset["kv_heads"])
+    found.setdefault("head_dim", width // heads if resized else preset["head_dim"])
+    found.setdefault("mlp_width", mlp_width_of(width) if "width" in resized else preset["mlp_width"])
+    return found
+
+
+def mlp_width_of(width: int) -> int:
+    """Three matrices of two thirds of four times the width weigh as much as two of four times the width."""
+    return -(-(8 * width) // (3 * MLP_STEP)) * MLP_STEP
+
+
+class ModelSizes(Protocol):
+    """[model] of a manifest, with all sizes filled in."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def mlp_width(self) -> int: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def qk_norm(self) -> bool: ...
+    @property
+    def tied(self) -> bool: ...
+
+
+def size_problems(model: ModelSizes, stages: int) -> list[str]:
+    """What of these sizes does not go together: each line says which value, and how it must be."""
+    found = []
+    if model.width % model.heads and model.head_dim == model.width // model.heads:
+        found.append(
+            f"[model] width: expected a multiple of heads ({model.heads}), found {model.width}; or write head_dim"
+        )
+    elif model.head_dim % 2:
+        found.append(
+            f"[model] head_dim: expected an even number, found {model.head_dim}: places turn values in pairs"
+        )
+    if model.heads % model.kv_heads:
+        found.append(f"[model] kv_heads: expected a divisor of heads ({model.heads}), found {model.kv_heads}")
+    if stages > 1 and model.tied:
+        found.append(
+            "[model] tied: expected false with [pipeline] stages > 1, found true: embedding and head lie with "
+            "different peers"
+        )
+    return found
+
+
+def values_by_part(model: ModelSizes) -> Iterator[int]:
+    """Of the embedding, each layer, and the norm with the head; a head that is tied has none of its own."""
+    yield model.vocab * model.width
+    matrices = model.width * (2 * model.head_dim * (model.heads + model.kv_heads) + 3 * model.mlp_width)
+    for _ in range(model.layers):
+        yield matrices + 2 * model.width + 2 * model.head_dim * model.qk_norm
+    yield model.width + (0 if model.tied else model.vocab * model.width)
+
+
+def values_of(model: ModelSizes) -> int:
+    return sum(values_by_part(model))
+
+
+def parts_of(model: ModelSizes) -> int:
+    return model.layers + 2
+
+
+def hf_config(model: Any) -> dict[str, Any]:
+    """config.json of a folder that `from_pretrained` and vLLM load.  A Llama with QK-norm is a Qwen 3."""
+    kind = "Qwen3" if model.qk_norm else "Llama"
+    return {
+        "architectures": [f"{kind}ForCausalLM"],
+        "model_type": kind.lower(),
+        "attention_bias": False,
+        "dtype": "float32",
+        "head_dim": model.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": model.width,
+        "intermediate_size": model.mlp_width,
+        "max_position_embeddings": model.context,
+        "num_attention_heads": model.heads,
+        "num_hidden_layers": model.layers,
+        "num_key_value_heads": model.kv_heads,
+        "rms_norm_eps": model.norm_eps,
+        # Newer readers know the second, older ones and vLLM the first.
+        "rope_theta": model.rope_theta,
+        "rope_parameters": {"rope_theta": model.rope_theta, "rope_type": "default"},
+        "tie_word_embeddings": model.tied,
+        "vocab_size": model.vocab,
+    }

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 from plot import draw
+from tiny_gpt import GPTConfig, build, evaluate
 from torch import Tensor
 
 from farflung.collectives.round.effects import Seal
@@ -27,7 +28,6 @@ from farflung.coordinator.ledger.leases import Leases
 from farflung.coordinator.ledger.records import CommittedRound, Opened, Record
 from farflung.optim.schedule import ScheduleRules
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
-from farflung.peer.builtin.tiny_gpt import GPTConfig, build, evaluate
 from farflung.peer.data.sample_source import permuted_index
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.manifest import Manifest

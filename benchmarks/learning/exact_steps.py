@@ -25,11 +25,11 @@ HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE), str(HERE.parent)]
 from pages import write_between
 from plot import draw
+from tiny_gpt import GPTConfig, TinyGPT, build, evaluate
 
 from farflung.optim.outer import advance, orthogonal
 from farflung.optim.recipes import outer_of
 from farflung.peer.builtin.corpus import load_corpus
-from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, evaluate
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.manifest import Manifest
 

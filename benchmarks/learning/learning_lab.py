@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from optimizer_state import bytes_per_parameter
+from tiny_gpt import GPTConfig, build, evaluate
 from torch import Tensor
 
 from farflung.collectives.round.effects import SendFrame
@@ -25,7 +26,6 @@ from farflung.optim.outer import Nesterov
 from farflung.optim.recipes import inner_of, outer_of
 from farflung.optim.schedule import rules_of
 from farflung.peer.builtin.corpus import load_corpus
-from farflung.peer.builtin.tiny_gpt import GPTConfig, build, evaluate
 from farflung.peer.data.sample_source import permuted_range
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.frames import Header, Kind

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 from plot import draw
+from tiny_gpt import GPTConfig, TinyGPT, build, evaluate
 
 from farflung.collectives.round.effects import DataEffect, Merge, Roll, SendFrame, Weigh
 from farflung.collectives.round.member import MemberRound
@@ -34,7 +35,6 @@ from farflung.coordinator.rounds.round_rules import CLIP, rules_for
 from farflung.coordinator.run.digest_agreement import FAR_TOO_LONG
 from farflung.optim.outer import Nesterov
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
-from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, evaluate
 from farflung.peer.data.sample_source import permuted_range
 from farflung.peer.machine.effects import Encode
 from farflung.peer.machine.heartbeat import HeartbeatBuilder

@@ -15,11 +15,11 @@ import copy
 import statistics
 
 import torch
+from tiny_gpt import GPTConfig, TinyGPT, build, evaluate
 from torch import nn
 from torch.optim import AdamW
 
 from farflung.peer.builtin.corpus import load_corpus
-from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build, evaluate
 from farflung.peer.trainer.run_optimizer import RunSteps
 
 CONFIG = GPTConfig(layers=2, width=32, heads=4, context=64)

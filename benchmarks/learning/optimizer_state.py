@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from farflung.optim.inner import WORDS, inner_optimizer
-from farflung.peer.builtin.tiny_gpt import GPTConfig, build
+from farflung.peer.builtin.llama import Llama
 from farflung.protocol.errors import UserError
+from farflung.protocol.manifest import ModelSection
 
-CONFIG = GPTConfig(layers=4, width=256, heads=8, context=128)
+SIZES = ModelSection(layers=4, width=256, heads=8, context=128)
 
 
 def state_tensors(optimizer: Optimizer) -> list[Tensor]:
@@ -63,14 +64,14 @@ def _tensors_in(value: object) -> Iterator[Tensor]:
 def main() -> None:
     torch.set_num_threads(1)
     for word in WORDS:
-        model = build(CONFIG, 0)
+        model = Llama(SIZES)
         try:
             optimizer = inner_optimizer(word, model, 1e-3)
         except UserError as error:
             print(f"{word:12} not run: {error}")
             continue
         for _ in range(2):
-            model(torch.randint(0, 256, (1, CONFIG.context + 1))).loss.backward()
+            model.loss(torch.randint(0, 256, (1, SIZES.context + 1))).backward()
             optimizer.step()
             optimizer.zero_grad()
         count = sum(parameter.numel() for parameter in model.parameters())

@@ -34,14 +34,13 @@ HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE), str(HERE.parent), str(HERE.parents[1] / "tests")]  # rig/ is what both share
 from pages import write_between
 from plot import draw
+from tiny_gpt import GPTConfig, next_byte_loss, untied_parts
 
 from farflung.optim.outer import advance
 from farflung.optim.recipes import outer_of
 from farflung.optim.schedule import rules_of
 from farflung.peer.builtin.corpus import load_corpus
-from farflung.peer.builtin.tiny_gpt import GPTConfig
 from farflung.peer.data.sample_source import permuted_range
-from farflung.peer.pipeline.builtin_batches import next_byte_loss, untied_parts
 from farflung.peer.pipeline.machines.stage_machine import LocalSteps
 from farflung.peer.pipeline.parts import Stage, Tensors
 from farflung.peer.pipeline.pipeline_loop import StageOptimizer

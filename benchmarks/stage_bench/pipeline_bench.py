@@ -40,7 +40,7 @@ rounds = {rounds}
 min_peers = {min_peers}
 max_peers = 256
 [model]
-builtin = ""
+kind = ""
 [data]
 source = ""
 [outer]

@@ -127,7 +127,7 @@ rounds = {rounds}
 min_peers = {min_peers}
 max_peers = {peers}
 [model]
-builtin = ""
+kind = ""
 width = {width}
 context = {context}
 [data]

@@ -242,7 +242,7 @@ def _for_the_public(core: Core, drivers: Sequence[RoundDriver]) -> dict[str, Any
     return {
         "admission": core.manifest.admission.mode,
         # No built-in trainer can take part: peers bring the run's own script.
-        "needs_script": not (core.manifest.model.builtin and core.manifest.data.source),
+        "needs_script": not (core.manifest.model.kind and core.manifest.data.source),
         "alive": len(alive),
         "taking_part": sum(not (member.helps or why_not(core, drivers, member)) for member in alive.values()),
         "helping": sum(member.helps for member in alive.values()),

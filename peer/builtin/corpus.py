@@ -1,4 +1,4 @@
-"""What the built-in model reads: the sources of Python's own standard library, or the bytes that a run names.
+"""What the built-in model reads: the sources of Python's own standard library as bytes, or the tokens that a run names.
 
 Owns: which files are read, in which order, which of them are held out, and how text is cut into windows.
 Called by: the trainer (when the manifest names the built-in data), examples, benchmarks, tests.
@@ -24,7 +24,6 @@ from blake3 import blake3
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from farflung.peer.builtin.tiny_gpt import VOCAB
 from farflung.peer.data.token_shards import TokenShards
 from farflung.peer.settings import own_config
 from farflung.protocol.errors import UserError
@@ -72,11 +71,11 @@ class ByteWindows(Dataset[Tensor]):
         return self.data[start : start + self.context + 1].to(torch.int64)
 
 
-class ByteTokens(Dataset[Tensor]):
-    """Rows of token shards as windows of a model of bytes: ids that it has not are named and refused."""
+class TokenRows(Dataset[Tensor]):
+    """Rows of token shards as windows of a model of `vocab` words: ids that it has not are named and refused."""
 
-    def __init__(self, shards: TokenShards) -> None:
-        self.shards = shards
+    def __init__(self, shards: TokenShards, vocab: int) -> None:
+        self.shards, self.vocab = shards, vocab
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -87,11 +86,11 @@ class ByteTokens(Dataset[Tensor]):
     def __getitems__(self, indices: Sequence[int]) -> list[Tensor]:
         rows = self.shards.__getitems__(indices)
         for index, row in zip(indices, rows, strict=True):
-            if int(row.max()) >= VOCAB or int(row.min()) < 0:
-                wrong = next(each for each in row.tolist() if not 0 <= each < VOCAB)
+            if int(row.max()) >= self.vocab or int(row.min()) < 0:
+                wrong = next(each for each in row.tolist() if not 0 <= each < self.vocab)
                 raise UserError(
-                    f"[data] source: row {index} has token {wrong}, and the built-in model knows {VOCAB}, one for each "
-                    "byte; other vocabularies need a model of their own (docs/train.md)"
+                    f"[data] source: row {index} has token {wrong}, and [model] vocab is {self.vocab}: these shards "
+                    "are for a model with more words, or of another dtype"
                 )
         return rows
 
@@ -102,10 +101,10 @@ class Windows(Protocol):
 
 
 def windows_of(manifest: Manifest) -> Windows:
-    """[context + 1] bytes each, or as long as [data] length says."""
+    """[context + 1] tokens each, or as long as [data] length says."""
     if manifest.data.source == "python-stdlib":
         return ByteWindows(load_corpus().train, manifest.model.context)
-    return ByteTokens(TokenShards.of_run(manifest, own_config({}).data))
+    return TokenRows(TokenShards.of_run(manifest, own_config({}).data), manifest.model.vocab)
 
 
 @lru_cache(maxsize=4)

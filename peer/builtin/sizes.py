@@ -21,34 +21,34 @@ from farflung.peer.footprint import (
 )
 from farflung.protocol.caps import si
 from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest import Manifest, ModelSection
+from farflung.protocol.model_schema import values_of
 from farflung.protocol.outer_numbers import VALUE_BYTES
 
-VOCAB = 256  # of tiny_gpt.py, which loads torch
-KEPT_PER_BLOCK = 14  # vectors of a token that a block keeps for its backward pass, at least
 KEPT_LOGITS = 2
+LOGIT_ROWS = 2048  # of llama.py, which loads torch: so many rows of logits are there at once
 ID_BYTES = 8
-
-
-def values_of(manifest: Manifest) -> int:
-    """Parameters of the built-in model."""
-    shape = manifest.model
-    block = 12 * shape.width**2 + 2 * shape.width
-    return shape.layers * block + (VOCAB + shape.context + 1) * shape.width
 
 
 def step_bytes(manifest: Manifest) -> int:
     """Of one step's samples: themselves, and what is kept of them.  Where the model is cut, of the least stage."""
-    shape, pipeline = manifest.model, manifest.pipeline
+    model, pipeline = manifest.model, manifest.pipeline
     samples = pipeline.micro if pipeline.batch else manifest.data.batch
-    layers = shape.layers if pipeline.stages == 1 else 1
-    vectors = KEPT_PER_BLOCK * layers * shape.width + KEPT_LOGITS * VOCAB
-    return samples * (shape.context * vectors * VALUE_BYTES + manifest.row_tokens * ID_BYTES)
+    tokens = samples * (manifest.row_tokens - 1)
+    logits = KEPT_LOGITS * model.vocab * min(tokens, LOGIT_ROWS)
+    kept = tokens * (model.layers if pipeline.stages == 1 else 1) * _kept_by_layer(model)
+    return (kept + logits) * VALUE_BYTES + samples * manifest.row_tokens * ID_BYTES
+
+
+def _kept_by_layer(model: ModelSection) -> int:
+    """Values of a token that a layer keeps for its backward pass, at least: what each product and norm was made of."""
+    heads = 2 * (model.heads + model.kv_heads) * model.head_dim
+    return 4 * model.width + heads + 4 * model.mlp_width
 
 
 def refuse_too_large(manifest: Manifest, rules: MemoryRules, room: FreeMemory) -> None:
     """UserError for a run that can't fit.  Which stages of a model that is cut do, peer/pipeline/api.py says."""
-    values, step = values_of(manifest), step_bytes(manifest)
+    values, step = values_of(manifest.model), step_bytes(manifest)
     need = MemoryNeed(0.0, 0.0, 0.0, 0.0)
     if manifest.pipeline.stages == 1:
         kept = 0.0 if manifest.pipeline.batch else OPTIMIZER_BYTES[manifest.inner.optimizer]

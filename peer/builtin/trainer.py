@@ -19,8 +19,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from farflung.optim.recipes import inner_of
 from farflung.peer.builtin.corpus import windows_of
+from farflung.peer.builtin.llama import Llama, sizes_of
 from farflung.peer.builtin.sizes import refuse_too_large
-from farflung.peer.builtin.tiny_gpt import GPTConfig, build
 from farflung.peer.room import best_device, room_on, rules_here
 from farflung.peer.trainer.api import Connection, connect
 from farflung.protocol.errors import FarflungError, Refused, UserError
@@ -61,7 +61,7 @@ def train(out: Path | None) -> None:
         return
     device = best_device()
     try:
-        model = build(GPTConfig.of_run(manifest), manifest.run.seed).to(device)
+        model = Llama(sizes_of(manifest), manifest.run.seed).to(device)
         data = windows_of(manifest)
         optimizer = inner_of(manifest, model)
     except UserError:
@@ -71,8 +71,9 @@ def train(out: Path | None) -> None:
     with connection.join(model, optimizer) as run:
         rate = LambdaLR(run.optimizer, run.lr_lambda())
         for batch in run.batches(data):
-            loss = model(batch.to(device)).loss
-            loss.backward()
+            with torch.autocast(device.type, torch.bfloat16, enabled=inner.precision == "bf16"):
+                loss = model.loss(batch.to(device))
+            torch.autograd.backward(loss)
             nn.utils.clip_grad_norm_(model.parameters(), inner.clip)
             run.step(loss)
             rate.step()
@@ -83,7 +84,7 @@ def train(out: Path | None) -> None:
 def _refuse_too_large(connection: Connection) -> None:
     """Before anything is made, or read: the numbers are those of a stranger."""
     manifest = connection.manifest
-    if manifest.model.builtin != "tiny-gpt":
+    if not manifest.model.kind:
         return  # told below
     try:
         refuse_too_large(manifest, rules_here(manifest), room_on(best_device()))

@@ -18,7 +18,7 @@ def told(text: str) -> list[str]:
         ("[round]\ncodec = 'topk'", '[outer] step: codec = "topk" leaves most'),
         ("[round]\ncodec = 'int2'", '[outer] step: codec = "int2" leaves most'),
         ("[inner]\nwarmup_steps = 100000", "[inner] warmup_steps: 100000 are no less than the"),
-        ("[model]\nbuiltin = ''\n[data]\nsource = 'python-stdlib'", '[data] source: "python-stdlib" is the'),
+        ("[model]\nkind = ''\n[data]\nsource = 'python-stdlib'", '[data] source: "python-stdlib" is the'),
         (
             "[round]\nperiod_s = 60\nsync_every = 50",
             "[round] period_s: a round is due every 60 s; sync_every (50)",
@@ -38,8 +38,8 @@ def test_a_contradiction_is_told_in_one_line(text: str, begins: str) -> None:
         TEMPLATE,
         "[outer]\nstep = 'sparse'\n[round]\ncodec = 'topk'",
         "[outer]\nschedule = 'streaming'\n[round]\nfragments = 2\nchunk_kb = 64",
-        "[model]\nbuiltin = ''\n[data]\nsource = ''",
-        "[model]\nbuiltin = ''",
+        "[model]\nkind = ''\n[data]\nsource = ''",
+        "[model]\nkind = ''",
         "[round]\nperiod_s = 60",
     ],
 )

@@ -20,7 +20,7 @@ from safetensors.torch import save
 from farflung.compression.codec import check_payload, payload_bytes
 from farflung.optim.recipes import inner_of
 from farflung.peer.builtin import trainer
-from farflung.peer.builtin.tiny_gpt import GPTConfig, build
+from farflung.peer.builtin.llama import Llama
 from farflung.peer.footprint import FreeMemory
 from farflung.peer.local.words import Provided
 from farflung.peer.machine import effects as do
@@ -32,7 +32,7 @@ from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol import messages
 from farflung.protocol.errors import FarflungError
 from farflung.protocol.limits import PROTOCOL_VERSION
-from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest import Manifest, ModelSection
 from farflung.protocol.messages import KINDS, Challenge, FragmentTick, Tick, Welcome
 from farflung.protocol.states import Goal
 from rig.hostile_manifests import HOSTILE, MARK, cases, keys, private_home
@@ -43,7 +43,7 @@ TABLE = PAGE.partition("## What a manifest can make your machine do")[2].partiti
 ROWS = re.findall(r"^\| (`\[.*?) \| .* \| (`tests/.*?) \|$", TABLE, re.M)
 ME = Me("ann", "ann", b"i" * 32, b"k" * 32, b"p" * 16, "test", lambda message: b"s" * 64)
 RUN_ID, SESSION, FREE = bytes(range(16)), bytes(16), 4e9
-SIZE = GPTConfig(1, 8, 2, 8)
+SIZE = ModelSection(layers=1, width=8, heads=2, context=8)
 
 
 def named(row: str) -> set[str]:
@@ -66,8 +66,8 @@ def test_each_key_of_a_manifest_has_one_row_of_the_page_and_hostile_values() -> 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its weights fit the model that the volunteer's script has."""
-    model = build(SIZE, 7)
-    weights = {name: each.clone() for name, each in model.state_dict().items() if name != "head.weight"}
+    model = Llama(SIZE, 7)
+    weights = {name: each.clone() for name, each in model.state_dict().items() if name != "lm_head.weight"}
     return private_home(tmp_path_factory.mktemp("victim"), save(weights))
 
 
@@ -144,7 +144,7 @@ class Volunteer:
         )
         if machine.member.leaving.exited or machine.known is None:
             return
-        model = build(SIZE, 1)
+        model = Llama(SIZE, 1)
         manifest = machine.known.manifest
         layout = ModelLayout.of(model, 1024)
         schema = layout.model_schema(model)
@@ -194,7 +194,7 @@ def trains(raw: bytes, connection: list[Any]) -> str:
     try:
         trainer._refuse_too_large(connection[0])
         trainer.windows_of(manifest)
-        inner_of(manifest, build(SIZE, 1))
+        inner_of(manifest, Llama(SIZE, 1))
     except (FarflungError, ImportError) as error:
         return str(error)
     return ""

@@ -18,10 +18,10 @@ from farflung.compression.plain_codecs import encode
 from farflung.coordinator.court.proofs import ChunkRules
 from farflung.optim.inner import outer_matrices
 from farflung.optim.outer import AdamW, Muon, advance, orthogonal, outer_step_for, sum_by_halves
-from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT
+from farflung.peer.builtin.llama import Llama
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest import Manifest, ModelSection
 from farflung.protocol.model_schema import ModelSchema, StageSpec, TensorSpec, first_difference
 from farflung.protocol.outer_numbers import (
     MUON_ITERATIONS,
@@ -266,15 +266,15 @@ def test_stages_begin_with_a_chunk_of_their_own_and_nonsense_is_no_matrix() -> N
 
 
 def test_a_models_matrices_are_its_hidden_ones() -> None:
-    model = TinyGPT(GPTConfig(2, 16, 2, 8))
+    model = Llama(ModelSection(layers=2, width=16, heads=2, context=8))
     layout = ModelLayout.of(model, 4096)
     found = layout.model_schema(model, with_matrices=True)
     assert layout.model_schema(model).matrices == ()
     names = {found.tensors[number].name for number in found.matrices}
-    assert names and all(name.startswith("blocks.") and name.endswith(".weight") for name in names)
+    assert names and all(name.startswith("model.layers.") and name.endswith(".weight") for name in names)
     assert all(len(found.tensors[number].shape) == 2 for number in found.matrices)
     other = layout.model_schema(model)
-    told = "hidden matrices for Muon: 0 here, 8 ('blocks.0.qkv.weight' too) in the run"
+    told = "hidden matrices for Muon: 0 here, 14 ('model.layers.0.self_attn.q_proj.weight' too) in the run"
     assert str(first_difference(other, found)).startswith(told)
     # What a stranger says may be nonsense.
     assert first_difference(replace(found, matrices=(99, *found.matrices)), found) is not None

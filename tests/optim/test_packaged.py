@@ -16,13 +16,13 @@ from torch.optim.lr_scheduler import LambdaLR
 import farflung
 from farflung.optim.inner import FOR_HIDDEN_MATRICES, PACKAGED, RANK_SHARE, WORDS, OptimizerOptions
 from farflung.optim.recipes import inner_of, inner_of_stage
-from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT, build
+from farflung.peer.builtin.llama import Llama
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.peer.trainer.run_optimizer import RunSteps
 from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import InnerSection, Manifest
+from farflung.protocol.manifest import InnerSection, Manifest, ModelSection
 
-CONFIG = GPTConfig(layers=2, width=64, heads=2, context=16)
+CONFIG = ModelSection(layers=2, width=64, heads=2, context=16)
 LR = 1e-3
 ROWS = torch.randint(0, 256, (4, 17), generator=torch.Generator().manual_seed(1))
 
@@ -31,14 +31,14 @@ def asked_for(word: str) -> Manifest:
     return Manifest.from_toml(f'[inner]\noptimizer = "{word}"\nlr = {LR}\nbetas = [0.9, 0.99]', "run.toml")
 
 
-def made(word: str, model: TinyGPT) -> Any:
+def made(word: str, model: Llama) -> Any:
     if word in PACKAGED:
         pytest.importorskip(PACKAGED[word].module.partition(".")[0])
     return inner_of(asked_for(word), model)
 
 
-def step(model: TinyGPT, optimizer: torch.optim.Optimizer) -> float:
-    loss = model(ROWS).loss
+def step(model: Llama, optimizer: torch.optim.Optimizer) -> float:
+    loss = model.loss(ROWS)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
@@ -54,7 +54,7 @@ def test_run_toml_knows_the_words_of_the_table() -> None:
     ):
         asked_for("adam")
     with pytest.raises(UserError, match="expected one of adamw, muon, .*, found 'adam'"):
-        farflung.inner_optimizer("adam", build(CONFIG, 0), LR)
+        farflung.inner_optimizer("adam", Llama(CONFIG), LR)
 
 
 @pytest.mark.parametrize("word", PACKAGED)
@@ -65,13 +65,13 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(
     for name in [name for name in sys.modules if name.startswith(PACKAGED[word].module)]:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=f"pip install {PACKAGED[word].install}$") as told:
-        inner_of(asked_for(word), build(CONFIG, 0))
+        inner_of(asked_for(word), Llama(CONFIG))
     assert f'[inner] optimizer = "{word}"' in str(told.value) and "\n" not in str(told.value)
 
 
 @pytest.mark.parametrize("word", WORDS)
 def test_it_learns_goes_on_from_what_is_loaded_and_keeps_its_state(word: str) -> None:
-    model = build(CONFIG, 0)
+    model = Llama(CONFIG)
     optimizer = RunSteps(made(word, model), lambda: None).optimizer
     layout, before = ModelLayout.of(model, 256), {id(p): p for p in model.parameters()}
     first = step(model, optimizer)
@@ -97,7 +97,7 @@ def test_it_learns_goes_on_from_what_is_loaded_and_keeps_its_state(word: str) ->
 
 @pytest.mark.parametrize("word", WORDS)
 def test_schedulers_and_the_small_first_steps_reach_every_group(word: str) -> None:
-    model = build(CONFIG, 0)
+    model = Llama(CONFIG)
     inner = made(word, model)
     steps, optimizer = RunSteps(inner, lambda: None), inner
     schedule = LambdaLR(optimizer, lambda number: 0.5)
@@ -131,7 +131,7 @@ def test_a_stage_without_a_hidden_matrix_is_trained_too(word: str) -> None:
 
 def test_matrices_are_learned_in_a_quarter_of_their_dimensions_and_the_rest_as_ever() -> None:
     pytest.importorskip("galore_torch")
-    model = build(CONFIG, 0)
+    model = Llama(CONFIG)
     groups = made("galore", model).param_groups
     matrices = OptimizerOptions(model, LR, (0.9, 0.99), 0.1).matrices
     assert [group.get("rank") for group in groups] == [None, CONFIG.width // RANK_SHARE]
@@ -142,12 +142,12 @@ def test_matrices_are_learned_in_a_quarter_of_their_dimensions_and_the_rest_as_e
 def test_8_bits_are_8_bits_and_adam_mini_has_one_rate_a_row() -> None:
     pytest.importorskip("bitsandbytes")
     pytest.importorskip("adam_mini")
-    model = build(CONFIG, 0)
+    model = Llama(CONFIG)
     weight = model.blocks[0].up.weight
     eight, mini = made("adamw8bit", model), made("adam-mini", model)
     for optimizer in (eight, mini):
         step(model, optimizer)
     assert eight.state[weight]["state1"].dtype == torch.uint8
     assert mini.state[weight]["vmean"].shape == (weight.shape[0], 1)
-    tables = next(p for n, p in model.named_parameters() if n == "bytes.weight")
+    tables = next(p for n, p in model.named_parameters() if n == "model.embed_tokens.weight")
     assert mini.state[tables]["vmean"].shape == (256, 1)

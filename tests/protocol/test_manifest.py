@@ -61,7 +61,7 @@ def test_digest_names_the_content() -> None:
     assert len(Manifest().digest) == 32
     assert Manifest.from_toml("[run]\nseed = 1", "run.toml").digest != Manifest().digest
     # A change here makes every earlier run another run: it must be on purpose.
-    assert Manifest().digest.hex().startswith("7d58a732")
+    assert Manifest().digest.hex().startswith("47d84a1b")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ _STAGED = '[merge]\npolicy = "mean"\n[pipeline]\nbatch = 8\nstages = 2\n'
         ),
         ("[inner]\nlr = nan", "[inner] lr: expected a number > 0 and <= 10, found NaN"),
         ("[inner]\nbetas = [0.9]", "[inner] betas: expected two numbers from 0 up to but not 1, found [0.9]"),
-        ('[model]\nbuiltin = "gpt"', '[model] builtin: expected "tiny-gpt" or "", found "gpt"'),
+        ('[model]\nkind = "gpt"', '[model] kind: expected "llama" or "", found "gpt"'),
         ('[run]\nname = "A\\nb"', '[run] name: expected 1 to 64 of a-z, 0-9 and -, found "A\\nb"'),
         ("[run]\nsync_every = 3", "[run] sync_every: unknown key; it belongs in [round]"),
         ("sync_every = 3", "sync_every: unknown key; it belongs in [round]"),
@@ -125,7 +125,10 @@ _STAGED = '[merge]\npolicy = "mean"\n[pipeline]\nbatch = 8\nstages = 2\n'
         ("[run\n", "line 1, column 5: not valid TOML: Expected ']' at the end of a table declaration"),
         ('a = "', "line 1, column 6: not valid TOML: Unterminated string"),
         ("[run]\nmin_peers = 9\nmax_peers = 3", "[run] max_peers: expected at least min_peers (9), found 3"),
-        ("[model]\nheads = 5", "[model] width: expected a multiple of heads (5), found 64"),
+        (
+            "[model]\nheads = 5",
+            "[model] width: expected a multiple of heads (5), found 64; or write head_dim",
+        ),
         ('[data]\nsource = "/etc/passwd"', f'{_SOURCE}, found "/etc/passwd"'),
         ('[data]\nsource = "http://a.example/b.bin"', f'{_SOURCE}, found "http://a.example/b.bin"'),
         ('[data]\nsource = "https://a/b::file:///c"', f'{_SOURCE}, found "https://a/b::file:///c"'),
@@ -189,7 +192,7 @@ def test_at_most_five_lines() -> None:
 
 
 def test_a_model_of_your_own_needs_no_matching_heads() -> None:
-    assert Manifest.from_toml('[model]\nbuiltin = ""\nheads = 5', "run.toml").model.builtin == ""
+    assert Manifest.from_toml('[model]\nkind = ""\nheads = 5', "run.toml").model.kind == ""
 
 
 def test_a_byte_order_mark_is_harmless() -> None:
@@ -250,9 +253,7 @@ def test_the_codecs_of_a_manifest_are_those_that_exist() -> None:
         Manifest.from_toml('[round]\ncodec = "fp33"\n', "run.toml")
 
 
-IN_STAGES = (
-    '[outer]\nstep = "adamw"\n[merge]\npolicy = "mean"\n[model]\nbuiltin = ""\n[pipeline]\nstages = 3\n'
-)
+IN_STAGES = '[outer]\nstep = "adamw"\n[merge]\npolicy = "mean"\n[model]\nkind = ""\n[pipeline]\nstages = 3\n'
 
 
 @pytest.mark.parametrize(
@@ -288,9 +289,9 @@ def test_what_no_run_in_stages_could_do_is_refused_before_anybody_joins(more: st
 
 
 def test_more_stages_than_the_model_that_is_built_in_has_parts_are_refused() -> None:
-    built_in = IN_STAGES.replace('builtin = ""', "layers = 2").replace("stages = 3", "batch = 8\nstages = 5")
+    built_in = IN_STAGES.replace('kind = ""', "layers = 2").replace("stages = 3", "batch = 8\nstages = 5")
     with pytest.raises(
-        UserError, match=r"stages: expected at most 4 for builtin = .tiny-gpt. with 2 layers, found 5"
+        UserError, match=r"stages: expected at most 4 for kind = .llama. with 2 layers, found 5"
     ):
         Manifest.from_toml(built_in, "run.toml")
     Manifest.from_toml(built_in.replace("stages = 5", "stages = 4"), "run.toml")

@@ -23,11 +23,11 @@ from farflung.console.history.history import read_folder
 from farflung.optim.outer import AdamW
 from farflung.optim.recipes import outer_of
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
-from farflung.peer.builtin.tiny_gpt import GPTConfig, build
+from farflung.peer.builtin.llama import Llama
 from farflung.peer.data.sample_source import permuted_range
 from farflung.peer.pipeline.parts import build as build_part
 from farflung.peer.pipeline.parts import seed_of_chance
-from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest import Manifest, ModelSection
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def by_one_process(outer: str) -> dict[str, Tensor]:
         RUN.format(rounds=ROUNDS, min_peers=1, dead_after_s=9, outer=outer), "run.toml"
     )
     exact = outer_of(manifest)
-    model = build(GPTConfig(1, 32, 2, 32), seed=0)
+    model = Llama(ModelSection(layers=1, width=32, heads=2, context=32))
     windows = ByteWindows(load_corpus().train, 32)
     parameters = dict(model.named_parameters())
     moments = {name: (torch.zeros(p.numel()), torch.zeros(p.numel())) for name, p in parameters.items()}
@@ -84,7 +84,7 @@ def by_one_process(outer: str) -> dict[str, Tensor]:
             first = start + micro * MICRO
             places = permuted_range(0, 0, len(windows), first, first + MICRO)
             rows = torch.stack([windows[place] for place in places])
-            loss = model(rows).loss
+            loss = model.loss(rows)
             assert loss is not None
             (loss * rows.numel()).backward()
             tokens += rows.numel()
@@ -133,7 +133,7 @@ def test_one_peer_has_the_bits_of_one_process(stage: Any, outer: str) -> None:
 
 def check_update(stage: Any, name: str) -> None:
     """Two peers' sums are added in another order than one peer's: that changes some last bits of fp32, no sample."""
-    first = build(GPTConfig(1, 32, 2, 32), seed=0).state_dict()
+    first = Llama(ModelSection(layers=1, width=32, heads=2, context=32)).state_dict()
     expected = by_one_process(PLAIN)
     moved = max(float((expected[name] - first[name]).abs().max()) for name in expected)
     assert differences(stage.model(name), expected) < 1e-5 * moved
@@ -230,7 +230,7 @@ def by_the_scripts_parts(path: Path, rounds: int) -> dict[str, Tensor]:
 def test_a_script_with_parts_of_its_own_has_the_bits_of_one_process(stage: Any) -> None:
     script = stage.folder / "train.py"
     script.write_text(SCRIPT)
-    own = RUN.replace("[model]", '[model]\nbuiltin = ""').replace("[data]", '[data]\nsource = ""')
+    own = RUN.replace("[model]", '[model]\nkind = ""').replace("[data]", '[data]\nsource = ""')
     stage.write_run(own, rounds=ROUNDS, min_peers=1, outer=PLAIN)
     stage.coordinate()
     stage.join("ann", "--script", str(script))

@@ -27,7 +27,7 @@ name = "small"
 rounds = {rounds}
 min_peers = 2
 [model]
-builtin = ""
+kind = ""
 [data]
 source = ""
 [round]

@@ -37,7 +37,7 @@ name = "staged"
 rounds = {rounds}
 min_peers = {min_peers}
 [model]
-builtin = ""
+kind = ""
 [data]
 source = ""
 batch = 1

@@ -163,7 +163,7 @@ def begin_with_scripts(stage: Any, **scripts: dict[str, Any]) -> None:
     """A run of a model that each peer's own script brings."""
     stage.write_run()
     run_toml = stage.folder / "run.toml"
-    text = run_toml.read_text().replace("[model]\n", '[model]\nbuiltin = ""\n')
+    text = run_toml.read_text().replace("[model]\n", '[model]\nkind = ""\n')
     run_toml.write_text(text.replace("[data]\n", '[data]\nsource = ""\n'))
     stage.coordinate()
     for name, values in scripts.items():

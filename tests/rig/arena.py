@@ -34,7 +34,7 @@ rounds = 1000000
 min_peers = {min_peers}
 max_peers = {max_peers}
 [model]
-builtin = ""
+kind = ""
 [data]
 source = ""
 batch = 4

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from farflung.peer.builtin.corpus import load_corpus
-from farflung.peer.builtin.tiny_gpt import GPTConfig
-from farflung.peer.pipeline.builtin_batches import untied_parts
+from farflung.peer.builtin.llama import parts_of
 from farflung.peer.pipeline.parts import Part, Tensors, as_output, build, seed_of_chance
 from farflung.peer.pipeline.stage_loop import MicroActivations
+from farflung.protocol.manifest import ModelSection
 from rig.local_pipeline import LocalPipeline
 
 CONTEXT = 48
@@ -102,11 +102,12 @@ def _kind(logits: Tensor, item: Mapping[str, Tensor]) -> Tensor:
     return F.cross_entropy(logits, item["labels"])
 
 
-GPT = Task(lambda seed: list(untied_parts(GPTConfig(4, 48, 4, CONTEXT))), next_token, _windows)
+SIZES = ModelSection(layers=4, width=48, heads=4, context=CONTEXT, tied=False)
+GPT = Task(lambda seed: parts_of(SIZES, seed), next_token, _windows)
 
 
 def _loud(seed: int) -> list[Part]:
-    first, *others = untied_parts(GPTConfig(4, 48, 4, CONTEXT))
+    first, *others = parts_of(SIZES, 0)
     return [lambda: Loud(first()), *others]
 
 

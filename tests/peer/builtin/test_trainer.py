@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from farflung.peer.builtin import corpus, sizes, trainer
-from farflung.peer.builtin.tiny_gpt import GPTConfig, build
+from farflung.peer.builtin.llama import Llama
 from farflung.peer.footprint import FreeMemory, MemoryRules
-from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest import Manifest, ModelSection
 
 
 def test_a_peer_without_the_optimizers_package_is_told_what_to_install_and_gives_up(
@@ -30,9 +30,9 @@ def test_a_peer_without_the_optimizers_package_is_told_what_to_install_and_gives
 @pytest.mark.parametrize(
     "toml",
     [
-        "[model]\nlayers = 1024\nwidth = 65536",
-        "[model]\nlayers = 1\nwidth = 65536\nheads = 1",
-        "[model]\ncontext = 1048576\nwidth = 65536\nlayers = 1",
+        "[model]\nlayers = 1024\nwidth = 65536\nheads = 512",
+        "[model]\nlayers = 1\nwidth = 65536\nheads = 64",
+        "[model]\ncontext = 1048576\nwidth = 65536\nlayers = 1\nheads = 64",
         "[model]\ncontext = 1048576\n[data]\nbatch = 65536\nlease_samples = 65536",
         "[model]\ncontext = 1048576\n[pipeline]\nbatch = 4\nmicro = 65536\n[merge]\npolicy = 'mean'",
         "[model]\ncontext = 1048576\n[pipeline]\nbatch = 4\nmicro = 65536\nstages = 2\n[merge]\npolicy = 'mean'\n"
@@ -46,7 +46,7 @@ def test_a_run_that_can_not_fit_is_refused_in_a_line_before_anything_is_made(
     connection = SimpleNamespace(manifest=manifest, abandon=lambda: given_up.append(True))
     monkeypatch.setattr(trainer, "connect", lambda: connection)
     monkeypatch.setattr(trainer, "room_on", lambda device: FreeMemory(None, 64e9))
-    for module, name in ((trainer, "build"), (trainer, "made_by_first"), (corpus, "load_corpus")):
+    for module, name in ((trainer, "Llama"), (trainer, "made_by_first"), (corpus, "load_corpus")):
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("something was made"))
     assert trainer.main([]) == 2 and given_up == [True]
     said = capsys.readouterr().err
@@ -62,8 +62,8 @@ def test_what_is_counted_of_a_run_is_less_than_it_takes_and_not_much(
 ) -> None:
     toml = f"[model]\nlayers = {layers}\nwidth = {width}\ncontext = {context}\n[data]\nbatch = {batch}"
     manifest = Manifest.from_toml(toml, "run.toml")
-    model = build(GPTConfig(layers, width, 4, context), 0)
-    assert sizes.values_of(manifest) == sum(each.numel() for each in model.parameters())
+    model = Llama(ModelSection(layers=layers, width=width, heads=4, context=context))
+    assert sizes.values_of(manifest.model) == sum(each.numel() for each in model.parameters())
     weights = {each.untyped_storage().data_ptr() for each in model.parameters()}
     kept: dict[int, torch.Tensor] = {}
 
@@ -73,7 +73,7 @@ def test_what_is_counted_of_a_run_is_less_than_it_takes_and_not_much(
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(torch.zeros(batch, context + 1, dtype=torch.int64))
+        model.loss(torch.zeros(batch, context + 1, dtype=torch.int64))
     real = sum(each.untyped_storage().nbytes() for each in kept.values())
     assert 0.75 * real < sizes.step_bytes(manifest) <= real
 

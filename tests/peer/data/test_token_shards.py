@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from farflung.peer.builtin.corpus import ByteTokens
+from farflung.peer.builtin.corpus import TokenRows
 from farflung.peer.data import token_shards
 from farflung.peer.data.data_files import DataFiles
 from farflung.peer.data.sample_source import source_of
@@ -333,7 +333,7 @@ def test_rows_that_can_not_fit_are_refused_before_a_file_is_looked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(DataFiles, "find", lambda *_: pytest.fail("it was looked for"))
-    large = 'builtin = ""\n[data]\nsource = "https://a.invalid/a.bin"\nlength = 16777216\nbatch = 65536\n'
+    large = 'kind = ""\n[data]\nsource = "https://a.invalid/a.bin"\nlength = 16777216\nbatch = 65536\n'
     manifest = Manifest.from_toml(f"[model]\n{large}lease_samples = 65536", "run.toml")
     with pytest.raises(UserError, match="65536 rows of 16777216 tokens, which it takes at once"):
         TokenShards.of_run(manifest)
@@ -347,12 +347,14 @@ def test_a_run_that_names_none_says_so() -> None:
             TokenShards.of_run(run_with(source))
 
 
-def test_the_built_in_model_takes_bytes_and_says_which_token_is_none(here: Path, tmp_path: Path) -> None:
-    windows = ByteTokens(TokenShards(here, 4))
+def test_the_built_in_model_takes_the_tokens_that_it_has_and_says_which_one_it_has_not(
+    here: Path, tmp_path: Path
+) -> None:
+    windows = TokenRows(TokenShards(here, 4), 256)
     assert len(windows) == 4 and windows[3][1:].tolist() == [105, 106, 107]
     np.array([1, 2, 3, 256], dtype="<u2").tofile(tmp_path / "c.bin")
-    with pytest.raises(UserError, match="row 0 has token 256, and the built-in model knows 256"):
-        ByteTokens(TokenShards(tmp_path / "c.bin", 4))[0]
+    with pytest.raises(UserError, match="row 0 has token 256, and .model. vocab is 256"):
+        TokenRows(TokenShards(tmp_path / "c.bin", 4), 256)[0]
 
 
 def test_rows_of_one_batch_are_tensors_of_their_own_rows(here: Path) -> None:

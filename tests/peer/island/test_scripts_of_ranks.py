@@ -30,7 +30,7 @@ SCRIPT = str(Path(__file__).resolve().parents[2] / "rig" / "island_script.py")
 SMALL: dict[str, dict[str, object]] = {
     "round": {"sync_every": 4, "chunk_kb": 1},
     "data": {"batch": 2, "lease_samples": 16},
-    "model": {"builtin": ""},
+    "model": {"kind": ""},
 }
 ROUNDS = 3
 # How many threads of our group are left to each rank when Python ends; the script's own groups are the script's.

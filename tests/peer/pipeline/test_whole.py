@@ -12,13 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from farflung.peer.builtin.tiny_gpt import GPTConfig
-from farflung.peer.pipeline.builtin_batches import untied_parts
+from farflung.peer.builtin.llama import parts_of
 from farflung.peer.pipeline.parts import Part, Stage, survey_parts
 from farflung.peer.pipeline.whole import WholeModel, whole_model
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest import Manifest, ModelSection
 from farflung.protocol.model_schema import BorderTensor
 
 SEED = 3
@@ -28,7 +27,7 @@ def manifest(stages: int, cuts: Any = "auto", chunk_kb: int = 1, **more: Any) ->
     return Manifest.model_validate(
         {
             "run": {"seed": SEED},
-            "model": {"builtin": ""},
+            "model": {"kind": ""},
             "round": {"chunk_kb": chunk_kb},
             "merge": {"policy": "mean"},
             "outer": {"step": "adamw"},
@@ -60,7 +59,12 @@ def images() -> tuple[list[Part], dict[str, Tensor], tuple[str, ...], Any]:
 
 def tokens() -> tuple[list[Part], dict[str, Tensor], tuple[str, ...], Any]:
     ids = torch.zeros(16, dtype=torch.int64)
-    return list(untied_parts(GPTConfig(4, 32, 2, 16))), {"x": ids, "labels": ids}, ("labels",), token_loss
+    return (
+        parts_of(ModelSection(layers=4, width=32, heads=2, context=16, tied=False), SEED),
+        {"x": ids, "labels": ids},
+        ("labels",),
+        token_loss,
+    )
 
 
 def whole_of(model: Any, said: Manifest) -> WholeModel:

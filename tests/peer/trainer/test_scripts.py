@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from farflung.peer.builtin.tiny_gpt import GPTConfig, TinyGPT
+from farflung.peer.builtin.llama import Llama
 from farflung.peer.local.channel import LocalServer
 from farflung.peer.local.folder import make_folder, remove_folder
 from farflung.peer.local.words import (
@@ -34,7 +34,7 @@ from farflung.peer.trainer.agent_process import AgentProcess
 from farflung.peer.trainer.api import connect, join
 from farflung.protocol.errors import Refused, Unreachable, UserError
 from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest import Manifest, ModelSection
 from farflung.protocol.process.exit_codes import (
     MISMATCH,
     OK,
@@ -100,14 +100,14 @@ def test_the_built_in_trainer_trains_until_the_run_is_finished(tmp_path: Path) -
     assert agent.heard[-1] == Bye(reason="finished")
     assert agent.shared is not None
     weights = load_file(out)
-    TinyGPT(GPTConfig(1, 16, 2, 64)).load_state_dict(weights)
-    assert torch.equal(weights["bytes.weight"].flatten(), agent.shared.anchor[: 256 * 16])
+    Llama(ModelSection(layers=1, width=16, heads=2)).load_state_dict(weights)
+    assert torch.equal(weights["model.embed_tokens.weight"].flatten(), agent.shared.anchor[: 256 * 16])
     agent.close()
 
 
 @pytest.mark.slow
 def test_mistakes_are_one_line_and_an_exit_code(nursery: Nursery) -> None:
-    agent = LonelyAgent(manifest(model={"builtin": ""}), rounds=1)
+    agent = LonelyAgent(manifest(model={"kind": ""}), rounds=1)
     process = trainer(nursery, agent.folder, *BUILT_IN)
     agent.serve(process)
     _, said = process.communicate(timeout=PATIENCE_S)

@@ -1,8 +1,6 @@
-"""The built-in model: a byte-level GPT that a laptop's CPU can train, for demo, examples and tests.
+"""A byte-level GPT that a laptop's CPU can train: the model on which the tables of docs/learning.md rest.
 
-Owns: the network, its initial values and how it is evaluated.
-Called by: the trainer (when the manifest names the built-in model), examples, benchmarks.
-Must not know: rounds, where its bytes come from.
+Owns: the network, its initial values and how it is evaluated.  Must not know: rounds, where its bytes come from.
 
 Pre-norm blocks, learned positions, GELU, no biases, one matrix for embedding and head.  Letters in shape
 comments: B batch, T bytes in a row, C width, H heads, V = 256 byte values.
@@ -11,7 +9,9 @@ comments: B batch, T bytes in a row, C width, H heads, V = 256 byte values.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import Manifest
 
 VOCAB = 256
 _INIT_STD = 0.02
@@ -38,16 +37,6 @@ class GPTConfig:
                 raise UserError(f"model {name} must be at least 1, not {getattr(self, name)}")
         if self.width % self.heads:
             raise UserError(f"model width {self.width} must be a multiple of heads {self.heads}")
-
-    @classmethod
-    def of_run(cls, manifest: Manifest) -> GPTConfig:
-        shape = manifest.model
-        if shape.builtin != "tiny-gpt" or not manifest.data.source:
-            raise UserError(
-                f"run '{manifest.run.name}' brings its own model or data: join it with its training script, "
-                "which calls farflung.join or farflung.pipeline"
-            )
-        return cls(shape.layers, shape.width, shape.heads, shape.context)
 
 
 class GPTOutput(NamedTuple):
@@ -168,3 +157,56 @@ def evaluate(model: TinyGPT, data: Tensor, windows: int = 32, batch: int = 8) ->
         return total / windows
     finally:
         model.train(was_training)
+
+
+# ---- the model in parts ------------------------------------------------------------------------------------
+
+
+class Embed(nn.Module):
+    """The first part of an untied TinyGPT: [B, T] int64 -> [B, T, C]."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(VOCAB, config.width)
+        self.positions = nn.Embedding(config.context, config.width)
+        fill_all(self, config.layers)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.bytes(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        return x
+
+
+class Block(AttentionBlock):
+    """A part between them, drawn from torch's own generator, which whoever builds parts has seeded."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__(config)
+        fill_all(self, config.layers)
+
+
+class OutputHead(nn.Module):
+    """The last part: [B, T, C] -> logits [B, T, V], by a matrix of its own."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.width, bias=False)
+        self.head = nn.Linear(config.width, VOCAB, bias=False)
+        fill_all(self, config.layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def next_byte_loss(logits: Tensor, riders: Mapping[str, Tensor]) -> Tensor:
+    """Of what the last part gives; fp32 as in TinyGPT itself."""
+    return F.cross_entropy(logits.float().flatten(0, 1), riders["labels"].flatten())
+
+
+def untied_parts(config: GPTConfig) -> list[Callable[[], nn.Module]]:
+    """A TinyGPT whose head has a matrix of its own, as parts for a pipeline: layers + 2 of them."""
+    return [
+        partial(Embed, config),
+        *(partial(Block, config) for _ in range(config.layers)),
+        partial(OutputHead, config),
+    ]
