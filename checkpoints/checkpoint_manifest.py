@@ -16,8 +16,9 @@ from blake3 import blake3
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from farflung.protocol.digests import hash_bytes, root_of
-from farflung.protocol.errors import CheckpointError
+from farflung.protocol.errors import CheckpointError, UserError
 from farflung.protocol.limits import AMENDMENTS_MOST, CHUNKS_PER_FRAGMENT, FRAGMENTS_MAX
+from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import Fragment, ModelSchema
 from farflung.protocol.outer_numbers import MOMENTUM_PARTS, StateForm
 from farflung.protocol.round_words import Count
@@ -26,6 +27,7 @@ from farflung.protocol.signing import curve_key_of, peer_id_of, proves, statemen
 MANIFEST_NAME = "manifest.json"
 MANIFEST_BYTES_MAX = 64 << 20
 FORMAT = 1
+TERMS_CHARS = 64 * 1024
 # At most so much state in one file: large enough for object stores, small enough to retry.
 SHARD_BYTES = 256 << 20
 PARTS_LEAST = 8  # files, if there are so many chunks: whoever shares the place writes some of them
@@ -81,6 +83,8 @@ class CheckpointManifest(SignedFile, frozen=True, forbid_unknown_fields=True, kw
     run: Text
     run_id: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
     manifest: Hex32  # digest of run.toml
+    # What that is the digest of: the run in its own words.
+    terms: Annotated[str, Meta(max_length=TERMS_CHARS)] | UnsetType = UNSET
     era: Count  # how often the run had gone back to an older state
     version: Count  # of every fragment
     incarnation: Count  # of the coordinator whose journal it belongs to
@@ -93,6 +97,18 @@ class CheckpointManifest(SignedFile, frozen=True, forbid_unknown_fields=True, kw
     parts: Literal[3] | UnsetType = UNSET
     # The amendment that held in the round that made it; left out where its host had changed nothing.
     amended: Annotated[int, Meta(ge=1, le=AMENDMENTS_MOST)] | UnsetType = UNSET
+
+    @property
+    def run_terms(self) -> Manifest | None:
+        """None where they are not told.  CheckpointError where they are not the run's: its digest is signed."""
+        if isinstance(self.terms, UnsetType):
+            return None
+        if blake3(self.terms.encode()).hexdigest() != self.manifest:
+            raise CheckpointError("the terms in its manifest are not those of its run")
+        try:
+            return Manifest.from_canonical(self.terms.encode())
+        except UserError as error:
+            raise CheckpointError(str(error)) from None
 
     @property
     def age(self) -> tuple[int, int]:

@@ -188,6 +188,30 @@ def base_folder(named: str, with_weights: bool) -> Path:
         ) from None
 
 
+def write_run_folder(
+    tensors: Mapping[str, Tensor], config: Mapping[str, Any], out: Path, shard_bytes: int
+) -> None:
+    """The same of a model that the run itself names: nothing else is needed, neither a base nor transformers."""
+    shards: list[dict[str, Tensor]] = [{}]
+    for name, tensor in tensors.items():
+        there = sum(each.nbytes for each in shards[-1].values())
+        if shards[-1] and there + tensor.nbytes > shard_bytes:
+            shards.append({})
+        shards[-1][name] = tensor
+    with made_aside(out) as aside:
+        (aside / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        files: dict[str, str] = {}
+        for number, shard in enumerate(shards, 1):
+            of_several = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
+            file = f"model{of_several}.safetensors"
+            save_file(shard, aside / file, {"format": "pt"})
+            files |= dict.fromkeys(shard, file)
+        if len(shards) > 1:
+            size = sum(each.nbytes for each in tensors.values())
+            index = {"metadata": {"total_size": size}, "weight_map": files}
+            (aside / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
+
+
 def write_hf_folder(trained: TrainedTensors, base: Path, out: Path, max_shard_size: int | str) -> None:
     """Whole, or nothing: UserError if what the run trained is not what the base's config says."""
     with made_aside(out) as aside:

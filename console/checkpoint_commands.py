@@ -19,16 +19,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farflung.peer.settings import place_of
+from farflung.protocol.caps import parse_bytes
 from farflung.protocol.errors import CheckpointError, UserError
 from farflung.protocol.join_url import JoinUrl
+from farflung.protocol.model_schema import hf_config
 from farflung.protocol.process.mode_folders import needed
 
 if TYPE_CHECKING:
     from farflung.checkpoints.checkpoint_manifest import JoinedStages
     from farflung.checkpoints.export import Exported
     from farflung.checkpoints.store import Store
+    from farflung.protocol.manifest import ModelSection
 
 LARGE_BYTES = 200_000_000
+OF_RUN = "run"  # in the place of a model's folder: the model is what the run says
 # Of a mode: what transformers calls the tensors of a model in parts.
 NAMES_OF_PARTS = "farflung.peer.pipeline.hf"
 app = typer.Typer(help="List, verify and export the checkpoints of a run.", no_args_is_help=True)
@@ -44,8 +48,8 @@ Hf = Annotated[
     str | None,
     typer.Option(
         "--hf",
-        help="Folder or name of the transformers model (or of the peft adapter) that the run trained: write a folder "
-        "that from_pretrained loads, with its config and tokenizer.",
+        help="Write a folder that from_pretrained and vLLM load: `run` where the run names its model; else the folder "
+        "or name of the transformers model (or peft adapter) that it trained, with its config and tokenizer.",
     ),
 ]
 MaxShard = Annotated[
@@ -203,10 +207,18 @@ def write_for_transformers(
     found: JoinedStages, exported: Exported, hf: str, folder: Path, max_shard_size: str
 ) -> None:
     """Under the names that `from_pretrained` loads, whatever the run called them."""
-    from farflung.checkpoints.export import TrainedTensors, base_folder, write_hf_folder
+    from farflung.checkpoints.export import TrainedTensors, base_folder, write_hf_folder, write_run_folder
 
     names = [*exported.tensors, *exported.frozen]
     in_parts = all(name.partition(".")[0].isdecimal() for name in names)
+    if hf == OF_RUN:
+        model = _model_of_run(found)
+        # Of a model in stages a part's number stands before the name; behind it are transformers' own names.
+        tensors = {
+            name.partition(".")[2] if in_parts else name: each for name, each in exported.tensors.items()
+        }
+        write_run_folder(tensors, hf_config(model), folder, _shard_bytes(max_shard_size))
+        return
     base = base_folder(hf, with_weights=bool(exported.frozen))
     named: dict[str, str] = {}
     if in_parts:
@@ -214,6 +226,24 @@ def write_for_transformers(
         named = in_words.hf_names(base, names)
     trained = TrainedTensors(found.manifest.model, exported, named, untied=in_parts)
     write_hf_folder(trained, base, folder, max_shard_size)
+
+
+def _shard_bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except UserError as error:
+        raise UserError(f"--max-shard-size: {error}") from None
+
+
+def _model_of_run(found: JoinedStages) -> ModelSection:
+    """UserError where its run was one of a script."""
+    terms = found.manifest.run_terms
+    if terms is None or not terms.model.kind:
+        raise UserError(
+            f"--hf {OF_RUN}: run {found.manifest.run} trained the model of a script: name that model's folder, or its "
+            "name on a hub"
+        )
+    return terms.model
 
 
 def _head_of(found: JoinedStages, provenance: Path | None) -> dict[str, str]:

@@ -221,6 +221,7 @@ class CheckpointWriter:
             run=facts.manifest.run.name,
             run_id=facts.run_id.hex(),
             manifest=facts.manifest.digest.hex(),
+            terms=facts.manifest.canonical().decode("ascii"),
             era=era,
             version=version,
             incarnation=facts.incarnation,
