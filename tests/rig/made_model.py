@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from msgspec import UNSET
 from torch import nn
 
 from farflung.checkpoints.checkpoint_manifest import CheckpointManifest, Saved, SavedFragment, shards_of
@@ -67,8 +68,11 @@ class MadeRun:
         said = [SignedList(each.public, _sent(version, tokens[each.peer_id])) for each in (ANN, BOB)]
         self._rows.keep(KeepEvidence(commit, tuple(said)))
 
-    def saves(self, model: nn.Module, version: int) -> Saved:
-        """The model as it is now, signed by the run, committed."""
+    def saves(self, model: nn.Module, version: int, terms: bytes = b"", of: bytes = b"") -> Saved:
+        """The model as it is now, signed by the run, committed.
+
+        `terms`: of the run, where they are told; `of`: what is signed to be their digest is that of something else.
+        """
         layout = ModelLayout.of(model, ELEMENTS)
         flat = torch.zeros(layout.total_elements)
         layout.write_anchor(model, flat)
@@ -86,7 +90,9 @@ class MadeRun:
         draft.parts.finish(lambda seconds: None)
         proof = self._keys.prove(statement_of(RUN_ID, 0, 0, version, digest))
         manifest = CheckpointManifest(
-            format=1, run=self.name, run_id=RUN_ID.hex(), manifest="ab" * 32, era=0, version=version, incarnation=1,
+            format=1, run=self.name, run_id=RUN_ID.hex(), era=0,
+            manifest=hash_bytes(of or terms).hex() if terms else "ab" * 32,
+            terms=terms.decode() if terms else UNSET, version=version, incarnation=1,
             model=layout.model_schema(model),
             fragments=(SavedFragment(version, digest.hex(), version, hashes, proof.hex()),),
             files=tuple(sorted(draft.parts.shards, key=lambda file: file.first)),
