@@ -115,7 +115,7 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
     run = found["run"]
     told = "{:.3f} and {:.3f} of one process".format(*run["held_out"]) if run else "it failed"
     rows.append(
-        ("four peers of 121 million, int8, held out", told, "equal on all peers", bool(run.get("equal")))
+        ("four peers of 85 million, int8, held out", told, "equal on all peers", bool(run.get("equal")))
     )
     step = found["step"]
     rows.append(

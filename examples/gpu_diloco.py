@@ -1,6 +1,6 @@
 """One GPU as four peers of a run (int8, 50 steps a round), beside one process that learns from as many samples.
 
-python examples/gpu_diloco.py           a GPT of 121 million parameters, 1,000 steps, on a GPU with 40 GB or more
+python examples/gpu_diloco.py           a Llama of 85 million parameters, 1,000 steps, on a GPU with 40 GB or more
 python examples/gpu_diloco.py --tiny    a small one, on a CPU too: that it works, and nothing about a GPU
 
 It prints both loss curves; with --json, one line for programs.

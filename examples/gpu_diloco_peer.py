@@ -1,4 +1,4 @@
-"""The training script of gpu_diloco.py: a byte-level GPT as a peer, or alone with the batches of all peers in one.
+"""The training script of gpu_diloco.py: a byte-level Llama as a peer, or alone with the batches of all peers in one.
 
 python examples/gpu_diloco_peer.py tiny|gpu OUT.json           alone
 python examples/gpu_diloco_peer.py tiny|gpu OUT.json URL KEY   a peer

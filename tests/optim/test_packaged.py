@@ -143,7 +143,7 @@ def test_8_bits_are_8_bits_and_adam_mini_has_one_rate_a_row() -> None:
     pytest.importorskip("bitsandbytes")
     pytest.importorskip("adam_mini")
     model = Llama(CONFIG)
-    weight = model.blocks[0].up.weight
+    weight = next(p for n, p in model.named_parameters() if n == "model.layers.0.mlp.up_proj.weight")
     eight, mini = made("adamw8bit", model), made("adam-mini", model)
     for optimizer in (eight, mini):
         step(model, optimizer)
