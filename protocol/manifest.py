@@ -22,8 +22,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from farflung.protocol.caps import wrong_caps
 from farflung.protocol.errors import UserError
-from farflung.protocol.limits import FRAGMENTS_MAX, MAX_PEERS, MEMBERS_PER_ROUND, MICROS_PER_BATCH, SEATS_TOLD
-from farflung.protocol.model_schema import filled_in, size_problems
+from farflung.protocol.limits import (
+    CHUNKS_PER_FRAGMENT,
+    FRAGMENTS_MAX,
+    MAX_PEERS,
+    MEMBERS_PER_ROUND,
+    MICROS_PER_BATCH,
+    SEATS_TOLD,
+)
+from farflung.protocol.model_schema import filled_in, size_problems, values_of
 from farflung.protocol.outer_numbers import (
     EXACT_STEPS,
     MUON_MOMENTUM,
@@ -39,6 +46,7 @@ from farflung.protocol.outer_numbers import (
 #
 # Called by the manifest, which holds them together and says what is wrong. Pure.
 
+CHUNK_KB_MOST = 16384
 HUGE = 2**53 - 1  # the bound of numbers without a natural one; every JSON reader keeps integers up to it
 _NAME = "^[a-z0-9-]{1,64}$"
 # What a run begins with.  A path is a name and no more: nobody opens it on the run's word.
@@ -194,7 +202,7 @@ class RoundSection(Section):
     period_s: Annotated[float, Field(ge=0, le=7 * 86400)] = 0.0
     codec: CodecName = "auto"
     gather_codec: CodecName = "auto"
-    chunk_kb: Annotated[int, Field(ge=1, le=16384)] = 1024
+    chunk_kb: Annotated[int, Field(ge=1, le=CHUNK_KB_MOST)] = 1024
     fragments: Annotated[int, Field(ge=1, le=FRAGMENTS_MAX)] = 1
     deadline_s: Seconds = 60.0
     scatter_grace_s: Seconds = 10.0
@@ -313,7 +321,8 @@ class Manifest(Section):
 
     @model_validator(mode="after")
     def _keys_fit_together(self) -> Self:
-        self.__dict__["round"] = _with_codecs(self.round, exact=self.makes_exact_batches)
+        rules = _with_codecs(self.round, exact=self.makes_exact_batches)
+        self.__dict__["round"] = _with_chunks(rules, self.least_chunk_kb)
         problems = _cross_checks(self)
         if problems:
             raise ValueError("\n".join(problems))
@@ -376,6 +385,13 @@ class Manifest(Section):
         return self.data.length or self.model.context + 1
 
     @property
+    def least_chunk_kb(self) -> int:
+        """Of a model that the run names and that is in one piece: with smaller ones there would be too many chunks."""
+        if not self.model.kind or self.pipeline.stages > 1:
+            return 1
+        return -(-4 * values_of(self.model) // (CHUNKS_PER_FRAGMENT * 1024))
+
+    @property
     def batch_clip(self) -> float:
         """The largest norm of the gradient of a batch, over the whole model; infinite: it is not clipped."""
         return self.pipeline.clip if self.pipeline.batch and self.pipeline.clip else math.inf
@@ -398,6 +414,13 @@ def _with_codecs(rules: RoundSection, exact: bool) -> RoundSection:
     return rules.model_copy(update=due)
 
 
+def _with_chunks(rules: RoundSection, least_kb: int) -> RoundSection:
+    """Where nobody chose, chunks are as large as the model needs."""
+    if "chunk_kb" in rules.model_fields_set or rules.chunk_kb >= least_kb:
+        return rules
+    return rules.model_copy(update={"chunk_kb": min(least_kb, CHUNK_KB_MOST)})
+
+
 def _cross_checks(m: Manifest) -> list[str]:
     """Rules between keys; each line says what is wrong with which value and how it must be."""
     problems = []
@@ -416,6 +439,8 @@ def _cross_checks(m: Manifest) -> list[str]:
     expect(samples >= batch, "[data] lease_samples", f"at least one batch ({batch})", samples)
     long = m.model.kind and m.data.length > m.model.context + 1
     expect(not long, "[data] length", f"at most context + 1 ({m.model.context + 1})", m.data.length)
+    small = m.round.chunk_kb < m.least_chunk_kb
+    expect(not small, "[round] chunk_kb", f"at least {m.least_chunk_kb} for this model", m.round.chunk_kb)
     coarse = m.outer.step != "sparse" or m.round.codec in ("topk", "int2")
     if not coarse:
         found = f'codec = "{m.round.codec}"'

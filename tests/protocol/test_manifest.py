@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from farflung.compression.codec import AUTO, codec_names
 from farflung.console.run_toml import SHORT, TEMPLATE
 from farflung.protocol.errors import UserError
+from farflung.protocol.limits import CHUNKS_PER_FRAGMENT
 from farflung.protocol.manifest import MAX_MANIFEST_BYTES, CodecName, Manifest
+from farflung.protocol.model_schema import values_of
 
 
 def problem(text: str) -> str:
@@ -300,3 +302,59 @@ def test_more_stages_than_the_model_that_is_built_in_has_parts_are_refused() -> 
 def test_cuts_of_a_model_in_one_stage_are_not_passed_over() -> None:
     with pytest.raises(UserError, match=r"cuts: a model in one stage has none, found \[2\]; set stages"):
         Manifest.from_toml(IN_STAGES.replace("stages = 3", "batch = 8\ncuts = [2]"), "run.toml")
+
+
+@pytest.mark.parametrize(("preset", "chunk_kb"), [("tiny", 1024), ("350M", 1024), ("1B", 1050), ("7B", 6427)])
+def test_chunks_that_nobody_chose_are_as_large_as_the_model_needs(preset: str, chunk_kb: int) -> None:
+    manifest = Manifest.from_toml(f'[model]\npreset = "{preset}"', "run.toml")
+    assert manifest.round.chunk_kb == chunk_kb
+    assert 4 * values_of(manifest.model) <= chunk_kb * 1024 * CHUNKS_PER_FRAGMENT
+    assert Manifest.from_canonical(manifest.canonical()) == manifest
+
+
+def test_chunks_that_are_too_small_for_the_model_are_refused_where_the_run_is_hosted() -> None:
+    told = problem('[model]\npreset = "7B"\n[round]\nchunk_kb = 1024')
+    assert told == "run.toml: [round] chunk_kb: expected at least 6427 for this model, found 1024"
+
+
+def test_sizes_that_are_not_written_follow_from_those_that_are() -> None:
+    def sizes(text: str) -> tuple[int, ...]:
+        model = Manifest.from_toml(f"[model]\n{text}", "run.toml").model
+        return model.width, model.heads, model.kv_heads, model.head_dim, model.mlp_width
+
+    assert sizes('preset = "1B"') == (2048, 32, 4, 64, 5632)
+    assert sizes('preset = "1B"\nheads = 16') == (2048, 16, 16, 128, 5632)
+    assert sizes('preset = "1B"\nwidth = 1024') == (1024, 32, 4, 32, 2752)
+    assert sizes("width = 768\nheads = 12") == (768, 12, 12, 64, 2048)
+    assert sizes("width = 770\nheads = 12\nhead_dim = 32\nmlp_width = 5") == (770, 12, 12, 32, 5)
+
+
+def test_a_model_in_stages_has_a_head_of_its_own_unless_that_is_refused() -> None:
+    staged = '[merge]\npolicy = "mean"\n[outer]\nstep = "adamw"\n[pipeline]\nbatch = 8\nstages = 2\n'
+    assert Manifest.from_toml("", "run.toml").model.tied
+    assert not Manifest.from_toml(staged, "run.toml").model.tied
+    assert "[model] tied: expected false with [pipeline] stages > 1" in problem(
+        f"[model]\ntied = true\n{staged}"
+    )
+    assert problem(f"model = 3\n{staged}").startswith("run.toml: [model]: expected a table, found 3")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "[model]\nwidth = 770\nheads = 12",
+            "[model] width: expected a multiple of heads (12), found 770; or write",
+        ),
+        ("[model]\nhead_dim = 17", "[model] head_dim: expected an even number, found 17"),
+        ("[model]\nkv_heads = 3", "[model] kv_heads: expected a divisor of heads (4), found 3"),
+        ("[model]\nvocab = 100", "[model] vocab: expected at least 256 for bytes, found 100"),
+        ("[model]\npreset = '8B'", '[model] preset: expected "tiny" or "15M"'),
+        (
+            "[model]\nvocab = 128256\n[data]\nsource = 'https://h.example/a.bin'",
+            '[data] dtype: "uint16" has 65536 tokens, [model] vocab is 128256; write "uint32"',
+        ),
+    ],
+)
+def test_sizes_that_do_not_go_together_are_told_in_one_line(text: str, told: str) -> None:
+    assert problem(text).startswith(f"run.toml: {told}") and problem(text).count("\n") == 0

@@ -30,9 +30,8 @@ def test_a_peer_without_the_optimizers_package_is_told_what_to_install_and_gives
 @pytest.mark.parametrize(
     "toml",
     [
-        "[model]\nlayers = 1024\nwidth = 65536\nheads = 512",
-        "[model]\nlayers = 1\nwidth = 65536\nheads = 64",
-        "[model]\ncontext = 1048576\nwidth = 65536\nlayers = 1\nheads = 64",
+        "[model]\nlayers = 1\nwidth = 32768\nheads = 64",
+        "[model]\ncontext = 1048576\nwidth = 32768\nlayers = 1\nheads = 64",
         "[model]\ncontext = 1048576\n[data]\nbatch = 65536\nlease_samples = 65536",
         "[model]\ncontext = 1048576\n[pipeline]\nbatch = 4\nmicro = 65536\n[merge]\npolicy = 'mean'",
         "[model]\ncontext = 1048576\n[pipeline]\nbatch = 4\nmicro = 65536\nstages = 2\n[merge]\npolicy = 'mean'\n"
