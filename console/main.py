@@ -22,6 +22,7 @@ from farflung import __version__
 from farflung.console.bench_command import app as bench_app
 from farflung.console.checkpoint_commands import app as checkpoint_app
 from farflung.console.checkpoint_commands import start_of
+from farflung.console.data_commands import app as data_app
 from farflung.console.operator_commands import app as operator_app
 from farflung.console.operator_commands import refuse_beside, refuse_without
 from farflung.console.phonebook_commands import BOOK_HELP
@@ -54,6 +55,7 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench", rich_help_panel="Try")
 app.add_typer(checkpoint_app, name="checkpoint", rich_help_panel="Afterwards")
+app.add_typer(data_app, name="data", rich_help_panel="Host a run")
 app.add_typer(operator_app)
 app.add_typer(publish_app)
 app.add_typer(phonebook_app)

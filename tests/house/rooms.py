@@ -365,6 +365,7 @@ ROOMS: dict[str, Room] = {
             "peer",
             "peer/agent",
             "peer/builtin",
+            "peer/data",
             "peer/line",
             "checkpoints",
             *PROTOCOL,

@@ -1,0 +1,134 @@
+"""`farflung data`: what a host does with texts before a run reads them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from farflung.protocol.caps import duration, si
+from farflung.protocol.errors import UserError
+
+if TYPE_CHECKING:
+    from farflung.peer.data.shard_writer import Encode, ShardRecipe, Written
+
+app = typer.Typer(help="Make token shards of texts.", no_args_is_help=True)
+
+# What ends a document, by the names that tokenizers give it; the first one that there is.
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>", "[SEP]")
+TELL_EVERY_S = 2.0
+
+
+@app.command()
+def prepare(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="TEXT... OUT", help=".txt, .jsonl or .parquet files, then a new folder."),
+    ],
+    tokenizer: Annotated[Path, typer.Option(help="A tokenizer.json, as models of transformers have it.")],
+    held_out: Annotated[
+        str, typer.Option("--held-out", help="The share of documents that is not for training.")
+    ] = "1%",
+) -> None:
+    """Write train-00000.bin, ... and held_out.bin for [data] of run.toml.  Stopped, it goes on where it was."""
+    from farflung.peer.data.shard_writer import ShardWriter
+
+    *texts, out = files
+    if not texts:
+        raise UserError("data prepare: expected texts and then a folder, found one name")
+    recipe, encode = _recipe(texts, tokenizer, _share(held_out))
+    writer = ShardWriter(out, recipe)
+    if writer.written.shards and not writer.written.done:
+        _tell(f"going on after {len(writer.written.shards)} shards")
+    for line in _told(
+        out, recipe, writer.run(texts, encode, _Progress(len(texts), writer.written.text_bytes))
+    ):
+        typer.echo(line)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1:
+        raise UserError(f'--held-out: expected a share such as "1%", found "{text}"')
+    return share
+
+
+def _recipe(texts: Sequence[Path], tokenizer: Path, held_out: float) -> tuple[ShardRecipe, Encode]:
+    from blake3 import blake3
+
+    from farflung.peer.data.shard_writer import ENDINGS, ShardRecipe
+
+    for path in texts:
+        if path.suffix not in ENDINGS:
+            raise UserError(f"{path}: expected {', '.join(ENDINGS)}")
+        if not path.is_file():
+            raise UserError(f"{path}: there is no such file")
+    made = _tokenizer(tokenizer)
+    end = next((found for name in ENDS if (found := made.token_to_id(name)) is not None), None)
+    if end is None:
+        raise UserError(f"{tokenizer}: none of its tokens ends a document; expected one of {', '.join(ENDS)}")
+    recipe = ShardRecipe(
+        tuple((path.name, path.stat().st_size) for path in texts),
+        blake3(tokenizer.read_bytes()).hexdigest(),
+        made.get_vocab_size(with_added_tokens=True),
+        end,
+        held_out,
+    )
+    return recipe, lambda batch: [
+        each.ids for each in made.encode_batch_fast(list(batch), add_special_tokens=False)
+    ]
+
+
+def _tokenizer(path: Path) -> Any:
+    try:
+        tokenizers = importlib.import_module("tokenizers")
+    except ImportError:
+        raise UserError("data prepare needs tokenizers: pip install 'farflung[tokens]'") from None
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the outermost call of tokenizers, which raises nothing narrower
+        raise UserError(f"{path}: no tokenizer.json: {str(error).splitlines()[0]}") from None
+
+
+class _Progress:
+    def __init__(self, files: int, read_before: int) -> None:
+        self._files, self._read_before = files, read_before
+        self._began = self._told = time.monotonic()
+
+    def __call__(self, written: Written) -> None:
+        now, read = time.monotonic(), written.text_bytes
+        if now - self._told < TELL_EVERY_S:
+            return
+        self._told = now
+        rate = (read - self._read_before) / (now - self._began)
+        _tell(
+            f"file {written.file + 1} of {self._files}: {si(read, 'B')} of text in {duration(now - self._began)}, "
+            f"{si(rate, 'B/s')}; {len(written.shards)} shards"
+        )
+
+
+def _tell(text: str) -> None:
+    print(f"farflung: {text}", file=sys.stderr, flush=True)
+
+
+def _told(out: Path, recipe: ShardRecipe, written: Written) -> list[str]:
+    shards = "1 shard" if len(written.shards) == 1 else f"{len(written.shards)} shards"
+    return [
+        f"# {out}: {written.tokens:,} tokens in {shards}, {written.held_out:,} held out; "
+        f"{written.bytes_per_token:.3f} bytes a token",
+        f"# tokenizer {recipe.tokenizer}",
+        "[model]",
+        f"vocab = {recipe.vocab}",
+        "",
+        "[data]",
+        'source = "https://HOST/PATH/train-*.bin"   # where you put the shards',
+        f'dtype = "{recipe.dtype}"',
+    ]
