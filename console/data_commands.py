@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Make token shards of texts.", no_args_is_help=True)
 
 # What ends a document, by the names that tokenizers give it; the first one that there is.
-ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>", "[SEP]")
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "</s>", "[SEP]")
 TELL_EVERY_S = 2.0
 
 
@@ -34,14 +34,17 @@ def prepare(
     held_out: Annotated[
         str, typer.Option("--held-out", help="The share of documents that is not for training.")
     ] = "1%",
+    end: Annotated[
+        str, typer.Option(help="The token that ends a document \\[the tokenizer's end of text].")
+    ] = "",
 ) -> None:
-    """Write train-00000.bin, ... and held_out.bin for [data] of run.toml.  Stopped, it goes on where it was."""
+    """Write train-00000.bin, ... and held_out/ for [data] of run.toml.  Stopped, it goes on where it was."""
     from farflung.peer.data.shard_writer import ShardWriter
 
     *texts, out = files
     if not texts:
         raise UserError("data prepare: expected texts and then a folder, found one name")
-    recipe, encode = _recipe(texts, tokenizer, _share(held_out))
+    recipe, encode = _recipe(texts, tokenizer, end, _share(held_out))
     writer = ShardWriter(out, recipe)
     if writer.written.shards and not writer.written.done:
         _tell(f"going on after {len(writer.written.shards)} shards")
@@ -61,10 +64,10 @@ def _share(text: str) -> float:
     return share
 
 
-def _recipe(texts: Sequence[Path], tokenizer: Path, held_out: float) -> tuple[ShardRecipe, Encode]:
+def _recipe(texts: Sequence[Path], tokenizer: Path, end: str, held_out: float) -> tuple[ShardRecipe, Encode]:
     from blake3 import blake3
 
-    from farflung.peer.data.shard_writer import ENDINGS, ShardRecipe
+    from farflung.peer.data.shard_writer import ENDINGS, ShardRecipe, known_again
 
     for path in texts:
         if path.suffix not in ENDINGS:
@@ -72,14 +75,17 @@ def _recipe(texts: Sequence[Path], tokenizer: Path, held_out: float) -> tuple[Sh
         if not path.is_file():
             raise UserError(f"{path}: there is no such file")
     made = _tokenizer(tokenizer)
-    end = next((found for name in ENDS if (found := made.token_to_id(name)) is not None), None)
-    if end is None:
-        raise UserError(f"{tokenizer}: none of its tokens ends a document; expected one of {', '.join(ENDS)}")
+    names = (end,) if end else ENDS
+    of_end = next((found for name in names if (found := made.token_to_id(name)) is not None), None)
+    if of_end is None:
+        raise UserError(
+            f"{tokenizer}: no token {' or '.join(names)}; name with --end the one that ends a document"
+        )
     recipe = ShardRecipe(
-        tuple((path.name, path.stat().st_size) for path in texts),
+        tuple(map(known_again, texts)),
         blake3(tokenizer.read_bytes()).hexdigest(),
         made.get_vocab_size(with_added_tokens=True),
-        end,
+        of_end,
         held_out,
     )
     return recipe, lambda batch: [
@@ -93,9 +99,15 @@ def _tokenizer(path: Path) -> Any:
     except ImportError:
         raise UserError("data prepare needs tokenizers: pip install 'farflung[tokens]'") from None
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        made = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the outermost call of tokenizers, which raises nothing narrower
         raise UserError(f"{path}: no tokenizer.json: {str(error).splitlines()[0]}") from None
+    # What it was saved with for another use would cut documents, or fill them up; and a text in which the name of a
+    # special token stands says that name, and not that token.
+    made.no_truncation()
+    made.no_padding()
+    made.encode_special_tokens = True
+    return made
 
 
 class _Progress:
@@ -124,7 +136,7 @@ def _told(out: Path, recipe: ShardRecipe, written: Written) -> list[str]:
     return [
         f"# {out}: {written.tokens:,} tokens in {shards}, {written.held_out:,} held out; "
         f"{written.bytes_per_token:.3f} bytes a token",
-        f"# tokenizer {recipe.tokenizer}",
+        f"# tokenizer {recipe.tokenizer}; documents end with token {recipe.end}",
         "[model]",
         f"vocab = {recipe.vocab}",
         "",

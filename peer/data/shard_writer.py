@@ -1,8 +1,9 @@
 """Text to token shards: what `farflung data prepare` writes, and where it goes on after it was stopped.
 
-Owns: which documents there are in a file, which of them are held out, and the files that ids are written to.  A shard
-is written aside and gets its name when it is whole; after each one a small file says how far it is, so whoever stops it
-loses minutes.  The tokenizer is the caller's: it maps texts to ids.  Must not know the command line or manifests.
+Owns: which documents there are in a file, which of them are held out, and the files that ids are written to.  A file is
+written aside and gets its name when it is whole; after each shard a small file says how far it is, so whoever stops it
+loses minutes, and ends with the same bytes.  The tokenizer is the caller's: it maps texts to ids.  Must not know the
+command line or manifests.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
 from blake3 import blake3
@@ -23,11 +24,13 @@ from farflung.protocol.errors import UserError
 
 SHARD_TOKENS = 100_000_000
 STATE = "prepared.json"
-HELD_OUT = "held_out.bin"
+# In a folder of its own: OUT/*.bin is what a run trains on, and must not have it.
+HELD_OUT = "held_out/held_out.bin"
 ENDINGS = (".txt", ".jsonl", ".parquet")
 PIECE_CHARS = 64 * 1024  # of a longer text: a document each, up to the end of a line
 LONG_BYTES = 1 << 20  # of such a file
 BATCH_CHARS = 4 << 20  # of documents that are encoded at once
+LOOKED_AT_BYTES = 64 * 1024  # at both ends of a file, to know it again
 
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 
@@ -36,7 +39,7 @@ Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 class ShardRecipe:
     """All that decides what the shards hold: another one needs another folder."""
 
-    files: tuple[tuple[str, int], ...]  # name and bytes
+    files: tuple[tuple[str, int, str], ...]  # name, bytes, and a hash of both ends
     tokenizer: str  # its hash
     vocab: int
     end: int  # the id that ends a document
@@ -45,6 +48,19 @@ class ShardRecipe:
     @property
     def dtype(self) -> str:
         return "uint16" if self.vocab <= 1 << 16 else "uint32"
+
+    @property
+    def token_bytes(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
+
+def known_again(path: Path) -> tuple[str, int, str]:
+    """A file, as a recipe has it."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        first = file.read(LOOKED_AT_BYTES)
+        file.seek(max(0, size - LOOKED_AT_BYTES))
+        return path.name, size, blake3(first + file.read(LOOKED_AT_BYTES)).hexdigest()[:32]
 
 
 @dataclass
@@ -69,107 +85,140 @@ class Written:
 
 class ShardWriter:
     def __init__(self, folder: Path, recipe: ShardRecipe, shard_tokens: int = SHARD_TOKENS) -> None:
-        """UserError where the folder holds what was made by another recipe."""
+        """UserError where the folder holds what was made by another recipe, or something else."""
         self.folder, self.recipe, self._shard_tokens = folder, recipe, shard_tokens
         self.written = self._known()
-        self._pending: list[np.ndarray[Any, Any]] = []
-        self._pending_tokens = 0
+        self._pending = 0  # tokens of the shard that is written
 
     def _known(self) -> Written:
         state = self.folder / STATE
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UserError(f"{self.folder}: expected a folder after the texts, found a file")
         try:
             found = json.loads(state.read_text(encoding="utf-8"))
             recipe, written = found["recipe"], Written(**found["written"])
-        except FileNotFoundError:
-            # Stopped before the first shard it left nothing but what it wrote aside.
-            others = [path for path in _in(self.folder) if not path.name.endswith(".part")]
-            if others:
+        except (FileNotFoundError, NotADirectoryError):
+            files = (path for path in self.folder.rglob("*") if path.is_file())
+            if not all(path.name.endswith(".part") for path in files):  # it was stopped as it began
                 raise UserError(f"{self.folder}: not empty; name a new folder") from None
             return Written()
         except (OSError, ValueError, KeyError, TypeError):
-            raise UserError(f"{state}: not readable; remove the folder, or name another one") from None
+            raise UserError(f"{state}: not readable; name a new folder") from None
         if recipe != json.loads(json.dumps(asdict(self.recipe))):
-            raise UserError(
-                f"{self.folder}: made from other files, or with another tokenizer or --held-out; name a new folder"
-            )
+            told = "made from other files, or with another tokenizer, --end or --held-out"
+            raise UserError(f"{self.folder}: {told}; name a new folder")
         return written
 
     def run(self, paths: Sequence[Path], encode: Encode, tell: Callable[[Written], None]) -> Written:
         """`paths`: the recipe's files.  `tell`: called after each batch."""
-        written, held_out = self.written, self._held_out_so_far()
-        if written.done:
-            return written
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with held_out.open("r+b" if held_out.exists() else "w+b") as aside:
-            # What came after the last whole shard is made again.
-            aside.truncate(written.held_out * np.dtype(self.recipe.dtype).itemsize)
-            aside.seek(0, os.SEEK_END)
+        try:
+            return self._run(paths, encode, tell)
+        except OSError as error:
+            raise UserError(f"{self.folder}: cannot write: {error.strerror or error}") from None
+
+    def _run(self, paths: Sequence[Path], encode: Encode, tell: Callable[[Written], None]) -> Written:
+        written = self.written
+        if written.done or self._lacks_its_name(len(paths)):
+            return self._finish()
+        (self.folder / HELD_OUT).parent.mkdir(parents=True, exist_ok=True)
+        self._save()  # whose folder this is
+        with self._held_out() as held_out:
+            shard = self._next_shard()
             for number in range(written.file, len(paths)):
                 written.file = number
                 for batch in batches(documents(paths[number]), written.document):
                     for text, ids in zip(batch, encode(batch), strict=True):
-                        self._add(text, [*ids, self.recipe.end], aside)
+                        self._add(text, [*ids, self.recipe.end], shard, held_out)
                     written.document += len(batch)
-                    if self._pending_tokens >= self._shard_tokens:
-                        aside.flush()
-                        os.fsync(aside.fileno())
-                        self._write_shard()
+                    if self._pending >= self._shard_tokens:
+                        _settle(held_out)
+                        self._end_shard(shard)
+                        shard = self._next_shard()
                     tell(written)
                 written.document = 0
             written.file = len(paths)
-            aside.flush()
-            os.fsync(aside.fileno())
-        if self._pending_tokens:
-            self._write_shard()
+            _settle(held_out)
+            self._end_shard(shard)
         if not written.shards or not written.held_out:
             raise UserError(
                 f"too little text: {written.tokens:,} tokens to train on and {written.held_out:,} held out; give more "
-                "files, or a larger --held-out"
+                "files, or a larger --held-out, and a new folder"
             )
-        held_out.replace(self.folder / HELD_OUT)
-        written.done = True
-        self._save()
-        return written
+        self._aside(HELD_OUT).replace(self.folder / HELD_OUT)
+        return self._finish()
 
-    def _held_out_so_far(self) -> Path:
-        return self.folder / f".{HELD_OUT}.part"
+    def _lacks_its_name(self, files: int) -> bool:
+        """It was stopped when all was written, and nothing but the word for that was missing."""
+        held_out, due = self.folder / HELD_OUT, self.written.held_out * self.recipe.token_bytes
+        return self.written.file == files and held_out.exists() and held_out.stat().st_size == due > 0
 
-    def _add(self, text: str, ids: Sequence[int], held_out: Any) -> None:
+    def _finish(self) -> Written:
+        if not self.written.done:
+            self.written.done = True
+            self._save()
+        return self.written
+
+    # ---- files -------------------------------------------------------------------------------------------------
+
+    def _aside(self, name: str) -> Path:
+        path = self.folder / name
+        return path.with_name(f".{path.name}.part")
+
+    def _held_out(self) -> BinaryIO:
+        """What came after the last whole shard is made once more."""
+        aside, due = self._aside(HELD_OUT), self.written.held_out * self.recipe.token_bytes
+        there = aside.stat().st_size if aside.exists() else 0
+        if there < due:
+            raise UserError(f"{aside}: {there} bytes of at least {due} that were written; name a new folder")
+        file = aside.open("r+b" if aside.exists() else "w+b")
+        file.truncate(due)
+        file.seek(due)
+        return file
+
+    @property
+    def _name(self) -> str:
+        return f"train-{len(self.written.shards):05d}.bin"
+
+    def _next_shard(self) -> BinaryIO:
+        return self._aside(self._name).open("wb")
+
+    def _add(self, text: str, ids: Sequence[int], shard: BinaryIO, held_out: BinaryIO) -> None:
         raw, array = text.encode(), np.array(ids, dtype=np.uint32)
         if int(array.max()) >= self.recipe.vocab:
             raise UserError(f"the tokenizer gave id {array.max()}, and its vocabulary is {self.recipe.vocab}")
-        array = array.astype(np.dtype(self.recipe.dtype).newbyteorder("<"))
         self.written.text_bytes += len(raw)
-        if _chance(raw) < self.recipe.held_out:
-            held_out.write(array.tobytes())
-            self.written.held_out += len(array)
-        else:
-            self._pending.append(array)
-            self._pending_tokens += len(array)
+        is_held_out = _chance(raw) < self.recipe.held_out
+        (held_out if is_held_out else shard).write(
+            array.astype(np.dtype(self.recipe.dtype).newbyteorder("<")).data
+        )
+        self.written.held_out += len(array) * is_held_out
+        self._pending += len(array) * (not is_held_out)
 
-    def _write_shard(self) -> None:
+    def _end_shard(self, shard: BinaryIO) -> None:
         """Whole documents: a shard is a little longer than asked for."""
-        name = f"train-{len(self.written.shards):05d}.bin"
-        part = self.folder / f".{name}.part"
-        with part.open("wb") as file:
-            for array in self._pending:
-                file.write(array.tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self.folder / name)
-        self.written.shards.append(self._pending_tokens)
-        self._pending, self._pending_tokens = [], 0
+        _settle(shard)
+        shard.close()
+        if self._pending:
+            self._aside(self._name).replace(self.folder / self._name)
+            self.written.shards.append(self._pending)
+            self._pending = 0
+        else:
+            self._aside(self._name).unlink()
         self._save()
 
     def _save(self) -> None:
-        part = self.folder / f".{STATE}.part"
-        content = {"recipe": asdict(self.recipe), "written": asdict(self.written)}
-        part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        part.replace(self.folder / STATE)
+        aside = self._aside(STATE)
+        with aside.open("wb") as file:
+            content = {"recipe": asdict(self.recipe), "written": asdict(self.written)}
+            file.write(json.dumps(content, indent=2).encode() + b"\n")
+            _settle(file)
+        aside.replace(self.folder / STATE)
 
 
-def _in(folder: Path) -> list[Path]:
-    return [*folder.iterdir()] if folder.is_dir() else []
+def _settle(file: BinaryIO) -> None:
+    """It is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _chance(raw: bytes) -> float:
@@ -196,13 +245,12 @@ def batches(texts: Iterator[str], skip: int) -> Iterator[list[str]]:
 
 def documents(path: Path) -> Iterator[str]:
     """A .txt file, or pieces of a long one; the `text` of each line of .jsonl; the column `text` of .parquet."""
+    kind = {".jsonl": _of_lines, ".parquet": _of_rows}.get(path.suffix, _of_text)
     try:
-        if path.suffix == ".jsonl":
-            yield from _of_lines(path)
-        elif path.suffix == ".parquet":
-            yield from _of_rows(path)
-        else:
-            yield from _of_text(path)
+        for text in kind(path):
+            if text.strip():
+                # Half of a pair of surrogates, as crawled JSON has it, is no character.
+                yield text.encode("utf-8", "replace").decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot read: {getattr(error, 'strerror', None) or error}") from None
 
@@ -211,25 +259,26 @@ def _of_text(path: Path) -> Iterator[str]:
     is_long = path.stat().st_size > LONG_BYTES
     piece: list[str] = []
     chars = 0
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         while line := file.readline(PIECE_CHARS):
             piece.append(line)
             chars += len(line)
             if is_long and chars >= PIECE_CHARS:
                 yield "".join(piece)
                 piece, chars = [], 0
-    if (text := "".join(piece)).strip():
-        yield text
+    yield "".join(piece)
 
 
 def _of_lines(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
             try:
                 text = json.loads(line)["text"]
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 raise UserError(f'{path}, line {number}: expected an object with a "text"') from None
-            if isinstance(text, str) and text.strip():
+            if isinstance(text, str):
                 yield text
 
 
@@ -245,6 +294,6 @@ def _of_rows(path: Path) -> Iterator[str]:
                 f'{path}: expected a column "text", found {", ".join(file.schema_arrow.names[:8])}'
             )
         for rows in file.iter_batches(1024, columns=["text"]):
-            yield from (text for text in rows.column(0).to_pylist() if isinstance(text, str) and text.strip())
+            yield from (text for text in rows.column(0).to_pylist() if isinstance(text, str))
     except pyarrow.ArrowException as error:
         raise UserError(f"{path}: no parquet file: {str(error).splitlines()[0]}") from None

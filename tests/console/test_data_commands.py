@@ -49,12 +49,33 @@ def test_prepared_shards_decode_to_the_text_and_the_lines_are_those_of_a_run(
     tokenizers: Any = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer.from_file(str(tokenizer))
     found = []
-    for name in ("train-00000.bin", "held_out.bin"):
+    for name in ("train-00000.bin", "held_out/held_out.bin"):
         rows = TokenShards(out / name, 1)
         ids = [int(rows[at][0]) for at in range(len(rows))]
         found += made.decode(ids, skip_special_tokens=False).split("<|endoftext|>")[:-1]
     assert sorted(found) == sorted(f"{WORDS[n % 4]}, {n}" for n in range(200))
     assert say("data", "prepare", "--tokenizer", tokenizer, "--held-out", "10%", text, out) == (0, told, "")
+
+
+def test_prepare_takes_whole_documents_whatever_the_tokenizer_was_saved_with(
+    tmp_path: Path, tokenizer: Path, text: Path, say: Say
+) -> None:
+    tokenizers: Any = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer.from_file(str(tokenizer))
+    made.enable_truncation(3)
+    made.enable_padding(length=64)
+    made.save(str(tmp_path / "cutting.json"))
+    text.write_text(text.read_text() + json.dumps({"text": "it says <|endoftext|> here"}) + "\n")
+    found = []
+    for name, file in (("a", tokenizer), ("b", tmp_path / "cutting.json")):
+        assert say("data", "prepare", "--tokenizer", file, "--held-out", "10%", text, tmp_path / name)[0] == 0
+        found.append(
+            [(tmp_path / name / each).read_bytes() for each in ("train-00000.bin", "held_out/held_out.bin")]
+        )
+    assert found[0] == found[1]
+    end = made.token_to_id("<|endoftext|>").to_bytes(2, "little")
+    ids = [raw[at : at + 2] for raw in found[0] for at in range(0, len(raw), 2)]
+    assert ids.count(end) == 201, "one after each document, and none for its name in a text"
 
 
 def test_prepare_tells_mistakes_in_a_line_within_a_second_and_writes_nothing(
@@ -69,7 +90,7 @@ def test_prepare_tells_mistakes_in_a_line_within_a_second_and_writes_nothing(
         (["--tokenizer", tokenizer, odd, tmp_path / "out"], "a.pdf: expected .txt, .jsonl, .parquet"),
         (["--tokenizer", tokenizer, tmp_path / "no.txt", tmp_path / "out"], "no.txt: there is no such file"),
         (["--tokenizer", text, text, tmp_path / "out"], "texts.jsonl: no tokenizer.json"),
-        (["--tokenizer", endless, text, tmp_path / "out"], "none of its tokens ends a document"),
+        (["--tokenizer", endless, text, tmp_path / "out"], "no token <|endoftext|> or"),
         (
             ["--tokenizer", tokenizer, "--held-out", "2", text, tmp_path / "out"],
             "--held-out: expected a share",

@@ -19,6 +19,7 @@ from farflung.peer.data.shard_writer import (
     Written,
     batches,
     documents,
+    known_again,
 )
 from farflung.peer.data.token_shards import TokenShards
 from farflung.protocol.errors import UserError
@@ -31,9 +32,7 @@ def of_bytes(texts: Sequence[str]) -> list[list[int]]:
 
 
 def recipe(*paths: Path, held_out: float = 0.2, vocab: int = 257) -> ShardRecipe:
-    return ShardRecipe(
-        tuple((each.name, each.stat().st_size) for each in paths), "ab" * 32, vocab, END, held_out
-    )
+    return ShardRecipe(tuple(map(known_again, paths)), "ab" * 32, vocab, END, held_out)
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def silent(written: Written) -> None:
 
 def said(folder: Path) -> list[str]:
     """Documents of all files, as text."""
-    raw = b"".join(path.read_bytes() for path in sorted(folder.glob("*.bin")))
+    raw = b"".join(path.read_bytes() for path in sorted(folder.rglob("*.bin")))
     ids = np.frombuffer(raw, dtype="<u2").tolist()
     return [bytes(each).decode() for each in _split(ids)]
 
@@ -76,11 +75,14 @@ def test_each_document_is_whole_in_one_file_and_ended(texts: list[Path], tmp_pat
     writer = ShardWriter(out, recipe(*texts), shard_tokens=60)
     written = writer.run(texts, of_bytes, silent)
     assert sorted(said(out)) == [f"document {n:02}" for n in range(40)]
-    sizes = {path.name: path.stat().st_size // 2 for path in out.glob("*.bin")}
-    assert sizes.pop(HELD_OUT) == written.held_out > 0
+    sizes = {path.name: path.stat().st_size // 2 for path in out.rglob("*.bin")}
+    assert sizes.pop("held_out.bin") == written.held_out > 0
     assert [sizes[name] for name in sorted(sizes)] == written.shards
     assert written.done and written.text_bytes == 40 * len("document 00")
-    assert not [path for path in out.iterdir() if path.name.endswith(".part")]
+    assert not [path for path in out.rglob("*") if path.name.endswith(".part")]
+    assert {path.name for path in out.glob("*.bin")} == set(sizes), (
+        "nobody who names them all trains on what is held out"
+    )
     rows = TokenShards(out / "train-00000.bin", 12)
     assert bytes(rows[0][:11].tolist()).startswith(b"document ")
 
@@ -92,6 +94,10 @@ def test_what_is_held_out_follows_from_the_text_alone(texts: list[Path], tmp_pat
         ids = np.frombuffer((tmp_path / name / HELD_OUT).read_bytes(), dtype="<u2").tolist()
         found.append(sorted(bytes(each).decode() for each in _split(ids)))
     assert found[0] == found[1] and 0 < len(found[0]) < 20
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 class Stopped(Exception):
@@ -115,7 +121,7 @@ def test_stopped_anywhere_it_goes_on_and_writes_the_same_bytes(
 ) -> None:
     monkeypatch.setattr("farflung.peer.data.shard_writer.BATCH_CHARS", batch * len("document 00"))
     ShardWriter(tmp_path / "once", recipe(*texts), shard_tokens=50).run(texts, of_bytes, silent)
-    due = {path.name: path.read_bytes() for path in (tmp_path / "once").iterdir()}
+    due = content(tmp_path / "once")
     for after in range(0, 40, 3):
         out = tmp_path / f"after {after}"
         for calls in (after, 5):
@@ -124,7 +130,51 @@ def test_stopped_anywhere_it_goes_on_and_writes_the_same_bytes(
             except Stopped:
                 pass
         ShardWriter(out, recipe(*texts), shard_tokens=50).run(texts, of_bytes, silent)
-        assert {path.name: path.read_bytes() for path in out.iterdir()} == due, after
+        assert content(out) == due, after
+
+
+def test_killed_between_any_two_things_that_it_does_with_files_it_goes_on(
+    texts: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ShardWriter(tmp_path / "once", recipe(*texts), shard_tokens=150).run(texts, of_bytes, silent)
+    due, replace = content(tmp_path / "once"), Path.replace
+    for kills_at in range(1, 12):
+        for after in (False, True):
+            left, out = [kills_at], tmp_path / f"{kills_at} {after}"
+
+            def killed(path: Path, target: Path, left: list[int] = left, after: bool = after) -> Path:
+                left[0] -= 1
+                if left[0] == 0 and not after:
+                    raise Stopped
+                found = replace(path, target)
+                if left[0] == 0:
+                    raise Stopped
+                return found
+
+            monkeypatch.setattr(Path, "replace", killed)
+            try:
+                ShardWriter(out, recipe(*texts), shard_tokens=150).run(texts, of_bytes, silent)
+            except Stopped:
+                pass
+            monkeypatch.setattr(Path, "replace", replace)
+            ShardWriter(out, recipe(*texts), shard_tokens=150).run(texts, of_bytes, silent)
+            assert content(out) == due, (kills_at, after)
+
+
+def test_what_was_taken_away_meanwhile_is_not_made_up(texts: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(Stopped):
+        ShardWriter(out, recipe(*texts), shard_tokens=20).run(texts, of_bytes, stops_after(1))
+    (out / "held_out" / ".held_out.bin.part").write_bytes(b"")
+    with pytest.raises(UserError, match=r"0 bytes of at least \d+ that were written; name a new folder"):
+        ShardWriter(out, recipe(*texts), shard_tokens=20).run(texts, of_bytes, silent)
+
+
+def test_a_file_that_changed_is_another_one(texts: list[Path], tmp_path: Path) -> None:
+    ShardWriter(tmp_path / "out", recipe(*texts)).run(texts, of_bytes, silent)
+    texts[0].write_text(texts[0].read_text().replace("document 03", "document 99"))
+    with pytest.raises(UserError, match="made from other files"):
+        ShardWriter(tmp_path / "out", recipe(*texts))
 
 
 def test_a_folder_of_something_else_is_left_alone(texts: list[Path], tmp_path: Path) -> None:
@@ -139,6 +189,11 @@ def test_a_folder_of_something_else_is_left_alone(texts: list[Path], tmp_path: P
     (out / "prepared.json").unlink()
     with pytest.raises(UserError, match="not empty; name a new folder"):
         ShardWriter(out, recipe(*texts))
+    with pytest.raises(UserError, match="expected a folder after the texts, found a file"):
+        ShardWriter(texts[1], recipe(texts[0]))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write: Not a directory"):
+        ShardWriter(tmp_path / "file" / "out", recipe(*texts)).run(texts, of_bytes, silent)
 
 
 def test_too_little_text_and_ids_that_no_model_has_are_told(texts: list[Path], tmp_path: Path) -> None:
@@ -156,7 +211,7 @@ def test_a_short_text_is_one_document_and_a_long_one_is_cut_at_ends_of_lines(tmp
     short.write_text("one\n\ntwo\n")
     text = "".join(f"line {number}\n" for number in range(LONG_BYTES // 8))
     long.write_text(text + "x" * (3 * PIECE_CHARS))
-    empty.write_text(" \n")
+    empty.write_text(" \n" * LONG_BYTES)
     assert [*documents(short)] == ["one\n\ntwo\n"] and [*documents(empty)] == []
     found = [*documents(long)]
     assert "".join(found) == text + "x" * (3 * PIECE_CHARS)
@@ -180,6 +235,11 @@ def test_rows_of_parquet_and_lines_of_json_are_documents_and_what_is_none_is_tol
     lines = tmp_path / "a.jsonl"
     lines.write_text('{"text": "one"}\n["text"]\n')
     with pytest.raises(UserError, match='line 2: expected an object with a "text"'):
+        [*documents(lines)]
+    lines.write_bytes(b'\xef\xbb\xbf{"text": "a"}\n\n{"text": "b \\ud800"}\n{"text": 3}\n')
+    assert [*documents(lines)] == ["a", "b ?"], "a mark of the byte order, a blank line, half a character"
+    lines.write_text('{"text": ' + "[" * 100_000)
+    with pytest.raises(UserError, match="line 1: expected an object"):
         [*documents(lines)]
     lines.write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match="cannot read"):
