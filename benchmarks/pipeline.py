@@ -34,17 +34,17 @@ from pages import write_between
 from farflung.peer.pipeline.parts import survey_parts
 from farflung.peer.pipeline.whole import plan_stages
 from rig.nursery import Nursery
-from rig.unsplit import GPT, LLAMA, LOUD, SEQUENTIAL, Task, train_pipeline, train_unsplit
+from rig.unsplit import BUILT_IN, LLAMA, LOUD, SEQUENTIAL, Task, train_pipeline, train_unsplit
 
 PAGE = HERE.parent / "docs" / "pipelines.md"
 STAGES = (1, 2, 3, 4)
 CODECS = ("bf16", "int8", "int4")
 LAST = 5  # updates whose mean loss is compared
 MODELS = {
-    "GPT, untied head": GPT,
+    "the built-in Llama, untied": BUILT_IN,
     "nn.Sequential with BatchNorm and dropout": SEQUENTIAL,
     "Llama of transformers": LLAMA,
-    "GPT, one channel 100 times as large": LOUD,
+    "the same, one channel 100 times as large": LOUD,
 }
 
 

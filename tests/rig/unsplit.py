@@ -103,7 +103,7 @@ def _kind(logits: Tensor, item: Mapping[str, Tensor]) -> Tensor:
 
 
 SIZES = ModelSection(layers=4, width=48, heads=4, context=CONTEXT, tied=False)
-GPT = Task(lambda seed: parts_of(SIZES, seed), next_token, _windows)
+BUILT_IN = Task(lambda seed: parts_of(SIZES, seed), next_token, _windows)
 
 
 def _loud(seed: int) -> list[Part]:

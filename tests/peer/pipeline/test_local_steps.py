@@ -28,7 +28,7 @@ from farflung.peer.pipeline.pipeline_loop import StageOptimizer
 from farflung.peer.pipeline.stage_loop import StageLoop
 from farflung.protocol.manifest import Manifest
 from rig.stage_agents import Pipeline, model_of
-from rig.unsplit import GPT, MICROS, SEQUENTIAL, Nesterov, Task, weights_hash
+from rig.unsplit import BUILT_IN, MICROS, SEQUENTIAL, Nesterov, Task, weights_hash
 
 VERSIONS, STEPS, PER_STEP = 3, 2, 4  # of each batch: a step of 4 microbatches, and one of the last 2
 LR, WARMUP, CLIP, BETAS, DECAY = 4e-3, 1, 0.9, (0.8, 0.95), 0.05
@@ -144,7 +144,9 @@ class OneProcess:
 
 
 @pytest.mark.parametrize(
-    ("task", "cuts"), [(GPT, [3]), (GPT, [2, 4]), (SEQUENTIAL, [1, 2])], ids=["gpt 2", "gpt 3", "chance"]
+    ("task", "cuts"),
+    [(BUILT_IN, [3]), (BUILT_IN, [2, 4]), (SEQUENTIAL, [1, 2])],
+    ids=["gpt 2", "gpt 3", "chance"],
 )
 def test_stages_with_steps_of_their_own_learn_the_bits_of_one_process(
     tmp_path: Path, task: Task, cuts: list[int]
@@ -202,11 +204,11 @@ class Mixed(OneProcess):
 
 @pytest.mark.parametrize("in_flight", [2, MICROS])
 def test_the_way_back_is_taken_with_the_weights_that_are_there_then(tmp_path: Path, in_flight: int) -> None:
-    alone, apart = Mixed(GPT, [2, 4]), OneProcess(GPT, [2, 4])
+    alone, apart = Mixed(BUILT_IN, [2, 4]), OneProcess(BUILT_IN, [2, 4])
     for version in range(VERSIONS):
         alone.batch_in_flight(version, in_flight)
         apart.batch(version)
-    found, _ = train_stages(tmp_path, GPT, [2, 4], in_flight)
+    found, _ = train_stages(tmp_path, BUILT_IN, [2, 4], in_flight)
     assert weights_hash(found) == weights_hash(alone.named)
     assert weights_hash(found) != weights_hash(apart.named), (
         "a step lay between: this shows nothing otherwise"
@@ -221,7 +223,7 @@ def test_P11_whoever_moved_takes_steps_as_before_and_nothing_of_its_former_stage
     for moves in (False, True):
         folder = tmp_path / str(moves)
         folder.mkdir()
-        model, micro = model_of(GPT, 5, 1, [3], **{name: dict(keys) for name, keys in LOCAL.items()})
+        model, micro = model_of(BUILT_IN, 5, 1, [3], **{name: dict(keys) for name, keys in LOCAL.items()})
         pipeline = Pipeline.start(folder, model, micro)
         if moves:
             pipeline.load(0)
@@ -311,7 +313,7 @@ def test_the_norm_that_is_told_is_that_which_the_optimizer_took(gradient: float,
 
 
 def test_whoever_tracks_a_stage_with_steps_of_its_own_sees_their_norm(tmp_path: Path) -> None:
-    model, micro = model_of(GPT, 5, 1, [3], **LOCAL)
+    model, micro = model_of(BUILT_IN, 5, 1, [3], **LOCAL)
     pipeline = Pipeline.start(tmp_path, model, micro)
     pipeline.load(0)
     pipeline.batch(0)
@@ -339,7 +341,7 @@ def test_muon_takes_the_hidden_matrices_of_a_stage_and_none_of_its_ends() -> Non
 def test_what_an_optimizer_remembers_must_fit_beside_the_stage() -> None:
     found = []
     for more in ({}, LOCAL):
-        model, _ = model_of(GPT, 5, 1, [3], **more)
+        model, _ = model_of(BUILT_IN, 5, 1, [3], **more)
         found.append(needs_of(model.whole, MemoryRules.of(model.manifest)))
     for layout, sync, local in zip(model.whole.layouts, *found, strict=True):
         values = layout.total_elements  # fp32, and no buffers

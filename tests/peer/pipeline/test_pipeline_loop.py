@@ -18,7 +18,7 @@ from farflung.peer.trainer.inner_loop import GRADIENT_EVERY_S
 from farflung.protocol.digests import mask_of, mask_to_bytes
 from farflung.protocol.errors import Refused, UserError
 from rig.stage_agents import Pipeline, model_of, train_stages
-from rig.unsplit import GPT, LLAMA, MICROS, SEQUENTIAL, AdamW, Task, Unsplit, weights_hash
+from rig.unsplit import BUILT_IN, LLAMA, MICROS, SEQUENTIAL, AdamW, Task, Unsplit, weights_hash
 
 UPDATES = 20  # as in the table of docs/pipelines.md
 FP32 = "fp32"
@@ -45,8 +45,8 @@ def parameters(named: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[
 def test_F1_stages_over_belts_learn_the_bits_of_one_process(
     tmp_path: Path, cuts: list[int], updates: int
 ) -> None:
-    expected, losses = unsplit(GPT, 0, updates)
-    found, lost, _ = train_stages(tmp_path, GPT, 0, updates, cuts, FP32)
+    expected, losses = unsplit(BUILT_IN, 0, updates)
+    found, lost, _ = train_stages(tmp_path, BUILT_IN, 0, updates, cuts, FP32)
     assert lost == losses
     assert weights_hash(found) == weights_hash(expected)
 
@@ -71,12 +71,12 @@ def test_F1_holds_for_a_llama_of_transformers(tmp_path: Path) -> None:
 def test_int8_crossings_are_a_quarter_as_long_and_move_the_loss_by_less_than_half_a_percent(
     tmp_path: Path,
 ) -> None:
-    _, losses = unsplit(GPT, 1, 10)
+    _, losses = unsplit(BUILT_IN, 1, 10)
     sizes = []
     for codec in ("fp32", "int8"):
         folder = tmp_path / codec
         folder.mkdir()
-        _, lost, pipeline = train_stages(folder, GPT, 1, 10, [2, 4], codec)
+        _, lost, pipeline = train_stages(folder, BUILT_IN, 1, 10, [2, 4], codec)
         sizes.append(pipeline.crossed_bytes)
     assert lost[-1] == pytest.approx(losses[-1], rel=0.005)
     assert lost[-1] != losses[-1], "nothing went through the codec"
@@ -88,7 +88,7 @@ def test_int8_crossings_are_a_quarter_as_long_and_move_the_loss_by_less_than_hal
 
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Pipeline:
-    model, micro = model_of(GPT, 0, 2, [2, 4])
+    model, micro = model_of(BUILT_IN, 0, 2, [2, 4])
     made = Pipeline.start(tmp_path, model, micro)
     made.load(0)
     return made
@@ -113,7 +113,7 @@ def test_no_peer_builds_another_stage(pipeline: Pipeline) -> None:
 
 
 def test_only_the_source_tells_of_its_data(tmp_path: Path) -> None:
-    model, micro = model_of(GPT, 0, 2, [2, 4])
+    model, micro = model_of(BUILT_IN, 0, 2, [2, 4])
     pipeline = Pipeline.start(tmp_path, model, micro)
     needs = [(agent.stage, each.samples) for agent in pipeline.agents for each in agent.heard(NeedSamples)]
     assert needs == [(0, 2 * MICROS * micro)]
@@ -271,7 +271,7 @@ def test_two_works_lie_at_two_places(pipeline: Pipeline) -> None:
 
 
 def test_a_refusal_is_raised(tmp_path: Path) -> None:
-    model, micro = model_of(GPT, 0, 2, [2, 4])
+    model, micro = model_of(BUILT_IN, 0, 2, [2, 4])
     pipeline = Pipeline.start(tmp_path, model, micro)
     with pytest.raises(Refused, match="no seat"):
         pipeline.tell(1, Stop(code="full", reason="no seat"))

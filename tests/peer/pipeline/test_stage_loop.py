@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from farflung.peer.pipeline.parts import Stage
 from farflung.peer.pipeline.stage_loop import MicroActivations, NonFiniteTensor, StageLoop
 from farflung.protocol.errors import UserError
-from rig.unsplit import GPT, LLAMA, SEQUENTIAL, Task, train_pipeline, train_unsplit
+from rig.unsplit import BUILT_IN, LLAMA, SEQUENTIAL, Task, train_pipeline, train_unsplit
 
 
 class Pair(nn.Module):
@@ -124,7 +124,7 @@ SMALL = {
 }
 TASKS = {
     name: Task(lambda seed, parts=parts: list(parts), kind_loss, rows) for name, parts in SMALL.items()
-} | {"GPT": GPT, "BatchNorm and dropout": SEQUENTIAL}
+} | {"built in": BUILT_IN, "BatchNorm and dropout": SEQUENTIAL}
 UPDATES = 3
 
 
