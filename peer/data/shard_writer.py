@@ -8,6 +8,8 @@ command line or manifests.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib
 import json
 import os
@@ -121,8 +123,8 @@ class ShardWriter:
         if written.done or self._lacks_its_name(len(paths)):
             return self._finish()
         (self.folder / HELD_OUT).parent.mkdir(parents=True, exist_ok=True)
-        self._save()  # whose folder this is
-        with self._held_out() as held_out:
+        with self._alone(), self._held_out() as held_out:
+            self._save()  # whose folder this is
             shard = self._next_shard()
             for number in range(written.file, len(paths)):
                 written.file = number
@@ -157,6 +159,20 @@ class ShardWriter:
             self.written.done = True
             self._save()
         return self.written
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """UserError where another process writes here."""
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                told = "another data prepare writes there; wait for its end"
+                raise UserError(f"{self.folder}: {told}") from None
+            yield
+        finally:
+            os.close(folder)
 
     # ---- files -------------------------------------------------------------------------------------------------
 

@@ -170,6 +170,18 @@ def test_what_was_taken_away_meanwhile_is_not_made_up(texts: list[Path], tmp_pat
         ShardWriter(out, recipe(*texts), shard_tokens=20).run(texts, of_bytes, silent)
 
 
+def test_two_at_once_do_not_write_into_one_folder(texts: list[Path], tmp_path: Path) -> None:
+    out, told = tmp_path / "out", []
+
+    def meanwhile(written: Written) -> None:
+        with pytest.raises(UserError, match="another data prepare writes there"):
+            ShardWriter(out, recipe(*texts)).run(texts, of_bytes, silent)
+        told.append(written.document)
+
+    ShardWriter(out, recipe(*texts)).run(texts, of_bytes, meanwhile)
+    assert told and sorted(said(out)) == [f"document {n:02}" for n in range(40)]
+
+
 def test_a_file_that_changed_is_another_one(texts: list[Path], tmp_path: Path) -> None:
     ShardWriter(tmp_path / "out", recipe(*texts)).run(texts, of_bytes, silent)
     texts[0].write_text(texts[0].read_text().replace("document 03", "document 99"))
